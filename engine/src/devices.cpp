@@ -1,0 +1,136 @@
+// ggml's devices, and what memory and link really do.
+#include "clock.h"
+#include "status.h"
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+spac_status spac_backend_load_all(void) {
+    return spac_guard([] { ggml_backend_load_all(); });
+}
+
+int32_t spac_device_count(void) {
+    return (int32_t) ggml_backend_dev_count();
+}
+
+spac_status spac_device_get_info(int32_t index, spac_device_info * info) {
+    return spac_guard([&] {
+        if (!info || info->size < sizeof(*info) || index < 0 || (size_t) index >= ggml_backend_dev_count()) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("device %d of %zu: no such device, or info.size is not set", index,
+                                                                       ggml_backend_dev_count()));
+        }
+        ggml_backend_dev_t device = ggml_backend_dev_get(index);
+        size_t free_bytes = 0, total_bytes = 0;
+        ggml_backend_dev_memory(device, &free_bytes, &total_bytes);
+
+        snprintf(info->name, sizeof(info->name), "%s", ggml_backend_dev_name(device));
+        snprintf(info->description, sizeof(info->description), "%s", ggml_backend_dev_description(device));
+        info->type         = ggml_backend_dev_type(device);
+        info->memory_free  = free_bytes;
+        info->memory_total = total_bytes;
+        info->handle       = device;
+    });
+}
+
+spac_status spac_device_add_rpc(const char * endpoint) {
+    return spac_guard([&] {
+        ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");
+        if (!rpc) {
+            throw spac_error(SPAC_STATUS_DEVICE, "this build has no RPC backend: build with GGML_RPC=ON");
+        }
+        using add_server_t = ggml_backend_reg_t (*)(const char *);
+        const auto add_server = (add_server_t) ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server");
+        ggml_backend_reg_t server = endpoint && add_server ? add_server(endpoint) : nullptr;
+        if (!server) {
+            throw spac_error(SPAC_STATUS_DEVICE, spac_format("no RPC server at %s: is ggml-rpc-server running there?", endpoint ? endpoint : "(null)"));
+        }
+        ggml_backend_register(server);
+    });
+}
+
+void * spac_cpu_buffer_type(void) {
+    return ggml_backend_cpu_buffer_type();
+}
+
+// ---- measuring
+
+static constexpr size_t READ_BYTES = 256ull << 20; // far beyond any cache
+static constexpr size_t LINK_BYTES = 64ull << 20;
+static constexpr int    N_REPEATS  = 3;
+
+static uint64_t read_all(const uint64_t * data, size_t n) {
+    uint64_t sum[8] = {};
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+        for (int k = 0; k < 8; k++) {
+            sum[k] += data[i + k];
+        }
+    }
+    return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
+}
+
+static double best_gb_s(size_t bytes, const std::function<void()> & pass) {
+    pass(); // first touch
+    double best = 0;
+    for (int i = 0; i < N_REPEATS; i++) {
+        const uint64_t t0 = spac_now_us();
+        pass();
+        best = std::max(best, bytes / 1e3 / std::max<uint64_t>(1, spac_now_us() - t0));
+    }
+    return best;
+}
+
+spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
+    return spac_guard([&] {
+        if (n_threads < 1 || n_threads > 512 || !gb_s) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("n_threads %d: from 1 to 512", n_threads));
+        }
+        const size_t n = READ_BYTES / sizeof(uint64_t), part = n / n_threads;
+        std::vector<uint64_t> data(n, 1);
+        std::atomic<uint64_t> sink{ 0 };
+        *gb_s = best_gb_s(part * n_threads * sizeof(uint64_t), [&] {
+            std::vector<std::thread> threads;
+            for (int i = 0; i < n_threads; i++) {
+                threads.emplace_back([&, i] { sink += read_all(data.data() + i * part, part); });
+            }
+            for (std::thread & t : threads) {
+                t.join();
+            }
+        });
+    });
+}
+
+spac_status spac_measure_link_gb_s(const char * name, double * gb_s) {
+    return spac_guard([&] {
+        ggml_backend_dev_t device = name ? ggml_backend_dev_by_name(name) : nullptr;
+        if (!device || !gb_s) {
+            throw spac_error(SPAC_STATUS_DEVICE, spac_format("no device \"%s\"", name ? name : "(null)"));
+        }
+        const std::unique_ptr<ggml_context, decltype(&ggml_free)> ctx(ggml_init({ ggml_tensor_overhead(), nullptr, true }), ggml_free);
+        const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
+        ggml_tensor * t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, LINK_BYTES);
+        const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> buffer(
+            backend ? ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) : nullptr, ggml_backend_buffer_free);
+        if (!buffer) {
+            throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("%s has no room for the %zu MiB of the measurement", name, LINK_BYTES >> 20));
+        }
+        // pinned where the device can, as the experts are
+        ggml_backend_buffer_type_t host_buft = ggml_backend_dev_host_buffer_type(device);
+        const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> host(
+            ggml_backend_buft_alloc_buffer(host_buft ? host_buft : ggml_backend_cpu_buffer_type(), LINK_BYTES), ggml_backend_buffer_free);
+        void * data = ggml_backend_buffer_get_base(host.get());
+        memset(data, 1, LINK_BYTES);
+        *gb_s = best_gb_s(LINK_BYTES, [&] {
+            ggml_backend_tensor_set_async(backend.get(), t, data, 0, LINK_BYTES);
+            ggml_backend_synchronize(backend.get());
+        });
+    });
+}

@@ -1,0 +1,84 @@
+#include "engine-params.h"
+
+#include "status.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <strings.h>
+
+// of the device's free memory: kept for compute buffers that still grow
+static constexpr uint64_t AUTO_MARGIN_BYTES = 768ull << 20;
+// share of the experts that "auto" holds where the device is the CPU: a second copy of all would gain nothing
+static constexpr double AUTO_CPU_SHARE = 0.25;
+
+bool spac_device_is_cpu(ggml_backend_dev_t device) {
+    return ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+static uint64_t auto_bytes(uint64_t total_bytes, ggml_backend_dev_t device, uint64_t free_bytes) {
+    if (spac_device_is_cpu(device)) {
+        return (uint64_t) (total_bytes * AUTO_CPU_SHARE);
+    }
+    if (free_bytes <= AUTO_MARGIN_BYTES) {
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY,
+                         spac_format("%s has %.0f MiB free, and --cache auto keeps %.0f MiB for compute buffers: free memory there or give --cache in MiB",
+                                     ggml_backend_dev_name(device), free_bytes / 1048576.0, AUTO_MARGIN_BYTES / 1048576.0));
+    }
+    return std::min(total_bytes, free_bytes - AUTO_MARGIN_BYTES);
+}
+
+uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, ggml_backend_dev_t device) {
+    size_t free_bytes = 0, all_bytes = 0;
+    ggml_backend_dev_memory(device, &free_bytes, &all_bytes);
+
+    if (text == "auto") {
+        return auto_bytes(total_bytes, device, free_bytes);
+    }
+
+    char * end = nullptr;
+    const double value = strtod(text.c_str(), &end);
+    const std::string unit = end;
+    const bool is_percent = unit == "%";
+    const bool ok = end != text.c_str() && value > 0 && (is_percent ? value <= 100 : unit.empty() && value < 1e9);
+    if (!ok) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("cache \"%s\": give a share of the experts (17%%, up to 100%%), a number of MiB above 0, or auto", text.c_str()));
+    }
+
+    const uint64_t bytes = is_percent ? (uint64_t) (value / 100 * total_bytes + 0.5) : std::min((uint64_t) (value * 1048576), total_bytes);
+    if (free_bytes > 0 && bytes > free_bytes) {
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY,
+                         spac_format("cache \"%s\" is %.0f MiB, but %s has %.0f MiB free: use a smaller --cache, or auto", text.c_str(),
+                                     bytes / 1048576.0, ggml_backend_dev_name(device), free_bytes / 1048576.0));
+    }
+    return bytes;
+}
+
+ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
+    std::vector<ggml_backend_dev_t> gpus;
+    ggml_backend_dev_t cpu = nullptr;
+    std::string names;
+    for (ggml_backend_dev_t device : devices) {
+        names += std::string(names.empty() ? "" : ", ") + ggml_backend_dev_name(device);
+        if (spac_device_is_cpu(device)) {
+            cpu = device;
+        } else if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+            gpus.push_back(device);
+        }
+    }
+
+    if (name == "auto") {
+        if (gpus.size() > 1) {
+            throw spac_error(SPAC_STATUS_DEVICE, spac_format("the model is spread over %zu devices (%s); one is supported: choose it with --device",
+                                                             gpus.size(), names.c_str()));
+        }
+        return gpus.empty() ? cpu : gpus[0];
+    }
+    for (ggml_backend_dev_t device : devices) {
+        const bool is_named = strcasecmp(name.c_str(), ggml_backend_dev_name(device)) == 0;
+        if (is_named || (device == cpu && strcasecmp(name.c_str(), "cpu") == 0)) {
+            return device;
+        }
+    }
+    throw spac_error(SPAC_STATUS_DEVICE, spac_format("device \"%s\" is not used by this context, which has: %s", name.c_str(), names.c_str()));
+}

@@ -1,0 +1,420 @@
+#include "engine.h"
+
+#include "clock.h"
+#include "engine-params.h"
+#include "status.h"
+
+#include "llama.h"
+
+#include <algorithm>
+#include <cstring>
+
+// ---- attaching
+
+spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *)) :
+    ctx(ctx), params(params), device_name(params.device ? params.device : "auto"), cache_size(params.cache ? params.cache : "auto"),
+    board_name(params.board_name ? params.board_name : ""), free_with_context(free_with_context) {
+    try {
+        discover_layers();
+        form_groups();
+        divide_pool();
+        allocate_pool();
+        start_threads();
+        is_active = true;
+        set_hook(true);
+    } catch (...) {
+        set_hook(false);
+        throw;
+    }
+    if (params.verbose) {
+        const spac_engine_info i = info();
+        spac_log("%d of %d MoE layers split, %d slots in %d groups, %.1f of %.1f MiB on %s", i.n_layer_split,
+                 i.n_layer_split + i.n_layer_declined, i.n_slots, i.n_group, i.pool_bytes / 1048576.0, i.total_bytes / 1048576.0, i.device);
+    }
+}
+
+spac_engine::~spac_engine() {
+    set_hook(false);
+    worker.reset(); // before what it copies from and to
+    if (ctx && n_threads_before > 0) {
+        llama_set_n_threads(ctx, n_threads_before, llama_n_threads_batch(ctx));
+    }
+}
+
+void spac_engine::set_hook(bool on) {
+    if (!ctx) {
+        return;
+    }
+    const auto forget = [](void * engine) { ((spac_engine *) engine)->forget_context(); };
+    const llama_moe_hook hook = { build, free_with_context ? free_with_context : forget, this };
+    llama_set_moe_hook(ctx, on ? &hook : nullptr);
+}
+
+// setting the hook makes the context reserve its graphs, which shows every layer to discover()
+void spac_engine::discover_layers() {
+    set_hook(true);
+
+    std::map<std::string, int> reasons;
+    int n_split = 0;
+    for (auto & entry : states) {
+        const spac_moe_layer & layer = entry.second->layer;
+        n_layer       = std::max(n_layer, layer.il + 1);
+        n_expert      = std::max(n_expert, (int32_t) layer.n_expert);
+        n_expert_used = std::max(n_expert_used, (int32_t) layer.n_expert_used);
+        n_split      += layer.is_split();
+        if (!layer.is_split()) {
+            reasons[layer.declined]++;
+        }
+    }
+    n_layer = std::max(n_layer, llama_model_n_layer(llama_get_model(ctx)));
+
+    if (states.empty()) {
+        throw spac_dense_model();
+    }
+    std::string text;
+    for (const auto & r : reasons) {
+        text += spac_format("%s%s (%d layers)", text.empty() ? "" : "; ", r.first.c_str(), r.second);
+    }
+    if (n_split == 0) {
+        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, spac_format("no MoE layer can be split: %s", text.c_str()));
+    }
+    if (!reasons.empty()) {
+        spac_log("%zu MoE layers stay as they are: %s", states.size() - n_split, text.c_str());
+    }
+}
+
+ggml_tensor * spac_engine::build(void * user_data, const llama_moe_hook_params * p) {
+    spac_engine & engine = *(spac_engine *) user_data;
+    return engine.is_active ? engine.split(*p) : engine.discover(*p);
+}
+
+ggml_tensor * spac_engine::discover(const llama_moe_hook_params & p) {
+    if (devices.empty()) {
+        for (int i = 0; i < ggml_backend_sched_get_n_backends(p.sched); i++) {
+            devices.push_back(ggml_backend_get_device(ggml_backend_sched_get_backend(p.sched, i)));
+        }
+    }
+    if (p.il < 0) {
+        return nullptr;
+    }
+    std::unique_ptr<layer_state> & state = states[p.il];
+    if (!state) {
+        state = std::make_unique<layer_state>();
+        state->layer = spac_moe_layer_from_hook(p);
+        state->node  = { this, &state->layer };
+    } else if (!same_experts(state->layer, p)) {
+        state->layer.declined = "two sets of experts in one layer";
+    }
+    return nullptr;
+}
+
+bool spac_engine::same_experts(const spac_moe_layer & layer, const llama_moe_hook_params & p) const {
+    return layer.parts[SPAC_PART_DOWN] == p.down;
+}
+
+void spac_engine::form_groups() {
+    std::map<std::string, int> by_key;
+    for (auto & entry : states) {
+        spac_moe_layer & layer = entry.second->layer;
+        if (!layer.is_split()) {
+            continue;
+        }
+        const auto [it, is_new] = by_key.emplace(layer.layout_key(), (int) by_key.size());
+        layer.group = it->second;
+        if (is_new) {
+            group_like.push_back(&layer);
+        }
+        total_bytes += layer.n_expert * layer.expert_bytes();
+    }
+}
+
+void spac_engine::divide_pool() {
+    device = spac_choose_device(device_name, devices);
+
+    const bool is_cpu = spac_device_is_cpu(device);
+    host_mode = params.host_mode != SPAC_HOST_AUTO ? params.host_mode : is_cpu ? SPAC_HOST_IN_GRAPH : SPAC_HOST_EXECUTOR;
+    if (host_mode == SPAC_HOST_IN_GRAPH && !is_cpu) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("in-graph host experts need the CPU as the device, not %s", ggml_backend_dev_name(device)));
+    }
+
+    std::vector<uint64_t> bytes(group_like.size()), n_experts(group_like.size());
+    for (auto & entry : states) {
+        const spac_moe_layer & layer = entry.second->layer;
+        if (layer.is_split()) {
+            bytes[layer.group]      = layer.expert_bytes();
+            n_experts[layer.group] += layer.n_expert;
+        }
+    }
+    const uint64_t budget = spac_parse_cache(cache_size, total_bytes, device);
+    group_slots = spac_divide_slots(budget, bytes, n_experts);
+
+    for (size_t g = 0; g < group_slots.size(); g++) {
+        if (group_slots[g] == 0) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                             spac_format("cache \"%s\" has no room for one expert of %.2f MiB: use at least %.0f MiB", cache_size.c_str(),
+                                         bytes[g] / 1048576.0, bytes[g] / 1048576.0 * group_slots.size() + 1));
+        }
+    }
+}
+
+void spac_engine::allocate_pool() {
+    for (size_t g = 0; g < group_slots.size(); g++) {
+        groups.push_back(std::make_unique<spac_slot_group>());
+        groups[g]->like    = group_like[g];
+        groups[g]->n_slots = group_slots[g];
+        groups[g]->allocate(ggml_backend_dev_buffer_type(device));
+    }
+
+    int32_t n_slots = 0;
+    for (int32_t n : group_slots) {
+        n_slots += n;
+    }
+    board.reset(spac_board::create(board_name, { (uint32_t) n_layer, (uint32_t) n_expert, (uint32_t) n_expert_used, (uint32_t) n_slots,
+                                                 (uint32_t) params.max_batch }));
+
+    std::vector<spac_expert_cache::layer_desc> layers(n_layer);
+    for (auto & entry : states) {
+        const spac_moe_layer & layer = entry.second->layer;
+        if (layer.is_split()) {
+            layers[layer.il] = { layer.group, (uint32_t) layer.n_expert, layer.expert_bytes() };
+            board->expert_bytes()[layer.il] = (uint32_t) layer.expert_bytes();
+            board->group()[layer.il]        = layer.group;
+            board->group_slots()[layer.il]  = group_slots[layer.group];
+        }
+    }
+    cache = std::make_unique<spac_expert_cache>(layers, group_slots, n_expert, params.evict);
+    cache->residency = board->residency();
+    cache->counters  = board->counters();
+
+    if (free_with_context) {
+        std::vector<int32_t> layer_group(n_layer, -1);
+        for (int il = 0; il < n_layer; il++) {
+            layer_group[il] = layers[il].group;
+        }
+        policy = std::make_unique<spac_default_policy>(n_layer, n_expert, layer_group, group_slots);
+    }
+
+    index_of.assign(n_expert, -1);
+    utility_copy.resize(n_layer * n_expert);
+    tau_copy.resize(n_layer);
+    load_copy.resize(n_layer * n_expert);
+}
+
+void spac_engine::start_threads() {
+    slot_copy = std::make_unique<spac_slot_copy>(device);
+    worker    = std::make_unique<spac_prefetch_worker>(*cache, [this](const spac_load & load) {
+        const spac_moe_layer & layer = states.at(load.il)->layer;
+        return slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
+    }, params.link_gb_s);
+
+    if (host_mode == SPAC_HOST_EXECUTOR) {
+        std::vector<const spac_moe_layer *> layers;
+        for (auto & entry : states) {
+            if (entry.second->layer.is_split()) {
+                layers.push_back(&entry.second->layer);
+            }
+        }
+        n_threads_before = llama_n_threads(ctx);
+        executor = std::make_unique<spac_host_executor>(layers, params.max_batch, params.n_threads > 0 ? params.n_threads : n_threads_before);
+        // the context's other threads would spin in ggml's barrier while collect waits
+        llama_set_n_threads(ctx, 1, llama_n_threads_batch(ctx));
+    }
+}
+
+spac_engine_info spac_engine::info() const {
+    spac_engine_info i = {};
+    i.size          = sizeof(i);
+    i.is_emulated   = spac_device_is_cpu(device) || params.link_gb_s > 0;
+    i.host_mode     = host_mode;
+    i.n_layer       = n_layer;
+    i.n_expert      = n_expert;
+    i.n_expert_used = n_expert_used;
+    i.n_group       = (int32_t) groups.size();
+    i.total_bytes   = total_bytes;
+    i.max_batch     = params.max_batch;
+    snprintf(i.device, sizeof(i.device), "%s", ggml_backend_dev_name(device));
+    for (auto & entry : states) {
+        (entry.second->layer.is_split() ? i.n_layer_split : i.n_layer_declined)++;
+    }
+    for (const auto & group : groups) {
+        i.n_slots    += group->n_slots;
+        i.pool_bytes += group->bytes;
+    }
+    return i;
+}
+
+const char * spac_engine::declined_reason(int il) const {
+    const auto it = states.find(il);
+    return it == states.end() || it->second->layer.is_split() ? nullptr : it->second->layer.declined.c_str();
+}
+
+// ---- graph building
+
+ggml_tensor * spac_engine::split(const llama_moe_hook_params & p) {
+    const auto it = states.find(p.il);
+    const bool is_ours = it != states.end() && it->second->layer.is_split() && same_experts(it->second->layer, p);
+    const bool fits    = p.cur->ne[1] <= params.max_batch && p.n_expert_used == p.n_expert_used_sum;
+    if (!is_ours || !fits) {
+        return nullptr;
+    }
+    layer_state & state = *it->second;
+    if (p.has_lora) {
+        if (logged.insert(p.il).second) {
+            spac_log("layer %d stays as it is: a LoRA adapter touches its experts", p.il);
+        }
+        return nullptr;
+    }
+    const spac_slot_group & group = *groups[state.layer.group];
+    return host_mode == SPAC_HOST_EXECUTOR ? spac_build_split_executor(p, &state.node, group) : spac_build_split_in_graph(p, &state.node, group);
+}
+
+// ---- while the graph runs
+
+void spac_engine::end_forward() {
+    if (!in_forward) {
+        return;
+    }
+    cache->unpin_all();
+    spac_counters & c = *board->counters();
+    c.n_forward++;
+    c.n_forward_both += any_device && any_host;
+    in_forward = any_device = any_host = false;
+    last_il = -1;
+}
+
+void spac_engine::begin_forward() {
+    end_forward();
+    in_forward    = true;
+    last_dispatch = 0;
+    cache->begin_forward();
+    if (!apply_decision() && policy && decision_seen == 0) {
+        run_default_policy();
+    }
+}
+
+void spac_engine::run_default_policy() {
+    policy->update(board->counts(), board->residency());
+    cache->apply(policy->utility.data(), policy->tau.data(), policy->load.data(), policy->load.size(), UINT64_MAX);
+}
+
+// nothing that is read here is trusted: the board may be written by another process
+bool spac_engine::apply_decision() {
+    const uint64_t seq = board->decision_seq();
+    if (seq == decision_seen || (seq & 1)) {
+        return false;
+    }
+    const spac_board_view v = board->view();
+    const size_t n_cell = utility_copy.size();
+    memcpy(utility_copy.data(), v.utility, n_cell);
+    memcpy(tau_copy.data(), v.tau, tau_copy.size());
+    const size_t n_load = std::min<size_t>(*v.n_load, n_cell);
+    memcpy(load_copy.data(), v.load, n_load * sizeof(uint32_t));
+    const uint64_t budget = *v.byte_budget;
+
+    if (board->decision_seq() != seq) {
+        return false; // written meanwhile: next forward
+    }
+    decision_seen = seq;
+    cache->apply(utility_copy.data(), tau_copy.data(), load_copy.data(), n_load, budget);
+    return true;
+}
+
+void spac_engine::begin_layer(int il, uint64_t now) {
+    if (!in_forward || il <= last_il) {
+        begin_forward();
+    } else {
+        // this layer's input depends on the previous layer's output, so its experts are no longer in use
+        cache->unpin_all();
+        board->layer_stats()[last_il].layer_us += now - last_dispatch;
+    }
+    last_il       = il;
+    last_dispatch = now;
+}
+
+static int32_t id_at(const ggml_tensor * ids, int64_t iu, int64_t it) {
+    return *(const int32_t *) ((const char *) ids->data + iu * ids->nb[0] + it * ids->nb[1]);
+}
+
+// fills distinct and n_rows; O(n_expert_used * n_tokens)
+size_t spac_engine::count_activations(const spac_moe_layer & layer, const ggml_tensor * ids) {
+    uint32_t * counts = board->counts() + (size_t) layer.il * n_expert;
+
+    for (int32_t ie : distinct) {
+        index_of[ie] = -1;
+    }
+    distinct.clear();
+    n_rows.clear();
+    for (int64_t it = 0; it < ids->ne[1]; it++) {
+        for (int64_t iu = 0; iu < ids->ne[0]; iu++) {
+            const int32_t ie = id_at(ids, iu, it);
+            if (index_of[ie] < 0) {
+                index_of[ie] = (int32_t) distinct.size();
+                distinct.push_back(ie);
+                n_rows.push_back(0);
+            }
+            n_rows[index_of[ie]]++;
+            counts[ie]++;
+        }
+    }
+    return distinct.size();
+}
+
+void spac_engine::record_split(const spac_moe_layer & layer, size_t n_distinct) {
+    spac_layer_stats & s = board->layer_stats()[layer.il];
+    s.n_calls++;
+    for (size_t i = 0; i < n_distinct; i++) {
+        if (slots[i] >= 0) {
+            s.n_device_experts++;
+            s.n_device_rows += n_rows[i];
+            any_device = true;
+        } else {
+            s.n_host_experts++;
+            s.n_host_rows += n_rows[i];
+            any_host = true;
+        }
+    }
+}
+
+void spac_engine::dispatch(spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) {
+    const uint64_t t0 = spac_now_us();
+    begin_layer(layer.il, t0);
+
+    const size_t n = count_activations(layer, ids);
+    slots.resize(n);
+    cache->pin(layer.il, distinct.data(), n_rows.data(), n, slots.data());
+    record_split(layer, n);
+
+    const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
+    ids_copy.resize(n_used * n_tokens);
+    for (int64_t i = 0; i < n_used * n_tokens; i++) {
+        const int32_t ie   = id_at(ids, i % n_used, i / n_used);
+        const int32_t slot = slots[index_of[ie]];
+        ids_device[i] = slot;
+        ids_host[i]   = slot < 0 ? ie : -1;
+        ids_copy[i]   = ie;
+    }
+    if (executor) {
+        executor->submit(&layer, cur, ids_host, ids_copy.data(), (int) n_tokens);
+    }
+    state_of(layer).t_dispatch = spac_now_us();
+    board->counters()->dispatch_us += state_of(layer).t_dispatch - t0;
+}
+
+void spac_engine::collect(spac_moe_layer & layer, float * rows, size_t n_rows) {
+    const uint64_t t0 = spac_now_us();
+    uint64_t busy_us = 0;
+    const float * host_rows = executor->wait(busy_us);
+    memcpy(rows, host_rows, n_rows * layer.n_embd * sizeof(float));
+    board->counters()->wait_us += spac_now_us() - t0;
+    board->layer_stats()[layer.il].host_us += busy_us;
+}
+
+void spac_engine::device_done(spac_moe_layer & layer) {
+    layer_state & state = state_of(layer);
+    state.t_device = spac_now_us();
+    board->layer_stats()[layer.il].device_us += state.t_device - state.t_dispatch;
+}
+
+void spac_engine::host_done(spac_moe_layer & layer) {
+    board->layer_stats()[layer.il].host_us += spac_now_us() - state_of(layer).t_device;
+}

@@ -1,0 +1,112 @@
+// An engine: the hook on one context, and what it needs to split that context's MoE layers.
+#pragma once
+
+#include "board.h"
+#include "default-policy.h"
+#include "expert-cache.h"
+#include "host-executor.h"
+#include "moe-layer.h"
+#include "prefetch-worker.h"
+#include "slot-copy.h"
+#include "slot-pool.h"
+#include "split-graph.h"
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+struct llama_context;
+
+struct spac_engine : spac_split_ops {
+    // free_with_context: NULL, or what to call when the context is freed, with the engine as its argument; an engine
+    // that its context owns has no scheduler of its own process, so the built-in policy decides until one comes
+    spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *) = nullptr);
+    ~spac_engine() override;
+
+    spac_engine(const spac_engine &) = delete;
+
+    spac_engine_info info() const;
+    const char *     declined_reason(int il) const;
+
+    bool apply_decision();  // takes over the board's, if it is new and whole
+    void end_forward();     // no forward is running
+
+    std::unique_ptr<spac_board>           board;
+    std::unique_ptr<spac_expert_cache>    cache;
+
+    // the context is going away
+    void forget_context() { ctx = nullptr; }
+
+  private:
+    struct layer_state {
+        spac_moe_layer  layer;
+        spac_split_node node = {};
+        // times of the call in progress, in microseconds
+        uint64_t t_dispatch = 0, t_device = 0;
+    };
+
+    // the hook
+    static ggml_tensor * build(void * user_data, const llama_moe_hook_params * params);
+    ggml_tensor * discover(const llama_moe_hook_params & p);
+    ggml_tensor * split(const llama_moe_hook_params & p);
+
+    // attaching, in this order
+    void discover_layers();
+    void form_groups();
+    void divide_pool();
+    void allocate_pool();
+    void start_threads();
+    void set_hook(bool on);
+
+    // spac_split_ops
+    void dispatch(spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
+    void collect(spac_moe_layer & layer, float * rows, size_t n_rows) override;
+    void device_done(spac_moe_layer & layer) override;
+    void host_done(spac_moe_layer & layer) override;
+
+    void begin_forward();
+    void begin_layer(int il, uint64_t now);
+    size_t count_activations(const spac_moe_layer & layer, const ggml_tensor * ids);
+    void   record_split(const spac_moe_layer & layer, size_t n_distinct);
+    layer_state & state_of(const spac_moe_layer & layer) { return *states[layer.il]; }
+    void run_default_policy();
+    bool same_experts(const spac_moe_layer & layer, const llama_moe_hook_params & p) const;
+
+    llama_context * ctx;
+    spac_engine_params params; // strings below
+    std::string device_name, cache_size, board_name;
+    void (*const free_with_context)(void *);
+
+    bool is_active = false; // false: discovering
+    std::vector<ggml_backend_dev_t> devices;        // of the context's scheduler
+    ggml_backend_dev_t              device = nullptr;
+    int                             host_mode = SPAC_HOST_IN_GRAPH;
+    int32_t                         n_threads_before = 0; // of the context, to be restored
+
+    std::map<int, std::unique_ptr<layer_state>> states; // MoE layers by il
+    std::vector<const spac_moe_layer *>         group_like;
+    std::vector<int32_t>                        group_slots;
+    std::vector<std::unique_ptr<spac_slot_group>> groups;
+    std::set<int> logged; // layers whose later decline was said
+    int32_t  n_layer = 0, n_expert = 0, n_expert_used = 0;
+    uint64_t total_bytes = 0;
+
+    std::unique_ptr<spac_slot_copy>       slot_copy;
+    std::unique_ptr<spac_prefetch_worker> worker;
+    std::unique_ptr<spac_host_executor>   executor;
+    std::unique_ptr<spac_default_policy>  policy;
+
+    // the forward in progress; one thread at a time
+    bool     in_forward = false, any_device = false, any_host = false;
+    int      last_il    = -1;
+    uint64_t last_dispatch = 0, decision_seen = 0;
+    std::vector<int32_t>  distinct;   // experts of the layer in progress
+    std::vector<uint32_t> n_rows;     // activations of each
+    std::vector<int32_t>  slots;      // of each, or -1
+    std::vector<int32_t>  index_of;   // [n_expert] into distinct, or -1
+    std::vector<int32_t>  ids_copy;   // [n_expert_used * n_tokens]
+    std::vector<uint8_t>  utility_copy, tau_copy;
+    std::vector<uint32_t> load_copy;
+};

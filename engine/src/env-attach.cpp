@@ -1,0 +1,57 @@
+// Attaches to an unmodified llama.cpp program: libllama calls this when PYSPAC_CACHE is set (patches/hooks/0001).
+//
+//   PYSPAC_CACHE    17%, a number of MiB, or auto
+//   PYSPAC_DEVICE   auto, cpu, or a ggml device name
+//   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
+#include "engine.h"
+#include "status.h"
+
+#include "llama.h"
+
+#include <atomic>
+#include <cstdlib>
+
+static std::atomic<bool> attached{ false }; // to the first MoE context; later ones are drafts
+
+static const char * env_or(const char * name, const char * fallback) {
+    const char * value = getenv(name);
+    return value && *value ? value : fallback;
+}
+
+static void free_with_context(void * user_data) {
+    spac_engine * engine = (spac_engine *) user_data;
+    engine->forget_context();
+    delete engine;
+    attached = false;
+}
+
+static void attach(llama_context * ctx) {
+    spac_engine_params params = spac_engine_default_params();
+    params.cache      = env_or("PYSPAC_CACHE", "auto");
+    params.device     = env_or("PYSPAC_DEVICE", "auto");
+    params.board_name = env_or("PYSPAC_BOARD", nullptr);
+    params.verbose    = true;
+    new spac_engine(ctx, params, free_with_context); // owned by the context
+}
+
+// false: the context must not be used
+extern "C" SPAC_API bool spac_attach_from_env(llama_context * ctx) {
+    if (attached.exchange(true)) {
+        spac_log("an engine is attached already; this context stays as it is");
+        return true;
+    }
+    bool is_dense = false;
+    const spac_status status = spac_guard([&] {
+        try {
+            attach(ctx);
+        } catch (const spac_dense_model &) {
+            is_dense = true; // a draft, most likely
+            throw;
+        }
+    });
+    if (status != SPAC_STATUS_SUCCESS) {
+        attached = false;
+        spac_log("%s%s", spac_last_error(), is_dense ? "; this context stays as it is" : "");
+    }
+    return status == SPAC_STATUS_SUCCESS || is_dense;
+}

@@ -1,0 +1,292 @@
+#include "expert-cache.h"
+
+#include "status.h"
+
+#include <algorithm>
+#include <chrono>
+
+spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict) :
+    layers(std::move(layers)), n_expert(n_expert), evict(evict), groups(group_slots.size()),
+    slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1) {
+    for (size_t i = 0; i < groups.size(); i++) {
+        groups[i].slots.resize(group_slots[i]);
+        groups[i].by_utility.resize(spac_prefetch_queue::N_LEVELS);
+        for (int32_t s = group_slots[i] - 1; s >= 0; s--) {
+            groups[i].free.push_back(s);
+        }
+    }
+}
+
+void spac_expert_cache::set_state(uint32_t key, spac_residency state) {
+    residency[key] = state;
+}
+
+bool spac_expert_cache::is_wanted(uint32_t key) const {
+    return utility[key] >= tau[key / n_expert];
+}
+
+// O(slots): the order is by utility, and a decision changes all utilities at once
+void spac_expert_cache::rebuild_order() {
+    for (slot_group & group : groups) {
+        for (auto & level : group.by_utility) {
+            level.clear();
+        }
+        for (size_t s = 0; s < group.slots.size(); s++) {
+            const uint32_t owner = group.slots[s].owner;
+            if (owner != NONE && residency[owner] == SPAC_RESIDENCY_RESIDENT) {
+                group.by_utility[utility[owner]].push_back((int32_t) s);
+            }
+        }
+    }
+}
+
+void spac_expert_cache::apply(const uint8_t * new_utility, const uint8_t * new_tau, const uint32_t * load, size_t n_load, uint64_t budget) {
+    std::lock_guard<std::mutex> lock(mutex);
+
+    std::copy_n(new_utility, utility.size(), utility.begin());
+    std::copy_n(new_tau, tau.size(), tau.begin());
+    byte_budget = budget;
+    if (budget == UINT64_MAX) {
+        credit = UINT64_MAX;
+    } else if (credit == UINT64_MAX) {
+        credit = budget;
+    }
+    rebuild_order();
+
+    for (uint32_t key : queue.drain()) {
+        if (is_wanted(key)) {
+            queue.push(key, utility[key]);
+        } else {
+            set_state(key, SPAC_RESIDENCY_ABSENT);
+        }
+    }
+    for (size_t i = 0; i < n_load; i++) {
+        const uint32_t key = load[i];
+        const bool valid = key < utility.size() && layer_of(key).group >= 0 && key % n_expert < layer_of(key).n_expert;
+        if (valid && residency[key] == SPAC_RESIDENCY_ABSENT && is_wanted(key)) {
+            set_state(key, SPAC_RESIDENCY_QUEUED);
+            queue.push(key, utility[key]);
+        }
+    }
+    counters->n_decisions++;
+    out_of_credit = false;
+    work.notify_one();
+}
+
+void spac_expert_cache::cancel() {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (uint32_t key : queue.drain()) {
+        set_state(key, SPAC_RESIDENCY_ABSENT);
+    }
+    idle.notify_all();
+}
+
+void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots) {
+    std::lock_guard<std::mutex> lock(mutex);
+
+    const int32_t group = layers[il].group;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t key = il * n_expert + experts[i];
+        slots[i] = -1;
+        switch (residency[key]) {
+            case SPAC_RESIDENCY_RESIDENT:
+                {
+                    slots[i] = slot_index[key];
+                    slot & s = groups[group].slots[slots[i]];
+                    s.n_pins++;
+                    s.last_used = forward;
+                    pins.push_back({ group, slots[i] });
+                    counters->n_hit++;
+                    counters->n_hit_rows += n_rows[i];
+                } break;
+            case SPAC_RESIDENCY_LOADING:
+                counters->n_late++;
+                counters->n_late_rows += n_rows[i];
+                break;
+            default:
+                counters->n_miss++;
+                counters->n_miss_rows += n_rows[i];
+                break;
+        }
+    }
+}
+
+void spac_expert_cache::unpin_all() {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (const pinned & p : pins) {
+        groups[p.group].slots[p.slot].n_pins--;
+    }
+    pins.clear();
+}
+
+void spac_expert_cache::begin_forward() {
+    std::lock_guard<std::mutex> lock(mutex);
+    forward++;
+    if (byte_budget != UINT64_MAX) {
+        // what is left over may be saved up, so that an expert larger than the budget still loads now and then
+        uint64_t largest = 0;
+        for (const layer_desc & layer : layers) {
+            largest = std::max(largest, layer.expert_bytes);
+        }
+        credit = std::min(credit + byte_budget, byte_budget + largest);
+    }
+    out_of_credit = false;
+    work.notify_one();
+}
+
+bool spac_expert_cache::has_credit(uint64_t bytes) const {
+    return credit == UINT64_MAX || credit >= bytes;
+}
+
+// the least useful resident slot that is not in use and may go for this expert; ties: the one used longest ago
+int32_t spac_expert_cache::take_victim(slot_group & group, uint32_t key) {
+    for (int level = 0; evict && level < utility[key]; level++) {
+        std::vector<int32_t> & resident = group.by_utility[level];
+
+        int best = -1;
+        for (size_t i = 0; i < resident.size(); i++) {
+            const slot & s = group.slots[resident[i]];
+            const bool may_go = s.n_pins == 0 && !is_wanted(s.owner);
+            if (may_go && (best < 0 || s.last_used < group.slots[resident[best]].last_used)) {
+                best = (int) i;
+            }
+        }
+        if (best < 0) {
+            continue;
+        }
+        const int32_t index = resident[best];
+        resident.erase(resident.begin() + best);
+
+        const uint32_t owner = group.slots[index].owner;
+        set_state(owner, SPAC_RESIDENCY_ABSENT);
+        slot_index[owner] = -1;
+        counters->n_evictions++;
+        return index;
+    }
+    return -1;
+}
+
+int32_t spac_expert_cache::take_slot(slot_group & group, uint32_t key) {
+    if (!group.free.empty()) {
+        const int32_t index = group.free.back();
+        group.free.pop_back();
+        return index;
+    }
+    return take_victim(group, key);
+}
+
+// claims a slot for the best waiting load; false if none can start now
+bool spac_expert_cache::take_next(spac_load & load) {
+    out_of_credit = false;
+    for (uint32_t key; queue.pop(key);) {
+        const layer_desc & layer = layer_of(key);
+        if (!is_wanted(key)) {
+            set_state(key, SPAC_RESIDENCY_ABSENT);
+            continue;
+        }
+        if (!has_credit(layer.expert_bytes)) {
+            queue.push_front(key, utility[key]);
+            out_of_credit = true;
+            return false;
+        }
+        slot_group & group = groups[layer.group];
+        const int32_t index = take_slot(group, key);
+        if (index < 0) {
+            set_state(key, SPAC_RESIDENCY_ABSENT); // nothing less useful to evict
+            continue;
+        }
+        if (group.slots[index].n_pins > 0) {
+            counters->n_pinned_steals++;
+        }
+        group.slots[index].owner = key;
+        slot_index[key] = index;
+        set_state(key, SPAC_RESIDENCY_LOADING);
+        n_loading++;
+        if (credit != UINT64_MAX) {
+            credit -= layer.expert_bytes;
+        }
+        load = { key / n_expert, key % n_expert, index, layer.expert_bytes };
+        return true;
+    }
+    return false;
+}
+
+spac_expert_cache::wait_result spac_expert_cache::wait_for_load(spac_load & load) {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (!stopped) {
+        if (take_next(load)) {
+            return wait_result::LOAD;
+        }
+        idle.notify_all();
+        work.wait(lock);
+    }
+    return wait_result::STOPPED;
+}
+
+void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us) {
+    std::lock_guard<std::mutex> lock(mutex);
+
+    const uint32_t key = load.il * n_expert + load.ie;
+    slot_group & group = groups[layers[load.il].group];
+    n_loading--;
+    counters->load_us += us;
+    if (ok) {
+        group.slots[load.slot].last_used = forward;
+        group.by_utility[utility[key]].push_back(load.slot);
+        counters->n_loads++;
+        counters->loaded_bytes += load.bytes;
+        set_state(key, SPAC_RESIDENCY_RESIDENT);
+        return;
+    }
+    group.slots[load.slot].owner = NONE;
+    group.free.push_back(load.slot);
+    slot_index[key] = -1;
+    counters->n_load_failures++;
+    set_state(key, SPAC_RESIDENCY_ABSENT);
+}
+
+void spac_expert_cache::stop() {
+    std::lock_guard<std::mutex> lock(mutex);
+    stopped = true;
+    work.notify_all();
+    idle.notify_all();
+}
+
+bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
+    std::unique_lock<std::mutex> lock(mutex);
+    return idle.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                         [&] { return stopped || (n_loading == 0 && (queue.empty() || out_of_credit)); });
+}
+
+int32_t spac_expert_cache::slot_of(uint32_t il, uint32_t ie) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const uint32_t key = il * n_expert + ie;
+    return residency[key] == SPAC_RESIDENCY_RESIDENT ? slot_index[key] : -1;
+}
+
+void spac_expert_cache::check() {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto require = [](bool ok, const char * what) {
+        if (!ok) {
+            throw spac_error(SPAC_STATUS_INTERNAL, what);
+        }
+    };
+    for (const slot_group & group : groups) {
+        size_t n_owned = 0, n_ordered = 0;
+        for (size_t s = 0; s < group.slots.size(); s++) {
+            const uint32_t owner = group.slots[s].owner;
+            if (owner == NONE) {
+                continue;
+            }
+            n_owned++;
+            require(slot_index[owner] == (int32_t) s, "an expert's slot is not its own");
+            const uint8_t state = residency[owner];
+            require(state == SPAC_RESIDENCY_RESIDENT || state == SPAC_RESIDENCY_LOADING, "a slot's owner is neither resident nor loading");
+        }
+        for (const auto & level : group.by_utility) {
+            n_ordered += level.size();
+        }
+        require(n_owned + group.free.size() == group.slots.size(), "a slot is neither owned nor free");
+        require(n_ordered <= n_owned, "more slots in eviction order than owned");
+    }
+}

@@ -1,0 +1,109 @@
+// Which expert is in which slot: residency, pins, eviction and the queue of loads, behind one mutex.
+//
+//   ABSENT -> QUEUED -> LOADING -> RESIDENT -> ABSENT
+//
+// An expert becomes RESIDENT only after its copy has completed. A slot is taken from its owner only while nobody pins
+// it, and before the copy begins, so a graph never sees a slot that is being written.
+#pragma once
+
+#include "prefetch-queue.h"
+#include "spac.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+struct spac_load {
+    uint32_t il;
+    uint32_t ie;
+    int32_t  slot;
+    uint64_t bytes;
+};
+
+struct spac_expert_cache {
+    struct layer_desc {
+        int32_t  group        = -1; // -1: not split
+        uint32_t n_expert     = 0;
+        uint64_t expert_bytes = 0;
+    };
+
+    spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict);
+
+    // what the engine publishes; not owned
+    uint8_t       * residency = nullptr; // [n_layer, n_expert]
+    spac_counters * counters  = nullptr;
+
+    // scheduler's side
+
+    // takes over utilities [n_layer, n_expert], thresholds [n_layer] and loads; waiting loads move to their new level
+    void apply(const uint8_t * utility, const uint8_t * tau, const uint32_t * load, size_t n_load, uint64_t byte_budget);
+    void cancel(); // drops waiting loads
+
+    // graph's side
+
+    // slots of the n distinct experts of a layer (-1: not resident); resident ones are pinned
+    // n_rows: activations of each, for the counters
+    void pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots);
+    void unpin_all();
+    void begin_forward(); // renews the byte budget
+
+    // worker's side
+
+    enum class wait_result { LOAD, STOPPED };
+    wait_result wait_for_load(spac_load & load); // blocks
+    void finish_load(const spac_load & load, bool ok, uint64_t us);
+    void stop();
+
+    // true if no load can start and none is in flight
+    bool    wait_idle(int32_t timeout_ms);
+    int32_t slot_of(uint32_t il, uint32_t ie);
+    void    check(); // throws if the books do not balance
+
+  private:
+    struct slot {
+        uint32_t owner     = NONE; // key of the expert that is loading or resident
+        uint32_t n_pins    = 0;
+        uint64_t last_used = 0;    // forward
+    };
+    struct slot_group {
+        std::vector<slot>    slots;
+        std::vector<int32_t> free;
+        std::vector<std::vector<int32_t>> by_utility; // resident slots per utility of their owner
+    };
+    struct pinned {
+        int32_t group, slot;
+    };
+
+    static constexpr uint32_t NONE = UINT32_MAX;
+
+    const layer_desc & layer_of(uint32_t key) const { return layers[key / n_expert]; }
+
+    void    set_state(uint32_t key, spac_residency state);
+    bool    take_next(spac_load & load);
+    int32_t take_slot(slot_group & group, uint32_t key);
+    int32_t take_victim(slot_group & group, uint32_t key);
+    bool    is_wanted(uint32_t key) const;
+    bool    has_credit(uint64_t bytes) const;
+    void    rebuild_order();
+
+    const std::vector<layer_desc> layers;
+    const uint32_t n_expert;
+    const bool     evict;
+
+    std::mutex              mutex; // guards all below
+    std::condition_variable work;  // a load may be startable, or stop
+    std::condition_variable idle;
+    std::vector<slot_group> groups;
+    std::vector<int32_t>    slot_index; // [n_layer * n_expert] slot while loading or resident, else -1
+    std::vector<uint8_t>    utility;    // [n_layer * n_expert]
+    std::vector<uint8_t>    tau;        // [n_layer]
+    std::vector<pinned>     pins;
+    spac_prefetch_queue     queue;
+    uint64_t forward      = 0;
+    uint64_t byte_budget  = UINT64_MAX; // per forward
+    uint64_t credit       = UINT64_MAX; // bytes that may still start in this forward
+    uint32_t n_loading    = 0;
+    bool     stopped      = false;
+    bool     out_of_credit = false;     // the head of the queue waits for the next forward
+};

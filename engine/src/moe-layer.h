@@ -1,0 +1,55 @@
+// A Mixture-of-Experts layer as the hook saw it, and the layout group it belongs to.
+#pragma once
+
+#include "llama-moe-hook.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// the tensors that together hold the experts of a layer; the last dimension counts experts
+enum spac_part {
+    SPAC_PART_UP,
+    SPAC_PART_GATE,
+    SPAC_PART_DOWN,
+    SPAC_PART_GATE_UP,
+    SPAC_PART_UP_B,
+    SPAC_PART_GATE_B,
+    SPAC_PART_DOWN_B,
+    SPAC_PART_GATE_UP_B,
+    SPAC_N_PARTS,
+};
+
+struct spac_engine;
+
+struct spac_moe_layer {
+    spac_engine * engine = nullptr;
+
+    int     il            = -1;
+    int64_t n_embd        = 0;
+    int64_t n_expert      = 0;
+    int64_t n_expert_used = 0;
+
+    ggml_tensor * parts[SPAC_N_PARTS] = {}; // in host memory; NULL where the model has none
+    ggml_tensor * up_s   = nullptr;         // scales per expert, applied through the original ids
+    ggml_tensor * gate_s = nullptr;
+    ggml_tensor * down_s = nullptr;
+
+    int  op                = 0; // llm_ffn_op_type
+    bool weight_before_ffn = false;
+
+    int         group = -1;
+    std::string declined; // reason; empty: split
+
+    bool is_split() const { return declined.empty(); }
+
+    size_t part_bytes(int part) const;  // of one expert
+    size_t expert_bytes() const;        // all parts of one expert
+    const char * part_data(int part, int ie) const;
+
+    // layers with equal keys share slots
+    std::string layout_key() const;
+};
+
+// reads a layer from the hook's arguments; sets declined where the engine cannot handle it
+spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & params);

@@ -1,0 +1,30 @@
+#include "prefetch-worker.h"
+
+#include "clock.h"
+
+#include <chrono>
+
+spac_prefetch_worker::spac_prefetch_worker(spac_expert_cache & cache, std::function<bool(const spac_load &)> copy, double link_gb_s) :
+    cache(cache), copy(std::move(copy)), link_gb_s(link_gb_s), thread([this] { run(); }) {}
+
+spac_prefetch_worker::~spac_prefetch_worker() {
+    cache.stop();
+    thread.join();
+}
+
+void spac_prefetch_worker::run() {
+    spac_load load;
+    while (cache.wait_for_load(load) == spac_expert_cache::wait_result::LOAD) {
+        const uint64_t t0 = spac_now_us();
+        const bool ok = copy(load);
+
+        if (link_gb_s > 0) {
+            const uint64_t due = t0 + (uint64_t) (load.bytes / (link_gb_s * 1e3));
+            const uint64_t now = spac_now_us();
+            if (now < due) {
+                std::this_thread::sleep_for(std::chrono::microseconds(due - now));
+            }
+        }
+        cache.finish_load(load, ok, spac_now_us() - t0);
+    }
+}

@@ -1,0 +1,16 @@
+// Copies one expert from host memory into its slot, on a backend instance (and so a stream) of its own.
+#pragma once
+
+#include "moe-layer.h"
+#include "slot-pool.h"
+
+struct spac_slot_copy {
+    explicit spac_slot_copy(ggml_backend_dev_t device); // throws SPAC_STATUS_DEVICE
+    ~spac_slot_copy();
+
+    // returns when the bytes are on the device
+    bool copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot);
+
+  private:
+    ggml_backend_t backend = nullptr;
+};

@@ -1,0 +1,64 @@
+#include "slot-pool.h"
+
+#include "status.h"
+
+#include "ggml-alloc.h"
+
+#include <algorithm>
+
+spac_slot_group::~spac_slot_group() {
+    ggml_backend_buffer_free(buffer);
+    if (ctx) {
+        ggml_free(ctx);
+    }
+}
+
+void spac_slot_group::allocate(ggml_backend_buffer_type_t buft) {
+    ctx = ggml_init({ SPAC_N_PARTS * ggml_tensor_overhead(), nullptr, true });
+
+    // MMQ kernels read past the last expert: one guard slot
+    const int64_t n = n_slots + 1;
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        const ggml_tensor * t = like->parts[part];
+        if (!t) {
+            continue;
+        }
+        const bool is_bias = part >= SPAC_PART_UP_B;
+        parts[part] = is_bias ? ggml_new_tensor_2d(ctx, t->type, t->ne[0], n) : ggml_new_tensor_3d(ctx, t->type, t->ne[0], t->ne[1], n);
+        ggml_format_name(parts[part], "spac_pool_%d_%s", part, ggml_type_name(t->type));
+    }
+
+    buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+    if (!buffer) {
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY,
+                         spac_format("%lld expert slots of %.1f MiB do not fit into %s: use a smaller --cache", (long long) n,
+                                     like->expert_bytes() / 1048576.0, ggml_backend_buft_name(buft)));
+    }
+    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ggml_backend_buffer_clear(buffer, 0);
+    bytes = ggml_backend_buffer_get_size(buffer);
+}
+
+std::vector<int32_t> spac_divide_slots(uint64_t budget_bytes, const std::vector<uint64_t> & expert_bytes, const std::vector<uint64_t> & n_experts) {
+    double total = 0;
+    for (size_t i = 0; i < expert_bytes.size(); i++) {
+        total += (double) expert_bytes[i] * n_experts[i];
+    }
+    const double share = total > 0 ? std::min(1.0, budget_bytes / total) : 0.0;
+
+    std::vector<int32_t> n_slots(expert_bytes.size());
+    uint64_t used = 0;
+    for (size_t i = 0; i < n_slots.size(); i++) {
+        n_slots[i] = (int32_t) (share * n_experts[i] + 1e-9);
+        used      += n_slots[i] * expert_bytes[i];
+    }
+
+    // what rounding left over goes to the groups in order
+    for (size_t i = 0; i < n_slots.size(); i++) {
+        while ((uint64_t) n_slots[i] < n_experts[i] && used + expert_bytes[i] <= budget_bytes) {
+            n_slots[i]++;
+            used += expert_bytes[i];
+        }
+    }
+    return n_slots;
+}

@@ -1,0 +1,32 @@
+// The device memory of the resident experts: one tensor per part and layout group, n_slots experts each.
+#pragma once
+
+#include "moe-layer.h"
+
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <memory>
+#include <vector>
+
+struct spac_slot_group {
+    const spac_moe_layer * like    = nullptr; // any layer of the group
+    int32_t                n_slots = 0;       // without the guard slot
+
+    ggml_tensor * parts[SPAC_N_PARTS] = {};   // [.., .., n_slots + 1]; biases [.., n_slots + 1]
+    size_t        bytes = 0;                  // device memory
+
+    ggml_context *        ctx    = nullptr;
+    ggml_backend_buffer_t buffer = nullptr;
+
+    spac_slot_group() = default;
+    spac_slot_group(const spac_slot_group &) = delete;
+    ~spac_slot_group();
+
+    // throws SPAC_STATUS_OUT_OF_MEMORY
+    void allocate(ggml_backend_buffer_type_t buft);
+};
+
+// how many slots each group gets out of budget_bytes: in proportion to its experts' bytes, at most all of them
+// group_bytes: of all experts of the group; guard slots come on top
+std::vector<int32_t> spac_divide_slots(uint64_t budget_bytes, const std::vector<uint64_t> & expert_bytes, const std::vector<uint64_t> & n_experts);

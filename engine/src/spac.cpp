@@ -1,0 +1,157 @@
+// The ABI: checks arguments, turns exceptions into a status.
+#include "engine.h"
+#include "status.h"
+
+#include <algorithm>
+#include <cstring>
+
+static void require(bool ok, const char * what) {
+    if (!ok) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, what);
+    }
+}
+
+// copies what the caller's struct has room for
+template <typename T> static void fill_struct(T * to, const T & from) {
+    const size_t size = to->size;
+    require(size >= sizeof(size_t) && size <= 4096, "struct size: set it to sizeof the struct");
+    memcpy((void *) to, &from, std::min(size, sizeof(T)));
+    to->size = size;
+}
+
+uint32_t spac_abi_version(void) {
+    return SPAC_ABI_VERSION;
+}
+
+// ---- engine
+
+spac_engine_params spac_engine_default_params(void) {
+    spac_engine_params p = {};
+    p.size      = sizeof(p);
+    p.device    = "auto";
+    p.cache     = "auto";
+    p.host_mode = SPAC_HOST_AUTO;
+    p.max_batch = 16;
+    p.evict     = true;
+    return p;
+}
+
+static spac_engine_params checked(const spac_engine_params * params) {
+    spac_engine_params p = spac_engine_default_params();
+    if (params) {
+        require(params->size >= sizeof(size_t) && params->size <= 4096, "params.size: set it to sizeof(spac_engine_params)");
+        memcpy((void *) &p, params, std::min(params->size, sizeof(p)));
+        p.size = sizeof(p);
+    }
+    require(p.max_batch >= 1 && p.max_batch <= 512, "max_batch: from 1 to 512 tokens");
+    require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode: auto, in-graph or executor");
+    require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads: from 0 (as the context) to 512");
+    require(p.link_gb_s >= 0, "link_gb_s: 0 (no throttle) or more");
+    return p;
+}
+
+spac_status spac_engine_attach(struct llama_context * ctx, const spac_engine_params * params, spac_engine ** engine) {
+    return spac_guard([&] {
+        require(ctx && engine, "spac_engine_attach: no context, or nowhere to put the engine");
+        *engine = nullptr;
+        *engine = new spac_engine(ctx, checked(params));
+    });
+}
+
+void spac_engine_free(spac_engine * engine) {
+    delete engine;
+}
+
+spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info) {
+    return spac_guard([&] {
+        require(engine && info, "spac_engine_get_info: no engine, or no info");
+        fill_struct(info, engine->info());
+    });
+}
+
+const char * spac_engine_declined_reason(spac_engine * engine, int32_t il) {
+    return engine ? engine->declined_reason(il) : nullptr;
+}
+
+spac_board * spac_engine_board(spac_engine * engine) {
+    return engine ? engine->board.get() : nullptr;
+}
+
+spac_status spac_engine_apply(spac_engine * engine) {
+    return spac_guard([&] {
+        require(engine, "spac_engine_apply: no engine");
+        engine->apply_decision();
+    });
+}
+
+spac_status spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms) {
+    return spac_guard([&] {
+        require(engine, "spac_engine_wait_idle: no engine");
+        if (!engine->cache->wait_idle(timeout_ms)) {
+            throw spac_error(SPAC_STATUS_TIMEOUT, spac_format("loads were still under way after %d ms", timeout_ms));
+        }
+    });
+}
+
+spac_status spac_engine_end_forward(spac_engine * engine) {
+    return spac_guard([&] {
+        require(engine, "spac_engine_end_forward: no engine");
+        engine->end_forward();
+    });
+}
+
+spac_status spac_engine_cancel(spac_engine * engine) {
+    return spac_guard([&] {
+        require(engine, "spac_engine_cancel: no engine");
+        engine->cache->cancel();
+    });
+}
+
+spac_status spac_engine_record_step(spac_engine * engine, const spac_step_record * record) {
+    return spac_guard([&] {
+        require(engine && record, "spac_engine_record_step: no engine, or no record");
+        engine->board->push_record(*record);
+    });
+}
+
+spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot) {
+    return spac_guard([&] {
+        require(engine && slot, "spac_engine_slot: no engine, or nowhere to put the slot");
+        const spac_board_geometry & g = engine->board->geometry();
+        require(il >= 0 && (uint32_t) il < g.n_layer && ie >= 0 && (uint32_t) ie < g.n_expert, "spac_engine_slot: no such layer or expert");
+        *slot = engine->cache->slot_of(il, ie);
+    });
+}
+
+// ---- board
+
+spac_status spac_board_open(const char * name, spac_board ** board) {
+    return spac_guard([&] {
+        require(name && board, "spac_board_open: no name, or nowhere to put the board");
+        *board = nullptr;
+        *board = spac_board::open(name);
+    });
+}
+
+void spac_board_close(spac_board * board) {
+    delete board;
+}
+
+spac_status spac_board_get_view(spac_board * board, spac_board_view * view) {
+    return spac_guard([&] {
+        require(board && view, "spac_board_get_view: no board, or no view");
+        fill_struct(view, board->view());
+    });
+}
+
+void spac_decision_begin(spac_board * board) {
+    if (board) {
+        board->decision_begin();
+    }
+}
+
+void spac_decision_end(spac_board * board) {
+    if (board) {
+        board->decision_end();
+    }
+}

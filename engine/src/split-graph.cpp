@@ -1,0 +1,181 @@
+#include "split-graph.h"
+
+#include "expert-ffn.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+static spac_split_node * node_of(void * user_data) {
+    return (spac_split_node *) user_data;
+}
+
+// ---- nodes of the in-graph form
+
+// src: ids; dst: [n_expert_used, n_tokens, 2] device ids, host ids
+static void dispatch_in_graph(ggml_tensor * dst, int ith, int, void * user_data) {
+    if (ith == 0) {
+        spac_split_node * node = node_of(user_data);
+        int32_t * out = (int32_t *) dst->data;
+        node->ops->dispatch(*node->layer, dst->src[0], nullptr, out, out + dst->ne[0] * dst->ne[1]);
+    }
+}
+
+// src: dst itself; marks the time at which the device experts were done
+static void mark_device_done(ggml_tensor *, int ith, int, void * user_data) {
+    if (ith == 0) {
+        spac_split_node * node = node_of(user_data);
+        node->ops->device_done(*node->layer);
+    }
+}
+
+// src: device rows, host rows, weights or NULL, both ids; dst: [n_embd, n_tokens]
+// weights and adds in stock's order; this file is built without contraction to fused multiply-adds, so that each
+// product is rounded as it is by ggml_mul
+static void combine_in_graph(ggml_tensor * dst, int ith, int nth, void * user_data) {
+    if (ith == 0) {
+        spac_split_node * node = node_of(user_data);
+        node->ops->host_done(*node->layer);
+    }
+    const bool          has_weights = dst->src[3] != nullptr;
+    const ggml_tensor * rows[2]     = { dst->src[0], dst->src[1] };
+    const ggml_tensor * ids         = dst->src[2];
+    const ggml_tensor * weights     = dst->src[3];
+
+    const int64_t n_embd = dst->ne[0], n_tokens = dst->ne[1], n_used = ids->ne[0];
+
+    // each thread takes a band of columns, so that one token is divided too
+    const int64_t band = (n_embd + nth - 1) / nth;
+    const int64_t c0   = std::min(n_embd, band * ith), c1 = std::min(n_embd, c0 + band);
+
+    for (int64_t it = 0; it < n_tokens; it++) {
+        float * out = (float *) ((char *) dst->data + it * dst->nb[1]);
+        for (int64_t iu = 0; iu < n_used; iu++) {
+            const int32_t       slot = ((const int32_t *) ids->data)[it * n_used + iu];
+            const ggml_tensor * from = rows[slot < 0];
+            const float *       row  = (const float *) ((const char *) from->data + iu * from->nb[1] + it * from->nb[2]);
+            const float         w    = has_weights ? *(const float *) ((const char *) weights->data + iu * weights->nb[1] + it * weights->nb[2]) : 1.0f;
+            if (iu == 0) {
+                for (int64_t c = c0; c < c1; c++) {
+                    out[c] = row[c] * w;
+                }
+            } else {
+                for (int64_t c = c0; c < c1; c++) {
+                    out[c] += row[c] * w;
+                }
+            }
+        }
+    }
+}
+
+// ---- nodes of the executor form
+
+// src: ids, cur; dst: [n_expert_used, n_tokens] device ids
+static void dispatch_executor(ggml_tensor * dst, int ith, int, void * user_data) {
+    if (ith == 0) {
+        static thread_local std::vector<int32_t> ids_host;
+        ids_host.resize(ggml_nelements(dst));
+        spac_split_node * node = node_of(user_data);
+        node->ops->dispatch(*node->layer, dst->src[0], dst->src[1], (int32_t *) dst->data, ids_host.data());
+    }
+}
+
+// src: dispatch; dst: [n_embd, n_expert_used, n_tokens]
+static void collect_executor(ggml_tensor * dst, int ith, int, void * user_data) {
+    if (ith == 0) {
+        spac_split_node * node = node_of(user_data);
+        node->ops->collect(*node->layer, (float *) dst->data, dst->ne[1] * dst->ne[2]);
+    }
+}
+
+// ---- building
+
+struct split_inputs {
+    ggml_tensor * cur; // [n_embd, 1 or n_expert_used, n_tokens]
+    ggml_tensor * up_s, * gate_s, * down_s;
+};
+
+static split_inputs make_inputs(const llama_moe_hook_params & p, const spac_moe_layer & layer) {
+    ggml_tensor * cur = ggml_reshape_3d(p.ctx, p.cur, p.cur->ne[0], 1, p.cur->ne[1]);
+    if (layer.weight_before_ffn) {
+        cur = ggml_mul(p.ctx, ggml_repeat_4d(p.ctx, cur, cur->ne[0], layer.n_expert_used, cur->ne[2], 1), p.weights);
+    }
+    return {
+        cur,
+        spac_gather_scale(p.ctx, layer.up_s, p.ids),
+        spac_gather_scale(p.ctx, layer.gate_s, p.ids),
+        spac_gather_scale(p.ctx, layer.down_s, p.ids),
+    };
+}
+
+static ggml_tensor * build_ffn(const llama_moe_hook_params & p, const spac_moe_layer & layer, ggml_tensor * const * parts,
+                               const split_inputs & in, ggml_tensor * ids) {
+    return spac_build_expert_ffn({ p.ctx, &layer, parts, in.cur, ids, in.up_s, in.gate_s, in.down_s });
+}
+
+static ggml_tensor * pin_to_cpu(const llama_moe_hook_params & p, ggml_tensor * t) {
+    ggml_backend_sched_set_tensor_backend(p.sched, t, p.backend_cpu);
+    return t;
+}
+
+ggml_tensor * spac_build_split_in_graph(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group) {
+    const spac_moe_layer & layer = *node->layer;
+    const int64_t n_used = layer.n_expert_used, n_tokens = p.cur->ne[1];
+    const split_inputs in = make_inputs(p, layer);
+
+    ggml_tensor * args[] = { p.ids };
+    ggml_tensor * ids = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 2, 1, args, 1, dispatch_in_graph, 1, node));
+    ggml_format_name(ids, "spac_dispatch-%d", p.il);
+
+    ggml_tensor * ids_device = ggml_view_2d(p.ctx, ids, n_used, n_tokens, ids->nb[1], 0);
+    ggml_tensor * ids_host   = ggml_view_2d(p.ctx, ids, n_used, n_tokens, ids->nb[1], ids->nb[2]);
+
+    ggml_tensor * device = build_ffn(p, layer, group.parts, in, ids_device);
+    device = pin_to_cpu(p, ggml_custom_inplace(p.ctx, device, nullptr, 0, mark_device_done, 1, node));
+    ggml_build_forward_expand(p.gf, device);
+
+    ggml_tensor * host = build_ffn(p, layer, layer.parts, in, ids_host);
+    ggml_build_forward_expand(p.gf, host);
+
+    ggml_tensor * rows[] = { device, host, ids, p.weights };
+    const int n_args = layer.weight_before_ffn ? 3 : 4;
+    ggml_tensor * out = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, n_tokens, 1, 1, rows, n_args, combine_in_graph,
+                                                     GGML_N_TASKS_MAX, node));
+    ggml_build_forward_expand(p.gf, out);
+    return out;
+}
+
+// the rows' weighted sum over the experts, in stock's order
+static ggml_tensor * build_sum(const llama_moe_hook_params & p, const spac_moe_layer & layer, ggml_tensor * rows) {
+    if (!layer.weight_before_ffn) {
+        rows = ggml_mul(p.ctx, rows, p.weights);
+    }
+    ggml_build_forward_expand(p.gf, rows);
+
+    ggml_tensor * sum = nullptr;
+    for (int64_t iu = 0; iu < layer.n_expert_used; iu++) {
+        ggml_tensor * row = ggml_view_2d(p.ctx, rows, layer.n_embd, rows->ne[2], rows->nb[2], iu * rows->nb[1]);
+        sum = sum ? ggml_add(p.ctx, sum, row) : row;
+    }
+    return layer.n_expert_used == 1 ? ggml_cont(p.ctx, sum) : sum;
+}
+
+ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group) {
+    const spac_moe_layer & layer = *node->layer;
+    const int64_t n_used = layer.n_expert_used, n_tokens = p.cur->ne[1];
+    const split_inputs in = make_inputs(p, layer);
+
+    ggml_tensor * args[] = { p.ids, in.cur };
+    ggml_tensor * ids = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, 2, dispatch_executor, 1, node));
+    ggml_format_name(ids, "spac_dispatch-%d", p.il);
+
+    ggml_tensor * device = build_ffn(p, layer, group.parts, in, ids);
+    ggml_build_forward_expand(p.gf, device);
+
+    // depends on dispatch alone, and comes after the device's nodes in the graph: the device is at work when it waits
+    ggml_tensor * host = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, n_used, n_tokens, 1, &ids, 1, collect_executor, 1, node));
+    ggml_format_name(host, "spac_collect-%d", p.il);
+    ggml_build_forward_expand(p.gf, host);
+
+    return build_sum(p, layer, ggml_add(p.ctx, device, host));
+}

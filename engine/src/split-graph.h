@@ -1,0 +1,30 @@
+// A layer whose experts are split between device and host, as graph nodes (docs/architecture.md).
+#pragma once
+
+#include "moe-layer.h"
+#include "slot-pool.h"
+
+// What the nodes call while the graph runs. layer: as given to spac_build_split; all tensors are in host memory.
+struct spac_split_ops {
+    // ids: [n_expert_used, n_tokens] as the router chose; ids_device: slots or -1; ids_host: experts or -1
+    // cur: NULL in-graph; else the input of the host experts, to be handed to the executor
+    virtual void dispatch(spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) = 0;
+
+    // executor: rows [n_embd, n_expert_used, n_tokens] of the host experts
+    virtual void collect(spac_moe_layer & layer, float * rows, size_t n_rows) = 0;
+
+    // in-graph: the device experts are done; the host experts are done
+    virtual void device_done(spac_moe_layer & layer) = 0;
+    virtual void host_done(spac_moe_layer & layer)   = 0;
+
+    virtual ~spac_split_ops() = default;
+};
+
+struct spac_split_node {
+    spac_split_ops * ops;
+    spac_moe_layer * layer;
+};
+
+// returns the layer's output [n_embd, n_tokens]; node must outlive the graph
+ggml_tensor * spac_build_split_in_graph(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group);
+ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group);

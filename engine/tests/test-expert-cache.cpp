@@ -1,0 +1,136 @@
+#include "check.h"
+#include "prefetch-worker.h"
+
+
+// loads all that can start, in order; returns their keys
+static std::vector<uint32_t> run_loads(cache_fixture & f) {
+    std::vector<uint32_t> keys;
+    {
+        spac_prefetch_worker worker(f.cache, [&](const spac_load & load) {
+            keys.push_back(f.key(load.il, load.ie));
+            return true;
+        }, 0);
+        CHECK(f.cache.wait_idle(5000));
+    }
+    return keys;
+}
+
+// 1 layer, 4 experts, 2 slots; utilities 1 3 2 0, tau 1. Loads 0 1 2 are submitted in this order.
+// By utility: 1 (free slot), 2 (free slot), then 0: no slot left, and nothing below it to evict: dropped.
+static void test_by_hand() {
+    cache_fixture f(1, 4, 2);
+    f.utility = { 1, 3, 2, 0 };
+    f.apply({ 0, 1, 2 });
+    CHECK((run_loads(f) == std::vector<uint32_t>{ 1, 2 }));
+    CHECK((f.residency == std::vector<uint8_t>{ SPAC_RESIDENCY_ABSENT, SPAC_RESIDENCY_RESIDENT, SPAC_RESIDENCY_RESIDENT, SPAC_RESIDENCY_ABSENT }));
+    CHECK(f.counters.n_loads == 2 && f.counters.loaded_bytes == 200 && f.counters.n_evictions == 0);
+
+    CHECK(f.pin(0, 1) >= 0 && f.pin(0, 0) == -1);
+    CHECK(f.counters.n_hit == 1 && f.counters.n_miss == 1 && f.counters.n_late == 0);
+    f.cache.check();
+}
+
+// a full pool gives up its lowest utility below tau, never one that is wanted
+static void test_eviction() {
+    cache_fixture g(1, 5, 2);
+    g.utility = { 2, 3, 0, 0, 0 };
+    g.apply({ 0, 1 });
+    std::vector<uint32_t> order;
+    spac_prefetch_worker worker(g.cache, [&](const spac_load & load) {
+        order.push_back(load.ie);
+        return true;
+    }, 0);
+    CHECK(g.cache.wait_idle(5000));
+
+    // expert 0 fell to 1, expert 1 to 0; tau 2: both may go, expert 1 first
+    g.utility = { 1, 0, 4, 0, 0 };
+    g.tau     = { 2 };
+    g.apply({ 2 });
+    CHECK(g.cache.wait_idle(5000));
+    CHECK((order == std::vector<uint32_t>{ 1, 0, 2 }));
+    CHECK(g.residency[1] == SPAC_RESIDENCY_ABSENT && g.residency[0] == SPAC_RESIDENCY_RESIDENT);
+    CHECK(g.counters.n_evictions == 1);
+
+    // 3 is wanted as much as the residents 0 and 2, which are wanted too: nothing happens
+    g.utility = { 3, 0, 3, 3, 0 };
+    g.apply({ 3 });
+    CHECK(g.cache.wait_idle(5000));
+    CHECK(g.residency[3] == SPAC_RESIDENCY_ABSENT && g.counters.n_evictions == 1);
+    g.cache.check();
+}
+
+static void test_pins_protect() {
+    cache_fixture f(2, 3, 1);
+    f.utility = { 1, 0, 0, 0, 0, 0 };
+    f.apply({ 0 });
+    spac_prefetch_worker worker(f.cache, [](const spac_load &) { return true; }, 0);
+    CHECK(f.cache.wait_idle(5000));
+    CHECK(f.pin(0, 0) == 0);
+
+    f.utility = { 0, 0, 0, 5, 0, 0 };
+    f.apply({ f.key(1, 0) });
+    CHECK(f.cache.wait_idle(5000));
+    CHECK(f.residency[f.key(1, 0)] == SPAC_RESIDENCY_ABSENT); // the only slot is in use
+    CHECK(f.cache.slot_of(0, 0) == 0);
+
+    f.cache.unpin_all();
+    f.apply({ f.key(1, 0) });
+    CHECK(f.cache.wait_idle(5000));
+    CHECK(f.cache.slot_of(1, 0) == 0 && f.cache.slot_of(0, 0) == -1);
+    CHECK(f.counters.n_pinned_steals == 0);
+}
+
+static void test_no_evict() {
+    cache_fixture f(1, 3, 1, false);
+    f.utility = { 1, 0, 0 };
+    f.apply({ 0 });
+    spac_prefetch_worker worker(f.cache, [](const spac_load &) { return true; }, 0);
+    CHECK(f.cache.wait_idle(5000));
+    f.utility = { 0, 9, 0 };
+    f.apply({ 1 });
+    CHECK(f.cache.wait_idle(5000));
+    CHECK(f.cache.slot_of(0, 0) == 0 && f.counters.n_evictions == 0);
+}
+
+// 250 bytes per forward, 100 each: 2 at once, the other 2 in the next forward (50 are saved up)
+static void test_byte_budget() {
+    cache_fixture f(1, 8, 8);
+    f.utility.assign(8, 1);
+    f.apply({ 0, 1, 2, 3, 4 }, 250);
+    spac_prefetch_worker worker(f.cache, [](const spac_load &) { return true; }, 0);
+    CHECK(f.cache.wait_idle(5000));
+    CHECK(f.counters.n_loads == 2);
+    f.cache.begin_forward();
+    CHECK(f.cache.wait_idle(5000));
+    CHECK(f.counters.n_loads == 5); // 50 + 250 = 300
+}
+
+// a decision moves waiting loads to their new level, and drops what is no longer wanted
+static void test_relevel() {
+    cache_fixture f(1, 4, 4);
+    f.utility = { 3, 2, 1, 0 };
+    f.apply({ 0, 1, 2 });
+    f.utility = { 1, 2, 3, 0 };
+    f.tau     = { 2 };
+    f.apply({});
+    CHECK((run_loads(f) == std::vector<uint32_t>{ 2, 1 }));
+    CHECK(f.residency[0] == SPAC_RESIDENCY_ABSENT);
+}
+
+static void test_garbage_is_ignored() {
+    cache_fixture f(2, 3, 2);
+    f.utility.assign(6, 7);
+    f.apply({ 6, UINT32_MAX, 1, 1, 1 });
+    CHECK((run_loads(f) == std::vector<uint32_t>{ 1 }));
+}
+
+int main() {
+    test_by_hand();
+    test_eviction();
+    test_pins_protect();
+    test_no_evict();
+    test_byte_budget();
+    test_relevel();
+    test_garbage_is_ignored();
+    return 0;
+}
