@@ -46,7 +46,13 @@ void spac_engine::set_hook(bool on) {
         return;
     }
     const auto forget = [](void * engine) { ((spac_engine *) engine)->forget_context(); };
-    const llama_moe_hook hook = { build, free_with_context ? free_with_context : forget, this };
+
+    llama_moe_hook hook = {};
+    hook.build       = build;
+    hook.free        = free_with_context ? free_with_context : forget;
+    hook.user_data   = this;
+    hook.n_draft_max = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->n_draft_max(server_slot); };
+    hook.record_step = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
     llama_set_moe_hook(ctx, on ? &hook : nullptr);
 }
 
@@ -246,6 +252,32 @@ spac_engine_info spac_engine::info() const {
 const char * spac_engine::declined_reason(int il) const {
     const auto it = states.find(il);
     return it == states.end() || it->second->layer.is_split() ? nullptr : it->second->layer.declined.c_str();
+}
+
+// ---- what a server asks and tells
+
+int32_t spac_engine::n_draft_max(int32_t server_slot) const {
+    if (!board || server_slot < 0 || server_slot >= SPAC_N_SERVER_SLOTS) {
+        return -1;
+    }
+    const int32_t n = board->view().n_draft_max[server_slot];
+    return n < 0 ? -1 : n;
+}
+
+void spac_engine::record_step(const llama_moe_hook_step & step) {
+    if (!board) {
+        return;
+    }
+    spac_step_record record = {};
+    record.step        = *board->view().n_records;
+    record.server_slot = step.server_slot;
+    record.n_draft     = step.n_draft;
+    record.n_accepted  = step.n_accepted;
+    record.n_tokens    = step.n_tokens;
+    record.draft_us    = step.draft_us;
+    record.verify_us   = step.verify_us;
+    record.process_us  = step.process_us;
+    board->push_record(record);
 }
 
 // ---- graph building

@@ -36,6 +36,10 @@ struct spac_engine : spac_split_ops {
     std::unique_ptr<spac_board>           board;
     std::unique_ptr<spac_expert_cache>    cache;
 
+    // a server's side, between forwards
+    int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
+    void    record_step(const llama_moe_hook_step & step);
+
     // the context is going away
     void forget_context() { ctx = nullptr; }
 

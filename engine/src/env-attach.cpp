@@ -3,6 +3,7 @@
 //   PYSPAC_CACHE    17%, a number of MiB, or auto
 //   PYSPAC_DEVICE   auto, cpu, or a ggml device name
 //   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
+//   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 #include "engine.h"
 #include "status.h"
 
@@ -18,6 +19,15 @@ static const char * env_or(const char * name, const char * fallback) {
     return value && *value ? value : fallback;
 }
 
+static int32_t checked_max_batch(const std::string & text) {
+    char * end = nullptr;
+    const long n = strtol(text.c_str(), &end, 10);
+    if (end == text.c_str() || *end || n < 1 || n > 512) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_MAX_BATCH \"%s\": give a number of tokens from 1 to 512", text.c_str()));
+    }
+    return (int32_t) n;
+}
+
 static void free_with_context(void * user_data) {
     spac_engine * engine = (spac_engine *) user_data;
     engine->forget_context();
@@ -30,6 +40,7 @@ static void attach(llama_context * ctx) {
     params.cache      = env_or("PYSPAC_CACHE", "auto");
     params.device     = env_or("PYSPAC_DEVICE", "auto");
     params.board_name = env_or("PYSPAC_BOARD", nullptr);
+    params.max_batch  = checked_max_batch(env_or("PYSPAC_MAX_BATCH", "32"));
     params.verbose    = true;
     new spac_engine(ctx, params, free_with_context); // owned by the context
 }
