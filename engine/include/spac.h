@@ -195,6 +195,7 @@ SPAC_API spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t 
 // board
 SPAC_API spac_status spac_board_open(const char * name, spac_board ** board); // of a running engine, by another process
 SPAC_API void        spac_board_close(spac_board * board);
+SPAC_API spac_status spac_board_owner(const char * name, int32_t * pid); // process of the engine that made it, alive or not
 SPAC_API spac_status spac_board_get_view(spac_board * board, spac_board_view * view);
 SPAC_API void        spac_decision_begin(spac_board * board);
 SPAC_API void        spac_decision_end(spac_board * board);

@@ -70,6 +70,23 @@ static std::string shm_path(const std::string & name) {
     return "/pyspac." + name;
 }
 
+static spac_board_header read_header(const std::string & path, const std::string & name) {
+    const int fd = shm_open(path.c_str(), O_RDONLY, 0);
+    spac_board_header header = {};
+    const bool readable = fd >= 0 && read(fd, &header, sizeof(header)) == (ssize_t) sizeof(header);
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (!readable || header.magic != BOARD_MAGIC) {
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("no board \"%s\": is its server running?", name.c_str()));
+    }
+    return header;
+}
+
+int32_t spac_board::owner(const std::string & name) {
+    return read_header(shm_path(name), name).pid;
+}
+
 // a board left behind by a killed process is removed; one in use is refused
 static void remove_stale(const std::string & path, const std::string & name) {
     const int fd = shm_open(path.c_str(), O_RDONLY, 0);

@@ -23,6 +23,9 @@ struct spac_board {
     // that of a running engine; throws unless magic, ABI version and sizes agree
     static spac_board * open(const std::string & name);
 
+    // the process that created it
+    static int32_t owner(const std::string & name);
+
     ~spac_board();
 
     spac_board_view view() const;

@@ -94,6 +94,12 @@ ggml_tensor * spac_engine::build(void * user_data, const llama_moe_hook_params *
     return engine.is_active ? engine.split(*p) : engine.discover(*p);
 }
 
+static std::string model_arch(llama_context * ctx) {
+    char arch[64] = "";
+    llama_model_meta_val_str(llama_get_model(ctx), "general.architecture", arch, sizeof(arch));
+    return arch;
+}
+
 ggml_tensor * spac_engine::discover(const llama_moe_hook_params & p) {
     if (devices.empty()) {
         for (int i = 0; i < ggml_backend_sched_get_n_backends(p.sched); i++) {
@@ -106,7 +112,7 @@ ggml_tensor * spac_engine::discover(const llama_moe_hook_params & p) {
     std::unique_ptr<layer_state> & state = states[p.il];
     if (!state) {
         state = std::make_unique<layer_state>();
-        state->layer = spac_moe_layer_from_hook(p);
+        state->layer = spac_moe_layer_from_hook(p, model_arch(ctx));
         state->node  = { this, &state->layer };
     } else if (!same_experts(state->layer, p)) {
         state->layer.declined = "two sets of experts in one layer";
@@ -211,7 +217,13 @@ void spac_engine::start_threads() {
     worker    = std::make_unique<spac_prefetch_worker>(*cache, [this](const spac_load & load) {
         const spac_moe_layer & layer = states.at(load.il)->layer;
         return slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
-    }, params.link_gb_s);
+    }, params.link_gb_s, [this] {
+        // a server that waits for requests has no forwards to take decisions over
+        apply_decision();
+        if (!in_forward) {
+            cache->idle();
+        }
+    });
 
     if (host_mode == SPAC_HOST_EXECUTOR) {
         std::vector<const spac_moe_layer *> layers;
@@ -268,6 +280,8 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
     if (!board) {
         return;
     }
+    end_forward(); // its logits were read
+
     spac_step_record record = {};
     record.step        = *board->view().n_records;
     record.server_slot = step.server_slot;
@@ -310,8 +324,9 @@ void spac_engine::end_forward() {
     spac_counters & c = *board->counters();
     c.n_forward++;
     c.n_forward_both += any_device && any_host;
-    in_forward = any_device = any_host = false;
-    last_il = -1;
+    any_device = any_host = false;
+    in_forward = false;
+    last_il    = -1;
 }
 
 void spac_engine::begin_forward() {
@@ -331,6 +346,8 @@ void spac_engine::run_default_policy() {
 
 // nothing that is read here is trusted: the board may be written by another process
 bool spac_engine::apply_decision() {
+    std::lock_guard<std::mutex> lock(decision_mutex);
+
     const uint64_t seq = board->decision_seq();
     if (seq == decision_seen || (seq & 1)) {
         return false;

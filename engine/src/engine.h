@@ -11,8 +11,10 @@
 #include "slot-pool.h"
 #include "split-graph.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -103,14 +105,19 @@ struct spac_engine : spac_split_ops {
     std::unique_ptr<spac_default_policy>  policy;
 
     // the forward in progress; one thread at a time
-    bool     in_forward = false, any_device = false, any_host = false;
+    std::atomic<bool> in_forward{ false }; // the worker looks too
+    bool     any_device = false, any_host = false;
     int      last_il    = -1;
-    uint64_t last_dispatch = 0, decision_seen = 0;
+    uint64_t last_dispatch = 0;
     std::vector<int32_t>  distinct;   // experts of the layer in progress
     std::vector<uint32_t> n_rows;     // activations of each
     std::vector<int32_t>  slots;      // of each, or -1
     std::vector<int32_t>  index_of;   // [n_expert] into distinct, or -1
     std::vector<int32_t>  ids_copy;   // [n_expert_used * n_tokens]
+
+    // taken over by the graph, the worker or the ABI; a copy, as another process may go on writing
+    std::mutex            decision_mutex; // guards the four below
+    std::atomic<uint64_t> decision_seen{ 0 };
     std::vector<uint8_t>  utility_copy, tau_copy;
     std::vector<uint32_t> load_copy;
 };

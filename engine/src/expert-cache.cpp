@@ -78,7 +78,7 @@ void spac_expert_cache::cancel() {
     for (uint32_t key : queue.drain()) {
         set_state(key, SPAC_RESIDENCY_ABSENT);
     }
-    idle.notify_all();
+    idle_now.notify_all();
 }
 
 void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots) {
@@ -122,6 +122,18 @@ void spac_expert_cache::unpin_all() {
 void spac_expert_cache::begin_forward() {
     std::lock_guard<std::mutex> lock(mutex);
     forward++;
+    renew_credit();
+}
+
+void spac_expert_cache::idle() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (forward == idle_forward) {
+        renew_credit();
+    }
+    idle_forward = forward;
+}
+
+void spac_expert_cache::renew_credit() {
     if (byte_budget != UINT64_MAX) {
         // what is left over may be saved up, so that an expert larger than the budget still loads now and then
         uint64_t largest = 0;
@@ -217,8 +229,10 @@ spac_expert_cache::wait_result spac_expert_cache::wait_for_load(spac_load & load
         if (take_next(load)) {
             return wait_result::LOAD;
         }
-        idle.notify_all();
-        work.wait(lock);
+        idle_now.notify_all();
+        if (work.wait_for(lock, std::chrono::milliseconds(IDLE_MS)) == std::cv_status::timeout) {
+            return wait_result::IDLE;
+        }
     }
     return wait_result::STOPPED;
 }
@@ -249,12 +263,12 @@ void spac_expert_cache::stop() {
     std::lock_guard<std::mutex> lock(mutex);
     stopped = true;
     work.notify_all();
-    idle.notify_all();
+    idle_now.notify_all();
 }
 
 bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
     std::unique_lock<std::mutex> lock(mutex);
-    return idle.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+    return idle_now.wait_for(lock, std::chrono::milliseconds(timeout_ms),
                          [&] { return stopped || (n_loading == 0 && (queue.empty() || out_of_credit)); });
 }
 

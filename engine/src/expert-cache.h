@@ -47,11 +47,12 @@ struct spac_expert_cache {
     void pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots);
     void unpin_all();
     void begin_forward(); // renews the byte budget
+    void idle();          // no forward began for a while: renews the byte budget too
 
     // worker's side
 
-    enum class wait_result { LOAD, STOPPED };
-    wait_result wait_for_load(spac_load & load); // blocks
+    enum class wait_result { LOAD, IDLE, STOPPED };
+    wait_result wait_for_load(spac_load & load); // blocks; IDLE: nothing to load for IDLE_MS
     void finish_load(const spac_load & load, bool ok, uint64_t us);
     void stop();
 
@@ -75,11 +76,13 @@ struct spac_expert_cache {
         int32_t group, slot;
     };
 
-    static constexpr uint32_t NONE = UINT32_MAX;
+    static constexpr uint32_t NONE    = UINT32_MAX;
+    static constexpr int      IDLE_MS = 25;
 
     const layer_desc & layer_of(uint32_t key) const { return layers[key / n_expert]; }
 
     void    set_state(uint32_t key, spac_residency state);
+    void    renew_credit();
     bool    take_next(spac_load & load);
     int32_t take_slot(slot_group & group, uint32_t key);
     int32_t take_victim(slot_group & group, uint32_t key);
@@ -93,7 +96,7 @@ struct spac_expert_cache {
 
     std::mutex              mutex; // guards all below
     std::condition_variable work;  // a load may be startable, or stop
-    std::condition_variable idle;
+    std::condition_variable idle_now;
     std::vector<slot_group> groups;
     std::vector<int32_t>    slot_index; // [n_layer * n_expert] slot while loading or resident, else -1
     std::vector<uint8_t>    utility;    // [n_layer * n_expert]
@@ -101,6 +104,7 @@ struct spac_expert_cache {
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
     uint64_t forward      = 0;
+    uint64_t idle_forward = 0;          // forward at the last idle()
     uint64_t byte_budget  = UINT64_MAX; // per forward
     uint64_t credit       = UINT64_MAX; // bytes that may still start in this forward
     uint32_t n_loading    = 0;

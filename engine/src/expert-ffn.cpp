@@ -2,6 +2,8 @@
 
 #include "llama-graph.h" // llm_ffn_op_type
 
+#include <cmath>
+
 ggml_tensor * spac_gather_scale(ggml_context * ctx, ggml_tensor * s, ggml_tensor * ids) {
     if (!s) {
         return nullptr;
@@ -29,14 +31,26 @@ static ggml_tensor * half_of(ggml_context * ctx, ggml_tensor * t, int half) {
     return ggml_view_3d(ctx, t, n, t->ne[1], t->ne[2], t->nb[1], t->nb[2], half * n * t->nb[0]);
 }
 
-static ggml_tensor * activate(ggml_context * ctx, int op, ggml_tensor * gate, ggml_tensor * up) {
-    switch (op) {
-        case LLM_FFN_SILU:           return gate ? ggml_swiglu_split(ctx, gate, up) : ggml_silu(ctx, up);
+static ggml_tensor * swiglu(ggml_context * ctx, const spac_moe_layer & layer, ggml_tensor * gate, ggml_tensor * up) {
+    if (layer.clamp == 0) {
+        return ggml_swiglu_split(ctx, gate, up);
+    }
+    if (layer.clamps_in_one_op) {
+        return ggml_swiglu_clamp(ctx, gate, up, layer.clamp);
+    }
+    up   = ggml_clamp(ctx, up, -layer.clamp, layer.clamp);
+    gate = ggml_clamp(ctx, ggml_silu(ctx, gate), -INFINITY, layer.clamp);
+    return ggml_mul(ctx, gate, up);
+}
+
+static ggml_tensor * activate(ggml_context * ctx, const spac_moe_layer & layer, ggml_tensor * gate, ggml_tensor * up) {
+    switch (layer.op) {
+        case LLM_FFN_SILU:           return gate ? swiglu(ctx, layer, gate, up) : ggml_silu(ctx, up);
         case LLM_FFN_GELU:           return gate ? ggml_geglu_split(ctx, gate, up) : ggml_gelu(ctx, up);
         case LLM_FFN_RELU:           return gate ? ggml_reglu_split(ctx, gate, up) : ggml_relu(ctx, up);
         case LLM_FFN_RELU_SQR:       return ggml_sqr(ctx, ggml_relu(ctx, up));
         case LLM_FFN_SWIGLU_OAI_MOE: return ggml_swiglu_oai(ctx, gate, up, 1.702f, 7.0f);
-        default:                     GGML_ABORT("activation %d was not declined", op);
+        default:                     GGML_ABORT("activation %d was not declined", layer.op);
     }
 }
 
@@ -54,5 +68,5 @@ ggml_tensor * spac_build_expert_ffn(const spac_expert_ffn & ffn) {
             gate = project(ffn, SPAC_PART_GATE, SPAC_PART_GATE_B, ffn.cur, ffn.gate_s);
         }
     }
-    return project(ffn, SPAC_PART_DOWN, SPAC_PART_DOWN_B, activate(ffn.ctx, ffn.layer->op, gate, up), ffn.down_s);
+    return project(ffn, SPAC_PART_DOWN, SPAC_PART_DOWN_B, activate(ffn.ctx, *ffn.layer, gate, up), ffn.down_s);
 }

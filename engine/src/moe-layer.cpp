@@ -46,15 +46,15 @@ static bool op_is_handled(const llama_moe_hook_params & p) {
     }
 }
 
-static std::string reason_to_decline(const llama_moe_hook_params & p, const spac_moe_layer & layer) {
+static std::string reason_to_decline(const llama_moe_hook_params & p, const spac_moe_layer & layer, const std::string & arch) {
     if (p.has_lora) {
         return "a LoRA adapter touches the experts";
     }
     if (p.has_prec) {
         return "the model sets the precision of single matmuls";
     }
-    if (p.clamp > 1e-6f) {
-        return "clamped SwiGLU";
+    if (layer.clamp > 0 && arch == "dflash") {
+        return "clamped SwiGLU of a dflash model"; // one of two forms, by a parameter that the hook does not see
     }
     if (!op_is_handled(p)) {
         return spac_format("activation %d", p.op);
@@ -74,7 +74,16 @@ static std::string reason_to_decline(const llama_moe_hook_params & p, const spac
     return "";
 }
 
-spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & p) {
+// as build_moe_ffn does, which looks at the limit only where gate and up are separate
+static void set_clamp(spac_moe_layer & layer, const llama_moe_hook_params & p, const std::string & arch) {
+    if (p.op != LLM_FFN_SILU || !p.gate || p.gate_up || p.clamp <= 1e-6f) {
+        return;
+    }
+    layer.clamp            = p.clamp;
+    layer.clamps_in_one_op = arch == "maple" || arch == "deepseek4" || arch == "glm5-next" || arch == "hy_v4";
+}
+
+spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & p, const std::string & arch) {
     spac_moe_layer layer;
     layer.il            = p.il;
     layer.n_embd        = p.cur->ne[0];
@@ -96,6 +105,7 @@ spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & p) {
 
     layer.op                = p.op;
     layer.weight_before_ffn = p.weight_before_ffn;
-    layer.declined          = reason_to_decline(p, layer);
+    set_clamp(layer, p, arch);
+    layer.declined          = reason_to_decline(p, layer, arch);
     return layer;
 }

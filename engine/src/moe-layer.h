@@ -35,7 +35,9 @@ struct spac_moe_layer {
     ggml_tensor * gate_s = nullptr;
     ggml_tensor * down_s = nullptr;
 
-    int  op                = 0; // llm_ffn_op_type
+    int   op               = 0; // llm_ffn_op_type
+    float clamp            = 0; // of SwiGLU; 0: none
+    bool  clamps_in_one_op = false; // ggml_swiglu_clamp, instead of two clamps around SiLU
     bool weight_before_ffn = false;
 
     int         group = -1;
@@ -52,4 +54,5 @@ struct spac_moe_layer {
 };
 
 // reads a layer from the hook's arguments; sets declined where the engine cannot handle it
-spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & params);
+// arch: general.architecture of the model
+spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & params, const std::string & arch);

@@ -4,8 +4,9 @@
 
 #include <chrono>
 
-spac_prefetch_worker::spac_prefetch_worker(spac_expert_cache & cache, std::function<bool(const spac_load &)> copy, double link_gb_s) :
-    cache(cache), copy(std::move(copy)), link_gb_s(link_gb_s), thread([this] { run(); }) {}
+spac_prefetch_worker::spac_prefetch_worker(spac_expert_cache & cache, std::function<bool(const spac_load &)> copy, double link_gb_s,
+                                           std::function<void()> on_idle) :
+    cache(cache), copy(std::move(copy)), link_gb_s(link_gb_s), on_idle(std::move(on_idle)), thread([this] { run(); }) {}
 
 spac_prefetch_worker::~spac_prefetch_worker() {
     cache.stop();
@@ -13,8 +14,14 @@ spac_prefetch_worker::~spac_prefetch_worker() {
 }
 
 void spac_prefetch_worker::run() {
+    using wait_result = spac_expert_cache::wait_result;
+
     spac_load load;
-    while (cache.wait_for_load(load) == spac_expert_cache::wait_result::LOAD) {
+    for (wait_result result; (result = cache.wait_for_load(load)) != wait_result::STOPPED;) {
+        if (result == wait_result::IDLE) {
+            on_idle();
+            continue;
+        }
         const uint64_t t0 = spac_now_us();
         const bool ok = copy(load);
 

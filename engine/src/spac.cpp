@@ -133,6 +133,13 @@ spac_status spac_board_open(const char * name, spac_board ** board) {
     });
 }
 
+spac_status spac_board_owner(const char * name, int32_t * pid) {
+    return spac_guard([&] {
+        require(name && pid, "spac_board_owner: no name, or nowhere to put the process id");
+        *pid = spac_board::owner(name);
+    });
+}
+
 void spac_board_close(spac_board * board) {
     delete board;
 }

@@ -46,6 +46,8 @@ static void test_shared() {
     engine->counts()[11] = 42;
     CHECK(scheduler->view().counts[11] == 42);
 
+    CHECK(spac_board::owner(unique_name()) == getpid());
+
     const uint64_t before = engine->decision_seq();
     scheduler->decision_begin();
     CHECK(engine->decision_seq() & 1);
