@@ -1,0 +1,99 @@
+# make build | demo | test | lint | bench | clean; each sets up what it needs, in .venv and build/.
+#
+#   PRESET=cuda make build     a preset of CMakePresets.json; default: cuda where there are a GPU and nvcc, else cpu
+#   PYSPAC_CUDA=1, =0          overrules what nvidia-smi says
+#   JOBS=4                     parallel compilations; default: number of cores
+#   PYTHON=python3.12          for .venv
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: build demo test test-python test-engine test-sanitizers lint format bench clean distclean
+
+PYTHON ?= python3
+JOBS   ?= $(shell nproc)
+
+
+ROOT := $(CURDIR)
+VENV := $(ROOT)/.venv
+DEPS := $(VENV)/.deps
+
+# the checkout's own environment first: an installed cmake or ninja there is there because the system has none
+export PATH := $(VENV)/bin:$(PATH):/usr/local/cuda/bin
+
+PYSPAC_CUDA ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && PATH="$(PATH)" command -v nvcc >/dev/null && echo 1)
+PRESET      ?= $(if $(filter 1,$(PYSPAC_CUDA)),cuda,cpu)
+
+export PYSPAC_BUILD_DIR := $(ROOT)/build/$(PRESET)
+
+# --- environment ---
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "no venv: install python3-venv" >&2; exit 1; }
+
+# llama-cpp-python goes in first and without its own llama.cpp, from the archive that the build uses as well
+$(DEPS): pyproject.toml cmake/pin.json | $(VENV)/bin/python
+	archive=$$(python scripts/patches.py sdist) && CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --quiet "$$archive"
+	pip install --quiet "cffi>=1.17" $$(python cmake/build_tools.py)
+	pip install --quiet --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3 --editable '.[dev]'
+	touch $@
+
+# --- build ---
+
+# once per preset; after that cmake itself sees what changed
+CONFIGURED := build/$(PRESET)/.configured
+
+build/%/.configured: CMakePresets.json | $(DEPS)
+	generator=$$(command -v ninja >/dev/null && echo Ninja || echo "Unix Makefiles"); \
+	cmake --log-level=WARNING --preset $* -G "$$generator" -DPython3_EXECUTABLE=$(VENV)/bin/python
+	touch $@
+
+build: $(DEPS) $(CONFIGURED)
+	cmake --build --preset $(PRESET) -j $(JOBS)
+
+# --- use ---
+
+demo: build
+	pyspac demo
+
+bench: build
+	for file in benchmarks/bench_*.py; do python "$$file"; done
+
+# --- test ---
+
+test: test-engine test-python test-sanitizers
+
+test-engine: build
+	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
+	ctest --preset $(PRESET)
+
+test-python: build
+	python -m pytest
+
+test-sanitizers: $(DEPS) build/asan/.configured build/tsan/.configured
+	for preset in asan tsan; do cmake --build --preset $$preset -j $(JOBS); ctest --preset $$preset; done
+
+# --- lint ---
+
+ENGINE_FILES = $(wildcard engine/include/*.h engine/src/*.h engine/src/*.cpp engine/tests/*.h engine/tests/*.cpp engine/tests/*.c)
+
+lint: $(DEPS)
+	ruff check .
+	ruff format --check .
+	clang-format --dry-run -Werror $(ENGINE_FILES)
+	mypy
+
+format: $(DEPS)
+	ruff check --fix-only .
+	ruff format .
+	clang-format -i $(ENGINE_FILES)
+
+# --- clean ---
+
+# the downloaded archive and .venv stay: fetching them again is slow. `distclean` removes both.
+clean:
+	rm -rf $(filter-out build/sdist,$(wildcard build/*)) dist
+
+distclean:
+	rm -rf build dist .venv

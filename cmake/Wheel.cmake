@@ -1,0 +1,12 @@
+# What a wheel holds beside the Python files: libraries in pyspac/lib, programs in pyspac/bin.
+# scikit-build-core installs this component alone, into its folder `pyspac`.
+
+set(libraries ${PYSPAC_LLAMA_LIBS} spac)
+if(TARGET _ffi)
+    list(APPEND libraries _ffi)
+endif()
+install(TARGETS ${libraries} LIBRARY DESTINATION lib COMPONENT pyspac)
+if(PYSPAC_TOOLS)
+    install(TARGETS ${PYSPAC_TOOLS} RUNTIME DESTINATION bin COMPONENT pyspac)
+endif()
+install(FILES "${PYSPAC_LLAMA_DIR}/LICENSE" DESTINATION lib RENAME LICENSE.llama.cpp COMPONENT pyspac)
