@@ -1,0 +1,52 @@
+"""pyspac: Mixture-of-Experts models whose experts are split between a device and the host while they run.
+
+    router top-k -> activations -> estimator -> balancer -> prefetch plan -> engine -> placement -> graph
+
+- router top-k    the model picks n_expert_used experts per token and layer
+- activations     the engine counts them, `activations.py` turns them into counts per step [n_layer, n_expert]
+- estimator       `estimator.py` turns counts into a utility per expert, 0 .. n_levels
+- balancer        `balancer.py` picks tau per layer: experts with utility >= tau belong on the device
+- prefetch plan   `prefetch.py` lists what to copy, most useful first, within slots and byte budget
+- engine          `engine.py`, libspac: a queue, a worker that copies, device slots
+- placement       which expert each layer finds on the device when it runs
+- graph           llama.cpp, patched: device experts and host experts of one layer, summed as stock does
+
+`scheduler.py` runs steps 1 to 4 once per decoding step; `cost_model.py` times them from the running graph.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# name -> module; imported on first use, so that `import pyspac` needs neither numpy nor the native library
+_PUBLIC = {
+    "PyspacError": "errors",
+    "ConfigError": "errors",
+    "ModelError": "errors",
+    "EngineError": "errors",
+    "PatchError": "errors",
+    "SchedulerConfig": "config",
+    "EngineParams": "config",
+    "Board": "board",
+    "BoardGeometry": "board",
+    "LocalBoard": "board",
+    "Scheduler": "scheduler",
+    "Engine": "engine",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562)."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'pyspac' has no attribute {name!r}")
+    return getattr(import_module(f"pyspac.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names without importing them."""
+    return sorted([*globals(), *_PUBLIC])

@@ -1,0 +1,283 @@
+"""The board: the arrays through which the engine and the scheduler talk, as numpy views without copies.
+
+`Board` wraps the board of a running engine (spac_board_view in spac.h); `LocalBoard` has the same arrays in
+plain memory, for tests, the lab and benchmarks: no native library needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.errors import ConfigError, EngineError
+
+N_RECORDS = 256  # SPAC_N_RECORDS
+N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
+NO_BUDGET = 2**64 - 1  # byte_budget: no limit
+
+
+class Residency(IntEnum):
+    """Where an expert's weights are on the device (spac_residency)."""
+
+    ABSENT = 0
+    QUEUED = 1
+    LOADING = 2
+    RESIDENT = 3
+
+
+# the fields of the C structs, in their order
+COUNTER_FIELDS = (
+    "n_forward", "n_forward_both", "n_hit", "n_miss", "n_late", "n_hit_rows", "n_miss_rows", "n_late_rows",
+    "n_loads", "n_load_failures", "n_evictions", "loaded_bytes", "load_us", "dispatch_us", "wait_us",
+    "n_decisions", "n_pinned_steals",
+)  # fmt: skip
+LAYER_STATS_FIELDS = (
+    "n_calls", "n_device_experts", "n_host_experts", "n_device_rows", "n_host_rows",
+    "device_us", "host_us", "layer_us",
+)  # fmt: skip
+COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
+LAYER_STATS_DTYPE = np.dtype([(name, np.uint64) for name in LAYER_STATS_FIELDS])
+RECORD_DTYPE = np.dtype(
+    [("step", np.uint64)]
+    + [(name, np.int32) for name in ("server_slot", "n_draft", "n_accepted", "n_tokens")]
+    + [(name, np.uint32) for name in ("draft_us", "verify_us", "process_us", "sample_us")]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardGeometry:
+    """Sizes that a board is made for. The last three are per layer, [n_layer]."""
+
+    n_layer: int
+    n_expert: int
+    n_expert_used: int
+    expert_bytes: Sequence[int]  # of one expert; 0: the layer is not split
+    group: Sequence[int]  # layout group: slots are shared within a group only
+    group_slots: Sequence[int]  # slots of that layer's group
+    max_batch: int = 16
+
+    def __post_init__(self) -> None:
+        """Check sizes; ConfigError names the field."""
+        for field in ("n_layer", "n_expert", "n_expert_used", "max_batch"):
+            if getattr(self, field) < 1:
+                raise ConfigError(field, getattr(self, field), "1 or more")
+        for field in ("expert_bytes", "group", "group_slots"):
+            if len(getattr(self, field)) != self.n_layer:
+                raise ConfigError(field, len(getattr(self, field)), f"one entry per layer, {self.n_layer}")
+
+    @classmethod
+    def uniform(
+        cls, *, n_layer: int, n_expert: int, n_expert_used: int, n_slots: int, expert_bytes: int = 1 << 20
+    ) -> BoardGeometry:
+        """Return the geometry of equal layers in one layout group that share n_slots."""
+        return cls(
+            n_layer=n_layer, n_expert=n_expert, n_expert_used=n_expert_used,
+            expert_bytes=[expert_bytes] * n_layer, group=[0] * n_layer, group_slots=[n_slots] * n_layer,
+        )  # fmt: skip
+
+
+class BoardView:
+    """The arrays of a board. Names, order and meaning as in spac_board_view; the engine's are read-only."""
+
+    n_layer: int
+    n_expert: int
+    n_expert_used: int
+    n_slots: int
+    max_batch: int
+    n_load_max: int
+    # written by the engine
+    counts: NDArray[np.uint32]  # [n_layer, n_expert] cumulative activations, wraps
+    residency: NDArray[np.uint8]  # [n_layer, n_expert] Residency
+    expert_bytes: NDArray[np.uint32]  # [n_layer] of one expert; 0: the layer is not split
+    group: NDArray[np.uint32]  # [n_layer]
+    group_slots: NDArray[np.uint32]  # [n_layer]
+    layer_stats: NDArray[Any]  # [n_layer] LAYER_STATS_DTYPE, cumulative
+    counters: NDArray[Any]  # [1] COUNTERS_DTYPE, cumulative
+    records: NDArray[Any]  # [N_RECORDS] RECORD_DTYPE, a ring
+    n_records: NDArray[np.uint64]  # [1] records ever written
+    # written by the scheduler, inside `with board.decision():`
+    utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
+    tau: NDArray[np.uint8]  # [n_layer]
+    load: NDArray[np.uint32]  # [n_load_max] il * n_expert + ie, most wanted first
+    n_load: NDArray[np.uint32]  # [1]
+    byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
+    n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
+
+    def _begin(self) -> None:
+        """Mark the decision as being written."""
+
+    def _end(self) -> None:
+        """Publish the decision."""
+
+    @contextmanager
+    def decision(self) -> Iterator[None]:
+        """Hold the sequence lock while utility, tau, loads, budget and draft limits are written."""
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+
+
+class LayoutGroups:
+    """Which layers share slots: dense arrays over layout groups 0 .. n_group - 1, read once from a board."""
+
+    def __init__(self, board: BoardView) -> None:
+        """Read group, group_slots and expert_bytes; layers that are not split count nowhere."""
+        self.is_split = np.asarray(board.expert_bytes) > 0  # [n_layer]
+        if not self.is_split.any():
+            raise ConfigError("board", "no split layer", "a board whose engine splits at least one MoE layer")
+        self.of_layer = np.where(self.is_split, board.group, 0).astype(np.intp)  # [n_layer]
+        self.n_group = int(self.of_layer.max()) + 1
+        ids = np.arange(self.n_group)
+        self.onehot = (np.equal.outer(ids, self.of_layer) & self.is_split).astype(
+            np.float64
+        )  # [n_group, n_layer]
+        self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
+        self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
+        self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
+        np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
+
+    def total(self, per_layer: NDArray[Any]) -> NDArray[np.float64]:
+        """Sum over the layers of each group: [n_layer, ...] -> [n_group, ...]."""
+        return np.asarray(self.onehot @ per_layer)
+
+
+ENGINE_ARRAYS = ("counts", "residency", "expert_bytes", "group", "group_slots", "layer_stats", "counters",
+                 "records", "n_records")  # fmt: skip
+SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max")
+
+
+def _layout(n_layer: int, n_expert: int, n_load_max: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Return dtype and shape of every array of a board."""
+    per_expert = (n_layer, n_expert)
+    return {
+        "counts": (np.uint32, per_expert),
+        "residency": (np.uint8, per_expert),
+        "expert_bytes": (np.uint32, (n_layer,)),
+        "group": (np.uint32, (n_layer,)),
+        "group_slots": (np.uint32, (n_layer,)),
+        "layer_stats": (LAYER_STATS_DTYPE, (n_layer,)),
+        "counters": (COUNTERS_DTYPE, (1,)),
+        "records": (RECORD_DTYPE, (N_RECORDS,)),
+        "n_records": (np.uint64, (1,)),
+        "utility": (np.uint8, per_expert),
+        "tau": (np.uint8, (n_layer,)),
+        "load": (np.uint32, (n_load_max,)),
+        "n_load": (np.uint32, (1,)),
+        "byte_budget": (np.uint64, (1,)),
+        "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
+    }
+
+
+class LocalBoard(BoardView):
+    """A board in plain memory. Nobody runs behind it: a test plays the engine by writing its arrays."""
+
+    def __init__(self, geometry: BoardGeometry) -> None:
+        """Allocate all arrays, zero except for the geometry; no budget, no draft limits."""
+        self.n_layer = geometry.n_layer
+        self.n_expert = geometry.n_expert
+        self.n_expert_used = geometry.n_expert_used
+        self.max_batch = geometry.max_batch
+        self.n_load_max = geometry.n_layer * geometry.n_expert
+        for name, (dtype, shape) in _layout(self.n_layer, self.n_expert, self.n_load_max).items():
+            setattr(self, name, np.zeros(shape, dtype))
+        self.expert_bytes[:] = geometry.expert_bytes
+        self.group[:] = geometry.group
+        self.group_slots[:] = geometry.group_slots
+        self.n_slots = sum(dict(zip(geometry.group, geometry.group_slots, strict=True)).values())
+        self.byte_budget[0] = NO_BUDGET
+        self.n_draft_max[:] = -1
+        self.n_decisions = 0
+
+    def _end(self) -> None:
+        self.n_decisions += 1
+
+    def record_step(self, **fields: int) -> None:
+        """Append a step record, as spac_engine_record_step does; fields as in RECORD_DTYPE."""
+        index = int(self.n_records[0])
+        entry = self.records[index % N_RECORDS : index % N_RECORDS + 1]
+        entry[:] = np.zeros(1, RECORD_DTYPE)
+        entry["step"] = index
+        for name, value in fields.items():
+            entry[name] = value
+        self.n_records[0] += np.uint64(1)
+
+
+class Board(BoardView):
+    """The board of a running engine, in this process or in POSIX shared memory.
+
+    The arrays point into the board's memory: after `close()` they are gone, and reading them raises
+    EngineError. Keep the board, not its arrays.
+    """
+
+    def __init__(self, handle: Any, *, owner: object = None) -> None:
+        """Wrap a spac_board handle. `owner` (an engine) is kept alive as long as the board."""
+        from pyspac._native import check, ffi, lib  # here: LocalBoard must work without the native library
+
+        self._ffi, self._lib = ffi, lib
+        self._handle = handle
+        self._owner = owner
+        self._is_closed = False
+        view = ffi.new("spac_board_view *")
+        view.size = ffi.sizeof("spac_board_view")
+        check(lib.spac_board_get_view(handle, view))
+        for name in ("n_layer", "n_expert", "n_expert_used", "n_slots", "max_batch", "n_load_max"):
+            setattr(self, name, int(getattr(view, name)))
+        for name, (dtype, shape) in _layout(self.n_layer, self.n_expert, self.n_load_max).items():
+            setattr(self, name, self._array(getattr(view, name), np.dtype(dtype), shape))
+        for name in ENGINE_ARRAYS:
+            getattr(self, name).flags.writeable = False
+
+    def _array(self, pointer: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        n_bytes = int(np.prod(shape)) * dtype.itemsize
+        return np.frombuffer(self._ffi.buffer(pointer, n_bytes), dtype).reshape(shape)
+
+    @classmethod
+    def open(cls, name: str) -> Board:
+        """Open the board /NAME of a running engine; EngineError if there is none."""
+        from pyspac._native import check, ffi, lib
+
+        out = ffi.new("spac_board **")
+        check(lib.spac_board_open(name.encode(), out))
+        return cls(ffi.gc(out[0], lib.spac_board_close))
+
+    def _begin(self) -> None:
+        self._lib.spac_decision_begin(self._live_handle())
+
+    def _end(self) -> None:
+        self._lib.spac_decision_end(self._live_handle())
+
+    def _live_handle(self) -> Any:
+        if self._is_closed:
+            raise EngineError(5, "the board is closed: its engine was freed or close() was called")
+        return self._handle
+
+    def close(self) -> None:
+        """Drop the arrays, and the mapping if this board was opened by name. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for name in (*ENGINE_ARRAYS, *SCHEDULER_ARRAYS):
+            delattr(self, name)
+        if self._owner is None:
+            self._ffi.release(self._handle)
+        self._owner = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain a missing array of a closed board."""
+        if name in ENGINE_ARRAYS or name in SCHEDULER_ARRAYS:
+            raise EngineError(5, f"the board is closed: {name} is gone; open it again or attach a new engine")
+        raise AttributeError(name)
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,54 @@
+"""Exceptions a user may see: what failed, with which value, and what to do about it.
+
+Everything derives from PyspacError, so that a command line can print the text alone and exit with
+`exit_code`. A broken invariant of our own is an AssertionError instead: it is a bug, and its traceback is
+wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PyspacError(Exception):
+    """Base of all errors meant for users. `exit_code` is what a command exits with."""
+
+    exit_code = 1
+
+
+class ConfigError(PyspacError):
+    """A setting is out of range or of the wrong kind."""
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: Any, allowed: str) -> None:
+        """Name the setting, the value it had, and what is allowed."""
+        super().__init__(f"{field} is {value!r}; allowed: {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+
+
+class ModelError(PyspacError):
+    """A model file cannot be used: not a GGUF, truncated, dense, an unsupported type."""
+
+    exit_code = 2
+
+
+class PatchError(PyspacError):
+    """The patches do not fit the llama.cpp tree they were applied to."""
+
+
+# spac_status values that the caller's own input causes; the others are failures of the machine or of pyspac
+_INPUT_STATUS = frozenset({1, 2, 3})
+
+
+class EngineError(PyspacError):
+    """libspac returned a status other than success; `text` is its spac_last_error()."""
+
+    def __init__(self, status: int, text: str) -> None:
+        """Keep the spac_status and its text; the text already says what to do."""
+        super().__init__(text or f"libspac failed with status {status} and left no text")
+        self.status = status
+        self.text = text
+        self.exit_code = 2 if status in _INPUT_STATUS else 1
