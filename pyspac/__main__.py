@@ -1,0 +1,5 @@
+"""`python -m pyspac`: the command line."""
+
+from pyspac.cli import main
+
+main()

@@ -1,0 +1,59 @@
+"""The command line: `pyspac COMMAND`. Each command lives in a file of `pyspac.commands`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+import pyspac
+from pyspac.commands.attach import attach
+from pyspac.commands.demo import demo
+from pyspac.commands.doctor import doctor
+from pyspac.commands.inspect import inspect
+from pyspac.commands.run import run
+from pyspac.commands.serve import serve
+from pyspac.commands.top import top
+
+app = typer.Typer(
+    name="pyspac",
+    help="Mixture-of-Experts models, split expert by expert between a device and the host while they run.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command()(run)
+app.command()(demo)
+app.command()(inspect)
+app.command()(doctor)
+app.command(context_settings={"allow_extra_args": True})(serve)  # after --: for llama-server
+app.command()(attach)
+app.command()(top)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pyspac {pyspac.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `pyspac` script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" instead of failing
+    app()

@@ -1,0 +1,1 @@
+"""The commands of `pyspac`, one file each; `pyspac.cli` puts them together."""

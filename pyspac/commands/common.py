@@ -1,0 +1,97 @@
+"""What the commands share: consoles, the funnel for errors, reading prompts, the progress bar."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from pyspac.decode import Interrupt
+from pyspac.errors import ConfigError, PyspacError
+from pyspac.report import STDOUT
+
+P = ParamSpec("P")
+EXIT_INTERRUPTED: Final = 130
+TABLE_WIDTH: Final = 80
+
+
+def error_console() -> Console:
+    """Notes, tables and errors: stderr, so that stdout holds the text or the JSON alone."""
+    return Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else TABLE_WIDTH)
+
+
+def output_console() -> Console:
+    """What a command was asked to show: stdout."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
+
+
+def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn a PyspacError into one line on stderr and its exit code, Ctrl-C into 130."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except PyspacError as error:
+            typer.echo(f"pyspac: error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as error:
+            typer.echo("pyspac: interrupted", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from error
+        except BrokenPipeError as error:  # as in `pyspac run ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from error
+
+    return wrapper
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The text of -p, or the contents of -f without one final newline. Raises ConfigError."""
+    if (prompt is None) == (file is None):
+        raise ConfigError(
+            "-p / -f", "both" if file else "neither", "one of them: a text, or a file with the text"
+        )
+    if file is None:
+        assert prompt is not None
+        return prompt
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+    except OSError as error:
+        raise ConfigError("-f", str(file), f"a text file that can be read ({error.strerror})") from error
+
+
+def check_json_target(target: str | None) -> None:
+    """Raise ConfigError if --json cannot be written there; before any work is done."""
+    if target in (None, STDOUT):
+        return
+    assert target is not None
+    folder = Path(target).parent
+    if Path(target).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(
+            "--json", target, "a file in a folder that exists and can be written to, or - for stdout"
+        )
+
+
+@contextmanager
+def loading_bar(interrupt: Interrupt) -> Iterator[Callable[[str, float], bool]]:
+    """A progress bar on stderr for `Session`'s `progress`; Ctrl-C stops the loading."""
+    console = error_console()
+    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, int] = {}
+
+        def update(what: str, fraction: float) -> bool:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=1.0)
+            bar.update(tasks[what], completed=fraction)  # type: ignore[arg-type]
+            return not interrupt
+
+        yield update

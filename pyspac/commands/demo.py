@@ -1,0 +1,141 @@
+"""`pyspac demo`: the shipped models on a piece of Python code, split and stock, and whether they agree."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass, replace
+from email import parser
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+import pyspac
+from pyspac.commands.common import (
+    EXIT_INTERRUPTED,
+    check_json_target,
+    error_console,
+    loading_bar,
+    reports_errors,
+)
+from pyspac.commands.run import generate_shown
+from pyspac.decode import Generation, Interrupt
+from pyspac.errors import ModelError, PyspacError
+from pyspac.options import CacheSize, RunOptions
+from pyspac.report import STDOUT, device_text, print_table, run_dict, write_json
+from pyspac.session import Session
+
+MODELS: Final = Path(pyspac.__file__).parent / "models"
+TARGET: Final = MODELS / "demo-moe.gguf"
+DRAFT: Final = MODELS / "demo-draft.gguf"
+N_PROMPT_LINES: Final = 60
+
+
+@reports_errors
+def demo(
+    n_predict: Annotated[
+        int, typer.Option("-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate.")
+    ] = 128,
+    cache: Annotated[
+        str,
+        typer.Option("--cache", metavar="SIZE", help="Device memory for experts: a share of all, or MiB."),
+    ] = "25%",
+    draft_max: Annotated[int, typer.Option("--draft-max", metavar="N", help="Tokens to draft per step.")] = 4,
+    threads: Annotated[
+        int | None,
+        typer.Option("-t", "--threads", metavar="N", help="CPU threads. Default: one per physical core."),
+    ] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write both runs as one JSON object; - for stdout."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log.")] = False,
+) -> None:
+    """Show the split at work, without a download.
+
+    A small Mixture-of-Experts model, shipped with the package and trained on Python code, continues a module
+    of the standard library: once with its experts split between an emulated device and the host, once in
+    stock llama.cpp. Both draft the same way, so both texts must be equal; the exit code is 1 if they are not.
+    """
+    check_json_target(json_file)
+    _check_models()
+    options = RunOptions(
+        model=TARGET,
+        draft=DRAFT,
+        n_predict=n_predict,
+        n_threads=threads,
+        device="cpu",
+        cache=CacheSize(text=cache),
+        draft_max=draft_max,
+        verbose=verbose,
+    )
+    split = _run_shown(options, "split", json_file)
+    stock = _run_shown(replace(options, stock=True), "stock", json_file)
+    _show_verdict(split, stock)
+    if json_file is not None:
+        write_json(
+            json_file, {"equal": _is_equal(split, stock), "split": split.report, "stock": stock.report}
+        )
+    if not _is_equal(split, stock):
+        raise PyspacError(
+            "the split's text differs from stock's; please report this with the output of pyspac doctor"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One of the two runs, after it was shown."""
+
+    generation: Generation
+    report: dict[str, Any]
+    device: str
+
+
+def _check_models() -> None:
+    for path in (TARGET, DRAFT):
+        if not path.is_file():
+            raise ModelError(
+                f"{path}: the demo model is missing; install the package again, or take a whole checkout"
+            )
+
+
+def demo_prompt() -> str:
+    """The beginning of a module of the standard library that the models were not trained on."""
+    return "".join(inspect.getsource(parser).splitlines(keepends=True)[:N_PROMPT_LINES])
+
+
+def _run_shown(options: RunOptions, title: str, json_file: str | None) -> _Shown:
+    out = sys.stderr if json_file == STDOUT else sys.stdout
+    console = error_console()
+    console.print(f"\n[bold]{title}[/]\n")
+    with Interrupt.watch() as interrupt:
+        with loading_bar(interrupt) as progress:
+            session = Session(options, progress)
+        with session:
+            generation = generate_shown(session, demo_prompt(), interrupt, out)
+            console.print()
+            print_table(console, session, generation)
+            shown = _Shown(generation, run_dict(session, generation), device_text(session))
+    if generation.stop_reason == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    return shown
+
+
+def _is_equal(split: _Shown, stock: _Shown) -> bool:
+    return split.generation.token_ids == stock.generation.token_ids
+
+
+def _show_verdict(split: _Shown, stock: _Shown) -> None:
+    experts, layers = split.report["experts"], split.report["layers"]
+    n_asked = experts["n_hit"] + experts["n_miss"] + experts["n_late"]
+    verdict = "equal, token for token" if _is_equal(split, stock) else "DIFFERENT"
+    error_console().print(
+        f"\nThe two texts are [bold]{verdict}[/].\n\n"
+        f"What you saw: in each of {layers['split']} layers the router picks a few experts per token. "
+        f"{experts['n_slots']} experts had a slot on the device, {split.device}. Of {n_asked} requests for "
+        f"an expert {experts['n_hit']} found it there; the others were computed on the host in the same "
+        f"step ({experts['n_steps_with_both']} forward passes used both sides). Meanwhile "
+        f"{experts['n_loads']} experts were copied in, guided by what the drafted tokens asked for. As both "
+        "sides of this demo are the same CPU, it shows that the output stays the same, not a gain in speed.",
+    )

@@ -1,0 +1,53 @@
+"""`pyspac doctor`: devices, memory, bandwidth, versions, what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pyspac.commands.common import check_json_target, output_console, reports_errors
+from pyspac.doctor import Finding, examine, has_problem, to_dict
+from pyspac.report import STDOUT, write_json
+from pyspac.session import default_n_threads
+
+EXIT_PROBLEM: Final = 1
+STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
+
+
+@reports_errors
+def doctor(
+    threads: Annotated[
+        int | None,
+        typer.Option("-t", "--threads", metavar="N", help="Threads for the measurement of host memory."),
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write it as one JSON object; - for stdout.")
+    ] = None,
+) -> None:
+    """Look at this machine.
+
+    Devices, memory, measured speed of host memory and link, versions of the libraries, what is wrong and how
+    to mend it. The exit code is 1 if there is a problem.
+    """
+    check_json_target(json_file)
+    findings = examine(threads or default_n_threads())
+    if json_file is not None:
+        write_json(json_file, to_dict(findings))
+    if json_file != STDOUT:
+        _show(output_console(), findings)
+    if has_problem(findings):
+        raise typer.Exit(EXIT_PROBLEM)
+
+
+def _show(console: Console, findings: list[Finding]) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        mend = f"\n-> {finding.mend}" if finding.mend else ""
+        table.add_row(f"[{STYLES[finding.level]}]{finding.level}[/]", finding.what, finding.detail + mend)
+    console.print(table)

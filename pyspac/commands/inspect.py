@@ -1,0 +1,127 @@
+"""`pyspac inspect`: what a model file holds, and how many of its experts fit into a device's memory."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pyspac.commands.common import check_json_target, output_console, reports_errors
+from pyspac.geometry import LayerGeometry, MoeGeometry, read_geometry
+from pyspac.options import MIB
+from pyspac.preflight import check_model_file
+from pyspac.report import STDOUT, write_json
+
+GIB: Final = 1 << 30
+DEFAULT_VRAM_GIB: Final = (4.0, 8.0, 12.0, 16.0, 24.0)
+
+
+@reports_errors
+def inspect(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A GGUF file; of a split model the first one.")
+    ],
+    vram: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--vram",
+            metavar="GIB",
+            help="Say how many experts fit into so many GiB; may be given several times.",
+        ),
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write it as one JSON object; - for stdout.")
+    ] = None,
+) -> None:
+    """Show a model's layers and experts.
+
+    Geometry, quantisation per layer, bytes per expert, and how many experts fit into N GiB. Only the file's
+    header is read.
+    """
+    check_json_target(json_file)
+    geometry = read_geometry(check_model_file(model))
+    sizes = sorted(vram or DEFAULT_VRAM_GIB)
+    if json_file is not None:
+        fits = [{"gib": gib, "n_experts": geometry.n_experts_in(gib * GIB)} for gib in sizes]
+        write_json(json_file, geometry.to_dict() | {"fits": fits})
+    if json_file != STDOUT:
+        _show(output_console(), geometry, sizes)
+
+
+def _show(console: Console, geometry: MoeGeometry, sizes: list[float]) -> None:
+    console.print(_summary(geometry))
+    if not geometry.is_moe:
+        console.print("\nA dense model: it has no experts to split.")
+        return
+    console.print(_layer_table(geometry))
+    console.print(_fit_table(geometry, sizes))
+
+
+def _summary(geometry: MoeGeometry) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    g = geometry
+    table.add_row("model", f"{g.name} ({g.architecture}), {g.model_bytes / GIB:.2f} GiB")
+    table.add_row(
+        "layers", f"{g.n_layer}, of which {g.n_moe_layer} with experts; {g.n_leading_dense} leading dense"
+    )
+    table.add_row("width", f"{g.n_embd}, trained with a context of {g.n_ctx_train} tokens")
+    if g.is_moe:
+        table.add_row(
+            "experts", f"{g.n_expert} per layer, {g.n_expert_used} used per token, {g.n_expert_shared} shared"
+        )
+        share = _share(g.experts_bytes, g.model_bytes)
+        table.add_row(
+            "", f"{g.n_experts_total} in all, {g.experts_bytes / GIB:.2f} GiB, {share} of the model"
+        )
+    return table
+
+
+def _layer_table(geometry: MoeGeometry) -> Table:
+    """One row per run of equal layers."""
+    table = Table(
+        "layers",
+        "experts",
+        "quantisation",
+        "MiB per expert",
+        box=None,
+        padding=(0, 2, 0, 0),
+        title_justify="left",
+    )
+    table.title = "\nexperts by layer"
+    for (n_expert, layout, n_bytes), group in groupby(geometry.layers, key=_layer_key):
+        layers = list(group)
+        if n_expert:
+            table.add_row(_range(layers), str(n_expert), layout, f"{n_bytes / MIB:.3f}")
+        else:
+            table.add_row(_range(layers), "-", "dense", "-")
+    return table
+
+
+def _layer_key(layer: LayerGeometry) -> tuple[int, str, int]:
+    return layer.n_expert, layer.layout, layer.expert_bytes
+
+
+def _range(layers: list[LayerGeometry]) -> str:
+    first, last = layers[0].il, layers[-1].il
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _fit_table(geometry: MoeGeometry, sizes: list[float]) -> Table:
+    table = Table(
+        "GiB for experts", "experts that fit", "of all", box=None, padding=(0, 2, 0, 0), title_justify="left"
+    )
+    table.title = "\nhow many experts fit"
+    for gib in sizes:
+        n = geometry.n_experts_in(gib * GIB)
+        table.add_row(f"{gib:g}", str(n), _share(n, geometry.n_experts_total))
+    return table
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "-"

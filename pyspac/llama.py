@@ -1,0 +1,387 @@
+"""A thin, typed wrapper of llama.cpp: model, vocabulary, context; tokens in, logits out.
+
+It uses llama-cpp-python's low-level bindings only, on the project's own `libllama` (`pyspac._native` points
+the bindings at it, so it is imported first). Nothing here knows about experts or speculation.
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import pyspac._native  # noqa: F401  sets LLAMA_CPP_LIB_PATH
+from pyspac.errors import ModelError, PyspacError
+
+
+class LlamaError(PyspacError):
+    """llama.cpp failed at something that is not the user's input."""
+
+
+class ContextFullError(PyspacError):
+    """No room in the context for the next tokens."""
+
+
+try:
+    from llama_cpp import llama_cpp as lib
+except (FileNotFoundError, RuntimeError, AttributeError) as error:
+    raise LlamaError(
+        f"libllama cannot be loaded from {os.environ.get('LLAMA_CPP_LIB_PATH', 'the package llama_cpp')} "
+        f"({error}); build the project, or set LLAMA_CPP_LIB_PATH to the folder that holds its libllama.so"
+    ) from error
+
+Logits = npt.NDArray[np.float32]  # [n_outputs, n_vocab]
+Progress = Callable[[float], bool]  # gets 0.0 .. 1.0; False stops the loading
+
+# the tensors that llama.cpp's --cpu-moe keeps on the host (common/common.h, LLM_FFN_EXPS_REGEX)
+EXPERT_TENSORS: Final = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+ALL_LAYERS: Final = -1
+LOG_LEVEL_ERROR: Final = 4  # enum ggml_log_level
+LOAD_MODE_AUTO: Final = -1  # enum llama_load_mode: mmap
+LOAD_MODE_NONE: Final = 0  # read into memory, which is pinned where the device can
+KV_SLOT_NOT_FOUND: Final = 1  # llama_decode
+SEQ_ID: Final = 0
+
+
+class _BuftOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override, for which the bindings have no class."""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+class _Log:
+    """llama.cpp's log: silent by default, but its last errors are kept for our own error messages."""
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self.errors: deque[str] = deque(maxlen=3)
+        self.callback = lib.llama_log_callback(self._write)  # must outlive every call of llama.cpp
+        lib.llama_log_set(self.callback, ctypes.c_void_p(0))
+
+    def _write(self, level: int, text: bytes, _user_data: Any) -> None:
+        line = text.decode("utf-8", errors="replace")
+        if self.verbose:
+            sys.stderr.write(line)
+        if level == LOG_LEVEL_ERROR and line.strip():
+            self.errors.append(line.strip())
+
+    def take_errors(self) -> str:
+        """The last errors in one line, and forget them."""
+        text = "; ".join(dict.fromkeys(self.errors))
+        self.errors.clear()
+        return f" (llama.cpp: {text})" if text else ""
+
+
+_log = _Log()
+lib.llama_backend_init()
+
+
+def set_verbose(verbose: bool) -> None:
+    """Show llama.cpp's own log on stderr, or not."""
+    _log.verbose = verbose
+
+
+def system_info() -> str:
+    """The instruction sets and backends that libllama was built with."""
+    return str(lib.llama_print_system_info().decode())
+
+
+# ------------------------------------------------------------------------------------------- vocabulary
+
+
+class Vocab:
+    """Text to token ids and back."""
+
+    def __init__(self, model_ptr: int) -> None:
+        self.ptr = lib.llama_model_get_vocab(model_ptr)
+        self.n_tokens = int(lib.llama_vocab_n_tokens(self.ptr))
+        self._piece_buffer = ctypes.create_string_buffer(256)
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids; `add_special`: BOS if the model wants it; `parse_special`: read "<|im_end|>" etc."""
+        data = text.encode("utf-8")
+        tokens = (lib.llama_token * (len(data) + 8))()
+        n = self._tokenize_into(tokens, data, add_special, parse_special)
+        if n < 0:  # more tokens than bytes
+            tokens = (lib.llama_token * -n)()
+            n = self._tokenize_into(tokens, data, add_special, parse_special)
+        return list(tokens[:n])
+
+    def _tokenize_into(self, tokens: Any, data: bytes, add_special: bool, parse_special: bool) -> int:
+        """The number of tokens; negative: so many would be needed."""
+        return int(
+            lib.llama_tokenize(self.ptr, data, len(data), tokens, len(tokens), add_special, parse_special)
+        )
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one token, maybe half a character; control tokens are empty unless `special`."""
+        n = lib.llama_token_to_piece(self.ptr, token, self._piece_buffer, len(self._piece_buffer), 0, special)
+        if n < 0:
+            self._piece_buffer = ctypes.create_string_buffer(-n)
+            n = lib.llama_token_to_piece(self.ptr, token, self._piece_buffer, -n, 0, special)
+        return self._piece_buffer.raw[:n]
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        stream = TextStream(self)
+        return "".join(map(stream.feed, tokens)) + stream.finish()
+
+    def is_eog(self, token: int) -> bool:
+        """End of generation: EOS, end of turn and the like."""
+        return bool(lib.llama_vocab_is_eog(self.ptr, token))
+
+
+class TextStream:
+    """Tokens to text as they come; a character cut in two by the tokeniser is held back until it is whole."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token: int) -> str:
+        return self._decoder.decode(self._vocab.piece(token))
+
+    def finish(self) -> str:
+        """What is left: U+FFFD if the text ends inside a character."""
+        return self._decoder.decode(b"", final=True)
+
+
+# ------------------------------------------------------------------------------------------------ model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParams:
+    """How to load a model; handles as in ggml."""
+
+    path: Path
+    n_gpu_layers: int = 0  # ALL_LAYERS: all
+    devices: tuple[int, ...] = ()  # ggml_backend_dev_t; (): the CPU alone
+    expert_buft: int | None = (
+        None  # ggml_backend_buffer_type_t for the routed experts; None: with their layer
+    )
+    use_extra_bufts: bool = True  # False: weights keep the file's layout, which bit-exact comparison needs
+    load_mode: int = LOAD_MODE_AUTO
+
+
+class Model:
+    """A loaded model; close it after its contexts."""
+
+    def __init__(self, params: ModelParams, progress: Progress | None = None) -> None:
+        """Raises ModelError if llama.cpp refuses the file, KeyboardInterrupt if `progress` stopped it."""
+        self.path = params.path
+        self._is_cancelled = False
+        self._keep: list[Any] = []  # what llama.cpp reads through pointers while it loads
+        self.ptr: int | None = lib.llama_model_load_from_file(
+            os.fsencode(params.path), self._c_params(params, progress)
+        )
+        self._keep.clear()
+        if self._is_cancelled:
+            self.close()
+            raise KeyboardInterrupt
+        if not self.ptr:
+            raise ModelError(
+                f"{params.path}: llama.cpp cannot load this model{_log.take_errors()}; "
+                "check that the architecture is supported and that memory suffices"
+            )
+        self.vocab = Vocab(self.ptr)
+
+    def _c_params(self, params: ModelParams, progress: Progress | None) -> Any:
+        c_params = lib.llama_model_default_params()
+        c_params.n_gpu_layers = params.n_gpu_layers
+        c_params.use_extra_bufts = params.use_extra_bufts
+        c_params.load_mode = params.load_mode
+        c_params.devices = self._pointer((ctypes.c_void_p * (len(params.devices) + 1))(*params.devices, None))
+        if params.expert_buft is not None:
+            rows = (_BuftOverride(EXPERT_TENSORS, params.expert_buft), _BuftOverride(None, None))
+            c_params.tensor_buft_overrides = self._pointer((_BuftOverride * len(rows))(*rows))
+        if progress is not None:
+            c_params.progress_callback = self._progress_callback(progress)
+        return c_params
+
+    def _pointer(self, array: Any) -> int:
+        self._keep.append(array)
+        return ctypes.addressof(array)
+
+    def _progress_callback(self, progress: Progress) -> Any:
+        def report(fraction: float, _user_data: Any) -> bool:
+            self._is_cancelled = not progress(fraction)
+            return not self._is_cancelled
+
+        callback = lib.llama_progress_callback(report)
+        self._keep.append(callback)
+        return callback
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Some or all layers keep a state instead of a key-value cache."""
+        return bool(lib.llama_model_is_recurrent(self.ptr) or lib.llama_model_is_hybrid(self.ptr))
+
+    def close(self) -> None:
+        if self.ptr:
+            lib.llama_model_free(self.ptr)
+            self.ptr = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+# ---------------------------------------------------------------------------------------------- context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParams:
+    """Sizes in tokens."""
+
+    n_ctx: int
+    n_ubatch: int = 512  # longest piece of a prompt processed at once
+    n_outputs_max: int = 1  # most rows of logits of one decode; the draft length + 1
+    n_rollback_max: int = (
+        0  # most tokens that are ever taken back at once (recurrent layers keep as many states)
+    )
+    n_threads: int = 1
+    op_offload: bool = True  # False: never send work of host weights to a device
+
+
+class Context:
+    """One sequence: its key-value cache, which holds `n_past` tokens, and the logits of the last decode."""
+
+    def __init__(self, model: Model, params: ContextParams) -> None:
+        """Raises LlamaError if it cannot be created, ModelError if it cannot take back tokens."""
+        self.model = model
+        self.params = params
+        self._batch = lib.llama_batch_init(params.n_ubatch, 0, 1)
+        self.ptr: int | None = lib.llama_init_from_model(model.ptr, self._c_params())
+        if not self.ptr:
+            lib.llama_batch_free(self._batch)
+            raise LlamaError(
+                f"{model.path}: a context of {params.n_ctx} tokens cannot be created{_log.take_errors()}; "
+                "lower -c"
+            )
+        self._check_can_rollback()
+        self.n_ctx = params.n_ctx  # llama.cpp rounds up to a multiple of 256
+        self.n_past = 0
+        self._memory = lib.llama_get_memory(self.ptr)
+        self._fill_constant_columns()
+
+    def _c_params(self) -> Any:
+        params = self.params
+        c_params = lib.llama_context_default_params()
+        c_params.n_ctx = params.n_ctx
+        c_params.n_batch = params.n_ubatch
+        c_params.n_ubatch = params.n_ubatch
+        c_params.n_seq_max = 1
+        c_params.n_rs_seq = params.n_rollback_max
+        c_params.n_outputs_max = params.n_outputs_max
+        c_params.n_threads = c_params.n_threads_batch = params.n_threads
+        c_params.op_offload = params.op_offload
+        c_params.no_perf = True
+        return c_params
+
+    def _check_can_rollback(self) -> None:
+        """Raise ModelError if tokens must be taken back and the model's recurrent layers cannot."""
+        n_wanted, n_states = self.params.n_rollback_max, int(lib.llama_n_rs_seq(self.ptr))
+        if self.model.is_recurrent and n_states < n_wanted:
+            self.close()
+            raise ModelError(
+                f"{self.model.path}: the recurrent layers of this model cannot take back rejected tokens, "
+                "which drafting needs; run with --spec-type none"
+            )
+
+    def _fill_constant_columns(self) -> None:
+        for i in range(self.params.n_ubatch):
+            self._batch.n_seq_id[i] = 1
+            self._batch.seq_id[i][0] = SEQ_ID
+        shape = (self.params.n_ubatch,)
+        self._tokens = np.ctypeslib.as_array(self._batch.token, shape)
+        self._pos = np.ctypeslib.as_array(self._batch.pos, shape)
+        self._wants_logits = np.ctypeslib.as_array(self._batch.logits, shape)
+
+    def decode(self, tokens: Sequence[int], n_outputs: int = 1) -> Logits:
+        """Append `tokens` to the sequence; logits of the last `n_outputs` of them.
+
+        Returns a view of [n_outputs, n_vocab] float32, valid until the next decode. At most n_ubatch tokens
+        are computed at once; the outputs must all be in the last piece. Raises ContextFullError, LlamaError.
+        """
+        assert len(tokens) >= n_outputs <= self.params.n_outputs_max
+        if self.n_past + len(tokens) > self.n_ctx:
+            raise ContextFullError(
+                f"the context is full: {self.n_past} tokens are in it and {len(tokens)} more do not fit into "
+                f"n_ctx = {self.n_ctx}; raise -c"
+            )
+        n_ubatch = self.params.n_ubatch
+        n_last = (
+            (len(tokens) - 1) // n_ubatch * n_ubatch if n_outputs <= 1 else max(0, len(tokens) - n_ubatch)
+        )
+        for first in range(0, n_last, n_ubatch):
+            self._decode_piece(tokens[first : min(first + n_ubatch, n_last)], 0)
+        self._decode_piece(tokens[n_last:], n_outputs)
+        return self._logits(n_outputs)
+
+    def _decode_piece(self, tokens: Sequence[int], n_outputs: int) -> None:
+        n = len(tokens)
+        self._tokens[:n] = tokens
+        self._pos[:n] = np.arange(self.n_past, self.n_past + n)
+        self._wants_logits[: n - n_outputs] = 0
+        self._wants_logits[n - n_outputs : n] = 1
+        self._batch.n_tokens = n
+        rc = lib.llama_decode(self.ptr, self._batch)
+        if rc == KV_SLOT_NOT_FOUND:
+            raise ContextFullError(
+                f"the context is full: no room for {n} tokens after {self.n_past} "
+                f"(n_ctx = {self.n_ctx}); raise -c"
+            )
+        if rc != 0:
+            raise LlamaError(
+                f"llama.cpp failed to compute {n} tokens at position {self.n_past}, code {rc}"
+                f"{_log.take_errors()}; run with --verbose to see its log"
+            )
+        self.n_past += n
+
+    def _logits(self, n_outputs: int) -> Logits:
+        shape = (n_outputs, self.model.vocab.n_tokens)
+        if n_outputs == 0:
+            return np.empty(shape, np.float32)
+        return np.ctypeslib.as_array(lib.llama_get_logits(self.ptr), shape)
+
+    def rollback(self, n_past: int) -> None:
+        """Take back all tokens from position `n_past` on. Raises LlamaError if the model cannot."""
+        assert n_past <= self.n_past
+        if n_past == self.n_past:
+            return
+        if not lib.llama_memory_seq_rm(self._memory, SEQ_ID, n_past, -1):
+            raise LlamaError(
+                f"{self.model.path}: this model cannot take back {self.n_past - n_past} of {self.n_past} "
+                "tokens (recurrent layers), which speculation needs; run with --spec-type none"
+            )
+        self.n_past = n_past
+
+    def clear(self) -> None:
+        """Forget everything."""
+        lib.llama_memory_clear(self._memory, True)
+        self.n_past = 0
+
+    def set_n_threads(self, n_threads: int) -> None:
+        lib.llama_set_n_threads(self.ptr, n_threads, n_threads)
+
+    def close(self) -> None:
+        if self.ptr:
+            lib.llama_free(self.ptr)
+            lib.llama_batch_free(self._batch)
+            self.ptr = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()

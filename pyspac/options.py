@@ -1,0 +1,148 @@
+"""What a run was asked for: every setting of `pyspac run`, checked before anything is opened."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from pyspac.config import EngineParams, SchedulerConfig
+from pyspac.errors import ConfigError
+from pyspac.sampling import SamplingParams
+
+SpecType = Literal["draft", "ngram", "none"]
+
+MIB: Final = 1 << 20
+DEFAULT_N_CTX: Final = 4096
+DEFAULT_DRAFT_MAX: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """Device memory for the experts' slots: a share of all experts' bytes, MiB, or what is free."""
+
+    text: str  # as given: "17%", a number of MiB, "auto", "0"
+
+    def __post_init__(self) -> None:
+        if self.text != "auto" and not re.fullmatch(r"\d+(\.\d+)?%?", self.text):
+            raise ConfigError(
+                "--cache", self.text, "a share such as 17%, a number of MiB, auto, or 0 with --stock"
+            )
+        if self.text.endswith("%") and float(self.text[:-1]) > 100:
+            raise ConfigError("--cache", self.text, "0% .. 100% of the experts' bytes")
+
+    @property
+    def is_zero(self) -> bool:
+        return self.text != "auto" and float(self.text.rstrip("%")) == 0
+
+    def n_bytes(self, experts_bytes: int) -> int | None:
+        """Bytes, given those of all experts; None: whatever is free."""
+        if self.text == "auto":
+            return None
+        if self.text.endswith("%"):
+            return int(float(self.text[:-1]) / 100 * experts_bytes)
+        return int(float(self.text) * MIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The settings of one run. `None` means: not given, take what suits."""
+
+    model: Path
+    draft: Path | None = None
+    n_predict: int = -1  # -1: until the end token
+    n_ctx: int | None = None
+    n_threads: int | None = None
+    n_gpu_layers: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stock: bool = False  # without the engine: the same graph, batches and weights' layout as plain llama.cpp
+    repack: bool = False  # stock only: let llama.cpp repack weights for the CPU
+    device: str = "auto"
+    rpc: str | None = None
+    cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
+    spec_type: SpecType | None = None
+    draft_max: int | None = None
+    estimator: str = SchedulerConfig().estimator
+    threshold: int | None = None  # None: balanced
+    without: frozenset[str] = frozenset()  # of pyspac.config.ABLATIONS
+    link_gb_s: float = 0.0  # 0: no throttle
+    max_batch: int = EngineParams().max_batch
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        _check_at_least("-n", self.n_predict, -1)
+        _check_at_least("-c", self.n_ctx, 0)
+        _check_at_least("-t", self.n_threads, 1)
+        _check_at_least("-ngl", self.n_gpu_layers, -1)
+        _check_at_least("--link-gb-s", self.link_gb_s, 0)
+        self._check_speculation()
+        self._check_mode()
+        self.scheduler_config()
+
+    def _check_speculation(self) -> None:
+        if self.spec_type == "draft" and self.draft is None:
+            raise ConfigError("--spec-type", "draft", "a draft model too, with -md; or ngram, or none")
+        if self.spec_type in ("ngram", "none") and self.draft is not None:
+            raise ConfigError("--spec-type", self.spec_type, "draft, as -md is given; or leave -md out")
+        if self.draft_max is not None and not 1 <= self.draft_max < self.max_batch:
+            raise ConfigError(
+                "--draft-max", self.draft_max, f"1 .. {self.max_batch - 1}; for none, --spec-type none"
+            )
+        if self.draft_max is not None and self.wanted_spec_type == "none":
+            raise ConfigError(
+                "--draft-max", self.draft_max, "only with a draft model (-md) or --spec-type ngram"
+            )
+
+    def _check_mode(self) -> None:
+        if self.repack and not self.stock:
+            raise ConfigError(
+                "--repack", True, "only with --stock: the split needs the file's own layout of weights"
+            )
+        if self.stock:
+            return
+        if self.cache.is_zero:
+            raise ConfigError("--cache", self.cache.text, "more than 0; to run without a cache, add --stock")
+        if self.rpc and self.device == "cpu":
+            raise ConfigError("--device", "cpu", "auto or an RPC device's name, as --rpc is given")
+
+    @property
+    def wanted_spec_type(self) -> SpecType:
+        """How to draft, before the ablation `sd`."""
+        return self.spec_type or ("draft" if self.draft else "none")
+
+    @property
+    def effective_spec_type(self) -> SpecType:
+        return "none" if "sd" in self.without else self.wanted_spec_type
+
+    @property
+    def effective_draft_max(self) -> int:
+        """Tokens drafted per step at most; 0: plain decoding."""
+        if self.effective_spec_type == "none":
+            return 0
+        return DEFAULT_DRAFT_MAX if self.draft_max is None else self.draft_max
+
+    def scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            estimator=self.estimator,
+            threshold="auto" if self.threshold is None else self.threshold,
+            without=self.without,
+            n_draft_max=self.effective_draft_max,
+            link_gb_s=self.link_gb_s or None,
+        )
+
+    def engine_params(self, device: str) -> EngineParams:
+        return EngineParams(
+            device=device,
+            cache=self.cache.text,
+            n_threads=self.n_threads or 0,
+            max_batch=self.max_batch,
+            link_gb_s=self.link_gb_s,
+            evict="evict" not in self.without,
+            verbose=self.verbose,
+        )
+
+
+def _check_at_least(name: str, value: float | None, low: float) -> None:
+    if value is not None and value < low:
+        raise ConfigError(name, value, f"{low} or more")

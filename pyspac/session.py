@@ -1,0 +1,177 @@
+"""A run from options to text: check, load, attach, generate, close.
+
+In: `RunOptions`. Out: a `Session` that is ready to generate. Everything that it opens it closes, in the right
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import psutil
+
+from pyspac.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt
+from pyspac.devices import Device, choose_device
+from pyspac.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from pyspac.errors import ModelError
+from pyspac.options import RunOptions
+from pyspac.preflight import Preflight, check_run
+from pyspac.sampling import Sampler, SamplingParams
+
+if TYPE_CHECKING:
+    from pyspac.llama import Context, Model, ModelParams, TextStream
+    from pyspac.split import Split
+
+Progress = Callable[[str, float], bool]  # (what is loading, 0.0 .. 1.0); False stops the loading
+
+
+def default_n_threads() -> int:
+    """As llama.cpp: one per physical core."""
+    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+
+
+class Session:
+    """Models, contexts, drafter and (unless stock) the split; for one generation, as caches start empty."""
+
+    def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
+        """Raises a PyspacError; bad input is found before anything is loaded."""
+        self.options = options
+        self.device: Device = choose_device(options.device, options.rpc)
+        self.preflight: Preflight = check_run(options, self.device)
+        self.n_threads = options.n_threads or default_n_threads()
+        self.sampler = Sampler(options.sampling)
+        self.split: Split | None = None
+        self._stack = ExitStack()
+        with ExitStack() as stack:  # closes what is open if the rest fails
+            self._open(stack, progress or (lambda what, fraction: True))
+            self._stack = stack.pop_all()
+
+    def _open(self, stack: ExitStack, progress: Progress) -> None:
+        from pyspac import llama  # loads libllama
+
+        llama.set_verbose(self.options.verbose)
+        self.model: Model = stack.enter_context(
+            llama.Model(self._model_params(), lambda fraction: progress("model", fraction))
+        )
+        self.drafter = self._open_drafter(stack, progress)
+        self.context: Context = stack.enter_context(
+            self._open_context(self.model, self.options.effective_draft_max)
+        )
+        if not self.options.stock:
+            from pyspac.split import Split  # loads the engine
+
+            self.split = stack.enter_context(Split(self.context, self.device, self.options))
+
+    def _model_params(self) -> ModelParams:
+        """The target's: with a device, all layers on it but the routed experts, which stay on the host.
+
+        Weights keep the file's layout unless stock may repack them, so that stock and split compute bit for
+        bit alike.
+        """
+        from pyspac.llama import LOAD_MODE_AUTO, LOAD_MODE_NONE, ModelParams
+
+        return ModelParams(
+            path=self.options.model,
+            n_gpu_layers=self._n_gpu_layers(),
+            devices=self._device_handles(),
+            expert_buft=None if self.device.is_cpu else _cpu_buffer_type(),
+            use_extra_bufts=self.options.repack,
+            load_mode=LOAD_MODE_AUTO if self.device.is_cpu else LOAD_MODE_NONE,
+        )
+
+    def _n_gpu_layers(self) -> int:
+        from pyspac.llama import ALL_LAYERS
+
+        if self.device.is_cpu:
+            return 0
+        return ALL_LAYERS if self.options.n_gpu_layers is None else self.options.n_gpu_layers
+
+    def _device_handles(self) -> tuple[int, ...]:
+        return () if self.device.handle is None else (self.device.handle,)
+
+    def _open_context(self, model: Model, n_draft_max: int) -> Context:
+        from pyspac.llama import Context, ContextParams
+
+        return Context(
+            model,
+            ContextParams(
+                n_ctx=self.preflight.n_ctx,
+                n_outputs_max=1 + n_draft_max,
+                n_rollback_max=n_draft_max,
+                n_threads=self.n_threads,
+                op_offload=not self.device.is_cpu,
+            ),
+        )
+
+    def _open_drafter(self, stack: ExitStack, progress: Progress) -> Drafter:
+        if self.options.effective_spec_type == "ngram":
+            return NgramDrafter()
+        if self.options.effective_spec_type == "none":
+            return NoDrafter()
+        assert self.options.draft is not None
+        return self._open_model_drafter(self.options.draft, stack, progress)
+
+    def _open_model_drafter(self, path: Path, stack: ExitStack, progress: Progress) -> Drafter:
+        """The draft model: on the same device, and never with an engine."""
+        from pyspac.llama import ALL_LAYERS, Model, ModelParams
+
+        params = ModelParams(
+            path=path, n_gpu_layers=0 if self.device.is_cpu else ALL_LAYERS, devices=self._device_handles()
+        )
+        model = stack.enter_context(Model(params, lambda fraction: progress("draft model", fraction)))
+        if model.is_recurrent:
+            raise ModelError(
+                f"{path}: a draft model with recurrent layers cannot take back rejected tokens; "
+                "use one without, or --spec-type ngram"
+            )
+        context = stack.enter_context(self._open_context(model, n_draft_max=0))
+        return ModelDrafter(context, Sampler(self._draft_sampling()))
+
+    def _draft_sampling(self) -> SamplingParams:
+        """The target's, with a seed of its own that follows from the target's."""
+        return replace(self.options.sampling, seed=self.sampler.seed + 1)
+
+    def text_stream(self) -> TextStream:
+        from pyspac.llama import TextStream
+
+        return TextStream(self.model.vocab)
+
+    def tokenize(self, prompt: str) -> list[int]:
+        return self.model.vocab.tokenize(prompt)
+
+    def generate(
+        self,
+        prompt: list[int],
+        on_token: Callable[[int], None] = lambda token: None,
+        interrupt: Interrupt | None = None,
+    ) -> Generation:
+        """Generate after `prompt`; `on_token` gets each token as it comes."""
+        loop = DecodeLoop(
+            self.context,
+            self.sampler,
+            self.drafter,
+            n_draft_max=self.options.effective_draft_max,
+            hook=self.split,
+            on_token=on_token,
+            interrupt=interrupt,
+        )
+        return loop.run(prompt, self.options.n_predict if self.options.n_predict >= 0 else UNTIL_EOG)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def _cpu_buffer_type() -> int:
+    from pyspac import engine
+
+    return int(engine.cpu_buffer_type())

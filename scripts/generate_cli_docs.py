@@ -1,0 +1,105 @@
+"""Write docs/cli.md from the commands' own help: `python scripts/generate_cli_docs.py [--check]`.
+
+In: the options that `pyspac --help` shows. Out: docs/cli.md. With --check nothing is written, and the exit
+code is 1 if the file is not up to date.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+REPOSITORY: Final = Path(__file__).resolve().parent.parent
+CLI_DOCS: Final = REPOSITORY / "docs" / "cli.md"
+
+INTRODUCTION: Final = """# Command line
+
+<!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
+
+Flags are spelt as in llama.cpp where it has them. Exit codes: 0 done, 1 failed, 2 bad input (nothing is
+written), 130 stopped with Ctrl-C (after the figures so far were printed). The generated text goes to stdout,
+everything else to stderr; with `--json -` stdout holds the JSON object alone.
+"""
+
+
+JSON_FIELDS: Final = """## The object of `pyspac run --json`
+
+`pyspac demo --json` writes `{"equal": ..., "split": ..., "stock": ...}` with two of them. What was not
+measured is `null`.
+
+| | | |---|---| | `mode` | `split` or `stock` |
+| `device`, `emulated` | ggml's name of the device; whether it, or the speed of its link, is emulated |
+| `model`, `draft` | the files; `draft` is `null` without a draft model |
+| `spec_type`, `draft_max` | who drafts, and how many tokens at most |
+| `seed` | of sampling; `null` if greedy |
+| `text`, `token_ids`, `n_tokens` | what was generated, without the end token |
+| `stop_reason` | `eog`, `length`, `context` (it is full) or `interrupted` |
+| `n_prompt` | tokens of the prompt |
+| `ttft_ms` | time to the first token: prompt processing |
+| `tpot_ms`, `tps` | time per token after the first; tokens per second, 1000 / `tpot_ms` |
+| `n_steps`, `n_drafted`, `n_accepted` | steps (draft and verify cycles); drafted and accepted tokens |
+| `acceptance_rate` | `n_accepted` / `n_drafted` |
+| `acceptance_length` | tokens per step: 1 + `n_accepted` / `n_steps` |
+| `experts.n_slots`, `.pool_bytes` | experts that fit on the device at once; device memory for them |
+| `experts.n_hit`, `.n_miss`, `.n_late` | distinct (layer, expert) asked for: on the device, not, in flight |
+| `experts.n_loads`, `.n_evictions`, `.loaded_bytes` | copies to the device |
+| `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
+| `layers.split`, `.declined` | layers that are split; `{reason: count}` of those that are not |
+| `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | its name; its own time per step |
+"""
+
+
+def render(app: typer.Typer) -> str:
+    """The whole page, one section per command in the order of `pyspac --help`."""
+    group: Any = typer.main.get_command(app)
+    return "\n".join(
+        [INTRODUCTION, *(_section(name, command) for name, command in group.commands.items()), JSON_FIELDS]
+    )
+
+
+def _section(name: str, command: Any) -> str:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = [param for param in command.params if param.param_type_name == "option"]
+    usage = " ".join(["pyspac", name, *(param.metavar for param in arguments), "[OPTIONS]"])
+    rows = [f"| `{param.metavar}` | {param.help} |" for param in arguments] + [
+        _row(param) for param in options
+    ]
+    return "\n".join(
+        [f"## pyspac {name}", "", f"    {usage}", "", command.help, "", "| | |", "|---|---|", *rows, ""]
+    )
+
+
+def _row(option: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in option.opts)
+    value = f" `{_escape(option.metavar)}`" if option.metavar and not option.is_flag else ""
+    return f"| {names}{value} | {_escape(option.help)}{_default(option)} |"
+
+
+def _default(option: Any) -> str:
+    if option.required:
+        return " **Required.**"
+    if option.is_flag or option.default in (None, "", []):
+        return ""
+    return f" Default: `{option.default}`."
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    from pyspac.cli import app
+
+    text = render(app)
+    if "--check" in sys.argv[1:]:
+        return int(not CLI_DOCS.is_file() or CLI_DOCS.read_text(encoding="utf-8") != text)
+    CLI_DOCS.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY))
+    sys.exit(main())
