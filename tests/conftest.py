@@ -1,0 +1,44 @@
+"""What all tests share: the folders of the checkout and of the build, and the markers' conditions."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@cache
+def has_gpu() -> bool:
+    """A CUDA device that the driver lists."""
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    return listed.returncode == 0 and listed.stdout.startswith("GPU")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a GPU say so when they are skipped. Everything else is there after `make build`."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not has_gpu():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def build_dir() -> Path:
+    """The build that pyspac uses, such as build/cpu; its bin/ holds libraries and programs."""
+    from pyspac import _native
+
+    return _native.lib_dir().parent
+
+
+@pytest.fixture(scope="session")
+def bin_dir() -> Path:
+    """Folder of llama-server, llama-quantize and the others."""
+    from pyspac import _native
+
+    return _native.bin_dir()

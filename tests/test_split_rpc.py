@@ -1,0 +1,139 @@
+"""The split over a second device, llama.cpp's own RPC server, with host experts on the engine's threads."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf_models as models
+import numpy as np
+import pytest
+from llama_helpers import (
+    Sequence0,
+    attached_engine,
+    decide_randomly,
+    decode,
+    loaded_model,
+    new_context,
+    place,
+    split_layers,
+)
+
+from pyspac import engine as native
+from pyspac._native import lib
+from pyspac.llama import EXPERT_TENSORS
+
+START_S = 20.0
+TOLERANCE = 1e-4  # of the logits' standard deviation
+
+
+class _BuftOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override."""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_it_listens(server: subprocess.Popen[bytes], port: int) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        assert server.poll() is None, f"the RPC server ended with {server.returncode}"
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"no RPC server on port {port} after {START_S} s")
+
+
+@pytest.fixture(scope="module")
+def rpc_device() -> Iterator[Any]:
+    """The device of a fresh server; the server is stopped by its own process id."""
+    from pyspac._native import bin_dir
+
+    port = free_port()
+    command = [bin_dir() / "ggml-rpc-server", "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until_it_listens(server, port)
+        before = {device.name for device in native.devices()}
+        native.add_rpc(f"127.0.0.1:{port}")
+        yield next(device for device in native.devices() if device.name not in before)
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+@contextmanager
+def offloaded_model(path: Path, device: Any) -> Iterator[Any]:
+    """All layers on `device`, the experts on the host, as --cpu-moe does."""
+    overrides = (_BuftOverride * 2)(
+        _BuftOverride(EXPERT_TENSORS, native.cpu_buffer_type()), _BuftOverride(None, None)
+    )
+    devices = (ctypes.c_void_p * 2)(device.handle, None)
+    fields = {
+        "n_gpu_layers": 99,
+        "devices": ctypes.addressof(devices),
+        "tensor_buft_overrides": ctypes.addressof(overrides),
+    }
+    with loaded_model(path, **fields) as model:
+        yield model
+
+
+@contextmanager
+def open_pair(path: Path, device: Any, **engine_fields: Any) -> Iterator[tuple[Any, Any, native.Engine]]:
+    """A stock context, a split one with an engine on `device`, and the engine."""
+    with (
+        offloaded_model(path, device) as model,
+        new_context(model) as stock,
+        new_context(model) as split,
+        attached_engine(split, device=device.name, **engine_fields) as engine,
+    ):
+        yield stock, split, engine
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "deepseek3", "gpt-oss", "llama4", "nemotron-h-moe"])
+def test_logits_are_stocks(name: str, rpc_device: Any, tmp_path: Path) -> None:
+    path = models.write_model(tmp_path / "model.gguf", name)
+    with open_pair(path, rpc_device) as (stock, split, engine):
+        assert engine.info().host_mode == lib.SPAC_HOST_EXECUTOR
+        assert engine.info().device == rpc_device.name
+        assert engine.info().n_layer_declined == 0
+        assert split_layers(engine).tolist() == models.ARCHITECTURES[name].moe_layers()
+        tokens, rng = Sequence0(1, models.N_VOCAB), np.random.default_rng(2)
+        for width in (40, 1, 2, 5, 9, 16, 1, 5, 9):
+            decide_randomly(engine, rng)
+            place(engine)
+            batch = tokens.next_batch(width)
+            expected, got = decode(stock, batch), decode(split, batch)
+            assert np.isfinite(expected).all()
+            assert np.abs(got - expected).max() < TOLERANCE * expected.std()
+        stats = engine.board.layer_stats[split_layers(engine)]
+        assert (stats["n_device_rows"] > 0).all()
+        assert (stats["n_host_rows"] > 0).all()
+        assert engine.board.counters[0]["n_pinned_steals"] == 0
+
+
+def test_experts_arrive_while_decoding(rpc_device: Any, tmp_path: Path) -> None:
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    with open_pair(path, rpc_device, cache="30%") as (stock, split, engine):
+        tokens, rng = Sequence0(3, models.N_VOCAB), np.random.default_rng(4)
+        for i in range(30):
+            decide_randomly(engine, rng)
+            batch = tokens.next_batch((1, 5, 9)[i % 3])
+            expected, got = decode(stock, batch), decode(split, batch)
+            assert np.abs(got - expected).max() < TOLERANCE * expected.std()
+        counters = engine.board.counters[0]
+        assert counters["n_loads"] > 10
+        assert counters["n_load_failures"] == 0
+        assert counters["n_hit_rows"] > 0
