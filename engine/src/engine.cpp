@@ -317,10 +317,13 @@ ggml_tensor * spac_engine::split(const llama_moe_hook_params & p) {
 // ---- while the graph runs
 
 void spac_engine::end_forward() {
-    if (!in_forward) {
-        return;
+    if (in_forward) {
+        close_forward();
     }
     cache->unpin_all();
+}
+
+void spac_engine::close_forward() {
     spac_counters & c = *board->counters();
     c.n_forward++;
     c.n_forward_both += any_device && any_host;
@@ -329,8 +332,11 @@ void spac_engine::end_forward() {
     last_il    = -1;
 }
 
+// the last layer of the forward before stays pinned: no one waited for the device yet
 void spac_engine::begin_forward() {
-    end_forward();
+    if (in_forward) {
+        close_forward();
+    }
     in_forward    = true;
     last_dispatch = 0;
     cache->begin_forward();

@@ -33,7 +33,7 @@ struct spac_engine : spac_split_ops {
     const char *     declined_reason(int il) const;
 
     bool apply_decision();  // takes over the board's, if it is new and whole
-    void end_forward();     // no forward is running
+    void end_forward();     // no forward is running, and the device is idle
 
     std::unique_ptr<spac_board>           board;
     std::unique_ptr<spac_expert_cache>    cache;
@@ -73,6 +73,7 @@ struct spac_engine : spac_split_ops {
     void host_done(spac_moe_layer & layer) override;
 
     void begin_forward();
+    void close_forward();
     void begin_layer(int il, uint64_t now);
     size_t count_activations(const spac_moe_layer & layer, const ggml_tensor * ids);
     void   record_split(const spac_moe_layer & layer, size_t n_distinct);

@@ -95,7 +95,7 @@ void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t
                     slot & s = groups[group].slots[slots[i]];
                     s.n_pins++;
                     s.last_used = forward;
-                    pins.push_back({ group, slots[i] });
+                    pins.push_back({ group, slots[i], forward });
                     counters->n_hit++;
                     counters->n_hit_rows += n_rows[i];
                 } break;
@@ -111,17 +111,27 @@ void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t
     }
 }
 
+void spac_expert_cache::unpin_before(uint64_t first_kept) {
+    size_t n_kept = 0;
+    for (const pinned & p : pins) {
+        if (p.forward < first_kept) {
+            groups[p.group].slots[p.slot].n_pins--;
+        } else {
+            pins[n_kept++] = p;
+        }
+    }
+    pins.resize(n_kept);
+}
+
 void spac_expert_cache::unpin_all() {
     std::lock_guard<std::mutex> lock(mutex);
-    for (const pinned & p : pins) {
-        groups[p.group].slots[p.slot].n_pins--;
-    }
-    pins.clear();
+    unpin_before(UINT64_MAX);
 }
 
 void spac_expert_cache::begin_forward() {
     std::lock_guard<std::mutex> lock(mutex);
     forward++;
+    unpin_before(forward - 1);
     renew_credit();
 }
 

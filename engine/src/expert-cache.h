@@ -46,7 +46,8 @@ struct spac_expert_cache {
     // n_rows: activations of each, for the counters
     void pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots);
     void unpin_all();
-    void begin_forward(); // renews the byte budget
+    // renews the byte budget; unpins what was pinned before the previous forward: the device may still be busy with that
+    void begin_forward();
     void idle();          // no forward began for a while: renews the byte budget too
 
     // worker's side
@@ -73,7 +74,8 @@ struct spac_expert_cache {
         std::vector<std::vector<int32_t>> by_utility; // resident slots per utility of their owner
     };
     struct pinned {
-        int32_t group, slot;
+        int32_t  group, slot;
+        uint64_t forward;
     };
 
     static constexpr uint32_t NONE    = UINT32_MAX;
@@ -83,6 +85,7 @@ struct spac_expert_cache {
 
     void    set_state(uint32_t key, spac_residency state);
     void    renew_credit();
+    void    unpin_before(uint64_t first_kept);
     bool    take_next(spac_load & load);
     int32_t take_slot(slot_group & group, uint32_t key);
     int32_t take_victim(slot_group & group, uint32_t key);

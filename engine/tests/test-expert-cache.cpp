@@ -80,6 +80,28 @@ static void test_pins_protect() {
     CHECK(f.counters.n_pinned_steals == 0);
 }
 
+// a pin outlives the next forward's beginning, as the device may lag behind, but not the one after
+static void test_pins_of_the_forward_before() {
+    cache_fixture f(1, 2, 1);
+    f.utility = { 1, 0 };
+    f.apply({ 0 });
+    spac_prefetch_worker worker(f.cache, [](const spac_load &) { return true; }, 0);
+    CHECK(f.cache.wait_idle(5000));
+    f.cache.begin_forward();
+    CHECK(f.pin(0, 0) == 0);
+    f.utility = { 0, 5 };
+
+    f.cache.begin_forward();
+    f.apply({ 1 });
+    CHECK(f.cache.wait_idle(5000));
+    CHECK(f.cache.slot_of(0, 0) == 0);
+
+    f.cache.begin_forward();
+    f.apply({ 1 });
+    CHECK(f.cache.wait_idle(5000));
+    CHECK(f.cache.slot_of(0, 1) == 0);
+}
+
 static void test_no_evict() {
     cache_fixture f(1, 3, 1, false);
     f.utility = { 1, 0, 0 };
@@ -128,6 +150,7 @@ int main() {
     test_by_hand();
     test_eviction();
     test_pins_protect();
+    test_pins_of_the_forward_before();
     test_no_evict();
     test_byte_budget();
     test_relevel();
