@@ -13,7 +13,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
 
-
 ROOT := $(CURDIR)
 VENV := $(ROOT)/.venv
 DEPS := $(VENV)/.deps
@@ -21,7 +20,11 @@ DEPS := $(VENV)/.deps
 # the checkout's own environment first: an installed cmake or ninja there is there because the system has none
 export PATH := $(VENV)/bin:$(PATH):/usr/local/cuda/bin
 
-PYSPAC_CUDA ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && PATH="$(PATH)" command -v nvcc >/dev/null && echo 1)
+HAS_GPU  := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU' | head -n 1)
+HAS_NVCC := $(shell PATH="$(PATH)" command -v nvcc)
+$(if $(HAS_GPU),$(if $(HAS_NVCC),,$(warning There is a GPU but no nvcc: install the CUDA toolkit to use it)))
+
+PYSPAC_CUDA ?= $(if $(HAS_GPU),$(if $(HAS_NVCC),1))
 PRESET      ?= $(if $(filter 1,$(PYSPAC_CUDA)),cuda,cpu)
 
 export PYSPAC_BUILD_DIR := $(ROOT)/build/$(PRESET)
@@ -33,8 +36,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { echo "no venv: install python3-venv" >&2; exit 1; }
 
 # llama-cpp-python goes in first and without its own llama.cpp, from the archive that the build uses as well
-$(DEPS): pyproject.toml cmake/pin.json | $(VENV)/bin/python
+$(VENV)/.bindings: cmake/pin.json | $(VENV)/bin/python
 	archive=$$(python scripts/patches.py sdist) && CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --quiet "$$archive"
+	touch $@
+
+$(DEPS): pyproject.toml $(VENV)/.bindings
 	pip install --quiet "cffi>=1.17" $$(python cmake/build_tools.py)
 	pip install --quiet --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3 --editable '.[dev]'
 	touch $@

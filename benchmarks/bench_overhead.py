@@ -87,6 +87,7 @@ def engine_contender(
 ) -> Iterator[Contender]:
     """A context with an engine whose experts are all resident (cache "100%") or all absent."""
     ctx = new_context(model, n_threads, widths)
+    assert ctx.ptr is not None
     before = rss_mib()
     engine = Engine.attach(ctx.ptr, EngineParams(device="cpu", cache=cache, max_batch=max(16, *widths)))
     try:
@@ -256,7 +257,7 @@ def run(path: Path, args: argparse.Namespace) -> list[dict[str, object]]:
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(load_model(path, repacked=False))
         stock = stack.enter_context(new_context(model, args.threads, widths))
-        none = stack.enter_context(engine_contender("none", model, "2%", args.threads, widths))
+        none = stack.enter_context(engine_contender("none", model, "15%", args.threads, widths))
         every = stack.enter_context(engine_contender("all", model, "100%", args.threads, widths))
         contenders = [Contender("stock", stock), none, every]
         if not args.no_repacked:

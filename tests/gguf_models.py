@@ -86,10 +86,11 @@ class Model:
 
 
 def _embeddings(m: Model, output: bool = True) -> None:
-    m.add("token_embd.weight", (N_VOCAB, m.shape.n_embd), 1.0, Type.Q8_0)
+    """In float32: a quantised output matrix would hide differences in the last bits of the hidden state."""
+    m.add("token_embd.weight", (N_VOCAB, m.shape.n_embd), 1.0)
     m.norm("output_norm")
     if output:
-        m.matrix("output", m.shape.n_embd, N_VOCAB)
+        m.matrix("output", m.shape.n_embd, N_VOCAB, Type.F32)
 
 
 def _attention(
@@ -550,6 +551,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": Architecture("qwen3next", _qwen3next),
     "nemotron-h-moe": Architecture("nemotron_h_moe", _nemotron_h_moe, Shape(n_layer=4), 1, 2),
 }
+
+
+NOT_SPLIT = "grovemoe"  # the engine leaves it to stock: two sets of experts per layer
 
 
 def write_model(path: Path, name: str, types: Sequence[ExpertTypes] = MIXED_TYPES, seed: int = 0) -> Path:

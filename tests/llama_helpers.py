@@ -152,6 +152,7 @@ def assert_same_bits(split: np.ndarray, stock: np.ndarray, where: str) -> None:
     assert np.isfinite(stock).all(), where
     assert stock.size == 0 or stock.std() > 0.01, where
     differing = split.view(np.uint32) != stock.view(np.uint32)
+    error = np.abs(split - stock).max(initial=0)
     assert not differing.any(), (
-        f"{where}: {differing.sum()} of {differing.size} logits differ, at most by {np.abs(split - stock).max()}"
+        f"{where}: {differing.sum()} of {differing.size} logits differ, by up to {error}"
     )

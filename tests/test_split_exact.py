@@ -38,7 +38,6 @@ from pyspac.errors import EngineError
 WIDTHS = (1, 2, 5, 9, 16)
 PROMPT_LENGTH = 40  # more than max_batch: takes stock's path
 HOST_MODES = ("in-graph", "executor")
-NOT_SPLIT = "grovemoe"  # has two sets of experts per layer
 
 K_QUANT_MIX: tuple[models.ExpertTypes, ...] = (
     (Type.Q4_K, Type.Q4_K, Type.Q6_K),
@@ -129,7 +128,7 @@ def qwen(write_model: Any) -> Path:
 
 
 @pytest.mark.parametrize("host_mode", HOST_MODES)
-@pytest.mark.parametrize("name", [name for name in models.ARCHITECTURES if name != NOT_SPLIT])
+@pytest.mark.parametrize("name", [name for name in models.ARCHITECTURES if name != models.NOT_SPLIT])
 def test_architecture_is_split_bit_identically(name: str, host_mode: str, write_model: Any) -> None:
     with open_pair(write_model(name), name, host_mode=host_mode) as pair:
         assert pair.engine.declined() == {}
@@ -324,7 +323,7 @@ def test_detached_engine_leaves_stock_behind(qwen: Path) -> None:
 def test_layers_with_two_sets_of_experts_are_declined(write_model: Any) -> None:
     """Every layer of this model: attaching fails and says why, and the context goes on as stock."""
     with (
-        loaded_model(write_model(NOT_SPLIT)) as model,
+        loaded_model(write_model(models.NOT_SPLIT)) as model,
         new_context(model) as stock,
         new_context(model) as ctx,
     ):

@@ -1,0 +1,68 @@
+"""The benchmark scripts run on a small model and print what benchmarks/README.md says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+CONTENDERS = ["stock", "none", "all", "repacked"]
+
+
+def run_script(*arguments: object) -> str:
+    run = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    run_script(ROOT / "scripts/make_synthetic_gguf.py", path, "--layers", 1, "--experts", 8, "--vocab", 512)
+    return path
+
+
+def overhead_rows(model: Path, *arguments: object) -> list[dict[str, Any]]:
+    short = ("--widths", "1,5", "--rounds", 2, "--steps", 1, "--threads", 1)
+    output = run_script(ROOT / "benchmarks/bench_overhead.py", "--model", model, *short, "--json", *arguments)
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_overhead_has_a_row_per_contender_and_width(model: Path) -> None:
+    rows = overhead_rows(model)
+    assert sorted((row["contender"], row["width"]) for row in rows) == sorted(
+        (contender, width) for contender in CONTENDERS for width in (1, 5)
+    )
+    for row in rows:
+        assert row["step_ms_p10"] <= row["step_ms_median"] <= row["step_ms_p90"]
+        assert row["tps"] == pytest.approx(row["width"] * 1000 / row["step_ms_median"], rel=0.01)
+        assert row["machine"]["cpu"]
+        assert row["machine"]["llama_cpp_pin"] != "unknown"
+        assert (row["ratio_median"] == 1) == (row["contender"] == "stock")
+
+
+def test_overhead_measures_the_engines_memory(model: Path) -> None:
+    pools = {row["contender"]: (row["pool_mib"], row["extra_mib"]) for row in overhead_rows(model)}
+    assert pools["stock"] == (0.0, None)
+    assert 0 < pools["none"][0] < pools["all"][0]
+    assert pools["all"][1] < 100
+
+
+def test_contender_can_be_left_out(model: Path) -> None:
+    assert {row["contender"] for row in overhead_rows(model, "--no-repacked")} == {"stock", "none", "all"}
+
+
+def test_machine_names_what_it_ran_on() -> None:
+    machine = json.loads(run_script(ROOT / "benchmarks/machine.py"))
+    assert machine["n_cores"] >= 1
+    assert machine["memory_gib"] > 0
+    assert len(machine["llama_cpp_pin"]) == 9
