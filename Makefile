@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build demo test test-python test-engine test-sanitizers lint format bench clean distclean
+.PHONY: build demo test check-cuda test-python test-engine test-sanitizers lint format bench clean distclean
 
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
@@ -79,6 +79,10 @@ test-python: build
 
 test-sanitizers: $(DEPS) build/asan/.configured build/tsan/.configured
 	for preset in asan tsan; do cmake --build --preset $$preset -j $(JOBS); ctest --preset $$preset; done
+
+# the patched CUDA sources compile; without nvcc it says so
+check-cuda: build
+	python scripts/check_cuda.py --if-present
 
 # --- lint ---
 

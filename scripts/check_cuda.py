@@ -4,8 +4,8 @@
     check_cuda.py                 for sm_86 and sm_90
     check_cuda.py --arch sm_120   for another
 
-In: the patched tree (scripts/patches.py prepare) and nvcc of CUDA 13. The headers of cuBLAS come from CUDA, or from
-the package nvidia-cublas, whose headers are kept in build/cuda-headers. Exit code 1 if a file does not compile.
+In: the patched tree (scripts/patches.py prepare) and nvcc of CUDA 13. The headers of cuBLAS come from CUDA,
+or from the package nvidia-cublas, whose headers are kept in build/cuda-headers. Exit code 1 if a file fails.
 """
 
 from __future__ import annotations
@@ -25,8 +25,16 @@ TREE = ROOT / "build" / "llama.cpp"
 HEADERS = ROOT / "build" / "cuda-headers"
 CUBLAS = "nvidia-cublas==13.0.2.14"
 ARCHITECTURES = ("sm_86", "sm_90")
-# as ggml's own build, but for optimisation: the check is about what compiles
-FLAGS = ("-std=c++17", "-O1", "-Xptxas", "-O1", "-DGGML_CUDA_USE_GRAPHS", "--use_fast_math", "-extended-lambda")
+# as ggml's own build, but for optimisation: what compiles is the question
+FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-Xptxas",
+    "-O1",
+    "-DGGML_CUDA_USE_GRAPHS",
+    "--use_fast_math",
+    "-extended-lambda",
+)
 
 
 def touched_sources() -> list[Path]:

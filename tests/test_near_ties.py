@@ -1,8 +1,8 @@
 """Greedy text with drafts against plain stock decoding: a choice may differ only at a near tie.
 
-The width of a batch changes which kernel runs, in llama.cpp as well, so logits differ by rounding. A test that only
-compared texts would either forbid that or see nothing after the first difference; this one gives the text of the split
-run to plain stock decoding, token by token, and looks at every choice.
+The width of a batch changes which kernel runs, in llama.cpp as well, so logits differ by rounding. A test
+that only compared texts would either forbid that or see nothing after the first difference; this one gives
+the text of the split run to plain stock decoding, token by token, and looks at every choice.
 """
 
 from __future__ import annotations
