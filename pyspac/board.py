@@ -237,6 +237,9 @@ class Board(BoardView):
 
     def _array(self, pointer: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         n_bytes = int(np.prod(shape)) * dtype.itemsize
+        # an array keeps handle and owner alive, also when the board object itself is gone
+        kept = (self._handle, self._owner)
+        pointer = self._ffi.gc(pointer, lambda _pointer, _kept=kept: None)
         return np.frombuffer(self._ffi.buffer(pointer, n_bytes), dtype).reshape(shape)
 
     @classmethod
