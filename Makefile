@@ -86,7 +86,7 @@ check-cuda: build
 
 # --- lint ---
 
-ENGINE_FILES = $(wildcard engine/include/*.h engine/src/*.h engine/src/*.cpp engine/tests/*.h engine/tests/*.cpp engine/tests/*.c)
+ENGINE_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind)))
 
 lint: $(DEPS)
 	ruff check .

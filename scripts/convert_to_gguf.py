@@ -68,9 +68,10 @@ def has_library(folder: Path) -> bool:
 
 
 def find_bin_dir(bin_dir: Path | None) -> Path:
-    """Folder of libllama and the tools: `bin_dir`, else $PYSPAC_BIN_DIR, else the newest build/*/bin."""
+    """Folder of libllama and the tools: `bin_dir`, else $PYSPAC_BIN_DIR, else the newest build's bin."""
     named = bin_dir or (Path(os.environ["PYSPAC_BIN_DIR"]) if "PYSPAC_BIN_DIR" in os.environ else None)
-    built = sorted(ROOT.glob("build/*/bin"), key=lambda p: p.stat().st_mtime, reverse=True)
+    tools = ROOT.glob(f"build/*/bin/{QUANTIZER}*")  # a sanitizer's build has libraries but no tools
+    built = sorted({path.parent for path in tools}, key=lambda p: p.stat().st_mtime, reverse=True)
     for folder in [named] if named else built:
         if has_library(folder):
             return folder.resolve()

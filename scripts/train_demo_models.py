@@ -954,6 +954,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         check_args(args)
+        torch.set_num_threads(1)  # on a busy machine, threads that wait for one another lose most
         args.work_dir.mkdir(parents=True, exist_ok=True)
         tokens = load_or_make_tokens(args.work_dir, args.vocab)
         print(f"{len(tokens[0]):,} training tokens, {len(tokens[1]):,} held out")
