@@ -16,6 +16,7 @@ from rich.table import Table
 from pyspac.decode import Generation
 from pyspac.options import MIB
 from pyspac.session import Session
+from pyspac.speculation.explain import to_dicts
 
 if TYPE_CHECKING:
     from pyspac.split import Split
@@ -50,6 +51,7 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
         "draft": str(options.draft) if options.effective_spec_type == "draft" else None,
         "spec_type": options.effective_spec_type,
         "draft_max": options.effective_draft_max,
+        **_speculation_dict(session),
         "seed": None if session.sampler.is_greedy else session.sampler.seed,
         "text": session.model.vocab.detokenize(generation.token_ids),
         "token_ids": generation.token_ids,
@@ -64,6 +66,15 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
     }
 
 
+def _speculation_dict(session: Session) -> dict[str, Any]:
+    """How draft lengths were chosen; with --explain, every decision and the costs it rests on."""
+    result: dict[str, Any] = {"speculation": session.options.speculation}
+    if session.options.explain and session.speculation:
+        result["decisions"] = to_dicts(session.speculation.decisions())
+        result["costs"] = session.speculation.shared.table.to_dict()
+    return result
+
+
 def write_json(target: str, value: dict[str, Any]) -> None:
     """Write `value` to the file `target`, whole or not at all, or to stdout for "-"."""
     text = json.dumps(_without_nan(value), indent=2) + "\n"
@@ -72,6 +83,9 @@ def write_json(target: str, value: dict[str, Any]) -> None:
         sys.stdout.flush()
         return
     path = Path(target)
+    if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
+        path.write_text(text, encoding="utf-8")
+        return
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -87,6 +88,22 @@ int32_t spac_board::owner(const std::string & name) {
     return read_header(shm_path(name), name).pid;
 }
 
+// a zombie has given up its memory, whatever kill() says
+static bool is_alive(int32_t pid) {
+    if (pid <= 0 || (kill(pid, 0) != 0 && errno != EPERM)) {
+        return false;
+    }
+    FILE * stat = fopen(spac_format("/proc/%d/stat", pid).c_str(), "r");
+    char state = '?';
+    if (stat) {
+        if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1) {
+            state = '?';
+        }
+        fclose(stat);
+    }
+    return state != 'Z';
+}
+
 // a board left behind by a killed process is removed; one in use is refused
 static void remove_stale(const std::string & path, const std::string & name) {
     const int fd = shm_open(path.c_str(), O_RDONLY, 0);
@@ -97,8 +114,7 @@ static void remove_stale(const std::string & path, const std::string & name) {
     const bool readable = read(fd, &header, sizeof(header)) == (ssize_t) sizeof(header);
     close(fd);
 
-    const bool alive = readable && header.magic == BOARD_MAGIC && header.pid > 0 && (kill(header.pid, 0) == 0 || errno == EPERM);
-    if (alive) {
+    if (readable && header.magic == BOARD_MAGIC && is_alive(header.pid)) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is in use by process %d: choose another name or stop that process",
                                                         name.c_str(), header.pid));
     }
