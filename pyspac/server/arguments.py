@@ -1,0 +1,91 @@
+"""`ServeOptions` in, the command lines of the two children out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from pyspac.server.options import AttachOptions, ServeOptions
+
+_SECRETS: Final = ("--api-key", "-hft", "--hf-token")  # flags whose values are nobody's business
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What was chosen for one start: addresses, names, sizes."""
+
+    port: int
+    board: str
+    cache: str  # as llama-server's --spac-cache takes it
+    n_ctx: int | None = None  # None: llama-server's own choice
+    is_real_device: bool = False  # not the CPU
+
+
+def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str]:
+    """The command line of llama-server."""
+    argv = [str(folder / "llama-server")]
+    if options.model is not None:
+        argv += ["-m", str(options.model)]
+    if options.draft is not None:
+        argv += ["-md", str(options.draft)]
+        argv += ["--spec-draft-n-max", str(options.attach.n_draft_max)]
+        if not options.passed_value("--spec-type"):
+            argv += ["--spec-type", "draft-simple"]
+    if launch.n_ctx is not None:
+        argv += ["-c", str(launch.n_ctx)]
+    argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
+    argv += ["--host", options.host, "--port", str(launch.port), "--metrics"]
+    return argv + _device_arguments(options) + _load_arguments(options, launch) + list(options.passed)
+
+
+def _device_arguments(options: ServeOptions) -> list[str]:
+    """The CPU as the device means that no other one is touched."""
+    match options.device.lower():
+        case "auto":
+            return []
+        case "cpu":
+            return ["--device", "none"]
+    return ["--device", options.device]
+
+
+def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
+    """Weights in pinned memory instead of a mapped file: copies from there are several times as fast."""
+    is_given = options.passed_value("-lm", "--load-mode") or "--no-mmap" in options.passed
+    return ["--load-mode", "none"] if launch.is_real_device and not is_given else []
+
+
+def server_env(options: ServeOptions) -> dict[str, str]:
+    """What the engine reads from the environment, beside its flags."""
+    env = {"PYSPAC_MAX_BATCH": str(options.max_batch)}
+    if options.device.lower() != "auto":
+        env["PYSPAC_DEVICE"] = options.device
+    return env
+
+
+def attach_argv(board: str, options: AttachOptions) -> list[str]:
+    """The command line of the scheduler's process: `pyspac attach`."""
+    config = options.scheduler
+    argv = [sys.executable, "-m", "pyspac", "attach", board, "--estimator", config.estimator]
+    argv += ["--threshold", str(config.threshold), "--cpu-share", str(options.cpu_share)]
+    argv += ["--speculation", options.speculation, "--draft-max", str(options.n_draft_max)]
+    if config.without:
+        argv += ["--without", ",".join(sorted(config.without))]
+    if config.link_gb_s is not None:
+        argv += ["--link-gb-s", str(config.link_gb_s)]
+    if options.metrics_port is not None:
+        argv += ["--metrics-port", str(options.metrics_port), "--metrics-host", options.metrics_host]
+    if options.model is not None:
+        argv += ["-m", str(options.model)]
+    if not options.warm_start:
+        argv.append("--no-warm-start")
+    if options.log_json:
+        argv.append("--log-json")
+    return argv
+
+
+def without_secrets(argv: list[str]) -> list[str]:
+    """The command line for logs: keys are left out."""
+    return [argv[0], *("***" if flag in _SECRETS else text for flag, text in pairwise(argv))]

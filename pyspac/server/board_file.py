@@ -1,0 +1,115 @@
+"""Boards as files: which ones exist, which process each belongs to, and removing those of dead processes.
+
+In: a board's name. Out: a `BoardFile`. What is in it is for `pyspac.board.Board`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspac.errors import ConfigError, PyspacError
+
+FOLDER: Final = Path("/dev/shm")  # where Linux keeps POSIX shared memory
+PREFIX: Final = "pyspac."
+
+
+def check_name(name: str) -> str:
+    """Return the name; ConfigError unless it suits a file and a command line."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
+        raise ConfigError("board name", name, "1 to 100 letters, digits, '_', '.' or '-'")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class BoardFile:
+    """A board's file as it was when it was looked at."""
+
+    name: str
+    inode: int
+    pid: int  # 0: not (yet) a board
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's process runs."""
+        return self.pid > 0 and is_running(self.pid)
+
+
+def path_of(name: str) -> Path:
+    """Where the board called `name` is."""
+    return FOLDER / f"{PREFIX}{name}"
+
+
+def look_at(name: str) -> BoardFile | None:
+    """Return the board called `name`; None if there is none that this user may read."""
+    from pyspac._native import ffi, lib  # here: checking a name needs no native library
+
+    try:
+        inode = path_of(name).stat().st_ino
+    except OSError:
+        return None
+    pid = ffi.new("int32_t *")
+    is_board = lib.spac_board_owner(name.encode(), pid) == lib.SPAC_STATUS_SUCCESS
+    return BoardFile(name, inode, int(pid[0]) if is_board else 0)
+
+
+def list_boards() -> list[BoardFile]:
+    """Return the boards whose engine runs, by name."""
+    names = sorted(path.name.removeprefix(PREFIX) for path in FOLDER.glob(f"{PREFIX}*"))
+    found = [look_at(name) for name in names]
+    return [board for board in found if board is not None and board.is_alive]
+
+
+def find_board(name: str | None) -> str:
+    """Return `name`, or the only running board's if it is None. Raises a PyspacError that lists them."""
+    running = [board.name for board in list_boards()]
+    if name is None and len(running) == 1:
+        return running[0]
+    if name is None and running:
+        raise ConfigError("NAME", "not given", f"one of the running servers' boards: {', '.join(running)}")
+    if name is None:
+        raise PyspacError("no server with a board is running; start one with `pyspac serve`")
+    board = look_at(check_name(name))
+    if board is None or (board.pid and not board.is_alive):
+        raise PyspacError(
+            f'no running server has the board "{name}"; those with a board: {", ".join(running) or "none"}'
+        )
+    return name
+
+
+def check_free(name: str) -> None:
+    """Raise ConfigError if a running server has a board of this name."""
+    board = look_at(check_name(name))
+    if board is not None and board.is_alive:
+        raise ConfigError(
+            "--board", name, f"a name that is not in use (process {board.pid} has it), or stop that process"
+        )
+
+
+def remove_stale(name: str) -> None:
+    """Remove the board that a dead process left behind, if one did; zombies are dead."""
+    board = look_at(name)
+    if board is not None and board.pid and not board.is_alive:
+        path_of(name).unlink(missing_ok=True)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this id exists and is no zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[:1] == [b"Z"]

@@ -1,0 +1,98 @@
+"""A child process that never outlives its parent, in a process group of its own.
+
+In: a command line. Out: a `Child` that can be asked, signalled and stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be loaded between fork and exec
+POLL_S: Final = 0.05
+KILL_WAIT_S: Final = 10.0
+
+
+class Child:
+    """A running program. Its stdin is empty and its stdout goes to our stderr: ours holds what we say alone.
+
+    A group of its own keeps Ctrl-C for us: we decide in which order things end. Start it from the main
+    thread, as the kernel ties `death_signal` to the thread that forked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        death_signal: signal.Signals = signal.SIGTERM,  # what it gets when we are gone, however we went
+        pass_stdout: bool = False,
+        is_quiet: bool = False,  # its output goes nowhere
+    ) -> None:
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, int(death_signal))
+            if os.getppid() != parent:  # gone between fork and prctl
+                os._exit(1)
+
+        self.name = name
+        self.started_s = time.monotonic()
+        self._process = subprocess.Popen(
+            list(argv),
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if is_quiet else None if pass_stdout else 2,
+            stderr=subprocess.DEVNULL if is_quiet else None,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def exit_code(self) -> int | None:
+        """None while it runs; -N if signal N ended it."""
+        return self._process.poll()
+
+    def end_text(self) -> str:
+        """How it ended, for people: "llama-server (process 17) was killed by SIGKILL"."""
+        code = self._process.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"{self.name} (process {self.pid}) {how}"
+
+    def send(self, number: int) -> None:
+        if self.exit_code() is None:
+            self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended within `timeout_s`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def stop(self, timeout_s: float) -> bool:
+        """End it: SIGTERM, and SIGKILL after `timeout_s`, which also ends a stopped process.
+
+        Whether it went by itself.
+        """
+        self.send(signal.SIGTERM)
+        if self.wait(timeout_s):
+            return True
+        self._process.kill()
+        self.wait(KILL_WAIT_S)
+        return False

@@ -1,0 +1,146 @@
+"""The scheduler's numbers for Prometheus: an `Attachment` in, metric families out whenever they are scraped.
+
+Nothing is counted twice: the engine's counters are read from the board at the scrape; a step costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pyspac.board import Residency
+from pyspac.errors import ConfigError
+from pyspac.server import log
+
+if TYPE_CHECKING:
+    from pyspac.server.attach import Attachment
+
+# metric, the board's counter, factor, help
+_COUNTERS: Final = (
+    ("forwards", "n_forward", 1, "Graph evaluations that took the split path"),
+    ("loads", "n_loads", 1, "Copies of experts to the device"),
+    ("load_failures", "n_load_failures", 1, "Copies that failed"),
+    ("evictions", "n_evictions", 1, "Experts that left the device"),
+    ("loaded_bytes", "loaded_bytes", 1, "Bytes copied to the device"),
+    ("load_seconds", "load_us", 1e-6, "Time spent copying"),
+    ("dispatch_seconds", "dispatch_us", 1e-6, "Time in the dispatch nodes"),
+    ("wait_seconds", "wait_us", 1e-6, "Time the graph waited for the host's experts"),
+    ("decisions", "n_decisions", 1, "Decisions that the engine took over"),
+)
+_STEP_COUNTERS: Final = (
+    ("steps", "n_steps", 1, "Decoding steps recorded"),
+    ("steps_lost", "n_lost", 1, "Step records overwritten before they were read"),
+    ("generated_tokens", "n_tokens", 1, "Tokens generated in the recorded steps"),
+    ("draft_tokens", "n_draft", 1, "Tokens drafted"),
+    ("accepted_tokens", "n_accepted", 1, "Drafted tokens that were accepted"),
+)
+_WHERE: Final = (("device", "n_hit_rows"), ("host", "n_miss_rows"), ("late", "n_late_rows"))
+
+
+class SchedulerCollector(Collector):
+    """Reads the attachment; a board that was closed meanwhile yields nothing."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+    def collect(self) -> Iterable[Metric]:
+        board = self.attachment.board
+        counters = np.array(board.counters)[0]
+        yield self._info()
+        for name, field, factor, text in _COUNTERS:
+            yield CounterMetricFamily(f"pyspac_{name}", text, value=float(counters[field]) * factor)
+        yield _activations(counters)
+        yield from self._steps()
+        yield from self._gauges()
+        yield from self._layers()
+        yield from self._own()
+
+    def _info(self) -> Metric:
+        board, config = self.attachment.board, self.attachment.scheduler.config
+        values = {"board": self.attachment.name, "estimator": config.estimator, "n_layer": str(board.n_layer),
+                  "n_expert": str(board.n_expert), "n_expert_used": str(board.n_expert_used)}  # fmt: skip
+        return InfoMetricFamily("pyspac", "What is scheduled, and how", value=values)
+
+    def _steps(self) -> Iterable[Metric]:
+        totals = self.attachment.totals
+        for name, field, factor, text in _STEP_COUNTERS:
+            yield CounterMetricFamily(f"pyspac_{name}", text, value=getattr(totals, field) * factor)
+        seconds = CounterMetricFamily("pyspac_step_seconds", "Time of the recorded steps", labels=["phase"])
+        for phase in ("draft", "verify", "process"):
+            seconds.add_metric([phase], getattr(totals, f"{phase}_us") * 1e-6)
+        yield seconds
+
+    def _gauges(self) -> Iterable[Metric]:
+        board = self.attachment.board
+        budget = int(board.byte_budget[0])
+        yield GaugeMetricFamily("pyspac_slots", "Experts that fit on the device", value=board.n_slots)
+        yield GaugeMetricFamily(
+            "pyspac_byte_budget", "Bytes that may be copied per forward; +Inf: no limit",
+            value=float("inf") if budget >= 2**63 else budget,
+        )  # fmt: skip
+        limits = GaugeMetricFamily(
+            "pyspac_draft_limit", "Draft-length limits in force", labels=["server_slot"]
+        )
+        for slot in np.flatnonzero(np.array(board.n_draft_max) >= 0):
+            limits.add_metric([str(slot)], int(board.n_draft_max[slot]))
+        yield limits
+
+    def _layers(self) -> Iterable[Metric]:
+        board = self.attachment.board
+        n_resident = np.count_nonzero(board.residency == Residency.RESIDENT, axis=1)
+        resident = GaugeMetricFamily("pyspac_resident_experts", "Experts on the device", labels=["layer"])
+        tau = GaugeMetricFamily(
+            "pyspac_threshold", "Utility from which experts belong there", labels=["layer"]
+        )
+        for il in np.flatnonzero(board.expert_bytes > 0):
+            resident.add_metric([str(il)], int(n_resident[il]))
+            tau.add_metric([str(il)], int(board.tau[il]))
+        return (resident, tau)
+
+    def _own(self) -> Iterable[Metric]:
+        stats = self.attachment.scheduler.stats()
+        yield CounterMetricFamily("pyspac_scheduler_steps", "Steps of the scheduler", value=stats.n_steps)
+        yield CounterMetricFamily(
+            "pyspac_planned_loads", "Copies that it asked for", value=stats.n_loads_planned
+        )
+        times = GaugeMetricFamily("pyspac_scheduler_step_seconds", "Of its last steps", labels=["quantile"])
+        times.add_metric(["0.5"], stats.step_p50_us * 1e-6)
+        times.add_metric(["0.99"], stats.step_p99_us * 1e-6)
+        yield times
+
+
+def _activations(counters: Any) -> Metric:
+    text = "(token, expert) pairs; late: the copy was under way"
+    family = CounterMetricFamily("pyspac_activations", text, labels=["where"])
+    for where, field in _WHERE:
+        family.add_metric([where], float(counters[field]))
+    return family
+
+
+@contextlib.contextmanager
+def serve_metrics(attachment: Attachment, host: str, port: int) -> Iterator[int]:
+    """Answer at http://host:port/metrics meanwhile; yields the port. Raises ConfigError if it is taken."""
+    registry = CollectorRegistry()
+    registry.register(SchedulerCollector(attachment))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise ConfigError(
+            "--metrics-port", port, f"a port that is free at {host} ({error.strerror})"
+        ) from error
+    bound = int(server.server_address[1])
+    log.event(f"metrics: http://{host}:{bound}/metrics", event="metrics", port=bound)
+    try:
+        yield bound
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

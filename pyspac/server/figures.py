@@ -1,0 +1,37 @@
+"""An `Observation` in, the figures that people read out: names and texts."""
+
+from __future__ import annotations
+
+from pyspac.server.snapshot import Observation
+
+MIB = 1 << 20
+
+
+def _text(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def figures(seen: Observation) -> dict[str, str]:
+    """In the order in which they are shown; "-": nothing happened to measure."""
+    return {
+        "tokens/s": _text(seen.tokens_per_s, ".1f"),
+        "covered": _text(None if seen.covered is None else seen.covered * 100, ".1f", " %"),
+        "draft length": _text(seen.draft_length, ".2f") + _limits(seen),
+        "accepted": _text(None if seen.acceptance_rate is None else seen.acceptance_rate * 100, ".0f", " %"),
+        "loads/s": f"{seen.loads_per_s:.1f}",
+        "copied": f"{seen.loaded_bytes_per_s / MIB:.1f} MiB/s",
+        "on the device": f"{seen.n_resident} of {seen.n_slots} slots",
+        "draft": _ms(seen.draft_us),
+        "verify": _ms(seen.verify_us),
+        "process": _ms(seen.process_us),
+    }
+
+
+def _ms(us: float | None) -> str:
+    return _text(None if us is None else us / 1e3, ".1f", " ms")
+
+
+def _limits(seen: Observation) -> str:
+    """The draft-length limit, if one is in force."""
+    values = sorted(set(seen.n_draft_max.values()))
+    return f" (at most {'/'.join(map(str, values))})" if values else ""

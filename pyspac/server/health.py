@@ -1,0 +1,84 @@
+"""Ports and health of a server on this machine."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import socket
+from contextlib import closing
+from typing import Any, Final
+
+from pyspac.errors import ConfigError
+
+DEFAULT_PORT: Final = 8080  # llama-server's
+_TIMEOUT_S: Final = 2.0
+
+
+def choose_port(host: str, port: int | None, field: str = "--port", default: int = DEFAULT_PORT) -> int:
+    """Return `port`, or if None the default one, or if that is in use any free one.
+
+    Raises ConfigError if `port` cannot be used.
+    """
+    if port is None:
+        return default if _why_not(host, default) is None else _any_free(host, field)
+    if not 1 <= port <= 65535:
+        raise ConfigError(field, port, "1 .. 65535")
+    reason = _why_not(host, port)
+    if reason is not None:
+        raise ConfigError(field, port, f"a port that can be listened on at {host} ({reason})")
+    return port
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _why_not(host: str, port: int) -> str | None:
+    """None: the port can be listened on."""
+    try:
+        with closing(_bind(host, port)):
+            return None
+    except OSError as error:
+        return "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
+
+
+def _any_free(host: str, field: str) -> int:
+    try:
+        with closing(_bind(host, 0)) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise ConfigError(
+            field, "any", f"an address of this machine to listen on, not {host} ({error})"
+        ) from error
+
+
+def reachable_host(host: str) -> str:
+    """The address under which this machine reaches a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def get_json(host: str, port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    """GET a small JSON document; (0, None) if nobody answers."""
+    connection = http.client.HTTPConnection(reachable_host(host), port, timeout=_TIMEOUT_S)
+    with closing(connection):
+        try:
+            connection.request("GET", path, headers=headers or {})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read() or b"null")
+        except (OSError, http.client.HTTPException, ValueError):
+            return 0, None
+
+
+def is_healthy(host: str, port: int, prefix: str = "") -> bool:
+    """Whether a llama-server there has loaded its model."""
+    status, _body = get_json(host, port, f"{prefix}/health")
+    return status == 200

@@ -1,0 +1,111 @@
+"""Utility and residency of all experts in, rows of coloured cells out: [n_layer, n_expert] as text.
+
+Green cells are on the device, grey to orange ones on the host: the brighter, the higher the utility. So a
+bright orange cell is an expert that is wanted and not there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.color import Color
+from rich.style import Style
+from rich.text import Text
+
+from pyspac.board import Residency
+from pyspac.server.snapshot import Observation
+
+N_SHADES: Final = 12
+MAX_CELL_WIDTH: Final = 3
+MARGIN: Final = 26  # columns for layer numbers, tau and counts
+_BLACK: Final = 4  # a row of the palette for cells that do not exist
+
+# from utility 0 to the highest, per residency
+_RAMPS: Final = {
+    Residency.ABSENT: ((30, 32, 38), (232, 126, 40)),
+    Residency.QUEUED: ((90, 80, 20), (240, 220, 70)),
+    Residency.LOADING: ((30, 70, 120), (90, 180, 255)),
+    Residency.RESIDENT: ((16, 74, 50), (70, 230, 140)),
+}
+
+
+def _palette() -> NDArray[np.uint8]:
+    """[5, N_SHADES, 3] colours by residency and shade."""
+    colours = np.zeros((5, N_SHADES, 3), np.uint8)
+    for state, (low, high) in _RAMPS.items():
+        colours[state] = np.linspace(low, high, N_SHADES).astype(np.uint8)
+    return colours
+
+
+_PALETTE: Final = _palette()
+
+
+def colour_codes(seen: Observation) -> NDArray[np.intp]:
+    """[n_layer, n_expert] residency * N_SHADES + shade; layers that are not split are black."""
+    highest = max(1, int(seen.utility.max(initial=0)))
+    shade = seen.utility.astype(np.intp) * (N_SHADES - 1) // highest
+    state = np.where(seen.is_split[:, None], np.minimum(seen.residency, Residency.RESIDENT), _BLACK)
+    return np.asarray(state * N_SHADES + shade)
+
+
+def _colour(code: int) -> Color:
+    return Color.from_rgb(*(int(part) for part in _PALETTE[code // N_SHADES, code % N_SHADES]))
+
+
+class HeatMap:
+    """Draws observations into a given space: a row per layer if they fit, else two layers per row."""
+
+    def __init__(self) -> None:
+        self._styles: dict[tuple[int, int], Style] = {}
+
+    def draw(self, seen: Observation, width: int, height: int) -> Text:
+        """As many lines as the layers need; columns beyond `width` are cut."""
+        codes = colour_codes(seen)
+        n_layer, n_expert = codes.shape
+        is_dense = n_layer > height
+        cell_width = max(1, min(MAX_CELL_WIDTH, (width - MARGIN) // n_expert))
+        per_row = 2 if is_dense else 1
+        lines = [self._line(seen, codes, il, per_row, cell_width) for il in range(0, n_layer, per_row)]
+        return Text("\n", no_wrap=True, overflow="crop").join(lines)
+
+    def _line(
+        self, seen: Observation, codes: NDArray[np.intp], il: int, per_row: int, cell_width: int
+    ) -> Text:
+        rows = codes[il : il + per_row]
+        line = Text(f"{il:3d} ", style="dim")
+        top, bottom = rows[0].tolist(), rows[-1].tolist()
+        for upper, lower in zip(top, bottom, strict=True):
+            cell = "▀" if per_row == 2 else " "
+            line.append(cell * cell_width, self._style(upper, lower))
+        return line.append_text(_layer_text(seen, slice(il, il + per_row)))
+
+    def _style(self, upper: int, lower: int) -> Style:
+        key = (upper, lower)
+        if key not in self._styles:
+            self._styles[key] = Style(color=_colour(upper), bgcolor=_colour(lower))
+        return self._styles[key]
+
+
+def _layer_text(seen: Observation, layers: slice) -> Text:
+    """tau and how many experts are on the device, of one row's layers."""
+    n_resident = np.count_nonzero(seen.residency[layers] == Residency.RESIDENT, axis=1)
+    tau = "/".join(str(value) for value in seen.tau[layers].tolist())
+    counts = "/".join(str(value) for value in n_resident.tolist())
+    return Text(f"  tau {tau:<6} {counts}", style="dim")
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    text = Text("    ")
+    for state, name in (
+        (Residency.RESIDENT, "on the device"),
+        (Residency.LOADING, "being copied"),
+        (Residency.QUEUED, "queued"),
+        (Residency.ABSENT, "on the host"),
+    ):
+        for shade in (0, N_SHADES // 2, N_SHADES - 1):
+            text.append("  ", Style(bgcolor=_colour(state * N_SHADES + shade)))
+        text.append(f" {name}   ")
+    return text.append("brighter: higher utility", "dim")

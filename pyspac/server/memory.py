@@ -1,0 +1,148 @@
+"""How much of the device the experts' slots may take: model headers and free memory in, --spac-cache out.
+
+The engine attaches when the target's context is made, before a draft model is loaded, so "what is free" then
+is more than it may take. What comes later is subtracted here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pyspac.devices import Device, choose_device, cpu_device
+from pyspac.errors import ConfigError, PyspacError
+from pyspac.geometry import MoeGeometry, read_geometry
+from pyspac.gguf_header import GgufHeader
+from pyspac.options import MIB
+
+MARGIN_BYTES: Final = 768 * MIB  # for compute buffers that still grow, as the engine's own
+DEFAULT_N_CTX: Final = 16384
+_KV_BYTES: Final = 2  # F16
+_PROBE_TIMEOUT_S: Final = 120
+
+
+def probe_device(name: str) -> Device:
+    """The device and its free memory, asked in a process of its own: a process that has asked a GPU holds
+    memory of it until it ends, and the supervisor lives long. Raises ConfigError if there is no such device.
+    """
+    if name.lower() == "cpu":
+        return cpu_device()
+    argv = [sys.executable, "-m", "pyspac.server.memory", name]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
+    if done.returncode == ConfigError.exit_code:
+        raise ConfigError("--device", name, done.stdout.strip())
+    if done.returncode != 0:
+        raise PyspacError(f"the devices could not be listed: {done.stderr.strip()[-500:]}")
+    return Device(**json.loads(done.stdout))
+
+
+def _answer_probe(name: str) -> int:
+    try:
+        print(json.dumps(asdict(choose_device(name))))
+    except ConfigError as error:
+        print(error.allowed)
+        return error.exit_code
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Device memory beside the experts' slots, in bytes."""
+
+    weights: int  # of the target, without its routed experts
+    draft: int
+    kv: int
+    margin: int = MARGIN_BYTES
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.draft + self.kv + self.margin
+
+
+def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
+    """The context in tokens, over all server slots; 0 asks for the model's own."""
+    n_train = geometry.n_ctx_train or DEFAULT_N_CTX
+    return min(n_train, DEFAULT_N_CTX) if wanted is None else wanted or n_train
+
+
+def estimate_needs(target: GgufHeader, draft: GgufHeader | None, n_ctx: int) -> Needs:
+    """What llama-server puts on the device beside the slots, if all layers go there."""
+    geometry = read_geometry(target)
+    return Needs(
+        weights=geometry.model_bytes - geometry.experts_bytes,
+        draft=sum(tensor.n_bytes for tensor in draft.tensors) if draft else 0,
+        kv=kv_bytes(target, n_ctx) + (kv_bytes(draft, n_ctx) if draft else 0),
+    )
+
+
+def kv_bytes(header: GgufHeader, n_ctx: int) -> int:
+    """Of the attention's cache; an upper bound, as sliding windows and recurrent layers take less."""
+    n_layer = int(_number(header.get("block_count", 0)))
+    rank = header.get("attention.kv_lora_rank")
+    if rank:  # latent attention keeps one compressed row per token
+        row = int(rank) + int(_number(header.get("rope.dimension_count", 64)))
+        return n_layer * n_ctx * _KV_BYTES * row
+    return _n_kv_heads(header, n_layer) * _row_elements(header) * n_ctx * _KV_BYTES
+
+
+def _row_elements(header: GgufHeader) -> int:
+    """Of one head's key and value, of one token."""
+    n_head = max(1, int(_number(header.get("attention.head_count", 1))))
+    head = int(_number(header.get("embedding_length", 0))) // n_head
+    names = ("attention.key_length", "attention.value_length")
+    return sum(int(_number(header.get(name, head))) for name in names)
+
+
+def _n_kv_heads(header: GgufHeader, n_layer: int) -> int:
+    """Summed over layers; some architectures give one value per layer."""
+    value = header.get("attention.head_count_kv", header.get("attention.head_count", 1))
+    return sum(map(int, value)) if isinstance(value, list) else n_layer * int(value)
+
+
+def _number(value: Any) -> float:
+    return max(value, default=0) if isinstance(value, list) else float(value)
+
+
+def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device) -> str:
+    """The value of --spac-cache: `text`, or for "auto" on a real device the MiB that are left.
+
+    Raises ConfigError if nothing is left.
+    """
+    if text != "auto" or device.is_cpu:
+        return text  # "auto" is the engine's own share on the CPU
+    left = device.memory_free - needs.total
+    if left < max(layer.expert_bytes for layer in geometry.moe_layers):
+        raise ConfigError("--cache", text, _too_little(needs, device))
+    return str(min(left, geometry.experts_bytes) // MIB or 1)
+
+
+def why_tight(text: str, geometry: MoeGeometry, needs: Needs, device: Device) -> str | None:
+    """Why a given size may be too much; None: it fits. The estimate is an upper bound, so it is no error."""
+    if (
+        text == "auto"
+        or device.is_cpu
+        or needs.total + _bytes(text, geometry.experts_bytes) <= device.memory_free
+    ):
+        return None
+    return _too_little(needs, device)
+
+
+def _bytes(text: str, experts_bytes: int) -> int:
+    if text.endswith("%"):
+        return int(float(text[:-1]) / 100 * experts_bytes)
+    return int(float(text) * MIB)
+
+
+def _too_little(needs: Needs, device: Device) -> str:
+    listed = ", ".join(f"{name} {n_bytes / MIB:.0f}" for name, n_bytes in asdict(needs).items())
+    return (
+        f"{device.name} has {device.memory_free / MIB:.0f} MiB free, and beside the experts' slots "
+        f"{needs.total / MIB:.0f} are needed ({listed}); use a smaller --cache, context (-c) or draft model"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(_answer_probe(sys.argv[1]))

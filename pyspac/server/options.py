@@ -1,0 +1,108 @@
+"""What `pyspac serve` and `pyspac attach` were asked for, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from pyspac.config import SchedulerConfig
+from pyspac.errors import ConfigError
+from pyspac.options import DEFAULT_DRAFT_CAP, CacheSize
+from pyspac.server.board_file import check_name
+from pyspac.speculation.manager import parse_controller
+
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_MAX_BATCH: Final = 40  # llama-server's four slots, each with eight drafts and one token more
+DEFAULT_CPU_SHARE: Final = 0.05
+FIXED: Final = "static"  # the controller that leaves draft lengths as they are
+
+# llama-server's arguments that have to agree with ours, and how to give them instead
+_OURS: Final = {
+    "-m": "-m", "--model": "-m", "-md": "-md", "--model-draft": "-md", "--spec-draft-model": "-md",
+    "--host": "--host", "--port": "--port", "--spac-cache": "--cache", "--spac-board": "--board",
+    "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device",
+    "-c": "-c", "--ctx-size": "-c",
+}  # fmt: skip
+_MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachOptions:
+    """The scheduler's side: what it decides by, and where it can be watched."""
+
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    metrics_port: int | None = None  # None: no metrics
+    metrics_host: str = DEFAULT_HOST
+    cpu_share: float = DEFAULT_CPU_SHARE  # of one core, that steps may take
+    speculation: str = FIXED  # how long to draft: a name of pyspac.speculation.CONTROLLERS, or auto
+    n_draft_max: int = DEFAULT_DRAFT_CAP  # the server's own limit, which none may exceed
+    warm_start: bool = True
+    model: Path | None = None  # whose utilities to load and save; None: no warm start
+    log_json: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.001 <= self.cpu_share <= 1:
+            raise ConfigError("--cpu-share", self.cpu_share, "0.001 .. 1, a share of one core")
+        parse_controller(self.speculation)
+        if not 1 <= self.n_draft_max <= 255:
+            raise ConfigError("--draft-max", self.n_draft_max, "1 .. 255")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ConfigError("--metrics-port", self.metrics_port, "0 (any free one) .. 65535")
+
+    @property
+    def has_controller(self) -> bool:
+        """Whether draft lengths are decided here; else the server's own stays."""
+        return self.speculation != FIXED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The server's side, and the scheduler's."""
+
+    model: Path | None = None  # None: `passed` names one, such as -hf
+    draft: Path | None = None
+    cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
+    device: str = "auto"
+    n_ctx: int | None = None
+    host: str = DEFAULT_HOST
+    port: int | None = None  # None: 8080 if it is free, else any
+    board: str | None = None  # None: server-PORT
+    max_batch: int = DEFAULT_MAX_BATCH
+    restart: bool = False
+    passed: Sequence[str] = ()  # for llama-server as they are
+    attach: AttachOptions = field(default_factory=AttachOptions)
+
+    def __post_init__(self) -> None:
+        if self.cache.is_zero:
+            raise ConfigError("--cache", self.cache.text, "more than 0; without a cache, run llama-server")
+        if self.n_ctx is not None and self.n_ctx < 0:
+            raise ConfigError("-c", self.n_ctx, "0 or more")
+        if not 1 <= self.max_batch <= 512:
+            raise ConfigError("--max-batch", self.max_batch, "1 .. 512 tokens")
+        if self.board is not None:
+            check_name(self.board)
+        self._check_passed()
+
+    def _check_passed(self) -> None:
+        if self.passed and not self.passed[0].startswith("-"):
+            raise ConfigError("argument", self.passed[0], "options; those of llama-server come after --")
+        for text in self.passed:
+            flag = text.partition("=")[0]
+            if flag in _OURS:
+                raise ConfigError(
+                    f"{flag} after --", text, f"{_OURS[flag]} before the --, as pyspac needs it"
+                )
+        if self.model is None and not any(flag in self.passed for flag in _MODEL_FLAGS):
+            raise ConfigError(
+                "-m", "not given", "a GGUF file, or a model after the --, such as -- -hf USER/MODEL"
+            )
+
+    def passed_value(self, *flags: str, default: str = "") -> str:
+        """The value after one of `flags` in what is passed on."""
+        for flag, value in pairwise((*self.passed, default)):
+            if flag in flags:
+                return value
+        return default

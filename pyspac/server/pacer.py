@@ -1,0 +1,57 @@
+"""When to step: watches a board's counters, cheaply.
+
+The engine never signals: it must not wait for Python, and a board is plain memory. So the scheduler polls,
+every millisecond or two while tokens come, and less and less often when nothing happens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pyspac.board import BoardView
+
+BUSY_POLL_S: Final = 0.0015
+IDLE_POLL_S: Final = 0.020
+_SLOWDOWN: Final = 1.3  # of the poll period per poll without news
+_MAX_REST_S: Final = 0.050
+
+
+class Pacer:
+    """Says when there is news, and keeps steps below a share of one core."""
+
+    def __init__(
+        self,
+        board: BoardView,
+        cpu_share: float,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """cpu_share: of one core; after a step of d seconds the next may start d / cpu_share later."""
+        self.board = board
+        self.cpu_share = cpu_share
+        self._sleep, self._clock = sleep, clock
+        self._seen = self._now()
+        self._period_s = BUSY_POLL_S
+        self._rest_until_s = 0.0
+
+    def _now(self) -> tuple[int, int]:
+        return int(self.board.counters["n_forward"][0]), int(self.board.n_records[0])
+
+    def poll(self) -> bool:
+        """Sleep one period, at most 50 ms; whether a forward or a step ended since the last time."""
+        rest_s = self._rest_until_s - self._clock()
+        self._sleep(max(self._period_s, min(rest_s, _MAX_REST_S)))
+        now = self._now()
+        if now == self._seen:
+            self._period_s = min(self._period_s * _SLOWDOWN, IDLE_POLL_S)
+            return False
+        self._seen = now
+        self._period_s = BUSY_POLL_S
+        return True
+
+    def rest_after(self, step_s: float) -> None:
+        """A step took `step_s`: rest until its share of the time is within bounds."""
+        self._rest_until_s = self._clock() + step_s * (1 / self.cpu_share - 1)

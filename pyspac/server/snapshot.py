@@ -1,0 +1,143 @@
+"""What a board shows: a board in, an `Observation` per look out. Only reads, so any number may watch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.activations import ActivationDrain, StepRecord
+from pyspac.board import N_RECORDS, N_SERVER_SLOTS, BoardView, Residency
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """None if there was nothing to take a share of."""
+    return part / whole if whole else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A board at one moment, and what happened since the look before. None: nothing happened to measure."""
+
+    seconds: float  # since the look before
+    n_forward: int  # since then, as all n_*
+    n_steps: int
+    n_tokens: int
+    n_decisions: int
+    n_loads: int
+    n_evictions: int
+    loaded_bytes: int
+    covered: float | None  # share of activations whose expert was on the device
+    draft_length: float | None  # tokens drafted per step
+    acceptance_rate: float | None  # accepted / drafted
+    draft_us: float | None  # per step, as the next two
+    verify_us: float | None
+    process_us: float | None
+    n_draft_max: dict[int, int]  # limits in force, by server slot, of those in use
+    byte_budget: int | None  # per forward
+    n_slots: int
+    utility: NDArray[np.uint8]  # [n_layer, n_expert]
+    residency: NDArray[np.uint8]  # [n_layer, n_expert]
+    tau: NDArray[np.uint8]  # [n_layer]
+    is_split: NDArray[np.bool_]  # [n_layer]
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """None if no step ended."""
+        return self.n_tokens / self.seconds if self.n_steps else None
+
+    @property
+    def loads_per_s(self) -> float:
+        return self.n_loads / self.seconds
+
+    @property
+    def loaded_bytes_per_s(self) -> float:
+        return self.loaded_bytes / self.seconds
+
+    @property
+    def n_resident(self) -> int:
+        return int(np.count_nonzero(self.residency == Residency.RESIDENT))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `pyspac top --json`."""
+        names = (
+            "seconds", "n_forward", "n_steps", "n_tokens", "n_decisions", "n_loads", "n_evictions",
+            "loaded_bytes", "tokens_per_s", "loads_per_s", "loaded_bytes_per_s", "covered", "draft_length",
+            "acceptance_rate", "draft_us", "verify_us", "process_us", "n_draft_max", "byte_budget", "n_slots",
+            "n_resident",
+        )  # fmt: skip
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        values["layers"] = [self._layer_dict(il) for il in range(len(self.tau))]
+        return values
+
+    def _layer_dict(self, il: int) -> dict[str, Any]:
+        return {
+            "il": il,
+            "is_split": bool(self.is_split[il]),
+            "tau": int(self.tau[il]),
+            "utility": self.utility[il].tolist(),
+            "residency": self.residency[il].tolist(),
+        }
+
+
+class BoardWatch:
+    """Looks at a board; the first look reports what happens after it was made."""
+
+    def __init__(self, board: BoardView, clock: Callable[[], float] = time.monotonic) -> None:
+        self.board = board
+        self._clock = clock
+        self._drain = ActivationDrain(board)
+        self._before_s = clock()
+
+    def look(self) -> Observation:
+        """Copies what it returns: the board goes on."""
+        record, now_s = self._drain.drain(), self._clock()
+        seconds, self._before_s = max(1e-6, now_s - self._before_s), now_s
+        n_hit = record.counter("n_hit_rows")
+        n_rows = n_hit + record.counter("n_miss_rows") + record.counter("n_late_rows")
+        return Observation(
+            seconds=seconds,
+            n_steps=record.n_records,
+            n_tokens=record.n_records + record.n_accepted,
+            covered=ratio(n_hit, n_rows),
+            draft_length=ratio(record.n_draft, record.n_records),
+            acceptance_rate=ratio(record.n_accepted, record.n_draft),
+            **_counters(record),
+            **_times(record),
+            **_decision(self.board),
+        )
+
+
+def _counters(record: StepRecord) -> dict[str, Any]:
+    names = ("n_forward", "n_decisions", "n_loads", "n_evictions", "loaded_bytes")
+    return {name: record.counter(name) for name in names}
+
+
+def _times(record: StepRecord) -> dict[str, Any]:
+    names = ("draft_us", "verify_us", "process_us")
+    return {name: ratio(getattr(record, name), record.n_records) for name in names}
+
+
+def _limits(board: BoardView) -> dict[int, int]:
+    """Of the server slots that were in use lately, if they have one."""
+    n_kept = min(int(board.n_records[0]), N_RECORDS)
+    slots = np.unique(board.records["server_slot"][:n_kept])
+    used = slots[(slots >= 0) & (slots < N_SERVER_SLOTS)].tolist()
+    return {slot: int(board.n_draft_max[slot]) for slot in used if board.n_draft_max[slot] >= 0}
+
+
+def _decision(board: BoardView) -> dict[str, Any]:
+    budget = int(board.byte_budget[0])
+    return {
+        "n_draft_max": _limits(board),
+        "byte_budget": None if budget >= 2**63 else budget,
+        "n_slots": board.n_slots,
+        "utility": np.array(board.utility),
+        "residency": np.array(board.residency),
+        "tau": np.array(board.tau),
+        "is_split": np.asarray(board.expert_bytes) > 0,
+    }

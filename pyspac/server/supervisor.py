@@ -1,0 +1,225 @@
+"""`pyspac serve`: starts llama-server and the scheduler, keeps them running, and ends both.
+
+In: ServeOptions. Out: an exit code. Everything is decided in one thread that looks at both children ten times
+a second; a signal only sets a flag.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from pyspac.errors import PyspacError
+from pyspac.server import board_file, log
+from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets
+from pyspac.server.backoff import Backoff
+from pyspac.server.child import Child
+from pyspac.server.health import get_json, is_healthy
+from pyspac.server.options import ServeOptions
+from pyspac.server.plan import plan_launch
+
+TICK_S: Final = 0.1
+HEALTH_PERIOD_S: Final = 0.2
+SERVER_STOP_S: Final = 20.0  # answers under way are cut off; what takes longer hangs
+SCHEDULER_STOP_S: Final = 3.0
+EXIT_INTERRUPTED: Final = 130
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ServerDiedError(PyspacError):
+    """llama-server ended though nobody told it to."""
+
+
+@dataclass(slots=True)
+class Signals:
+    """The signals that came while `watch` was in force."""
+
+    received: list[int] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._note) for number in _STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(number)
+
+    def __bool__(self) -> bool:
+        return bool(self.received)
+
+
+class Supervisor:
+    """The two children of one `pyspac serve`."""
+
+    def __init__(self, options: ServeOptions, launch: Launch, signals: Signals) -> None:
+        self.options = options
+        self.launch = launch
+        self.signals = signals
+        self.server: Child | None = None
+        self.scheduler: Child | None = None
+        self._scheduler_backoff = Backoff(first_s=0.0, longest_s=30.0)
+        self._server_backoff = Backoff(first_s=0.5, longest_s=60.0)
+        self._scheduler_due_s = 0.0
+
+    def run(self) -> int:
+        """Serve until a signal comes. Raises ServerDiedError if the server dies and may not be restarted."""
+        try:
+            while not self.signals:
+                self._start_server()
+                if self._wait_until_healthy():
+                    self._supervise()
+                if not self.signals:
+                    self._after_death()
+            return EXIT_INTERRUPTED if self.signals.received[0] == signal.SIGINT else 0
+        finally:
+            self.stop()
+
+    # ---- the server
+
+    def _start_server(self) -> None:
+        from pyspac._native import bin_dir  # finds the build; loads the small native module only
+
+        argv = server_argv(self.options, self.launch, bin_dir())
+        if not Path(argv[0]).is_file():
+            raise PyspacError(f"{argv[0]} is missing: run `make build` (or `pip install .`) again")
+        board_file.remove_stale(self.launch.board)
+        public = without_secrets(argv)
+        log.event(f"starting {shlex.join(public)}", argv=public)
+        self.server = Child("llama-server", argv, env=server_env(self.options))
+
+    def _wait_until_healthy(self) -> bool:
+        """False: it died, or a signal came."""
+        assert self.server is not None
+        prefix = self.options.passed_value("--api-prefix")
+        while not self.signals and self.server.exit_code() is None:
+            if is_healthy(self.options.host, self.launch.port, prefix):
+                self._say_ready()
+                return True
+            time.sleep(HEALTH_PERIOD_S)
+        return False
+
+    def _say_ready(self) -> None:
+        assert self.server is not None
+        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
+        url = f"http://{host}:{self.launch.port}"
+        log.event(
+            f'ready: {url}, board "{self.launch.board}"',
+            event="ready", url=url, board=self.launch.board, server_pid=self.server.pid,
+        )  # fmt: skip
+
+    def _supervise(self) -> None:
+        """Until the server dies or a signal comes."""
+        assert self.server is not None
+        while not self.signals and self.server.exit_code() is None:
+            self._keep_scheduler()
+            time.sleep(TICK_S)
+
+    def _after_death(self) -> None:
+        """Clean up after a server that died; raise, or wait before the next one starts."""
+        assert self.server is not None
+        text, age_s, pid = self.server.end_text(), self.server.age_s, self.server.pid
+        self._stop_scheduler()
+        board_file.remove_stale(self.launch.board)
+        self.server = None
+        if not self.options.restart:
+            raise ServerDiedError(f"{text}; its log is above (--restart would start it again)")
+        delay_s = self._server_backoff.after(age_s)
+        log.warning(f"{text}; starting it again in {delay_s:.1f} s", event="server_died", pid=pid)
+        self._sleep(delay_s)
+
+    def _sleep(self, seconds: float) -> None:
+        """Until then, or until a signal comes."""
+        end_s = time.monotonic() + seconds
+        while not self.signals and time.monotonic() < end_s:
+            time.sleep(TICK_S)
+
+    # ---- the scheduler
+
+    def _keep_scheduler(self) -> None:
+        """Start the scheduler if it is not there: again after it died, or when the board (re)appears."""
+        if self.scheduler is not None and self.scheduler.exit_code() is None:
+            return
+        if self.scheduler is not None:
+            self._note_scheduler_end(self.scheduler)
+        board = board_file.look_at(self.launch.board)
+        if time.monotonic() >= self._scheduler_due_s and board is not None and board.is_alive:
+            self._start_scheduler()
+
+    def _note_scheduler_end(self, scheduler: Child) -> None:
+        delay_s = self._scheduler_backoff.after(scheduler.age_s)
+        self._scheduler_due_s = time.monotonic() + delay_s
+        self.scheduler = None
+        if board_file.look_at(self.launch.board) is None:
+            log.event("the server has put its model away; the scheduler waits until it loads it again")
+            return
+        log.warning(
+            f"the {scheduler.end_text()}; the server goes on with the last decisions, "
+            f"the scheduler is started again in {delay_s:.1f} s",
+            event="scheduler_died", pid=scheduler.pid,
+        )  # fmt: skip
+
+    def _start_scheduler(self) -> None:
+        attach = replace(self.options.attach, model=self._model_file())
+        self.scheduler = Child(
+            "scheduler",
+            attach_argv(self.launch.board, attach),
+            death_signal=signal.SIGKILL,  # it may be stopped; it saves every minute
+            pass_stdout=attach.log_json,
+        )
+        log.event(
+            f"scheduler: process {self.scheduler.pid}", event="scheduler_started", pid=self.scheduler.pid
+        )
+
+    def _model_file(self) -> Path | None:
+        """The model's file, for the warm start; asked from the server if it chose it (-hf)."""
+        if self.options.model is not None:
+            return self.options.model
+        key = self.options.passed_value("--api-key").partition(",")[0]
+        path = f"{self.options.passed_value('--api-prefix')}/props"
+        status, body = get_json(
+            self.options.host, self.launch.port, path, {"Authorization": f"Bearer {key}"} if key else None
+        )
+        named = body.get("model_path") if status == 200 and isinstance(body, dict) else None
+        return Path(named) if named else None
+
+    # ---- the end
+
+    def stop(self) -> None:
+        """End both children, the server first: the scheduler's last decisions are for it. Leaves no board."""
+        if self.server is not None:
+            self._stop_server(self.server)
+        self._stop_scheduler()
+
+    def _stop_server(self, server: Child) -> None:
+        server.send(signal.SIGTERM)
+        end_s = time.monotonic() + SERVER_STOP_S
+        n_signals = len(self.signals.received)
+        while not server.wait(TICK_S):
+            if time.monotonic() > end_s or len(self.signals.received) > n_signals:  # a second Ctrl-C
+                log.warning(f"{server.name} does not end; killing it")
+                server.stop(0)
+        board_file.remove_stale(self.launch.board)
+
+    def _stop_scheduler(self) -> None:
+        if self.scheduler is not None and not self.scheduler.stop(SCHEDULER_STOP_S):
+            log.warning(f"{self.scheduler.name} did not end by itself and was killed")
+        self.scheduler = None
+
+
+def serve(options: ServeOptions) -> int:
+    """Run until a signal comes; the exit code. Raises a PyspacError for bad input or if the server dies."""
+    signals = Signals()
+    with signals.watch():
+        launch = plan_launch(options)
+        return Supervisor(options, launch, signals).run()

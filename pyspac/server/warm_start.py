@@ -1,0 +1,158 @@
+"""What a scheduler learned, kept over a restart of the server.
+
+In: a model's file and a scheduler. Out: a file in the cache folder, named by the model's content; at the next
+start the estimator begins where it was, so that the experts which were useful last are loaded first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.estimator import Estimator
+from pyspac.scheduler import Scheduler
+from pyspac.server import log
+
+FORMAT: Final = 1
+HEADER_BYTES: Final = 8 << 20  # the largest vocabularies take 6 MB
+N_SAMPLES: Final = 64
+SAMPLE_BYTES: Final = 4096
+_STATE: Final = "state."
+_HEADER_KEYS: Final = ("format", "estimator", "n_levels")
+
+
+def cache_folder() -> Path:
+    """$PYSPAC_CACHE_DIR, else pyspac in $XDG_CACHE_HOME or ~/.cache."""
+    named = os.environ.get("PYSPAC_CACHE_DIR")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "pyspac"
+
+
+def model_hash(path: Path) -> str:
+    """A fast hash of a model's content: of each file its size, its beginning and 64 samples of 4 KiB.
+
+    The beginning holds the header: metadata, names, types and shapes. Reading 20 GB takes longer than a warm
+    start can save. Two models that differ in few weights only may collide; the worst that follows is a start
+    with the other's utilities. Raises OSError.
+    """
+    digest = hashlib.sha256()
+    for part in _parts(path):
+        _add(digest, part)
+    return digest.hexdigest()
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files of a split model, or the one file."""
+    match = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path.name)
+    if match is None:
+        return [path]
+    return [path.with_name(f"{match[1]}-{i:05d}-of-{match[2]}.gguf") for i in range(1, int(match[2]) + 1)]
+
+
+def _add(digest: Any, path: Path) -> None:
+    n_bytes = path.stat().st_size
+    digest.update(str(n_bytes).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(HEADER_BYTES))
+        for i in range(N_SAMPLES):
+            file.seek(i * max(0, n_bytes - SAMPLE_BYTES) // (N_SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+
+
+def open_store(model: Path | None) -> UtilityStore | None:
+    """The store of a model; None without one, or if its file cannot be read, which is said."""
+    if model is None:
+        return None
+    try:
+        return UtilityStore(cache_folder() / "utilities" / f"{model_hash(model)}.npz")
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        log.warning(f"no warm start: {error}")
+        return None
+
+
+def estimator_state(estimator: Estimator) -> dict[str, NDArray[Any]]:
+    """Whatever an estimator has learned: its arrays [n_layer, n_expert] and its numbers, by name."""
+    kept = (int, float, np.ndarray)
+    return {name: np.asarray(value) for name, value in vars(estimator).items() if isinstance(value, kept)}
+
+
+def restore_estimator(estimator: Estimator, state: dict[str, NDArray[Any]]) -> bool:
+    """Put a state back; False, and nothing changed, if it is of another kind or geometry."""
+    own = estimator_state(estimator)
+    fits = own.keys() == state.keys() and all(
+        own[name].shape == state[name].shape and own[name].dtype == state[name].dtype for name in own
+    )
+    if not fits:
+        return False
+    for name, value in state.items():
+        if value.ndim:
+            np.copyto(getattr(estimator, name), value)
+        else:
+            setattr(estimator, name, value.item())
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class UtilityStore:
+    """One model's file."""
+
+    path: Path
+
+    def keep(self, scheduler: Scheduler) -> None:
+        """Write the file, all or nothing. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **_to_arrays(scheduler))
+            Path(name).replace(self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def recall(self, scheduler: Scheduler) -> bool:
+        """Whether there was a file that fits; one that does not is left alone, and said."""
+        if not self.path.is_file():
+            return False
+        try:
+            with np.load(self.path, allow_pickle=False) as archive:
+                arrays = dict(archive)
+        except Exception as error:  # a damaged zip raises one of many kinds
+            log.warning(f"no warm start: {self.path} cannot be read ({error}); it is replaced at the end")
+            return False
+        if not _restore(scheduler, arrays):
+            log.warning(
+                "no warm start: the last run had another estimator or other settings", file=str(self.path)
+            )
+            return False
+        return True
+
+
+def _header(scheduler: Scheduler) -> dict[str, NDArray[Any]]:
+    values = (FORMAT, scheduler.config.estimator, scheduler.config.effective_levels)
+    return {name: np.asarray(value) for name, value in zip(_HEADER_KEYS, values, strict=True)}
+
+
+def _to_arrays(scheduler: Scheduler) -> dict[str, NDArray[Any]]:
+    state = estimator_state(scheduler.estimator)
+    return _header(scheduler) | {f"{_STATE}{name}": value for name, value in state.items()}
+
+
+def _restore(scheduler: Scheduler, arrays: dict[str, NDArray[Any]]) -> bool:
+    wanted = _header(scheduler)
+    if any(name not in arrays or arrays[name].tolist() != wanted[name].tolist() for name in wanted):
+        return False
+    state = {
+        name.removeprefix("state."): value for name, value in arrays.items() if name.startswith("state.")
+    }
+    return restore_estimator(scheduler.estimator, state)
