@@ -1,0 +1,158 @@
+"""The contenders: stock, tuned --n-cpu-moe and the split, at equal device memory for experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from settings import Settings
+
+from pyspac.config import EngineParams
+from pyspac.geometry import MoeGeometry
+from pyspac.options import CacheSize, RunOptions
+
+Placement = Literal["host", "ncmoe"]
+BASELINE = "stock-sd"  # ratios are against stock with speculation
+PAPER_ABLATIONS = ("specue", "adabc", "hetwb", "prefetch", "evict", "sd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmOptions(RunOptions):
+    """A run's options, and whose kernels compute the host's experts."""
+
+    host_kernels: str = "auto"
+
+    def engine_params(self, device: str) -> EngineParams:
+        return replace(RunOptions.engine_params(self, device), host_kernels=self.host_kernels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """`placement`: where the routed experts are; `group`: arms of a group take turns."""
+
+    name: str
+    group: str
+    what: str
+    placement: Placement = "host"
+    speculates: bool = True
+    is_split: bool = False
+    estimator: str = "ema"
+    without: frozenset[str] = frozenset()
+    host_kernels: str = "auto"
+
+    def options(self, path: Path, s: Settings, n_threads: int) -> ArmOptions:
+        return ArmOptions(
+            model=path,
+            stock=not self.is_split,
+            device=s.device,
+            rpc=s.rpc,
+            n_threads=n_threads,
+            cache=CacheSize(text=s.cache),
+            spec_type="ngram" if self.speculates else "none",  # the drafter itself is replaced
+            draft_max=s.draft_max if self.speculates else None,
+            estimator=self.estimator,
+            without=self.without,
+            link_gb_s=s.link_gb_s if self.is_split else 0.0,
+            host_kernels=self.host_kernels,
+        )
+
+
+def all_arms() -> list[Arm]:
+    """Controls first; each group has the baseline, so that its ratios are paired within the group."""
+    controls = [
+        Arm(
+            name="stock-ar",
+            group="controls",
+            what="stock, all experts on the host, no drafts",
+            speculates=False,
+        ),
+        Arm(name=BASELINE, group="controls", what="stock, all experts on the host, with drafts"),
+        Arm(
+            name="ncmoe-ar",
+            group="controls",
+            what="stock, tuned --n-cpu-moe, no drafts",
+            placement="ncmoe",
+            speculates=False,
+        ),
+        Arm(
+            name="ncmoe-sd", group="controls", what="stock, tuned --n-cpu-moe, with drafts", placement="ncmoe"
+        ),
+        *(
+            Arm(
+                name=f"split-{name}",
+                group="controls",
+                what=f"split, estimator {name}, with drafts",
+                is_split=True,
+                estimator=name,
+            )
+            for name in ("ema", "spac", "lru")
+        ),
+        Arm(
+            name="split-ema-kernels",
+            group="controls",
+            what="split, estimator ema, the engine's own kernels on the host, with drafts",
+            is_split=True,
+            host_kernels="spac",
+        ),
+    ]
+    ablations = [
+        Arm(name=BASELINE, group="ablations", what="stock, all experts on the host, with drafts"),
+        Arm(
+            name="split-spac",
+            group="ablations",
+            what="split, the paper's scheduler",
+            is_split=True,
+            estimator="spac",
+        ),
+        *(
+            Arm(
+                name=f"spac-without-{name}",
+                group="ablations",
+                what=f"the paper's scheduler without {name}",
+                is_split=True,
+                estimator="spac",
+                without=frozenset([name]),
+                speculates=name != "sd",
+            )
+            for name in PAPER_ABLATIONS
+        ),
+    ]
+    return controls + ablations
+
+
+def chosen_arms(s: Settings) -> list[Arm]:
+    """Those of --arms (all if not given), and the baseline of their groups; ValueError if one is unknown."""
+    arms = all_arms()
+    unknown = sorted(set(s.arms) - {arm.name for arm in arms})
+    if unknown:
+        known = ", ".join(dict.fromkeys(arm.name for arm in arms))
+        raise ValueError(f"--arms {','.join(unknown)}: unknown; known: {known}")
+    if not s.arms:
+        return arms
+    named = {name for name in s.arms if name != BASELINE} or {"stock-ar"}
+    groups = {arm.group for arm in arms if arm.name in named}
+    if "controls" in groups and not any(
+        arm.name in named and arm.group == "ablations" and arm.name.startswith("spac-") for arm in arms
+    ):
+        groups.discard("ablations")  # split-spac is in both groups: once is enough
+    return [arm for arm in arms if arm.group in groups and (arm.name in named or arm.name == BASELINE)]
+
+
+def device_layers(geometry: MoeGeometry, cache_bytes: int) -> list[int]:
+    """The layers whose experts fit into `cache_bytes`, the last ones, as with --n-cpu-moe."""
+    chosen: list[int] = []
+    left = cache_bytes
+    for layer in reversed(geometry.moe_layers):
+        need = layer.n_expert * layer.expert_bytes
+        if need > left:
+            break
+        left -= need
+        chosen.append(layer.il)
+    return chosen
+
+
+def host_pattern(geometry: MoeGeometry, on_device: list[int]) -> bytes:
+    """A regular expression of the expert tensors that stay on the host, as --n-cpu-moe makes it."""
+    layers = [str(layer.il) for layer in geometry.moe_layers if layer.il not in on_device]
+    return rb"blk\.(" + "|".join(layers).encode() + rb")\.ffn_(up|down|gate|gate_up)_(ch|)exps"
