@@ -1,0 +1,305 @@
+"""`pyspac lab`: replay routing traces through caching, prefetching and routing policies."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pyspac.commands.common import check_json_target, error_console, reports_errors
+from pyspac.config import parse_ablations
+from pyspac.errors import ConfigError
+from pyspac.lab import report as reports
+from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
+from pyspac.lab.machine import PRESETS, load_machine
+from pyspac.lab.policy import DIMENSIONS, find, load_file, names
+from pyspac.lab.simulator import Setup
+from pyspac.lab.sweep import Job, Replay, make_jobs, run_job, run_with_oracle
+from pyspac.lab.workload import DEFAULT_ACCEPT, Phase
+from pyspac.report import STDOUT, write_json
+from pyspac.trace import Trace, read_trace
+
+app = typer.Typer(
+    name="lab",
+    help="Replay routing traces through caching, prefetching and routing policies. All times are predicted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+DEFAULTS = Setup()
+DEFAULT_CAPACITIES = "1%,2.5%,5%,10%,17%,25%,40%,60%"
+TraceFile = Annotated[
+    Path,
+    typer.Argument(metavar="TRACE", help="A trace of `pyspac trace`, or a CSV that begins # route_trace v1."),
+]
+Accept = Annotated[
+    float,
+    typer.Option("--accept", metavar="P", help="With --k: chance that a drafted token is accepted."),
+]
+PhaseOption = Annotated[
+    str,
+    typer.Option(
+        "--phase", metavar="decode|all", help="all: the prompt is the first step, under the same policies."
+    ),
+]
+Accuracy = Annotated[
+    float,
+    typer.Option(
+        "--accuracy",
+        metavar="P",
+        help="Of predictions of the next layer's experts, where the trace records none.",
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Of accepted drafts and of assumed predictions.")
+]
+PolicyFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--policy-file", metavar="FILE", help="A Python file that registers policies of your own."),
+]
+
+
+@app.command()
+@reports_errors
+def run(
+    trace: TraceFile,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME", help="A named combination; see `pyspac lab list`."),
+    ] = None,
+    eviction: Annotated[
+        str, typer.Option("--eviction", metavar="NAME", help="Who leaves; NAME:KNOB=NUMBER,... sets knobs.")
+    ] = DEFAULTS.eviction,
+    prefetch: Annotated[
+        str,
+        typer.Option(
+            "--prefetch",
+            metavar="NAME",
+            help="What is copied ahead; auto: utility for estimators, else none.",
+        ),
+    ] = "auto",
+    miss: Annotated[
+        str,
+        typer.Option(
+            "--miss", metavar="NAME", help="What happens to misses; auto: host for estimators, else fetch."
+        ),
+    ] = "auto",
+    routing: Annotated[
+        str, typer.Option("--routing", metavar="NAME", help="Whether the cache may change the routing.")
+    ] = "standard",
+    without: Annotated[
+        str, typer.Option("--without", metavar="LIST", help="Ablations of the shipping scheduler.")
+    ] = "",
+    capacity: Annotated[
+        str, typer.Option("--capacity", metavar="SIZE", help="A share of all experts' bytes (5%), or MiB.")
+    ] = DEFAULTS.capacity,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            "--k", metavar="N", help="Emulated draft length. Default: as recorded; 0 if without drafts."
+        ),
+    ] = None,
+    machine: Annotated[
+        str,
+        typer.Option(
+            "--machine", metavar="NAME", help=f"{', '.join(PRESETS)}, or a JSON file (also of `doctor`)."
+        ),
+    ] = "rtx4090",
+    accept: Accept = DEFAULT_ACCEPT,
+    phase: PhaseOption = "decode",
+    accuracy: Accuracy = DEFAULTS.predictor_accuracy,
+    seed: Seed = 0,
+    oracle: Annotated[
+        bool,
+        typer.Option(
+            "--oracle/--no-oracle", help="Run the oracle too, to say which share of its TPS is reached."
+        ),
+    ] = True,
+    policy_file: PolicyFiles = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write one JSON object; - for stdout.")
+    ] = None,
+) -> None:
+    """Run one set of policies over a trace and show its measures."""
+    check_json_target(json_file)
+    _load_files(policy_file)
+    base = Setup(
+        eviction=eviction, prefetch=prefetch, miss=miss, routing=routing, capacity=capacity,
+        without=parse_ablations(without), predictor_accuracy=accuracy, seed=seed,
+    )  # fmt: skip
+    setup, forced_k = (base, None) if policy is None else find_setup(policy, base)
+    replay = _replay(trace, k if forced_k is None else forced_k, accept, phase, seed)
+    job = Job(replay, setup, load_machine(machine))
+    row = run_with_oracle([job], base, n_workers=1)[0] if oracle else run_job(job)
+    if json_file is not None:
+        write_json(json_file, row | {"setup": setup.to_dict(), "machine_model": job.machine.to_dict()})
+    if json_file != STDOUT:
+        output_console().print(reports.run_table(row))
+
+
+@app.command("list")
+@reports_errors
+def list_names(
+    policy_file: PolicyFiles = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the names as JSON; - for stdout.")
+    ] = None,
+) -> None:
+    """List policies by dimension, named combinations and machines."""
+    check_json_target(json_file)
+    _load_files(policy_file)
+    if json_file is not None:
+        known: dict[str, Any] = {dimension: names(dimension) for dimension in DIMENSIONS}
+        write_json(json_file, known | {"combinations": list(COMBINATIONS), "machines": list(PRESETS)})
+    if json_file == STDOUT:
+        return
+    console = output_console()
+    for dimension in DIMENSIONS:
+        entries = {name: _about(find(dimension, name)) for name in names(dimension)}
+        console.print(_name_table(dimension, entries))
+    console.print(_name_table("combinations", {name: found.about for name, found in COMBINATIONS.items()}))
+    speeds = {
+        m.name: f"link {m.link_gb_s:g}, host {m.host_gb_s:g}, device {m.device_gb_s:g} GB/s"
+        for m in PRESETS.values()
+    }
+    console.print(_name_table("machines", speeds))
+
+
+@app.command()
+@reports_errors
+def sweep(
+    trace: TraceFile,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write all rows: .json (for `report`) or .csv."),
+    ] = None,
+    policies: Annotated[
+        str,
+        typer.Option("--policies", metavar="LIST", help="Combinations or eviction policies, with commas."),
+    ] = ",".join(DEFAULT_SWEEP),
+    capacities: Annotated[
+        str, typer.Option("--capacities", metavar="LIST", help="Shares of all experts' bytes, or MiB.")
+    ] = DEFAULT_CAPACITIES,
+    k: Annotated[
+        str | None,
+        typer.Option("--k", metavar="LIST", help="Emulated draft lengths. Default: as recorded, or 0."),
+    ] = None,
+    machines: Annotated[
+        str, typer.Option("--machines", metavar="LIST", help="Machines, with commas.")
+    ] = "rtx4090",
+    accept: Accept = DEFAULT_ACCEPT,
+    phase: PhaseOption = "decode",
+    accuracy: Accuracy = DEFAULTS.predictor_accuracy,
+    seed: Seed = 0,
+    jobs: Annotated[
+        int, typer.Option("-j", "--jobs", metavar="N", help="Worker processes; 0: one per core.")
+    ] = 0,
+    policy_file: PolicyFiles = None,
+) -> None:
+    """Run policies x capacities x draft lengths x machines in parallel."""
+    files = _load_files(policy_file)
+    if output is not None and not output.resolve().parent.is_dir():
+        raise ConfigError("--output", str(output), "a file in a folder that exists")
+    lengths = [None] if k is None else [_whole("--k", part) for part in _parts(k)]
+    base = Setup(predictor_accuracy=accuracy, seed=seed)
+    replays = [_replay(trace, length, accept, phase, seed) for length in lengths]
+    todo = make_jobs(replays, _parts(policies), _parts(capacities), map(load_machine, _parts(machines)), base)
+    if not todo:
+        raise ConfigError("--policies", policies, "at least one policy, capacity and machine")
+    with _progress() as bar:
+        task = bar.add_task("runs", total=None)
+        rows = run_with_oracle(
+            todo, base, n_workers=jobs, policy_files=files,
+            on_done=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+    if output is not None:
+        reports.write_rows(rows, output)
+    output_console().print(reports.make_table(rows))
+
+
+@app.command()
+@reports_errors
+def report(
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A JSON file of `pyspac lab sweep -o`.")],
+    folder: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write CSV and PNG figures there.")
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - for stdout.")
+    ] = None,
+) -> None:
+    """Show a sweep's results as a table; write CSV and figures."""
+    check_json_target(json_file)
+    rows = reports.read_rows(results)
+    if folder is not None:
+        if not folder.is_dir():
+            raise ConfigError("--output", str(folder), "a folder that exists")
+        from pyspac.lab.figures import draw_all
+
+        reports.write_csv(rows, folder / f"{results.stem}.csv")
+        for path in draw_all(rows, folder):
+            error_console().print(f"wrote {path}")
+    if json_file is not None:
+        write_json(json_file, {"rows": rows})
+    if json_file != STDOUT:
+        output_console().print(reports.make_table(rows))
+
+
+def output_console() -> Console:
+    """Tables here are wide: at least 120 columns where stdout is no terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def _replay(trace: Path, k: int | None, accept: float, phase: str, seed: int) -> Replay:
+    """Check the trace, so that a bad file is reported before anything runs."""
+    found: Trace = read_trace(trace)
+    if phase not in ("decode", "all"):
+        raise ConfigError("--phase", phase, "decode, all")
+    checked: Phase = "all" if phase == "all" else "decode"
+    if k is None and not found.has_drafts:
+        k = 0
+    return replace(Replay(source=str(trace)), k=k, accept=accept, phase=checked, seed=seed)
+
+
+def _load_files(files: list[Path] | None) -> tuple[Path, ...]:
+    for path in files or ():
+        load_file(path)
+    return tuple(files or ())
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(name, text, "whole numbers, with commas")
+    return int(text)
+
+
+def _about(policy: type) -> str:
+    """The first sentence of the policy's file."""
+    text = (policy.__doc__ if getattr(policy, "estimator", "") else None) or (
+        sys.modules[policy.__module__].__doc__ or ""
+    ).strip()
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _name_table(title: str, entries: dict[str, str]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=f"\n{title}", title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, about in entries.items():
+        table.add_row(name, about)
+    return table
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=error_console(), transient=True)

@@ -1,0 +1,16 @@
+"""The policy lab: routing traces replayed through caching, prefetching and routing policies on a model of a
+machine.
+
+    trace -> workload (steps) -> simulator [routing, cache, miss policy, link, prefetch] -> books -> report
+
+- workload.py     tokens of a trace, grouped into the steps of decoding with drafts of length K
+- policy.py       the four kinds of policy, what they may see, and the registry of their names
+- eviction/, prefetch/, miss/, routing/    the policies, one file each; combos.py names combinations
+- cache.py        device slots with the engine's residency, pins and eviction; link.py the copies' queue
+- machine.py      speeds of a machine, so that every time in the lab is predicted and none measured
+- simulator.py    runs one workload through one set of policies
+- books.py        counts, and a check that they balance
+- sweep.py, report.py, figures.py    many runs, tables and pictures
+
+The utility policies run the shipping scheduler (`pyspac.scheduler`) itself, on a board that the lab fills.
+"""

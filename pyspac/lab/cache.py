@@ -1,0 +1,190 @@
+"""The device's slots in the lab: residency, pins, admission and eviction, with the engine's rules.
+
+As in engine/src/expert-cache.cpp: slots are shared within a layout group only; an expert in use by the
+running layer is pinned and stays; a victim is resident, never in flight; ties go to the lowest slot. Who
+leaves is the eviction policy's decision.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspac.board import Residency
+from pyspac.lab.books import Books
+from pyspac.lab.policy import Bools, Eviction, Keys
+from pyspac.trace import TraceGeometry
+
+NONE: Final = -1
+# plain integers: an enum's members are slow to look up in a hot loop
+ABSENT, QUEUED, LOADING, RESIDENT = (int(state) for state in Residency)
+
+
+def divide_slots(budget_bytes: int, geometry: TraceGeometry) -> list[int]:
+    """Return the slots of each layout group for a budget, exactly as the engine divides it."""
+    layers = [(geometry.group[il], size) for il, size in enumerate(geometry.expert_bytes) if size > 0]
+    size_of = dict(reversed(layers))  # of the group's first layer
+    n_experts = [geometry.n_expert * sum(g == group for g, _ in layers) for group in range(geometry.n_group)]
+    sizes = [size_of[group] for group in range(geometry.n_group)]
+    total = float(sum(size * n for size, n in zip(sizes, n_experts, strict=True)))
+    share = min(1.0, budget_bytes / total)
+    slots = [int(share * n + 1e-9) for n in n_experts]
+    used = sum(n * size for n, size in zip(slots, sizes, strict=True))
+    for i, size in enumerate(sizes):  # what rounding left over goes to the groups in order
+        while slots[i] < n_experts[i] and used + size <= budget_bytes:
+            slots[i] += 1
+            used += size
+    return slots
+
+
+class ExpertCache:
+    """Which expert is in which slot. Arrays over all experts are flat: key = il * n_expert + ie."""
+
+    def __init__(self, geometry: TraceGeometry, group_slots: list[int], books: Books) -> None:
+        """Start empty."""
+        n_cell = geometry.n_layer * geometry.n_expert
+        self.books = books
+        self.n_expert = geometry.n_expert
+        self.group_of = np.repeat(np.array(geometry.group, np.intp), geometry.n_expert)  # [n_cell]
+        self.bytes_of = np.repeat(np.array(geometry.expert_bytes, np.float64), geometry.n_expert)  # [n_cell]
+        self.residency = np.zeros(n_cell, np.uint8)
+        self.slot_of = np.full(n_cell, NONE, np.int64)
+        self.last_used = np.zeros(n_cell, np.int64)  # forward
+        self.share = np.ones(n_cell)  # of its bytes that a resident copy holds: below 1 is low precision
+        self.evicted_in = np.full(n_cell, NONE, np.int64)  # step
+        self.is_pinned = np.zeros(n_cell, bool)
+        self.owner = [np.full(n, NONE, np.int64) for n in group_slots]  # key per slot
+        self.free = [list(range(n - 1, -1, -1)) for n in group_slots]  # the last one is taken first
+        self.forward = 0
+        self.step = NONE
+        self.n_preloaded = 0
+        self.n_slots = sum(group_slots)
+        self.can_evict = True
+        self.has_low_bit = False  # whether any copy ever came in low precision
+        self.eviction: Eviction  # set by the simulator
+        self._pins: list[Keys] = []
+
+    # ---- pins
+
+    def pin(self, keys: Keys) -> None:
+        """Keep experts for as long as the running layer lasts."""
+        self.is_pinned[keys] = True
+        self.last_used[keys] = self.forward
+        self._pins.append(keys)
+
+    def unpin_all(self) -> None:
+        """Let go: the layer has run."""
+        for keys in self._pins:
+            self.is_pinned[keys] = False
+        self._pins.clear()
+
+    # ---- coming and going
+
+    def preload(self, keys: Keys) -> None:
+        """Fill free slots before the first step, at no cost."""
+        for key in keys:
+            free = self.free[self.group_of[key]]
+            if free:
+                self._settle(int(key), free.pop())
+                self.residency[key] = RESIDENT
+                self.n_preloaded += 1
+
+    def admit(self, keys: Keys) -> Bools:
+        """Give slots to experts of one layer that were fetched on demand; return [n] which ones were kept.
+
+        The others were used and not kept: no slot could be freed for them, or the policy bypasses.
+        """
+        kept = np.ones(len(keys), bool)
+        free = self.free[self.group_of[keys[0]]]
+        n_missing_slots = len(keys) - len(free)
+        if n_missing_slots > 0:
+            newcomers = set(keys.tolist()) if self.eviction.may_bypass else set()
+            for key in self._leaving(keys, n_missing_slots).tolist():
+                if key in newcomers:
+                    kept[keys == key] = False
+                else:
+                    free.append(self._evict(key))
+            kept[np.flatnonzero(kept)[len(free) :]] = False
+        for key in keys[kept].tolist():
+            self._settle(key, free.pop())
+        self.residency[keys[kept]] = RESIDENT
+        return kept
+
+    def _leaving(self, keys: Keys, n: int) -> Keys:
+        """Return up to n experts that go; may contain newcomers if the policy bypasses."""
+        if not self.can_evict:
+            return np.zeros(0, np.intp)
+        candidates = self._candidates(int(self.group_of[keys[0]]), ignores_pins=self.eviction.may_bypass)
+        if self.eviction.may_bypass:
+            candidates = np.concatenate([candidates, keys])
+        if len(candidates) == 0:
+            return candidates
+        return candidates[self.eviction.victims(candidates, min(n, len(candidates)))]
+
+    def _candidates(self, group: int, *, ignores_pins: bool = False) -> Keys:
+        """Return the residents of a group that nobody uses, by slot."""
+        owner = self.owner[group]
+        if self.free[group]:
+            owner = owner[owner >= 0]
+        is_there = self.residency[owner] == RESIDENT
+        if not ignores_pins:
+            is_there &= ~self.is_pinned[owner]
+        return np.asarray(owner[is_there], np.intp)
+
+    def claim(self, key: int) -> bool:
+        """Take a slot for a copy that begins now; False if nobody may leave for it."""
+        group = int(self.group_of[key])
+        if self.free[group]:
+            slot = self.free[group].pop()
+        else:
+            victim = self._victim_for(key, group)
+            if victim is None:
+                return False
+            slot = self._evict(victim)
+        self._settle(key, slot)
+        self.residency[key] = LOADING
+        return True
+
+    def _victim_for(self, key: int, group: int) -> int | None:
+        if not self.can_evict:
+            return None
+        candidates = self._candidates(group)
+        allowed = self.eviction.may_leave(candidates, key) if len(candidates) else None
+        if allowed is not None:
+            candidates = candidates[allowed]
+        if len(candidates) == 0:
+            return None
+        return int(candidates[self.eviction.victims(candidates, 1)[0]])
+
+    def publish(self, key: int) -> None:
+        """Make a completed copy usable."""
+        self.residency[key] = RESIDENT
+        self.last_used[key] = self.forward
+        self.eviction.loaded(key)
+
+    def _settle(self, key: int, slot: int) -> None:
+        self.slot_of[key] = slot
+        self.owner[self.group_of[key]][slot] = key
+        self.share[key] = 1.0
+
+    def _evict(self, key: int) -> int:
+        slot = int(self.slot_of[key])
+        self.slot_of[key] = NONE
+        self.owner[self.group_of[key]][slot] = NONE
+        self.residency[key] = ABSENT
+        self.evicted_in[key] = self.step
+        self.books.evictions += 1
+        self.eviction.evicted(key)
+        return slot
+
+    # ---- questions
+
+    def is_resident(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Return [n] which experts may be computed on the device now."""
+        return np.asarray(self.residency[keys] == RESIDENT)
+
+    def count(self, state: int) -> int:
+        """Return how many experts are in a state."""
+        return int(np.count_nonzero(self.residency == state))

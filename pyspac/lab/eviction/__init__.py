@@ -1,0 +1,1 @@
+"""Eviction policies: who leaves when a slot is wanted."""

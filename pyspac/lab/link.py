@@ -1,0 +1,166 @@
+"""The link between host and device: one copy at a time, a queue by level, first in first out within a level.
+
+Copies on demand go before the queue, after the one in flight. A queued copy claims its slot when it begins
+(as the engine does), so a victim stays useful until then.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from pyspac.board import NO_BUDGET
+from pyspac.lab.cache import ABSENT, QUEUED, ExpertCache
+from pyspac.lab.machine import Machine
+from pyspac.lab.policy import Floats, Keys
+
+
+class Link:
+    """Copies in time, in microseconds since the start."""
+
+    def __init__(self, machine: Machine, cache: ExpertCache) -> None:
+        """Start idle."""
+        self.machine = machine
+        self.cache = cache
+        self.books = cache.books
+        self.free_at = 0.0  # when the copy in flight ends
+        self.in_flight = -1
+        self.queue: list[tuple[int, int, int]] = []  # heap of (-level, number, key)
+        self.waiting: dict[int, int] = {}  # key: number of its valid entry
+        self.queued_us = 0.0  # link time of the queue, about
+        self.byte_budget = NO_BUDGET  # per forward
+        self.credit = float("inf")  # bytes that may still begin in this forward
+        self._largest = float(cache.bytes_of.max())
+        self._number = 0
+        self._idle_since = 0.0
+
+    # ---- the queue
+
+    def submit(self, copies: list[tuple[int, int]], now: float) -> None:
+        """Queue copies (key, level) of absent experts; a free link begins with the best of them at once."""
+        self.advance(now)
+        for key, level in copies:
+            if self.cache.residency[key] == ABSENT:
+                self._push(key, level)
+                self.cache.residency[key] = QUEUED
+        self.advance(now)
+
+    def _push(self, key: int, level: int) -> None:
+        self._number += 1
+        self.waiting[key] = self._number
+        self.queued_us += self.machine.copy_us(self.cache.bytes_of[key])
+        heapq.heappush(self.queue, (-level, self._number, key))
+
+    def _pop(self) -> tuple[int, int] | None:
+        """Return (key, level) of the best waiting copy."""
+        while self.queue:
+            level, number, key = heapq.heappop(self.queue)
+            if self.waiting.get(key) == number:
+                self._forget(key)
+                return key, -level
+        return None
+
+    def _forget(self, key: int) -> None:
+        del self.waiting[key]
+        self.queued_us -= self.machine.copy_us(self.cache.bytes_of[key])
+
+    def drop(self, key: int) -> None:
+        """Take a waiting copy out of the queue."""
+        if key in self.waiting:
+            self._forget(key)
+            self.cache.residency[key] = ABSENT
+
+    def drain(self) -> list[int]:
+        """Empty the queue; return its keys in the order in which they would have been copied."""
+        keys = []
+        while (entry := self._pop()) is not None:
+            keys.append(entry[0])
+        return keys
+
+    # ---- time
+
+    def advance(self, now: float) -> None:
+        """Complete and begin copies up to `now`."""
+        while True:
+            if self.in_flight >= 0:
+                if self.free_at > now:
+                    return
+                self._complete()
+            if not self._begin(max(self.free_at, self._idle_since)):
+                self._idle_since = now
+                return
+
+    def _begin(self, at: float) -> bool:
+        """Begin the next copy that finds a slot; False if none can."""
+        while (entry := self._pop()) is not None:
+            key, level = entry
+            n_bytes = float(self.cache.bytes_of[key])
+            if self.credit < n_bytes:
+                self._push_front(key, level)
+                return False
+            if not self.cache.claim(key):
+                self.cache.residency[key] = ABSENT
+                continue
+            self.credit -= n_bytes
+            self.in_flight = key
+            self.free_at = at + self.machine.copy_us(n_bytes)
+            self.books.link_us += self.free_at - at
+            return True
+        return False
+
+    def _push_front(self, key: int, level: int) -> None:
+        self._push(key, level)
+        number = -self._number
+        self.waiting[key] = number
+        heapq.heappush(self.queue, (-level, number, key))
+
+    def _complete(self) -> None:
+        key, self.in_flight = self.in_flight, -1
+        self._book(key, float(self.cache.bytes_of[key]))
+        self.cache.publish(key)
+
+    def _book(self, key: int, n_bytes: float) -> None:
+        self.books.loads += 1
+        self.books.bytes_moved += n_bytes
+        self.books.loaded_bytes_by_layer[key // self.cache.n_expert] += n_bytes
+
+    def fetch(self, keys: Keys, shares: Floats, now: float) -> float:
+        """Copy experts of one layer on demand, one after the other; return when the last one has arrived."""
+        start = self.wait_for(self.in_flight, now) if self.in_flight >= 0 else now
+        for key in keys:
+            self.drop(int(key))
+        at = start
+        for key, share in zip(keys, shares, strict=True):
+            n_bytes = float(self.cache.bytes_of[key] * share)
+            at += self.machine.copy_us(n_bytes)
+            self._book(int(key), n_bytes)
+        self.books.link_us += at - start
+        self.free_at = self._idle_since = at
+        return at
+
+    def wait_for(self, key: int, now: float) -> float:
+        """Wait until the copy in flight has arrived; return when."""
+        assert self.in_flight == key
+        at = max(now, self.free_at)
+        self._complete()
+        self._idle_since = at
+        return at
+
+    def busy_us(self, now: float) -> float:
+        """Return for how long the link will be at work, as far as it is known."""
+        in_flight = self.free_at - now if self.in_flight >= 0 else 0.0
+        return max(in_flight, 0.0) + self.queued_us
+
+    # ---- the engine's byte budget
+
+    def set_budget(self, byte_budget: int) -> None:
+        """Take over a budget per forward; NO_BUDGET: no limit."""
+        self.byte_budget = byte_budget
+        if byte_budget == NO_BUDGET:
+            self.credit = float("inf")
+        elif self.credit == float("inf"):
+            self.credit = float(byte_budget)
+
+    def begin_forward(self) -> None:
+        """Renew the budget; what is left over may be saved up to one expert's worth."""
+        if self.byte_budget != NO_BUDGET:
+            self.credit = min(self.credit + self.byte_budget, self.byte_budget + self._largest)

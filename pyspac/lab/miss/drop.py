@@ -1,0 +1,26 @@
+"""Drop: leave out missing experts of low rank, fetch the others (Skliar et al. 2025; specmd.txt 3.1.2).
+
+Lossy: the report says how much of the router's weight was kept. Knob: `keep`, ranks that are always fetched.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspac.lab.policy import DROP, FETCH, Demand, Miss, MissPlan, register
+
+
+@register("miss", "drop")
+class Drop(Miss):
+    """Models tolerate a changed expert beyond their two best ones."""
+
+    knobs: ClassVar[dict[str, float]] = {"keep": 2}
+    keep: float
+
+    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+        """Fetch what is some token's first or second choice."""
+        is_kept = demand.rank[missing] < self.keep
+        return MissPlan(np.where(is_kept, FETCH, DROP).astype(np.int8))

@@ -1,0 +1,27 @@
+"""Fetch lowest bit: always fetch the smallest precision there is, to wait least (specmd.txt 3.1.2).
+
+Lossy: the report says which share of the router's weight met a low-precision copy. Knob: `share` of the
+expert's bytes that the lowest precision takes (a half: 8 to 4 bits).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspac.lab.policy import FETCH, Demand, Miss, MissPlan, register
+
+
+@register("miss", "fetch-lowest-bit")
+class FetchLowestBit(Miss):
+    """A slot holds either precision; the bytes moved differ."""
+
+    knobs: ClassVar[dict[str, float]] = {"share": 0.5}
+    share: float
+
+    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+        """Fetch all, in low precision."""
+        n = len(missing)
+        return MissPlan(np.full(n, FETCH, np.int8), np.full(n, self.share))

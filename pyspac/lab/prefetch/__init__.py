@@ -1,0 +1,1 @@
+"""Prefetch policies: what is copied before it is asked for."""

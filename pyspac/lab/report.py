@@ -1,0 +1,101 @@
+"""Rows of runs in; tables, CSV and JSON out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from pyspac.errors import ConfigError, PyspacError
+
+Row = dict[str, Any]
+
+COLUMNS: Final = {  # field: (heading, format)
+    "policy": ("policy", ""),
+    "capacity": ("capacity", ""),
+    "k": ("K", ""),
+    "machine": ("machine", ""),
+    "coverage": ("covered", ".3f"),
+    "misses": ("misses", ""),
+    "collision_misses": ("collided", ""),
+    "gb_moved": ("GB", ".1f"),
+    "predicted_tps": ("TPS*", ".1f"),
+    "oracle_share": ("of oracle", ".0%"),
+    "fidelity": ("fidelity", ".2f"),
+}
+
+
+def make_table(rows: list[Row]) -> Table:
+    """Return one line per run; columns that never vary are left to the title."""
+    constant = {name for name in ("k", "machine", "capacity") if len({row[name] for row in rows}) == 1}
+    said = ", ".join(f"{COLUMNS[name][0]} {rows[0][name]}" for name in COLUMNS if name in constant)
+    title = f"{rows[0]['model']}{': ' if said else ''}{said}\n* predicted, not measured"
+    shown = [name for name in COLUMNS if name not in constant]
+    table = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    for name in shown:
+        is_text = name in ("policy", "machine")
+        table.add_column(COLUMNS[name][0], justify="left" if is_text else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(row, name) for name in shown))
+    return table
+
+
+def _cell(row: Row, name: str) -> str:
+    value = row["bytes_moved"] / 1e9 if name == "gb_moved" else row.get(name)
+    return "-" if value is None else format(value, COLUMNS[name][1])
+
+
+def run_table(row: Row) -> Table:
+    """Return all measures of one run, one per line; lists are left out."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in row.items():
+        if not isinstance(value, (list, dict)) and value is not None:
+            table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    return table
+
+
+def write_csv(rows: list[Row], path: Path) -> None:
+    """Write the scalars of every run."""
+    names = [name for name, value in rows[0].items() if not isinstance(value, (list, dict))]
+    with _open(path) as file:
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_rows(rows: list[Row], path: Path) -> None:
+    """Write everything as one JSON array, or as CSV if the name says so."""
+    if path.suffix == ".csv":
+        write_csv(rows, path)
+        return
+    with _open(path) as file:
+        json.dump(rows, file, indent=1)
+        file.write("\n")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise PyspacError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the JSON that a sweep wrote; ConfigError if it is something else."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "RESULTS", str(path), f"a JSON file that `pyspac lab sweep` wrote ({error})"
+        ) from error
+    is_rows = (
+        isinstance(rows, list) and rows and all(isinstance(r, dict) and "predicted_tps" in r for r in rows)
+    )
+    if not is_rows:
+        raise ConfigError("RESULTS", str(path), "a JSON file that `pyspac lab sweep` wrote")
+    return list(rows)

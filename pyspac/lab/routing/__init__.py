@@ -1,0 +1,1 @@
+"""Routing policies: whether the cache may change what the router selects."""

@@ -1,0 +1,212 @@
+"""`pyspac lab` and `pyspac trace` from the command line: what they write, and how they refuse bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import make_trace
+from typer.testing import CliRunner
+
+from pyspac.cli import app
+from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP
+from pyspac.lab.policy import DIMENSIONS, names
+from pyspac.trace import TokenStatus, read_trace, write_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_TRACE = ROOT / "tests" / "data" / "demo-trace.parquet"
+EXAMPLE = ROOT / "examples" / "lab" / "second_chance.py"
+KEYS = {
+    "accesses", "hits", "misses", "late_loads", "collision_misses", "loads", "evictions", "bytes_moved",
+    "coverage", "expert_coverage", "coverage_per_gb", "activations", "covered_activations", "fidelity",
+    "predicted_stall_ms", "predicted_tpot_ms",
+    "predicted_ttft_ms", "predicted_tps", "oracle_tps", "oracle_share",
+}  # fmt: skip
+
+
+def call(*args: object) -> Any:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def call_json(*args: object) -> Any:
+    result = call(*args, "--json", "-")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(3)
+    tokens = [[[int(e) for e in rng.choice(8, 2, replace=False)] for _ in range(4)] for _ in range(12)]
+    path = tmp_path_factory.mktemp("trace") / "tiny.parquet"
+    write_trace(make_trace(tokens, status=np.array([0, 0] + [1] * 10, np.uint8)), path)
+    return path
+
+
+def test_run_writes_one_object(trace_file: Path) -> None:
+    row = call_json("lab", "run", trace_file, "--eviction", "lru", "--capacity", "25%", "--k", "0")
+    assert row.keys() >= KEYS
+    assert row["hits"] + row["misses"] == row["accesses"] == 10 * 4 * 2
+    assert (row["eviction"], row["prefetch"], row["miss"], row["routing"]) == (
+        "lru",
+        "none",
+        "fetch",
+        "standard",
+    )
+    assert row["machine_model"]["name"] == "rtx4090"
+
+
+def test_estimators_bring_prefetch_and_host_misses(trace_file: Path) -> None:
+    row = call_json("lab", "run", trace_file, "--eviction", "ema", "--capacity", "25%")
+    assert (row["prefetch"], row["miss"]) == ("utility", "host")
+
+
+@pytest.mark.parametrize("name", sorted(set(COMBINATIONS) - {"specmd-4"}))
+def test_every_combination_runs(trace_file: Path, name: str) -> None:
+    row = call_json(
+        "lab", "run", trace_file, "--policy", name, "--capacity", "25%", "--k", "2", "--no-oracle"
+    )
+    assert row["policy"] == name
+
+
+def test_cache_aware_routing_runs_on_the_demo_trace() -> None:
+    row = call_json("lab", "run", DEMO_TRACE, "--policy", "specmd-4", "--capacity", "25%", "--no-oracle")
+    assert row["fidelity"] < 1.0
+
+
+def test_recorded_guesses_are_used() -> None:
+    row = call_json("lab", "run", DEMO_TRACE, "--policy", "specmd-1", "--capacity", "25%", "--no-oracle")
+    assert row["predictor"] == "recorded"
+
+
+def test_list_has_the_names() -> None:
+    known = call_json("lab", "list")
+    for name in ("lru", "lfu", "least-stale", "belady", "unbounded", "ema", "spac"):
+        assert name in known["eviction"]
+    assert call("lab", "list").exit_code == 0
+    assert all(known[dimension] == names(dimension) for dimension in DIMENSIONS)
+
+
+def test_sweep_and_report(trace_file: Path, tmp_path: Path) -> None:
+    results = tmp_path / "sweep.json"
+    policies = "lru,belady,unbounded,moe-spac,moe-spac-no-evict"
+    done = call("lab", "sweep", trace_file, "-o", results, "--policies", policies, "--capacities", "10%,25%",
+                "--k", "0,2", "-j", "1")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "predicted" in done.stdout
+    rows = json.loads(results.read_text())
+    assert len(rows) == 5 * 2 * 2
+    assert all(row["oracle_share"] > 0 for row in rows)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert call("lab", "report", results, "-o", folder).exit_code == 0
+    assert sorted(p.suffix for p in folder.iterdir()) == [".csv", ".png", ".png", ".png"]
+    with (folder / "sweep.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+
+
+def test_sweep_in_workers_gives_the_same_rows(trace_file: Path, tmp_path: Path) -> None:
+    args = ("lab", "sweep", trace_file, "--policies", "lru,ema", "--capacities", "10%,25%")
+    for n_workers in (1, 2):
+        assert call(*args, "-j", n_workers, "-o", tmp_path / f"{n_workers}.json").exit_code == 0
+    assert (tmp_path / "1.json").read_text() == (tmp_path / "2.json").read_text()
+
+
+def test_the_default_sweep_is_twelve_by_eight() -> None:
+    from pyspac.commands.lab import DEFAULT_CAPACITIES
+
+    assert len(DEFAULT_SWEEP) == 12
+    assert len(DEFAULT_CAPACITIES.split(",")) == 8
+
+
+def test_the_documented_policy_file_works(trace_file: Path) -> None:
+    # the example of docs/policies.md; in a process of its own, as it stays registered
+    args = ("--policy-file", EXAMPLE, "--capacity", "25%", "--no-oracle")
+    row = call_json("lab", "run", trace_file, "--eviction", "second-chance:spared=2", *args)
+    assert row["eviction"] == "second-chance"
+    assert 0 < row["hits"] < row["accesses"]
+    assert 30 <= len(EXAMPLE.read_text().splitlines()) <= 80
+    assert EXAMPLE.read_text().strip() in (ROOT / "docs" / "policies.md").read_text()
+
+
+def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
+    host = {"what": "host memory", "detail": "20.0 GB/s read, 2 threads"}
+    doctor = {"findings": [host, {"what": "link", "detail": "8.0 GB/s to CUDA0"}]}
+    (tmp_path / "mine.json").write_text(json.dumps(doctor))
+    row = call_json("lab", "run", trace_file, "--machine", tmp_path / "mine.json", "--no-oracle")
+    assert (row["machine_model"]["host_gb_s"], row["machine_model"]["link_gb_s"]) == (20.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--eviction", "nope"),
+        ("--prefetch", "nope"),
+        ("--miss", "nope"),
+        ("--routing", "nope"),
+        ("--routing", "cache-aware"),
+        ("--policy", "nope"),
+        ("--eviction", "lru:knob=1"),
+        ("--miss", "drop:keep=x"),
+        ("--capacity", "much"),
+        ("--capacity", "200%"),
+        ("--capacity", "0.0001%"),
+        ("--k", "-1"),
+        ("--accept", "2"),
+        ("--machine", "abacus"),
+        ("--without", "nope"),
+        ("--phase", "nope"),
+        ("--policy-file", "missing.py"),
+        ("--json", "missing-folder/x.json"),
+    ],
+)
+def test_bad_input_exits_2(trace_file: Path, args: tuple[str, ...]) -> None:
+    result = call("lab", "run", trace_file, *args)
+    assert result.exit_code == 2, result.output
+    assert "pyspac: error:" in result.output
+
+
+def test_bad_files_exit_2(tmp_path: Path) -> None:
+    junk = tmp_path / "junk"
+    junk.write_text("junk")
+    assert call("lab", "run", junk).exit_code == 2
+    assert call("lab", "sweep", tmp_path / "missing").exit_code == 2
+    assert call("lab", "report", junk).exit_code == 2
+    assert call("trace", "-m", junk, "-p", "x", "-o", tmp_path / "t.parquet").exit_code == 2
+    assert call("trace", "-m", junk, "-p", "x", "-o", tmp_path / "no" / "t.parquet").exit_code == 2
+    assert not (tmp_path / "t.parquet").exists()
+
+
+@pytest.mark.model
+def test_trace_records_drafts_and_logits(tmp_path: Path) -> None:
+    models = ROOT / "pyspac" / "models"
+    out = tmp_path / "t.parquet"
+    files = ("-m", models / "demo-moe.gguf", "-md", models / "demo-draft.gguf", "-o", out)
+    text = ("-p", "def read(self", "-n", "16", "--no-display")
+    result = call("trace", *files, *text, "--logits", "--early", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    trace = read_trace(out)
+    assert trace.has_drafts
+    assert trace.n_prompt > 0
+    status = trace.status[trace.status != TokenStatus.PROMPT]
+    n_emitted = np.count_nonzero(status == TokenStatus.SAMPLED) + np.count_nonzero(
+        status == TokenStatus.ACCEPTED
+    )
+    assert n_emitted >= 15  # the first of 16 comes from the prompt; the last step may accept beyond the end
+    assert trace.logits is not None
+    assert trace.early_logits is not None
+    ran = trace.experts[:, :, 0] >= 0
+    best = np.sort(
+        np.argsort(-trace.logits.astype(float), axis=-1)[:, :, : trace.geometry.n_expert_used], axis=-1
+    )
+    same = (best == np.sort(trace.experts, axis=-1)).all(axis=-1)
+    assert same[ran].mean() > 0.99  # half precision may swap equals
+    # a guess one layer early is far better than chance, which is n_expert_used / n_expert
+    early = np.argsort(-np.nan_to_num(trace.early_logits.astype(float)), axis=-1)
+    k = trace.geometry.n_expert_used
+    hits = [np.isin(early[t, il, :k], trace.experts[t, il]).mean() for t, il in np.argwhere(ran) if il > 0]
+    assert np.mean(hits) > 0.5

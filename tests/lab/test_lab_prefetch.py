@@ -1,0 +1,141 @@
+"""Prefetch policies, their predictors and the cutoff layer, on cases worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import MIB, make_trace, observe
+
+from pyspac.lab.cutoff import cutoff_layer
+from pyspac.lab.machine import PRESETS
+
+COPY_1MS = replace(
+    PRESETS["rtx4090"],
+    name="test",
+    link_gb_s=MIB / 1e6,
+    link_latency_us=0.0,
+    layer_us=0.0,
+    step_us=0.0,
+    draft_us=2000.0,
+    is_shared=False,
+)  # fmt: skip  one expert takes 1 ms over the link; the device's work takes next to nothing
+
+
+def early_trace(guess: list[list[int]], truth: list[list[list[int]]]) -> object:
+    """A trace whose recorded early logits put `guess[layer]` first."""
+    trace = make_trace(truth)
+    early = np.zeros((trace.n_token, trace.geometry.n_layer, 8), np.float16)
+    for il, experts in enumerate(guess):
+        for rank, expert in enumerate(experts):
+            early[:, il, expert] = 10 - rank
+    return replace(trace, early_logits=early)
+
+
+def test_next_layer_copies_the_recorded_guess_in_time() -> None:
+    # layer 1 wants 3, the guess says 3: a hit; with the guess 5 it is a miss and a useless copy
+    right = early_trace([[0], [3]], [[[0], [3]]])
+    wrong = early_trace([[0], [5]], [[[0], [3]]])
+    assert observe(right, 4, eviction="lru", prefetch="next-layer").books.hits == 1  # type: ignore[arg-type]
+    run = observe(wrong, 4, eviction="lru", prefetch="next-layer")  # type: ignore[arg-type]
+    assert (run.books.hits, run.books.loads) == (0, 3)
+    assert run.prefetch_policy.predictor.source == "recorded"  # type: ignore[attr-defined]
+
+
+def test_overfetch_copies_more() -> None:
+    trace = early_trace([[0], [5, 3]], [[[0], [3]]])
+    run = observe(trace, 4, eviction="lru", prefetch="next-layer:overfetch=2")  # type: ignore[arg-type]
+    assert (run.books.hits, run.books.loads) == (1, 3)
+
+
+def test_score_copies_what_is_above_the_percentile() -> None:
+    # scores 10 and 9 stand out of eight: above the 70th percentile are these two
+    trace = early_trace([[0], [5, 3]], [[[0], [3]]])
+    run = observe(trace, 4, eviction="lru", prefetch="score:percentile=70")  # type: ignore[arg-type]
+    assert (run.books.hits, run.books.loads) == (1, 3)
+
+
+def test_a_copy_that_comes_late_is_a_miss_but_not_fetched_twice() -> None:
+    # the link needs 1 ms for layer 1's expert, layer 1 asks at once: late, and the layer waits for that copy
+    trace = early_trace([[0], [3]], [[[0], [3]]])
+    run = observe(trace, 4, machine=COPY_1MS, eviction="lru", prefetch="next-layer")  # type: ignore[arg-type]
+    assert (run.books.misses, run.books.late_loads, run.books.loads) == (2, 1, 2)
+    assert run.now == pytest.approx(2000, rel=0.02)  # two copies, one after the other
+
+
+def test_an_assumed_guess_is_as_good_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    trace = make_trace([[[int(e)] for e in rng.integers(0, 64, 2)] for _ in range(400)], n_expert=64)
+    run = observe(trace, 64, eviction="lru", prefetch="next-layer", predictor_accuracy=0.75)
+    assert run.prefetch_policy.predictor.source == "assumed 0.75"  # type: ignore[attr-defined]
+    predictor = run.prefetch_policy.predictor  # type: ignore[attr-defined]
+    found = [trace.experts[t, 1, 0] + 64 in predictor.top(1, np.array([t]), 1) for t in range(400)]
+    assert np.mean(found) == pytest.approx(0.75, abs=0.06)
+
+
+def test_history_copies_the_most_used_of_the_next_layers() -> None:
+    # token 1 and 2 find 0, and token 1 finds 5; 5 is guessed once more for token 2, which wants 6
+    run = observe(
+        make_trace([[[0], [5]], [[0], [5]], [[0], [6]]]), 8, eviction="lru", prefetch="history:depth=1"
+    )
+    assert run.books.loads == 3
+    assert run.books.hits == 3
+
+
+def test_foresight_has_everything_there_in_time() -> None:
+    # a link without delay and room for all: copies that begin before the first layer are all in time
+    run = observe(make_trace([[[0], [1]], [[2], [3]]]), 8, eviction="belady", prefetch="foresight")
+    assert run.books.misses <= 1
+
+
+def test_foresight_copies_only_what_is_used_before_its_victim() -> None:
+    # one slot: a returns at once, so nothing may take its place before
+    run = observe(make_trace([[[0]], [[0]], [[0]], [[1]]]), 1, eviction="belady", prefetch="foresight")
+    assert run.books.hits == 4
+    assert run.books.loads == 2
+
+
+def test_draft_gate_uses_the_drafting_window() -> None:
+    # 2 drafted tokens of 2 ms each hide four copies: two per layer, two layers; the guess is perfect
+    tokens = [[[0], [0]], [[1], [1]], [[2], [2]]]
+    run = observe(
+        make_trace(tokens), 8, machine=COPY_1MS, k=2, eviction="lru", prefetch="draft-gate:accuracy=1"
+    )
+    assert run.prefetch_policy.cutoff == 2  # type: ignore[attr-defined]
+    first = run.workload.steps[0]
+    assert first.n_draft == 2
+    assert run.books.hits >= 4 - 1  # the last copy ends as the window does
+
+
+@pytest.mark.parametrize(
+    ("n_draft", "expected"),
+    [
+        # 4 layers of 10 us, one expert of 20 us each; drafting ends at n_draft * 40
+        (1, 1),  # L = 1: 10 + 20 <= 40; L = 2: l = 1 needs 10 + 40 > 40
+        (2, 3),  # L = 3: l = 1 needs 10 + 60 <= 80; L = 4 needs 10 + 80
+        (3, 4),  # L = 4: 10 + 80 <= 120
+        (0, 0),
+    ],
+)
+def test_cutoff_by_time(n_draft: int, expected: int) -> None:
+    found = cutoff_layer(
+        [1] * 4, layer_us=10, copy_us=20, n_draft=n_draft, n_layer_draft=4, n_experts_room=99
+    )
+    assert found == expected
+
+
+def test_cutoff_by_room_and_by_compute() -> None:
+    # room for 5 experts at 2 per layer: 2 layers
+    assert cutoff_layer([2] * 4, layer_us=1, copy_us=1, n_draft=9, n_layer_draft=4, n_experts_room=5) == 2
+    # copies are nearly free: the guess for layer 4 is ready at 40 and its copy ends at 41, after drafting
+    assert cutoff_layer([1] * 4, layer_us=10, copy_us=1, n_draft=1, n_layer_draft=4, n_experts_room=99) == 3
+
+
+def test_utility_plan_obeys_tau_and_payback() -> None:
+    # expert 0 of layer 0 in every token: hot; the others once each. One slot: it is 0's after the first step
+    tokens = [[[0]], [[0]], [[1]], [[0]], [[2]], [[0]], [[0]]]
+    run = observe(make_trace(tokens), 1, eviction="ema:budget=0")
+    assert run.books.evictions == 0
+    assert run.books.loads == 1
+    assert run.books.hits == 4
