@@ -55,7 +55,7 @@ class SchedulerConfig:
     n_levels: int | None = None  # [K] utilities are 0 .. n_levels; None: what suits the estimator
     forgetting: float = 0.1  # [lambda] of spac's boundaries
     n_draft_max: int = 8  # [gamma] longest draft; spac's boundaries start at half of it
-    ema_decay: float = 0.93  # of ema, per token: share of the past that is left after one more token
+    ema_decay: float = 0.97  # of ema, per token: share of the past that is left after one more token
     static_steps: int = 8  # of static: steps to learn from before it freezes
     threshold: int | Literal["auto"] = "auto"  # [tau] fixed, or balanced per layer and step
     payback_steps: float | None = None  # steps within which a swap must save its bytes; 0: any better one may
@@ -114,13 +114,14 @@ class SchedulerConfig:
 
 
 HOST_MODES = ("auto", "in-graph", "executor")  # index = spac_host_mode
+HOST_KERNELS = ("auto", "spac", "ggml")  # index = spac_host_kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParams:
     """How an engine attaches to a context; mirrors spac_engine_params."""
 
-    device: str = "auto"  # "auto" (first GPU, else CPU), "cpu", or a ggml device name such as "CUDA0"
+    device: str = "auto"  # "auto" (first GPU, else CPU), "cpu", "none" (no slots), or one like "CUDA0"
     cache: str = "auto"  # "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
     board_name: str | None = None  # None: private memory; else POSIX shared memory /NAME
     host_mode: str = "auto"  # one of HOST_MODES
@@ -129,11 +130,14 @@ class EngineParams:
     link_gb_s: float = 0.0  # throttle of copies, to emulate a slower link; 0: none
     evict: bool = True  # False: a resident expert never leaves
     verbose: bool = False
+    host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
 
     def __post_init__(self) -> None:
         """Check every field; the engine itself checks device, cache and board_name."""
         if self.host_mode not in HOST_MODES:
             raise ConfigError("host_mode", self.host_mode, ", ".join(HOST_MODES))
+        if self.host_kernels not in HOST_KERNELS:
+            raise ConfigError("host_kernels", self.host_kernels, ", ".join(HOST_KERNELS))
         _check_int("n_threads", self.n_threads, 0, 4096)
         _check_int("max_batch", self.max_batch, 1, 4096)
         _check_range("link_gb_s", self.link_gb_s, 0.0, 1e5)

@@ -60,9 +60,9 @@ def gpu_devices() -> list[Device]:
 def choose_device(name: str, rpc: str | None = None) -> Device:
     """The device called `name` ("auto": the first of `rpc`, else the first GPU, else the CPU).
 
-    Raises ConfigError listing the names if there is none of that name.
+    "none" computes on the CPU too. Raises ConfigError listing the names if there is none of that name.
     """
-    if name.lower() == "cpu":
+    if name.lower() in ("cpu", "none"):
         return cpu_device()
     before = {device.name for device in gpu_devices()} if rpc else set()
     if rpc:
@@ -73,7 +73,9 @@ def choose_device(name: str, rpc: str | None = None) -> Device:
     for device in devices:
         if device.name.lower() == name.lower():
             return device
-    raise ConfigError("--device", name, ", ".join(["auto", "cpu", *(device.name for device in devices)]))
+    raise ConfigError(
+        "--device", name, ", ".join(["auto", "cpu", "none", *(device.name for device in devices)])
+    )
 
 
 def _add_rpc(endpoint: str) -> None:

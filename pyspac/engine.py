@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pyspac._native import check, ffi, lib
 from pyspac.board import RECORD_DTYPE, Board
-from pyspac.config import HOST_MODES, EngineParams
+from pyspac.config import HOST_KERNELS, HOST_MODES, EngineParams
 from pyspac.errors import EngineError
 
 __all__ = [
@@ -46,6 +46,8 @@ class EngineInfo:
     pool_bytes: int  # device memory of the pools, guard slots included
     total_bytes: int  # of all experts of the split layers
     max_batch: int
+    n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
+    kernels: str  # which of them: "avx512", "avx2"; "" if none
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Engine:
         info = _filled("spac_engine_info")
         check(lib.spac_engine_get_info(self._live(), info))
         fields = {name: getattr(info, name) for name in EngineInfo.__slots__}
-        return EngineInfo(**{**fields, "device": _text(info.device)})
+        return EngineInfo(**{**fields, "device": _text(info.device), "kernels": _text(info.kernels)})
 
     def declined(self) -> dict[int, str]:
         """Return the layers the engine leaves to stock, and why."""
@@ -159,6 +161,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
     for name in ("n_threads", "max_batch", "link_gb_s", "evict", "verbose"):
         setattr(c_params, name, getattr(params, name))
     c_params.host_mode = HOST_MODES.index(params.host_mode)
+    c_params.host_kernels = HOST_KERNELS.index(params.host_kernels)
     return c_params, list(texts.values())
 
 

@@ -26,8 +26,8 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION 1
-#define SPAC_N_RECORDS   256 // length of the ring of step records
+#define SPAC_ABI_VERSION    1
+#define SPAC_N_RECORDS      256 // length of the ring of step records
 #define SPAC_N_SERVER_SLOTS 64
 
 struct llama_context;
@@ -61,47 +61,57 @@ typedef enum spac_host_mode {
     SPAC_HOST_EXECUTOR = 2, // the engine's own threads, concurrent with the device
 } spac_host_mode;
 
+// whose kernels compute the host's experts
+typedef enum spac_host_kernels {
+    SPAC_KERNELS_AUTO = 0, // ggml's, but the engine's own where the device is "none"
+    SPAC_KERNELS_SPAC = 1, // the engine's own where it has them for this machine and a layer's types, else ggml's
+    SPAC_KERNELS_GGML = 2, // ggml's: bit-identical to llama.cpp's results where the device is the CPU
+} spac_host_kernels;
+
 typedef struct spac_engine_params {
-    size_t       size;       // sizeof(spac_engine_params)
-    const char * device;     // "auto" (first GPU, else CPU), "cpu", or a ggml device name such as "CUDA0"
-    const char * cache;      // slot pool: "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
-    const char * board_name; // NULL: private memory; else POSIX shared memory /NAME
-    int32_t      host_mode;  // spac_host_mode
-    int32_t      n_threads;  // of the host executor; 0: as the context's
-    int32_t      max_batch;  // more tokens than this take stock's path; at least the draft length + 1
-    double       link_gb_s;  // throttle of copies, to emulate a slower link; 0: none
-    bool         evict;      // false: a resident expert never leaves
-    bool         verbose;    // log one line per layer group
+    size_t       size;         // sizeof(spac_engine_params)
+    const char * device;       // "auto" (first GPU, else CPU), "cpu", "none" (all experts on the host), or a ggml name such as "CUDA0"
+    const char * cache;        // slot pool: "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
+    const char * board_name;   // NULL: private memory; else POSIX shared memory /NAME
+    int32_t      host_mode;    // spac_host_mode
+    int32_t      n_threads;    // of the host executor; 0: as the context's
+    int32_t      max_batch;    // more tokens than this take stock's path; at least the draft length + 1
+    double       link_gb_s;    // throttle of copies, to emulate a slower link; 0: none
+    bool         evict;        // false: a resident expert never leaves
+    bool         verbose;      // log one line per layer group
+    int32_t      host_kernels; // spac_host_kernels
 } spac_engine_params;
 
 typedef struct spac_engine_info {
     size_t   size;
-    char     device[64];      // ggml's name of the device
-    bool     is_emulated;     // the device is the CPU itself, or the link is throttled
-    int32_t  host_mode;       // SPAC_HOST_IN_GRAPH or SPAC_HOST_EXECUTOR
-    int32_t  n_layer;         // of the model
-    int32_t  n_expert;        // largest of any layer
-    int32_t  n_expert_used;   // largest of any layer
+    char     device[64];    // ggml's name of the device
+    bool     is_emulated;   // the device is the CPU itself, or the link is throttled
+    int32_t  host_mode;     // SPAC_HOST_IN_GRAPH or SPAC_HOST_EXECUTOR
+    int32_t  n_layer;       // of the model
+    int32_t  n_expert;      // largest of any layer
+    int32_t  n_expert_used; // largest of any layer
     int32_t  n_layer_split;
     int32_t  n_layer_declined;
-    int32_t  n_group;         // layout groups (layers with equal types and shapes of experts)
-    int32_t  n_slots;         // over all groups
-    uint64_t pool_bytes;      // device memory of the pools, guard slots included
-    uint64_t total_bytes;     // of all experts of the split layers
+    int32_t  n_group;     // layout groups (layers with equal types and shapes of experts)
+    int32_t  n_slots;     // over all groups
+    uint64_t pool_bytes;  // device memory of the pools, guard slots included
+    uint64_t total_bytes; // of all experts of the split layers
     int32_t  max_batch;
+    int32_t  n_layer_kernels; // split layers whose host experts the engine's own kernels compute
+    char     kernels[16];     // which of them: "avx512", "avx2"; "" if none
 } spac_engine_info;
 
 // cumulative, written by the engine alone; read at any time
 typedef struct spac_counters {
-    uint64_t n_forward;       // graph evaluations that took the split path
-    uint64_t n_forward_both;  // of these: device and host experts both at work
-    uint64_t n_hit;           // distinct (layer, expert) asked for and resident
-    uint64_t n_miss;          // asked for and absent or queued
-    uint64_t n_late;          // asked for while its copy was in flight
-    uint64_t n_hit_rows;      // the same, counted per (token, expert)
+    uint64_t n_forward;      // graph evaluations that took the split path
+    uint64_t n_forward_both; // of these: device and host experts both at work
+    uint64_t n_hit;          // distinct (layer, expert) asked for and resident
+    uint64_t n_miss;         // asked for and absent or queued
+    uint64_t n_late;         // asked for while its copy was in flight
+    uint64_t n_hit_rows;     // the same, counted per (token, expert)
     uint64_t n_miss_rows;
     uint64_t n_late_rows;
-    uint64_t n_loads;         // copies completed
+    uint64_t n_loads; // copies completed
     uint64_t n_load_failures;
     uint64_t n_evictions;
     uint64_t loaded_bytes;
@@ -117,11 +127,11 @@ typedef struct spac_layer_stats {
     uint64_t n_calls;
     uint64_t n_device_experts; // distinct experts computed on the device, summed over calls
     uint64_t n_host_experts;
-    uint64_t n_device_rows;    // (token, expert) pairs
+    uint64_t n_device_rows; // (token, expert) pairs
     uint64_t n_host_rows;
-    uint64_t device_us;        // in-graph: the device experts' nodes; executor: 0 (not observed)
-    uint64_t host_us;          // in-graph: the host experts' nodes; executor: its busy time
-    uint64_t layer_us;         // from this layer's dispatch to the next one's
+    uint64_t device_us; // in-graph: the device experts' nodes; executor: 0 (not observed)
+    uint64_t host_us;   // in-graph: the host experts' nodes; executor: its busy time
+    uint64_t layer_us;  // from this layer's dispatch to the next one's
 } spac_layer_stats;
 
 // one decoding step (one draft + verify cycle), written by whoever drives the context
@@ -130,7 +140,7 @@ typedef struct spac_step_record {
     int32_t  server_slot;
     int32_t  n_draft;
     int32_t  n_accepted;
-    int32_t  n_tokens;   // width of the verified batch
+    int32_t  n_tokens; // width of the verified batch
     uint32_t draft_us;
     uint32_t verify_us;
     uint32_t process_us;
@@ -139,40 +149,40 @@ typedef struct spac_step_record {
 
 // pointers into the board; valid until the board is closed or its engine freed
 typedef struct spac_board_view {
-    size_t     size;
-    uint32_t   n_layer;
-    uint32_t   n_expert;
-    uint32_t   n_expert_used;
-    uint32_t   n_slots;
-    uint32_t   max_batch;
-    uint32_t   n_load_max;               // capacity of load
+    size_t   size;
+    uint32_t n_layer;
+    uint32_t n_expert;
+    uint32_t n_expert_used;
+    uint32_t n_slots;
+    uint32_t max_batch;
+    uint32_t n_load_max; // capacity of load
     // written by the engine
-    const uint32_t         * counts;       // [n_layer, n_expert] cumulative activations, wraps
-    const uint8_t          * residency;    // [n_layer, n_expert] spac_residency
-    const uint32_t         * expert_bytes; // [n_layer] of one expert; 0: the layer is not split
-    const uint32_t         * group;        // [n_layer] layout group: slots are shared within a group only
-    const uint32_t         * group_slots;  // [n_layer] slots of that layer's group
+    const uint32_t *         counts;       // [n_layer, n_expert] cumulative activations, wraps
+    const uint8_t *          residency;    // [n_layer, n_expert] spac_residency
+    const uint32_t *         expert_bytes; // [n_layer] of one expert; 0: the layer is not split
+    const uint32_t *         group;        // [n_layer] layout group: slots are shared within a group only
+    const uint32_t *         group_slots;  // [n_layer] slots of that layer's group
     const spac_layer_stats * layer_stats;  // [n_layer]
-    const spac_counters    * counters;
-    const spac_step_record * records;      // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
-    const uint64_t         * n_records;    // records ever written
+    const spac_counters *    counters;
+    const spac_step_record * records;   // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
+    const uint64_t *         n_records; // records ever written
     // written by the scheduler, between spac_decision_begin and spac_decision_end
-    uint8_t  * utility;                  // [n_layer, n_expert] expected demand, 0 .. 255
-    uint8_t  * tau;                      // [n_layer] experts with utility >= tau belong on the device
-    uint32_t * load;                     // [n_load_max] il * n_expert + ie, most wanted first
+    uint8_t *  utility; // [n_layer, n_expert] expected demand, 0 .. 255
+    uint8_t *  tau;     // [n_layer] experts with utility >= tau belong on the device
+    uint32_t * load;    // [n_load_max] il * n_expert + ie, most wanted first
     uint32_t * n_load;
-    uint64_t * byte_budget;              // bytes that may be copied per forward; UINT64_MAX: no limit
-    int32_t  * n_draft_max;              // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
+    uint64_t * byte_budget; // bytes that may be copied per forward; UINT64_MAX: no limit
+    int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
 } spac_board_view;
 
 typedef struct spac_device_info {
     size_t   size;
     char     name[64];
     char     description[128];
-    int32_t  type;         // enum ggml_backend_dev_type
-    uint64_t memory_free;  // bytes
+    int32_t  type;        // enum ggml_backend_dev_type
+    uint64_t memory_free; // bytes
     uint64_t memory_total;
-    void   * handle;       // ggml_backend_dev_t
+    void *   handle; // ggml_backend_dev_t
 } spac_device_info;
 
 SPAC_API uint32_t     spac_abi_version(void);
@@ -180,17 +190,17 @@ SPAC_API const char * spac_last_error(void); // text of this thread's last failu
 
 // engine: one per context; free it before the context
 SPAC_API spac_engine_params spac_engine_default_params(void);
-SPAC_API spac_status spac_engine_attach(struct llama_context * ctx, const spac_engine_params * params, spac_engine ** engine);
-SPAC_API void        spac_engine_free(spac_engine * engine); // stops the worker, removes the hook, frees the pools
-SPAC_API spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info);
-SPAC_API const char * spac_engine_declined_reason(spac_engine * engine, int32_t il); // NULL: split, or not MoE
-SPAC_API spac_board * spac_engine_board(spac_engine * engine); // owned by the engine
-SPAC_API spac_status spac_engine_apply(spac_engine * engine);  // take over the board's decision now (else at the next forward)
-SPAC_API spac_status spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms); // until no load is queued or in flight
-SPAC_API spac_status spac_engine_end_forward(spac_engine * engine); // no forward is running: unpin, renew the byte budget
-SPAC_API spac_status spac_engine_cancel(spac_engine * engine); // drop queued loads; one in flight completes
-SPAC_API spac_status spac_engine_record_step(spac_engine * engine, const spac_step_record * record);
-SPAC_API spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot); // -1: not resident
+SPAC_API spac_status        spac_engine_attach(struct llama_context * ctx, const spac_engine_params * params, spac_engine ** engine);
+SPAC_API void               spac_engine_free(spac_engine * engine); // stops the worker, removes the hook, frees the pools
+SPAC_API spac_status        spac_engine_get_info(spac_engine * engine, spac_engine_info * info);
+SPAC_API const char *       spac_engine_declined_reason(spac_engine * engine, int32_t il);   // NULL: split, or not MoE
+SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                         // owned by the engine
+SPAC_API spac_status        spac_engine_apply(spac_engine * engine);                         // take over the board's decision now (else at the next forward)
+SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms); // until no load is queued or in flight
+SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                   // no forward is running: unpin, renew the byte budget
+SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                        // drop queued loads; one in flight completes
+SPAC_API spac_status        spac_engine_record_step(spac_engine * engine, const spac_step_record * record);
+SPAC_API spac_status        spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot); // -1: not resident
 
 // board
 SPAC_API spac_status spac_board_open(const char * name, spac_board ** board); // of a running engine, by another process
@@ -204,10 +214,10 @@ SPAC_API void        spac_decision_end(spac_board * board);
 SPAC_API spac_status spac_backend_load_all(void); // register the ggml backends built beside this library
 SPAC_API int32_t     spac_device_count(void);
 SPAC_API spac_status spac_device_get_info(int32_t index, spac_device_info * info);
-SPAC_API spac_status spac_device_add_rpc(const char * endpoint); // HOST:PORT; adds its devices
-SPAC_API void      * spac_cpu_buffer_type(void);                 // for llama_model_params.tensor_buft_overrides
-SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);     // streaming read
-SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);   // host to device copies
+SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                 // HOST:PORT; adds its devices
+SPAC_API void *      spac_cpu_buffer_type(void);                                 // for llama_model_params.tensor_buft_overrides
+SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);   // streaming read
+SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s); // host to device copies
 
 // cdef-end
 

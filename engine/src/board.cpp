@@ -23,23 +23,23 @@ struct board_layout {
 };
 
 struct spac_board_header {
-    uint64_t magic;
-    uint32_t abi_version;
-    int32_t  pid; // of the engine's process
-    uint64_t size;
+    uint64_t            magic;
+    uint32_t            abi_version;
+    int32_t             pid; // of the engine's process
+    uint64_t            size;
     spac_board_geometry geometry;
-    uint64_t decision_seq;
+    uint64_t            decision_seq;
 };
 
 static board_layout make_layout(const spac_board_geometry & g) {
     const size_t n_layer = g.n_layer, n_cell = n_layer * g.n_expert;
 
     board_layout l;
-    size_t end = 0;
+    size_t       end = 0;
 
     auto place = [&](size_t bytes) {
         const size_t offset = end;
-        end = (end + bytes + ALIGN - 1) / ALIGN * ALIGN;
+        end                 = (end + bytes + ALIGN - 1) / ALIGN * ALIGN;
         return offset;
     };
 
@@ -72,9 +72,9 @@ static std::string shm_path(const std::string & name) {
 }
 
 static spac_board_header read_header(const std::string & path, const std::string & name) {
-    const int fd = shm_open(path.c_str(), O_RDONLY, 0);
-    spac_board_header header = {};
-    const bool readable = fd >= 0 && read(fd, &header, sizeof(header)) == (ssize_t) sizeof(header);
+    const int         fd       = shm_open(path.c_str(), O_RDONLY, 0);
+    spac_board_header header   = {};
+    const bool        readable = fd >= 0 && read(fd, &header, sizeof(header)) == (ssize_t) sizeof(header);
     if (fd >= 0) {
         close(fd);
     }
@@ -93,8 +93,8 @@ static bool is_alive(int32_t pid) {
     if (pid <= 0 || (kill(pid, 0) != 0 && errno != EPERM)) {
         return false;
     }
-    FILE * stat = fopen(spac_format("/proc/%d/stat", pid).c_str(), "r");
-    char state = '?';
+    FILE * stat  = fopen(spac_format("/proc/%d/stat", pid).c_str(), "r");
+    char   state = '?';
     if (stat) {
         if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1) {
             state = '?';
@@ -110,8 +110,8 @@ static void remove_stale(const std::string & path, const std::string & name) {
     if (fd < 0) {
         return;
     }
-    spac_board_header header = {};
-    const bool readable = read(fd, &header, sizeof(header)) == (ssize_t) sizeof(header);
+    spac_board_header header   = {};
+    const bool        readable = read(fd, &header, sizeof(header)) == (ssize_t) sizeof(header);
     close(fd);
 
     if (readable && header.magic == BOARD_MAGIC && is_alive(header.pid)) {
@@ -126,10 +126,10 @@ static char * map_shared(const std::string & path, int flags, size_t size) {
     if (fd < 0) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("shared memory %s: %s", path.c_str(), strerror(errno)));
     }
-    struct stat st = {};
-    const bool creating = flags & O_CREAT;
-    const bool sized    = creating ? posix_fallocate(fd, 0, size) == 0 : fstat(fd, &st) == 0;
-    const size_t length = creating ? size : (size_t) st.st_size;
+    struct stat  st       = {};
+    const bool   creating = flags & O_CREAT;
+    const bool   sized    = creating ? posix_fallocate(fd, 0, size) == 0 : fstat(fd, &st) == 0;
+    const size_t length   = creating ? size : (size_t) st.st_size;
 
     void * memory = sized && length >= sizeof(spac_board_header) ? mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     close(fd);
@@ -190,8 +190,8 @@ static void check_header(const spac_board_header & header, size_t length, const 
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" has ABI version %u, this library %u: use the same build on both sides",
                                                         name.c_str(), header.abi_version, SPAC_ABI_VERSION));
     }
-    const spac_board_geometry & g = header.geometry;
-    const bool sane = g.n_layer > 0 && g.n_layer <= 4096 && g.n_expert > 0 && g.n_expert <= 65536;
+    const spac_board_geometry & g    = header.geometry;
+    const bool                  sane = g.n_layer > 0 && g.n_layer <= 4096 && g.n_expert > 0 && g.n_expert <= 65536;
     if (!sane || header.size != length || make_layout(g).size != length) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\": %u layers x %u experts do not fit its %zu bytes", name.c_str(),
                                                         g.n_layer, g.n_expert, length));
@@ -200,15 +200,15 @@ static void check_header(const spac_board_header & header, size_t length, const 
 
 spac_board * spac_board::open(const std::string & name) {
     const std::string path = shm_path(name);
-    struct stat st = {};
-    const int fd = shm_open(path.c_str(), O_RDONLY, 0);
+    struct stat       st   = {};
+    const int         fd   = shm_open(path.c_str(), O_RDONLY, 0);
     if (fd < 0 || fstat(fd, &st) != 0) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("no board \"%s\": is its server running?", name.c_str()));
     }
     close(fd);
 
-    char * memory = map_shared(path, O_RDWR, 0);
-    spac_board * board = new spac_board;
+    char *       memory = map_shared(path, O_RDWR, 0);
+    spac_board * board  = new spac_board;
     board->map(memory, st.st_size);
     try {
         check_header(*board->header, st.st_size, name);
@@ -233,46 +233,60 @@ spac_board::~spac_board() {
     }
 }
 
-uint32_t         * spac_board::counts()       const { return at<uint32_t>(make_layout(geo).counts); }
-uint8_t          * spac_board::residency()    const { return at<uint8_t>(make_layout(geo).residency); }
-uint32_t         * spac_board::expert_bytes() const { return at<uint32_t>(make_layout(geo).expert_bytes); }
-uint32_t         * spac_board::group()        const { return at<uint32_t>(make_layout(geo).group); }
-uint32_t         * spac_board::group_slots()  const { return at<uint32_t>(make_layout(geo).group_slots); }
-spac_layer_stats * spac_board::layer_stats()  const { return at<spac_layer_stats>(make_layout(geo).layer_stats); }
-spac_counters    * spac_board::counters()     const { return at<spac_counters>(make_layout(geo).counters); }
+uint32_t * spac_board::counts() const {
+    return at<uint32_t>(make_layout(geo).counts);
+}
+uint8_t * spac_board::residency() const {
+    return at<uint8_t>(make_layout(geo).residency);
+}
+uint32_t * spac_board::expert_bytes() const {
+    return at<uint32_t>(make_layout(geo).expert_bytes);
+}
+uint32_t * spac_board::group() const {
+    return at<uint32_t>(make_layout(geo).group);
+}
+uint32_t * spac_board::group_slots() const {
+    return at<uint32_t>(make_layout(geo).group_slots);
+}
+spac_layer_stats * spac_board::layer_stats() const {
+    return at<spac_layer_stats>(make_layout(geo).layer_stats);
+}
+spac_counters * spac_board::counters() const {
+    return at<spac_counters>(make_layout(geo).counters);
+}
 
 spac_board_view spac_board::view() const {
     const board_layout l = make_layout(geo);
 
     spac_board_view v = {};
-    v.size          = sizeof(v);
-    v.n_layer       = geo.n_layer;
-    v.n_expert      = geo.n_expert;
-    v.n_expert_used = geo.n_expert_used;
-    v.n_slots       = geo.n_slots;
-    v.max_batch     = geo.max_batch;
-    v.n_load_max    = geo.n_layer * geo.n_expert;
-    v.counts        = counts();
-    v.residency     = residency();
-    v.expert_bytes  = expert_bytes();
-    v.group         = group();
-    v.group_slots   = group_slots();
-    v.layer_stats   = layer_stats();
-    v.counters      = counters();
-    v.records       = at<spac_step_record>(l.records);
-    v.n_records     = at<uint64_t>(l.n_records);
-    v.utility       = at<uint8_t>(l.utility);
-    v.tau           = at<uint8_t>(l.tau);
-    v.load          = at<uint32_t>(l.load);
-    v.n_load        = at<uint32_t>(l.n_load);
-    v.byte_budget   = at<uint64_t>(l.byte_budget);
-    v.n_draft_max   = at<int32_t>(l.n_draft_max);
+    v.size            = sizeof(v);
+    v.n_layer         = geo.n_layer;
+    v.n_expert        = geo.n_expert;
+    v.n_expert_used   = geo.n_expert_used;
+    v.n_slots         = geo.n_slots;
+    v.max_batch       = geo.max_batch;
+    v.n_load_max      = geo.n_layer * geo.n_expert;
+    v.counts          = counts();
+    v.residency       = residency();
+    v.expert_bytes    = expert_bytes();
+    v.group           = group();
+    v.group_slots     = group_slots();
+    v.layer_stats     = layer_stats();
+    v.counters        = counters();
+    v.records         = at<spac_step_record>(l.records);
+    v.n_records       = at<uint64_t>(l.n_records);
+    v.utility         = at<uint8_t>(l.utility);
+    v.tau             = at<uint8_t>(l.tau);
+    v.load            = at<uint32_t>(l.load);
+    v.n_load          = at<uint32_t>(l.n_load);
+    v.byte_budget     = at<uint64_t>(l.byte_budget);
+    v.n_draft_max     = at<int32_t>(l.n_draft_max);
     return v;
 }
 
 void spac_board::push_record(const spac_step_record & record) {
-    const board_layout l = make_layout(geo);
-    uint64_t * n = at<uint64_t>(l.n_records);
+    const board_layout l                                 = make_layout(geo);
+    uint64_t *         n                                 = at<uint64_t>(l.n_records);
     at<spac_step_record>(l.records)[*n % SPAC_N_RECORDS] = record;
     __atomic_store_n(n, *n + 1, __ATOMIC_RELEASE);
 }

@@ -31,13 +31,13 @@ struct spac_board {
     spac_board_view view() const;
 
     // the engine's side, writable
-    uint32_t         * counts()       const;
-    uint8_t          * residency()    const;
-    uint32_t         * expert_bytes() const;
-    uint32_t         * group()        const;
-    uint32_t         * group_slots()  const;
-    spac_layer_stats * layer_stats()  const;
-    spac_counters    * counters()     const;
+    uint32_t *         counts() const;
+    uint8_t *          residency() const;
+    uint32_t *         expert_bytes() const;
+    uint32_t *         group() const;
+    uint32_t *         group_slots() const;
+    spac_layer_stats * layer_stats() const;
+    spac_counters *    counters() const;
 
     void push_record(const spac_step_record & record);
 
@@ -53,12 +53,13 @@ struct spac_board {
 
     void map(void * memory, size_t size);
 
-    template <typename T> T * at(size_t offset) const { return (T *) (memory + offset); }
+    template <typename T>
+    T * at(size_t offset) const { return (T *) (memory + offset); }
 
     spac_board_geometry geo;
     std::string         shm_name;
     bool                is_owner = false;
-    char              * memory   = nullptr;
+    char *              memory   = nullptr;
     size_t              size     = 0;
     spac_board_header * header   = nullptr;
 };

@@ -19,7 +19,7 @@ struct spac_default_policy {
     void set_thresholds();
     void set_loads(const uint8_t * residency);
 
-    const uint32_t n_layer, n_expert;
+    const uint32_t             n_layer, n_expert;
     const std::vector<int32_t> layer_group; // -1: not split
     const std::vector<int32_t> group_slots;
 

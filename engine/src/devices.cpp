@@ -28,8 +28,8 @@ spac_status spac_device_get_info(int32_t index, spac_device_info * info) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("device %d of %zu: no such device, or info.size is not set", index,
                                                                        ggml_backend_dev_count()));
         }
-        ggml_backend_dev_t device = ggml_backend_dev_get(index);
-        size_t free_bytes = 0, total_bytes = 0;
+        ggml_backend_dev_t device     = ggml_backend_dev_get(index);
+        size_t             free_bytes = 0, total_bytes = 0;
         ggml_backend_dev_memory(device, &free_bytes, &total_bytes);
 
         snprintf(info->name, sizeof(info->name), "%s", ggml_backend_dev_name(device));
@@ -47,9 +47,9 @@ spac_status spac_device_add_rpc(const char * endpoint) {
         if (!rpc) {
             throw spac_error(SPAC_STATUS_DEVICE, "this build has no RPC backend: build with GGML_RPC=ON");
         }
-        using add_server_t = ggml_backend_reg_t (*)(const char *);
-        const auto add_server = (add_server_t) ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server");
-        ggml_backend_reg_t server = endpoint && add_server ? add_server(endpoint) : nullptr;
+        using add_server_t            = ggml_backend_reg_t (*)(const char *);
+        const auto         add_server = (add_server_t) ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server");
+        ggml_backend_reg_t server     = endpoint && add_server ? add_server(endpoint) : nullptr;
         if (!server) {
             throw spac_error(SPAC_STATUS_DEVICE, spac_format("no RPC server at %s: is ggml-rpc-server running there?", endpoint ? endpoint : "(null)"));
         }
@@ -93,7 +93,7 @@ spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
         if (n_threads < 1 || n_threads > 512 || !gb_s) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("n_threads %d: from 1 to 512", n_threads));
         }
-        const size_t n = READ_BYTES / sizeof(uint64_t), part = n / n_threads;
+        const size_t          n = READ_BYTES / sizeof(uint64_t), part = n / n_threads;
         std::vector<uint64_t> data(n, 1);
         std::atomic<uint64_t> sink{ 0 };
         *gb_s = best_gb_s(part * n_threads * sizeof(uint64_t), [&] {
@@ -114,16 +114,16 @@ spac_status spac_measure_link_gb_s(const char * name, double * gb_s) {
         if (!device || !gb_s) {
             throw spac_error(SPAC_STATUS_DEVICE, spac_format("no device \"%s\"", name ? name : "(null)"));
         }
-        const std::unique_ptr<ggml_context, decltype(&ggml_free)> ctx(ggml_init({ ggml_tensor_overhead(), nullptr, true }), ggml_free);
-        const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
-        ggml_tensor * t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, LINK_BYTES);
+        const std::unique_ptr<ggml_context, decltype(&ggml_free)>                       ctx(ggml_init({ ggml_tensor_overhead(), nullptr, true }), ggml_free);
+        const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)>               backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
+        ggml_tensor *                                                                   t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, LINK_BYTES);
         const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> buffer(
             backend ? ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) : nullptr, ggml_backend_buffer_free);
         if (!buffer) {
             throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("%s has no room for the %zu MiB of the measurement", name, LINK_BYTES >> 20));
         }
         // pinned where the device can, as the experts are
-        ggml_backend_buffer_type_t host_buft = ggml_backend_dev_host_buffer_type(device);
+        ggml_backend_buffer_type_t                                                      host_buft = ggml_backend_dev_host_buffer_type(device);
         const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> host(
             ggml_backend_buft_alloc_buffer(host_buft ? host_buft : ggml_backend_cpu_buffer_type(), LINK_BYTES), ggml_backend_buffer_free);
         void * data = ggml_backend_buffer_get_base(host.get());

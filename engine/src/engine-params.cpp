@@ -35,11 +35,11 @@ uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, ggml_b
         return auto_bytes(total_bytes, device, free_bytes);
     }
 
-    char * end = nullptr;
-    const double value = strtod(text.c_str(), &end);
-    const std::string unit = end;
-    const bool is_percent = unit == "%";
-    const bool ok = end != text.c_str() && value > 0 && (is_percent ? value <= 100 : unit.empty() && value < 1e9);
+    char *            end        = nullptr;
+    const double      value      = strtod(text.c_str(), &end);
+    const std::string unit       = end;
+    const bool        is_percent = unit == "%";
+    const bool        ok         = end != text.c_str() && value > 0 && (is_percent ? value <= 100 : unit.empty() && value < 1e9);
     if (!ok) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("cache \"%s\": give a share of the experts (17%%, up to 100%%), a number of MiB above 0, or auto", text.c_str()));
@@ -56,8 +56,8 @@ uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, ggml_b
 
 ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
     std::vector<ggml_backend_dev_t> gpus;
-    ggml_backend_dev_t cpu = nullptr;
-    std::string names;
+    ggml_backend_dev_t              cpu = nullptr;
+    std::string                     names;
     for (ggml_backend_dev_t device : devices) {
         names += std::string(names.empty() ? "" : ", ") + ggml_backend_dev_name(device);
         if (spac_device_is_cpu(device)) {

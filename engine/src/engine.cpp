@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <strings.h>
 
 // ---- attaching
 
@@ -16,6 +17,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     board_name(params.board_name ? params.board_name : ""), free_with_context(free_with_context) {
     try {
         discover_layers();
+        choose_kernels();
         form_groups();
         divide_pool();
         allocate_pool();
@@ -30,6 +32,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         const spac_engine_info i = info();
         spac_log("%d of %d MoE layers split, %d slots in %d groups, %.1f of %.1f MiB on %s", i.n_layer_split,
                  i.n_layer_split + i.n_layer_declined, i.n_slots, i.n_group, i.pool_bytes / 1048576.0, i.total_bytes / 1048576.0, i.device);
+        if (i.n_layer_kernels > 0) {
+            spac_log("host experts of %d layers use the engine's %s kernels", i.n_layer_kernels, i.kernels);
+        }
     }
 }
 
@@ -48,11 +53,11 @@ void spac_engine::set_hook(bool on) {
     const auto forget = [](void * engine) { ((spac_engine *) engine)->forget_context(); };
 
     llama_moe_hook hook = {};
-    hook.build       = build;
-    hook.free        = free_with_context ? free_with_context : forget;
-    hook.user_data   = this;
-    hook.n_draft_max = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->n_draft_max(server_slot); };
-    hook.record_step = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
+    hook.build          = build;
+    hook.free           = free_with_context ? free_with_context : forget;
+    hook.user_data      = this;
+    hook.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->n_draft_max(server_slot); };
+    hook.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
     llama_set_moe_hook(ctx, on ? &hook : nullptr);
 }
 
@@ -61,13 +66,13 @@ void spac_engine::discover_layers() {
     set_hook(true);
 
     std::map<std::string, int> reasons;
-    int n_split = 0;
+    int                        n_split = 0;
     for (auto & entry : states) {
         const spac_moe_layer & layer = entry.second->layer;
-        n_layer       = std::max(n_layer, layer.il + 1);
-        n_expert      = std::max(n_expert, (int32_t) layer.n_expert);
-        n_expert_used = std::max(n_expert_used, (int32_t) layer.n_expert_used);
-        n_split      += layer.is_split();
+        n_layer                      = std::max(n_layer, layer.il + 1);
+        n_expert                     = std::max(n_expert, (int32_t) layer.n_expert);
+        n_expert_used                = std::max(n_expert_used, (int32_t) layer.n_expert_used);
+        n_split += layer.is_split();
         if (!layer.is_split()) {
             reasons[layer.declined]++;
         }
@@ -111,7 +116,7 @@ ggml_tensor * spac_engine::discover(const llama_moe_hook_params & p) {
     }
     std::unique_ptr<layer_state> & state = states[p.il];
     if (!state) {
-        state = std::make_unique<layer_state>();
+        state        = std::make_unique<layer_state>();
         state->layer = spac_moe_layer_from_hook(p, model_arch(ctx));
         state->node  = { this, &state->layer };
     } else if (!same_experts(state->layer, p)) {
@@ -124,6 +129,32 @@ bool spac_engine::same_experts(const spac_moe_layer & layer, const llama_moe_hoo
     return layer.parts[SPAC_PART_DOWN] == p.down;
 }
 
+void spac_engine::choose_kernels() {
+    has_slots = strcasecmp(device_name.c_str(), "none") != 0;
+    if (!has_slots && (params.host_kernels == SPAC_KERNELS_GGML || params.host_mode == SPAC_HOST_EXECUTOR)) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "device \"none\" runs all experts in the graph, with the engine's own kernels: "
+                                                       "it needs host_kernels auto or spac, and host_mode auto or in-graph");
+    }
+    const bool is_wanted = params.host_kernels == SPAC_KERNELS_SPAC || (params.host_kernels == SPAC_KERNELS_AUTO && !has_slots);
+    kernels              = is_wanted ? spac_kernels_best() : nullptr;
+    if (is_wanted && !kernels) {
+        spac_log("no kernels for this processor (they need AVX2, FMA and F16C): ggml's are used");
+    }
+
+    int n_split = 0;
+    for (auto & entry : states) {
+        layer_state & state = *entry.second;
+        state.own_kernels   = state.layer.is_split() && kernels && spac_host_experts::can_compute(*kernels, state.layer);
+        if (!has_slots && !state.own_kernels && state.layer.is_split()) {
+            state.layer.declined = "the engine has no kernels for it";
+        }
+        n_split += state.layer.is_split();
+    }
+    if (n_split == 0) {
+        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, "device \"none\": the engine has kernels for no layer of this model on this machine");
+    }
+}
+
 void spac_engine::form_groups() {
     std::map<std::string, int> by_key;
     for (auto & entry : states) {
@@ -132,7 +163,7 @@ void spac_engine::form_groups() {
             continue;
         }
         const auto [it, is_new] = by_key.emplace(layer.layout_key(), (int) by_key.size());
-        layer.group = it->second;
+        layer.group             = it->second;
         if (is_new) {
             group_like.push_back(&layer);
         }
@@ -141,10 +172,16 @@ void spac_engine::form_groups() {
 }
 
 void spac_engine::divide_pool() {
-    device = spac_choose_device(device_name, devices);
+    device = spac_choose_device(has_slots ? device_name : "cpu", devices);
 
     const bool is_cpu = spac_device_is_cpu(device);
-    host_mode = params.host_mode != SPAC_HOST_AUTO ? params.host_mode : is_cpu ? SPAC_HOST_IN_GRAPH : SPAC_HOST_EXECUTOR;
+    if (!has_slots) {
+        host_mode = SPAC_HOST_IN_GRAPH;
+        group_slots.assign(group_like.size(), 0);
+        return;
+    }
+    host_mode = params.host_mode != SPAC_HOST_AUTO ? params.host_mode : is_cpu ? SPAC_HOST_IN_GRAPH
+                                                                               : SPAC_HOST_EXECUTOR;
     if (host_mode == SPAC_HOST_IN_GRAPH && !is_cpu) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("in-graph host experts need the CPU as the device, not %s", ggml_backend_dev_name(device)));
     }
@@ -153,12 +190,12 @@ void spac_engine::divide_pool() {
     for (auto & entry : states) {
         const spac_moe_layer & layer = entry.second->layer;
         if (layer.is_split()) {
-            bytes[layer.group]      = layer.expert_bytes();
+            bytes[layer.group] = layer.expert_bytes();
             n_experts[layer.group] += layer.n_expert;
         }
     }
     const uint64_t budget = spac_parse_cache(cache_size, total_bytes, device);
-    group_slots = spac_divide_slots(budget, bytes, n_experts);
+    group_slots           = spac_divide_slots(budget, bytes, n_experts);
 
     for (size_t g = 0; g < group_slots.size(); g++) {
         if (group_slots[g] == 0) {
@@ -170,7 +207,7 @@ void spac_engine::divide_pool() {
 }
 
 void spac_engine::allocate_pool() {
-    for (size_t g = 0; g < group_slots.size(); g++) {
+    for (size_t g = 0; has_slots && g < group_slots.size(); g++) {
         groups.push_back(std::make_unique<spac_slot_group>());
         groups[g]->like    = group_like[g];
         groups[g]->n_slots = group_slots[g];
@@ -188,17 +225,17 @@ void spac_engine::allocate_pool() {
     for (auto & entry : states) {
         const spac_moe_layer & layer = entry.second->layer;
         if (layer.is_split()) {
-            layers[layer.il] = { layer.group, (uint32_t) layer.n_expert, layer.expert_bytes() };
+            layers[layer.il]                = { layer.group, (uint32_t) layer.n_expert, layer.expert_bytes() };
             board->expert_bytes()[layer.il] = (uint32_t) layer.expert_bytes();
             board->group()[layer.il]        = layer.group;
             board->group_slots()[layer.il]  = group_slots[layer.group];
         }
     }
-    cache = std::make_unique<spac_expert_cache>(layers, group_slots, n_expert, params.evict);
+    cache            = std::make_unique<spac_expert_cache>(layers, group_slots, n_expert, params.evict);
     cache->residency = board->residency();
     cache->counters  = board->counters();
 
-    if (free_with_context) {
+    if (free_with_context && has_slots) {
         std::vector<int32_t> layer_group(n_layer, -1);
         for (int il = 0; il < n_layer; il++) {
             layer_group[il] = layers[il].group;
@@ -213,49 +250,65 @@ void spac_engine::allocate_pool() {
 }
 
 void spac_engine::start_threads() {
+    if (kernels && host_mode == SPAC_HOST_IN_GRAPH) {
+        host_experts = std::make_unique<spac_host_experts>(*kernels);
+    }
+    if (!has_slots) {
+        return;
+    }
     slot_copy = std::make_unique<spac_slot_copy>(device);
     worker    = std::make_unique<spac_prefetch_worker>(*cache, [this](const spac_load & load) {
         const spac_moe_layer & layer = states.at(load.il)->layer;
-        return slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
-    }, params.link_gb_s, [this] {
+        return slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot); }, params.link_gb_s, [this] {
         // a server that waits for requests has no forwards to take decisions over
         apply_decision();
         if (!in_forward) {
             cache->idle();
-        }
-    });
+        } });
 
     if (host_mode == SPAC_HOST_EXECUTOR) {
-        std::vector<const spac_moe_layer *> layers;
-        for (auto & entry : states) {
-            if (entry.second->layer.is_split()) {
-                layers.push_back(&entry.second->layer);
-            }
-        }
-        n_threads_before = llama_n_threads(ctx);
-        executor = std::make_unique<spac_host_executor>(layers, params.max_batch, params.n_threads > 0 ? params.n_threads : n_threads_before);
+        start_executor();
         // the context's other threads would spin in ggml's barrier while collect waits
         llama_set_n_threads(ctx, 1, llama_n_threads_batch(ctx));
     }
 }
 
+void spac_engine::start_executor() {
+    std::vector<const spac_moe_layer *> with_ggml;
+    for (auto & entry : states) {
+        if (entry.second->layer.is_split() && !entry.second->own_kernels) {
+            with_ggml.push_back(&entry.second->layer);
+        }
+    }
+    n_threads_before    = llama_n_threads(ctx);
+    const int n_threads = params.n_threads > 0 ? params.n_threads : n_threads_before;
+    if (!with_ggml.empty()) {
+        executor = std::make_unique<spac_host_executor>(with_ggml, params.max_batch, n_threads);
+    }
+    if (kernels) {
+        pool = std::make_unique<spac_expert_pool>(*kernels, n_threads);
+    }
+}
+
 spac_engine_info spac_engine::info() const {
     spac_engine_info i = {};
-    i.size          = sizeof(i);
-    i.is_emulated   = spac_device_is_cpu(device) || params.link_gb_s > 0;
-    i.host_mode     = host_mode;
-    i.n_layer       = n_layer;
-    i.n_expert      = n_expert;
-    i.n_expert_used = n_expert_used;
-    i.n_group       = (int32_t) groups.size();
-    i.total_bytes   = total_bytes;
-    i.max_batch     = params.max_batch;
-    snprintf(i.device, sizeof(i.device), "%s", ggml_backend_dev_name(device));
+    i.size             = sizeof(i);
+    i.is_emulated      = spac_device_is_cpu(device) || params.link_gb_s > 0;
+    i.host_mode        = host_mode;
+    i.n_layer          = n_layer;
+    i.n_expert         = n_expert;
+    i.n_expert_used    = n_expert_used;
+    i.n_group          = (int32_t) groups.size();
+    i.total_bytes      = total_bytes;
+    i.max_batch        = params.max_batch;
+    snprintf(i.device, sizeof(i.device), "%s", has_slots ? ggml_backend_dev_name(device) : "none");
     for (auto & entry : states) {
+        i.n_layer_kernels += entry.second->own_kernels;
         (entry.second->layer.is_split() ? i.n_layer_split : i.n_layer_declined)++;
     }
+    snprintf(i.kernels, sizeof(i.kernels), "%s", i.n_layer_kernels > 0 ? kernels->name : "");
     for (const auto & group : groups) {
-        i.n_slots    += group->n_slots;
+        i.n_slots += group->n_slots;
         i.pool_bytes += group->bytes;
     }
     return i;
@@ -283,23 +336,23 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
     end_forward(); // its logits were read
 
     spac_step_record record = {};
-    record.step        = *board->view().n_records;
-    record.server_slot = step.server_slot;
-    record.n_draft     = step.n_draft;
-    record.n_accepted  = step.n_accepted;
-    record.n_tokens    = step.n_tokens;
-    record.draft_us    = step.draft_us;
-    record.verify_us   = step.verify_us;
-    record.process_us  = step.process_us;
+    record.step             = *board->view().n_records;
+    record.server_slot      = step.server_slot;
+    record.n_draft          = step.n_draft;
+    record.n_accepted       = step.n_accepted;
+    record.n_tokens         = step.n_tokens;
+    record.draft_us         = step.draft_us;
+    record.verify_us        = step.verify_us;
+    record.process_us       = step.process_us;
     board->push_record(record);
 }
 
 // ---- graph building
 
 ggml_tensor * spac_engine::split(const llama_moe_hook_params & p) {
-    const auto it = states.find(p.il);
+    const auto it      = states.find(p.il);
     const bool is_ours = it != states.end() && it->second->layer.is_split() && same_experts(it->second->layer, p);
-    const bool fits    = p.cur->ne[1] <= params.max_batch && p.n_expert_used == p.n_expert_used_sum;
+    const bool fits    = (!has_slots || p.cur->ne[1] <= params.max_batch) && p.n_expert_used == p.n_expert_used_sum;
     if (!is_ours || !fits) {
         return nullptr;
     }
@@ -310,7 +363,13 @@ ggml_tensor * spac_engine::split(const llama_moe_hook_params & p) {
         }
         return nullptr;
     }
+    if (!has_slots) {
+        return spac_build_split_kernels(p, &state.node, nullptr);
+    }
     const spac_slot_group & group = *groups[state.layer.group];
+    if (state.own_kernels && host_mode == SPAC_HOST_IN_GRAPH) {
+        return spac_build_split_kernels(p, &state.node, &group);
+    }
     return host_mode == SPAC_HOST_EXECUTOR ? spac_build_split_executor(p, &state.node, group) : spac_build_split_in_graph(p, &state.node, group);
 }
 
@@ -328,8 +387,8 @@ void spac_engine::close_forward() {
     c.n_forward++;
     c.n_forward_both += any_device && any_host;
     any_device = any_host = false;
-    in_forward = false;
-    last_il    = -1;
+    in_forward            = false;
+    last_il               = -1;
 }
 
 // the last layer of the forward before stays pinned: no one waited for the device yet
@@ -358,8 +417,8 @@ bool spac_engine::apply_decision() {
     if (seq == decision_seen || (seq & 1)) {
         return false;
     }
-    const spac_board_view v = board->view();
-    const size_t n_cell = utility_copy.size();
+    const spac_board_view v      = board->view();
+    const size_t          n_cell = utility_copy.size();
     memcpy(utility_copy.data(), v.utility, n_cell);
     memcpy(tau_copy.data(), v.tau, tau_copy.size());
     const size_t n_load = std::min<size_t>(*v.n_load, n_cell);
@@ -370,6 +429,9 @@ bool spac_engine::apply_decision() {
         return false; // written meanwhile: next forward
     }
     decision_seen = seq;
+    if (!has_slots) {
+        return true;
+    }
     cache->apply(utility_copy.data(), tau_copy.data(), load_copy.data(), n_load, budget);
     return true;
 }
@@ -444,29 +506,41 @@ void spac_engine::dispatch(spac_moe_layer & layer, const ggml_tensor * ids, cons
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie   = id_at(ids, i % n_used, i / n_used);
         const int32_t slot = slots[index_of[ie]];
-        ids_device[i] = slot;
-        ids_host[i]   = slot < 0 ? ie : -1;
-        ids_copy[i]   = ie;
+        ids_device[i]      = slot;
+        ids_host[i]        = slot < 0 ? ie : -1;
+        ids_copy[i]        = ie;
     }
-    if (executor) {
-        executor->submit(&layer, cur, ids_host, ids_copy.data(), (int) n_tokens);
+    if (host_mode == SPAC_HOST_EXECUTOR) {
+        worker_of(layer).submit(&layer, cur, ids_host, ids_copy.data(), (int) n_tokens);
     }
-    state_of(layer).t_dispatch = spac_now_us();
+    state_of(layer).t_dispatch = state_of(layer).t_device = spac_now_us();
     board->counters()->dispatch_us += state_of(layer).t_dispatch - t0;
 }
 
 void spac_engine::collect(spac_moe_layer & layer, float * rows, size_t n_rows) {
-    const uint64_t t0 = spac_now_us();
-    uint64_t busy_us = 0;
-    const float * host_rows = executor->wait(busy_us);
+    const uint64_t t0        = spac_now_us();
+    uint64_t       busy_us   = 0;
+    const float *  host_rows = worker_of(layer).wait(busy_us);
     memcpy(rows, host_rows, n_rows * layer.n_embd * sizeof(float));
     board->counters()->wait_us += spac_now_us() - t0;
     board->layer_stats()[layer.il].host_us += busy_us;
 }
 
+spac_host_worker & spac_engine::worker_of(const spac_moe_layer & layer) {
+    return state_of(layer).own_kernels ? (spac_host_worker &) *pool : *executor;
+}
+
+void spac_engine::plan_host(spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) {
+    host_experts->plan(layer, ids_host, n_tokens, n_threads);
+}
+
+void spac_engine::compute_host(spac_moe_layer &, const ggml_tensor * cur, float * rows) {
+    host_experts->work({ (const char *) cur->data, cur->nb[1], cur->nb[2] }, rows);
+}
+
 void spac_engine::device_done(spac_moe_layer & layer) {
     layer_state & state = state_of(layer);
-    state.t_device = spac_now_us();
+    state.t_device      = spac_now_us();
     board->layer_stats()[layer.il].device_us += state.t_device - state.t_dispatch;
 }
 

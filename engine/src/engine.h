@@ -5,6 +5,7 @@
 #include "default-policy.h"
 #include "expert-cache.h"
 #include "host-executor.h"
+#include "host-kernels/expert-pool.h"
 #include "moe-layer.h"
 #include "prefetch-worker.h"
 #include "slot-copy.h"
@@ -32,11 +33,11 @@ struct spac_engine : spac_split_ops {
     spac_engine_info info() const;
     const char *     declined_reason(int il) const;
 
-    bool apply_decision();  // takes over the board's, if it is new and whole
-    void end_forward();     // no forward is running, and the device is idle
+    bool apply_decision(); // takes over the board's, if it is new and whole
+    void end_forward();    // no forward is running, and the device is idle
 
-    std::unique_ptr<spac_board>           board;
-    std::unique_ptr<spac_expert_cache>    cache;
+    std::unique_ptr<spac_board>        board;
+    std::unique_ptr<spac_expert_cache> cache;
 
     // a server's side, between forwards
     int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
@@ -48,22 +49,25 @@ struct spac_engine : spac_split_ops {
   private:
     struct layer_state {
         spac_moe_layer  layer;
-        spac_split_node node = {};
+        spac_split_node node        = {};
+        bool            own_kernels = false; // for its host experts
         // times of the call in progress, in microseconds
         uint64_t t_dispatch = 0, t_device = 0;
     };
 
     // the hook
     static ggml_tensor * build(void * user_data, const llama_moe_hook_params * params);
-    ggml_tensor * discover(const llama_moe_hook_params & p);
-    ggml_tensor * split(const llama_moe_hook_params & p);
+    ggml_tensor *        discover(const llama_moe_hook_params & p);
+    ggml_tensor *        split(const llama_moe_hook_params & p);
 
     // attaching, in this order
     void discover_layers();
     void form_groups();
+    void choose_kernels();
     void divide_pool();
     void allocate_pool();
     void start_threads();
+    void start_executor();
     void set_hook(bool on);
 
     // spac_split_ops
@@ -71,50 +75,57 @@ struct spac_engine : spac_split_ops {
     void collect(spac_moe_layer & layer, float * rows, size_t n_rows) override;
     void device_done(spac_moe_layer & layer) override;
     void host_done(spac_moe_layer & layer) override;
+    void plan_host(spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) override;
+    void compute_host(spac_moe_layer & layer, const ggml_tensor * cur, float * rows) override;
 
-    void begin_forward();
-    void close_forward();
-    void begin_layer(int il, uint64_t now);
-    size_t count_activations(const spac_moe_layer & layer, const ggml_tensor * ids);
-    void   record_split(const spac_moe_layer & layer, size_t n_distinct);
-    layer_state & state_of(const spac_moe_layer & layer) { return *states[layer.il]; }
-    void run_default_policy();
-    bool same_experts(const spac_moe_layer & layer, const llama_moe_hook_params & p) const;
+    void               begin_forward();
+    void               close_forward();
+    void               begin_layer(int il, uint64_t now);
+    size_t             count_activations(const spac_moe_layer & layer, const ggml_tensor * ids);
+    void               record_split(const spac_moe_layer & layer, size_t n_distinct);
+    layer_state &      state_of(const spac_moe_layer & layer) { return *states[layer.il]; }
+    spac_host_worker & worker_of(const spac_moe_layer & layer);
+    void               run_default_policy();
+    bool               same_experts(const spac_moe_layer & layer, const llama_moe_hook_params & p) const;
 
-    llama_context * ctx;
+    llama_context *    ctx;
     spac_engine_params params; // strings below
-    std::string device_name, cache_size, board_name;
+    std::string        device_name, cache_size, board_name;
     void (*const free_with_context)(void *);
 
-    bool is_active = false; // false: discovering
-    std::vector<ggml_backend_dev_t> devices;        // of the context's scheduler
-    ggml_backend_dev_t              device = nullptr;
-    int                             host_mode = SPAC_HOST_IN_GRAPH;
-    int32_t                         n_threads_before = 0; // of the context, to be restored
+    bool                            is_active = false; // false: discovering
+    std::vector<ggml_backend_dev_t> devices;           // of the context's scheduler
+    ggml_backend_dev_t              device           = nullptr;
+    int                             host_mode        = SPAC_HOST_IN_GRAPH;
+    bool                            has_slots        = true;    // false: the device is "none"
+    const spac_kernels *            kernels          = nullptr; // NULL: ggml's
+    int32_t                         n_threads_before = 0;       // of the context, to be restored
 
-    std::map<int, std::unique_ptr<layer_state>> states; // MoE layers by il
-    std::vector<const spac_moe_layer *>         group_like;
-    std::vector<int32_t>                        group_slots;
+    std::map<int, std::unique_ptr<layer_state>>   states; // MoE layers by il
+    std::vector<const spac_moe_layer *>           group_like;
+    std::vector<int32_t>                          group_slots;
     std::vector<std::unique_ptr<spac_slot_group>> groups;
-    std::set<int> logged; // layers whose later decline was said
-    int32_t  n_layer = 0, n_expert = 0, n_expert_used = 0;
-    uint64_t total_bytes = 0;
+    std::set<int>                                 logged; // layers whose later decline was said
+    int32_t                                       n_layer = 0, n_expert = 0, n_expert_used = 0;
+    uint64_t                                      total_bytes = 0;
 
     std::unique_ptr<spac_slot_copy>       slot_copy;
     std::unique_ptr<spac_prefetch_worker> worker;
-    std::unique_ptr<spac_host_executor>   executor;
+    std::unique_ptr<spac_host_executor>   executor;     // of the layers without kernels of our own
+    std::unique_ptr<spac_expert_pool>     pool;         // of those with
+    std::unique_ptr<spac_host_experts>    host_experts; // in-graph
     std::unique_ptr<spac_default_policy>  policy;
 
     // the forward in progress; one thread at a time
-    std::atomic<bool> in_forward{ false }; // the worker looks too
-    bool     any_device = false, any_host = false;
-    int      last_il    = -1;
-    uint64_t last_dispatch = 0;
-    std::vector<int32_t>  distinct;   // experts of the layer in progress
-    std::vector<uint32_t> n_rows;     // activations of each
-    std::vector<int32_t>  slots;      // of each, or -1
-    std::vector<int32_t>  index_of;   // [n_expert] into distinct, or -1
-    std::vector<int32_t>  ids_copy;   // [n_expert_used * n_tokens]
+    std::atomic<bool>     in_forward{ false }; // the worker looks too
+    bool                  any_device = false, any_host = false;
+    int                   last_il       = -1;
+    uint64_t              last_dispatch = 0;
+    std::vector<int32_t>  distinct; // experts of the layer in progress
+    std::vector<uint32_t> n_rows;   // activations of each
+    std::vector<int32_t>  slots;    // of each, or -1
+    std::vector<int32_t>  index_of; // [n_expert] into distinct, or -1
+    std::vector<int32_t>  ids_copy; // [n_expert_used * n_tokens]
 
     // taken over by the graph, the worker or the ABI; a copy, as another process may go on writing
     std::mutex            decision_mutex; // guards the four below

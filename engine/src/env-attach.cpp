@@ -1,8 +1,9 @@
 // Attaches to an unmodified llama.cpp program: libllama calls this when PYSPAC_CACHE is set (patches/hooks/0001).
 //
 //   PYSPAC_CACHE    17%, a number of MiB, or auto
-//   PYSPAC_DEVICE   auto, cpu, or a ggml device name
+//   PYSPAC_DEVICE   auto, cpu, none (every expert on the host: PYSPAC_CACHE=0 will do), or a ggml device name
 //   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
+//   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 #include "engine.h"
 #include "status.h"
@@ -20,12 +21,22 @@ static const char * env_or(const char * name, const char * fallback) {
 }
 
 static int32_t checked_max_batch(const std::string & text) {
-    char * end = nullptr;
-    const long n = strtol(text.c_str(), &end, 10);
+    char *     end = nullptr;
+    const long n   = strtol(text.c_str(), &end, 10);
     if (end == text.c_str() || *end || n < 1 || n > 512) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_MAX_BATCH \"%s\": give a number of tokens from 1 to 512", text.c_str()));
     }
     return (int32_t) n;
+}
+
+static int32_t checked_host_kernels(const std::string & text) {
+    const char * names[] = { "auto", "spac", "ggml" }; // index = spac_host_kernels
+    for (int32_t i = 0; i < 3; i++) {
+        if (text == names[i]) {
+            return i;
+        }
+    }
+    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_HOST_KERNELS \"%s\": give auto, spac or ggml", text.c_str()));
 }
 
 static void free_with_context(void * user_data) {
@@ -37,11 +48,12 @@ static void free_with_context(void * user_data) {
 
 static void attach(llama_context * ctx) {
     spac_engine_params params = spac_engine_default_params();
-    params.cache      = env_or("PYSPAC_CACHE", "auto");
-    params.device     = env_or("PYSPAC_DEVICE", "auto");
-    params.board_name = env_or("PYSPAC_BOARD", nullptr);
-    params.max_batch  = checked_max_batch(env_or("PYSPAC_MAX_BATCH", "32"));
-    params.verbose    = true;
+    params.cache              = env_or("PYSPAC_CACHE", "auto");
+    params.device             = env_or("PYSPAC_DEVICE", "auto");
+    params.board_name         = env_or("PYSPAC_BOARD", nullptr);
+    params.max_batch          = checked_max_batch(env_or("PYSPAC_MAX_BATCH", "32"));
+    params.verbose            = true;
+    params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     new spac_engine(ctx, params, free_with_context); // owned by the context
 }
 
@@ -51,8 +63,8 @@ extern "C" SPAC_API bool spac_attach_from_env(llama_context * ctx) {
         spac_log("an engine is attached already; this context stays as it is");
         return true;
     }
-    bool is_dense = false;
-    const spac_status status = spac_guard([&] {
+    bool              is_dense = false;
+    const spac_status status   = spac_guard([&] {
         try {
             attach(ctx);
         } catch (const spac_dense_model &) {

@@ -61,8 +61,8 @@ void spac_expert_cache::apply(const uint8_t * new_utility, const uint8_t * new_t
         }
     }
     for (size_t i = 0; i < n_load; i++) {
-        const uint32_t key = load[i];
-        const bool valid = key < utility.size() && layer_of(key).group >= 0 && key % n_expert < layer_of(key).n_expert;
+        const uint32_t key   = load[i];
+        const bool     valid = key < utility.size() && layer_of(key).group >= 0 && key % n_expert < layer_of(key).n_expert;
         if (valid && residency[key] == SPAC_RESIDENCY_ABSENT && is_wanted(key)) {
             set_state(key, SPAC_RESIDENCY_QUEUED);
             queue.push(key, utility[key]);
@@ -87,7 +87,7 @@ void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t
     const int32_t group = layers[il].group;
     for (size_t i = 0; i < n; i++) {
         const uint32_t key = il * n_expert + experts[i];
-        slots[i] = -1;
+        slots[i]           = -1;
         switch (residency[key]) {
             case SPAC_RESIDENCY_RESIDENT:
                 {
@@ -98,7 +98,8 @@ void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t
                     pins.push_back({ group, slots[i], forward });
                     counters->n_hit++;
                     counters->n_hit_rows += n_rows[i];
-                } break;
+                }
+                break;
             case SPAC_RESIDENCY_LOADING:
                 counters->n_late++;
                 counters->n_late_rows += n_rows[i];
@@ -167,8 +168,8 @@ int32_t spac_expert_cache::take_victim(slot_group & group, uint32_t key) {
 
         int best = -1;
         for (size_t i = 0; i < resident.size(); i++) {
-            const slot & s = group.slots[resident[i]];
-            const bool may_go = s.n_pins == 0 && !is_wanted(s.owner);
+            const slot & s      = group.slots[resident[i]];
+            const bool   may_go = s.n_pins == 0 && !is_wanted(s.owner);
             if (may_go && (best < 0 || s.last_used < group.slots[resident[best]].last_used)) {
                 best = (int) i;
             }
@@ -211,7 +212,7 @@ bool spac_expert_cache::take_next(spac_load & load) {
             out_of_credit = true;
             return false;
         }
-        slot_group & group = groups[layer.group];
+        slot_group &  group = groups[layer.group];
         const int32_t index = take_slot(group, key);
         if (index < 0) {
             set_state(key, SPAC_RESIDENCY_ABSENT); // nothing less useful to evict
@@ -221,7 +222,7 @@ bool spac_expert_cache::take_next(spac_load & load) {
             counters->n_pinned_steals++;
         }
         group.slots[index].owner = key;
-        slot_index[key] = index;
+        slot_index[key]          = index;
         set_state(key, SPAC_RESIDENCY_LOADING);
         n_loading++;
         if (credit != UINT64_MAX) {
@@ -250,8 +251,8 @@ spac_expert_cache::wait_result spac_expert_cache::wait_for_load(spac_load & load
 void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us) {
     std::lock_guard<std::mutex> lock(mutex);
 
-    const uint32_t key = load.il * n_expert + load.ie;
-    slot_group & group = groups[layers[load.il].group];
+    const uint32_t key   = load.il * n_expert + load.ie;
+    slot_group &   group = groups[layers[load.il].group];
     n_loading--;
     counters->load_us += us;
     if (ok) {
@@ -279,18 +280,18 @@ void spac_expert_cache::stop() {
 bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
     std::unique_lock<std::mutex> lock(mutex);
     return idle_now.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                         [&] { return stopped || (n_loading == 0 && (queue.empty() || out_of_credit)); });
+                             [&] { return stopped || (n_loading == 0 && (queue.empty() || out_of_credit)); });
 }
 
 int32_t spac_expert_cache::slot_of(uint32_t il, uint32_t ie) {
     std::lock_guard<std::mutex> lock(mutex);
-    const uint32_t key = il * n_expert + ie;
+    const uint32_t              key = il * n_expert + ie;
     return residency[key] == SPAC_RESIDENCY_RESIDENT ? slot_index[key] : -1;
 }
 
 void spac_expert_cache::check() {
     std::lock_guard<std::mutex> lock(mutex);
-    auto require = [](bool ok, const char * what) {
+    auto                        require = [](bool ok, const char * what) {
         if (!ok) {
             throw spac_error(SPAC_STATUS_INTERNAL, what);
         }

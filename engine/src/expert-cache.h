@@ -31,7 +31,7 @@ struct spac_expert_cache {
     spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict);
 
     // what the engine publishes; not owned
-    uint8_t       * residency = nullptr; // [n_layer, n_expert]
+    uint8_t *       residency = nullptr; // [n_layer, n_expert]
     spac_counters * counters  = nullptr;
 
     // scheduler's side
@@ -48,14 +48,16 @@ struct spac_expert_cache {
     void unpin_all();
     // renews the byte budget; unpins what was pinned before the previous forward: the device may still be busy with that
     void begin_forward();
-    void idle();          // no forward began for a while: renews the byte budget too
+    void idle(); // no forward began for a while: renews the byte budget too
 
     // worker's side
 
-    enum class wait_result { LOAD, IDLE, STOPPED };
+    enum class wait_result { LOAD,
+                             IDLE,
+                             STOPPED };
     wait_result wait_for_load(spac_load & load); // blocks; IDLE: nothing to load for IDLE_MS
-    void finish_load(const spac_load & load, bool ok, uint64_t us);
-    void stop();
+    void        finish_load(const spac_load & load, bool ok, uint64_t us);
+    void        stop();
 
     // true if no load can start and none is in flight
     bool    wait_idle(int32_t timeout_ms);
@@ -66,11 +68,11 @@ struct spac_expert_cache {
     struct slot {
         uint32_t owner     = NONE; // key of the expert that is loading or resident
         uint32_t n_pins    = 0;
-        uint64_t last_used = 0;    // forward
+        uint64_t last_used = 0; // forward
     };
     struct slot_group {
-        std::vector<slot>    slots;
-        std::vector<int32_t> free;
+        std::vector<slot>                 slots;
+        std::vector<int32_t>              free;
         std::vector<std::vector<int32_t>> by_utility; // resident slots per utility of their owner
     };
     struct pinned {
@@ -94,8 +96,8 @@ struct spac_expert_cache {
     void    rebuild_order();
 
     const std::vector<layer_desc> layers;
-    const uint32_t n_expert;
-    const bool     evict;
+    const uint32_t                n_expert;
+    const bool                    evict;
 
     std::mutex              mutex; // guards all below
     std::condition_variable work;  // a load may be startable, or stop
@@ -106,11 +108,11 @@ struct spac_expert_cache {
     std::vector<uint8_t>    tau;        // [n_layer]
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
-    uint64_t forward      = 0;
-    uint64_t idle_forward = 0;          // forward at the last idle()
-    uint64_t byte_budget  = UINT64_MAX; // per forward
-    uint64_t credit       = UINT64_MAX; // bytes that may still start in this forward
-    uint32_t n_loading    = 0;
-    bool     stopped      = false;
-    bool     out_of_credit = false;     // the head of the queue waits for the next forward
+    uint64_t                forward       = 0;
+    uint64_t                idle_forward  = 0;          // forward at the last idle()
+    uint64_t                byte_budget   = UINT64_MAX; // per forward
+    uint64_t                credit        = UINT64_MAX; // bytes that may still start in this forward
+    uint32_t                n_loading     = 0;
+    bool                    stopped       = false;
+    bool                    out_of_credit = false; // the head of the queue waits for the next forward
 };

@@ -9,8 +9,8 @@ ggml_tensor * spac_gather_scale(ggml_context * ctx, ggml_tensor * s, ggml_tensor
         return nullptr;
     }
     const int64_t n_expert = s->ne[0];
-    s = ggml_reshape_3d(ctx, s, 1, n_expert, 1);
-    s = ggml_repeat_4d(ctx, s, 1, n_expert, ids->ne[1], 1);
+    s                      = ggml_reshape_3d(ctx, s, 1, n_expert, 1);
+    s                      = ggml_repeat_4d(ctx, s, 1, n_expert, ids->ne[1], 1);
     return ggml_get_rows(ctx, s, ids);
 }
 
@@ -45,12 +45,18 @@ static ggml_tensor * swiglu(ggml_context * ctx, const spac_moe_layer & layer, gg
 
 static ggml_tensor * activate(ggml_context * ctx, const spac_moe_layer & layer, ggml_tensor * gate, ggml_tensor * up) {
     switch (layer.op) {
-        case LLM_FFN_SILU:           return gate ? swiglu(ctx, layer, gate, up) : ggml_silu(ctx, up);
-        case LLM_FFN_GELU:           return gate ? ggml_geglu_split(ctx, gate, up) : ggml_gelu(ctx, up);
-        case LLM_FFN_RELU:           return gate ? ggml_reglu_split(ctx, gate, up) : ggml_relu(ctx, up);
-        case LLM_FFN_RELU_SQR:       return ggml_sqr(ctx, ggml_relu(ctx, up));
-        case LLM_FFN_SWIGLU_OAI_MOE: return ggml_swiglu_oai(ctx, gate, up, 1.702f, 7.0f);
-        default:                     GGML_ABORT("activation %d was not declined", layer.op);
+        case LLM_FFN_SILU:
+            return gate ? swiglu(ctx, layer, gate, up) : ggml_silu(ctx, up);
+        case LLM_FFN_GELU:
+            return gate ? ggml_geglu_split(ctx, gate, up) : ggml_gelu(ctx, up);
+        case LLM_FFN_RELU:
+            return gate ? ggml_reglu_split(ctx, gate, up) : ggml_relu(ctx, up);
+        case LLM_FFN_RELU_SQR:
+            return ggml_sqr(ctx, ggml_relu(ctx, up));
+        case LLM_FFN_SWIGLU_OAI_MOE:
+            return ggml_swiglu_oai(ctx, gate, up, 1.702f, 7.0f);
+        default:
+            GGML_ABORT("activation %d was not declined", layer.op);
     }
 }
 
@@ -60,8 +66,8 @@ ggml_tensor * spac_build_expert_ffn(const spac_expert_ffn & ffn) {
 
     if (ffn.parts[SPAC_PART_GATE_UP]) {
         ggml_tensor * gate_up = project(ffn, SPAC_PART_GATE_UP, SPAC_PART_GATE_UP_B, ffn.cur, ffn.up_s);
-        gate = half_of(ffn.ctx, gate_up, 0);
-        up   = half_of(ffn.ctx, gate_up, 1);
+        gate                  = half_of(ffn.ctx, gate_up, 0);
+        up                    = half_of(ffn.ctx, gate_up, 1);
     } else {
         up = project(ffn, SPAC_PART_UP, SPAC_PART_UP_B, ffn.cur, ffn.up_s);
         if (ffn.parts[SPAC_PART_GATE]) {

@@ -16,7 +16,7 @@ static bool has_scales(const spac_moe_layer & layer) {
 spac_host_executor::spac_host_executor(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads) {
     size_t arena_bytes = 0;
     for (const spac_moe_layer * layer : layers) {
-        graph g = build(layer, max_batch);
+        graph g     = build(layer, max_batch);
         arena_bytes = std::max(arena_bytes, g.bytes);
         ggml_free(g.ctx);
     }
@@ -26,9 +26,9 @@ spac_host_executor::spac_host_executor(const std::vector<const spac_moe_layer *>
     }
 
     ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-    params.poll = 0; // sleep between layers: the device's driver and the graph need the cores too
-    threadpool  = ggml_threadpool_new(&params);
-    backend     = ggml_backend_cpu_init();
+    params.poll                   = 0; // sleep between layers: the device's driver and the graph need the cores too
+    threadpool                    = ggml_threadpool_new(&params);
+    backend                       = ggml_backend_cpu_init();
     ggml_backend_cpu_set_n_threads(backend, n_threads);
     ggml_backend_cpu_set_threadpool(backend, threadpool);
 
@@ -56,14 +56,14 @@ spac_host_executor::graph spac_host_executor::build(const spac_moe_layer * layer
     g.ctx = ggml_init({ N_NODES_MAX * ggml_tensor_overhead() + ggml_graph_overhead_custom(N_NODES_MAX, false), nullptr, true });
 
     const int64_t n_used = layer->n_expert_used;
-    g.cur      = ggml_new_tensor_3d(g.ctx, GGML_TYPE_F32, layer->n_embd, layer->weight_before_ffn ? n_used : 1, n_tokens);
-    g.ids_host = ggml_new_tensor_2d(g.ctx, GGML_TYPE_I32, n_used, n_tokens);
-    g.ids      = has_scales(*layer) ? ggml_new_tensor_2d(g.ctx, GGML_TYPE_I32, n_used, n_tokens) : nullptr;
-    g.rows     = spac_build_expert_ffn({ g.ctx, layer, layer->parts, g.cur, g.ids_host,
-                                         spac_gather_scale(g.ctx, layer->up_s, g.ids),
-                                         spac_gather_scale(g.ctx, layer->gate_s, g.ids),
-                                         spac_gather_scale(g.ctx, layer->down_s, g.ids) });
-    g.gf = ggml_new_graph_custom(g.ctx, N_NODES_MAX, false);
+    g.cur                = ggml_new_tensor_3d(g.ctx, GGML_TYPE_F32, layer->n_embd, layer->weight_before_ffn ? n_used : 1, n_tokens);
+    g.ids_host           = ggml_new_tensor_2d(g.ctx, GGML_TYPE_I32, n_used, n_tokens);
+    g.ids                = has_scales(*layer) ? ggml_new_tensor_2d(g.ctx, GGML_TYPE_I32, n_used, n_tokens) : nullptr;
+    g.rows               = spac_build_expert_ffn({ g.ctx, layer, layer->parts, g.cur, g.ids_host,
+                                                   spac_gather_scale(g.ctx, layer->up_s, g.ids),
+                                                   spac_gather_scale(g.ctx, layer->gate_s, g.ids),
+                                                   spac_gather_scale(g.ctx, layer->down_s, g.ids) });
+    g.gf                 = ggml_new_graph_custom(g.ctx, N_NODES_MAX, false);
     ggml_build_forward_expand(g.gf, g.rows);
 
     const size_t align = ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
@@ -76,7 +76,7 @@ spac_host_executor::graph spac_host_executor::build(const spac_moe_layer * layer
 // every node gets its own place: layers run one after the other, so all graphs share the arena
 void spac_host_executor::place(graph & g) const {
     const size_t align = ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
-    char * next = (char *) ggml_backend_buffer_get_base(arena);
+    char *       next  = (char *) ggml_backend_buffer_get_base(arena);
     for (ggml_tensor * t = ggml_get_first_tensor(g.ctx); t; t = ggml_get_next_tensor(g.ctx, t)) {
         if (t->view_src) {
             ggml_backend_view_init(t);

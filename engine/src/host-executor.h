@@ -1,8 +1,7 @@
-// Computes a layer's host experts on threads of its own, while the device works.
-// One layer at a time: submit() from the dispatch node, wait() from the collect node.
+// Computes a layer's host experts with ggml's kernels, on threads of its own, while the device works.
 #pragma once
 
-#include "moe-layer.h"
+#include "host-worker.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -14,28 +13,23 @@
 #include <thread>
 #include <vector>
 
-struct spac_host_executor {
+struct spac_host_executor : spac_host_worker {
     // layers: all that will be submitted; max_batch: most tokens at once
     spac_host_executor(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads);
-    ~spac_host_executor();
+    ~spac_host_executor() override;
 
-    // cur: [n_embd, 1 or n_expert_used, n_tokens] f32, in host memory, copied before this returns
-    // ids_host, ids: [n_expert_used * n_tokens]; -1 in ids_host: not here
-    void submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens);
-
-    // rows [n_embd, n_expert_used, n_tokens] of the layer submitted last; valid until the next submit
-    // busy_us: how long they took to compute
-    const float * wait(uint64_t & busy_us);
+    void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;
+    const float * wait(uint64_t & busy_us) override;
 
   private:
     // a layer's nodes at one width; memory comes from the arena
     struct graph {
         ggml_context * ctx      = nullptr;
-        ggml_cgraph  * gf       = nullptr;
-        ggml_tensor  * cur      = nullptr;
-        ggml_tensor  * ids_host = nullptr;
-        ggml_tensor  * ids      = nullptr; // only where the layer has scales
-        ggml_tensor  * rows     = nullptr;
+        ggml_cgraph *  gf       = nullptr;
+        ggml_tensor *  cur      = nullptr;
+        ggml_tensor *  ids_host = nullptr;
+        ggml_tensor *  ids      = nullptr; // only where the layer has scales
+        ggml_tensor *  rows     = nullptr;
         size_t         bytes    = 0;
     };
 
@@ -52,10 +46,10 @@ struct spac_host_executor {
 
     std::mutex              mutex; // guards the fields below
     std::condition_variable changed;
-    graph *  submitted = nullptr; // being computed
-    graph *  done      = nullptr;
-    uint64_t us        = 0;
-    bool     stopped   = false;
+    graph *                 submitted = nullptr; // being computed
+    graph *                 done      = nullptr;
+    uint64_t                us        = 0;
+    bool                    stopped   = false;
 
     std::thread thread;
 };

@@ -3,7 +3,6 @@
 #include "llama-graph.h" // llm_ffn_op_type
 #include "status.h"
 
-
 // 3-d for weights, 2-d for biases: the stride of one expert
 static size_t expert_stride(const spac_moe_layer & layer, int part) {
     const ggml_tensor * t = layer.parts[part];
@@ -39,10 +38,14 @@ static bool op_is_handled(const llama_moe_hook_params & p) {
     switch (p.op) {
         case LLM_FFN_SILU:
         case LLM_FFN_GELU:
-        case LLM_FFN_RELU:           return true;
-        case LLM_FFN_SWIGLU_OAI_MOE: return has_gate;
-        case LLM_FFN_RELU_SQR:       return !has_gate;
-        default:                     return false;
+        case LLM_FFN_RELU:
+            return true;
+        case LLM_FFN_SWIGLU_OAI_MOE:
+            return has_gate;
+        case LLM_FFN_RELU_SQR:
+            return !has_gate;
+        default:
+            return false;
     }
 }
 
@@ -106,6 +109,6 @@ spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & p, const s
     layer.op                = p.op;
     layer.weight_before_ffn = p.weight_before_ffn;
     set_clamp(layer, p, arch);
-    layer.declined          = reason_to_decline(p, layer, arch);
+    layer.declined = reason_to_decline(p, layer, arch);
     return layer;
 }

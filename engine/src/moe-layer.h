@@ -30,23 +30,23 @@ struct spac_moe_layer {
     int64_t n_expert      = 0;
     int64_t n_expert_used = 0;
 
-    ggml_tensor * parts[SPAC_N_PARTS] = {}; // in host memory; NULL where the model has none
-    ggml_tensor * up_s   = nullptr;         // scales per expert, applied through the original ids
-    ggml_tensor * gate_s = nullptr;
-    ggml_tensor * down_s = nullptr;
+    ggml_tensor * parts[SPAC_N_PARTS] = {};      // in host memory; NULL where the model has none
+    ggml_tensor * up_s                = nullptr; // scales per expert, applied through the original ids
+    ggml_tensor * gate_s              = nullptr;
+    ggml_tensor * down_s              = nullptr;
 
-    int   op               = 0; // llm_ffn_op_type
-    float clamp            = 0; // of SwiGLU; 0: none
-    bool  clamps_in_one_op = false; // ggml_swiglu_clamp, instead of two clamps around SiLU
-    bool weight_before_ffn = false;
+    int   op                = 0;     // llm_ffn_op_type
+    float clamp             = 0;     // of SwiGLU; 0: none
+    bool  clamps_in_one_op  = false; // ggml_swiglu_clamp, instead of two clamps around SiLU
+    bool  weight_before_ffn = false;
 
     int         group = -1;
     std::string declined; // reason; empty: split
 
     bool is_split() const { return declined.empty(); }
 
-    size_t part_bytes(int part) const;  // of one expert
-    size_t expert_bytes() const;        // all parts of one expert
+    size_t       part_bytes(int part) const; // of one expert
+    size_t       expert_bytes() const;       // all parts of one expert
     const char * part_data(int part, int ie) const;
 
     // layers with equal keys share slots

@@ -46,7 +46,7 @@ struct spac_prefetch_queue {
     }
 
     bool   empty() const { return n_queued == 0; }
-    size_t size()  const { return n_queued; }
+    size_t size() const { return n_queued; }
 
   private:
     std::deque<uint32_t> levels[N_LEVELS];

@@ -23,7 +23,7 @@ void spac_prefetch_worker::run() {
             continue;
         }
         const uint64_t t0 = spac_now_us();
-        const bool ok = copy(load);
+        const bool     ok = copy(load);
 
         if (link_gb_s > 0) {
             const uint64_t due = t0 + (uint64_t) (load.bytes / (link_gb_s * 1e3));

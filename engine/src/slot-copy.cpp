@@ -2,7 +2,8 @@
 
 #include "status.h"
 
-spac_slot_copy::spac_slot_copy(ggml_backend_dev_t device) : backend(ggml_backend_dev_init(device, nullptr)) {
+spac_slot_copy::spac_slot_copy(ggml_backend_dev_t device) :
+    backend(ggml_backend_dev_init(device, nullptr)) {
     if (!backend) {
         throw spac_error(SPAC_STATUS_DEVICE, spac_format("device %s could not be opened for copies", ggml_backend_dev_name(device)));
     }

@@ -24,7 +24,7 @@ void spac_slot_group::allocate(ggml_backend_buffer_type_t buft) {
             continue;
         }
         const bool is_bias = part >= SPAC_PART_UP_B;
-        parts[part] = is_bias ? ggml_new_tensor_2d(ctx, t->type, t->ne[0], n) : ggml_new_tensor_3d(ctx, t->type, t->ne[0], t->ne[1], n);
+        parts[part]        = is_bias ? ggml_new_tensor_2d(ctx, t->type, t->ne[0], n) : ggml_new_tensor_3d(ctx, t->type, t->ne[0], t->ne[1], n);
         ggml_format_name(parts[part], "spac_pool_%d_%s", part, ggml_type_name(t->type));
     }
 
@@ -47,10 +47,10 @@ std::vector<int32_t> spac_divide_slots(uint64_t budget_bytes, const std::vector<
     const double share = total > 0 ? std::min(1.0, budget_bytes / total) : 0.0;
 
     std::vector<int32_t> n_slots(expert_bytes.size());
-    uint64_t used = 0;
+    uint64_t             used = 0;
     for (size_t i = 0; i < n_slots.size(); i++) {
         n_slots[i] = (int32_t) (share * n_experts[i] + 1e-9);
-        used      += n_slots[i] * expert_bytes[i];
+        used += n_slots[i] * expert_bytes[i];
     }
 
     // what rounding left over goes to the groups in order

@@ -13,13 +13,13 @@ struct spac_slot_group {
     const spac_moe_layer * like    = nullptr; // any layer of the group
     int32_t                n_slots = 0;       // without the guard slot
 
-    ggml_tensor * parts[SPAC_N_PARTS] = {};   // [.., .., n_slots + 1]; biases [.., n_slots + 1]
-    size_t        bytes = 0;                  // device memory
+    ggml_tensor * parts[SPAC_N_PARTS] = {}; // [.., .., n_slots + 1]; biases [.., n_slots + 1]
+    size_t        bytes               = 0;  // device memory
 
     ggml_context *        ctx    = nullptr;
     ggml_backend_buffer_t buffer = nullptr;
 
-    spac_slot_group() = default;
+    spac_slot_group()                        = default;
     spac_slot_group(const spac_slot_group &) = delete;
     ~spac_slot_group();
 

@@ -12,7 +12,8 @@ static void require(bool ok, const char * what) {
 }
 
 // copies what the caller's struct has room for
-template <typename T> static void fill_struct(T * to, const T & from) {
+template <typename T>
+static void fill_struct(T * to, const T & from) {
     const size_t size = to->size;
     require(size >= sizeof(size_t) && size <= 4096, "struct size: set it to sizeof the struct");
     memcpy((void *) to, &from, std::min(size, sizeof(T)));
@@ -27,12 +28,12 @@ uint32_t spac_abi_version(void) {
 
 spac_engine_params spac_engine_default_params(void) {
     spac_engine_params p = {};
-    p.size      = sizeof(p);
-    p.device    = "auto";
-    p.cache     = "auto";
-    p.host_mode = SPAC_HOST_AUTO;
-    p.max_batch = 16;
-    p.evict     = true;
+    p.size               = sizeof(p);
+    p.device             = "auto";
+    p.cache              = "auto";
+    p.host_mode          = SPAC_HOST_AUTO;
+    p.max_batch          = 16;
+    p.evict              = true;
     return p;
 }
 
@@ -45,6 +46,7 @@ static spac_engine_params checked(const spac_engine_params * params) {
     }
     require(p.max_batch >= 1 && p.max_batch <= 512, "max_batch: from 1 to 512 tokens");
     require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode: auto, in-graph or executor");
+    require(p.host_kernels >= SPAC_KERNELS_AUTO && p.host_kernels <= SPAC_KERNELS_GGML, "host_kernels: auto, spac or ggml");
     require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads: from 0 (as the context) to 512");
     require(p.link_gb_s >= 0, "link_gb_s: 0 (no throttle) or more");
     return p;

@@ -16,9 +16,24 @@ static spac_split_node * node_of(void * user_data) {
 static void dispatch_in_graph(ggml_tensor * dst, int ith, int, void * user_data) {
     if (ith == 0) {
         spac_split_node * node = node_of(user_data);
-        int32_t * out = (int32_t *) dst->data;
+        int32_t *         out  = (int32_t *) dst->data;
         node->ops->dispatch(*node->layer, dst->src[0], nullptr, out, out + dst->ne[0] * dst->ne[1]);
     }
+}
+
+// the same, for the engine's own kernels
+static void dispatch_kernels(ggml_tensor * dst, int ith, int nth, void * user_data) {
+    dispatch_in_graph(dst, ith, nth, user_data);
+    if (ith == 0) {
+        spac_split_node * node = node_of(user_data);
+        node->ops->plan_host(*node->layer, (const int32_t *) dst->data + dst->ne[0] * dst->ne[1], dst->ne[1], nth);
+    }
+}
+
+// src: ids of dispatch, cur; dst: [n_embd, n_expert_used, n_tokens], rows of the host experts alone
+static void compute_host(ggml_tensor * dst, int, int, void * user_data) {
+    spac_split_node * node = node_of(user_data);
+    node->ops->compute_host(*node->layer, dst->src[1], (float *) dst->data);
 }
 
 // src: dst itself; marks the time at which the device experts were done
@@ -44,11 +59,14 @@ static void combine_in_graph(ggml_tensor * dst, int ith, int nth, void * user_da
 
     const int64_t n_embd = dst->ne[0], n_tokens = dst->ne[1], n_used = ids->ne[0];
 
-    // each thread takes a band of columns, so that one token is divided too
-    const int64_t band = (n_embd + nth - 1) / nth;
-    const int64_t c0   = std::min(n_embd, band * ith), c1 = std::min(n_embd, c0 + band);
+    // each thread takes tokens where there are many, else a band of columns, so that one token is divided too
+    const bool    by_token = n_tokens >= 4 * nth;
+    const int64_t n        = by_token ? n_tokens : n_embd;
+    const int64_t band     = (n + nth - 1) / nth;
+    const int64_t begin = std::min(n, band * ith), end = std::min(n, begin + band);
+    const int64_t c0 = by_token ? 0 : begin, c1 = by_token ? n_embd : end;
 
-    for (int64_t it = 0; it < n_tokens; it++) {
+    for (int64_t it = by_token ? begin : 0; it < (by_token ? end : n_tokens); it++) {
         float * out = (float *) ((char *) dst->data + it * dst->nb[1]);
         for (int64_t iu = 0; iu < n_used; iu++) {
             const int32_t       slot = ((const int32_t *) ids->data)[it * n_used + iu];
@@ -92,7 +110,7 @@ static void collect_executor(ggml_tensor * dst, int ith, int, void * user_data) 
 
 struct split_inputs {
     ggml_tensor * cur; // [n_embd, 1 or n_expert_used, n_tokens]
-    ggml_tensor * up_s, * gate_s, * down_s;
+    ggml_tensor * up_s, *gate_s, *down_s;
 };
 
 static split_inputs make_inputs(const llama_moe_hook_params & p, const spac_moe_layer & layer) {
@@ -118,31 +136,67 @@ static ggml_tensor * pin_to_cpu(const llama_moe_hook_params & p, ggml_tensor * t
     return t;
 }
 
-ggml_tensor * spac_build_split_in_graph(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group) {
-    const spac_moe_layer & layer = *node->layer;
-    const int64_t n_used = layer.n_expert_used, n_tokens = p.cur->ne[1];
-    const split_inputs in = make_inputs(p, layer);
+struct in_graph_ids {
+    ggml_tensor * both; // [n_expert_used, n_tokens, 2]
+    ggml_tensor * device, *host;
+};
+
+static in_graph_ids build_dispatch(const llama_moe_hook_params & p, spac_split_node * node, ggml_custom_op_t op) {
+    const int64_t n_used = node->layer->n_expert_used, n_tokens = p.cur->ne[1];
 
     ggml_tensor * args[] = { p.ids };
-    ggml_tensor * ids = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 2, 1, args, 1, dispatch_in_graph, 1, node));
+    ggml_tensor * ids    = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 2, 1, args, 1, op, 1, node));
     ggml_format_name(ids, "spac_dispatch-%d", p.il);
+    return {
+        ids,
+        ggml_view_2d(p.ctx, ids, n_used, n_tokens, ids->nb[1], 0),
+        ggml_view_2d(p.ctx, ids, n_used, n_tokens, ids->nb[1], ids->nb[2]),
+    };
+}
 
-    ggml_tensor * ids_device = ggml_view_2d(p.ctx, ids, n_used, n_tokens, ids->nb[1], 0);
-    ggml_tensor * ids_host   = ggml_view_2d(p.ctx, ids, n_used, n_tokens, ids->nb[1], ids->nb[2]);
-
-    ggml_tensor * device = build_ffn(p, layer, group.parts, in, ids_device);
-    device = pin_to_cpu(p, ggml_custom_inplace(p.ctx, device, nullptr, 0, mark_device_done, 1, node));
+static ggml_tensor * build_device(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group,
+                                  const split_inputs & in, const in_graph_ids & ids) {
+    ggml_tensor * device = build_ffn(p, *node->layer, group.parts, in, ids.device);
+    device               = pin_to_cpu(p, ggml_custom_inplace(p.ctx, device, nullptr, 0, mark_device_done, 1, node));
     ggml_build_forward_expand(p.gf, device);
+    return device;
+}
 
-    ggml_tensor * host = build_ffn(p, layer, layer.parts, in, ids_host);
-    ggml_build_forward_expand(p.gf, host);
+static ggml_tensor * build_combine(const llama_moe_hook_params & p, spac_split_node * node, ggml_tensor * device, ggml_tensor * host,
+                                   const in_graph_ids & ids) {
+    const spac_moe_layer & layer = *node->layer;
 
-    ggml_tensor * rows[] = { device, host, ids, p.weights };
-    const int n_args = layer.weight_before_ffn ? 3 : 4;
-    ggml_tensor * out = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, n_tokens, 1, 1, rows, n_args, combine_in_graph,
-                                                     GGML_N_TASKS_MAX, node));
+    ggml_tensor * rows[] = { device, host, ids.both, p.weights };
+    const int     n_args = layer.weight_before_ffn ? 3 : 4;
+    ggml_tensor * out    = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, p.cur->ne[1], 1, 1, rows, n_args, combine_in_graph,
+                                                        GGML_N_TASKS_MAX, node));
     ggml_build_forward_expand(p.gf, out);
     return out;
+}
+
+ggml_tensor * spac_build_split_in_graph(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group) {
+    const spac_moe_layer & layer = *node->layer;
+    const split_inputs     in    = make_inputs(p, layer);
+    const in_graph_ids     ids   = build_dispatch(p, node, dispatch_in_graph);
+
+    ggml_tensor * device = build_device(p, node, group, in, ids);
+    ggml_tensor * host   = build_ffn(p, layer, layer.parts, in, ids.host);
+    ggml_build_forward_expand(p.gf, host);
+    return build_combine(p, node, device, host, ids);
+}
+
+ggml_tensor * spac_build_split_kernels(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group * group) {
+    const spac_moe_layer & layer = *node->layer;
+    const split_inputs     in    = make_inputs(p, layer);
+    const in_graph_ids     ids   = build_dispatch(p, node, dispatch_kernels);
+
+    ggml_tensor * device = group ? build_device(p, node, *group, in, ids) : nullptr;
+    ggml_tensor * args[] = { ids.both, in.cur };
+    ggml_tensor * host   = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, layer.n_expert_used, p.cur->ne[1], 1, args, 2,
+                                                        compute_host, GGML_N_TASKS_MAX, node));
+    ggml_format_name(host, "spac_host-%d", p.il);
+    ggml_build_forward_expand(p.gf, host);
+    return build_combine(p, node, device ? device : host, host, ids);
 }
 
 // the rows' weighted sum over the experts, in stock's order
@@ -155,18 +209,18 @@ static ggml_tensor * build_sum(const llama_moe_hook_params & p, const spac_moe_l
     ggml_tensor * sum = nullptr;
     for (int64_t iu = 0; iu < layer.n_expert_used; iu++) {
         ggml_tensor * row = ggml_view_2d(p.ctx, rows, layer.n_embd, rows->ne[2], rows->nb[2], iu * rows->nb[1]);
-        sum = sum ? ggml_add(p.ctx, sum, row) : row;
+        sum               = sum ? ggml_add(p.ctx, sum, row) : row;
     }
     return layer.n_expert_used == 1 ? ggml_cont(p.ctx, sum) : sum;
 }
 
 ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group) {
-    const spac_moe_layer & layer = *node->layer;
-    const int64_t n_used = layer.n_expert_used, n_tokens = p.cur->ne[1];
-    const split_inputs in = make_inputs(p, layer);
+    const spac_moe_layer & layer  = *node->layer;
+    const int64_t          n_used = layer.n_expert_used, n_tokens = p.cur->ne[1];
+    const split_inputs     in = make_inputs(p, layer);
 
     ggml_tensor * args[] = { p.ids, in.cur };
-    ggml_tensor * ids = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, 2, dispatch_executor, 1, node));
+    ggml_tensor * ids    = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, 2, dispatch_executor, 1, node));
     ggml_format_name(ids, "spac_dispatch-%d", p.il);
 
     ggml_tensor * device = build_ffn(p, layer, group.parts, in, ids);

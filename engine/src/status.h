@@ -9,11 +9,13 @@
 struct spac_error : std::runtime_error {
     spac_status status;
 
-    spac_error(spac_status status, const std::string & text) : std::runtime_error(text), status(status) {}
+    spac_error(spac_status status, const std::string & text) :
+        std::runtime_error(text), status(status) {}
 };
 
 struct spac_dense_model : spac_error {
-    spac_dense_model() : spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, "the model has no Mixture-of-Experts layer: there is nothing to split") {}
+    spac_dense_model() :
+        spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, "the model has no Mixture-of-Experts layer: there is nothing to split") {}
 };
 
 // printf into a std::string
@@ -25,7 +27,8 @@ void spac_set_last_error(const std::string & text);
 void spac_log(const char * fmt, ...) __attribute__((format(printf, 1, 2)));
 
 // runs fn; nothing throws past it
-template <typename F> spac_status spac_guard(F && fn) {
+template <typename F>
+spac_status spac_guard(F && fn) {
     try {
         fn();
         return SPAC_STATUS_SUCCESS;

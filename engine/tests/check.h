@@ -41,7 +41,7 @@ struct cache_fixture {
     // asks for one expert as a graph would; leaves it pinned
     int32_t pin(uint32_t il, int32_t ie) {
         const uint32_t n_rows = 1;
-        int32_t slot;
+        int32_t        slot;
         cache.pin(il, &ie, &n_rows, 1, &slot);
         return slot;
     }

@@ -17,7 +17,8 @@ static std::string shm_file() {
     return "/dev/shm/pyspac." + unique_name();
 }
 
-template <typename F> static std::string error_of(F && fn) {
+template <typename F>
+static std::string error_of(F && fn) {
     try {
         fn();
     } catch (const spac_error & e) {
@@ -28,8 +29,8 @@ template <typename F> static std::string error_of(F && fn) {
 }
 
 static void test_private() {
-    spac_board * board = spac_board::create("", GEOMETRY);
-    const spac_board_view v = board->view();
+    spac_board *          board = spac_board::create("", GEOMETRY);
+    const spac_board_view v     = board->view();
     CHECK(v.n_layer == 3 && v.n_expert == 8 && v.n_slots == 5 && v.n_load_max == 24);
     CHECK(*v.byte_budget == UINT64_MAX && v.tau[2] == 1 && v.n_draft_max[63] == -1);
     delete board;
@@ -74,8 +75,8 @@ static void test_interrupted_decision() {
 }
 
 static void test_left_behind() {
-    const std::string name = unique_name();
-    const pid_t child = fork();
+    const std::string name  = unique_name();
+    const pid_t       child = fork();
     if (child == 0) {
         spac_board::create(name, GEOMETRY);
         _exit(0); // as if killed
@@ -90,7 +91,7 @@ static void test_left_behind() {
 
 static void test_refuses_what_it_does_not_know() {
     spac_board * engine = spac_board::create(unique_name(), GEOMETRY);
-    FILE * f = fopen(shm_file().c_str(), "r+b");
+    FILE *       f      = fopen(shm_file().c_str(), "r+b");
     CHECK(f);
     for (long offset : { 0L, 8L, 16L, 24L, 28L }) { // magic, version, size, n_layer, n_expert
         uint32_t saved, bad = 0xfffffff0;
@@ -114,7 +115,7 @@ static void test_records() {
     spac_board * board = spac_board::create("", GEOMETRY);
     for (uint64_t i = 0; i < SPAC_N_RECORDS + 3; i++) {
         spac_step_record r = {};
-        r.step = i;
+        r.step             = i;
         board->push_record(r);
     }
     const spac_board_view v = board->view();

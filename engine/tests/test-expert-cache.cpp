@@ -1,15 +1,13 @@
 #include "check.h"
 #include "prefetch-worker.h"
 
-
 // loads all that can start, in order; returns their keys
 static std::vector<uint32_t> run_loads(cache_fixture & f) {
     std::vector<uint32_t> keys;
     {
         spac_prefetch_worker worker(f.cache, [&](const spac_load & load) {
             keys.push_back(f.key(load.il, load.ie));
-            return true;
-        }, 0);
+            return true; }, 0);
         CHECK(f.cache.wait_idle(5000));
     }
     return keys;
@@ -36,10 +34,9 @@ static void test_eviction() {
     g.utility = { 2, 3, 0, 0, 0 };
     g.apply({ 0, 1 });
     std::vector<uint32_t> order;
-    spac_prefetch_worker worker(g.cache, [&](const spac_load & load) {
+    spac_prefetch_worker  worker(g.cache, [&](const spac_load & load) {
         order.push_back(load.ie);
-        return true;
-    }, 0);
+        return true; }, 0);
     CHECK(g.cache.wait_idle(5000));
 
     // expert 0 fell to 1, expert 1 to 0; tau 2: both may go, expert 1 first

@@ -22,7 +22,7 @@ static constexpr int N_IN = 256, N_OUT = 48;
 
 static std::vector<float> random_floats(size_t n, std::mt19937 & rng) {
     std::uniform_real_distribution<float> uniform(-1, 1);
-    std::vector<float> values(n);
+    std::vector<float>                    values(n);
     for (float & v : values) {
         v = uniform(rng);
     }
@@ -48,7 +48,7 @@ static std::vector<int32_t> random_ids(const test_case & c, std::mt19937 & rng) 
 
 static void set_weights(ggml_tensor * t, std::mt19937 & rng) {
     const std::vector<float> values = random_floats(ggml_nelements(t), rng);
-    std::vector<char> bytes(ggml_nbytes(t));
+    std::vector<char>        bytes(ggml_nbytes(t));
     ggml_quantize_chunk(t->type, values.data(), bytes.data(), 0, ggml_nrows(t), t->ne[0], nullptr);
     ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
 }
@@ -68,17 +68,17 @@ static ggml_backend_t open_device(ggml_backend_dev_t device, int n_threads) {
 
 // the same weights, inputs and biases for the same seed
 static graph_result compute(ggml_backend_dev_t device, const test_case & c, const std::vector<int32_t> & ids) {
-    std::mt19937 rng(7);
-    ggml_context * ctx = ggml_init({ 16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
+    std::mt19937   rng(7);
+    ggml_context * ctx     = ggml_init({ 16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
     ggml_backend_t backend = open_device(device, c.n_threads);
 
-    ggml_tensor * w = ggml_new_tensor_3d(ctx, c.type, N_IN, N_OUT, c.n_expert);
-    ggml_tensor * x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, N_IN, c.broadcast ? 1 : c.n_used, c.n_tokens);
-    ggml_tensor * b = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N_OUT, c.n_expert);
-    ggml_tensor * i = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, c.n_used, c.n_tokens);
+    ggml_tensor * w       = ggml_new_tensor_3d(ctx, c.type, N_IN, N_OUT, c.n_expert);
+    ggml_tensor * x       = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, N_IN, c.broadcast ? 1 : c.n_used, c.n_tokens);
+    ggml_tensor * b       = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N_OUT, c.n_expert);
+    ggml_tensor * i       = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, c.n_used, c.n_tokens);
     ggml_tensor * product = ggml_mul_mat_id(ctx, w, x, i);
     ggml_tensor * sum     = ggml_add_id(ctx, product, b, i);
-    ggml_cgraph * gf = ggml_new_graph(ctx);
+    ggml_cgraph * gf      = ggml_new_graph(ctx);
     ggml_build_forward_expand(gf, sum);
     ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
     ggml_backend_buffer_clear(buffer, 0x5a); // what is not written shows
@@ -110,13 +110,13 @@ static bool agree(float a, float b, bool exact) {
 // ids that are not skipped give the same result, however the others are divided
 static void run(ggml_backend_dev_t device, const test_case & c, unsigned seed) {
     std::mt19937 rng(seed);
-    test_case whole = c;
-    whole.share = 0;
+    test_case    whole             = c;
+    whole.share                    = 0;
     const std::vector<int32_t> all = random_ids(whole, rng);
 
-    std::vector<int32_t> here = all, there = all;
+    std::vector<int32_t>             here = all, there = all;
     std::uniform_real_distribution<> uniform(0, 1);
-    std::vector<bool> moved(c.n_expert); // by expert, as a split does it: the rows of an expert stay together
+    std::vector<bool>                moved(c.n_expert); // by expert, as a split does it: the rows of an expert stay together
     for (int ie = 0; ie < c.n_expert; ie++) {
         moved[ie] = uniform(rng) < c.share;
     }
@@ -124,7 +124,7 @@ static void run(ggml_backend_dev_t device, const test_case & c, unsigned seed) {
         (moved[all[i]] ? here : there)[i] = -1;
     }
 
-    const bool exact = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    const bool         exact = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     const graph_result stock = compute(device, c, all), a = compute(device, c, here), b = compute(device, c, there);
     for (size_t i = 0; i < all.size(); i++) {
         const graph_result & on  = here[i] < 0 ? b : a;

@@ -47,20 +47,26 @@ static void run_race(int delay_us, int fail_every, bool cancels) {
     constexpr uint32_t N_LAYER = 4, N_EXPERT = 16;
     constexpr int      N_SLOTS = 12;
 
-    cache_fixture f(N_LAYER, N_EXPERT, N_SLOTS);
-    fake_device device(N_SLOTS, N_EXPERT, delay_us, fail_every);
+    cache_fixture     f(N_LAYER, N_EXPERT, N_SLOTS);
+    fake_device       device(N_SLOTS, N_EXPERT, delay_us, fail_every);
     std::atomic<bool> stop{ false };
     {
         spac_prefetch_worker worker(f.cache, [&](const spac_load & load) { return device.copy(load); }, 0);
 
         std::thread scheduler([&] {
-            std::mt19937 rng(1);
+            std::mt19937          rng(1);
             std::vector<uint8_t>  utility(N_LAYER * N_EXPERT), tau(N_LAYER);
             std::vector<uint32_t> loads(N_LAYER * N_EXPERT);
             while (!stop) {
-                for (auto & u : utility) { u = rng() % 6; }
-                for (auto & t : tau)     { t = 1 + rng() % 4; }
-                for (auto & l : loads)   { l = rng() % (N_LAYER * N_EXPERT); }
+                for (auto & u : utility) {
+                    u = rng() % 6;
+                }
+                for (auto & t : tau) {
+                    t = 1 + rng() % 4;
+                }
+                for (auto & l : loads) {
+                    l = rng() % (N_LAYER * N_EXPERT);
+                }
                 f.cache.apply(utility.data(), tau.data(), loads.data(), loads.size(), rng() % 2 ? UINT64_MAX : 300);
                 if (cancels && rng() % 4 == 0) {
                     f.cache.cancel();
@@ -70,14 +76,14 @@ static void run_race(int delay_us, int fail_every, bool cancels) {
         });
 
         std::mt19937 rng(2);
-        uint64_t n_seen = 0;
+        uint64_t     n_seen = 0;
         for (int forward = 0; forward < 400; forward++) {
             f.cache.begin_forward();
             for (uint32_t il = 0; il < N_LAYER; il++) {
                 f.cache.unpin_all();
                 for (int i = 0; i < 4; i++) {
-                    const uint32_t ie = (i * 4 + rng() % 4) % N_EXPERT;
-                    const int32_t slot = f.pin(il, ie);
+                    const uint32_t ie   = (i * 4 + rng() % 4) % N_EXPERT;
+                    const int32_t  slot = f.pin(il, ie);
                     if (slot >= 0) {
                         CHECK(device.holds(slot, f.key(il, ie)));
                         n_seen++;
@@ -117,14 +123,13 @@ static void test_dead_device() {
 static void test_late() {
     cache_fixture f(1, 2, 1);
     f.utility = { 1, 0 };
-    std::atomic<bool> go{ false }, begun{ false };
+    std::atomic<bool>    go{ false }, begun{ false };
     spac_prefetch_worker worker(f.cache, [&](const spac_load &) {
         begun = true;
         while (!go) {
             std::this_thread::yield();
         }
-        return true;
-    }, 0);
+        return true; }, 0);
     f.apply({ 0 });
     while (!begun) {
         std::this_thread::yield();

@@ -20,7 +20,7 @@ static constexpr int N_EMBD = 64, N_FF = 96, N_EXPERT = 12, N_USED = 3, N_SLOTS 
 
 static void fill(ggml_tensor * t, std::mt19937 & rng) {
     std::uniform_real_distribution<float> uniform(-1, 1);
-    std::vector<float> values(ggml_nelements(t));
+    std::vector<float>                    values(ggml_nelements(t));
     for (float & v : values) {
         v = uniform(rng);
     }
@@ -36,20 +36,20 @@ struct layer_fixture {
     ggml_backend_buffer_t buffer;
 
     explicit layer_fixture(bool weight_before_ffn) {
-        layer.il     = 0;
-        layer.n_embd = N_EMBD;
-        layer.n_expert = N_EXPERT;
-        layer.n_expert_used = N_USED;
-        layer.op     = LLM_FFN_SILU;
-        layer.group  = 0;
-        layer.weight_before_ffn = weight_before_ffn;
+        layer.il                      = 0;
+        layer.n_embd                  = N_EMBD;
+        layer.n_expert                = N_EXPERT;
+        layer.n_expert_used           = N_USED;
+        layer.op                      = LLM_FFN_SILU;
+        layer.group                   = 0;
+        layer.weight_before_ffn       = weight_before_ffn;
         layer.parts[SPAC_PART_UP]     = ggml_new_tensor_3d(ctx, GGML_TYPE_Q8_0, N_EMBD, N_FF, N_EXPERT);
         layer.parts[SPAC_PART_GATE]   = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, N_EMBD, N_FF, N_EXPERT);
         layer.parts[SPAC_PART_DOWN]   = ggml_new_tensor_3d(ctx, GGML_TYPE_Q4_0, N_FF, N_EMBD, N_EXPERT);
         layer.parts[SPAC_PART_UP_B]   = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N_FF, N_EXPERT);
         layer.parts[SPAC_PART_DOWN_B] = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N_EMBD, N_EXPERT);
         layer.up_s                    = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, N_EXPERT);
-        buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type());
+        buffer                        = ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type());
 
         std::mt19937 rng(3);
         for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
@@ -65,16 +65,19 @@ struct layer_fixture {
 
 // the part of an engine that the nodes call
 struct mini_engine : spac_split_ops {
-    std::vector<uint8_t> residency = std::vector<uint8_t>(N_EXPERT);
-    spac_counters        counters  = {};
-    spac_expert_cache    cache;
-    spac_slot_group      group;
-    spac_slot_copy       slot_copy;
+    std::vector<uint8_t>                  residency = std::vector<uint8_t>(N_EXPERT);
+    spac_counters                         counters  = {};
+    spac_expert_cache                     cache;
+    spac_slot_group                       group;
+    spac_slot_copy                        slot_copy;
     std::unique_ptr<spac_host_executor>   executor;
     std::unique_ptr<spac_prefetch_worker> worker;
 
     mini_engine(const spac_moe_layer & layer, bool with_executor) :
-        cache({ { 0, N_EXPERT, layer.expert_bytes() } }, { N_SLOTS }, N_EXPERT, true),
+        cache({
+                  { 0, N_EXPERT, layer.expert_bytes() }
+    },
+              { N_SLOTS }, N_EXPERT, true),
         slot_copy(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)) {
         cache.residency = residency.data();
         cache.counters  = &counters;
@@ -101,8 +104,8 @@ struct mini_engine : spac_split_ops {
 
         for (int64_t i = 0; i < n; i++) {
             const int32_t slot = slots[std::lower_bound(distinct.begin(), distinct.end(), chosen[i]) - distinct.begin()];
-            ids_device[i] = slot;
-            ids_host[i]   = slot < 0 ? chosen[i] : -1;
+            ids_device[i]      = slot;
+            ids_host[i]        = slot < 0 ? chosen[i] : -1;
         }
         if (executor) {
             executor->submit(&layer, cur, ids_host, chosen, (int) ids->ne[1]);
@@ -145,7 +148,7 @@ static ggml_tensor * build_stock(const llama_moe_hook_params & p, const spac_moe
 struct forward_input {
     std::vector<float>   cur, weights;
     std::vector<int32_t> ids;
-    int n_tokens;
+    int                  n_tokens;
 };
 
 static forward_input random_input(int n_tokens, std::mt19937 & rng) {
@@ -177,21 +180,21 @@ static std::vector<float> run(spac_moe_layer & layer, mini_engine * engine, cons
     ggml_backend_sched_t sched = ggml_backend_sched_new(&cpu, nullptr, 1, 256, false, false);
 
     llama_moe_hook_params p = {};
-    p.ctx         = ctx;
-    p.gf          = ggml_new_graph(ctx);
-    p.sched       = sched;
-    p.backend_cpu = cpu;
-    p.cur         = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N_EMBD, in.n_tokens);
-    p.ids         = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, N_USED, in.n_tokens);
-    p.weights     = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, N_USED, in.n_tokens);
+    p.ctx                   = ctx;
+    p.gf                    = ggml_new_graph(ctx);
+    p.sched                 = sched;
+    p.backend_cpu           = cpu;
+    p.cur                   = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N_EMBD, in.n_tokens);
+    p.ids                   = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, N_USED, in.n_tokens);
+    p.weights               = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, N_USED, in.n_tokens);
     for (ggml_tensor * t : { p.cur, p.ids, p.weights }) {
         ggml_set_input(t);
     }
 
     spac_split_node node = { engine, &layer };
-    ggml_tensor * out = !engine           ? build_stock(p, layer)
-                      : engine->executor ? spac_build_split_executor(p, &node, engine->group)
-                                         : spac_build_split_in_graph(p, &node, engine->group);
+    ggml_tensor *   out  = !engine            ? build_stock(p, layer)
+                           : engine->executor ? spac_build_split_executor(p, &node, engine->group)
+                                              : spac_build_split_in_graph(p, &node, engine->group);
     ggml_set_output(out);
     ggml_build_forward_expand(p.gf, out);
     CHECK(ggml_backend_sched_alloc_graph(sched, p.gf));
@@ -222,8 +225,8 @@ static void test(bool with_executor, bool weight_before_ffn) {
         }
         engine.cache.apply(utility.data(), tau.data(), loads.data(), loads.size(), UINT64_MAX); // copies run on meanwhile
 
-        const int n_threads = 1 + i % 3;
-        const forward_input in = random_input(1 + rng() % MAX_BATCH, rng);
+        const int           n_threads = 1 + i % 3;
+        const forward_input in        = random_input(1 + rng() % MAX_BATCH, rng);
         CHECK(run(f.layer, &engine, in, n_threads) == run(f.layer, nullptr, in, n_threads));
     }
     CHECK(engine.counters.n_hit > 0 && engine.counters.n_miss > 0 && engine.counters.n_evictions > 0);

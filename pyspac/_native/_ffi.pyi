@@ -27,6 +27,9 @@ class _Lib:
     SPAC_HOST_AUTO: int
     SPAC_HOST_IN_GRAPH: int
     SPAC_HOST_EXECUTOR: int
+    SPAC_KERNELS_AUTO: int
+    SPAC_KERNELS_SPAC: int
+    SPAC_KERNELS_GGML: int
 
     def spac_abi_version(self) -> int: ...
     def spac_last_error(self) -> CData: ...

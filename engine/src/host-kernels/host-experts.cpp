@@ -1,0 +1,349 @@
+#include "host-experts.h"
+
+#include "llama-graph.h" // llm_ffn_op_type
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <thread>
+
+// weights that a task reads: long enough to stream, short enough to divide the work
+static constexpr size_t  TASK_BYTES       = 128 << 10;
+static constexpr int64_t TASK_ROWS_MAX    = 128;
+static constexpr int64_t TASK_ROWS_MIN    = 16;
+static constexpr int     TASKS_PER_THREAD = 8;
+
+// gpt-oss
+static constexpr float OAI_ALPHA = 1.702f, OAI_LIMIT = 7.0f;
+
+void spac_host_experts::free_aligned::operator()(void * p) const {
+    free(p);
+}
+
+void spac_host_experts::arena::reserve(size_t n) {
+    if (n <= bytes) {
+        return;
+    }
+    n = (n + n / 4 + 63) & ~(size_t) 63; // widths come one by one
+    data.reset();
+    data.reset((char *) aligned_alloc(64, n));
+    if (!data) {
+        throw std::bad_alloc();
+    }
+    bytes = n;
+}
+
+static void relax(int & n_spins) {
+    if (++n_spins % 1024 == 0) {
+        std::this_thread::yield(); // more threads than cores: the one we wait for may not be running
+    }
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+template <typename T>
+static void wait_for_zero(const std::atomic<T> & n) {
+    for (int n_spins = 0; n.load(std::memory_order_acquire) != 0;) {
+        relax(n_spins);
+    }
+}
+
+// ---- what can be computed
+
+static bool is_plain_f32(const ggml_tensor * t) {
+    return !t || (t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float));
+}
+
+bool spac_host_experts::can_compute(const spac_kernels & kernels, const spac_moe_layer & layer) {
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        const ggml_tensor * t  = layer.parts[part];
+        const bool          ok = !t || (part >= SPAC_PART_UP_B ? is_plain_f32(t) : kernels.dot(t->type) != nullptr);
+        if (!ok) {
+            return false;
+        }
+    }
+    return is_plain_f32(layer.up_s) && is_plain_f32(layer.gate_s) && is_plain_f32(layer.down_s);
+}
+
+spac_host_experts::spac_host_experts(const spac_kernels & kernels) :
+    kernels(kernels) {}
+
+// ---- planning, by one thread
+
+void spac_host_experts::plan(const spac_moe_layer & layer, const int32_t * ids, int64_t n_tokens, int n_threads) {
+    this->layer    = &layer;
+    this->n_tokens = n_tokens;
+    n_inputs       = layer.weight_before_ffn ? layer.n_expert_used : 1;
+    n_ff           = layer.parts[SPAC_PART_DOWN]->ne[0];
+    group_by_expert(ids);
+    divide(n_threads);
+    make_room();
+
+    for (size_t ix = 0; ix < experts.size(); ix++) {
+        n_hidden_left[ix].n.store((int32_t) hidden_blocks + 1, std::memory_order_relaxed);
+    }
+    n_inputs_left.store(n_input_tasks, std::memory_order_relaxed);
+    next.store(0, std::memory_order_release);
+}
+
+// counting sort of the rows by expert; O(rows + n_expert)
+void spac_host_experts::group_by_expert(const int32_t * ids) {
+    const int64_t n = layer->n_expert_used * n_tokens;
+    n_per_expert.assign(layer->n_expert, 0);
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] >= 0) {
+            n_per_expert[ids[i]]++;
+        }
+    }
+    experts.clear();
+    int32_t first = 0;
+    for (int64_t ie = 0; ie < layer->n_expert; ie++) {
+        if (n_per_expert[ie] > 0) {
+            experts.push_back({ (int32_t) ie, first, n_per_expert[ie] });
+            n_per_expert[ie] = first; // from here on: where its next row goes
+            first += experts.back().n_rows;
+        }
+    }
+    order.resize(first);
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] >= 0) {
+            order[n_per_expert[ids[i]]++] = (int32_t) i;
+        }
+    }
+}
+
+// rows of a task: n_rows of row_bytes are to be divided, for each of n_experts
+static int64_t rows_per_task(int64_t n_rows, size_t row_bytes, size_t n_experts, int n_threads) {
+    const int64_t by_bytes   = (int64_t) (TASK_BYTES / row_bytes);
+    const int64_t by_balance = n_rows * (int64_t) n_experts / (TASKS_PER_THREAD * n_threads);
+    const int64_t rows       = std::min({ by_bytes, by_balance, TASK_ROWS_MAX });
+    return std::max(rows / TASK_ROWS_MIN * TASK_ROWS_MIN, TASK_ROWS_MIN);
+}
+
+void spac_host_experts::divide(int n_threads) {
+    size_t row_bytes = 0;
+    for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }) {
+        const ggml_tensor * t = layer->parts[part];
+        row_bytes += t ? t->nb[1] * (part == SPAC_PART_GATE_UP ? 2 : 1) : 0;
+    }
+    hidden_rows   = rows_per_task(n_ff, row_bytes, experts.size(), n_threads);
+    hidden_blocks = (n_ff + hidden_rows - 1) / hidden_rows;
+    out_rows      = rows_per_task(layer->n_embd, layer->parts[SPAC_PART_DOWN]->nb[1], experts.size(), n_threads);
+    out_blocks    = (layer->n_embd + out_rows - 1) / out_rows;
+
+    n_input_tasks  = n_tokens;
+    n_hidden_tasks = experts.size() * hidden_blocks;
+    n_tasks        = n_input_tasks + n_hidden_tasks + experts.size() * out_blocks;
+}
+
+void spac_host_experts::make_room() {
+    size_t n_input_rows[2] = {};
+    for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }) {
+        if (layer->parts[part]) {
+            n_input_rows[spac_act_form_of(layer->parts[part]->type)] = n_tokens * n_inputs;
+        }
+    }
+    for (int form : { SPAC_ACT_Q8, SPAC_ACT_F32 }) {
+        input_bytes[form] = n_input_rows[form] ? spac_act_bytes((spac_act_form) form, layer->n_embd) : 0;
+        inputs[form].reserve(n_input_rows[form] * input_bytes[form]);
+    }
+    hidden_bytes = spac_act_bytes(spac_act_form_of(layer->parts[SPAC_PART_DOWN]->type), n_ff);
+    hidden.reserve(order.size() * n_ff * sizeof(float));
+    hidden_act.reserve(order.size() * hidden_bytes);
+
+    if (n_counters < experts.size()) {
+        n_counters = layer->n_expert;
+        n_hidden_left.reset(new counter[n_counters]);
+    }
+}
+
+// ---- working, by all threads
+
+void spac_host_experts::work(const spac_host_input & in, float * rows) {
+    const call c = { in, rows };
+    for (int64_t i = next.fetch_add(1, std::memory_order_acq_rel); i < n_tasks; i = next.fetch_add(1, std::memory_order_acq_rel)) {
+        const int64_t i_hidden = i - n_input_tasks, i_out = i_hidden - n_hidden_tasks;
+        if (i_hidden < 0) {
+            prepare_input(c, i);
+        } else if (i_out < 0) {
+            compute_hidden((int) (i_hidden / hidden_blocks), i_hidden % hidden_blocks);
+        } else {
+            compute_rows(c, (int) (i_out / out_blocks), i_out % out_blocks);
+        }
+    }
+}
+
+void spac_host_experts::prepare_input(const call & c, int64_t it) {
+    for (int64_t iu = 0; iu < n_inputs; iu++) {
+        const float * x = (const float *) (c.in.data + iu * c.in.nb_used + it * c.in.nb_token);
+        for (int form : { SPAC_ACT_Q8, SPAC_ACT_F32 }) {
+            if (input_bytes[form]) {
+                char * act = inputs[form].data.get() + (it * n_inputs + iu) * input_bytes[form];
+                spac_prepare_act(kernels, (spac_act_form) form, x, layer->n_embd, act);
+            }
+        }
+    }
+    n_inputs_left.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+const char * spac_host_experts::input_act(int part, int32_t row) const {
+    const int     form  = spac_act_form_of(layer->parts[part]->type);
+    const int64_t index = n_inputs == 1 ? row / layer->n_expert_used : row;
+    return inputs[form].data.get() + index * input_bytes[form];
+}
+
+// rows r0 .. r0 + n of an expert's matrix, times activations
+void spac_host_experts::project(int part, int32_t ie, int64_t r0, int64_t n, const char * const * acts, int n_acts, float * const * out) const {
+    const ggml_tensor * w = layer->parts[part];
+    kernels.dot(w->type)((const char *) w->data + ie * w->nb[2] + r0 * w->nb[1], w->nb[1], n, w->ne[0], acts, n_acts, out);
+}
+
+// scale, then bias: llama.cpp's order
+void spac_host_experts::finish(int bias, const ggml_tensor * scale, int32_t ie, int64_t r0, int64_t n, float * y) const {
+    if (scale) {
+        const float s = ((const float *) scale->data)[ie];
+        for (int64_t i = 0; i < n; i++) {
+            y[i] *= s;
+        }
+    }
+    if (layer->parts[bias]) {
+        const float * b = (const float *) layer->part_data(bias, ie) + r0;
+        for (int64_t i = 0; i < n; i++) {
+            y[i] += b[i];
+        }
+    }
+}
+
+static float gelu(float x) {
+    return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * x * (1.0f + 0.044715f * x * x)));
+}
+
+static void clamp(float * x, int64_t n, float low, float high) {
+    std::transform(x, x + n, x, [=](float v) { return std::max(low, std::min(v, high)); });
+}
+
+// clamped SwiGLU has two forms, see spac_moe_layer
+void spac_host_experts::swiglu(float * gate, float * up, int64_t n) const {
+    const float limit = layer->clamp;
+    if (limit == 0) {
+        kernels.swish(gate, n, 1.0f);
+        return;
+    }
+    if (layer->clamps_in_one_op) {
+        clamp(gate, n, -INFINITY, limit);
+        kernels.swish(gate, n, 1.0f);
+    } else {
+        kernels.swish(gate, n, 1.0f);
+        clamp(gate, n, -INFINITY, limit);
+    }
+    clamp(up, n, -limit, limit);
+}
+
+// the activation of gate (of up, where there is no gate) into up
+void spac_host_experts::activate(float * gate, float * up, int64_t n) const {
+    float * x = gate ? gate : up;
+    switch (layer->op) {
+        case LLM_FFN_SILU:
+            swiglu(x, up, n);
+            break;
+        case LLM_FFN_GELU:
+            std::transform(x, x + n, x, gelu);
+            break;
+        case LLM_FFN_RELU:
+            std::transform(x, x + n, x, [](float v) { return v > 0 ? v : 0; });
+            break;
+        case LLM_FFN_RELU_SQR:
+            std::transform(x, x + n, x, [](float v) { return v > 0 ? v * v : 0; });
+            break;
+        default: // LLM_FFN_SWIGLU_OAI_MOE
+            clamp(x, n, -INFINITY, OAI_LIMIT);
+            kernels.swish(x, n, OAI_ALPHA);
+            clamp(up, n, -OAI_LIMIT, OAI_LIMIT);
+            std::transform(up, up + n, up, [](float v) { return 1.0f + v; });
+    }
+    if (gate) {
+        for (int64_t i = 0; i < n; i++) {
+            up[i] *= gate[i];
+        }
+    }
+}
+
+// n_rows tokens in equal parts of at most SPAC_DOT_TOKENS
+template <typename F>
+static void for_each_part(int n_rows, F f) {
+    const int n_parts = (n_rows + SPAC_DOT_TOKENS - 1) / SPAC_DOT_TOKENS;
+    for (int ip = 0; ip < n_parts; ip++) {
+        const int begin = n_rows * ip / n_parts;
+        f(begin, n_rows * (ip + 1) / n_parts - begin);
+    }
+}
+
+void spac_host_experts::compute_hidden(int ix, int64_t block) {
+    wait_for_zero(n_inputs_left);
+
+    const expert  e  = experts[ix];
+    const int64_t r0 = block * hidden_rows, n = std::min(hidden_rows, n_ff - r0);
+    const bool    is_fused = layer->parts[SPAC_PART_GATE_UP], has_gate = is_fused || layer->parts[SPAC_PART_GATE];
+    const int     part_up = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_UP, part_gate = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_GATE;
+    const int     bias_up = is_fused ? SPAC_PART_GATE_UP_B : SPAC_PART_UP_B, bias_gate = is_fused ? SPAC_PART_GATE_UP_B : SPAC_PART_GATE_B;
+    const int64_t up_0 = is_fused ? n_ff : 0; // gate first, then up
+
+    for_each_part(e.n_rows, [&](int begin, int n_acts) {
+        float       gates[SPAC_DOT_TOKENS][TASK_ROWS_MAX];
+        const char *acts[SPAC_DOT_TOKENS], *gate_acts[SPAC_DOT_TOKENS];
+        float *     up[SPAC_DOT_TOKENS], *gate[SPAC_DOT_TOKENS];
+        for (int t = 0; t < n_acts; t++) {
+            const int64_t i = e.first + begin + t;
+            acts[t]         = input_act(part_up, order[i]);
+            gate_acts[t]    = has_gate ? input_act(part_gate, order[i]) : nullptr;
+            up[t]           = (float *) hidden.data.get() + i * n_ff + r0;
+            gate[t]         = gates[t];
+        }
+        project(part_up, e.ie, up_0 + r0, n, acts, n_acts, up);
+        if (has_gate) {
+            project(part_gate, e.ie, r0, n, gate_acts, n_acts, gate);
+        }
+        for (int t = 0; t < n_acts; t++) {
+            finish(bias_up, layer->up_s, e.ie, up_0 + r0, n, up[t]);
+            if (has_gate) {
+                finish(bias_gate, is_fused ? layer->up_s : layer->gate_s, e.ie, r0, n, gate[t]);
+            }
+            activate(has_gate ? gate[t] : nullptr, up[t], n);
+        }
+    });
+    if (n_hidden_left[ix].n.fetch_sub(1, std::memory_order_acq_rel) == 2) { // the last block: all rows are there
+        prepare_hidden(e);
+        n_hidden_left[ix].n.store(0, std::memory_order_release);
+    }
+}
+
+void spac_host_experts::prepare_hidden(const expert & e) {
+    const spac_act_form form = spac_act_form_of(layer->parts[SPAC_PART_DOWN]->type);
+    for (int64_t i = e.first; i < e.first + e.n_rows; i++) {
+        spac_prepare_act(kernels, form, (const float *) hidden.data.get() + i * n_ff, n_ff, hidden_act.data.get() + i * hidden_bytes);
+    }
+}
+
+void spac_host_experts::compute_rows(const call & c, int ix, int64_t block) {
+    wait_for_zero(n_hidden_left[ix].n);
+
+    const expert  e  = experts[ix];
+    const int64_t r0 = block * out_rows, n = std::min(out_rows, layer->n_embd - r0);
+
+    for_each_part(e.n_rows, [&](int begin, int n_acts) {
+        const char * acts[SPAC_DOT_TOKENS];
+        float *      out[SPAC_DOT_TOKENS];
+        for (int t = 0; t < n_acts; t++) {
+            const int64_t i = e.first + begin + t;
+            acts[t]         = hidden_act.data.get() + i * hidden_bytes;
+            out[t]          = c.rows + order[i] * layer->n_embd + r0;
+        }
+        project(SPAC_PART_DOWN, e.ie, r0, n, acts, n_acts, out);
+        for (int t = 0; t < n_acts; t++) {
+            finish(SPAC_PART_DOWN_B, layer->down_s, e.ie, r0, n, out[t]);
+        }
+    });
+}

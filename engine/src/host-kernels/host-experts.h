@@ -1,0 +1,101 @@
+// The experts of one layer that the host computes, as tasks that any number of threads take from one counter.
+//
+// Three kinds of tasks, in this order: prepare a token's activations; gate, up and activation of a block of an expert's
+// rows, for all its tokens; down of a block of rows. There is no barrier: a task waits for what it needs, which was
+// taken from the counter before it, so that whoever computes it is at work on it already.
+#pragma once
+
+#include "../moe-layer.h"
+#include "kernels.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+// activations of a layer's tokens: n_embd floats at data + iu * nb_used + it * nb_token
+struct spac_host_input {
+    const char * data;
+    size_t       nb_used, nb_token;
+};
+
+struct spac_host_experts {
+    explicit spac_host_experts(const spac_kernels & kernels);
+
+    // whether there are kernels for all of the layer's types
+    static bool can_compute(const spac_kernels & kernels, const spac_moe_layer & layer);
+
+    // by one thread, before the others come: ids [n_expert_used * n_tokens], -1: not here
+    void plan(const spac_moe_layer & layer, const int32_t * ids, int64_t n_tokens, int n_threads);
+
+    // by each thread, with the same arguments; on return every task is taken, and those of this thread are done
+    // rows: [n_embd, n_expert_used, n_tokens], untouched where ids has -1
+    void work(const spac_host_input & in, float * rows);
+
+    bool has_work() const { return !experts.empty(); }
+
+  private:
+    // an expert in use, and its tokens: order[first .. first + n_rows)
+    struct expert {
+        int32_t ie, first, n_rows;
+    };
+
+    struct call { // the arguments of work()
+        const spac_host_input & in;
+        float *                 rows;
+    };
+
+    void group_by_expert(const int32_t * ids);
+    void divide(int n_threads);
+    void make_room();
+
+    void prepare_input(const call & c, int64_t it);
+    void compute_hidden(int ix, int64_t block);
+    void compute_rows(const call & c, int ix, int64_t block);
+    void prepare_hidden(const expert & e);
+
+    void         project(int part, int32_t ie, int64_t r0, int64_t n, const char * const * acts, int n_acts, float * const * out) const;
+    void         finish(int bias, const ggml_tensor * scale, int32_t ie, int64_t r0, int64_t n, float * y) const;
+    void         swiglu(float * gate, float * up, int64_t n) const;
+    void         activate(float * gate, float * up, int64_t n) const;
+    const char * input_act(int part, int32_t row) const;
+
+    const spac_kernels & kernels;
+
+    // the layer in progress
+    const spac_moe_layer * layer    = nullptr;
+    int64_t                n_tokens = 0, n_ff = 0;
+    int64_t                hidden_rows = 0, hidden_blocks = 0; // rows of a task, tasks of an expert
+    int64_t                out_rows = 0, out_blocks = 0;
+    int64_t                n_input_tasks = 0, n_hidden_tasks = 0, n_tasks = 0;
+    int64_t                n_inputs       = 0;                    // activations per token: 1, or n_expert_used where weights come first
+    size_t                 input_bytes[2] = {}, hidden_bytes = 0; // of one activation; [spac_act_form]
+
+    std::vector<expert>  experts;
+    std::vector<int32_t> order; // [rows] row in the output, by expert
+    std::vector<int32_t> n_per_expert;
+
+    struct free_aligned {
+        void operator()(void * p) const;
+    };
+
+    struct arena {
+        std::unique_ptr<char, free_aligned> data;
+        size_t                              bytes = 0;
+        void                                reserve(size_t n);
+    };
+
+    arena inputs[2];  // [spac_act_form][n_tokens * n_inputs] activations
+    arena hidden;     // [rows, n_ff] f32, by position in order
+    arena hidden_act; // [rows] activations
+
+    // written by all threads; each on a cache line of its own
+    struct alignas(64) counter {
+        std::atomic<int32_t> n{ 0 };
+    };
+
+    alignas(64) std::atomic<int64_t> next{ 0 };
+    alignas(64) std::atomic<int64_t> n_inputs_left{ 0 };
+    std::unique_ptr<counter[]> n_hidden_left; // [n_expert] tasks and the preparation after them
+    size_t                     n_counters = 0;
+};

@@ -1,0 +1,615 @@
+// AVX-512 with VNNI. Built with these instructions: nothing in here may be inline elsewhere.
+//
+// 256 weights are unpacked to four vectors of unsigned bytes, 16 scales and 16 offsets (weight = scale * q - offset).
+// In each vector a 128-bit lane holds one group of 16 weights; a transpose of 32-bit lanes across the four makes lane m
+// of each hold 4 weights of the same group, so that four vpdpbusd sum a whole group in a lane: per token and 256
+// weights that is 4 multiply-adds of bytes, one conversion and three float operations.
+#include "kernels.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+
+#    include "blocks.h"
+
+#    include <immintrin.h>
+#    include <string.h>
+
+namespace {
+
+struct weights {
+    __m512i q[4];
+    __m512  scale, offset; // in lane order
+};
+
+// the groups in the 128-bit lanes of the vectors that unpack() makes: {0,1,4,5}, {8,9,12,13}, {2,3,6,7}, {10,11,14,15}
+// lane m of the transposed vectors holds lane m / 4 of vector m % 4
+SPAC_INLINE __m512i group_order() {
+    return _mm512_setr_epi32(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15);
+}
+
+// the same for scales of 32 weights
+SPAC_INLINE __m512i block_order() {
+    return _mm512_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5, 2, 6, 3, 7, 2, 6, 3, 7);
+}
+
+SPAC_INLINE void transpose(__m512i * q) {
+    const __m512i lo01 = _mm512_unpacklo_epi32(q[0], q[1]), hi01 = _mm512_unpackhi_epi32(q[0], q[1]);
+    const __m512i lo23 = _mm512_unpacklo_epi32(q[2], q[3]), hi23 = _mm512_unpackhi_epi32(q[2], q[3]);
+    q[0] = _mm512_unpacklo_epi64(lo01, lo23);
+    q[1] = _mm512_unpackhi_epi64(lo01, lo23);
+    q[2] = _mm512_unpacklo_epi64(hi01, hi23);
+    q[3] = _mm512_unpackhi_epi64(hi01, hi23);
+}
+
+SPAC_INLINE __m512i load_halves(const void * a, const void * b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *) a)), _mm256_loadu_si256((const __m256i *) b), 1);
+}
+
+SPAC_INLINE float half_to_float(uint16_t h) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+}
+
+// 8 floats, one per block of 32, to the lanes
+SPAC_INLINE __m512 spread_blocks(__m256 x) {
+    return _mm512_permutexvar_ps(block_order(), _mm512_castps256_ps512(x));
+}
+
+// m of each block, as an offset: it is added, not subtracted
+template <typename B>
+SPAC_INLINE __m512 spread_minus_m(const B * b) {
+    const __m128i h = _mm_setr_epi16(b[0].m, b[1].m, b[2].m, b[3].m, b[4].m, b[5].m, b[6].m, b[7].m);
+    return spread_blocks(_mm256_cvtph_ps(_mm_xor_si128(h, _mm_set1_epi16((short) 0x8000))));
+}
+
+template <typename B>
+SPAC_INLINE __m512 spread_halves(const B * b) {
+    const __m128i h = _mm_setr_epi16(b[0].d, b[1].d, b[2].d, b[3].d, b[4].d, b[5].d, b[6].d, b[7].d);
+    return spread_blocks(_mm256_cvtph_ps(h));
+}
+
+SPAC_INLINE __m512i low_nibbles(__m512i x) {
+    return _mm512_and_si512(x, _mm512_set1_epi8(0xF));
+}
+
+SPAC_INLINE __m512i high_nibbles(__m512i x) {
+    return low_nibbles(_mm512_srli_epi16(x, 4));
+}
+
+// raw: 4 blocks of 16 bytes whose low nibbles are one group and whose high nibbles the next; both as two vectors
+SPAC_INLINE void split_blocks(__m512i raw, __m512i & first, __m512i & second) {
+    const __m512i lo = low_nibbles(raw), hi = high_nibbles(raw);
+    first  = _mm512_permutex2var_epi64(lo, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), hi);
+    second = _mm512_permutex2var_epi64(lo, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), hi);
+}
+
+SPAC_INLINE __m512i load_quarters(const void * a, const void * b, const void * c, const void * d) {
+    const __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) a)), _mm_loadu_si128((const __m128i *) b), 1);
+    const __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) c)), _mm_loadu_si128((const __m128i *) d), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(ab), cd, 1);
+}
+
+// the nibbles of 8 blocks of 16 bytes
+template <typename B>
+SPAC_INLINE void split_all(const B * b, __m512i * q) {
+    split_blocks(load_quarters(b[0].q, b[2].q, b[4].q, b[6].q), q[0], q[1]);
+    split_blocks(load_quarters(b[1].q, b[3].q, b[5].q, b[7].q), q[2], q[3]);
+}
+
+// ---- formats: bytes and weights of one block, and how to unpack 256 weights
+
+struct q8_0 {
+    typedef spac_block_q8_0 block;
+    static constexpr int    N = 32;
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        w.q[0]   = load_halves(b[0].q, b[2].q);
+        w.q[1]   = load_halves(b[4].q, b[6].q);
+        w.q[2]   = load_halves(b[1].q, b[3].q);
+        w.q[3]   = load_halves(b[5].q, b[7].q);
+        w.scale  = spread_halves(b);
+        w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
+        for (__m512i & q : w.q) {
+            q = _mm512_xor_si512(q, _mm512_set1_epi8((char) 0x80));
+        }
+        return w;
+    }
+};
+
+struct q4_0 {
+    typedef spac_block_q4_0 block;
+    static constexpr int    N = 32;
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        split_all(b, w.q);
+        w.scale  = spread_halves(b);
+        w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(8));
+        return w;
+    }
+};
+
+struct q4_1 {
+    typedef spac_block_q4_1 block;
+    static constexpr int    N = 32;
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        split_all(b, w.q);
+        w.scale  = spread_halves(b);
+        w.offset = spread_minus_m(b);
+        return w;
+    }
+};
+
+// adds 16 where two blocks have a high bit
+template <typename B>
+SPAC_INLINE __m512i add_high_bits(__m512i q, const B & first, const B & second) {
+    uint32_t bits[2];
+    memcpy(&bits[0], first.qh, 4);
+    memcpy(&bits[1], second.qh, 4);
+    return _mm512_mask_add_epi8(q, bits[0] | (uint64_t) bits[1] << 32, q, _mm512_set1_epi8(16));
+}
+
+template <typename B>
+SPAC_INLINE void split_all_5(const B * b, __m512i * q) {
+    split_all(b, q);
+    q[0] = add_high_bits(q[0], b[0], b[2]);
+    q[1] = add_high_bits(q[1], b[4], b[6]);
+    q[2] = add_high_bits(q[2], b[1], b[3]);
+    q[3] = add_high_bits(q[3], b[5], b[7]);
+}
+
+struct q5_0 {
+    typedef spac_block_q5_0 block;
+    static constexpr int    N = 32;
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        split_all_5(b, w.q);
+        w.scale  = spread_halves(b);
+        w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(16));
+        return w;
+    }
+};
+
+struct q5_1 {
+    typedef spac_block_q5_1 block;
+    static constexpr int    N = 32;
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        split_all_5(b, w.q);
+        w.scale  = spread_halves(b);
+        w.offset = spread_minus_m(b);
+        return w;
+    }
+};
+
+// the values of IQ4_NL and IQ4_XS, plus 128
+SPAC_INLINE __m512i iq4_table() {
+    return _mm512_broadcast_i32x4(_mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, (char) 129, (char) 141, (char) 153, (char) 166, (char) 181,
+                                                (char) 197, (char) 217, (char) 241));
+}
+
+struct iq4_nl {
+    typedef spac_block_iq4_nl block;
+    static constexpr int      N = 32;
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        split_all(b, w.q);
+        w.scale  = spread_halves(b);
+        w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
+        for (__m512i & q : w.q) {
+            q = _mm512_shuffle_epi8(iq4_table(), q);
+        }
+        return w;
+    }
+};
+
+struct mxfp4 {
+    typedef spac_block_mxfp4 block;
+    static constexpr int     N = 32;
+
+    // half of 2^(e - 127), since the table holds doubled values; e = 0 and 1 give subnormals
+    static SPAC_INLINE __m256 scales(const block * b) {
+        const __m256i e      = _mm256_setr_epi32(b[0].e, b[1].e, b[2].e, b[3].e, b[4].e, b[5].e, b[6].e, b[7].e);
+        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+        const __m256i tiny   = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+        return _mm256_castsi256_ps(_mm256_mask_blend_epi32(_mm256_cmplt_epu32_mask(e, _mm256_set1_epi32(2)), normal, tiny));
+    }
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        // doubled values plus 12
+        const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+        weights       w;
+        split_all(b, w.q);
+        w.scale  = spread_blocks(scales(b));
+        w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(12));
+        for (__m512i & q : w.q) {
+            q = _mm512_shuffle_epi8(table, q);
+        }
+        return w;
+    }
+};
+
+// 8 scales, then 8 mins
+SPAC_INLINE __m512 unpack_k_scales(const uint8_t * scales) {
+    uint32_t u[3];
+    memcpy(u, scales, sizeof(u));
+    const __m128i bytes = _mm_setr_epi32((int) (u[0] & 0x3f3f3f3f), (int) ((u[2] & 0x0f0f0f0f) | ((u[0] >> 2) & 0x30303030)),
+                                         (int) (u[1] & 0x3f3f3f3f), (int) (((u[2] >> 4) & 0x0f0f0f0f) | ((u[1] >> 2) & 0x30303030)));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
+
+template <typename B>
+SPAC_INLINE void set_k_scales(const B * b, weights & w) {
+    const __m512 both = unpack_k_scales(b->scales);
+    w.scale           = _mm512_mul_ps(_mm512_permutexvar_ps(block_order(), both), _mm512_set1_ps(half_to_float(b->d)));
+    w.offset          = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_add_epi32(block_order(), _mm512_set1_epi32(8)), both),
+                                      _mm512_set1_ps(half_to_float(b->dmin)));
+}
+
+SPAC_INLINE void set_k_nibbles(const uint8_t * from, __m512i * q) {
+    const __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
+    q[0] = low_nibbles(a);
+    q[1] = low_nibbles(b);
+    q[2] = high_nibbles(a);
+    q[3] = high_nibbles(b);
+}
+
+struct q4_k {
+    typedef spac_block_q4_k block;
+    static constexpr int    N = 256;
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        set_k_nibbles(b->q, w.q);
+        set_k_scales(b, w);
+        return w;
+    }
+};
+
+struct q5_k {
+    typedef spac_block_q5_k block;
+    static constexpr int    N = 256;
+
+    // adds 16 where qh has bit lo (first 32 bytes) or hi (last 32)
+    static SPAC_INLINE __m512i add_bit(__m512i q, __m512i qh, int lo, int hi) {
+        const __m512i bit = _mm512_inserti64x4(_mm512_set1_epi8((char) (1 << lo)), _mm256_set1_epi8((char) (1 << hi)), 1);
+        return _mm512_mask_add_epi8(q, _mm512_test_epi8_mask(qh, bit), q, _mm512_set1_epi8(16));
+    }
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        set_k_nibbles(b->q, w.q);
+        set_k_scales(b, w);
+        const __m512i qh = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *) b->qh));
+        w.q[0]           = add_bit(w.q[0], qh, 0, 2);
+        w.q[1]           = add_bit(w.q[1], qh, 4, 6);
+        w.q[2]           = add_bit(w.q[2], qh, 1, 3);
+        w.q[3]           = add_bit(w.q[3], qh, 5, 7);
+        return w;
+    }
+};
+
+struct q6_k {
+    typedef spac_block_q6_k block;
+    static constexpr int    N = 256;
+
+    // the two high bits of 64 weights, in place; shift: of the first and the last 32 bytes
+    static SPAC_INLINE __m512i high_bits(__m512i qh, __m512i shift) {
+        return _mm512_slli_epi16(_mm512_and_si512(_mm512_srlv_epi16(qh, shift), _mm512_set1_epi8(3)), 4);
+    }
+
+    // 128 weights, as groups {0,1,4,5} and {2,3,6,7}
+    static SPAC_INLINE void unpack_half(const uint8_t * ql, const uint8_t * qh, __m512i & first, __m512i & second) {
+        const __m512i raw  = _mm512_loadu_si512(ql);
+        const __m512i high = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *) qh));
+        const __m512i s02  = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(2), 1);
+        const __m512i s46  = _mm512_add_epi16(s02, _mm512_set1_epi16(4));
+        const __m512i lo   = _mm512_or_si512(low_nibbles(raw), high_bits(high, s02));
+        const __m512i hi   = _mm512_or_si512(high_nibbles(raw), high_bits(high, s46));
+        first              = _mm512_shuffle_i64x2(lo, hi, 0x44);
+        second             = _mm512_shuffle_i64x2(lo, hi, 0xEE);
+    }
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        weights w;
+        unpack_half(b->ql, b->qh, w.q[0], w.q[2]);
+        unpack_half(b->ql + 64, b->qh + 32, w.q[1], w.q[3]);
+        const __m512 scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) b->scales)));
+        w.scale             = _mm512_mul_ps(_mm512_permutexvar_ps(group_order(), scales), _mm512_set1_ps(half_to_float(b->d)));
+        w.offset            = _mm512_mul_ps(w.scale, _mm512_set1_ps(32));
+        return w;
+    }
+};
+
+struct iq4_xs {
+    typedef spac_block_iq4_xs block;
+    static constexpr int      N = 256;
+
+    static SPAC_INLINE __m256 scales(const block * b) {
+        uint32_t packed;
+        memcpy(&packed, b->scales_l, sizeof(packed));
+        const __m256i low  = _mm256_srlv_epi32(_mm256_set1_epi32((int) packed), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+        const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(b->scales_h), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+        const __m256i both = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)),
+                                             _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4));
+        return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(both, _mm256_set1_epi32(32))), _mm256_set1_ps(half_to_float(b->d)));
+    }
+
+    static SPAC_INLINE weights unpack(const block * b) {
+        const uint8_t * q = b->q;
+        weights         w;
+        split_blocks(load_quarters(q, q + 32, q + 64, q + 96), w.q[0], w.q[1]);
+        split_blocks(load_quarters(q + 16, q + 48, q + 80, q + 112), w.q[2], w.q[3]);
+        w.scale  = spread_blocks(scales(b));
+        w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
+        for (__m512i & v : w.q) {
+            v = _mm512_shuffle_epi8(iq4_table(), v);
+        }
+        return w;
+    }
+};
+
+// ---- quantised rows
+
+template <int NT>
+SPAC_INLINE void add_block(weights w, const spac_act_q8 * const * acts, int64_t ib, __m512 * sums) {
+    transpose(w.q);
+    for (int t = 0; t < NT; t++) {
+        const spac_act_q8 & a   = acts[t][ib];
+        __m512i             dot = _mm512_setzero_si512();
+        for (int i = 0; i < 4; i++) {
+            dot = _mm512_dpbusd_epi32(dot, w.q[i], _mm512_load_si512(a.q + 64 * i));
+        }
+        const __m512 scale = _mm512_mul_ps(w.scale, _mm512_load_ps(a.d));
+        sums[t]            = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, sums[t]);
+        sums[t]            = _mm512_fnmadd_ps(w.offset, _mm512_load_ps(a.s), sums[t]);
+    }
+}
+
+template <typename F, int NT>
+void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, float * const * out) {
+    typedef typename F::block block;
+    constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
+
+    const spac_act_q8 * a[NT];
+    for (int t = 0; t < NT; t++) {
+        a[t] = (const spac_act_q8 *) acts[t];
+    }
+    const int64_t n_whole = n_cols / SPAC_BLOCK, n_rest = n_cols % SPAC_BLOCK / F::N;
+
+    for (int64_t ir = 0; ir < n_rows; ir++) {
+        const block * row = (const block *) (rows + ir * row_bytes);
+        __m512        sums[NT];
+        for (__m512 & sum : sums) {
+            sum = _mm512_setzero_ps();
+        }
+        for (int64_t ib = 0; ib < n_whole; ib++) {
+            add_block<NT>(F::unpack(row + ib * N_BLOCKS), a, ib, sums);
+        }
+        if (n_rest) {
+            block rest[N_BLOCKS] = {}; // zeros meet activations of zero
+            memcpy((void *) rest, row + n_whole * N_BLOCKS, n_rest * sizeof(block));
+            add_block<NT>(F::unpack(rest), a, n_whole, sums);
+        }
+        for (int t = 0; t < NT; t++) {
+            out[t][ir] = _mm512_reduce_add_ps(sums[t]);
+        }
+    }
+}
+
+// ---- f16 and bf16 rows, f32 activations
+
+struct f16 {
+    static SPAC_INLINE __m512 load(const uint16_t * w) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) w)); }
+    static SPAC_INLINE __m512 load(const uint16_t * w, __mmask16 m) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, w)); }
+};
+
+struct bf16 {
+    static SPAC_INLINE __m512 widen(__m256i w) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(w), 16)); }
+    static SPAC_INLINE __m512 load(const uint16_t * w) { return widen(_mm256_loadu_si256((const __m256i *) w)); }
+    static SPAC_INLINE __m512 load(const uint16_t * w, __mmask16 m) { return widen(_mm256_maskz_loadu_epi16(m, w)); }
+};
+
+// two rows at a time: f32 activations are large, and each vector of them read serves both
+template <typename F, int NT>
+SPAC_INLINE void dot_two(const uint16_t * row0, const uint16_t * row1, int64_t n_cols, const char * const * acts,
+                         float * const * out, int64_t ir0, int64_t ir1) {
+    __m512 sums[2][NT];
+    for (int t = 0; t < NT; t++) {
+        sums[0][t] = sums[1][t] = _mm512_setzero_ps();
+    }
+    int64_t i = 0;
+    for (; i + 16 <= n_cols; i += 16) {
+        const __m512 w0 = F::load(row0 + i), w1 = F::load(row1 + i);
+        for (int t = 0; t < NT; t++) {
+            const __m512 x = _mm512_load_ps((const float *) acts[t] + i);
+            sums[0][t]     = _mm512_fmadd_ps(w0, x, sums[0][t]);
+            sums[1][t]     = _mm512_fmadd_ps(w1, x, sums[1][t]);
+        }
+    }
+    if (i < n_cols) {
+        const __mmask16 rest = (__mmask16) _bzhi_u32(0xFFFF, (unsigned) (n_cols - i));
+        const __m512    w0 = F::load(row0 + i, rest), w1 = F::load(row1 + i, rest);
+        for (int t = 0; t < NT; t++) {
+            const __m512 x = _mm512_load_ps((const float *) acts[t] + i); // padded with zeros
+            sums[0][t]     = _mm512_fmadd_ps(w0, x, sums[0][t]);
+            sums[1][t]     = _mm512_fmadd_ps(w1, x, sums[1][t]);
+        }
+    }
+    for (int t = 0; t < NT; t++) {
+        out[t][ir0] = _mm512_reduce_add_ps(sums[0][t]);
+        out[t][ir1] = _mm512_reduce_add_ps(sums[1][t]);
+    }
+}
+
+template <typename F, int NT>
+void dot_floats(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, float * const * out) {
+    for (int64_t ir = 0; ir < n_rows; ir += 2) {
+        const int64_t next = ir + 1 < n_rows ? ir + 1 : ir; // an odd last row is computed twice
+        dot_two<F, NT>((const uint16_t *) (rows + ir * row_bytes), (const uint16_t *) (rows + next * row_bytes), n_cols, acts, out, ir, next);
+    }
+}
+
+// ---- one function per format, for 1 to 8 tokens
+
+#    define SPAC_DOT(name, kernel, format)                                                                                    \
+        void name(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, \
+                  float * const * out) {                                                                                      \
+            switch (n_acts) {                                                                                                 \
+                case 1:                                                                                                       \
+                    return kernel<format, 1>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
+                case 2:                                                                                                       \
+                    return kernel<format, 2>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
+                case 3:                                                                                                       \
+                    return kernel<format, 3>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
+                case 4:                                                                                                       \
+                    return kernel<format, 4>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
+                case 5:                                                                                                       \
+                    return kernel<format, 5>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
+                case 6:                                                                                                       \
+                    return kernel<format, 6>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
+                case 7:                                                                                                       \
+                    return kernel<format, 7>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
+                default:                                                                                                      \
+                    return kernel<format, 8>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
+            }                                                                                                                 \
+        }
+
+SPAC_DOT(dot_q8_0, dot_rows, q8_0)
+SPAC_DOT(dot_q4_0, dot_rows, q4_0)
+SPAC_DOT(dot_q4_1, dot_rows, q4_1)
+SPAC_DOT(dot_q5_0, dot_rows, q5_0)
+SPAC_DOT(dot_q5_1, dot_rows, q5_1)
+SPAC_DOT(dot_iq4_nl, dot_rows, iq4_nl)
+SPAC_DOT(dot_mxfp4, dot_rows, mxfp4)
+SPAC_DOT(dot_q4_k, dot_rows, q4_k)
+SPAC_DOT(dot_q5_k, dot_rows, q5_k)
+SPAC_DOT(dot_q6_k, dot_rows, q6_k)
+SPAC_DOT(dot_iq4_xs, dot_rows, iq4_xs)
+SPAC_DOT(dot_f16, dot_floats, f16)
+SPAC_DOT(dot_bf16, dot_floats, bf16)
+
+spac_dot find_dot(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q8_0:
+            return dot_q8_0;
+        case GGML_TYPE_Q4_0:
+            return dot_q4_0;
+        case GGML_TYPE_Q4_1:
+            return dot_q4_1;
+        case GGML_TYPE_Q5_0:
+            return dot_q5_0;
+        case GGML_TYPE_Q5_1:
+            return dot_q5_1;
+        case GGML_TYPE_IQ4_NL:
+            return dot_iq4_nl;
+        case GGML_TYPE_MXFP4:
+            return dot_mxfp4;
+        case GGML_TYPE_Q4_K:
+            return dot_q4_k;
+        case GGML_TYPE_Q5_K:
+            return dot_q5_k;
+        case GGML_TYPE_Q6_K:
+            return dot_q6_k;
+        case GGML_TYPE_IQ4_XS:
+            return dot_iq4_xs;
+        case GGML_TYPE_F16:
+            return dot_f16;
+        case GGML_TYPE_BF16:
+            return dot_bf16;
+        default:
+            return nullptr;
+    }
+}
+
+// ---- activations
+
+// 32 floats to bytes; returns the scale that fits them best in the sense of least squares
+SPAC_INLINE float quantise_32(const float * x, int8_t * q) {
+    const __m512  a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+    const float   max     = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+    const __m512  inverse = _mm512_set1_ps(max > 0 ? 127 / max : 0);
+    const __m512i ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+    _mm_store_si128((__m128i *) q, _mm512_cvtepi32_epi8(ia));
+    _mm_store_si128((__m128i *) (q + 16), _mm512_cvtepi32_epi8(ib));
+
+    const __m512 fa = _mm512_cvtepi32_ps(ia), fb = _mm512_cvtepi32_ps(ib);
+    const float  xq = _mm512_reduce_add_ps(_mm512_fmadd_ps(a, fa, _mm512_mul_ps(b, fb)));
+    const float  qq = _mm512_reduce_add_ps(_mm512_fmadd_ps(fa, fa, _mm512_mul_ps(fb, fb)));
+    return qq > 0 ? xq / qq : 0;
+}
+
+SPAC_INLINE void quantise_256(const float * x, spac_act_q8 * act) {
+    alignas(64) int8_t q[SPAC_BLOCK];
+    alignas(32) float  d[8];
+    for (int i = 0; i < 8; i++) {
+        d[i] = quantise_32(x + 32 * i, q + 32 * i);
+    }
+    __m512i v[4] = { load_halves(q, q + 64), load_halves(q + 128, q + 192), load_halves(q + 32, q + 96), load_halves(q + 160, q + 224) };
+    transpose(v);
+    __m512i sum = _mm512_setzero_si512();
+    for (int i = 0; i < 4; i++) {
+        _mm512_store_si512(act->q + 64 * i, v[i]);
+        sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), v[i]);
+    }
+    const __m512 scale = spread_blocks(_mm256_load_ps(d));
+    _mm512_store_ps(act->d, scale);
+    _mm512_store_ps(act->s, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sum)));
+}
+
+void quantise(const float * x, int64_t n_cols, char * act) {
+    spac_act_q8 * to = (spac_act_q8 *) act;
+    int64_t       i  = 0;
+    for (; i + SPAC_BLOCK <= n_cols; i += SPAC_BLOCK) {
+        quantise_256(x + i, to++);
+    }
+    if (i < n_cols) {
+        float rest[SPAC_BLOCK] = {};
+        memcpy(rest, x + i, (n_cols - i) * sizeof(float));
+        quantise_256(rest, to);
+    }
+}
+
+// e^x to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]
+SPAC_INLINE __m512 exp_ps(__m512 x) {
+    static const float coefficients[] = { 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f };
+
+    x              = _mm512_max_ps(_mm512_set1_ps(-104), _mm512_min_ps(_mm512_set1_ps(104), x)); // 0 and inf; NaN stays
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512       r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r              = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p       = _mm512_set1_ps(1.0f / 5040);
+    for (float c : coefficients) {
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+    }
+    return _mm512_scalef_ps(p, n);
+}
+
+void swish(float * x, int64_t n, float alpha) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 m = n - i >= 16 ? 0xFFFF : (__mmask16) _bzhi_u32(0xFFFF, (unsigned) (n - i));
+        const __m512    v = _mm512_maskz_loadu_ps(m, x + i);
+        const __m512    e = exp_ps(_mm512_mul_ps(v, _mm512_set1_ps(-alpha)));
+        _mm512_mask_storeu_ps(x + i, m, _mm512_div_ps(v, _mm512_add_ps(_mm512_set1_ps(1), e)));
+    }
+}
+
+const spac_kernels kernels = { "avx512", quantise, find_dot, swish };
+
+} // namespace
+
+const spac_kernels * spac_kernels_avx512() {
+    return &kernels;
+}
+
+#else
+
+const spac_kernels * spac_kernels_avx512() {
+    return nullptr;
+}
+
+#endif

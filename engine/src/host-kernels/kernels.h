@@ -1,0 +1,41 @@
+// Dot products of the rows of a weight matrix with activations: what one instruction set offers.
+//
+// Activations are prepared once per token. For quantised weights they become blocks of 32 int8 with an f32 scale: finer
+// than ggml's Q8_K and without the fp16 rounding of its Q8_0, so that one form serves every format, at no larger error.
+// Their order in memory is each instruction set's own. For f16 and bf16 weights they stay f32.
+#pragma once
+
+#include "ggml.h"
+
+// most tokens that one pass over the weights serves
+static constexpr int SPAC_DOT_TOKENS = 8;
+
+enum spac_act_form {
+    SPAC_ACT_Q8,
+    SPAC_ACT_F32,
+};
+
+// out[t][r] = row r . act[t], for n_rows rows of n_cols weights, row_bytes apart, and 1 to SPAC_DOT_TOKENS activations
+typedef void (*spac_dot)(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts,
+                         float * const * out);
+
+struct spac_kernels {
+    const char * name;
+
+    void (*quantise)(const float * x, int64_t n_cols, char * act); // to SPAC_ACT_Q8
+    spac_dot (*dot)(ggml_type type);                               // NULL: not here
+    void (*swish)(float * x, int64_t n, float alpha);              // x / (1 + exp(-alpha x)), in place
+};
+
+// NULL where the machine lacks the instructions
+const spac_kernels * spac_kernels_avx512();
+const spac_kernels * spac_kernels_avx2();
+
+// the best for this machine, or NULL; PYSPAC_KERNELS=avx2 holds it back (for tests and measurements)
+const spac_kernels * spac_kernels_best();
+
+spac_act_form spac_act_form_of(ggml_type type);
+size_t        spac_act_bytes(spac_act_form form, int64_t n_cols); // a multiple of 64
+
+// x, of n_cols floats, in the given form
+void spac_prepare_act(const spac_kernels & kernels, spac_act_form form, const float * x, int64_t n_cols, char * act);
