@@ -13,9 +13,12 @@ from pyspac.commands.attach import attach
 from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
 from pyspac.commands.inspect import inspect
+from pyspac.commands.lab import app as lab
+from pyspac.commands.profile import profile
 from pyspac.commands.run import run
 from pyspac.commands.serve import serve
 from pyspac.commands.top import top
+from pyspac.commands.trace import trace
 
 app = typer.Typer(
     name="pyspac",
@@ -28,11 +31,14 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(demo)
+app.command()(profile)
 app.command()(inspect)
 app.command()(doctor)
 app.command(context_settings={"allow_extra_args": True})(serve)  # after --: for llama-server
 app.command()(attach)
 app.command()(top)
+app.command()(trace)
+app.add_typer(lab)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from pyspac.config import EngineParams, SchedulerConfig
+from pyspac.config import HOST_KERNELS, EngineParams, SchedulerConfig
 from pyspac.errors import ConfigError
 from pyspac.sampling import SamplingParams
+from pyspac.speculation.manager import parse_controller
 
 SpecType = Literal["draft", "ngram", "none"]
 
 MIB: Final = 1 << 20
 DEFAULT_N_CTX: Final = 4096
-DEFAULT_DRAFT_MAX: Final = 4
+DEFAULT_DRAFT_MAX: Final = 4  # of a fixed draft length
+DEFAULT_DRAFT_CAP: Final = 8  # of one that is controlled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,13 @@ class RunOptions:
     stock: bool = False  # without the engine: the same graph, batches and weights' layout as plain llama.cpp
     repack: bool = False  # stock only: let llama.cpp repack weights for the CPU
     device: str = "auto"
+    host_kernels: str = EngineParams().host_kernels
     rpc: str | None = None
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     spec_type: SpecType | None = None
     draft_max: int | None = None
+    speculation: str = "static"  # how long to draft: a name of pyspac.speculation.CONTROLLERS, or auto
+    explain: bool = False
     estimator: str = SchedulerConfig().estimator
     threshold: int | None = None  # None: balanced
     without: frozenset[str] = frozenset()  # of pyspac.config.ABLATIONS
@@ -76,6 +81,8 @@ class RunOptions:
         _check_at_least("-t", self.n_threads, 1)
         _check_at_least("-ngl", self.n_gpu_layers, -1)
         _check_at_least("--link-gb-s", self.link_gb_s, 0)
+        if self.host_kernels not in HOST_KERNELS:
+            raise ConfigError("--host-kernels", self.host_kernels, ", ".join(HOST_KERNELS))
         self._check_speculation()
         self._check_mode()
         self.scheduler_config()
@@ -93,6 +100,7 @@ class RunOptions:
             raise ConfigError(
                 "--draft-max", self.draft_max, "only with a draft model (-md) or --spec-type ngram"
             )
+        parse_controller(self.speculation)
 
     def _check_mode(self) -> None:
         if self.repack and not self.stock:
@@ -101,10 +109,26 @@ class RunOptions:
             )
         if self.stock:
             return
+        if self.is_host_only:
+            self._check_host_only()
+            return
         if self.cache.is_zero:
             raise ConfigError("--cache", self.cache.text, "more than 0; to run without a cache, add --stock")
         if self.rpc and self.device == "cpu":
             raise ConfigError("--device", "cpu", "auto or an RPC device's name, as --rpc is given")
+
+    def _check_host_only(self) -> None:
+        if self.rpc:
+            raise ConfigError("--device", "none", "auto or an RPC device's name, as --rpc is given")
+        if self.host_kernels == "ggml":
+            raise ConfigError("--host-kernels", "ggml", "auto or spac with --device none; or --stock")
+        if self.cache.text not in ("auto", "0"):
+            raise ConfigError("--cache", self.cache.text, "nothing, as --device none has no slots")
+
+    @property
+    def is_host_only(self) -> bool:
+        """No device: the engine's kernels compute every expert on the host, prompts included."""
+        return self.device.lower() == "none"
 
     @property
     def wanted_spec_type(self) -> SpecType:
@@ -120,7 +144,14 @@ class RunOptions:
         """Tokens drafted per step at most; 0: plain decoding."""
         if self.effective_spec_type == "none":
             return 0
-        return DEFAULT_DRAFT_MAX if self.draft_max is None else self.draft_max
+        if self.draft_max is not None:
+            return self.draft_max
+        return DEFAULT_DRAFT_MAX if self.speculation == "static" else DEFAULT_DRAFT_CAP
+
+    @property
+    def has_controller(self) -> bool:
+        """Whether the draft length changes while the run lasts."""
+        return self.effective_draft_max > 0 and self.speculation != "static"
 
     def scheduler_config(self) -> SchedulerConfig:
         return SchedulerConfig(
@@ -139,6 +170,7 @@ class RunOptions:
             max_batch=self.max_batch,
             link_gb_s=self.link_gb_s,
             evict="evict" not in self.without,
+            host_kernels=self.host_kernels,
             verbose=self.verbose,
         )
 

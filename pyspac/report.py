@@ -135,6 +135,8 @@ def table_rows(session: Session, generation: Generation) -> list[tuple[str, str]
 def _mode_text(session: Session) -> str:
     if session.split is None:
         return f"stock llama.cpp on {session.device.name}, {session.n_threads} threads"
+    if session.options.is_host_only:
+        return f"every expert on the host, {session.n_threads} threads, {session.split.info.kernels} kernels"
     return f"split between {device_text(session)} and the host"
 
 

@@ -21,6 +21,8 @@ from pyspac.errors import ModelError
 from pyspac.options import RunOptions
 from pyspac.preflight import Preflight, check_run
 from pyspac.sampling import Sampler, SamplingParams
+from pyspac.speculation.hook import SpeculationHook, experts_us
+from pyspac.speculation.manager import Speculation
 
 if TYPE_CHECKING:
     from pyspac.llama import Context, Model, ModelParams, TextStream
@@ -45,6 +47,7 @@ class Session:
         self.n_threads = options.n_threads or default_n_threads()
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
+        self.speculation = self._new_speculation()
         self._stack = ExitStack()
         with ExitStack() as stack:  # closes what is open if the rest fails
             self._open(stack, progress or (lambda what, fraction: True))
@@ -135,6 +138,18 @@ class Session:
         """The target's, with a seed of its own that follows from the target's."""
         return replace(self.options.sampling, seed=self.sampler.seed + 1)
 
+    def _new_speculation(self) -> Speculation | None:
+        """None: the draft length is fixed."""
+        if not self.options.has_controller:
+            return None
+        return Speculation(self.options.speculation, n_draft_max=self.options.effective_draft_max)
+
+    def _speculation_hook(self) -> SpeculationHook | None:
+        if self.speculation is None:
+            return None
+        board = self.split.engine.board if self.split else None
+        return SpeculationHook(self.speculation, self.drafter, self.split, experts_us(board))
+
     def text_stream(self) -> TextStream:
         from pyspac.llama import TextStream
 
@@ -150,12 +165,13 @@ class Session:
         interrupt: Interrupt | None = None,
     ) -> Generation:
         """Generate after `prompt`; `on_token` gets each token as it comes."""
+        hook = self._speculation_hook()
         loop = DecodeLoop(
             self.context,
             self.sampler,
-            self.drafter,
+            hook.drafter if hook else self.drafter,
             n_draft_max=self.options.effective_draft_max,
-            hook=self.split,
+            hook=hook or self.split,
             on_token=on_token,
             interrupt=interrupt,
         )

@@ -28,9 +28,7 @@ class Split:
         """Raises EngineError if the device fails or no layer can be split."""
         assert context.ptr is not None
         self.context = context
-        self.engine = Engine.attach(
-            context.ptr, options.engine_params("cpu" if device.is_cpu else device.name)
-        )
+        self.engine = Engine.attach(context.ptr, options.engine_params(_engine_device(device, options)))
         with ExitStack() as on_error:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
             self.info = self.engine.info()
@@ -114,3 +112,9 @@ class Split:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def _engine_device(device: Device, options: RunOptions) -> str:
+    if options.is_host_only:
+        return "none"
+    return "cpu" if device.is_cpu else device.name

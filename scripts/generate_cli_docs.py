@@ -7,6 +7,7 @@ code is 1 if the file is not up to date.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,8 +57,17 @@ def render(app: typer.Typer) -> str:
     """The whole page, one section per command in the order of `pyspac --help`."""
     group: Any = typer.main.get_command(app)
     return "\n".join(
-        [INTRODUCTION, *(_section(name, command) for name, command in group.commands.items()), JSON_FIELDS]
+        [INTRODUCTION, *(_section(name, command) for name, command in _commands(group)), JSON_FIELDS]
     )
+
+
+def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command with its full name; a group's own commands instead of the group."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _section(name: str, command: Any) -> str:

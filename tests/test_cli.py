@@ -72,7 +72,11 @@ def run_json(folder: Path, *arguments: str | Path) -> dict[str, Any]:
 
 # ---- split and stock -----------------------------------------------------------------------------
 
-DRAFTERS = {"draft": ["-md", "draft.gguf"], "ngram": ["--spec-type", "ngram"], "none": []}
+DRAFTERS = {
+    "draft": ["-md", "draft.gguf", "--speculation", "static"],
+    "ngram": ["--spec-type", "ngram", "--speculation", "static"],
+    "none": [],
+}
 SAMPLERS = {"greedy": [], "sampled": ["--temp", "0.8", "--seed", "5"]}
 
 

@@ -19,10 +19,19 @@ from pyspac.commands.common import (
 from pyspac.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.decode import Generation, Interrupt
 from pyspac.errors import ConfigError
-from pyspac.options import DEFAULT_DRAFT_MAX, DEFAULT_N_CTX, CacheSize, RunOptions, SpecType
+from pyspac.options import (
+    DEFAULT_DRAFT_CAP,
+    DEFAULT_DRAFT_MAX,
+    DEFAULT_N_CTX,
+    CacheSize,
+    RunOptions,
+    SpecType,
+)
 from pyspac.report import STDOUT, print_table, run_dict, write_json
 from pyspac.sampling import SamplingParams
 from pyspac.session import Session
+from pyspac.speculation.explain import explain as explain_lines
+from pyspac.speculation.manager import CONTROLLERS
 
 
 @reports_errors
@@ -102,7 +111,17 @@ def run(
             "-dev",
             "--device",
             metavar="NAME",
-            help="auto (the first GPU, else the CPU), cpu (an emulated device), or a name such as CUDA0.",
+            help="auto (the first GPU, else the CPU), cpu (an emulated device), none (every expert on the "
+            "host, with the engine's own kernels), or a name such as CUDA0.",
+        ),
+    ] = "auto",
+    host_kernels: Annotated[
+        str,
+        typer.Option(
+            "--host-kernels",
+            metavar="NAME",
+            help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
+            "llama.cpp), or auto (ggml; spac with --device none).",
         ),
     ] = "auto",
     rpc: Annotated[
@@ -120,9 +139,24 @@ def run(
     draft_max: Annotated[
         int | None,
         typer.Option(
-            "--draft-max", metavar="N", help=f"Tokens to draft per step. Default: {DEFAULT_DRAFT_MAX}."
+            "--draft-max",
+            metavar="N",
+            help=f"Tokens to draft per step at most. Default: {DEFAULT_DRAFT_CAP}; "
+            f"{DEFAULT_DRAFT_MAX} with --speculation static.",
         ),
     ] = None,
+    speculation: Annotated[
+        str,
+        typer.Option(
+            "--speculation",
+            metavar="NAME",
+            help=f"How many tokens to draft: auto (measured, as long as it pays), {', '.join(CONTROLLERS)}. "
+            "Only static drafts alike in every run, so that sampled text repeats with its seed.",
+        ),
+    ] = "auto",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show how draft lengths were chosen, and why.")
+    ] = False,
     estimator: Annotated[
         str, typer.Option("--estimator", metavar="NAME", help=f"Of expected demand: {', '.join(ESTIMATORS)}.")
     ] = SchedulerConfig().estimator,
@@ -186,10 +220,13 @@ def run(
         stock=stock,
         repack=repack,
         device=device,
+        host_kernels=host_kernels,
         rpc=rpc,
         cache=CacheSize(text=cache),
         spec_type=_spec_type(spec_type),
         draft_max=draft_max,
+        speculation=speculation,
+        explain=explain,
         estimator=estimator,
         threshold=_threshold(threshold),
         without=parse_ablations(without),
@@ -236,6 +273,9 @@ def show_result(session: Session, generation: Generation, json_file: str | None)
         )
     console.print()
     print_table(console, session, generation)
+    if session.options.explain and session.speculation:
+        for line in explain_lines(session.speculation.decisions()):
+            console.print(line, style="dim", markup=False, soft_wrap=True)
     if json_file is not None:
         write_json(json_file, run_dict(session, generation))
 

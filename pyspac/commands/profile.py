@@ -1,0 +1,203 @@
+"""`pyspac profile`: what wider forward passes cost here, and what that says about speculation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import pyspac
+from pyspac.commands.common import (
+    check_json_target,
+    error_console,
+    loading_bar,
+    output_console,
+    read_prompt,
+    reports_errors,
+)
+from pyspac.decode import Interrupt
+from pyspac.errors import ConfigError
+from pyspac.options import CacheSize, RunOptions
+from pyspac.report import STDOUT, device_text, write_json
+from pyspac.session import Session
+from pyspac.speculation.profiler import Profiler
+from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile, draw
+
+WIDTH_MAX: Final = 16
+WIDTH_MIN: Final = 2
+
+
+@reports_errors
+def profile(
+    model: Annotated[Path, typer.Option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")],
+    model_draft: Annotated[
+        Path | None,
+        typer.Option("-md", "--model-draft", metavar="FILE", help="A draft model, to measure it as well."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-f", "--file", metavar="FILE", help="The text to measure on. Default: a module of pyspac."
+        ),
+    ] = None,
+    width_max: Annotated[
+        int, typer.Option("--width-max", metavar="N", help="Widest forward pass, in tokens.")
+    ] = WIDTH_MAX,
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", help="How often each width is measured.")
+    ] = 15,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", metavar="N", help="Tokens in the context before.")
+    ] = 128,
+    ctx_size: Annotated[
+        int | None, typer.Option("-c", "--ctx-size", metavar="N", help="Context in tokens.")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("-t", "--threads", metavar="N", help="CPU threads. Default: one per physical core."),
+    ] = None,
+    gpu_layers: Annotated[
+        int | None,
+        typer.Option("-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="As for `pyspac run`."),
+    ] = None,
+    cache: Annotated[
+        str,
+        typer.Option("--cache", metavar="SIZE", help="Device memory for experts, as for `pyspac run`."),
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option("-dev", "--device", metavar="NAME", help="As for `pyspac run`.")
+    ] = "auto",
+    rpc: Annotated[
+        str | None, typer.Option("--rpc", metavar="HOST:PORT", help="Use the device of a ggml-rpc-server.")
+    ] = None,
+    stock: Annotated[
+        bool, typer.Option("--stock", help="Plain llama.cpp: no engine, all experts on the host.")
+    ] = False,
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write everything as one JSON object; - for stdout."),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw the figure; needs matplotlib.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log.")] = False,
+) -> None:
+    """Measure what verifying several tokens at once costs on this machine, with this model and placement.
+
+    Prints tau(n) = T(1) / T(n), the drafters' cost, the speedup by draft length and acceptance, the
+    acceptance from which each draft length pays, and what to do. Nothing is generated.
+    """  # fmt: skip
+    _check(width_max, rounds, prompt_tokens)
+    check_json_target(json_file)
+    _check_png(png)
+    options = RunOptions(
+        model=model,
+        draft=model_draft,
+        n_ctx=ctx_size,
+        n_threads=threads,
+        n_gpu_layers=gpu_layers,
+        stock=stock,
+        device=device,
+        rpc=rpc,
+        cache=CacheSize(text=cache),
+        spec_type="draft" if model_draft else "ngram",
+        draft_max=width_max - 1,
+        verbose=verbose,
+    )
+    with (
+        Interrupt.watch() as interrupt,
+        loading_bar(interrupt) as progress,
+        Session(options, progress) as session,
+    ):
+        measured = _measure(session, _text(file), width_max, rounds, prompt_tokens, progress)
+        where = _where(session)
+    _report(measured, where, json_file, png)
+
+
+def _measure(
+    session: Session, text: str, width_max: int, n_rounds: int, n_prompt: int, progress: Any
+) -> Profile:
+    profiler = Profiler(session, width_max=width_max, n_rounds=n_rounds, n_prompt=n_prompt)
+
+    def on_round(n_done: int) -> None:
+        if not progress("measurements", n_done / n_rounds):
+            raise KeyboardInterrupt
+
+    return profiler.run(session.tokenize(text), on_round)
+
+
+def _report(measured: Profile, where: dict[str, Any], json_file: str | None, png: Path | None) -> None:
+    console = error_console() if json_file == STDOUT else output_console()
+    show(console, measured, where)
+    if json_file is not None:
+        write_json(json_file, {**where, **measured.to_dict()})
+    if png is not None:
+        draw(measured, png, f"{where['model']}: {where['placement']}")
+        console.print(f"figure: {png}")
+
+
+def show(console: Console, measured: Profile, where: dict[str, Any]) -> None:
+    """A table per drafter, and the advice."""
+    console.print(f"{where['model']}: {where['placement']}, {where['n_threads']} threads")
+    for drafter, samples in measured.drafters.items():
+        delta = f"{samples.median_us / 1e3:.3f} ms per token, delta {measured.delta(drafter):.3f}"
+        table = Table(title=f"{drafter} drafter: {delta}", title_justify="left", box=None)
+        speedups = [f"S({a})" for a in SHOWN_ACCEPTANCES]
+        for name in ("n", "T(n) ms", "+-", "tau", "experts", "share", *speedups, "from"):
+            table.add_column(name, justify="right")
+        for row in measured.rows(drafter):
+            table.add_row(*row)
+        console.print(table)
+    console.print(
+        "n: tokens in a pass, n - 1 of them drafted; +-: half the quartiles' distance; experts: distinct\n"
+        "ones per layer; share: of T(n); S: speedup at that acceptance; from: acceptance from which it pays",
+        style="dim",
+    )
+    if measured.is_noisy:
+        console.print("times vary a lot: is other work running? Repeat on a quiet machine", style="yellow")
+    console.print(_sentence(measured.advice()))
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _where(session: Session) -> dict[str, Any]:
+    """What the numbers hold for."""
+    split = session.split
+    if split is None:
+        placement = f"stock llama.cpp on {session.device.name}"
+    else:
+        share = split.info.pool_bytes / max(1, split.info.total_bytes)
+        placement = f"split with {device_text(session)}, room for {min(share, 1.0):.0%} of the experts"
+    return {
+        "model": session.options.model.name,
+        "draft": session.options.draft.name if session.options.draft else None,
+        "placement": placement,
+        "device": session.device.name,
+        "emulated": bool(split and split.info.is_emulated),
+        "n_threads": session.n_threads,
+        "pyspac": pyspac.__version__,
+    }
+
+
+def _text(file: Path | None) -> str:
+    return read_prompt(None, file or Path(pyspac.__file__).with_name("decode.py"))
+
+
+def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:
+    if not WIDTH_MIN <= width_max <= WIDTH_MAX:
+        raise ConfigError("--width-max", width_max, f"{WIDTH_MIN} .. {WIDTH_MAX}")
+    if rounds < 1:
+        raise ConfigError("--rounds", rounds, "1 or more")
+    if prompt_tokens < 1:
+        raise ConfigError("--prompt-tokens", prompt_tokens, "1 or more")
+
+
+def _check_png(png: Path | None) -> None:
+    if png is not None and not (png.parent.is_dir() and os.access(png.parent, os.W_OK)):
+        raise ConfigError("--png", str(png), "a file in a folder that exists and can be written to")

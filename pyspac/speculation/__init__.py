@@ -1,0 +1,32 @@
+"""Speculation that never hurts: how many tokens to draft in the next step, none included.
+
+    step outcome -> cost table T(n)      \\
+                 -> acceptance / utility -> controller -> draft length of the next step
+                 -> loss budget          /
+
+- controller       what a controller sees and says; `Speculation` holds one per sequence
+- cost_table       T(n) of draft, verify and process, learned online, kept across requests
+- utility          utility (cascade.txt) and equation 1 (gamma-tolerance.txt)
+- acceptance       expected tokens per step for any draft length
+- budget           what speculation may lose against plain decoding
+- forecast         the default: both curves, and the best of their quotient
+- cascade          the paper's test-and-set
+- per_k_ema        an average for each draft length
+- static           a fixed length, and none
+- shadow, hook     the decode loop's side; board_speculation: the server's
+"""
+
+from pyspac.speculation.controller import Controller, Decision, Shared, StepOutcome
+from pyspac.speculation.cost_table import CostTable
+from pyspac.speculation.manager import CONTROLLERS, DEFAULT_CONTROLLER, Speculation
+
+__all__ = [
+    "CONTROLLERS",
+    "DEFAULT_CONTROLLER",
+    "Controller",
+    "CostTable",
+    "Decision",
+    "Shared",
+    "Speculation",
+    "StepOutcome",
+]

@@ -1,0 +1,67 @@
+"""Which drafted tokens hold: the acceptance curve, estimated from steps whose drafts end early.
+
+In: (n_draft, n_accepted) of steps, or of shadow drafts. Out: expected tokens per step for any draft length.
+Position i is only seen if all before it held, so what is estimated is the chance that it holds given that;
+a draft that held to its end says nothing about the positions beyond (they are censored).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+HALF_LIFE: Final = 10.0  # observations until a sample counts half; phases of a text are short
+PRIOR_WEIGHT: Final = 2.0  # samples that the position before (or the long run) counts for
+ACCEPTANCE_PRIOR: Final = 0.6  # of the first position, before anything was seen
+HIT_GAIN: Final = 0.06
+
+
+class AcceptanceCurve:
+    """Per-position conditional acceptance, positions 1 .. n_max."""
+
+    def __init__(self, n_max: int, prior: float | None = None, half_life: float = HALF_LIFE) -> None:
+        """`prior`: what earlier requests saw at position 1."""
+        self.prior = ACCEPTANCE_PRIOR if prior is None else prior
+        self.keep = 0.5 ** (1.0 / half_life)
+        self._tried = [0.0] * n_max  # decayed counts, [n_max]
+        self._held = [0.0] * n_max
+        self.hit_rate = 1.0  # share of steps in which the drafter has anything to say
+
+    def observe(self, n_draft: int, n_accepted: int) -> None:
+        """A draft of n_draft >= 1 tokens of which the first n_accepted hold."""
+        n_seen = min(n_draft, n_accepted + 1)
+        for i in range(len(self._tried)):
+            self._tried[i] = self.keep * self._tried[i] + (i < n_seen)
+            self._held[i] = self.keep * self._held[i] + (i < min(n_seen, n_accepted))
+
+    def observe_hit(self, is_hit: bool) -> None:
+        """The drafter was asked; `is_hit`: it drafted something."""
+        self.hit_rate += HIT_GAIN * (is_hit - self.hit_rate)
+
+    def forget(self, n_steps: int = 1) -> None:
+        """Steps went by without a look: what is known counts less, though it remains the best guess."""
+        factor = self.keep**n_steps
+        if self._tried:
+            self.prior += (1.0 - factor) * (self.rates()[0] - self.prior)
+        self._tried = [factor * n for n in self._tried]
+        self._held = [factor * n for n in self._held]
+
+    def weight(self) -> float:
+        """Samples that the first position's estimate rests on."""
+        return self._tried[0] if self._tried else 0.0
+
+    def rates(self) -> list[float]:
+        """[n_max] chance that position i holds given all before it do; thin ones lean on the one before."""
+        rates = []
+        before = self.prior
+        for tried, held in zip(self._tried, self._held, strict=True):
+            before = (held + PRIOR_WEIGHT * before) / (tried + PRIOR_WEIGHT)
+            rates.append(before)
+        return rates
+
+    def expected_tokens(self) -> list[float]:
+        """[1 + n_max] tokens emitted by a step that drafts 0, 1, 2, ... tokens."""
+        tokens, reach = [1.0], 1.0
+        for rate in self.rates():
+            reach *= rate
+            tokens.append(tokens[-1] + reach)
+        return tokens

@@ -1,0 +1,238 @@
+"""The one table of costs: how long a step of each class takes at each width, learned while the model runs.
+
+In: step outcomes. Out: T(n) in microseconds for the classes draft (by tokens drafted), verify (by tokens in
+the batch; the experts' part apart where it is known) and process. Speculation control, the balancer and
+`pyspac profile` read the same table.
+
+Each width has a moving average of log T, fed with the least of three samples: a page fault or a core lost to
+another program moves nothing (where time is sliced, a few samples are far too long, and the shortest ones are
+those of the work itself), nor does the first pass of a width, which sets up its graph. What changes one width
+mostly changes all (a longer context, more experts resident), so widths that were not seen lately move along,
+the more the longer ago they were seen.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspac.speculation.controller import StepOutcome
+
+GAIN: Final = 0.25  # of the moving averages
+JUMP: Final = 0.3  # |log|; a least of three that is so far off is a change, not noise
+HALF_AGE: Final = 8.0  # observations after which a width moves along half as much as the one seen
+NEGLIGIBLE: Final = 1e-3  # |log|; smaller changes do not move the others
+STALE: Final = 0.1  # |log|; a width that moved along by more starts over when it is seen again
+N_SURE_MIN: Final = 3  # samples of a width before its time is sure, if they agree
+N_SURE_MAX: Final = 8  # or if they do not
+ALIKE: Final = 0.25  # |log| between samples that agree
+N_SMALL: Final = 4  # steps between samples of what is small, or the same at every width
+SLOPE_PRIOR: Final = 0.6  # of one more token, in T(1): the union of experts at width 2 (1.6 .. 1.8 times)
+OPTIMISM: Final = 0.5  # share of the expected slope that an optimist assumes beyond what was measured
+
+
+@dataclass(slots=True)
+class _Width:
+    """What is known of one width; logs of microseconds."""
+
+    mean: float
+    offset: float = 0.0  # sum of all moves; samples are kept less this
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=3))  # samples, less offset
+    n_samples: int = 0
+    seen: int = 0  # value of n_observed
+    drift: float = 0.0  # by which the mean moved along since
+
+    def move(self, by: float) -> None:
+        """Another width changed."""
+        self.mean += by
+        self.offset += by
+        self.drift += by
+
+    def take(self, x: float) -> float:
+        """A sample; returns by how much the mean changed."""
+        if abs(self.drift) > STALE:
+            self.last.clear()
+        self.last.append(x - self.offset)
+        self.drift = 0.0
+        self.n_samples += 1
+        before, target = self.mean, min(self.last) + self.offset
+        gain = 1.0 if self.n_samples <= 3 or abs(target - before) > JUMP or len(self.last) == 1 else GAIN
+        self.mean += gain * (target - before)
+        return self.mean - before
+
+
+class WidthCurve:
+    """T(n) of one class of work."""
+
+    def __init__(self, *, is_zero_at_zero: bool = False) -> None:
+        """`is_zero_at_zero`: no tokens cost nothing (drafting)."""
+        self.is_zero_at_zero = is_zero_at_zero
+        self._of: dict[int, _Width] = {}
+        self._widths: list[int] = []  # sorted keys
+        self._cached: list[tuple[int, float]] | None = None  # _points()
+        self.n_observed = 0
+
+    def observe(self, n: int, us: float) -> None:
+        """Take in one measured time of width `n`. O(number of widths)."""
+        if us <= 0.0 or n < 0:
+            return
+        self.n_observed += 1
+        self._cached = None
+        if n not in self._of:
+            self._of[n] = _Width(math.log(us))
+            self._widths = sorted(self._of)
+        self._move_others(n, self._of[n].take(math.log(us)))
+        self._of[n].seen = self.n_observed
+
+    def _move_others(self, n: int, change: float) -> None:
+        if abs(change) < NEGLIGIBLE:
+            return
+        for other, width in self._of.items():
+            age = self.n_observed - width.seen - 1
+            if other != n and age > 0:
+                width.move(change * (1.0 - 0.5 ** (age / HALF_AGE)))
+
+    def n_samples(self, n: int) -> int:
+        """How often width `n` was seen."""
+        return self._of[n].n_samples if n in self._of else 0
+
+    def is_sure(self, n: int) -> bool:
+        """Whether width `n` was seen three times with about the same result, or often."""
+        width = self._of.get(n)
+        if width is None or width.n_samples < N_SURE_MIN:
+            return False
+        return width.n_samples >= N_SURE_MAX or max(width.last) - min(width.last) < ALIKE
+
+    def age(self, n: int) -> int | None:
+        """Observations since width `n` was seen; None: never."""
+        return self.n_observed - self._of[n].seen if n in self._of else None
+
+    def drift(self, n: int) -> float:
+        """How far width `n` moved along with others since it was seen, |log|: it is that much in doubt."""
+        return abs(self._of[n].drift) if n in self._of else 0.0
+
+    def widths(self) -> list[int]:
+        """Widths that were measured, ascending."""
+        return self._widths
+
+    def us(self, n: int, *, is_optimistic: bool = False) -> float | None:
+        """T(n): measured, or between or beyond measured widths; None: nothing was measured.
+
+        Beyond the widest, the mean slope goes on; for an optimist a part of it, or of the last slope if that
+        is smaller (after a switch of kernels it often is).
+        """
+        if n in self._of:
+            return self._at(n)
+        points = self._points()
+        if not points:
+            return None
+        i = bisect_left(points, (n, 0.0))
+        if i == len(points):
+            return self._beyond(points, n, is_optimistic)
+        if i == 0:
+            return points[0][1]  # narrower than all: at most as long
+        (n0, us0), (n1, us1) = points[i - 1], points[i]
+        return us0 + (us1 - us0) * (n - n0) / (n1 - n0)
+
+    def _at(self, n: int) -> float:
+        return math.exp(self._of[n].mean)
+
+    def _points(self) -> list[tuple[int, float]]:
+        if self._cached is None:
+            origin = [(0, 0.0)] if self.is_zero_at_zero and self._widths else []
+            self._cached = origin + [(n, self._at(n)) for n in self._widths]
+        return self._cached
+
+    def _beyond(self, points: list[tuple[int, float]], n: int, is_optimistic: bool) -> float:
+        n_last, us_last = points[-1]
+        slope = SLOPE_PRIOR * us_last / max(1, n_last)
+        if len(points) > 1:
+            slope = _slope(points[0], points[-1])
+        if is_optimistic:
+            slope = OPTIMISM * min(slope, _slope(*points[-2:]) if len(points) > 1 else slope)
+        slope = min(slope, us_last / max(1, n_last))  # n tokens at once cost no more than one by one
+        return us_last + slope * (n - n_last)
+
+
+def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
+    return max(0.0, (b[1] - a[1]) / (b[0] - a[0]))
+
+
+class CostTable:
+    """T(n) of draft, verify and process; kept across requests."""
+
+    def __init__(self) -> None:
+        """Nothing measured."""
+        self.draft = WidthCurve(is_zero_at_zero=True)
+        self.verify = WidthCurve()  # without the experts, where their part is known
+        self.experts = WidthCurve()
+        self.process = WidthCurve()
+        self.overhead = WidthCurve()  # the same at every width, so kept at 1
+        self.n_observed = 0
+
+    def observe(self, outcome: StepOutcome, *, is_draft_typical: bool = True) -> None:
+        """Take in one step's times; drafting counts if it is typical (there was nothing to catch up)."""
+        self.n_observed += 1
+        self.observe_verify(outcome.width, outcome.verify_us, outcome.experts_us)
+        if self.n_observed % N_SMALL == 1 or not self.process.n_samples(outcome.width):
+            self.process.observe(outcome.width, outcome.process_us)
+            self.overhead.observe(1, outcome.overhead_us)
+        if outcome.n_draft and is_draft_typical:
+            self.draft.observe(outcome.n_draft, outcome.draft_us)
+
+    def observe_verify(self, n_tokens: int, verify_us: float, experts_us: float = 0.0) -> None:
+        """Take in one forward pass; 0 < experts_us < verify_us: the experts' part."""
+        if 0.0 < experts_us < verify_us:
+            self.experts.observe(n_tokens, experts_us)
+            self.verify.observe(n_tokens, verify_us - experts_us)
+        else:
+            self.verify.observe(n_tokens, verify_us)
+
+    def verify_us(self, n_tokens: int, *, is_optimistic: bool = False) -> float | None:
+        """One forward pass of `n_tokens`, experts included."""
+        rest = self.verify.us(n_tokens, is_optimistic=is_optimistic)
+        if rest is None:
+            return None
+        return rest + (self.experts.us(n_tokens, is_optimistic=is_optimistic) or 0.0)
+
+    def step_us(self, n_draft: int, n_others: int = 0, *, is_optimistic: bool = False) -> float | None:
+        """A whole step that drafts `n_draft` tokens, beside `n_others` tokens of other sequences."""
+        verify = self.verify_us(1 + n_draft + n_others, is_optimistic=is_optimistic)
+        if verify is None:
+            return None
+        process = self.process.us(1 + n_draft + n_others, is_optimistic=is_optimistic) or 0.0
+        draft = (self.draft.us(n_draft) or 0.0) if n_draft else 0.0
+        return draft + verify + process + (self.overhead.us(1) or 0.0)
+
+    def cost(self, n_draft: int, n_others: int = 0, *, is_optimistic: bool = False) -> float | None:
+        """T_step(n_draft) / T_step(0): cascade.txt, equation 2."""
+        base = self.step_us(0, n_others)
+        step = self.step_us(n_draft, n_others, is_optimistic=is_optimistic)
+        return None if base is None or step is None else step / base
+
+    def tolerance(self, n_tokens: int) -> float | None:
+        """tau(n) = T(1) / T(n): gamma-tolerance.txt, section 3.1."""
+        one, n = self.verify_us(1), self.verify_us(n_tokens)
+        return None if one is None or n is None else one / n
+
+    def delta(self) -> float | None:
+        """T_draft(1) / T_verify(1): the drafter's cost per token; None before both were measured."""
+        draft, verify = self.draft.us(1), self.verify_us(1)
+        return None if draft is None or verify is None else draft / verify
+
+    def to_dict(self) -> dict[str, Any]:
+        """Microseconds by class and measured width."""
+        return {
+            name: {n: round(curve.us(n) or 0.0, 1) for n in curve.widths()}
+            for name, curve in (
+                ("draft_us", self.draft),
+                ("verify_rest_us", self.verify),
+                ("experts_us", self.experts),
+                ("process_us", self.process),
+                ("overhead_us", self.overhead),
+            )
+        }

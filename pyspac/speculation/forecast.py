@@ -1,0 +1,256 @@
+"""Our controller: forecast tokens per second of every draft length, from two curves, and take the best.
+
+Expected tokens come from the acceptance curve (`acceptance.py`), times from the cost table
+(`cost_table.py`): both are learned from every step, so a draft length need not be tried to be judged, and a
+jump of T(n) is no hill to climb. What the forecast cannot know it buys, out of the loss budget
+(`budget.py`), which also bounds what a wrong forecast can lose. With a drafter that costs nothing (n-gram)
+acceptance is watched in the shadow while speculation is off: drafts are compared with the text that follows,
+so that trying out is never needed. The knob is the budget's share of time.
+
+Utility of K = (h * E[tokens | K] + 1 - h) / (h * cost(K) + 1 - h), where h is the share of steps in which the
+drafter has anything to say.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspac.speculation.acceptance import AcceptanceCurve
+from pyspac.speculation.controller import Controller, Phase, Shared, StepOutcome
+from pyspac.speculation.prices import N_COST_SAMPLES, Prices
+
+LADDER: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
+N_BASELINE_STEPS: Final = 4
+N_TRIES: Final = 4  # per draft length and request, to measure its width
+N_IDLE_STEPS: Final = 3  # that a choice of 0 is kept at first; up to the next while nothing happens
+N_IDLE_STEPS_MAX: Final = 12
+LOOK_US: Final = 60.0  # of a look, with cold caches
+LOOK_SHARE: Final = 0.02  # of the time, that looks may take
+N_LOOK_STEPS_MAX: Final = 4  # steps with drafts from one look to the next
+N_PRICE_STEPS: Final = 2  # looks for which costs are kept
+BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
+DOUBT: Final = 0.15  # |log|; if all times seem to have moved by more, a plain step must confirm it
+MARGIN: Final = 1.02  # a change must promise so much more: shapes that alternate are slow on some devices
+PROBE_DISTANCE: Final = 8  # steps between probes at first; doubles while they fail
+PROBE_DISTANCE_MAX: Final = 64
+RESUME_LEVEL: Final = 0.25  # plain steps in the budget, to go on after it was used up
+OUTLIER: Final = 1.5  # times the forecast; what a step of a new width takes beyond that is an accident
+MEMORY_GAIN: Final = 0.02  # of the long-run acceptance, per draft
+
+
+class Forecast(Controller):
+    """One request's choices; costs, budget and long-run acceptance are shared with all others."""
+
+    name = "forecast"
+    wants_shadow = True
+
+    def __init__(self, shared: Shared) -> None:
+        """Plain steps first, if the plain step's time is not known yet."""
+        super().__init__(shared)
+        self.acceptance = AcceptanceCurve(shared.n_draft_max, shared.acceptance)
+        self.lengths = [k for k in LADDER if k < shared.n_draft_max] + [shared.n_draft_max]
+        self.utilities: dict[int, float] = {0: 1.0}
+        self._has_shadow = False
+        self._n_tries = dict.fromkeys(self.lengths, 0)  # surveys; a drafter may have shorter drafts only
+        self._n_others = 0
+        self._is_held = False  # the budget is used up
+        self._probe_distance = PROBE_DISTANCE
+        self._next_probe = 0  # step
+        self._was_drafting = False
+        self._n_missed = 0  # plain steps that the drafter has not read
+        self._catch_up = 0.0  # plain steps that reading one of them takes
+        self._tokens = self.acceptance.expected_tokens()
+        self._prices = Prices(shared.table, self.lengths)
+        self._n_price_steps = 0  # left until prices are renewed
+        self._n_unseen = 0  # steps with drafts since the last look
+        self._n_idle = 0  # plain steps without a look so far
+        self._n_idle_max = N_IDLE_STEPS
+        self._n_draft = 0
+        self._phase: Phase = "choose"
+        self._choose()
+
+    def next_n_draft(self) -> int:
+        return self._n_draft
+
+    # ------------------------------------------------------------------------------------ observing
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Take in a step. About 3 us while speculation is off and nothing happens, else some 50 us."""
+        if self._is_idle(outcome):
+            self._n_idle += 1
+            self._n_missed += 1
+            self._was_drafting = False
+            self.shared.budget.pay(1.0, 1, 1.0)
+            self.n_steps += 1
+            return
+        self._take(outcome)
+        self._observe(outcome)
+        self.n_steps += 1
+        self._n_unseen += 1
+        if self._phase != "choose" or outcome.n_draft == 0 or self._n_unseen >= _look_distance(outcome):
+            self._n_unseen = 0
+            self._choose()
+
+    def _is_idle(self, outcome: StepOutcome) -> bool:
+        """Whether a plain step may pass without a look."""
+        return (
+            self._n_draft == outcome.n_draft == 0
+            and self._n_idle < self._n_idle_max
+            and self._phase in ("choose", "hold")
+            and outcome.n_others == self._n_others
+        )
+
+    def _take(self, outcome: StepOutcome) -> None:
+        """Costs; drafting times after a pause hold the drafter's catching up and do not count."""
+        table = self.shared.table
+        is_new = table.verify.n_samples(outcome.width) < N_COST_SAMPLES
+        expected = table.step_us(outcome.n_draft, outcome.n_others) if is_new else None
+        table.observe(outcome, is_draft_typical=self._was_drafting or table.draft.n_observed == 0)
+        self._pay(outcome, expected)
+        self._was_drafting = outcome.n_draft > 0
+
+    def _observe(self, outcome: StepOutcome) -> None:
+        self._n_others = outcome.n_others
+        if self._n_draft > 0 or not self._has_shadow:
+            self._learn(outcome.n_draft, outcome.n_accepted, was_asked=self._n_draft > 0)
+        if self._phase == "probe" and outcome.n_draft:
+            self._end_probe(is_success=outcome.n_accepted == outcome.n_draft)
+
+    def observe_shadow(self, n_draft: int, n_held: int) -> None:
+        """See Controller."""
+        self._has_shadow = True
+        if n_held:
+            self._n_idle = N_IDLE_STEPS_MAX  # something happens: look after this step
+        self._learn(n_draft, n_held, was_asked=True)
+
+    def _learn(self, n_draft: int, n_held: int, *, was_asked: bool) -> None:
+        if n_draft:
+            self.acceptance.observe(n_draft, n_held)
+            old = self.acceptance.prior if self.shared.acceptance is None else self.shared.acceptance
+            self.shared.acceptance = old + MEMORY_GAIN * ((n_held > 0) - old)
+        else:
+            self.acceptance.forget(1 + self._n_idle)
+        if was_asked:
+            self.acceptance.observe_hit(n_draft > 0)
+
+    def _pay(self, outcome: StepOutcome, expected: float | None) -> None:
+        """Book what the step gained or lost against plain decoding.
+
+        Where the time of its width is known, that counts: what else the step took is not speculation's fault.
+        A new width is charged what it took, up to OUTLIER times what was `expected`.
+        """
+        if outcome.n_draft == 0:
+            self._n_missed += 1
+            return self.shared.budget.pay(1.0, 1, 1.0)
+        if self._n_missed:
+            self._pay_catch_up(outcome)
+        table, n_others = self.shared.table, outcome.n_others
+        if expected is None and outcome.n_draft in self._prices.cost and n_others == self._n_others:
+            return self.shared.budget.pay(self._prices.cost[outcome.n_draft], outcome.n_emitted, 1.0)
+        base, us = table.step_us(0, n_others), table.step_us(outcome.n_draft, n_others)
+        if base is None or us is None:
+            return None
+        if expected is not None:
+            us = min(outcome.total_us, OUTLIER * expected)
+        return self.shared.budget.pay(us, outcome.n_emitted, base)
+
+    def _pay_catch_up(self, outcome: StepOutcome) -> None:
+        """Book what the drafter took to read the tokens it missed."""
+        base, typical = self.shared.table.step_us(0), self.shared.table.draft.us(outcome.n_draft)
+        if base and typical is not None:
+            extra = max(0.0, outcome.draft_us - typical) / base
+            self.shared.budget.pay(extra, 0, 1.0)
+            self._catch_up = extra / self._n_missed
+        self._n_missed = 0
+
+    def _end_probe(self, *, is_success: bool) -> None:
+        """A success earns another probe at once, a failure waits twice as long."""
+        if is_success:
+            self._probe_distance, self._next_probe = PROBE_DISTANCE, self.n_steps
+        else:
+            self._next_probe = self.n_steps + self._probe_distance
+            self._probe_distance = min(2 * self._probe_distance, PROBE_DISTANCE_MAX)
+
+    # ------------------------------------------------------------------------------------- choosing
+
+    def _choose(self) -> None:
+        """Decide the next step's draft length. O(number of lengths)."""
+        self._n_idle = 0
+        if self.n_draft_max == 0:
+            return self._set("choose", 0, "the cap is 0")
+        if self._needs_baseline():
+            return self._set("baseline", 0, "the plain step's time")
+        self._tokens = self.acceptance.expected_tokens()
+        self._renew_prices()
+        self.utilities = {0: 1.0} | {k: self._utility(k, self._prices.cost[k]) for k in self.lengths}
+        if (survey := self._survey()) is not None:
+            self._n_tries[survey] += 1
+            return self._set("test", survey, "its time is not known, and it may be the best")
+        best = self._best()
+        if best == 0:
+            return self._choose_off()
+        if not self.shared.budget.can_lose(RESUME_LEVEL if self._is_held else 0.0):
+            self._is_held = True
+            return self._set("hold", 0, "the loss budget is used up")
+        self._is_held = False
+        self._probe_distance, self._next_probe = PROBE_DISTANCE, self.n_steps + PROBE_DISTANCE
+        return self._set("choose", best, "the best forecast")
+
+    def _choose_off(self) -> None:
+        """Speculation does not pay; look now and then whether it would again."""
+        is_due = self.n_steps >= self._next_probe and not self._has_shadow
+        loss = self._prices.cost[self.lengths[0]] - 1.0 + self._catch_up * self._n_missed
+        if is_due and self.shared.budget.can_lose(loss):
+            return self._set("probe", self.lengths[0], "whether drafts hold again")
+        was_off = self._phase == "choose" and self._n_draft == 0
+        self._n_idle_max = min(2 * self._n_idle_max, N_IDLE_STEPS_MAX) if was_off else N_IDLE_STEPS
+        k = max(self.lengths, key=lambda k: self.utilities[k])
+        return self._set("choose", 0, f"no forecast reaches 1 (best: K = {k})")
+
+    def _needs_baseline(self) -> bool:
+        """Whether the plain step's time is unknown, old, or in doubt; other sequences hide it."""
+        if self._n_others:
+            return False
+        curve = self.shared.table.verify
+        age = curve.age(1)
+        if age is None or curve.n_samples(1) < N_BASELINE_STEPS:
+            return True
+        return age >= BASELINE_AGE_MAX or curve.drift(1) > DOUBT
+
+    def _renew_prices(self) -> None:
+        """Every few steps, and after each that measured something new."""
+        self._n_price_steps -= 1
+        if self._n_price_steps < 0 or self._phase != "choose":
+            self._prices.renew(self._n_others)
+            self._n_price_steps = N_PRICE_STEPS
+
+    def _best(self) -> int:
+        best = max(self.utilities, key=lambda k: self.utilities[k])
+        current = self.utilities.get(self._n_draft, 0.0)
+        if self._phase == "choose" and self.utilities[best] < MARGIN * current:
+            return self._n_draft
+        return best
+
+    def _survey(self) -> int | None:
+        """A length whose time is not known well, if it were the best should it cost as little as it may."""
+        best, prices = MARGIN * max(self.utilities.values()), self._prices
+        for k in prices.unsure:
+            loss = max(0.0, prices.cost[k] - self._tokens[k])
+            could_win = self._n_tries[k] < N_TRIES and self._utility(k, prices.least[k]) > best
+            if could_win and self.shared.budget.can_lose(loss):
+                return k
+        return None
+
+    def _utility(self, k: int, cost: float) -> float:
+        hit = self.acceptance.hit_rate
+        return (hit * self._tokens[k] + 1.0 - hit) / (hit * cost + 1.0 - hit)
+
+    def _set(self, phase: Phase, n_draft: int, why: str) -> None:
+        if (phase, n_draft) != (self._phase, self._n_draft) or not self.decisions:
+            self._decide(phase, n_draft, utilities=dict(self.utilities), why=why)
+        self._phase, self._n_draft = phase, n_draft
+
+
+def _look_distance(outcome: StepOutcome) -> float:
+    """Steps between looks: one by one, unless steps are so short that a look is felt."""
+    return min(N_LOOK_STEPS_MAX, LOOK_US / (LOOK_SHARE * max(outcome.total_us, 1.0)))

@@ -1,0 +1,76 @@
+"""All sequences of a run: one controller each, by server slot, and what they share.
+
+In: a controller's name and the cap. Out: `next_n_draft(slot)` and `observe(outcome)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from pyspac.errors import ConfigError
+from pyspac.speculation.cascade import OPTIMISATIONS, Cascade, CascadeConfig
+from pyspac.speculation.controller import Controller, Decision, Shared, StepOutcome
+from pyspac.speculation.forecast import Forecast
+from pyspac.speculation.per_k_ema import PerKEma
+from pyspac.speculation.static import Off, Static
+
+MakeController = Callable[[Shared], Controller]
+
+DEFAULT_CONTROLLER: Final = "forecast"
+CONTROLLERS: Final[dict[str, MakeController]] = {
+    "forecast": Forecast,
+    "cascade": Cascade,
+    "per-k-ema": PerKEma,
+    "static": Static,
+    "off": Off,
+}
+
+
+def parse_controller(text: str) -> MakeController:
+    """Read "cascade", "auto", or the paper's controller without a part: "cascade-backoff-climb"."""
+    name = DEFAULT_CONTROLLER if text == "auto" else text
+    if name in CONTROLLERS:
+        return CONTROLLERS[name]
+    base, *without = name.split("-")
+    if base == "cascade" and set(without) <= OPTIMISATIONS.keys():
+        return partial(Cascade, config=CascadeConfig(without=frozenset(without)))
+    raise ConfigError(
+        "--speculation",
+        text,
+        f"auto, {', '.join(CONTROLLERS)}, or cascade-{'-'.join(OPTIMISATIONS)} (less parts)",
+    )
+
+
+class Speculation:
+    """Draft lengths for every slot."""
+
+    def __init__(
+        self, controller: str | MakeController = DEFAULT_CONTROLLER, *, n_draft_max: int, lag_steps: int = 0
+    ) -> None:
+        """`n_draft_max`: the cap; `lag_steps`: steps until a new limit takes effect."""
+        self.make = parse_controller(controller) if isinstance(controller, str) else controller
+        self.shared = Shared(n_draft_max=n_draft_max, lag_steps=lag_steps)
+        self.slots: dict[int, Controller] = {}
+
+    def begin(self, slot: int = 0) -> Controller:
+        """A new request in this slot."""
+        self.slots[slot] = self.make(self.shared)
+        return self.slots[slot]
+
+    def slot(self, slot: int = 0) -> Controller:
+        """The controller of a slot; a new one if there was none."""
+        return self.slots[slot] if slot in self.slots else self.begin(slot)
+
+    def next_n_draft(self, slot: int = 0) -> int:
+        """The longest draft for the slot's next step."""
+        return self.slot(slot).next_n_draft()
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Take in one step of `outcome.slot`."""
+        self.slot(outcome.slot).observe(outcome)
+
+    def decisions(self, slot: int = 0) -> list[Decision]:
+        """What the slot's controller decided, and why."""
+        return list(self.slot(slot).decisions)
