@@ -38,7 +38,7 @@ def attach(
         Path | None,
         typer.Option("-m", "--model", metavar="FILE", help="The server's model, for the warm start."),
     ] = None,
-    speculation: Speculation = "auto",
+    speculation: Speculation = "static",
     draft_max: DraftMax = None,
     estimator: Estimator = DEFAULT_ESTIMATOR,
     threshold: Threshold = "auto",

@@ -141,8 +141,8 @@ def run(
         typer.Option(
             "--draft-max",
             metavar="N",
-            help=f"Tokens to draft per step at most. Default: {DEFAULT_DRAFT_CAP}; "
-            f"{DEFAULT_DRAFT_MAX} with --speculation static.",
+            help=f"Tokens to draft per step at most. Default: {DEFAULT_DRAFT_MAX}; "
+            f"{DEFAULT_DRAFT_CAP} where --speculation decides.",
         ),
     ] = None,
     speculation: Annotated[
@@ -150,10 +150,11 @@ def run(
         typer.Option(
             "--speculation",
             metavar="NAME",
-            help=f"How many tokens to draft: auto (measured, as long as it pays), {', '.join(CONTROLLERS)}. "
-            "Only static drafts alike in every run, so that sampled text repeats with its seed.",
+            help=f"How many tokens to draft: {', '.join(CONTROLLERS)}, or auto (the best of these). "
+            "static drafts alike in every run, so that sampled text repeats with its seed; the others draft "
+            "as long as it pays.",
         ),
-    ] = "auto",
+    ] = "static",
     explain: Annotated[
         bool, typer.Option("--explain", help="Show how draft lengths were chosen, and why.")
     ] = False,

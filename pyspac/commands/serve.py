@@ -56,8 +56,9 @@ Speculation = Annotated[
     typer.Option(
         "--speculation",
         metavar="NAME",
-        help="How long a draft model drafts: auto (measured, as long as it pays), "
-        f"{', '.join(CONTROLLERS)}. Other kinds of drafting keep llama-server's own lengths.",
+        help=f"How long a draft model drafts: {', '.join(CONTROLLERS)}, or auto (the best of these): "
+        "static always as long, the others as long as it pays. "
+        "Other kinds of drafting keep llama-server's own lengths.",
     ),
 ]
 DraftMax = Annotated[
@@ -65,8 +66,8 @@ DraftMax = Annotated[
     typer.Option(
         "--draft-max",
         metavar="N",
-        help=f"Tokens to draft per step at most. Default: {DEFAULT_DRAFT_CAP}; {DEFAULT_DRAFT_MAX} with "
-        "--speculation static.",
+        help=f"Tokens to draft per step at most. Default: {DEFAULT_DRAFT_MAX}; {DEFAULT_DRAFT_CAP} where "
+        "--speculation decides.",
     ),
 ]
 CpuShare = Annotated[
@@ -148,7 +149,7 @@ def serve(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start llama-server again if it dies, instead of ending.")
     ] = False,
-    speculation: Speculation = "auto",
+    speculation: Speculation = "static",
     draft_max: DraftMax = None,
     estimator: Estimator = DEFAULT_ESTIMATOR,
     threshold: Threshold = "auto",
