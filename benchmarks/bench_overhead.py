@@ -246,7 +246,9 @@ def model_path(named: Path | None) -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory(prefix="pyspac-bench-") as folder:
         path = Path(folder) / "small.gguf"
-        if make_synthetic_gguf.main([str(path)]) != 0:
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the rows
+            failed = make_synthetic_gguf.main([str(path)]) != 0
+        if failed:
             sys.exit(2)
         yield path
 
