@@ -45,6 +45,7 @@ CONTROLLERS = (OFF, "static-1", "static-3", "static-8", "cascade", "per-k-ema", 
 STREAMS = ("code", "prose", "lists", "mix")
 MIX = ("code", "prose", "lists", "prose")
 WORST_SLOWDOWN = {"ngram": 0.05, "draft": 0.08}  # what is wanted
+N_SCRIPTED = 8  # tokens that a scripted drafter prepares
 MIX_TOLERANCE = 0.02  # behind the best fixed length
 
 # of synthetic and simulated drafts: (acceptance at positions 1, 2, ..., share of steps with a draft)
@@ -112,11 +113,12 @@ class ScriptedDrafter(NgramDrafter):
         rng = random.Random(self.seed * 1_000_003 + len(tokens))
         if rng.random() >= self.hit_rate:
             return DraftResult()
-        n_held = 0
-        while rng.random() < acceptance[min(n_held, len(acceptance) - 1)] and n_held < n_max:
+        n_held, n = 0, max(n_max, N_SCRIPTED)  # the same work whatever is asked for
+        while rng.random() < acceptance[min(n_held, len(acceptance) - 1)] and n_held < n:
             n_held += 1
-        right = [self._wrapped(tokens[-1] + 1 + i) for i in range(n_max)]
-        return DraftResult([t if i < n_held else self._wrapped(t + 7) for i, t in enumerate(right)])
+        right = [self._wrapped(tokens[-1] + 1 + i) for i in range(n)]
+        drafted = [t if i < n_held else self._wrapped(t + 7) for i, t in enumerate(right)]
+        return DraftResult(drafted[:n_max])
 
     def _wrapped(self, token: int) -> int:
         """The lowest ids are control tokens."""

@@ -73,6 +73,7 @@ class Shared:
     budget: LossBudget = field(default_factory=LossBudget)
     best_utility: dict[int, float] = field(default_factory=dict)  # recent, by draft length >= 1
     acceptance: float | None = None  # long-run share of first drafted tokens that hold
+    plain_us: float = 0.0  # of a mean plain step; 0: not measured
     lag_steps: int = 0  # steps until a new limit takes effect (1 through a server's board)
 
 

@@ -30,11 +30,13 @@ N_LOOK_STEPS_MAX: Final = 4  # steps with drafts from one look to the next
 N_PRICE_STEPS: Final = 2  # looks for which costs are kept
 BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
 DOUBT: Final = 0.15  # |log|; if all times seem to have moved by more, a plain step must confirm it
+ON_UTILITY: Final = 1.08  # to begin with drafts; estimates scatter, and the best of many flatters
 MARGIN: Final = 1.02  # a change must promise so much more: shapes that alternate are slow on some devices
 PROBE_DISTANCE: Final = 8  # steps between probes at first; doubles while they fail
 PROBE_DISTANCE_MAX: Final = 64
-RESUME_LEVEL: Final = 0.25  # plain steps in the budget, to go on after it was used up
-OUTLIER: Final = 1.5  # times the forecast; what a step of a new width takes beyond that is an accident
+RISK_SHARE: Final = 0.5  # of the expected gain that counts against what a step may lose
+OUTLIER: Final = 1.5  # times the usual time; what a step takes beyond that is an accident
+PLAIN_GAIN: Final = 0.1  # of the mean plain step
 MEMORY_GAIN: Final = 0.02  # of the long-run acceptance, per draft
 
 
@@ -53,7 +55,6 @@ class Forecast(Controller):
         self._has_shadow = False
         self._n_tries = dict.fromkeys(self.lengths, 0)  # surveys; a drafter may have shorter drafts only
         self._n_others = 0
-        self._is_held = False  # the budget is used up
         self._probe_distance = PROBE_DISTANCE
         self._next_probe = 0  # step
         self._was_drafting = False
@@ -113,6 +114,8 @@ class Forecast(Controller):
         self._n_others = outcome.n_others
         if self._n_draft > 0 or not self._has_shadow:
             self._learn(outcome.n_draft, outcome.n_accepted, was_asked=self._n_draft > 0)
+        if self._phase == "test" and outcome.n_draft:
+            self._n_tries[self._n_draft] += 1
         if self._phase == "probe" and outcome.n_draft:
             self._end_probe(is_success=outcome.n_accepted == outcome.n_draft)
 
@@ -120,7 +123,7 @@ class Forecast(Controller):
         """See Controller."""
         self._has_shadow = True
         if n_held:
-            self._n_idle = N_IDLE_STEPS_MAX  # something happens: look after this step
+            self._n_idle_max = N_IDLE_STEPS  # something happens: look sooner
         self._learn(n_draft, n_held, was_asked=True)
 
     def _learn(self, n_draft: int, n_held: int, *, was_asked: bool) -> None:
@@ -134,25 +137,30 @@ class Forecast(Controller):
             self.acceptance.observe_hit(n_draft > 0)
 
     def _pay(self, outcome: StepOutcome, expected: float | None) -> None:
-        """Book what the step gained or lost against plain decoding.
+        """Book what the step gained or lost against the mean plain step.
 
-        Where the time of its width is known, that counts: what else the step took is not speculation's fault.
-        A new width is charged what it took, up to OUTLIER times what was `expected`.
+        It is charged what it took, up to OUTLIER times the usual time, or what was `expected` of a new width:
+        the rest is an accident, and not speculation's fault.
         """
+        shared, n_others = self.shared, outcome.n_others
         if outcome.n_draft == 0:
             self._n_missed += 1
-            return self.shared.budget.pay(1.0, 1, 1.0)
+            self._learn_plain(outcome)
+            return shared.budget.pay(1.0, 1, 1.0)
         if self._n_missed:
             self._pay_catch_up(outcome)
-        table, n_others = self.shared.table, outcome.n_others
-        if expected is None and outcome.n_draft in self._prices.cost and n_others == self._n_others:
-            return self.shared.budget.pay(self._prices.cost[outcome.n_draft], outcome.n_emitted, 1.0)
-        base, us = table.step_us(0, n_others), table.step_us(outcome.n_draft, n_others)
-        if base is None or us is None:
+        usual = expected or shared.table.step_us(outcome.n_draft, n_others)
+        base = shared.plain_us if n_others == 0 else shared.table.step_us(0, n_others)
+        if not usual or not base:
             return None
-        if expected is not None:
-            us = min(outcome.total_us, OUTLIER * expected)
-        return self.shared.budget.pay(us, outcome.n_emitted, base)
+        return shared.budget.pay(min(outcome.total_us, OUTLIER * usual), outcome.n_emitted, base)
+
+    def _learn_plain(self, outcome: StepOutcome) -> None:
+        """The mean plain step, for the budget; the table's is the shortest of three."""
+        if outcome.n_others == 0 and (usual := self.shared.table.step_us(0)):
+            us = min(outcome.total_us, OUTLIER * usual)
+            old = self.shared.plain_us or us
+            self.shared.plain_us = old + PLAIN_GAIN * (us - old)
 
     def _pay_catch_up(self, outcome: StepOutcome) -> None:
         """Book what the drafter took to read the tokens it missed."""
@@ -184,17 +192,14 @@ class Forecast(Controller):
         self._renew_prices()
         self.utilities = {0: 1.0} | {k: self._utility(k, self._prices.cost[k]) for k in self.lengths}
         if (survey := self._survey()) is not None:
-            self._n_tries[survey] += 1
             return self._set("test", survey, "its time is not known, and it may be the best")
         best = self._best()
-        if best == 0:
-            return self._choose_off()
-        if not self.shared.budget.can_lose(RESUME_LEVEL if self._is_held else 0.0):
-            self._is_held = True
-            return self._set("hold", 0, "the loss budget is used up")
-        self._is_held = False
-        self._probe_distance, self._next_probe = PROBE_DISTANCE, self.n_steps + PROBE_DISTANCE
-        return self._set("choose", best, "the best forecast")
+        if best > 0:
+            self._probe_distance, self._next_probe = PROBE_DISTANCE, self.n_steps + PROBE_DISTANCE
+            return self._set("choose", best, "the best forecast")
+        if max(self.utilities.values()) > ON_UTILITY:
+            return self._set("hold", 0, "the loss budget does not allow a length that may pay")
+        return self._choose_off()
 
     def _choose_off(self) -> None:
         """Speculation does not pay; look now and then whether it would again."""
@@ -225,19 +230,26 @@ class Forecast(Controller):
             self._n_price_steps = N_PRICE_STEPS
 
     def _best(self) -> int:
-        best = max(self.utilities, key=lambda k: self.utilities[k])
-        current = self.utilities.get(self._n_draft, 0.0)
-        if self._phase == "choose" and self.utilities[best] < MARGIN * current:
+        """The best length that the budget allows: after losses only small stakes."""
+        least = 1.0 if self._n_draft else ON_UTILITY
+        allowed = [k for k in self.lengths if self.utilities[k] > least and self._can_risk(k)]
+        best = max(allowed, key=lambda k: self.utilities[k], default=0)
+        is_kept = self._phase == "choose" and (self._n_draft == 0 or self._n_draft in allowed)
+        if is_kept and self.utilities[best] < MARGIN * self.utilities[self._n_draft]:
             return self._n_draft
         return best
 
+    def _can_risk(self, k: int) -> bool:
+        """Whether a step at this length may fail; half of what it should gain counts."""
+        risk = self._prices.cost[k] - 1.0 - RISK_SHARE * (self._tokens[k] - 1.0)
+        return self.shared.budget.can_lose(max(0.0, risk))
+
     def _survey(self) -> int | None:
         """A length whose time is not known well, if it were the best should it cost as little as it may."""
-        best, prices = MARGIN * max(self.utilities.values()), self._prices
+        best, prices = max(ON_UTILITY, MARGIN * max(self.utilities.values())), self._prices
         for k in prices.unsure:
-            loss = max(0.0, prices.cost[k] - self._tokens[k])
             could_win = self._n_tries[k] < N_TRIES and self._utility(k, prices.least[k]) > best
-            if could_win and self.shared.budget.can_lose(loss):
+            if could_win and self._can_risk(k):
                 return k
         return None
 

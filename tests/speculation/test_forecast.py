@@ -66,7 +66,7 @@ def test_drafts_cease_to_hold() -> None:
     c = forecast()
     play(c, 200, MOE, always(8))
     played = play(c, 200, MOE, always(0))
-    assert played.total_us <= 200 * 100 * (1 + SHARE) + (CAPACITY + 3.2) * 100
+    assert played.total_us <= 200 * 100 * (1 + SHARE) + (CAPACITY + 2 * 3.2) * 100
     assert played.n_drafts[60:].count(0) >= 130
 
 
