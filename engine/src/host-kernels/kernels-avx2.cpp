@@ -38,6 +38,13 @@ SPAC_INLINE __m256i load(const void * p) {
     return _mm256_loadu_si256((const __m256i *) p);
 }
 
+// n bytes of weights, SPAC_PREFETCH_BYTES from here; the address need not be valid
+SPAC_INLINE void prefetch_ahead(const void * p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) {
+        _mm_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_BYTES + i), _MM_HINT_T0);
+    }
+}
+
 SPAC_INLINE float half_to_float(uint16_t h) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 }
@@ -379,6 +386,7 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
             sum = _mm256_setzero_ps();
         }
         for (int64_t ib = 0; ib < n_whole; ib++) {
+            prefetch_ahead(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
             add_block<F, NT>(row + ib * N_BLOCKS, a, ib, sums);
         }
         if (n_rest) {
@@ -404,30 +412,41 @@ struct bf16 {
 
 template <typename F, int NT>
 void dot_floats(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, float * const * out) {
-    const int64_t n_whole = n_cols & ~(int64_t) 7;
+    constexpr int N_CHAINS = NT <= 2 ? 4 : NT <= 4 ? 2
+                                                   : 1; // of additions that need not wait for each other
 
     for (int64_t ir = 0; ir < n_rows; ir++) {
         const uint16_t * row = (const uint16_t *) (rows + ir * row_bytes);
-        __m256           sums[NT];
-        for (__m256 & sum : sums) {
-            sum = _mm256_setzero_ps();
+        __m256           sums[N_CHAINS][NT];
+        for (int i = 0; i < N_CHAINS * NT; i++) {
+            sums[i % N_CHAINS][i / N_CHAINS] = _mm256_setzero_ps();
         }
-        for (int64_t i = 0; i < n_whole; i += 8) {
-            const __m256 w = F::widen(_mm_loadu_si128((const __m128i *) (row + i)));
-            for (int t = 0; t < NT; t++) {
-                sums[t] = _mm256_fmadd_ps(w, _mm256_load_ps((const float *) acts[t] + i), sums[t]);
+        int64_t i = 0;
+        for (; i + 8 * N_CHAINS <= n_cols; i += 8 * N_CHAINS) {
+            if (i % 32 == 0) {
+                prefetch_ahead(row + i, 64);
+            }
+            for (int k = 0; k < N_CHAINS; k++) {
+                const __m256 w = F::widen(_mm_loadu_si128((const __m128i *) (row + i + 8 * k)));
+                for (int t = 0; t < NT; t++) {
+                    sums[k][t] = _mm256_fmadd_ps(w, _mm256_load_ps((const float *) acts[t] + i + 8 * k), sums[k][t]);
+                }
             }
         }
-        if (n_whole < n_cols) {
+        for (; i < n_cols; i += 8) {
             uint16_t rest[8] = {}; // the activations are padded with zeros
-            memcpy(rest, row + n_whole, (n_cols - n_whole) * sizeof(uint16_t));
+            memcpy(rest, row + i, (n_cols - i < 8 ? n_cols - i : 8) * sizeof(uint16_t));
             const __m256 w = F::widen(_mm_loadu_si128((const __m128i *) rest));
             for (int t = 0; t < NT; t++) {
-                sums[t] = _mm256_fmadd_ps(w, _mm256_load_ps((const float *) acts[t] + n_whole), sums[t]);
+                sums[0][t] = _mm256_fmadd_ps(w, _mm256_load_ps((const float *) acts[t] + i), sums[0][t]);
             }
         }
         for (int t = 0; t < NT; t++) {
-            out[t][ir] = sum_of(sums[t]);
+            __m256 sum = sums[0][t];
+            for (int k = 1; k < N_CHAINS; k++) {
+                sum = _mm256_add_ps(sum, sums[k][t]);
+            }
+            out[t][ir] = sum_of(sum);
         }
     }
 }

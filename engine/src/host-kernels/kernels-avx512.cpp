@@ -44,6 +44,13 @@ SPAC_INLINE __m512i load_halves(const void * a, const void * b) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *) a)), _mm256_loadu_si256((const __m256i *) b), 1);
 }
 
+// n bytes of weights, SPAC_PREFETCH_BYTES from here; the address need not be valid
+SPAC_INLINE void prefetch_ahead(const void * p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) {
+        _mm_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_BYTES + i), _MM_HINT_T0);
+    }
+}
+
 SPAC_INLINE float half_to_float(uint16_t h) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 }
@@ -388,6 +395,7 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
             sum = _mm512_setzero_ps();
         }
         for (int64_t ib = 0; ib < n_whole; ib++) {
+            prefetch_ahead(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
             add_block<NT>(F::unpack(row + ib * N_BLOCKS), a, ib, sums);
         }
         if (n_rest) {
@@ -414,7 +422,36 @@ struct bf16 {
     static SPAC_INLINE __m512 load(const uint16_t * w, __mmask16 m) { return widen(_mm256_maskz_loadu_epi16(m, w)); }
 };
 
-// two rows at a time: f32 activations are large, and each vector of them read serves both
+// one row for few tokens: one stream of weights, and several chains of additions that need not wait for each other
+template <typename F, int NT>
+SPAC_INLINE void dot_one(const uint16_t * row, int64_t n_cols, const char * const * acts, float * const * out, int64_t ir) {
+    __m512 sums[4][NT];
+    for (int i = 0; i < 4 * NT; i++) {
+        sums[i % 4][i / 4] = _mm512_setzero_ps();
+    }
+    int64_t i = 0;
+    for (; i + 64 <= n_cols; i += 64) {
+        prefetch_ahead(row + i, 128);
+        for (int k = 0; k < 4; k++) {
+            const __m512 w = F::load(row + i + 16 * k);
+            for (int t = 0; t < NT; t++) {
+                sums[k][t] = _mm512_fmadd_ps(w, _mm512_load_ps((const float *) acts[t] + i + 16 * k), sums[k][t]);
+            }
+        }
+    }
+    for (; i < n_cols; i += 16) {
+        const __mmask16 rest = (__mmask16) _bzhi_u32(0xFFFF, (unsigned) (n_cols - i < 16 ? n_cols - i : 16));
+        const __m512    w    = F::load(row + i, rest);
+        for (int t = 0; t < NT; t++) { // the activations are padded with zeros
+            sums[0][t] = _mm512_fmadd_ps(w, _mm512_load_ps((const float *) acts[t] + i), sums[0][t]);
+        }
+    }
+    for (int t = 0; t < NT; t++) {
+        out[t][ir] = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0][t], sums[1][t]), _mm512_add_ps(sums[2][t], sums[3][t])));
+    }
+}
+
+// two rows for many tokens: f32 activations are large, and each vector of them read serves both
 template <typename F, int NT>
 SPAC_INLINE void dot_two(const uint16_t * row0, const uint16_t * row1, int64_t n_cols, const char * const * acts,
                          float * const * out, int64_t ir0, int64_t ir1) {
@@ -424,6 +461,10 @@ SPAC_INLINE void dot_two(const uint16_t * row0, const uint16_t * row1, int64_t n
     }
     int64_t i = 0;
     for (; i + 16 <= n_cols; i += 16) {
+        if (i % 32 == 0) {
+            prefetch_ahead(row0 + i, 64);
+            prefetch_ahead(row1 + i, 64);
+        }
         const __m512 w0 = F::load(row0 + i), w1 = F::load(row1 + i);
         for (int t = 0; t < NT; t++) {
             const __m512 x = _mm512_load_ps((const float *) acts[t] + i);
@@ -448,7 +489,10 @@ SPAC_INLINE void dot_two(const uint16_t * row0, const uint16_t * row1, int64_t n
 
 template <typename F, int NT>
 void dot_floats(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, float * const * out) {
-    for (int64_t ir = 0; ir < n_rows; ir += 2) {
+    for (int64_t ir = 0; NT <= 2 && ir < n_rows; ir++) {
+        dot_one<F, NT>((const uint16_t *) (rows + ir * row_bytes), n_cols, acts, out, ir);
+    }
+    for (int64_t ir = 0; NT > 2 && ir < n_rows; ir += 2) {
         const int64_t next = ir + 1 < n_rows ? ir + 1 : ir; // an odd last row is computed twice
         dot_two<F, NT>((const uint16_t *) (rows + ir * row_bytes), (const uint16_t *) (rows + next * row_bytes), n_cols, acts, out, ir, next);
     }
