@@ -466,8 +466,8 @@ def parse() -> argparse.Namespace:
         "--costs", choices=("union", "switch", "cheap"), default="union", help="simulated T(n)"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=4, help="per stream")
-    parser.add_argument("--predict", type=int, default=128, help="tokens per request")
+    parser.add_argument("--requests", type=int, default=8, help="per stream")
+    parser.add_argument("--predict", type=int, default=256, help="tokens per request")
     parser.add_argument("--prompt-tokens", type=int, default=200)
     parser.add_argument("--draft-max", type=int, default=8, help="the controllers' cap")
     parser.add_argument("--controllers", default=",".join(CONTROLLERS), type=lambda text: text.split(","))

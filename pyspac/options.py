@@ -10,7 +10,7 @@ from typing import Final, Literal
 from pyspac.config import HOST_KERNELS, EngineParams, SchedulerConfig
 from pyspac.errors import ConfigError
 from pyspac.sampling import SamplingParams
-from pyspac.speculation.manager import parse_controller
+from pyspac.speculation.manager import FIXED, choose_controller
 
 SpecType = Literal["draft", "ngram", "none"]
 
@@ -66,7 +66,7 @@ class RunOptions:
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     spec_type: SpecType | None = None
     draft_max: int | None = None
-    speculation: str = "static"  # how long to draft: a name of pyspac.speculation.CONTROLLERS, or auto
+    speculation: str | None = None  # a name of pyspac.speculation.CONTROLLERS, or auto; see choose_controller
     explain: bool = False
     estimator: str = SchedulerConfig().estimator
     threshold: int | None = None  # None: balanced
@@ -100,7 +100,7 @@ class RunOptions:
             raise ConfigError(
                 "--draft-max", self.draft_max, "only with a draft model (-md) or --spec-type ngram"
             )
-        parse_controller(self.speculation)
+        choose_controller(self.speculation, self.draft_max)
 
     def _check_mode(self) -> None:
         if self.repack and not self.stock:
@@ -146,12 +146,18 @@ class RunOptions:
             return 0
         if self.draft_max is not None:
             return self.draft_max
-        return DEFAULT_DRAFT_MAX if self.speculation == "static" else DEFAULT_DRAFT_CAP
+        return DEFAULT_DRAFT_MAX if self.controller == FIXED else DEFAULT_DRAFT_CAP
+
+    @property
+    def controller(self) -> str:
+        """Who decides how long to draft; a seed means that sampled text has to repeat."""
+        must_repeat = self.sampling.temp > 0 and self.sampling.seed >= 0
+        return choose_controller(self.speculation, self.draft_max, must_repeat=must_repeat)
 
     @property
     def has_controller(self) -> bool:
         """Whether the draft length changes while the run lasts."""
-        return self.effective_draft_max > 0 and self.speculation != "static"
+        return self.effective_draft_max > 0 and self.controller != FIXED
 
     def scheduler_config(self) -> SchedulerConfig:
         return SchedulerConfig(

@@ -68,7 +68,7 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
 
 def _speculation_dict(session: Session) -> dict[str, Any]:
     """How draft lengths were chosen; with --explain, every decision and the costs it rests on."""
-    result: dict[str, Any] = {"speculation": session.options.speculation}
+    result: dict[str, Any] = {"speculation": session.options.controller}
     if session.options.explain and session.speculation:
         result["decisions"] = to_dicts(session.speculation.decisions())
         result["costs"] = session.speculation.shared.table.to_dict()

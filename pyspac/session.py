@@ -142,7 +142,7 @@ class Session:
         """None: the draft length is fixed."""
         if not self.options.has_controller:
             return None
-        return Speculation(self.options.speculation, n_draft_max=self.options.effective_draft_max)
+        return Speculation(self.options.controller, n_draft_max=self.options.effective_draft_max)
 
     def _speculation_hook(self) -> SpeculationHook | None:
         if self.speculation is None:

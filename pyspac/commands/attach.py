@@ -26,6 +26,7 @@ from pyspac.commands.serve import (
 )
 from pyspac.server import board_file, log
 from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_HOST, AttachOptions
+from pyspac.speculation.manager import choose_controller
 
 
 @reports_errors
@@ -38,7 +39,7 @@ def attach(
         Path | None,
         typer.Option("-m", "--model", metavar="FILE", help="The server's model, for the warm start."),
     ] = None,
-    speculation: Speculation = "static",
+    speculation: Speculation = None,
     draft_max: DraftMax = None,
     estimator: Estimator = DEFAULT_ESTIMATOR,
     threshold: Threshold = "auto",
@@ -57,13 +58,14 @@ def attach(
     none.
     """
     log.set_up("attach", as_json=log_json)
+    controller = choose_controller(speculation, draft_max)
     options = AttachOptions(
         scheduler=scheduler_config(estimator, threshold, without, link_gb_s),
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         cpu_share=cpu_share,
-        speculation=speculation,
-        n_draft_max=choose_draft_max(draft_max, speculation),
+        speculation=controller,
+        n_draft_max=choose_draft_max(draft_max, controller),
         warm_start=warm_start,
         model=model,
         log_json=log_json,

@@ -146,15 +146,15 @@ def run(
         ),
     ] = None,
     speculation: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--speculation",
             metavar="NAME",
             help=f"How many tokens to draft: {', '.join(CONTROLLERS)}, or auto (the best of these). "
             "static drafts alike in every run, so that sampled text repeats with its seed; the others draft "
-            "as long as it pays.",
+            "as long as it pays. Default: auto; static with --draft-max, or with --temp and --seed.",
         ),
-    ] = "static",
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show how draft lengths were chosen, and why.")
     ] = False,

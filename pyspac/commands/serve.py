@@ -17,11 +17,10 @@ from pyspac.server.options import (
     DEFAULT_CPU_SHARE,
     DEFAULT_HOST,
     DEFAULT_MAX_BATCH,
-    FIXED,
     AttachOptions,
     ServeOptions,
 )
-from pyspac.speculation.manager import CONTROLLERS
+from pyspac.speculation.manager import CONTROLLERS, FIXED, choose_controller
 
 Estimator = Annotated[
     str, typer.Option("--estimator", metavar="NAME", help=f"Of expected demand: {', '.join(ESTIMATORS)}.")
@@ -52,12 +51,12 @@ MetricsPort = Annotated[
 ]
 MetricsHost = Annotated[str, typer.Option("--metrics-host", metavar="HOST", help="Where the metrics listen.")]
 Speculation = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--speculation",
         metavar="NAME",
         help=f"How long a draft model drafts: {', '.join(CONTROLLERS)}, or auto (the best of these): "
-        "static always as long, the others as long as it pays. "
+        "static always as long, the others as long as it pays. Default: auto; static with --draft-max. "
         "Other kinds of drafting keep llama-server's own lengths.",
     ),
 ]
@@ -149,7 +148,7 @@ def serve(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start llama-server again if it dies, instead of ending.")
     ] = False,
-    speculation: Speculation = "static",
+    speculation: Speculation = None,
     draft_max: DraftMax = None,
     estimator: Estimator = DEFAULT_ESTIMATOR,
     threshold: Threshold = "auto",
@@ -162,13 +161,14 @@ def serve(
     log_json: LogJson = False,
 ) -> None:
     log.set_up("serve", as_json=log_json)
+    controller = choose_controller(speculation, draft_max) if model_draft else FIXED
     attach = AttachOptions(
         scheduler=scheduler_config(estimator, threshold, without, link_gb_s),
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         cpu_share=cpu_share,
-        speculation=speculation if model_draft else FIXED,
-        n_draft_max=choose_draft_max(draft_max, speculation),
+        speculation=controller,
+        n_draft_max=choose_draft_max(draft_max, controller),
         warm_start=warm_start,
         log_json=log_json,
     )
@@ -195,11 +195,11 @@ def serve(
 serve.__doc__ = HELP
 
 
-def choose_draft_max(wanted: int | None, speculation: str) -> int:
+def choose_draft_max(wanted: int | None, controller: str) -> int:
     """As `pyspac run` chooses it."""
     if wanted is not None:
         return wanted
-    return DEFAULT_DRAFT_MAX if speculation == FIXED else DEFAULT_DRAFT_CAP
+    return DEFAULT_DRAFT_MAX if controller == FIXED else DEFAULT_DRAFT_CAP
 
 
 def scheduler_config(

@@ -12,12 +12,11 @@ from pyspac.config import SchedulerConfig
 from pyspac.errors import ConfigError
 from pyspac.options import DEFAULT_DRAFT_CAP, CacheSize
 from pyspac.server.board_file import check_name
-from pyspac.speculation.manager import parse_controller
+from pyspac.speculation.manager import FIXED, parse_controller
 
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_MAX_BATCH: Final = 40  # llama-server's four slots, each with eight drafts and one token more
 DEFAULT_CPU_SHARE: Final = 0.05
-FIXED: Final = "static"  # the controller that leaves draft lengths as they are
 
 # llama-server's arguments that have to agree with ours, and how to give them instead
 _OURS: Final = {

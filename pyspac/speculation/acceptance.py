@@ -13,6 +13,7 @@ HALF_LIFE: Final = 10.0  # observations until a sample counts half; phases of a 
 PRIOR_WEIGHT: Final = 2.0  # samples that the position before (or the long run) counts for
 ACCEPTANCE_PRIOR: Final = 0.6  # of the first position, before anything was seen
 HIT_GAIN: Final = 0.06
+SCALE_MAX: Final = 1e9
 
 
 class AcceptanceCurve:
@@ -22,16 +23,21 @@ class AcceptanceCurve:
         """`prior`: what earlier requests saw at position 1."""
         self.prior = ACCEPTANCE_PRIOR if prior is None else prior
         self.keep = 0.5 ** (1.0 / half_life)
-        self._tried = [0.0] * n_max  # decayed counts, [n_max]
+        self._tried = [0.0] * n_max  # decayed counts times _scale, [n_max]
         self._held = [0.0] * n_max
+        self._scale = 1.0  # grows instead of all counts shrinking
         self.hit_rate = 1.0  # share of steps in which the drafter has anything to say
 
     def observe(self, n_draft: int, n_accepted: int) -> None:
         """A draft of n_draft >= 1 tokens of which the first n_accepted hold."""
-        n_seen = min(n_draft, n_accepted + 1)
-        for i in range(len(self._tried)):
-            self._tried[i] = self.keep * self._tried[i] + (i < n_seen)
-            self._held[i] = self.keep * self._held[i] + (i < min(n_seen, n_accepted))
+        self._scale /= self.keep
+        for i in range(min(n_draft, n_accepted + 1, len(self._tried))):
+            self._tried[i] += self._scale
+            if i < n_accepted:
+                self._held[i] += self._scale
+        if self._scale > SCALE_MAX:
+            self._shrink(1.0 / self._scale)
+            self._scale = 1.0
 
     def observe_hit(self, is_hit: bool) -> None:
         """The drafter was asked; `is_hit`: it drafted something."""
@@ -42,19 +48,22 @@ class AcceptanceCurve:
         factor = self.keep**n_steps
         if self._tried:
             self.prior += (1.0 - factor) * (self.rates()[0] - self.prior)
+        self._shrink(factor)
+
+    def _shrink(self, factor: float) -> None:
         self._tried = [factor * n for n in self._tried]
         self._held = [factor * n for n in self._held]
 
     def weight(self) -> float:
         """Samples that the first position's estimate rests on."""
-        return self._tried[0] if self._tried else 0.0
+        return self._tried[0] / self._scale if self._tried else 0.0
 
     def rates(self) -> list[float]:
         """[n_max] chance that position i holds given all before it do; thin ones lean on the one before."""
         rates = []
-        before = self.prior
+        before, prior_weight = self.prior, PRIOR_WEIGHT * self._scale
         for tried, held in zip(self._tried, self._held, strict=True):
-            before = (held + PRIOR_WEIGHT * before) / (tried + PRIOR_WEIGHT)
+            before = (held + prior_weight * before) / (tried + prior_weight)
             rates.append(before)
         return rates
 

@@ -13,7 +13,7 @@ from typing import Final
 
 SHARE: Final = 0.02  # where acceptance can be watched for nothing
 SHARE_COSTLY: Final = 0.04  # where every look costs a draft and its verification
-CAPACITY: Final = 4.0
+CAPACITY: Final = 6.0
 OVERDRAFT: Final = 1.0
 
 

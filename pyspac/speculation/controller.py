@@ -18,7 +18,7 @@ N_DECISIONS_KEPT: Final = 4096
 Phase = Literal["baseline", "test", "set", "probe", "choose", "hold"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # one for each step: frozen ones take twice as long to make
 class StepOutcome:
     """One draft + verify step of one sequence. Times in microseconds."""
 
@@ -28,7 +28,7 @@ class StepOutcome:
     draft_us: float = 0.0
     verify_us: float = 0.0
     process_us: float = 0.0  # sampling, taking back, handing out
-    overhead_us: float = 0.0  # what else the step took, whatever its width: scheduling, the loop itself
+    overhead_us: float = 0.0  # what else the step took: scheduling, the loop itself
     experts_us: float = 0.0  # the experts' part of verify_us; 0: not known
     slot: int = 0
 
@@ -107,6 +107,10 @@ class Controller(ABC):
     @abstractmethod
     def _observe(self, outcome: StepOutcome) -> None:
         """The policy's own part; the cost table is already renewed."""
+
+    def is_listening(self) -> bool:
+        """Whether the next outcome's `experts_us` is looked at, which takes time to read."""
+        return True
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:  # noqa: B027  most do not look
         """A draft of `n_draft` tokens was compared with the text: the first `n_held` would have held."""

@@ -9,6 +9,9 @@ another program moves nothing (where time is sliced, a few samples are far too l
 those of the work itself), nor does the first pass of a width, which sets up its graph. What changes one width
 mostly changes all (a longer context, more experts resident), so widths that were not seen lately move along,
 the more the longer ago they were seen.
+
+A pass of another width than the one before sets up its graph anew, which on small models takes half as long
+as a plain pass. T(n) is that of a settled pass; what a switch adds is a figure of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ N_SURE_MAX: Final = 8  # or if they do not
 ALIKE: Final = 0.25  # |log| between samples that agree
 N_SMALL: Final = 4  # steps between samples of what is small, or the same at every width
 SLOPE_PRIOR: Final = 0.6  # of one more token, in T(1): the union of experts at width 2 (1.6 .. 1.8 times)
+SWITCH_GAIN: Final = 0.15  # of what a switch takes
+OLD: Final = 16  # observations after which a width's own switched pass is better than nothing
 OPTIMISM: Final = 0.5  # share of the expected slope that an optimist assumes beyond what was measured
 
 
@@ -171,8 +176,11 @@ class CostTable:
         self.verify = WidthCurve()  # without the experts, where their part is known
         self.experts = WidthCurve()
         self.process = WidthCurve()
-        self.overhead = WidthCurve()  # the same at every width, so kept at 1
+        self.overhead = WidthCurve()
+        self.switch_us = 0.0  # what a pass of another width than the last one takes besides
         self.n_observed = 0
+        self._last_width = 0  # 0: some other work came between
+        self._switched_us: float | None = None  # of the last pass, if it was a switch
 
     def observe(self, outcome: StepOutcome, *, is_draft_typical: bool = True) -> None:
         """Take in one step's times; drafting counts if it is typical (there was nothing to catch up)."""
@@ -180,17 +188,33 @@ class CostTable:
         self.observe_verify(outcome.width, outcome.verify_us, outcome.experts_us)
         if self.n_observed % N_SMALL == 1 or not self.process.n_samples(outcome.width):
             self.process.observe(outcome.width, outcome.process_us)
-            self.overhead.observe(1, outcome.overhead_us)
+            self.overhead.observe(outcome.width, outcome.overhead_us)
         if outcome.n_draft and is_draft_typical:
             self.draft.observe(outcome.n_draft, outcome.draft_us)
 
+    def pass_by(self, n_tokens: int) -> None:
+        """A forward pass that is not looked at; 0: anything else that sets up a graph, such as a prompt."""
+        self._last_width, self._switched_us = n_tokens, None
+
     def observe_verify(self, n_tokens: int, verify_us: float, experts_us: float = 0.0) -> None:
         """Take in one forward pass; 0 < experts_us < verify_us: the experts' part."""
+        rest_us = verify_us
         if 0.0 < experts_us < verify_us:
+            rest_us -= experts_us
             self.experts.observe(n_tokens, experts_us)
-            self.verify.observe(n_tokens, verify_us - experts_us)
-        else:
-            self.verify.observe(n_tokens, verify_us)
+        is_settled, switched_us = n_tokens == self._last_width, self._switched_us
+        self._last_width, self._switched_us = n_tokens, None if is_settled else rest_us
+        if is_settled:
+            if switched_us is not None:
+                self._learn_switch(switched_us - rest_us, rest_us)
+            self.verify.observe(n_tokens, rest_us)
+        elif (self.verify.age(n_tokens) or OLD) >= OLD:
+            self.verify.observe(n_tokens, max(rest_us - self.switch_us, 0.5 * rest_us))
+
+    def _learn_switch(self, us: float, rest_us: float) -> None:
+        """`us`: what a switched pass took more than the settled one after it; noise may make it < 0."""
+        us = max(-rest_us, min(us, 2 * rest_us))
+        self.switch_us = max(0.0, self.switch_us + SWITCH_GAIN * (us - self.switch_us))
 
     def verify_us(self, n_tokens: int, *, is_optimistic: bool = False) -> float | None:
         """One forward pass of `n_tokens`, experts included."""
@@ -206,7 +230,8 @@ class CostTable:
             return None
         process = self.process.us(1 + n_draft + n_others, is_optimistic=is_optimistic) or 0.0
         draft = (self.draft.us(n_draft) or 0.0) if n_draft else 0.0
-        return draft + verify + process + (self.overhead.us(1) or 0.0)
+        overhead = self.overhead.us(1 + n_draft + n_others, is_optimistic=is_optimistic) or 0.0
+        return draft + verify + process + overhead
 
     def cost(self, n_draft: int, n_others: int = 0, *, is_optimistic: bool = False) -> float | None:
         """T_step(n_draft) / T_step(0): cascade.txt, equation 2."""

@@ -7,8 +7,8 @@ jump of T(n) is no hill to climb. What the forecast cannot know it buys, out of 
 acceptance is watched in the shadow while speculation is off: drafts are compared with the text that follows,
 so that trying out is never needed. The knob is the budget's share of time.
 
-Utility of K = (h * E[tokens | K] + 1 - h) / (h * cost(K) + 1 - h), where h is the share of steps in which the
-drafter has anything to say.
+Utility of K = (h * E[tokens | K] + 1 - h) / (h * cost(K) + 1 - h + 2 h (1 - h) * switch), where h is the
+share of steps in which the drafter has anything to say, and switch what a change of widths costs.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.controller import Controller, Phase, Shared, StepOutcome
 from pyspac.speculation.prices import N_COST_SAMPLES, Prices
 
-LADDER: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
+LADDER: Final = (1, 2, 3, 5, 8, 12, 15)
 N_BASELINE_STEPS: Final = 4
 N_TRIES: Final = 4  # per draft length and request, to measure its width
 N_IDLE_STEPS: Final = 3  # that a choice of 0 is kept at first; up to the next while nothing happens
 N_IDLE_STEPS_MAX: Final = 12
-LOOK_US: Final = 60.0  # of a look, with cold caches
-LOOK_SHARE: Final = 0.02  # of the time, that looks may take
-N_LOOK_STEPS_MAX: Final = 4  # steps with drafts from one look to the next
+LOOK_US: Final = 120.0  # of a look, with cold caches
+LOOK_SHARE: Final = 0.01  # of the time, that looks may take
+N_LOOK_STEPS_MAX: Final = 8  # steps from one look to the next
+UNSEEN_LOSS: Final = 1.0  # plain steps that may be lost before the next look is taken at once
 N_PRICE_STEPS: Final = 2  # looks for which costs are kept
 BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
 DOUBT: Final = 0.15  # |log|; if all times seem to have moved by more, a plain step must confirm it
+CLEAR: Final = 1.5  # utility from which no such doubt can change the choice
 ON_UTILITY: Final = 1.08  # to begin with drafts; estimates scatter, and the best of many flatters
-MARGIN: Final = 1.02  # a change must promise so much more: shapes that alternate are slow on some devices
+MARGIN: Final = 1.02  # a change must promise so much more
+N_CHANGE_STEPS: Final = 16  # in which it must earn what it costs to change widths
 PROBE_DISTANCE: Final = 8  # steps between probes at first; doubles while they fail
 PROBE_DISTANCE_MAX: Final = 64
 RISK_SHARE: Final = 0.5  # of the expected gain that counts against what a step may lose
@@ -59,11 +62,14 @@ class Forecast(Controller):
         self._next_probe = 0  # step
         self._was_drafting = False
         self._n_missed = 0  # plain steps that the drafter has not read
-        self._catch_up = 0.0  # plain steps that reading one of them takes
+        self._catch_up = 0.0  # plain steps that reading them took the last time: one batch, however many
         self._tokens = self.acceptance.expected_tokens()
         self._prices = Prices(shared.table, self.lengths)
         self._n_price_steps = 0  # left until prices are renewed
-        self._n_unseen = 0  # steps with drafts since the last look
+        self._usual: dict[int, float | None] = {}  # microseconds of a step by draft length, since then
+        self._unseen: list[StepOutcome] = []  # since the last look
+        self._unseen_us = 0.0  # that they took more than plain steps for their tokens
+        self._n_look_steps = 1  # from one look to the next; doubles while the choice stays
         self._n_idle = 0  # plain steps without a look so far
         self._n_idle_max = N_IDLE_STEPS
         self._n_draft = 0
@@ -75,31 +81,54 @@ class Forecast(Controller):
 
     # ------------------------------------------------------------------------------------ observing
 
+    def is_listening(self) -> bool:
+        """See Controller: in some of the steps, where those are short."""
+        return not self._may_idle() and len(self._unseen) + 1 >= self._n_look_steps
+
     def observe(self, outcome: StepOutcome) -> None:
-        """Take in a step. About 3 us while speculation is off and nothing happens, else some 50 us."""
-        if self._is_idle(outcome):
-            self._n_idle += 1
-            self._n_missed += 1
-            self._was_drafting = False
-            self.shared.budget.pay(1.0, 1, 1.0)
+        """Take in a step. About 1 us where nothing is looked at, else some 50 us, 100 with cold caches."""
+        if not self.is_listening() and self._is_usual(outcome):
+            self._pass_by(outcome)
             self.n_steps += 1
             return
+        unseen, self._unseen, self._unseen_us = self._unseen, [], 0.0
+        for other in unseen:
+            self._pay(other, None)
+            self._observe(other)
         self._take(outcome)
         self._observe(outcome)
         self.n_steps += 1
-        self._n_unseen += 1
-        if self._phase != "choose" or outcome.n_draft == 0 or self._n_unseen >= _look_distance(outcome):
-            self._n_unseen = 0
-            self._choose()
-
-    def _is_idle(self, outcome: StepOutcome) -> bool:
-        """Whether a plain step may pass without a look."""
-        return (
-            self._n_draft == outcome.n_draft == 0
-            and self._n_idle < self._n_idle_max
-            and self._phase in ("choose", "hold")
-            and outcome.n_others == self._n_others
+        self._choose()
+        is_gain = outcome.total_us <= outcome.n_emitted * self.shared.plain_us
+        is_stable = (
+            self._phase in ("choose", "hold")
+            and self.decisions[-1].step < self.n_steps
+            and (is_gain or self._n_draft == 0)
         )
+        self._n_look_steps = min(2 * self._n_look_steps, _n_look_steps_max(outcome)) if is_stable else 1
+
+    def _is_usual(self, outcome: StepOutcome) -> bool:
+        """Whether the step did what was decided, in the company of the last ones."""
+        return outcome.n_draft <= self._n_draft and outcome.n_others == self._n_others
+
+    def _pass_by(self, outcome: StepOutcome) -> None:
+        """A step that nobody looks at."""
+        if self._may_idle():
+            self._n_idle += 1
+            self._n_missed += 1
+            self.shared.budget.pay(1.0, 1, 1.0)
+        else:
+            self._unseen.append(outcome)
+            self._unseen_us += outcome.total_us - outcome.n_emitted * self.shared.plain_us
+            if self._unseen_us > UNSEEN_LOSS * self.shared.plain_us:
+                self._n_look_steps = 1
+        self._was_drafting = outcome.n_draft > 0
+        self.shared.table.pass_by(outcome.width)
+
+    def _may_idle(self) -> bool:
+        """Whether a plain step may pass without a look."""
+        is_off = self._n_draft == 0 and self._phase in ("choose", "hold")
+        return is_off and self._n_idle < self._n_idle_max
 
     def _take(self, outcome: StepOutcome) -> None:
         """Costs; drafting times after a pause hold the drafter's catching up and do not count."""
@@ -149,15 +178,21 @@ class Forecast(Controller):
             return shared.budget.pay(1.0, 1, 1.0)
         if self._n_missed:
             self._pay_catch_up(outcome)
-        usual = expected or shared.table.step_us(outcome.n_draft, n_others)
+        usual = expected or self._usual_us(outcome.n_draft, n_others)
         base = shared.plain_us if n_others == 0 else shared.table.step_us(0, n_others)
         if not usual or not base:
             return None
         return shared.budget.pay(min(outcome.total_us, OUTLIER * usual), outcome.n_emitted, base)
 
+    def _usual_us(self, n_draft: int, n_others: int) -> float | None:
+        """The table's time of a step, as it was when prices were renewed."""
+        if n_draft not in self._usual:
+            self._usual[n_draft] = self.shared.table.step_us(n_draft, n_others)
+        return self._usual[n_draft]
+
     def _learn_plain(self, outcome: StepOutcome) -> None:
         """The mean plain step, for the budget; the table's is the shortest of three."""
-        if outcome.n_others == 0 and (usual := self.shared.table.step_us(0)):
+        if outcome.n_others == 0 and (usual := self._usual_us(0, 0)):
             us = min(outcome.total_us, OUTLIER * usual)
             old = self.shared.plain_us or us
             self.shared.plain_us = old + PLAIN_GAIN * (us - old)
@@ -168,7 +203,7 @@ class Forecast(Controller):
         if base and typical is not None:
             extra = max(0.0, outcome.draft_us - typical) / base
             self.shared.budget.pay(extra, 0, 1.0)
-            self._catch_up = extra / self._n_missed
+            self._catch_up = extra
         self._n_missed = 0
 
     def _end_probe(self, *, is_success: bool) -> None:
@@ -204,7 +239,7 @@ class Forecast(Controller):
     def _choose_off(self) -> None:
         """Speculation does not pay; look now and then whether it would again."""
         is_due = self.n_steps >= self._next_probe and not self._has_shadow
-        loss = self._prices.cost[self.lengths[0]] - 1.0 + self._catch_up * self._n_missed
+        loss = self._prices.cost[self.lengths[0]] - 1.0 + self._catch_up
         if is_due and self.shared.budget.can_lose(loss):
             return self._set("probe", self.lengths[0], "whether drafts hold again")
         was_off = self._phase == "choose" and self._n_draft == 0
@@ -220,13 +255,15 @@ class Forecast(Controller):
         age = curve.age(1)
         if age is None or curve.n_samples(1) < N_BASELINE_STEPS:
             return True
-        return age >= BASELINE_AGE_MAX or curve.drift(1) > DOUBT
+        is_clear = max(self.utilities.values()) > CLEAR
+        return age >= BASELINE_AGE_MAX or (curve.drift(1) > DOUBT and not is_clear)
 
     def _renew_prices(self) -> None:
         """Every few steps, and after each that measured something new."""
         self._n_price_steps -= 1
         if self._n_price_steps < 0 or self._phase != "choose":
             self._prices.renew(self._n_others)
+            self._usual.clear()
             self._n_price_steps = N_PRICE_STEPS
 
     def _best(self) -> int:
@@ -235,7 +272,8 @@ class Forecast(Controller):
         allowed = [k for k in self.lengths if self.utilities[k] > least and self._can_risk(k)]
         best = max(allowed, key=lambda k: self.utilities[k], default=0)
         is_kept = self._phase == "choose" and (self._n_draft == 0 or self._n_draft in allowed)
-        if is_kept and self.utilities[best] < MARGIN * self.utilities[self._n_draft]:
+        margin = MARGIN + self._prices.switch / N_CHANGE_STEPS
+        if is_kept and self.utilities[best] < margin * self.utilities[self._n_draft]:
             return self._n_draft
         return best
 
@@ -255,7 +293,8 @@ class Forecast(Controller):
 
     def _utility(self, k: int, cost: float) -> float:
         hit = self.acceptance.hit_rate
-        return (hit * self._tokens[k] + 1.0 - hit) / (hit * cost + 1.0 - hit)
+        switches = 2.0 * hit * (1.0 - hit) * self._prices.switch
+        return (hit * self._tokens[k] + 1.0 - hit) / (hit * cost + 1.0 - hit + switches)
 
     def _set(self, phase: Phase, n_draft: int, why: str) -> None:
         if (phase, n_draft) != (self._phase, self._n_draft) or not self.decisions:
@@ -263,6 +302,7 @@ class Forecast(Controller):
         self._phase, self._n_draft = phase, n_draft
 
 
-def _look_distance(outcome: StepOutcome) -> float:
-    """Steps between looks: one by one, unless steps are so short that a look is felt."""
-    return min(N_LOOK_STEPS_MAX, LOOK_US / (LOOK_SHARE * max(outcome.total_us, 1.0)))
+def _n_look_steps_max(outcome: StepOutcome) -> int:
+    """Steps from one look to the next: one, unless steps are so short that a look is felt."""
+    wanted = LOOK_US / (LOOK_SHARE * max(outcome.total_us, 1.0))
+    return max(1, min(N_LOOK_STEPS_MAX, int(wanted)))

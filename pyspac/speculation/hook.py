@@ -50,6 +50,7 @@ class SpeculationHook:
         self._read_experts_us = experts_us
         self._last_ns = time.perf_counter_ns()
         self._experts_us = experts_us() if experts_us else 0
+        self._is_listening = True
 
     def _wrapped(self, drafter: Drafter) -> Drafter:
         """Watch a drafter that costs nothing in the shadow, if the controller looks at it."""
@@ -73,6 +74,7 @@ class SpeculationHook:
     def after_step(self, index: int, times: StepMetrics) -> None:
         if self.inner:
             self.inner.after_step(index, times)
+        experts_us = self._experts_step_us() if self._is_listening else 0
         process_us = times.sample_us + times.process_us
         overhead_us = self._step_us() - times.draft_us - times.verify_us - process_us
         self.controller.observe(
@@ -84,9 +86,12 @@ class SpeculationHook:
                 verify_us=times.verify_us,
                 process_us=process_us,
                 overhead_us=max(0.0, overhead_us),
-                experts_us=self._experts_step_us(),
+                experts_us=experts_us,
             )
         )
+        was_listening, self._is_listening = self._is_listening, self.controller.is_listening()
+        if self._is_listening and not was_listening:
+            self._experts_step_us()
 
     def _step_us(self) -> float:
         """Time since the last call: the whole step, in which speculation saves what a step costs besides."""

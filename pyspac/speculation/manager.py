@@ -19,6 +19,7 @@ from pyspac.speculation.static import Off, Static
 MakeController = Callable[[Shared], Controller]
 
 DEFAULT_CONTROLLER: Final = "forecast"
+FIXED: Final = "static"  # draft lengths stay as they are
 CONTROLLERS: Final[dict[str, MakeController]] = {
     "forecast": Forecast,
     "cascade": Cascade,
@@ -43,6 +44,17 @@ def parse_controller(text: str) -> MakeController:
     )
 
 
+def choose_controller(name: str | None, n_draft_max: int | None, *, must_repeat: bool = False) -> str:
+    """Who decides if nobody was named: a draft length that was asked for is kept, else the best controller.
+
+    `must_repeat`: the text has to be the same in every run, so drafts must not depend on measured times.
+    """
+    if name is not None:
+        parse_controller(name)
+        return name
+    return FIXED if n_draft_max is not None or must_repeat else DEFAULT_CONTROLLER
+
+
 class Speculation:
     """Draft lengths for every slot."""
 
@@ -55,7 +67,8 @@ class Speculation:
         self.slots: dict[int, Controller] = {}
 
     def begin(self, slot: int = 0) -> Controller:
-        """A new request in this slot."""
+        """A new request in this slot: its prompt was another pass."""
+        self.shared.table.pass_by(0)
         self.slots[slot] = self.make(self.shared)
         return self.slots[slot]
 

@@ -22,10 +22,12 @@ class Prices:
         self.cost: dict[int, float] = dict.fromkeys(lengths, math.inf)
         self.least: dict[int, float] = dict.fromkeys(lengths, 1.0)  # what it may cost, as far as one knows
         self.unsure: list[int] = list(lengths)  # those with few samples
+        self.switch = 0.0  # what a step of another width than the last one costs besides, in plain steps
 
     def renew(self, n_others: int) -> None:
         """Read the table; `n_others`: tokens of other sequences in the batch."""
         base = self.table.step_us(0, n_others)
+        self.switch = self.table.switch_us / base if base else 0.0
         floor = 1.0  # no pass is shorter than a narrower one
         self.unsure = []
         for k in self.lengths:

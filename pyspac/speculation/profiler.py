@@ -103,10 +103,12 @@ class Profiler:
 
     def _measure(self, tokens: Sequence[int]) -> None:
         n = len(tokens)
+        self._forward(tokens)  # sets up the graph of this width
         before = self._layer_sums()
         us = self._forward(tokens)
         n_experts, experts_us, n_calls = (b - a for a, b in zip(before, self._layer_sums(), strict=True))
         self._verify[n].append(us)
+        self.table.pass_by(n)
         self.table.observe_verify(n, us, experts_us)
         if n_calls:
             self._n_experts[n].append(n_experts / n_calls)

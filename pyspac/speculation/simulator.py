@@ -33,6 +33,7 @@ class Machine:
     draft_us: float = 0.0  # per drafted token
     catch_up_us: float = 0.0  # per token that the drafter has to read before it can draft
     process_us: float = 20.0
+    switch_us: float = 0.0  # of a pass whose width differs from the one before
     noise: float = 0.04  # sigma of log(time)
     outlier_rate: float = 0.005
     outlier_factor: float = 4.0
@@ -81,6 +82,7 @@ class Simulation:
         self.rng = np.random.default_rng(seed)
         self.has_shadow = shadow and controller.wants_shadow
         self._n_behind = 0  # tokens that the drafter has not read
+        self._last_n_draft = -1
 
     def run(self) -> Result:
         result = Result()
@@ -103,6 +105,9 @@ class Simulation:
         draft_us = machine.draft_us * n_draft + (machine.catch_up_us * self._n_behind if n_draft else 0.0)
         self._n_behind = 0 if n_draft else self._n_behind + 1
         verify_us = machine.verify_us[n_draft] * math.exp(machine.drift * progress)
+        if n_draft != self._last_n_draft:
+            verify_us += machine.switch_us
+        self._last_n_draft = n_draft
         return StepOutcome(
             n_draft=n_draft,
             n_accepted=n_accepted,

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from scripted import always, play
 
 from pyspac.errors import ConfigError
+from pyspac.options import RunOptions
+from pyspac.sampling import SamplingParams
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.budget import LossBudget
 from pyspac.speculation.controller import Shared, StepOutcome
 from pyspac.speculation.cost_table import CostTable, WidthCurve
 from pyspac.speculation.explain import explain, to_dicts
-from pyspac.speculation.manager import CONTROLLERS, DEFAULT_CONTROLLER, Speculation, parse_controller
+from pyspac.speculation.manager import (
+    CONTROLLERS,
+    DEFAULT_CONTROLLER,
+    FIXED,
+    Speculation,
+    choose_controller,
+    parse_controller,
+)
 from pyspac.speculation.per_k_ema import PerKEma, ladder
 from pyspac.speculation.utility import break_even, expected_tokens, speedup
 
@@ -200,3 +210,56 @@ class TestSpeculation:
         assert "baseline" in text
         assert "3:0.77" in text, "utility of K = 3: 2 tokens at 2.6 times the time"
         assert to_dicts(speculation.decisions())[0]["n_draft"] == 0
+
+
+class TestSwitch:
+    """A pass of another width than the last one takes longer, which is no property of its width."""
+
+    def test_settled_passes_tell_the_width_and_pairs_the_switch(self) -> None:
+        """100 us for one token, 150 for four, 40 more after a change; groups of three."""
+        table = CostTable()
+        for _ in range(12):
+            for width, us in ((1, 100), (4, 150)):
+                for i in range(3):
+                    table.observe_verify(width, us + (40 if i == 0 else 0))
+        assert table.verify_us(1) == pytest.approx(100, rel=0.01)
+        assert table.verify_us(4) == pytest.approx(150, rel=0.01)
+        assert table.switch_us == pytest.approx(40, rel=0.05)
+
+    def test_without_settled_passes_the_switch_is_taken_off(self) -> None:
+        table = CostTable()
+        for us in (140, 100) * 20:
+            table.observe_verify(1, us)
+            table.pass_by(1 if us == 140 else 0)
+        learned = table.switch_us
+        for width in (2, 3) * 4:
+            table.observe_verify(width, 240)
+        assert table.verify_us(2) == pytest.approx(240 - learned, rel=0.01)
+
+    def test_equal_widths_have_none(self) -> None:
+        table = CostTable()
+        for us in (100, 110, 90, 105):
+            table.observe_verify(3, us)
+        assert table.switch_us < 5
+
+
+class TestWhoDecides:
+    """choose_controller: a wish is kept, else the best controller decides."""
+
+    def test_the_best_by_default(self) -> None:
+        assert choose_controller(None, None) == DEFAULT_CONTROLLER
+
+    def test_a_length_that_was_asked_for_is_kept(self) -> None:
+        assert choose_controller(None, 4) == FIXED
+
+    def test_a_name_makes_the_length_a_cap(self) -> None:
+        assert choose_controller("cascade", 4) == "cascade"
+
+    def test_sampled_text_repeats_with_its_seed(self) -> None:
+        assert RunOptions(model=Path("m"), spec_type="ngram").controller == DEFAULT_CONTROLLER
+        sampling = SamplingParams(temp=0.8, seed=3)
+        assert RunOptions(model=Path("m"), spec_type="ngram", sampling=sampling).controller == FIXED
+
+    def test_unknown(self) -> None:
+        with pytest.raises(ConfigError, match="--speculation"):
+            choose_controller("fast", None)
