@@ -4,11 +4,14 @@
 #   PYSPAC_CUDA=1, =0          overrules what nvidia-smi says
 #   JOBS=4                     parallel compilations; default: number of cores
 #   PYTHON=python3.12          for .venv
+#   PYSPAC_UI=1                llama-server's web page as well; needs npm. It stays in until PYSPAC_UI=0
+#
+# make configure looks again at what is installed (OpenSSL, CUDA ...).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build demo test check-cuda test-python test-engine test-sanitizers lint format bench clean distclean
+.PHONY: build configure demo test check-cuda test-python test-engine test-sanitizers lint format bench clean distclean
 
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
@@ -27,12 +30,22 @@ $(if $(HAS_GPU),$(if $(HAS_NVCC),,$(warning There is a GPU but no nvcc: install 
 PYSPAC_CUDA ?= $(if $(HAS_GPU),$(if $(HAS_NVCC),1))
 PRESET      ?= $(if $(filter 1,$(PYSPAC_CUDA)),cuda,cpu)
 
+# for the web page: its packages run no scripts of their own, and a registry that cannot be reached fails soon
+export npm_config_ignore_scripts := true
+export npm_config_fetch_retries := 1
+export npm_config_fund := false
+export npm_config_audit := false
+export npm_config_update_notifier := false
+
 export PYSPAC_BUILD_DIR := $(ROOT)/build/$(PRESET)
 
 # --- environment ---
 
+HAS_HEADERS := import os, sys, sysconfig as s; sys.exit(not os.path.isfile(os.path.join(s.get_path("include"), "Python.h")))
+
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c '$(HAS_HEADERS)' || { echo "Python's header files are missing: install them (Debian, Ubuntu: python3-dev; Fedora: python3-devel)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "no venv: install python3-venv" >&2; exit 1; }
 
 # llama-cpp-python goes in first and without its own llama.cpp, from the archive that the build uses as well
@@ -52,10 +65,13 @@ CONFIGURED := build/$(PRESET)/.configured
 
 build/%/.configured: CMakePresets.json | $(DEPS)
 	generator=$$(command -v ninja >/dev/null && echo Ninja || echo "Unix Makefiles"); \
-	cmake --log-level=WARNING --preset $* -G "$$generator" -DPython3_EXECUTABLE=$(VENV)/bin/python
+	cmake --log-level=NOTICE --preset $* -G "$$generator" -DPython3_EXECUTABLE=$(VENV)/bin/python
 	touch $@
 
-build: $(DEPS) $(CONFIGURED)
+configure: $(DEPS) $(CONFIGURED)
+	cmake --log-level=NOTICE build/$(PRESET)
+
+build: $(DEPS) $(CONFIGURED) $(if $(PYSPAC_UI),configure)
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
 # --- use ---

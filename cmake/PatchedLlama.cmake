@@ -25,10 +25,9 @@ string(JSON tag GET "${pin}" llama_cpp tag)
 string(SUBSTRING "${commit}" 0 9 LLAMA_BUILD_COMMIT)
 string(REGEX REPLACE "^b" "" LLAMA_BUILD_NUMBER "${tag}")
 
-# nothing that needs a network, a browser or OpenSSL, and no report of warnings in code that is not ours;
-# a value given on the command line wins
-foreach(name LLAMA_OPENSSL LLAMA_BUILD_UI LLAMA_USE_PREBUILT_UI LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES LLAMA_BUILD_APP
-             LLAMA_ALL_WARNINGS)
+# nothing that needs a network, and no report of warnings in code that is not ours; a value given on the command line
+# wins
+foreach(name LLAMA_USE_PREBUILT_UI LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES LLAMA_BUILD_APP LLAMA_ALL_WARNINGS)
     set(${name} OFF CACHE BOOL "set by pyspac")
 endforeach()
 foreach(name LLAMA_BUILD_COMMON LLAMA_BUILD_TOOLS LLAMA_BUILD_SERVER)
@@ -39,6 +38,7 @@ set(GGML_RPC ON CACHE BOOL "set by pyspac")
 if(PYSPAC_PORTABLE)
     set(GGML_NATIVE OFF CACHE BOOL "set by pyspac" FORCE)
 endif()
+include(ServerExtras)
 
 # EXCLUDE_FROM_ALL: of the many programs only those named below are built, and none of its install rules apply
 add_subdirectory("${PYSPAC_LLAMA_DIR}" "${CMAKE_BINARY_DIR}/llama.cpp" EXCLUDE_FROM_ALL)
@@ -57,7 +57,9 @@ if(PYSPAC_BUILD_TOOLS)
                  llama-perplexity-impl llama-quantize-impl)
         list(APPEND PYSPAC_LLAMA_LIBS ${name})
     endforeach()
+    add_llama_download()
 endif()
+report_server_extras()
 
 # plain names without versions, because a wheel cannot hold the symbolic links; and no headers to install
 foreach(name ${PYSPAC_LLAMA_LIBS})

@@ -16,6 +16,7 @@ import psutil
 
 import pyspac
 from pyspac.errors import PyspacError
+from pyspac.server.build_extras import MEND_HTTPS, MEND_UI, BuildExtras, build_extras
 
 Level = Literal["ok", "note", "problem"]
 
@@ -107,6 +108,19 @@ def _engine() -> Iterator[Finding]:
 
     yield Finding("ok", "engine", f"libspac and libllama from {_native.lib_dir()}")
     yield Finding("ok", "built with", _enabled_features(llama.system_info()))
+    yield from _server(build_extras(_native.bin_dir()))
+
+
+def _server(extras: BuildExtras) -> Iterator[Finding]:
+    """What llama-server has that not every build has."""
+    if extras.https:
+        yield Finding("ok", "downloads", "pyspac serve -- -hf USER/MODEL: llama-server has HTTPS")
+    else:
+        yield Finding("note", "downloads", "no -hf: llama-server was built without HTTPS", MEND_HTTPS)
+    if extras.ui:
+        yield Finding("ok", "web page", "llama-server has its web page")
+    else:
+        yield Finding("note", "web page", "llama-server was built without its web page", MEND_UI)
 
 
 def _enabled_features(system_info: str) -> str:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -57,11 +57,13 @@ def environment(cache_dir: Path) -> dict[str, str]:
     return {**os.environ, "PYSPAC_CACHE_DIR": str(cache_dir), "PYTHONPATH": path}
 
 
-def run_pyspac(*arguments: str, cache_dir: Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run_pyspac(
+    *arguments: str, cache_dir: Path, timeout_s: float = 60.0, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself."""
     return subprocess.run(
         [sys.executable, "-m", "pyspac", *arguments],
-        env=environment(cache_dir),
+        env={**environment(cache_dir), **(variables or {})},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -77,10 +79,13 @@ class Serve:
         *arguments: str,
         passed: Sequence[str] = ("-np", "2", *ONE_THREAD),
         draft: bool = True,
+        target: bool = True,  # False: `passed` names a model
+        device: str = "cpu",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        models = ["-m", str(TARGET), *(["-md", str(DRAFT)] if draft else [])]
-        argv = [sys.executable, "-m", "pyspac", "serve", *models, "--device", "cpu", "--log-json"]
-        cache = [] if "--cache" in arguments else ["--cache", "25%"]
+        models = [*(["-m", str(TARGET)] if target else []), *(["-md", str(DRAFT)] if draft else [])]
+        argv = [sys.executable, "-m", "pyspac", "serve", *models, "--device", device, "--log-json"]
+        cache = [] if "--cache" in arguments or device == "none" else ["--cache", "25%"]
         fixed = [] if "--speculation" in arguments else ["--speculation", "static"]  # alike in every run
         port = [] if "--port" in arguments else ["--port", str(free_port())]
         self.stderr_path = folder / f"serve-{time.monotonic_ns()}.log"
@@ -88,7 +93,7 @@ class Serve:
         with self.stderr_path.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*argv, *cache, *port, *fixed, *arguments, "--", *passed],
-                env=environment(folder / "cache"),
+                env={**environment(folder / "cache"), **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -106,9 +111,11 @@ class Serve:
         found = [event for event in self.events if event.get("event") == name]
         return found[n] if len(found) > n else None
 
-    def wait_ready(self, n: int = 0) -> Self:
-        """Until the server answers and its scheduler has decided."""
+    def wait_ready(self, n: int = 0, *, scheduler: bool = True) -> Self:
+        """Until the server answers and its scheduler has decided, if it has one."""
         wait_for("the server", lambda: self.event("ready", n) or self._check_alive())
+        if not scheduler:
+            return self
         wait_for("the scheduler", lambda: self.event("attached", n) or self._check_alive())
         return self
 

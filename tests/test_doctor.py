@@ -11,6 +11,7 @@ from pyspac import doctor
 from pyspac.cli import app
 from pyspac.doctor import Finding
 from pyspac.errors import PyspacError
+from pyspac.server.build_extras import BuildExtras
 
 
 def test_on_this_machine() -> None:
@@ -48,3 +49,11 @@ def test_other_bindings_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = doctor._bindings()
     assert finding.level == "problem"
     assert "pip install" in finding.mend
+
+
+def test_what_llama_server_lacks_is_said_with_the_way_to_mend_it() -> None:
+    assert [finding.level for finding in doctor._server(BuildExtras(https=True, ui=True))] == ["ok", "ok"]
+    downloads, page = doctor._server(BuildExtras(https=False, ui=False))
+    assert (downloads.level, page.level) == ("note", "note")
+    assert "libssl-dev" in downloads.mend
+    assert "PYSPAC_UI=1 make build" in page.mend

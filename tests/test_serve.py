@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ import openai
 import pytest
 from serving import ONE_THREAD, Serve, llama_server, post, wait_for
 
+from pyspac import _native
 from pyspac.board import Board
 from pyspac.server import board_file
+from pyspac.server.build_extras import build_extras
 
 PROMPTS = (
     "def parse(self, text):\n",
@@ -145,6 +148,17 @@ def test_llama_servers_own_pages(served: Serve) -> None:
     for path, text in (("/health", "ok"), ("/v1/models", "demo-moe"), ("/metrics", "llamacpp:")):
         with urllib.request.urlopen(f"{served.url}{path}", timeout=10) as response:
             assert text in response.read().decode()
+
+
+def test_the_web_page_or_how_to_get_it(served: Serve) -> None:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{served.url}/", headers={"Accept-Encoding": "gzip"}), timeout=10
+    ) as response:
+        content = response.read()
+        is_zipped = response.headers.get("Content-Encoding") == "gzip"
+    text = (gzip.decompress(content) if is_zipped else content).decode()
+    assert "<html" in text
+    assert ("PYSPAC_UI=1 make build" in text) == (not build_extras(_native.bin_dir()).ui)
 
 
 def test_draft_limit_of_the_board_is_obeyed(served: Serve) -> None:

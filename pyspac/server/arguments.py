@@ -10,6 +10,8 @@ from typing import Final
 
 from pyspac.server.options import AttachOptions, ServeOptions
 
+PAGE_FOLDER: Final = Path(__file__).parent / "page"
+_PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
 _SECRETS: Final = ("--api-key", "-hft", "--hf-token")  # flags whose values are nobody's business
 
 
@@ -22,6 +24,8 @@ class Launch:
     cache: str  # as llama-server's --spac-cache takes it
     n_ctx: int | None = None  # None: llama-server's own choice
     is_real_device: bool = False  # not the CPU
+    has_page: bool = True  # the build's llama-server has its web page
+    model: Path | None = None  # the model's file, where llama-server fetches it (-hf)
 
 
 def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str]:
@@ -38,7 +42,8 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
         argv += ["-c", str(launch.n_ctx)]
     argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
     argv += ["--host", options.host, "--port", str(launch.port), "--metrics"]
-    return argv + _device_arguments(options) + _load_arguments(options, launch) + list(options.passed)
+    argv += _device_arguments(options) + _load_arguments(options, launch) + _page_arguments(options, launch)
+    return argv + list(options.passed)
 
 
 def _device_arguments(options: ServeOptions) -> list[str]:
@@ -55,6 +60,12 @@ def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """Weights in pinned memory instead of a mapped file: copies from there are several times as fast."""
     is_given = options.passed_value("-lm", "--load-mode") or "--no-mmap" in options.passed
     return ["--load-mode", "none"] if launch.is_real_device and not is_given else []
+
+
+def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
+    """Where the build has no web page: one that says so, unless another one is given."""
+    is_given = any(flag in options.passed for flag in _PAGE_FLAGS)
+    return [] if is_given or launch.has_page else ["--path", str(PAGE_FOLDER)]
 
 
 def server_env(options: ServeOptions) -> dict[str, str]:

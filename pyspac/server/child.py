@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import IO, Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be loaded between fork and exec
@@ -34,6 +34,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         death_signal: signal.Signals = signal.SIGTERM,  # what it gets when we are gone, however we went
         pass_stdout: bool = False,
+        stdout: IO[bytes] | None = None,  # where its stdout goes instead
         is_quiet: bool = False,  # its output goes nowhere
     ) -> None:
         parent = os.getpid()
@@ -49,7 +50,7 @@ class Child:
             list(argv),
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if is_quiet else None if pass_stdout else 2,
+            stdout=stdout or (subprocess.DEVNULL if is_quiet else None if pass_stdout else 2),
             stderr=subprocess.DEVNULL if is_quiet else None,
             process_group=0,
             preexec_fn=die_with_parent,

@@ -66,12 +66,12 @@ def reachable_host(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def get_json(host: str, port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+def get_json(host: str, port: int, path: str) -> tuple[int, Any]:
     """GET a small JSON document; (0, None) if nobody answers."""
     connection = http.client.HTTPConnection(reachable_host(host), port, timeout=_TIMEOUT_S)
     with closing(connection):
         try:
-            connection.request("GET", path, headers=headers or {})
+            connection.request("GET", path)
             response = connection.getresponse()
             return response.status, json.loads(response.read() or b"null")
         except (OSError, http.client.HTTPException, ValueError):

@@ -25,7 +25,9 @@ _OURS: Final = {
     "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device",
     "-c": "-c", "--ctx-size": "-c",
 }  # fmt: skip
-_MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
+# what names a model that llama-server fetches itself
+MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
+DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class ServeOptions:
                 raise ConfigError(
                     f"{flag} after --", text, f"{_OURS[flag]} before the --, as pyspac needs it"
                 )
-        if self.model is None and not any(flag in self.passed for flag in _MODEL_FLAGS):
+        if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
             raise ConfigError(
                 "-m", "not given", "a GGUF file, or a model after the --, such as -- -hf USER/MODEL"
             )

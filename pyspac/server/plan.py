@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from pyspac._native import bin_dir
 from pyspac.devices import Device
 from pyspac.geometry import read_geometry
 from pyspac.options import RunOptions
 from pyspac.preflight import Preflight, check_model_file, check_run
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
+from pyspac.server.build_extras import build_extras
+from pyspac.server.download import ModelFiles, find_models
 from pyspac.server.health import choose_port
 from pyspac.server.memory import choose_cache, choose_n_ctx, estimate_needs, probe_device, why_tight
 from pyspac.server.options import ServeOptions
@@ -20,11 +24,13 @@ class Sizes:
     """What follows from the models' headers and the device."""
 
     cache: str
-    n_ctx: int | None
+    n_ctx: int
 
 
-def plan_launch(options: ServeOptions) -> Launch:
-    """Raises ConfigError or ModelError; nothing has been started or written then."""
+def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Launch:
+    """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
+    folder = bin_dir()
+    extras = build_extras(folder)
     if options.board is not None:
         board_file.check_free(options.board)
     port = choose_port(options.host, options.port)
@@ -33,19 +39,23 @@ def plan_launch(options: ServeOptions) -> Launch:
     if options.attach.metrics_port:
         choose_port(options.attach.metrics_host, options.attach.metrics_port, "--metrics-port")
     device = probe_device(options.device)
-    sizes = _sizes(options, device)
+    files = find_models(options, folder, is_stopped)
+    sizes = _sizes(options, files, device)
     return Launch(
-        port=port, board=board, cache=sizes.cache, n_ctx=sizes.n_ctx, is_real_device=not device.is_cpu
+        port=port,
+        board=board,
+        cache=sizes.cache,
+        n_ctx=sizes.n_ctx,
+        is_real_device=not device.is_cpu,
+        has_page=extras.ui,
+        model=files.model,
     )
 
 
-def _sizes(options: ServeOptions, device: Device) -> Sizes:
-    """Without the model's file (-hf), the engine and llama-server choose."""
-    if options.model is None:
-        return Sizes(cache=options.cache.text, n_ctx=options.n_ctx)
-    _check(options, device)
-    header = check_model_file(options.model)
-    draft = check_model_file(options.draft) if options.draft else None
+def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
+    _check(options, files, device)
+    header = check_model_file(files.model)
+    draft = check_model_file(files.draft) if files.draft else None
     geometry = read_geometry(header)
     n_ctx = choose_n_ctx(options.n_ctx, geometry)
     needs = estimate_needs(header, draft, n_ctx)
@@ -55,8 +65,7 @@ def _sizes(options: ServeOptions, device: Device) -> Sizes:
     return Sizes(cache=cache, n_ctx=n_ctx)
 
 
-def _check(options: ServeOptions, device: Device) -> Preflight:
+def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:
     """The checks of `pyspac run`: a MoE model that is whole, a draft of its vocabulary, a cache that fits."""
-    assert options.model is not None
-    run = RunOptions(model=options.model, draft=options.draft, cache=options.cache, device=options.device)
+    run = RunOptions(model=files.model, draft=files.draft, cache=options.cache, device=options.device)
     return check_run(run, device)

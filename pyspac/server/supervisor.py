@@ -21,7 +21,8 @@ from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
-from pyspac.server.health import get_json, is_healthy
+from pyspac.server.download import StoppedError
+from pyspac.server.health import is_healthy
 from pyspac.server.options import ServeOptions
 from pyspac.server.plan import plan_launch
 
@@ -58,6 +59,10 @@ class Signals:
     def __bool__(self) -> bool:
         return bool(self.received)
 
+    def exit_code(self) -> int:
+        """After the first one."""
+        return EXIT_INTERRUPTED if self.received[0] == signal.SIGINT else 0
+
 
 class Supervisor:
     """The two children of one `pyspac serve`."""
@@ -81,7 +86,7 @@ class Supervisor:
                     self._supervise()
                 if not self.signals:
                     self._after_death()
-            return EXIT_INTERRUPTED if self.signals.received[0] == signal.SIGINT else 0
+            return self.signals.exit_code()
         finally:
             self.stop()
 
@@ -170,7 +175,7 @@ class Supervisor:
         )  # fmt: skip
 
     def _start_scheduler(self) -> None:
-        attach = replace(self.options.attach, model=self._model_file())
+        attach = replace(self.options.attach, model=self.launch.model)
         self.scheduler = Child(
             "scheduler",
             attach_argv(self.launch.board, attach),
@@ -180,18 +185,6 @@ class Supervisor:
         log.event(
             f"scheduler: process {self.scheduler.pid}", event="scheduler_started", pid=self.scheduler.pid
         )
-
-    def _model_file(self) -> Path | None:
-        """The model's file, for the warm start; asked from the server if it chose it (-hf)."""
-        if self.options.model is not None:
-            return self.options.model
-        key = self.options.passed_value("--api-key").partition(",")[0]
-        path = f"{self.options.passed_value('--api-prefix')}/props"
-        status, body = get_json(
-            self.options.host, self.launch.port, path, {"Authorization": f"Bearer {key}"} if key else None
-        )
-        named = body.get("model_path") if status == 200 and isinstance(body, dict) else None
-        return Path(named) if named else None
 
     # ---- the end
 
@@ -221,5 +214,8 @@ def serve(options: ServeOptions) -> int:
     """Run until a signal comes; the exit code. Raises a PyspacError for bad input or if the server dies."""
     signals = Signals()
     with signals.watch():
-        launch = plan_launch(options)
+        try:
+            launch = plan_launch(options, is_stopped=lambda: bool(signals))
+        except StoppedError:
+            return signals.exit_code()
         return Supervisor(options, launch, signals).run()
