@@ -110,20 +110,14 @@ class RunOptions:
         if self.stock:
             return
         if self.is_host_only:
-            self._check_host_only()
+            if self.rpc:
+                raise ConfigError("--device", "none", "auto or an RPC device's name, as --rpc is given")
+            check_host_only(self.host_kernels, self.cache, without_engine="--stock")
             return
         if self.cache.is_zero:
             raise ConfigError("--cache", self.cache.text, "more than 0; to run without a cache, add --stock")
         if self.rpc and self.device == "cpu":
             raise ConfigError("--device", "cpu", "auto or an RPC device's name, as --rpc is given")
-
-    def _check_host_only(self) -> None:
-        if self.rpc:
-            raise ConfigError("--device", "none", "auto or an RPC device's name, as --rpc is given")
-        if self.host_kernels == "ggml":
-            raise ConfigError("--host-kernels", "ggml", "auto or spac with --device none; or --stock")
-        if self.cache.text not in ("auto", "0"):
-            raise ConfigError("--cache", self.cache.text, "nothing, as --device none has no slots")
 
     @property
     def is_host_only(self) -> bool:
@@ -179,6 +173,14 @@ class RunOptions:
             host_kernels=self.host_kernels,
             verbose=self.verbose,
         )
+
+
+def check_host_only(host_kernels: str, cache: CacheSize, without_engine: str) -> None:
+    """Raise ConfigError for what --device none cannot have; `without_engine`: how to run ggml's kernels."""
+    if host_kernels == "ggml":
+        raise ConfigError("--host-kernels", "ggml", f"auto or spac with --device none; or {without_engine}")
+    if cache.text not in ("auto", "0"):
+        raise ConfigError("--cache", cache.text, "nothing, as --device none has no slots")
 
 
 def _check_at_least(name: str, value: float | None, low: float) -> None:

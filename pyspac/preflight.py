@@ -129,7 +129,7 @@ def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device)
             "run it with --stock, or give a Mixture-of-Experts model"
         )
     n_bytes = options.cache.n_bytes(geometry.experts_bytes)
-    if n_bytes is None:
+    if n_bytes is None or options.is_host_only:
         return
     largest = max(layer.expert_bytes for layer in geometry.moe_layers)
     if n_bytes < largest:

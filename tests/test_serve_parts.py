@@ -78,6 +78,28 @@ def test_weights_are_pinned_for_a_real_device_only() -> None:
     assert server_argv(replace(options, passed=("-lm", "mmap")), real, Path()).count("--load-mode") == 0
 
 
+def test_a_page_stands_in_where_the_build_has_none() -> None:
+    options, without = ServeOptions(model=Path("t")), replace(LAUNCH, has_page=False)
+    assert "--path" not in server_argv(options, LAUNCH, Path())
+    argv = server_argv(options, without, Path())
+    assert "PYSPAC_UI=1" in (Path(argv[argv.index("--path") + 1]) / "index.html").read_text()
+    for given in (("--path", "mine"), ("--no-ui",)):
+        argv = server_argv(replace(options, passed=given), without, Path())
+        assert argv.count("--path") == given.count("--path")
+
+
+def test_without_a_device() -> None:
+    options = ServeOptions(model=Path("t"), device="none", host_kernels="spac")
+    argv = server_argv(options, replace(LAUNCH, cache="0"), Path())
+    assert argv[argv.index("--device") + 1] == "none"
+    assert server_env(options) == {
+        "PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "none", "PYSPAC_HOST_KERNELS": "spac",
+    }  # fmt: skip
+    assert not options.has_scheduler
+    assert replace(options, attach=AttachOptions(metrics_port=0)).has_scheduler
+    assert replace(options, attach=AttachOptions(speculation="auto")).has_scheduler
+
+
 def test_schedulers_command_line() -> None:
     config = SchedulerConfig(estimator="lfu", threshold=3, without=frozenset({"evict", "sd"}))
     options = AttachOptions(scheduler=config, metrics_port=9, warm_start=False, log_json=True)
@@ -104,6 +126,9 @@ def test_a_model_of_llama_servers_own_choice() -> None:
         {"board": "../x"},
         {"passed": ("--spac-cache=1",)},
         {"model": None},
+        {"host_kernels": "fast"},
+        {"device": "none", "cache": CacheSize(text="25%")},
+        {"device": "none", "host_kernels": "ggml"},
     ],
 )
 def test_bad_options(fields: dict[str, Any]) -> None:

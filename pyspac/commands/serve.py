@@ -115,7 +115,17 @@ def serve(
             "-dev",
             "--device",
             metavar="NAME",
-            help="auto (the first GPU, else the CPU), cpu (an emulated device), or a name such as CUDA0.",
+            help="auto (the first GPU, else the CPU), cpu (an emulated device), none (every expert on the "
+            "host, with the engine's own kernels; no --cache, no scheduler), or a name such as CUDA0.",
+        ),
+    ] = "auto",
+    host_kernels: Annotated[
+        str,
+        typer.Option(
+            "--host-kernels",
+            metavar="NAME",
+            help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
+            "llama.cpp), or auto (ggml; spac with --device none).",
         ),
     ] = "auto",
     ctx_size: Annotated[
@@ -177,6 +187,7 @@ def serve(
         draft=model_draft,
         cache=CacheSize(text=cache),
         device=device,
+        host_kernels=host_kernels,
         n_ctx=ctx_size,
         host=host,
         port=port,

@@ -47,11 +47,11 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
 
 
 def _device_arguments(options: ServeOptions) -> list[str]:
-    """The CPU as the device means that no other one is touched."""
+    """The CPU as the device, or none, means that no other one is touched."""
     match options.device.lower():
         case "auto":
             return []
-        case "cpu":
+        case "cpu" | "none":
             return ["--device", "none"]
     return ["--device", options.device]
 
@@ -73,6 +73,8 @@ def server_env(options: ServeOptions) -> dict[str, str]:
     env = {"PYSPAC_MAX_BATCH": str(options.max_batch)}
     if options.device.lower() != "auto":
         env["PYSPAC_DEVICE"] = options.device
+    if options.host_kernels != "auto":
+        env["PYSPAC_HOST_KERNELS"] = options.host_kernels
     return env
 
 

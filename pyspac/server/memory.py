@@ -28,7 +28,7 @@ def probe_device(name: str) -> Device:
     """The device and its free memory, asked in a process of its own: a process that has asked a GPU holds
     memory of it until it ends, and the supervisor lives long. Raises ConfigError if there is no such device.
     """
-    if name.lower() == "cpu":
+    if name.lower() in ("cpu", "none"):
         return cpu_device()
     argv = [sys.executable, "-m", "pyspac.server.memory", name]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspac.config import SchedulerConfig
+from pyspac.config import HOST_KERNELS, SchedulerConfig
 from pyspac.errors import ConfigError
-from pyspac.options import DEFAULT_DRAFT_CAP, CacheSize
+from pyspac.options import DEFAULT_DRAFT_CAP, CacheSize, check_host_only
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, parse_controller
 
@@ -67,6 +67,7 @@ class ServeOptions:
     draft: Path | None = None
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     device: str = "auto"
+    host_kernels: str = "auto"
     n_ctx: int | None = None
     host: str = DEFAULT_HOST
     port: int | None = None  # None: 8080 if it is free, else any
@@ -77,7 +78,11 @@ class ServeOptions:
     attach: AttachOptions = field(default_factory=AttachOptions)
 
     def __post_init__(self) -> None:
-        if self.cache.is_zero:
+        if self.host_kernels not in HOST_KERNELS:
+            raise ConfigError("--host-kernels", self.host_kernels, ", ".join(HOST_KERNELS))
+        if self.is_host_only:
+            check_host_only(self.host_kernels, self.cache, without_engine="run llama-server")
+        elif self.cache.is_zero:
             raise ConfigError("--cache", self.cache.text, "more than 0; without a cache, run llama-server")
         if self.n_ctx is not None and self.n_ctx < 0:
             raise ConfigError("-c", self.n_ctx, "0 or more")
@@ -100,6 +105,17 @@ class ServeOptions:
             raise ConfigError(
                 "-m", "not given", "a GGUF file, or a model after the --, such as -- -hf USER/MODEL"
             )
+
+    @property
+    def is_host_only(self) -> bool:
+        """No device: the engine's kernels compute every expert on the host, prompts included."""
+        return self.device.lower() == "none"
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Without slots there is nothing to place, only draft lengths to choose and metrics to serve."""
+        is_asked = self.attach.has_controller or self.attach.metrics_port is not None
+        return not self.is_host_only or is_asked
 
     def passed_value(self, *flags: str, default: str = "") -> str:
         """The value after one of `flags` in what is passed on."""

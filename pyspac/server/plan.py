@@ -59,6 +59,8 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     geometry = read_geometry(header)
     n_ctx = choose_n_ctx(options.n_ctx, geometry)
     needs = estimate_needs(header, draft, n_ctx)
+    if options.is_host_only:
+        return Sizes(cache="0", n_ctx=n_ctx)
     cache = choose_cache(options.cache.text, geometry, needs, device)
     if reason := why_tight(cache, geometry, needs, device):
         log.warning(f"this may not fit: {reason}")

@@ -122,6 +122,8 @@ class Supervisor:
             f'ready: {url}, board "{self.launch.board}"',
             event="ready", url=url, board=self.launch.board, server_pid=self.server.pid,
         )  # fmt: skip
+        if not self.options.has_scheduler:
+            log.event("no scheduler: without a device there is nothing to place")
 
     def _supervise(self) -> None:
         """Until the server dies or a signal comes."""
@@ -153,7 +155,7 @@ class Supervisor:
 
     def _keep_scheduler(self) -> None:
         """Start the scheduler if it is not there: again after it died, or when the board (re)appears."""
-        if self.scheduler is not None and self.scheduler.exit_code() is None:
+        if not self.options.has_scheduler or (self.scheduler and self.scheduler.exit_code() is None):
             return
         if self.scheduler is not None:
             self._note_scheduler_end(self.scheduler)
