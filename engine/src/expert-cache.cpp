@@ -7,7 +7,7 @@
 
 spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict) :
     layers(std::move(layers)), n_expert(n_expert), evict(evict), groups(group_slots.size()),
-    slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1) {
+    state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1) {
     for (size_t i = 0; i < groups.size(); i++) {
         groups[i].slots.resize(group_slots[i]);
         groups[i].by_utility.resize(spac_prefetch_queue::N_LEVELS);
@@ -17,8 +17,9 @@ spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector
     }
 }
 
-void spac_expert_cache::set_state(uint32_t key, spac_residency state) {
-    residency[key] = state;
+void spac_expert_cache::set_state(uint32_t key, spac_residency new_state) {
+    state[key]     = new_state;
+    residency[key] = new_state;
 }
 
 bool spac_expert_cache::is_wanted(uint32_t key) const {
@@ -33,7 +34,7 @@ void spac_expert_cache::rebuild_order() {
         }
         for (size_t s = 0; s < group.slots.size(); s++) {
             const uint32_t owner = group.slots[s].owner;
-            if (owner != NONE && residency[owner] == SPAC_RESIDENCY_RESIDENT) {
+            if (owner != NONE && state[owner] == SPAC_RESIDENCY_RESIDENT) {
                 group.by_utility[utility[owner]].push_back((int32_t) s);
             }
         }
@@ -63,7 +64,7 @@ void spac_expert_cache::apply(const uint8_t * new_utility, const uint8_t * new_t
     for (size_t i = 0; i < n_load; i++) {
         const uint32_t key   = load[i];
         const bool     valid = key < utility.size() && layer_of(key).group >= 0 && key % n_expert < layer_of(key).n_expert;
-        if (valid && residency[key] == SPAC_RESIDENCY_ABSENT && is_wanted(key)) {
+        if (valid && state[key] == SPAC_RESIDENCY_ABSENT && is_wanted(key)) {
             set_state(key, SPAC_RESIDENCY_QUEUED);
             queue.push(key, utility[key]);
         }
@@ -88,7 +89,7 @@ void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t
     for (size_t i = 0; i < n; i++) {
         const uint32_t key = il * n_expert + experts[i];
         slots[i]           = -1;
-        switch (residency[key]) {
+        switch (state[key]) {
             case SPAC_RESIDENCY_RESIDENT:
                 {
                     slots[i] = slot_index[key];
@@ -286,7 +287,7 @@ bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
 int32_t spac_expert_cache::slot_of(uint32_t il, uint32_t ie) {
     std::lock_guard<std::mutex> lock(mutex);
     const uint32_t              key = il * n_expert + ie;
-    return residency[key] == SPAC_RESIDENCY_RESIDENT ? slot_index[key] : -1;
+    return state[key] == SPAC_RESIDENCY_RESIDENT ? slot_index[key] : -1;
 }
 
 void spac_expert_cache::check() {
@@ -305,8 +306,7 @@ void spac_expert_cache::check() {
             }
             n_owned++;
             require(slot_index[owner] == (int32_t) s, "an expert's slot is not its own");
-            const uint8_t state = residency[owner];
-            require(state == SPAC_RESIDENCY_RESIDENT || state == SPAC_RESIDENCY_LOADING, "a slot's owner is neither resident nor loading");
+            require(state[owner] == SPAC_RESIDENCY_RESIDENT || state[owner] == SPAC_RESIDENCY_LOADING, "a slot's owner is neither resident nor loading");
         }
         for (const auto & level : group.by_utility) {
             n_ordered += level.size();

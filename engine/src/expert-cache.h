@@ -30,7 +30,7 @@ struct spac_expert_cache {
 
     spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict);
 
-    // what the engine publishes; not owned
+    // what the engine publishes; not owned, and never read back: another process may write there
     uint8_t *       residency = nullptr; // [n_layer, n_expert]
     spac_counters * counters  = nullptr;
 
@@ -85,7 +85,7 @@ struct spac_expert_cache {
 
     const layer_desc & layer_of(uint32_t key) const { return layers[key / n_expert]; }
 
-    void    set_state(uint32_t key, spac_residency state);
+    void    set_state(uint32_t key, spac_residency new_state);
     void    renew_credit();
     void    unpin_before(uint64_t first_kept);
     bool    take_next(spac_load & load);
@@ -103,6 +103,7 @@ struct spac_expert_cache {
     std::condition_variable work;  // a load may be startable, or stop
     std::condition_variable idle_now;
     std::vector<slot_group> groups;
+    std::vector<uint8_t>    state;      // [n_layer * n_expert] spac_residency
     std::vector<int32_t>    slot_index; // [n_layer * n_expert] slot while loading or resident, else -1
     std::vector<uint8_t>    utility;    // [n_layer * n_expert]
     std::vector<uint8_t>    tau;        // [n_layer]

@@ -143,6 +143,35 @@ static void test_garbage_is_ignored() {
     CHECK((run_loads(f) == std::vector<uint32_t>{ 1 }));
 }
 
+// residency is on the board, where another process may write: decisions and look-ups go by the cache's own books
+static void test_published_residency_is_never_read() {
+    cache_fixture         f(1, 4, 2);
+    std::vector<uint32_t> order;
+    spac_prefetch_worker  worker(f.cache, [&](const spac_load & load) {
+        order.push_back(load.ie);
+        return true; }, 0);
+    f.utility = { 3, 2, 0, 0 };
+    f.apply({ 0, 1 });
+    CHECK(f.cache.wait_idle(5000));
+
+    f.residency.assign(4, SPAC_RESIDENCY_ABSENT);
+    CHECK(f.pin(0, 0) >= 0);
+    f.apply({ 0 }); // it has its slot
+    CHECK(f.cache.wait_idle(5000));
+
+    f.residency.assign(4, SPAC_RESIDENCY_RESIDENT);
+    CHECK(f.pin(0, 2) == -1 && f.cache.slot_of(0, 3) == -1);
+    CHECK(f.counters.n_hit == 1 && f.counters.n_miss == 1);
+    f.cache.unpin_all();
+
+    f.residency.assign(4, 0xff);
+    f.utility = { 0, 0, 3, 2 };
+    f.apply({ 2, 3 });
+    CHECK(f.cache.wait_idle(5000));
+    CHECK((order == std::vector<uint32_t>{ 0, 1, 2, 3 }));
+    f.cache.check();
+}
+
 int main() {
     test_by_hand();
     test_eviction();
@@ -152,5 +181,6 @@ int main() {
     test_byte_budget();
     test_relevel();
     test_garbage_is_ignored();
+    test_published_residency_is_never_read();
     return 0;
 }
