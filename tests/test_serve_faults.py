@@ -183,7 +183,7 @@ def scheduler_arrays(board: Board) -> list[np.ndarray]:
 
 
 def whole_board(board: Board, name: str) -> list[np.ndarray]:
-    """Each array by itself, the engine's own included, and then every byte of the file, such as the header."""
+    """Each array by itself, the engine's own included, and then every byte of the file: the header too."""
     content = np.memmap(board_file.path_of(name), np.uint8, "r+")
     arrays = [
         board.counts, board.residency, board.expert_bytes, board.group, board.group_slots, board.layer_stats,
