@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import typer
-from serving import DRAFT, HOST, TARGET
+from serving import DRAFT, HOST, TARGET, wait_for
 
 from pyspac.activations import ActivationDrain
 from pyspac.board import BoardGeometry, LocalBoard, Residency
@@ -212,10 +212,12 @@ def test_backoff_doubles_and_forgets() -> None:
     assert backoff.after(60) == 0.0
 
 
-def test_a_child_that_ignores_sigterm_is_killed() -> None:
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
-    child = Child("sleeper", [sys.executable, "-c", script])
-    time.sleep(0.5)
+    said = tmp_path / "said"
+    with said.open("wb") as stdout:
+        child = Child("sleeper", [sys.executable, "-c", script], stdout=stdout)
+    wait_for("it to ignore SIGTERM", lambda: said.stat().st_size > 0)
     assert child.exit_code() is None
     assert not child.stop(0.3)
     assert child.end_text() == f"sleeper (process {child.pid}) was killed by SIGKILL"
