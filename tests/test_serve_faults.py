@@ -310,7 +310,8 @@ def test_a_sleeping_server_gets_its_scheduler_back(tmp_path: Path) -> None:
         serve.wait_ready()
         wait_for("sleep", lambda: not board_file.path_of(serve.board).exists())
         assert complete(serve.port, 16)["tokens_predicted"] == 16
-        wait_for("a new scheduler", lambda: serve.event("attached", 1))
+        # asked on and on, as a busy machine may take longer for a scheduler than the server to sleep again
+        wait_for("a new scheduler", lambda: serve.event("attached", 1) or not complete(serve.port, 1))
         assert serve.stop() == 0
         assert_nothing_left(serve)
 
