@@ -305,7 +305,7 @@ def test_a_killed_server_is_started_again_with_restart(tmp_path: Path) -> None:
 
 def test_a_sleeping_server_gets_its_scheduler_back(tmp_path: Path) -> None:
     """llama-server frees its model when idle, and the board with it; the next request brings both back."""
-    passed = ("-np", "1", *ONE_THREAD, "--sleep-idle-seconds", "2")
+    passed = ("-np", "1", *ONE_THREAD, "--sleep-idle-seconds", "4")
     with Serve(tmp_path, passed=passed) as serve:
         serve.wait_ready()
         wait_for("sleep", lambda: not board_file.path_of(serve.board).exists())

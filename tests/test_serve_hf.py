@@ -64,7 +64,8 @@ def test_a_model_of_the_hub_is_served(tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "utilities" / f"{model_hash(TARGET)}.npz").is_file()
 
 
-def test_what_was_fetched_is_served_without_the_hub(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", [("--offline",), ()], ids=["offline", "hub gone"])
+def test_what_was_fetched_is_served_without_the_hub(tmp_path: Path, flag: tuple[str, ...]) -> None:
     with fake_hub(REPOS) as hub:
         names = variables(hub, tmp_path)
         options = ServeOptions(passed=("-hf", REPO))
@@ -73,7 +74,7 @@ def test_what_was_fetched_is_served_without_the_hub(tmp_path: Path) -> None:
                 patch.setenv(name, value)
             found = download.find_models(options, programs(), lambda: False)
     assert found.model.read_bytes() == TARGET.read_bytes()
-    passed = ("-hf", REPO, "--offline", *PASSED)
+    passed = ("-hf", REPO, *flag, *PASSED)
     with Serve(tmp_path, passed=passed, target=False, draft=False, variables=names) as serve:
         assert complete(serve.wait_ready().port, 8)["tokens_predicted"] == 8
 
