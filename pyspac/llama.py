@@ -371,9 +371,6 @@ class Context:
         lib.llama_memory_clear(self._memory, True)
         self.n_past = 0
 
-    def set_n_threads(self, n_threads: int) -> None:
-        lib.llama_set_n_threads(self.ptr, n_threads, n_threads)
-
     def close(self) -> None:
         if self.ptr:
             lib.llama_free(self.ptr)

@@ -10,7 +10,6 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
-from pyspac.config import HOST_MODES
 from pyspac.engine import Engine
 from pyspac.metrics import StepMetrics
 from pyspac.options import RunOptions
@@ -42,12 +41,6 @@ class Split:
         return None if limit < 0 else limit
 
     def after_prompt(self) -> None:
-        """From here on the engine's own threads do the work: others of the context would spin while it waits.
-
-        The engine has set the count for one token; llama.cpp takes another one for batches of drafts.
-        """
-        if HOST_MODES[self.info.host_mode] == "executor":
-            self.context.set_n_threads(1)
         self.engine.end_forward()
         self._decide()
 

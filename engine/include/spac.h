@@ -63,7 +63,7 @@ typedef enum spac_host_mode {
 
 // whose kernels compute the host's experts
 typedef enum spac_host_kernels {
-    SPAC_KERNELS_AUTO = 0, // ggml's, but the engine's own where the device is "none"
+    SPAC_KERNELS_AUTO = 0, // ggml's where the device is the CPU, else the engine's own where it has them
     SPAC_KERNELS_SPAC = 1, // the engine's own where it has them for this machine and a layer's types, else ggml's
     SPAC_KERNELS_GGML = 2, // ggml's: bit-identical to llama.cpp's results where the device is the CPU
 } spac_host_kernels;
@@ -74,7 +74,7 @@ typedef struct spac_engine_params {
     const char * cache;        // slot pool: "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
     const char * board_name;   // NULL: private memory; else POSIX shared memory /NAME
     int32_t      host_mode;    // spac_host_mode
-    int32_t      n_threads;    // of the host executor; 0: as the context's
+    int32_t      n_threads;    // of the host executor; 0: as the context's, one less (for copies) on a real device if they are more than 4
     int32_t      max_batch;    // more tokens than this take stock's path; at least the draft length + 1
     double       link_gb_s;    // throttle of copies, to emulate a slower link; 0: none
     bool         evict;        // false: a resident expert never leaves

@@ -17,6 +17,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     board_name(params.board_name ? params.board_name : ""), free_with_context(free_with_context) {
     try {
         discover_layers();
+        choose_device();
         choose_kernels();
         form_groups();
         divide_pool();
@@ -41,9 +42,6 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
 spac_engine::~spac_engine() {
     set_hook(false);
     worker.reset(); // before what it copies from and to
-    if (ctx && n_threads_before > 0) {
-        llama_set_n_threads(ctx, n_threads_before, llama_n_threads_batch(ctx));
-    }
 }
 
 void spac_engine::set_hook(bool on) {
@@ -54,6 +52,7 @@ void spac_engine::set_hook(bool on) {
 
     llama_moe_hook hook = {};
     hook.build          = build;
+    hook.n_threads      = [](void * engine, int32_t n_tokens) { return ((spac_engine *) engine)->n_threads_of_graph(n_tokens); };
     hook.free           = free_with_context ? free_with_context : forget;
     hook.user_data      = this;
     hook.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->n_draft_max(server_slot); };
@@ -129,13 +128,18 @@ bool spac_engine::same_experts(const spac_moe_layer & layer, const llama_moe_hoo
     return layer.parts[SPAC_PART_DOWN] == p.down;
 }
 
-void spac_engine::choose_kernels() {
+void spac_engine::choose_device() {
     has_slots = strcasecmp(device_name.c_str(), "none") != 0;
+    device    = spac_choose_device(has_slots ? device_name : "cpu", devices);
+}
+
+void spac_engine::choose_kernels() {
     if (!has_slots && (params.host_kernels == SPAC_KERNELS_GGML || params.host_mode == SPAC_HOST_EXECUTOR)) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "device \"none\" runs all experts in the graph, with the engine's own kernels: "
                                                        "it needs host_kernels auto or spac, and host_mode auto or in-graph");
     }
-    const bool is_wanted = params.host_kernels == SPAC_KERNELS_SPAC || (params.host_kernels == SPAC_KERNELS_AUTO && !has_slots);
+    const bool is_auto   = params.host_kernels == SPAC_KERNELS_AUTO && (!has_slots || !spac_device_is_cpu(device));
+    const bool is_wanted = params.host_kernels == SPAC_KERNELS_SPAC || is_auto;
     kernels              = is_wanted ? spac_kernels_best() : nullptr;
     if (is_wanted && !kernels) {
         spac_log("no kernels for this processor (they need AVX2, FMA and F16C): ggml's are used");
@@ -172,8 +176,6 @@ void spac_engine::form_groups() {
 }
 
 void spac_engine::divide_pool() {
-    device = spac_choose_device(has_slots ? device_name : "cpu", devices);
-
     const bool is_cpu = spac_device_is_cpu(device);
     if (!has_slots) {
         host_mode = SPAC_HOST_IN_GRAPH;
@@ -268,9 +270,13 @@ void spac_engine::start_threads() {
 
     if (host_mode == SPAC_HOST_EXECUTOR) {
         start_executor();
-        // the context's other threads would spin in ggml's barrier while collect waits
-        llama_set_n_threads(ctx, 1, llama_n_threads_batch(ctx));
     }
+}
+
+// the context's, but one core is left for copies where there are enough
+int spac_engine::n_threads_of_host() const {
+    const int n = llama_n_threads(ctx);
+    return params.n_threads > 0 ? params.n_threads : spac_device_is_cpu(device) || n <= 4 ? n : n - 1;
 }
 
 void spac_engine::start_executor() {
@@ -280,8 +286,7 @@ void spac_engine::start_executor() {
             with_ggml.push_back(&entry.second->layer);
         }
     }
-    n_threads_before    = llama_n_threads(ctx);
-    const int n_threads = params.n_threads > 0 ? params.n_threads : n_threads_before;
+    const int n_threads = n_threads_of_host();
     if (!with_ggml.empty()) {
         executor = std::make_unique<spac_host_executor>(with_ggml, params.max_batch, n_threads);
     }
@@ -349,6 +354,11 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
 
 // ---- graph building
 
+int32_t spac_engine::n_threads_of_graph(int32_t n_tokens) const {
+    const bool is_split = is_active && host_mode == SPAC_HOST_EXECUTOR && n_tokens > 0 && n_tokens <= params.max_batch;
+    return is_split ? 1 : 0; // the context's other threads would spin in ggml's barrier while collect waits
+}
+
 ggml_tensor * spac_engine::split(const llama_moe_hook_params & p) {
     const auto it      = states.find(p.il);
     const bool is_ours = it != states.end() && it->second->layer.is_split() && same_experts(it->second->layer, p);
@@ -389,6 +399,9 @@ void spac_engine::close_forward() {
     any_device = any_host = false;
     in_forward            = false;
     last_il               = -1;
+    if (pool) {
+        pool->rest();
+    }
 }
 
 // the last layer of the forward before stays pinned: no one waited for the device yet

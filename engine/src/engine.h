@@ -59,15 +59,18 @@ struct spac_engine : spac_split_ops {
     static ggml_tensor * build(void * user_data, const llama_moe_hook_params * params);
     ggml_tensor *        discover(const llama_moe_hook_params & p);
     ggml_tensor *        split(const llama_moe_hook_params & p);
+    int32_t              n_threads_of_graph(int32_t n_tokens) const; // 0: as the context's
 
     // attaching, in this order
     void discover_layers();
-    void form_groups();
+    void choose_device();
     void choose_kernels();
+    void form_groups();
     void divide_pool();
     void allocate_pool();
     void start_threads();
     void start_executor();
+    int  n_threads_of_host() const;
     void set_hook(bool on);
 
     // spac_split_ops
@@ -95,11 +98,10 @@ struct spac_engine : spac_split_ops {
 
     bool                            is_active = false; // false: discovering
     std::vector<ggml_backend_dev_t> devices;           // of the context's scheduler
-    ggml_backend_dev_t              device           = nullptr;
-    int                             host_mode        = SPAC_HOST_IN_GRAPH;
-    bool                            has_slots        = true;    // false: the device is "none"
-    const spac_kernels *            kernels          = nullptr; // NULL: ggml's
-    int32_t                         n_threads_before = 0;       // of the context, to be restored
+    ggml_backend_dev_t              device    = nullptr;
+    int                             host_mode = SPAC_HOST_IN_GRAPH;
+    bool                            has_slots = true;    // false: the device is "none"
+    const spac_kernels *            kernels   = nullptr; // NULL: ggml's
 
     std::map<int, std::unique_ptr<layer_state>>   states; // MoE layers by il
     std::vector<const spac_moe_layer *>           group_like;

@@ -5,8 +5,18 @@
 #include <algorithm>
 #include <cstring>
 
-// the last tasks of other threads take about this long: cheaper to wait for awake
-static constexpr uint64_t AWAKE_US = 50;
+// how long to stay awake: the next layer, or another thread's last task, comes soon while a forward is in progress, and
+// waking a thread takes about as long
+static constexpr uint64_t AWAKE_US = 100;
+static constexpr uint64_t NAP_US   = 50; // between looks, after that
+
+static void pause_briefly() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
 
 spac_expert_pool::spac_expert_pool(const spac_kernels & kernels, int n_threads) :
     experts(kernels), n_threads(n_threads) {
@@ -46,21 +56,17 @@ void spac_expert_pool::clear_absent(const spac_moe_layer & layer, const int32_t 
 }
 
 void spac_expert_pool::submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t *, int n_tokens) {
+    if (gate % 2 == 1) { // nobody collected the last layer: its graph was aborted
+        close();
+    }
     clear_absent(*layer, ids_host, layer->n_expert_used * n_tokens);
     experts.plan(*layer, ids_host, n_tokens, n_threads);
     t_begin = spac_now_us();
-    if (!experts.has_work()) {
-        std::lock_guard<std::mutex> lock(mutex);
-        t_end = t_begin; // wake nobody
-        return;
+    t_end   = t_begin;
+    if (experts.has_work()) { // else wake nobody
+        copy_input(cur);
+        open();
     }
-    copy_input(cur);
-    {
-        std::lock_guard<std::mutex> lock(mutex);
-        is_open = true;
-        round++;
-    }
-    opened.notify_all();
 }
 
 const float * spac_expert_pool::wait(uint64_t & busy_us) {
@@ -68,43 +74,72 @@ const float * spac_expert_pool::wait(uint64_t & busy_us) {
         experts.work(in, rows.data());
         close();
     }
-    std::lock_guard<std::mutex> lock(mutex);
     busy_us = t_end - t_begin;
     return rows.data();
 }
 
+void spac_expert_pool::open() {
+    is_resting = false;
+    gate.fetch_add(1);
+    if (n_asleep > 0) {
+        mutex.lock(); // a thread between its look at the gate and its sleep would miss the call
+        mutex.unlock();
+        opened.notify_all();
+    }
+}
+
 // returns when no thread is inside: every task is done then
 void spac_expert_pool::close() {
-    const uint64_t t = spac_now_us();
-
-    std::unique_lock<std::mutex> lock(mutex);
-    is_open = false; // who wakes up only now stays out
-    t_end   = std::max(t_end, t);
-    lock.unlock();
-    while (n_inside.load(std::memory_order_acquire) > 0 && spac_now_us() < t + AWAKE_US) {
-        std::this_thread::yield();
+    leave();
+    gate.fetch_add(1); // who comes only now stays out
+    const uint64_t t_nap = spac_now_us() + AWAKE_US;
+    while (n_inside > 0) {
+        if (spac_now_us() < t_nap) {
+            std::this_thread::yield(); // more threads than cores: the one we wait for may not be running
+        } else {
+            std::this_thread::sleep_for(std::chrono::microseconds(NAP_US));
+        }
     }
-    lock.lock();
-    left.wait(lock, [&] { return n_inside.load(std::memory_order_relaxed) == 0; });
+}
+
+void spac_expert_pool::leave() {
+    const uint64_t t = spac_now_us();
+    for (uint64_t last = t_end; last < t && !t_end.compare_exchange_weak(last, t);) {
+    }
 }
 
 void spac_expert_pool::run() {
-    uint64_t                     seen = 0;
-    std::unique_lock<std::mutex> lock(mutex);
-    while (true) {
-        opened.wait(lock, [&] { return stopped || (is_open && round != seen); });
-        if (stopped) {
-            return;
+    for (uint64_t seen = 0; next_round(seen);) {
+        n_inside.fetch_add(1);
+        if (gate == seen) {
+            experts.work(in, rows.data());
+            leave();
         }
-        seen = round;
-        n_inside++;
-        lock.unlock();
-        experts.work(in, rows.data());
-        lock.lock();
-        n_inside--;
-        t_end = std::max(t_end, spac_now_us());
-        if (n_inside == 0) {
-            left.notify_all();
-        }
+        n_inside.fetch_sub(1);
     }
+}
+
+bool spac_expert_pool::has_opened(uint64_t & seen) const {
+    const uint64_t g = gate;
+    if (g % 2 == 0 || g == seen) {
+        return false;
+    }
+    seen = g;
+    return true;
+}
+
+// waits for a round after the one seen, awake for a while, then asleep; false: the pool ends
+bool spac_expert_pool::next_round(uint64_t & seen) {
+    const uint64_t t_sleep = spac_now_us() + AWAKE_US;
+    while (!is_resting && spac_now_us() < t_sleep) {
+        if (has_opened(seen)) {
+            return true;
+        }
+        pause_briefly();
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    n_asleep.fetch_add(1);
+    opened.wait(lock, [&] { return stopped || has_opened(seen); });
+    n_asleep.fetch_sub(1);
+    return !stopped;
 }

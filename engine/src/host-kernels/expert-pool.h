@@ -1,4 +1,4 @@
-// Computes a layer's host experts with the engine's own kernels, on threads that sleep between layers.
+// Computes a layer's host experts with the engine's own kernels, on threads that stay awake for a moment between layers.
 // The thread that waits helps, so n_threads cores are busy when it does.
 #pragma once
 
@@ -18,9 +18,16 @@ struct spac_expert_pool : spac_host_worker {
     void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;
     const float * wait(uint64_t & busy_us) override;
 
+    // no forward is in progress: its threads need not stay awake
+    void rest() { is_resting = true; }
+
   private:
     void run();
+    bool next_round(uint64_t & seen);
+    bool has_opened(uint64_t & seen) const;
+    void open();
     void close();
+    void leave();
     void copy_input(const ggml_tensor * cur);
     void clear_absent(const spac_moe_layer & layer, const int32_t * ids_host, size_t n_rows);
 
@@ -32,12 +39,17 @@ struct spac_expert_pool : spac_host_worker {
 
     const int n_threads;
 
-    std::mutex              mutex; // guards the fields below
-    std::condition_variable opened, left;
-    bool                    is_open = false, stopped = false;
-    uint64_t                round = 0;     // of submits
-    uint64_t                t_end = 0;     // when the last thread left
-    std::atomic<int>        n_inside{ 0 }; // threads in work(); changed under the mutex, read without it
+    // A thread counts itself in and then looks at the gate again; who closes the gate then looks at the count. All four are
+    // sequentially consistent, so either the thread sees that it came too late, or it is waited for.
+    alignas(64) std::atomic<uint64_t> gate{ 0 }; // counts openings and closings: odd while a round is open
+    alignas(64) std::atomic<int> n_inside{ 0 };
+    alignas(64) std::atomic<uint64_t> t_end{ 0 }; // when the last thread left
+    std::atomic<bool> is_resting{ true };         // no forward is in progress: sleep at once
+
+    std::mutex              mutex; // of sleeping and waking
+    std::condition_variable opened;
+    std::atomic<int>        n_asleep{ 0 };    // changed under the mutex, before a look at the gate; read after opening it
+    bool                    stopped = false; // under the mutex
 
     std::vector<std::thread> threads;
 };
