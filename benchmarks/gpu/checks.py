@@ -24,6 +24,7 @@ SMALL = ("small", 2)  # shape and layers of the model for logits
 TEST_LIMIT_S = 240.0
 SANITIZER_LIMIT_S = 150.0
 SANITIZERS = ("memcheck", "racecheck")
+SANITIZER_TYPES = ("f16", "q4_K")  # between them, every kind of kernel
 SANITIZER_FOLDERS = (
     "/usr/local/cuda/bin",
     "/usr/local/cuda/compute-sanitizer",
@@ -103,7 +104,8 @@ def sanitizer_rows(s: Settings, left: Callable[[], float], skipped: list[list[st
         if left() < 20:
             skipped.append([f"compute-sanitizer {name}", "the time is over"])
             continue
-        command = [tool, "--tool", name, "--error-exitcode", "86", "--print-limit", "5", str(program)]
+        command = [tool, "--tool", name, "--error-exitcode", "86", "--print-limit", "5"]
+        command += [str(program), choose_device(s.device, s.rpc).name, *SANITIZER_TYPES]
         row = run_program(command, f"sanitizer-{name}", min(left(), SANITIZER_LIMIT_S))
         if row["timed_out"]:
             skipped.append(

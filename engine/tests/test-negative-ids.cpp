@@ -1,5 +1,5 @@
-// patches/upstream/0001, 0002: MUL_MAT_ID and ADD_ID skip negative ids, whatever the type, width and number of threads;
-// on the CPU, and on every GPU that this build sees.
+// patches/upstream/0001, 0002: MUL_MAT_ID and ADD_ID skip negative ids, whatever the type, width and number of threads, alone
+// and fused with what follows them; on the CPU, and on every GPU that this build sees.
 #include "check.h"
 
 #include "ggml-alloc.h"
@@ -8,17 +8,20 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 #include <random>
+#include <set>
+#include <string>
 
 struct test_case {
     ggml_type type;
-    int       n_expert, n_used, n_tokens, n_threads;
-    bool      broadcast; // one input row per token, as for up and gate
-    double    share;     // of ids that are skipped
+    int       n_expert, n_used, n_tokens, n_out;
+    double    share; // of experts that are skipped
 };
 
-static constexpr int N_IN = 256, N_OUT = 48;
+static constexpr int N_IN = 256;
 
 static std::vector<float> random_floats(size_t n, std::mt19937 & rng) {
     std::uniform_real_distribution<float> uniform(-1, 1);
@@ -29,90 +32,114 @@ static std::vector<float> random_floats(size_t n, std::mt19937 & rng) {
     return values;
 }
 
-// distinct experts per token, some of them skipped
+// distinct experts per token
 static std::vector<int32_t> random_ids(const test_case & c, std::mt19937 & rng) {
-    std::vector<int32_t> ids;
+    std::vector<int32_t> ids, all(c.n_expert);
     for (int it = 0; it < c.n_tokens; it++) {
-        std::vector<int32_t> all(c.n_expert);
-        for (int i = 0; i < c.n_expert; i++) {
-            all[i] = i;
-        }
+        std::iota(all.begin(), all.end(), 0);
         std::shuffle(all.begin(), all.end(), rng);
-        for (int iu = 0; iu < c.n_used; iu++) {
-            const bool skip = std::uniform_real_distribution<>(0, 1)(rng) < c.share;
-            ids.push_back(skip ? -1 : all[iu]);
-        }
+        ids.insert(ids.end(), all.begin(), all.begin() + c.n_used);
     }
     return ids;
 }
 
+// a few experts over and over: quantising takes most of the time
 static void set_weights(ggml_tensor * t, std::mt19937 & rng) {
-    const std::vector<float> values = random_floats(ggml_nelements(t), rng);
-    std::vector<char>        bytes(ggml_nbytes(t));
-    ggml_quantize_chunk(t->type, values.data(), bytes.data(), 0, ggml_nrows(t), t->ne[0], nullptr);
-    ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
+    const int64_t            n_distinct = std::min<int64_t>(t->ne[2], 5);
+    const std::vector<float> values     = random_floats(n_distinct * t->ne[0] * t->ne[1], rng);
+    std::vector<char>        bytes(n_distinct * t->nb[2]);
+    ggml_quantize_chunk(t->type, values.data(), bytes.data(), 0, n_distinct * t->ne[1], t->ne[0], nullptr);
+    for (int64_t ie = 0; ie < t->ne[2]; ie += n_distinct) {
+        ggml_backend_tensor_set(t, bytes.data(), ie * t->nb[2], std::min(n_distinct, t->ne[2] - ie) * t->nb[2]);
+    }
 }
 
-struct graph_result {
-    std::vector<float> product, sum; // [n_tokens * n_used, N_OUT]
+// one row of each per (token, expert): [n_out, n_used, n_tokens]
+enum output {
+    PRODUCT,
+    PRODUCT_BIAS, // these three may be fused into one kernel on a GPU
+    GLU,
+    GLU_BIAS,
+    N_OUTPUTS,
 };
 
-static ggml_backend_t open_device(ggml_backend_dev_t device, int n_threads) {
-    ggml_backend_t backend = ggml_backend_dev_init(device, nullptr);
-    CHECK(backend);
-    if (ggml_backend_is_cpu(backend)) {
-        ggml_backend_cpu_set_n_threads(backend, n_threads);
-    }
-    return backend;
+using graph_result = std::array<std::vector<float>, N_OUTPUTS>;
+
+struct graph_inputs {
+    ggml_tensor *up, *gate, *up_b, *gate_b, *x, *ids;
+};
+
+static std::array<ggml_tensor *, N_OUTPUTS> build(ggml_context * ctx, const graph_inputs & in) {
+    const auto mul      = [&](ggml_tensor * w) { return ggml_mul_mat_id(ctx, w, in.x, in.ids); };
+    const auto mul_bias = [&](ggml_tensor * w, ggml_tensor * b) { return ggml_add_id(ctx, mul(w), b, in.ids); };
+    return {
+        mul(in.up),
+        mul_bias(in.up, in.up_b),
+        ggml_swiglu_split(ctx, mul(in.gate), mul(in.up)),
+        ggml_swiglu_split(ctx, mul_bias(in.gate, in.gate_b), mul_bias(in.up, in.up_b)),
+    };
 }
 
-// the same weights, inputs and biases for the same seed
-static graph_result compute(ggml_backend_dev_t device, const test_case & c, const std::vector<int32_t> & ids) {
+// the same weights, inputs and biases for the same seed; broadcast: one input row per token, as for up and gate
+static graph_result compute(ggml_backend_t backend, const test_case & c, bool broadcast, const std::vector<int32_t> & ids) {
     std::mt19937   rng(7);
-    ggml_context * ctx     = ggml_init({ 16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
-    ggml_backend_t backend = open_device(device, c.n_threads);
+    ggml_context * ctx = ggml_init({ 32 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
 
-    ggml_tensor * w       = ggml_new_tensor_3d(ctx, c.type, N_IN, N_OUT, c.n_expert);
-    ggml_tensor * x       = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, N_IN, c.broadcast ? 1 : c.n_used, c.n_tokens);
-    ggml_tensor * b       = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N_OUT, c.n_expert);
-    ggml_tensor * i       = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, c.n_used, c.n_tokens);
-    ggml_tensor * product = ggml_mul_mat_id(ctx, w, x, i);
-    ggml_tensor * sum     = ggml_add_id(ctx, product, b, i);
+    const graph_inputs in = {
+        ggml_new_tensor_3d(ctx, c.type, N_IN, c.n_out, c.n_expert),
+        ggml_new_tensor_3d(ctx, c.type, N_IN, c.n_out, c.n_expert),
+        ggml_new_tensor_2d(ctx, GGML_TYPE_F32, c.n_out, c.n_expert),
+        ggml_new_tensor_2d(ctx, GGML_TYPE_F32, c.n_out, c.n_expert),
+        ggml_new_tensor_3d(ctx, GGML_TYPE_F32, N_IN, broadcast ? 1 : c.n_used, c.n_tokens),
+        ggml_new_tensor_2d(ctx, GGML_TYPE_I32, c.n_used, c.n_tokens),
+    };
+    const auto    outputs = build(ctx, in);
     ggml_cgraph * gf      = ggml_new_graph(ctx);
-    ggml_build_forward_expand(gf, sum);
+    for (ggml_tensor * t : outputs) {
+        ggml_set_output(t);
+        ggml_build_forward_expand(gf, t);
+    }
     ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
     ggml_backend_buffer_clear(buffer, 0x5a); // what is not written shows
 
-    set_weights(w, rng);
-    for (ggml_tensor * t : { x, b }) {
+    set_weights(in.up, rng);
+    set_weights(in.gate, rng);
+    for (ggml_tensor * t : { in.up_b, in.gate_b, in.x }) {
         const std::vector<float> values = random_floats(ggml_nelements(t), rng);
         ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
     }
-    ggml_backend_tensor_set(i, ids.data(), 0, ggml_nbytes(i));
+    ggml_backend_tensor_set(in.ids, ids.data(), 0, ggml_nbytes(in.ids));
     CHECK(ggml_backend_graph_compute(backend, gf) == GGML_STATUS_SUCCESS);
 
     graph_result r;
-    r.product.resize(ggml_nelements(product));
-    r.sum.resize(ggml_nelements(sum));
-    ggml_backend_tensor_get(product, r.product.data(), 0, ggml_nbytes(product));
-    ggml_backend_tensor_get(sum, r.sum.data(), 0, ggml_nbytes(sum));
+    for (int o = 0; o < N_OUTPUTS; o++) {
+        r[o].resize(ggml_nelements(outputs[o]));
+        ggml_backend_tensor_get(outputs[o], r[o].data(), 0, ggml_nbytes(outputs[o]));
+    }
     ggml_backend_buffer_free(buffer);
-    ggml_backend_free(backend);
     ggml_free(ctx);
     return r;
 }
 
-// one result to the last bit on the CPU; a GPU may take another kernel for another number of rows
-static bool agree(float a, float b, bool exact) {
-    return exact ? a == b : std::fabs(a - b) <= 2e-2f * std::max(1.0f, std::fabs(b));
+// to the last bit on the CPU; a GPU may take another kernel for another number of rows
+static bool agree(const float * a, const float * b, int n, bool exact) {
+    const float largest = std::fabs(*std::max_element(b, b + n, [](float x, float y) { return std::fabs(x) < std::fabs(y); }));
+    for (int i = 0; i < n; i++) {
+        if (exact ? a[i] != b[i] : !(std::fabs(a[i] - b[i]) <= 2e-2f * std::max(1.0f, largest))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_zero(const float * a, int n) {
+    return std::all_of(a, a + n, [](float x) { return x == 0.0f; });
 }
 
 // ids that are not skipped give the same result, however the others are divided
-static void run(ggml_backend_dev_t device, const test_case & c, unsigned seed) {
-    std::mt19937 rng(seed);
-    test_case    whole             = c;
-    whole.share                    = 0;
-    const std::vector<int32_t> all = random_ids(whole, rng);
+static void run(ggml_backend_t backend, const test_case & c, unsigned seed) {
+    std::mt19937               rng(seed);
+    const std::vector<int32_t> all = random_ids(c, rng);
 
     std::vector<int32_t>             here = all, there = all;
     std::uniform_real_distribution<> uniform(0, 1);
@@ -124,41 +151,81 @@ static void run(ggml_backend_dev_t device, const test_case & c, unsigned seed) {
         (moved[all[i]] ? here : there)[i] = -1;
     }
 
-    const bool         exact = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
-    const graph_result stock = compute(device, c, all), a = compute(device, c, here), b = compute(device, c, there);
+    const bool is_cpu = ggml_backend_is_cpu(backend), broadcast = seed % 2 == 0;
+    if (is_cpu) {
+        ggml_backend_cpu_set_n_threads(backend, 1 + (int) (seed % 3));
+    }
+    const graph_result stock = compute(backend, c, broadcast, all);
+    const graph_result a = compute(backend, c, broadcast, here), b = compute(backend, c, broadcast, there);
     for (size_t i = 0; i < all.size(); i++) {
-        const graph_result & on  = here[i] < 0 ? b : a;
-        const graph_result & off = here[i] < 0 ? a : b;
-        for (int o = 0; o < N_OUT; o++) {
-            const size_t at = i * N_OUT + o;
-            CHECK(agree(on.product[at], stock.product[at], exact));
-            CHECK(agree(on.sum[at], stock.sum[at], exact));
-            CHECK(off.product[at] == 0.0f);
-            CHECK(off.sum[at] == 0.0f);
+        for (int o = 0; o < N_OUTPUTS; o++) {
+            const size_t at  = i * c.n_out;
+            const auto & on  = here[i] < 0 ? b : a;
+            const auto & off = here[i] < 0 ? a : b;
+            CHECK(agree(&on[o][at], &stock[o][at], c.n_out, is_cpu));
+            CHECK(is_zero(&off[o][at], c.n_out));
         }
     }
 }
 
-static void run_all(ggml_backend_dev_t device) {
-    unsigned seed = 0;
-    for (ggml_type type : { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K,
-                            GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4 }) {
-        for (int n_tokens : { 1, 2, 5, 16 }) {
-            for (double share : { 0.0, 0.4, 1.0 }) {
-                run(device, { type, 8, 3, n_tokens, 1 + (int) (seed % 3), seed % 2 == 0, share }, seed);
-                seed++;
+static std::vector<test_case> cases_of(ggml_type type) {
+    std::vector<test_case> cases;
+    for (int n_tokens : { 1, 2, 5, 16 }) {
+        for (double share : { 0.0, 0.4, 1.0 }) {
+            cases.push_back({ type, 8, 3, n_tokens, 64, share });
+        }
+    }
+    // on CUDA: rows not a multiple of 32 have no matrix kernel for floats; 8 and 6 of many; more than one tile
+    cases.push_back({ type, 8, 3, 5, 48, 0.4 });
+    cases.push_back({ type, 8, 3, 16, 48, 0.4 });
+    cases.push_back({ type, 128, 8, 5, 64, 0.4 });
+    cases.push_back({ type, 128, 8, 64, 64, 0.4 });
+    cases.push_back({ type, 16, 6, 9, 64, 0.6 });
+    if (type == GGML_TYPE_Q8_0) {
+        cases.push_back({ type, 2000, 4, 9, 64, 0.5 }); // a pool of many slots
+    }
+    return cases;
+}
+
+static constexpr ggml_type TYPES[] = { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K,
+                                       GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4 };
+
+static int run_all(ggml_backend_dev_t device, const std::set<std::string> & types) {
+    int            n_run   = 0;
+    ggml_backend_t backend = ggml_backend_dev_init(device, nullptr);
+    CHECK(backend);
+    for (ggml_type type : TYPES) {
+        for (const test_case & c : cases_of(type)) {
+            if (types.empty() || types.count(ggml_type_name(type))) {
+                run(backend, c, n_run++);
             }
         }
     }
-    run(device, { GGML_TYPE_Q8_0, 2000, 4, 9, 2, true, 0.5 }, 99); // a pool of many slots
+    ggml_backend_free(backend);
+    return n_run;
 }
 
-int main() {
+// test-negative-ids [DEVICE] [TYPE...]: all that there are unless named
+int main(int argc, char ** argv) {
     ggml_backend_load_all();
+    const std::string           only = argc > 1 ? argv[1] : "";
+    const std::set<std::string> types(argv + std::min(argc, 2), argv + argc);
+
+    int n_run = 0;
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         ggml_backend_dev_t device = ggml_backend_dev_get(i);
-        printf("%s\n", ggml_backend_dev_name(device));
-        run_all(device);
+        if (only.empty() || only == ggml_backend_dev_name(device)) {
+            const int n = run_all(device, types);
+            printf("%s: %d cases\n", ggml_backend_dev_name(device), n);
+            n_run += n;
+        }
     }
-    return 0;
+    if (n_run == 0) {
+        fprintf(stderr, "no such device or type; types:");
+        for (ggml_type type : TYPES) {
+            fprintf(stderr, " %s", ggml_type_name(type));
+        }
+        fprintf(stderr, "\n");
+    }
+    return n_run > 0 ? 0 : 2;
 }
