@@ -58,24 +58,33 @@ def gpu_devices() -> list[Device]:
 
 
 def choose_device(name: str, rpc: str | None = None) -> Device:
-    """The device called `name` ("auto": the first of `rpc`, else the first GPU, else the CPU).
+    """The device called `name` ("auto": that of `rpc`, else the GPU, else the CPU).
 
-    "none" computes on the CPU too. Raises ConfigError listing the names if there is none of that name.
+    "none" computes on the CPU too. Raises ConfigError listing the names if there is none of that name, or if
+    "auto" would have to choose: one device is supported.
     """
     if name.lower() in ("cpu", "none"):
         return cpu_device()
     before = {device.name for device in gpu_devices()} if rpc else set()
     if rpc:
         _add_rpc(rpc)
-    devices = sorted(gpu_devices(), key=lambda device: device.name in before)  # those of `rpc` first
+    devices = gpu_devices()
     if name == "auto":
-        return devices[0] if devices else cpu_device()
+        return _only([device for device in devices if device.name not in before] or devices)
     for device in devices:
         if device.name.lower() == name.lower():
             return device
     raise ConfigError(
         "--device", name, ", ".join(["auto", "cpu", "none", *(device.name for device in devices)])
     )
+
+
+def _only(devices: list[Device]) -> Device:
+    """The CPU if there is none."""
+    if len(devices) > 1:
+        names = ", ".join(device.name for device in devices)
+        raise ConfigError("--device", "auto", f"one of {names}, as a context uses one GPU")
+    return devices[0] if devices else cpu_device()
 
 
 def _add_rpc(endpoint: str) -> None:

@@ -48,6 +48,7 @@ class EngineInfo:
     max_batch: int
     n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
     kernels: str  # which of them: "avx512", "avx2"; "" if none
+    n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
         "n_prompt": generation.metrics.n_prompt,
         **generation.metrics.to_dict(),
         "experts": split.experts_dict() if split else dict(NO_EXPERTS),
-        "layers": split.layers_dict() if split else {"split": 0, "declined": {}},
+        "layers": split.layers_dict() if split else {"split": 0, "declined": {}, "unpinned": 0},
         "scheduler": split.scheduler_dict()
         if split
         else {"estimator": None, "step_us_p50": None, "step_us_p99": None},

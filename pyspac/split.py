@@ -75,7 +75,11 @@ class Split:
 
     def layers_dict(self) -> dict[str, Any]:
         """`layers` of the `--json` object."""
-        return {"split": self.info.n_layer_split, "declined": dict(Counter(self.engine.declined().values()))}
+        return {
+            "split": self.info.n_layer_split,
+            "declined": dict(Counter(self.engine.declined().values())),
+            "unpinned": self.info.n_layer_unpinned,
+        }
 
     def scheduler_dict(self) -> dict[str, Any]:
         """`scheduler` of the `--json` object."""

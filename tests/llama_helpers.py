@@ -5,7 +5,8 @@ Plain llama.cpp calls rather than pyspac.llama, for several sequences and any ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,3 +157,24 @@ def assert_same_bits(split: np.ndarray, stock: np.ndarray, where: str) -> None:
     assert not differing.any(), (
         f"{where}: {differing.sum()} of {differing.size} logits differ, by up to {error}"
     )
+
+
+def n_os_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def in_new_thread(action: Callable[[], None]) -> None:
+    """OpenMP keeps a team per thread that opens one: a new thread has none yet."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

@@ -155,7 +155,7 @@ def wait_for_port(port: int) -> None:
 def test_split_with_a_remote_device(models: Path, rpc_server: str, tmp_path: Path) -> None:
     """In a process of its own, as ggml keeps a remote device for good. Same kernels, so the same text."""
     texts = []
-    for mode in (["--cache", "40%"], ["--stock"]):
+    for mode in (["--cache", "40%", "--host-kernels", "ggml"], ["--stock"]):
         command = [
             sys.executable,
             "-m",
@@ -202,7 +202,11 @@ def test_all_layers_declined_is_an_error(models: Path, monkeypatch: pytest.Monke
 
 def test_declined_layers_are_counted_by_reason(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "declined", lambda self: {0: "LoRA", 1: "LoRA"})
-    assert run_json(models, "--cache", "50%")["layers"] == {"split": 3, "declined": {"LoRA": 2}}
+    assert run_json(models, "--cache", "50%")["layers"] == {
+        "split": 3,
+        "declined": {"LoRA": 2},
+        "unpinned": 0,
+    }
 
 
 # ---- JSON and streams ----------------------------------------------------------------------------
@@ -213,7 +217,7 @@ def test_json_object(mode: str, models: Path) -> None:
     result = run_json(models, *(["--stock"] if mode == "stock" else ["--cache", "40%"]))
     assert result.keys() >= KEYS
     assert result["experts"].keys() == EXPERT_KEYS
-    assert result["layers"].keys() == {"split", "declined"}
+    assert result["layers"].keys() == {"split", "declined", "unpinned"}
     assert result["scheduler"].keys() == SCHEDULER_KEYS
     assert (result["mode"], result["device"]) == (mode, "CPU")
     assert result["emulated"] is (mode == "split")

@@ -14,13 +14,16 @@ from typing import Any
 import gguf_models as models
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 from llama_helpers import (
     Sequence0,
     assert_same_bits,
     attached_engine,
     decide_randomly,
     decode,
+    in_new_thread,
     loaded_model,
+    n_os_threads,
     new_context,
     place,
     split_layers,
@@ -92,12 +95,13 @@ def offloaded_model(path: Path, device: Any) -> Iterator[Any]:
 
 @contextmanager
 def open_pair(path: Path, device: Any, **engine_fields: Any) -> Iterator[tuple[Any, Any, native.Engine]]:
-    """A stock context, a split one with an engine on `device`, and the engine."""
+    """A stock context, a split one with an engine on `device` (and ggml's kernels), and the engine."""
+    fields = {"device": device.name, "host_kernels": "ggml"} | engine_fields
     with (
         offloaded_model(path, device) as model,
         new_context(model) as stock,
         new_context(model) as split,
-        attached_engine(split, device=device.name, **engine_fields) as engine,
+        attached_engine(split, **fields) as engine,
     ):
         yield stock, split, engine
 
@@ -135,3 +139,43 @@ def test_experts_arrive_while_decoding(rpc_device: Any, tmp_path: Path) -> None:
         assert counters["n_loads"] > 10
         assert counters["n_load_failures"] == 0
         assert counters["n_hit_rows"] > 0
+
+
+def test_own_kernels_are_the_default_beside_a_device(rpc_device: Any, tmp_path: Path) -> None:
+    """For the layers that they can compute; ggml's for the one with Q3_K."""
+    types = [Type.Q8_0, (Type.Q4_K, Type.Q4_K, Type.Q6_K), Type.Q3_K]
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe", types)
+    with open_pair(path, rpc_device, host_kernels="auto") as (stock, split, engine):
+        info = engine.info()
+        if not info.kernels:
+            pytest.skip("no kernels for this processor")
+        assert info.n_layer_split == 3
+        assert info.n_layer_kernels == 2
+        tokens, rng = Sequence0(5, models.N_VOCAB), np.random.default_rng(6)
+        for width in (1, 5, 9, 16, 1, 2):
+            decide_randomly(engine, rng)
+            place(engine)
+            batch = tokens.next_batch(width)
+            ours, theirs = decode(split, batch), decode(stock, batch)
+            assert np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs), f"{width} tokens"
+
+
+def test_team_of_the_prompt_is_gone_while_ggml_computes_host_experts(rpc_device: Any, tmp_path: Path) -> None:
+    """OpenMP throttles all teams of a process when they have more threads than there are cores."""
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    with (
+        offloaded_model(path, rpc_device) as model,
+        new_context(model, n_threads=4) as ctx,
+        attached_engine(ctx, device=rpc_device.name, host_kernels="ggml", n_threads=1),
+    ):
+        tokens = Sequence0(7, models.N_VOCAB)
+
+        def decode_and_count() -> None:
+            decode(ctx, tokens.next_batch(1))
+            before = n_os_threads()
+            decode(ctx, tokens.next_batch(40))
+            assert n_os_threads() == before + 3
+            decode(ctx, tokens.next_batch(5))
+            assert n_os_threads() == before
+
+        in_new_thread(decode_and_count)

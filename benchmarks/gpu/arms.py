@@ -41,13 +41,13 @@ class Arm:
     without: frozenset[str] = frozenset()
     host_kernels: str = "auto"
 
-    def options(self, path: Path, s: Settings, n_threads: int) -> ArmOptions:
+    def options(self, path: Path, s: Settings) -> ArmOptions:
         return ArmOptions(
             model=path,
             stock=not self.is_split,
             device=s.device,
             rpc=s.rpc,
-            n_threads=n_threads,
+            n_threads=s.split_threads or None,  # of the engine: its context is opened by compare.py
             cache=CacheSize(text=s.cache),
             spec_type="ngram" if self.speculates else "none",  # the drafter itself is replaced
             draft_max=s.draft_max if self.speculates else None,
@@ -89,11 +89,11 @@ def all_arms() -> list[Arm]:
             for name in ("ema", "spac", "lru")
         ),
         Arm(
-            name="split-ema-kernels",
+            name="split-ema-ggml",
             group="controls",
-            what="split, estimator ema, the engine's own kernels on the host, with drafts",
+            what="split, estimator ema, ggml's kernels on the host, with drafts",
             is_split=True,
-            host_kernels="spac",
+            host_kernels="ggml",
         ),
     ]
     ablations = [

@@ -165,7 +165,7 @@ def open_bench(s: Settings, path: Path, stack: contextlib.ExitStack, say: Callab
     """Load the model with all experts on the host, and choose the layers of --n-cpu-moe."""
     geometry = read_geometry(read_header(path))
     device = choose_device(s.device, s.rpc)
-    options = chosen_arms(s)[0].options(path, s, 1)
+    options = chosen_arms(s)[0].options(path, s)
     cache_bytes = options.cache.n_bytes(geometry.experts_bytes)
     if cache_bytes is None:
         raise ValueError("--cache auto: name a share or MiB, so that all contenders get the same")
@@ -212,7 +212,7 @@ def new_context(bench: Bench, placement: str) -> Context:
 @contextlib.contextmanager
 def opened(bench: Bench, arm: Arm) -> Iterator[tuple[Context, Split | None, int]]:
     """Context, split or None, and the longest draft of this contender."""
-    options = arm.options(bench.path, bench.s, bench.s.split_threads or bench.n_threads)
+    options = arm.options(bench.path, bench.s)
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(new_context(bench, arm.placement))
         split = stack.enter_context(Split(context, bench.device, options)) if arm.is_split else None
@@ -452,7 +452,7 @@ def conditions(bench: Bench) -> dict[str, Any]:
         "cache": s.cache,
         "n_cpu_moe": n_moe - len(bench.on_device),
         "n_threads": bench.n_threads,
-        "split_threads": s.split_threads or bench.n_threads,
+        "split_threads": s.split_threads or "auto",
         "drafts": f"replayed at acceptance {s.acceptance}",
         "draft_max": s.draft_max,
         "draft_ms": s.draft_ms,

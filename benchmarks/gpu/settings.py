@@ -47,7 +47,7 @@ class Settings:
     layers: int | None = None  # None: all, fewer if time is short
     model: str | None = None
     threads: int = 0
-    split_threads: int = 0  # of the host executor; 0: as `threads`
+    split_threads: int = 0  # of the host's experts; 0: as the engine chooses
     cache: str = "17%"
     link_gb_s: float = 0.0
     draft_max: int = 4
@@ -197,7 +197,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="of the engine's host experts, to try another count (default: as stock)",
+        help="of the engine's host experts (default: the engine's own, one less than stock's above 4)",
     )
     runs.add_argument("--seed", type=int, default=0, help="of the drafts (default: 0)")
     return parser

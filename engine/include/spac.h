@@ -97,8 +97,9 @@ typedef struct spac_engine_info {
     uint64_t pool_bytes;  // device memory of the pools, guard slots included
     uint64_t total_bytes; // of all experts of the split layers
     int32_t  max_batch;
-    int32_t  n_layer_kernels; // split layers whose host experts the engine's own kernels compute
-    char     kernels[16];     // which of them: "avx512", "avx2"; "" if none
+    int32_t  n_layer_kernels;  // split layers whose host experts the engine's own kernels compute
+    char     kernels[16];      // which of them: "avx512", "avx2"; "" if none
+    int32_t  n_layer_unpinned; // split layers whose experts are not in memory pinned by the device: copies are slower
 } spac_engine_info;
 
 // cumulative, written by the engine alone; read at any time

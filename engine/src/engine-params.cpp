@@ -6,8 +6,9 @@
 #include <cstdlib>
 #include <strings.h>
 
-// of the device's free memory: kept for compute buffers that still grow
-static constexpr uint64_t AUTO_MARGIN_BYTES = 768ull << 20;
+// of the device's free memory: kept for what still grows (CUDA's modules and graphs, compute buffers) by "auto", and the
+// least that a size given by hand has to leave
+static constexpr uint64_t AUTO_MARGIN_BYTES = 768ull << 20, MIN_MARGIN_BYTES = 256ull << 20;
 // share of the experts that "auto" holds where the device is the CPU: a second copy of all would gain nothing
 static constexpr double AUTO_CPU_SHARE = 0.25;
 
@@ -15,24 +16,29 @@ bool spac_device_is_cpu(ggml_backend_dev_t device) {
     return ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
-static uint64_t auto_bytes(uint64_t total_bytes, ggml_backend_dev_t device, uint64_t free_bytes) {
+bool spac_is_pinned(ggml_backend_buffer_t buffer, ggml_backend_dev_t device) {
+    const ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device);
+    return !pinned || ggml_backend_buffer_get_type(buffer) == pinned;
+}
+
+static uint64_t auto_bytes(uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device, uint64_t free_bytes) {
     if (spac_device_is_cpu(device)) {
         return (uint64_t) (total_bytes * AUTO_CPU_SHARE);
     }
-    if (free_bytes <= AUTO_MARGIN_BYTES) {
+    if (free_bytes <= AUTO_MARGIN_BYTES + guard_bytes) {
         throw spac_error(SPAC_STATUS_OUT_OF_MEMORY,
                          spac_format("%s has %.0f MiB free, and --cache auto keeps %.0f MiB for compute buffers: free memory there or give --cache in MiB",
                                      ggml_backend_dev_name(device), free_bytes / 1048576.0, AUTO_MARGIN_BYTES / 1048576.0));
     }
-    return std::min(total_bytes, free_bytes - AUTO_MARGIN_BYTES);
+    return std::min(total_bytes, free_bytes - AUTO_MARGIN_BYTES - guard_bytes);
 }
 
-uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, ggml_backend_dev_t device) {
+uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device) {
     size_t free_bytes = 0, all_bytes = 0;
     ggml_backend_dev_memory(device, &free_bytes, &all_bytes);
 
     if (text == "auto") {
-        return auto_bytes(total_bytes, device, free_bytes);
+        return auto_bytes(total_bytes, guard_bytes, device, free_bytes);
     }
 
     char *            end        = nullptr;
@@ -45,11 +51,14 @@ uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, ggml_b
                          spac_format("cache \"%s\": give a share of the experts (17%%, up to 100%%), a number of MiB above 0, or auto", text.c_str()));
     }
 
-    const uint64_t bytes = is_percent ? (uint64_t) (value / 100 * total_bytes + 0.5) : std::min((uint64_t) (value * 1048576), total_bytes);
-    if (free_bytes > 0 && bytes > free_bytes) {
+    const uint64_t bytes  = is_percent ? (uint64_t) (value / 100 * total_bytes + 0.5) : std::min((uint64_t) (value * 1048576), total_bytes);
+    const uint64_t margin = spac_device_is_cpu(device) ? 0 : MIN_MARGIN_BYTES;
+    if (free_bytes > 0 && bytes + guard_bytes + margin > free_bytes) {
         throw spac_error(SPAC_STATUS_OUT_OF_MEMORY,
-                         spac_format("cache \"%s\" is %.0f MiB, but %s has %.0f MiB free: use a smaller --cache, or auto", text.c_str(),
-                                     bytes / 1048576.0, ggml_backend_dev_name(device), free_bytes / 1048576.0));
+                         spac_format("cache \"%s\" takes %.0f MiB, but %s has %.0f MiB free, of which %.0f MiB have to stay free: "
+                                     "use a smaller --cache, or auto",
+                                     text.c_str(), (bytes + guard_bytes) / 1048576.0, ggml_backend_dev_name(device),
+                                     free_bytes / 1048576.0, margin / 1048576.0));
     }
     return bytes;
 }

@@ -9,11 +9,16 @@
 #include <string>
 #include <vector>
 
-// bytes of the slot pools for "17%", "4096" (MiB) or "auto"; total_bytes: of all experts that can be split
-// throws SPAC_STATUS_INVALID_ARGUMENT, or SPAC_STATUS_OUT_OF_MEMORY if the device has not so much
-uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, ggml_backend_dev_t device);
+// bytes of the slot pools for "17%", "4096" (MiB) or "auto", without guard slots
+// total_bytes: of all experts that can be split; guard_bytes: of all guard slots
+// throws SPAC_STATUS_INVALID_ARGUMENT, or SPAC_STATUS_OUT_OF_MEMORY if too little of the device's memory were left
+uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device);
 
 // one of the context's devices: "auto" (its GPU, else the CPU), "cpu", or ggml's name
 ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices);
 
 bool spac_device_is_cpu(ggml_backend_dev_t device);
+
+// whether copies from a host buffer to the device are fast: true if it is of the type that the device pins, or if the device
+// has no such type
+bool spac_is_pinned(ggml_backend_buffer_t buffer, ggml_backend_dev_t device);

@@ -2,12 +2,14 @@
 
 #include "clock.h"
 #include "engine-params.h"
+#include "openmp-team.h"
 #include "status.h"
 
 #include "llama.h"
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <strings.h>
 
 // ---- attaching
@@ -21,6 +23,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         choose_kernels();
         form_groups();
         divide_pool();
+        find_unpinned();
         allocate_pool();
         start_threads();
         is_active = true;
@@ -196,7 +199,8 @@ void spac_engine::divide_pool() {
             n_experts[layer.group] += layer.n_expert;
         }
     }
-    const uint64_t budget = spac_parse_cache(cache_size, total_bytes, device);
+    const uint64_t guards = std::accumulate(bytes.begin(), bytes.end(), uint64_t(0)); // one per group
+    const uint64_t budget = spac_parse_cache(cache_size, total_bytes, guards, device);
     group_slots           = spac_divide_slots(budget, bytes, n_experts);
 
     for (size_t g = 0; g < group_slots.size(); g++) {
@@ -205,6 +209,19 @@ void spac_engine::divide_pool() {
                              spac_format("cache \"%s\" has no room for one expert of %.2f MiB: use at least %.0f MiB", cache_size.c_str(),
                                          bytes[g] / 1048576.0, bytes[g] / 1048576.0 * group_slots.size() + 1));
         }
+    }
+}
+
+// memory that is mapped, or that the driver refused to pin
+void spac_engine::find_unpinned() {
+    for (auto & entry : states) {
+        const spac_moe_layer & layer = entry.second->layer;
+        n_layer_unpinned += layer.is_split() && !spac_is_pinned(layer.parts[SPAC_PART_DOWN]->buffer, device);
+    }
+    if (n_layer_unpinned > 0) {
+        spac_log("experts of %d layers are not in memory that %s has pinned: copies are slower (load with --load-mode none; the "
+                 "driver may also have refused it)",
+                 n_layer_unpinned, ggml_backend_dev_name(device));
     }
 }
 
@@ -276,7 +293,8 @@ void spac_engine::start_threads() {
 // the context's, but one core is left for copies where there are enough
 int spac_engine::n_threads_of_host() const {
     const int n = llama_n_threads(ctx);
-    return params.n_threads > 0 ? params.n_threads : spac_device_is_cpu(device) || n <= 4 ? n : n - 1;
+    return params.n_threads > 0 ? params.n_threads : spac_device_is_cpu(device) || n <= 4 ? n
+                                                                                          : n - 1;
 }
 
 void spac_engine::start_executor() {
@@ -306,6 +324,7 @@ spac_engine_info spac_engine::info() const {
     i.n_group          = (int32_t) groups.size();
     i.total_bytes      = total_bytes;
     i.max_batch        = params.max_batch;
+    i.n_layer_unpinned = n_layer_unpinned;
     snprintf(i.device, sizeof(i.device), "%s", has_slots ? ggml_backend_dev_name(device) : "none");
     for (auto & entry : states) {
         i.n_layer_kernels += entry.second->own_kernels;
@@ -354,8 +373,12 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
 
 // ---- graph building
 
-int32_t spac_engine::n_threads_of_graph(int32_t n_tokens) const {
+int32_t spac_engine::n_threads_of_graph(int32_t n_tokens) {
     const bool is_split = is_active && host_mode == SPAC_HOST_EXECUTOR && n_tokens > 0 && n_tokens <= params.max_batch;
+    if (is_split && !last_was_split && executor && !spac_device_is_cpu(device)) {
+        spac_end_openmp_team();
+    }
+    last_was_split = is_split;
     return is_split ? 1 : 0; // the context's other threads would spin in ggml's barrier while collect waits
 }
 

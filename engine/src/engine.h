@@ -59,7 +59,7 @@ struct spac_engine : spac_split_ops {
     static ggml_tensor * build(void * user_data, const llama_moe_hook_params * params);
     ggml_tensor *        discover(const llama_moe_hook_params & p);
     ggml_tensor *        split(const llama_moe_hook_params & p);
-    int32_t              n_threads_of_graph(int32_t n_tokens) const; // 0: as the context's
+    int32_t              n_threads_of_graph(int32_t n_tokens); // 0: as the context's
 
     // attaching, in this order
     void discover_layers();
@@ -67,6 +67,7 @@ struct spac_engine : spac_split_ops {
     void choose_kernels();
     void form_groups();
     void divide_pool();
+    void find_unpinned();
     void allocate_pool();
     void start_threads();
     void start_executor();
@@ -108,7 +109,7 @@ struct spac_engine : spac_split_ops {
     std::vector<int32_t>                          group_slots;
     std::vector<std::unique_ptr<spac_slot_group>> groups;
     std::set<int>                                 logged; // layers whose later decline was said
-    int32_t                                       n_layer = 0, n_expert = 0, n_expert_used = 0;
+    int32_t                                       n_layer = 0, n_expert = 0, n_expert_used = 0, n_layer_unpinned = 0;
     uint64_t                                      total_bytes = 0;
 
     std::unique_ptr<spac_slot_copy>       slot_copy;
@@ -119,7 +120,8 @@ struct spac_engine : spac_split_ops {
     std::unique_ptr<spac_default_policy>  policy;
 
     // the forward in progress; one thread at a time
-    std::atomic<bool>     in_forward{ false }; // the worker looks too
+    std::atomic<bool>     in_forward{ false };    // the worker looks too
+    bool                  last_was_split = false; // the graph computed last: by the executor
     bool                  any_device = false, any_host = false;
     int                   last_il       = -1;
     uint64_t              last_dispatch = 0;

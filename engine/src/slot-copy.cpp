@@ -2,6 +2,12 @@
 
 #include "status.h"
 
+#include <algorithm>
+
+// A device with one copy engine per direction takes copies in the order of their submission, over all streams: what the
+// graph waits for, ids and rows of a layer, queues behind at most one piece (20 us at 25 GB/s).
+static constexpr size_t PIECE_BYTES = 512 << 10;
+
 spac_slot_copy::spac_slot_copy(ggml_backend_dev_t device) :
     backend(ggml_backend_dev_init(device, nullptr)) {
     if (!backend) {
@@ -16,10 +22,11 @@ spac_slot_copy::~spac_slot_copy() {
 bool spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot) {
     for (int part = 0; part < SPAC_N_PARTS; part++) {
         const size_t bytes = layer.part_bytes(part);
-        if (bytes > 0) {
-            ggml_backend_tensor_set_async(backend, group.parts[part], layer.part_data(part, ie), slot * bytes, bytes);
+        for (size_t done = 0; done < bytes; done += PIECE_BYTES) {
+            const size_t n = std::min(PIECE_BYTES, bytes - done);
+            ggml_backend_tensor_set_async(backend, group.parts[part], layer.part_data(part, ie) + done, slot * bytes + done, n);
+            ggml_backend_synchronize(backend);
         }
     }
-    ggml_backend_synchronize(backend);
     return true;
 }

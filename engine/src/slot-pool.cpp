@@ -6,6 +6,9 @@
 
 #include <algorithm>
 
+// of a group: with the guard slot, as many as CUDA's grids have room for in their third dimension (MMQ)
+static constexpr uint64_t MAX_SLOTS = 65534;
+
 spac_slot_group::~spac_slot_group() {
     ggml_backend_buffer_free(buffer);
     if (ctx) {
@@ -49,13 +52,13 @@ std::vector<int32_t> spac_divide_slots(uint64_t budget_bytes, const std::vector<
     std::vector<int32_t> n_slots(expert_bytes.size());
     uint64_t             used = 0;
     for (size_t i = 0; i < n_slots.size(); i++) {
-        n_slots[i] = (int32_t) (share * n_experts[i] + 1e-9);
+        n_slots[i] = (int32_t) std::min(share * n_experts[i] + 1e-9, (double) MAX_SLOTS);
         used += n_slots[i] * expert_bytes[i];
     }
 
     // what rounding left over goes to the groups in order
     for (size_t i = 0; i < n_slots.size(); i++) {
-        while ((uint64_t) n_slots[i] < n_experts[i] && used + expert_bytes[i] <= budget_bytes) {
+        while ((uint64_t) n_slots[i] < std::min(n_experts[i], MAX_SLOTS) && used + expert_bytes[i] <= budget_bytes) {
             n_slots[i]++;
             used += expert_bytes[i];
         }

@@ -27,6 +27,6 @@ struct spac_slot_group {
     void allocate(ggml_backend_buffer_type_t buft);
 };
 
-// how many slots each group gets out of budget_bytes: in proportion to its experts' bytes, at most all of them
+// how many slots each group gets out of budget_bytes: in proportion to its experts' bytes, at most all of them, and 65534
 // group_bytes: of all experts of the group; guard slots come on top
 std::vector<int32_t> spac_divide_slots(uint64_t budget_bytes, const std::vector<uint64_t> & expert_bytes, const std::vector<uint64_t> & n_experts);

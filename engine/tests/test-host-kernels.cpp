@@ -436,6 +436,12 @@ static void test_pool(const spac_kernels & kernels) {
             cur.data        = in.cur.data();
             pool.submit(&f.layer, &cur, in.ids.data(), in.ids.data(), in.n_tokens);
             std::fill(in.cur.begin(), in.cur.end(), NAN); // submit has copied what it needs
+            if (i % 11 == 0) {                            // an aborted graph, which collects nothing
+                continue;
+            }
+            if (i % 5 == 0) {
+                pool.rest();
+            }
             uint64_t us;
             CHECK(memcmp(pool.wait(us), rows.data(), rows.size() * sizeof(float)) == 0);
         }

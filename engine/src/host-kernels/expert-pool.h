@@ -48,7 +48,7 @@ struct spac_expert_pool : spac_host_worker {
 
     std::mutex              mutex; // of sleeping and waking
     std::condition_variable opened;
-    std::atomic<int>        n_asleep{ 0 };    // changed under the mutex, before a look at the gate; read after opening it
+    std::atomic<int>        n_asleep{ 0 };   // changed under the mutex, before a look at the gate; read after opening it
     bool                    stopped = false; // under the mutex
 
     std::vector<std::thread> threads;

@@ -1,37 +1,24 @@
-"""Threads of the graph beside the engine's own: one for a batch that the executor splits, all for a prompt."""
+"""Threads of the graph beside the engine's own: one for a batch that is split, all for a prompt."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf_models as models
 import pytest
-from llama_helpers import Sequence0, attached_engine, decide_all, decode, loaded_model, new_context, place
+from llama_helpers import (
+    Sequence0,
+    attached_engine,
+    decide_all,
+    decode,
+    in_new_thread,
+    loaded_model,
+    n_os_threads,
+    new_context,
+    place,
+)
 
 N_THREADS = 4
-
-
-def n_os_threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
-def in_new_thread(action: Callable[[], None]) -> None:
-    """OpenMP keeps a team per thread that opens one: a new thread has none yet."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            action()
-        except BaseException as error:  # noqa: BLE001, handed to the caller
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 @pytest.mark.parametrize("host_kernels", ["ggml", "spac"])

@@ -1,0 +1,7 @@
+// The team of OpenMP threads that ggml leaves behind on a thread that computed a graph.
+#pragma once
+
+// Ends the calling thread's team; the next graph makes a new one. Does nothing where ggml is built without OpenMP.
+// GCC's OpenMP counts the threads of all teams and, when there are more than cores, lets none of them wait awake: the host
+// executor's would sleep in each of ggml's barriers while the team of the last prompt stands idle.
+void spac_end_openmp_team();

@@ -1,0 +1,67 @@
+// The size of the pool against the memory of a device, a fake one with 2 GiB free and a pinned type of its own.
+#include "check.h"
+
+#include "engine-params.h"
+#include "ggml-backend-impl.h"
+#include "ggml-cpu.h"
+#include "slot-pool.h"
+#include "status.h"
+
+#include <string>
+
+static constexpr uint64_t MIB = 1 << 20, FREE_MIB = 2048;
+
+static ggml_backend_device fake_device(enum ggml_backend_dev_type (*type)(ggml_backend_dev_t)) {
+    ggml_backend_device device        = {};
+    device.iface.get_name             = [](ggml_backend_dev_t) { return "FAKE0"; };
+    device.iface.get_type             = type;
+    device.iface.get_memory           = [](ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = FREE_MIB * MIB; };
+    device.iface.get_host_buffer_type = [](ggml_backend_dev_t) { return ggml_backend_cpu_buffer_type(); };
+    return device;
+}
+
+static std::string refusal(const char * cache, uint64_t guard_mib, ggml_backend_dev_t device) {
+    try {
+        spac_parse_cache(cache, 100 * FREE_MIB * MIB, guard_mib * MIB, device);
+    } catch (const spac_error & error) {
+        return error.what();
+    }
+    return "";
+}
+
+static void test_margin() {
+    ggml_backend_device gpu = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; });
+    ggml_backend_device cpu = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_CPU; });
+
+    CHECK(spac_parse_cache("1792", 100 * FREE_MIB * MIB, 0, &gpu) == 1792 * MIB); // leaves 256
+    CHECK(refusal("1793", 0, &gpu).find("2048 MiB free, of which 256 MiB have to stay free") != std::string::npos);
+    CHECK(!refusal("1792", 1, &gpu).empty()); // no room for the guard slot
+    CHECK(!refusal("1%", 0, &gpu).empty());
+    CHECK(spac_parse_cache("2048", 100 * FREE_MIB * MIB, 0, &cpu) == 2048 * MIB);
+    CHECK(spac_parse_cache("auto", 100 * FREE_MIB * MIB, 4 * MIB, &gpu) == (2048 - 768 - 4) * MIB);
+    CHECK(spac_parse_cache("auto", 100 * MIB, 4 * MIB, &gpu) == 100 * MIB);
+}
+
+static void test_pinned() {
+    ggml_backend_device     gpu    = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; });
+    ggml_backend_buffer_t   pinned = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 64);
+    alignas(64) static char memory[64];
+    ggml_backend_buffer_t   other = ggml_backend_cpu_buffer_from_ptr(memory, sizeof(memory)); // as mapped weights are
+    CHECK(spac_is_pinned(pinned, &gpu));
+    CHECK(!spac_is_pinned(other, &gpu));
+    gpu.iface.get_host_buffer_type = nullptr;
+    CHECK(spac_is_pinned(other, &gpu));
+    ggml_backend_buffer_free(pinned);
+    ggml_backend_buffer_free(other);
+}
+
+static void test_slots() {
+    CHECK(spac_divide_slots(UINT64_MAX / 2, { 1, 1 }, { 100000, 10 }) == (std::vector<int32_t>{ 65534, 10 }));
+}
+
+int main() {
+    test_margin();
+    test_pinned();
+    test_slots();
+    return 0;
+}
