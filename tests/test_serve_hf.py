@@ -46,6 +46,8 @@ def test_a_model_of_the_hub_is_served(tmp_path: Path) -> None:
             tmp_path,
             "--cache",
             "25%",
+            "--speculation",
+            "auto",
             passed=passed,
             target=False,
             draft=False,
@@ -53,11 +55,12 @@ def test_a_model_of_the_hub_is_served(tmp_path: Path) -> None:
         ) as serve,
     ):
         serve.wait_ready()
-        assert complete(serve.port, 48)["timings"]["draft_n"] > 0
+        assert complete(serve.port, 160)["timings"]["draft_n"] > 0
         with Board.open(serve.board) as board:
             wait_for("decisions", lambda: board.counters["n_decisions"][0] > 1)
             assert board.n_slots == 48
             assert board.counters["n_hit"][0] > 0
+            assert (board.n_draft_max >= 0).all()  # drafts are controlled as those of a file are
         assert serve.stop() == 0
         assert_nothing_left(serve)
         assert sum(path.endswith("demo-moe-Q4_K_M.gguf") for path in hub.requests) <= 2  # HEAD and GET
@@ -77,6 +80,16 @@ def test_what_was_fetched_is_served_without_the_hub(tmp_path: Path, flag: tuple[
     passed = ("-hf", REPO, *flag, *PASSED)
     with Serve(tmp_path, passed=passed, target=False, draft=False, variables=names) as serve:
         assert complete(serve.wait_ready().port, 8)["tokens_predicted"] == 8
+
+
+def test_a_draft_repository_without_a_whole_model_is_llama_servers_affair(tmp_path: Path) -> None:
+    """Parts for the target's own drafting live in such ones; only their size is not known here."""
+    parts = {**REPOS, "someone/parts": {"mtp-demo.gguf": DRAFT}}
+    with fake_hub(parts) as hub, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables(hub, tmp_path).items():
+            patch.setenv(name, value)
+        options = ServeOptions(model=TARGET, passed=("-hfd", "someone/parts"))
+        assert download.find_models(options, programs(), lambda: False).draft is None
 
 
 def programs() -> Path:

@@ -52,7 +52,7 @@ def test_servers_command_line() -> None:
     options = ServeOptions(model=Path("t.gguf"), draft=Path("d.gguf"), device="cpu", passed=("-np", "4"))
     argv = server_argv(options, LAUNCH, Path("/bin"))
     assert " ".join(argv) == (
-        "/bin/llama-server -m t.gguf -md d.gguf --spec-draft-n-max 8 --spec-type draft-simple -c 512 "
+        "/bin/llama-server -m t.gguf -md d.gguf --spec-type draft-simple --spec-draft-n-max 8 -c 512 "
         "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none -np 4"
     )
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}

@@ -19,6 +19,7 @@ from pyspac.server.options import (
     DEFAULT_MAX_BATCH,
     AttachOptions,
     ServeOptions,
+    names_draft,
 )
 from pyspac.speculation.manager import CONTROLLERS, FIXED, choose_controller
 
@@ -171,7 +172,8 @@ def serve(
     log_json: LogJson = False,
 ) -> None:
     log.set_up("serve", as_json=log_json)
-    controller = choose_controller(speculation, draft_max) if model_draft else FIXED
+    has_draft = model_draft is not None or names_draft(context.args)
+    controller = choose_controller(speculation, draft_max) if has_draft else FIXED
     attach = AttachOptions(
         scheduler=scheduler_config(estimator, threshold, without, link_gb_s),
         metrics_port=metrics_port,

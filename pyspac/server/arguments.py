@@ -35,9 +35,10 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
         argv += ["-m", str(options.model)]
     if options.draft is not None:
         argv += ["-md", str(options.draft)]
-        argv += ["--spec-draft-n-max", str(options.attach.n_draft_max)]
         if not options.passed_value("--spec-type"):
             argv += ["--spec-type", "draft-simple"]
+    if options.has_draft:
+        argv += ["--spec-draft-n-max", str(options.attach.n_draft_max)]
     if launch.n_ctx is not None:
         argv += ["-c", str(launch.n_ctx)]
     argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]

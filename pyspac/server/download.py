@@ -47,10 +47,21 @@ def find_models(options: ServeOptions, folder: Path, is_stopped: Callable[[], bo
     draft = [] if options.draft else _as_model(_taken(options, DRAFT_FLAGS))
     for source in (model, draft):
         _check_https(source, options, folder)
-    fetched = [_fetch(source, options, folder, is_stopped) if source else None for source in (model, draft)]
-    found = options.model or fetched[0]
-    assert found is not None  # the options have one or the other
-    return ModelFiles(model=found, draft=options.draft or fetched[1])
+    return ModelFiles(
+        model=options.model or _fetch(model, options, folder, is_stopped),
+        draft=_fetch_draft(draft, options, folder, is_stopped) if draft else options.draft,
+    )
+
+
+def _fetch_draft(
+    source: list[str], options: ServeOptions, folder: Path, is_stopped: Callable[[], bool]
+) -> Path | None:
+    """None, which is said: the repository has no whole model, but parts for drafting (MTP, EAGLE)."""
+    try:
+        return _fetch(source, options, folder, is_stopped)
+    except ModelError:
+        log.warning(f"no whole draft model in {source[1]}: its device memory is not counted")
+        return None
 
 
 def _taken(options: ServeOptions, flags: tuple[str, ...]) -> list[str]:

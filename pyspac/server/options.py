@@ -30,6 +30,11 @@ MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "
 DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
 
 
+def names_draft(passed: Sequence[str]) -> bool:
+    """Whether llama-server's arguments name a draft model to fetch."""
+    return any(flag in passed for flag in DRAFT_FLAGS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachOptions:
     """The scheduler's side: what it decides by, and where it can be watched."""
@@ -105,6 +110,11 @@ class ServeOptions:
             raise ConfigError(
                 "-m", "not given", "a GGUF file, or a model after the --, such as -- -hf USER/MODEL"
             )
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a model drafts: a file, or one that is fetched."""
+        return self.draft is not None or names_draft(self.passed)
 
     @property
     def is_host_only(self) -> bool:
