@@ -20,6 +20,7 @@ __all__ = [
     "Engine",
     "EngineInfo",
     "EngineParams",
+    "Span",
     "add_rpc",
     "cpu_buffer_type",
     "devices",
@@ -49,6 +50,20 @@ class EngineInfo:
     n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
     kernels: str  # which of them: "avx512", "avx2"; "" if none
     n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
+
+
+SPAN_KINDS = ("dispatch", "device", "host", "collect", "copy")  # index = spac_span_kind
+N_SPANS_MAX = 1 << 16  # as many as the engine keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Who was at work, and when; mirrors spac_span. Times in microseconds of time.monotonic()."""
+
+    kind: str  # one of SPAN_KINDS
+    il: int
+    begin_us: int
+    end_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,14 @@ class Engine:
             assert name in (RECORD_DTYPE.names or ()), name
             setattr(record, name, value)
         check(lib.spac_engine_record_step(self._live(), record))
+
+    def take_spans(self) -> list[Span]:
+        """Return the executor's spans since the last call, by their ends; the first call starts recording."""
+        spans, n = ffi.new("spac_span[]", N_SPANS_MAX), ffi.new("int32_t *")
+        check(lib.spac_engine_take_spans(self._live(), spans, N_SPANS_MAX, n))
+        return [
+            Span(SPAN_KINDS[s.kind], int(s.il), int(s.t_begin_us), int(s.t_end_us)) for s in spans[0 : n[0]]
+        ]
 
     def close(self) -> None:
         """Stop the worker, remove the hook, free the pools. May be called twice."""

@@ -28,6 +28,7 @@ import replay  # noqa: E402
 import settings  # noqa: E402
 import synthetic  # noqa: E402
 import table  # noqa: E402
+import timeline  # noqa: E402
 import wheels  # noqa: E402
 
 from pyspac.devices import choose_device, cpu_device  # noqa: E402
@@ -78,7 +79,7 @@ def test_a_rehearsal_on_the_cpu_gives_rows_and_a_table(tiny: Path, tmp_path: Pat
         "--model",
         tiny,
         "--phases",
-        "model,measure,compare",
+        "model,measure,timeline,compare",
         "--work",
         tmp_path,
         "--out",
@@ -102,6 +103,12 @@ def test_a_rehearsal_on_the_cpu_gives_rows_and_a_table(tiny: Path, tmp_path: Pat
     rows = [
         json.loads(line) for path in tmp_path.glob("gpu-*.jsonl") for line in path.read_text().splitlines()
     ]
+    timeline_row = next(row for row in rows if row["row"] == "timeline")
+    assert {span[0] for span in timeline_row["spans"]} >= {"dispatch", "device", "host"}
+    assert {span[1] for span in timeline_row["spans"]} == {0, 1}  # layers
+    assert timeline_row["device_spans"] == "host clocks"
+    assert 0 < timeline_row["overlap"] <= 1
+    assert (tmp_path / "timeline-cpu.png").stat().st_size > 1000
     compared = {(row["group"], row["arm"]): row for row in rows if row["row"] == "compare"}
     assert compared.keys() == {
         ("controls", "stock-ar"),
@@ -255,6 +262,31 @@ def test_table_shows_ratios_and_what_is_emulated() -> None:
     for part in ("1.500", "1.40..1.60", "60.0%", "emulated: link emulated", "pool capped: CUDA0", "at 70"):
         assert part in text
     assert max(map(len, text.splitlines())) <= 130
+
+
+# ---- timeline ------------------------------------------------------------------------------------
+
+
+def test_overlap_is_the_share_of_host_time_beside_the_device() -> None:
+    """Host experts 0 .. 10 and 20 .. 30; the device 5 .. 8, 7 .. 12 and 40 .. 50: 5 of 20."""
+    spans = [("host", 0, 0.0, 10.0), ("host", 1, 20.0, 30.0)]
+    device = [(5.0, 8.0), (7.0, 12.0), (40.0, 50.0)]
+    assert timeline.overlap_share(spans + [("device", 0, *interval) for interval in device]) == 0.25
+    assert timeline.overlap_share(spans) == 0.0
+    kernels = [("kernel", -1, 0.0, 30.0), ("device", 0, 40.0, 50.0)]  # kernels are what counts
+    assert timeline.overlap_share(spans + kernels) == 1.0
+
+
+def test_kernels_of_a_trace_are_on_our_clock() -> None:
+    trace = {
+        "traceEvents": [
+            {"ph": "X", "name": timeline.MARK, "cat": "user_annotation", "ts": 1000.0, "dur": 1.0},
+            {"ph": "X", "name": "mul_mat_q", "cat": "kernel", "ts": 1010.0, "dur": 5.0},
+            {"ph": "X", "name": "cudaLaunchKernel", "cat": "cuda_runtime", "ts": 1009.0, "dur": 2.0},
+            {"ph": "M", "name": "process_name"},
+        ]
+    }
+    assert timeline.kernels_of_trace(trace, mark_us=50.0) == [(60.0, 65.0)]
 
 
 # ---- model, wheels, sources ----------------------------------------------------------------------

@@ -19,12 +19,12 @@ PAPER_ABLATIONS = ("specue", "adabc", "hetwb", "prefetch", "evict", "sd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmOptions(RunOptions):
-    """A run's options, and whose kernels compute the host's experts."""
+    """A run's options, and how the host's experts are computed."""
 
-    host_kernels: str = "auto"
+    host_mode: str = "auto"
 
     def engine_params(self, device: str) -> EngineParams:
-        return replace(RunOptions.engine_params(self, device), host_kernels=self.host_kernels)
+        return replace(RunOptions.engine_params(self, device), host_mode=self.host_mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,7 @@ class Arm:
     estimator: str = "ema"
     without: frozenset[str] = frozenset()
     host_kernels: str = "auto"
+    host_mode: str = "auto"
 
     def options(self, path: Path, s: Settings) -> ArmOptions:
         return ArmOptions(
@@ -55,6 +56,7 @@ class Arm:
             without=self.without,
             link_gb_s=s.link_gb_s if self.is_split else 0.0,
             host_kernels=self.host_kernels,
+            host_mode=self.host_mode,
         )
 
 

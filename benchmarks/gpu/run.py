@@ -25,8 +25,15 @@ from settings import HERE, REPOSITORY, Settings, parse
 from wheels import unpack_wheels
 
 # at most so many seconds of what is left, and so many are needed to begin
-LIMIT_S = {"build": 480.0, "tests": 200.0, "model": 120.0, "measure": 40.0, "compare": 3600.0}
-NEEDED_S = {"build": 10.0, "tests": 10.0, "model": 5.0, "measure": 5.0, "compare": 20.0}
+LIMIT_S = {
+    "build": 480.0,
+    "tests": 200.0,
+    "model": 120.0,
+    "measure": 40.0,
+    "timeline": 60.0,
+    "compare": 3600.0,
+}
+NEEDED_S = {"build": 10.0, "tests": 10.0, "model": 5.0, "measure": 5.0, "timeline": 20.0, "compare": 20.0}
 GRACE_S = 8.0  # for a phase to end by itself
 GPU_FIELDS = (
     "name",
@@ -144,10 +151,10 @@ def run_phases(s: Settings, progress: Progress) -> tuple[list[dict[str, Any]], b
                     progress.skip(other, "there is no build")
                 break
             continue
-        if phase == "compare" and not model:
+        if phase in ("timeline", "compare") and not model:
             model = kept_model(s)
             if not model:
-                progress.skip("compare", "no model: the phase `model` makes one, or name one with --model")
+                progress.skip(phase, "no model: the phase `model` makes one, or name one with --model")
                 continue
         found, result = run_worker(phase, s, progress, model)
         model = result.get("path", model)
@@ -194,14 +201,7 @@ def write_rows(s: Settings, rows: list[dict[str, Any]], described: dict[str, Any
     """One file per run, named by its date; none without rows."""
     if not rows:
         return None
-    is_real = described["gpu"] is not None and s.device != "cpu"
-    out = (
-        Path(s.out)
-        if s.out
-        else REPOSITORY / "benchmarks" / "results"
-        if is_real
-        else Path(s.work) / "results"
-    )
+    out = s.out_folder(is_real=described["gpu"] is not None and s.device != "cpu")
     out.mkdir(parents=True, exist_ok=True)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     path = out / f"gpu-{stamp}.jsonl"

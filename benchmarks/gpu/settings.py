@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
-PHASES = ("build", "tests", "model", "measure", "compare")
+PHASES = ("build", "tests", "model", "measure", "timeline", "compare")
 DEFAULT_BUDGET_S = 570.0  # ends inside ten minutes
 
 EPILOG = """\
@@ -18,12 +18,13 @@ phases, in this order; each is skipped with a reason if it cannot run or if the 
   tests     the engine's tests, logits of the split against stock, compute-sanitizer on the patched kernels
   model     a model of random weights in a real model's shape
   measure   GB/s of host memory and of the link
+  timeline  when device, host experts and copies are at work: spans and a figure
   compare   stock, tuned --n-cpu-moe and the split, in turns, at equal device memory for experts
 
 examples:
   run.py                                            everything, ten minutes
   run.py --phases build,tests                       first command on a bare machine
-  run.py --phases model,measure,compare             second command: the build is kept
+  run.py --phases model,measure,timeline,compare    second command: the build is kept
   run.py --phases compare --arms stock-sd,split-ema --rounds 9
   run.py --device cpu --no-build --like small --layers 2 --budget 60      a rehearsal without a GPU (emulated)
 """
@@ -63,6 +64,12 @@ class Settings:
     @property
     def cmake_dir(self) -> Path:
         return Path(self.build_dir) if self.build_dir else Path(self.work) / "cmake"
+
+    def out_folder(self, is_real: bool) -> Path:
+        """Rows and figures; those of rehearsals stay out of benchmarks/results."""
+        if self.out:
+            return Path(self.out)
+        return REPOSITORY / "benchmarks" / "results" if is_real else Path(self.work) / "results"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

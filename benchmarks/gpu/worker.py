@@ -29,6 +29,10 @@ def phase_result(phase: str, s: Settings, left_s: float, model: str, emit: Any) 
         import bandwidth
 
         return bandwidth.run(s)
+    if phase == "timeline":
+        import timeline
+
+        return timeline.run(s, model)
     assert phase == "compare", phase
     import compare
 

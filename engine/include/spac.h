@@ -176,6 +176,22 @@ typedef struct spac_board_view {
     int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
 } spac_board_view;
 
+// who was at work; with the executor alone
+typedef enum spac_span_kind {
+    SPAC_SPAN_DISPATCH = 0,
+    SPAC_SPAN_DEVICE   = 1, // between dispatch and collect, in which the graph waits for the device: contains its work
+    SPAC_SPAN_HOST     = 2, // host experts on the engine's threads
+    SPAC_SPAN_COLLECT  = 3, // the graph waited for them
+    SPAC_SPAN_COPY     = 4, // of one expert to the device
+} spac_span_kind;
+
+typedef struct spac_span {
+    int32_t  kind; // spac_span_kind
+    int32_t  il;
+    uint64_t t_begin_us; // of CLOCK_MONOTONIC
+    uint64_t t_end_us;
+} spac_span;
+
 typedef struct spac_device_info {
     size_t   size;
     char     name[64];
@@ -202,6 +218,7 @@ SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);      
 SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                        // drop queued loads; one in flight completes
 SPAC_API spac_status        spac_engine_record_step(spac_engine * engine, const spac_step_record * record);
 SPAC_API spac_status        spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot); // -1: not resident
+SPAC_API spac_status        spac_engine_take_spans(spac_engine * engine, spac_span * spans, int32_t n_max, int32_t * n); // since the last call; the first one starts recording
 
 // board
 SPAC_API spac_status spac_board_open(const char * name, spac_board ** board); // of a running engine, by another process

@@ -278,7 +278,10 @@ void spac_engine::start_threads() {
     slot_copy = std::make_unique<spac_slot_copy>(device);
     worker    = std::make_unique<spac_prefetch_worker>(*cache, [this](const spac_load & load) {
         const spac_moe_layer & layer = states.at(load.il)->layer;
-        return slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot); }, params.link_gb_s, [this] {
+        const uint64_t         t0    = spac_now_us();
+        const bool             ok    = slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
+        timeline.add(SPAC_SPAN_COPY, load.il, t0, spac_now_us());
+        return ok; }, params.link_gb_s, [this] {
         // a server that waits for requests has no forwards to take decisions over
         apply_decision();
         if (!in_forward) {
@@ -547,10 +550,12 @@ void spac_engine::dispatch(spac_moe_layer & layer, const ggml_tensor * ids, cons
         ids_copy[i]        = ie;
     }
     if (host_mode == SPAC_HOST_EXECUTOR) {
+        state_of(layer).t_submit = spac_now_us();
         worker_of(layer).submit(&layer, cur, ids_host, ids_copy.data(), (int) n_tokens);
     }
     state_of(layer).t_dispatch = state_of(layer).t_device = spac_now_us();
     board->counters()->dispatch_us += state_of(layer).t_dispatch - t0;
+    timeline.add(SPAC_SPAN_DISPATCH, layer.il, t0, state_of(layer).t_dispatch);
 }
 
 void spac_engine::collect(spac_moe_layer & layer, float * rows, size_t n_rows) {
@@ -558,8 +563,13 @@ void spac_engine::collect(spac_moe_layer & layer, float * rows, size_t n_rows) {
     uint64_t       busy_us   = 0;
     const float *  host_rows = worker_of(layer).wait(busy_us);
     memcpy(rows, host_rows, n_rows * layer.n_embd * sizeof(float));
-    board->counters()->wait_us += spac_now_us() - t0;
+    const uint64_t      t1    = spac_now_us();
+    const layer_state & state = state_of(layer);
+    board->counters()->wait_us += t1 - t0;
     board->layer_stats()[layer.il].host_us += busy_us;
+    timeline.add(SPAC_SPAN_DEVICE, layer.il, state.t_dispatch, t0);
+    timeline.add(SPAC_SPAN_HOST, layer.il, state.t_submit, state.t_submit + busy_us);
+    timeline.add(SPAC_SPAN_COLLECT, layer.il, t0, t1);
 }
 
 spac_host_worker & spac_engine::worker_of(const spac_moe_layer & layer) {

@@ -11,6 +11,7 @@
 #include "slot-copy.h"
 #include "slot-pool.h"
 #include "split-graph.h"
+#include "timeline.h"
 
 #include <atomic>
 #include <map>
@@ -38,6 +39,7 @@ struct spac_engine : spac_split_ops {
 
     std::unique_ptr<spac_board>        board;
     std::unique_ptr<spac_expert_cache> cache;
+    spac_timeline                      timeline;
 
     // a server's side, between forwards
     int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
@@ -52,7 +54,7 @@ struct spac_engine : spac_split_ops {
         spac_split_node node        = {};
         bool            own_kernels = false; // for its host experts
         // times of the call in progress, in microseconds
-        uint64_t t_dispatch = 0, t_device = 0;
+        uint64_t t_submit = 0, t_dispatch = 0, t_device = 0;
     };
 
     // the hook

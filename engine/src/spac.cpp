@@ -125,6 +125,13 @@ spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32
     });
 }
 
+spac_status spac_engine_take_spans(spac_engine * engine, spac_span * spans, int32_t n_max, int32_t * n) {
+    return spac_guard([&] {
+        require(engine && spans && n && n_max >= 0, "spac_engine_take_spans: no engine, or nowhere to put the spans");
+        *n = engine->timeline.take(spans, n_max);
+    });
+}
+
 // ---- board
 
 spac_status spac_board_open(const char * name, spac_board ** board) {
