@@ -11,6 +11,7 @@
 #include <cstring>
 #include <numeric>
 #include <strings.h>
+#include <thread>
 
 // ---- attaching
 
@@ -312,7 +313,8 @@ void spac_engine::start_executor() {
         executor = std::make_unique<spac_host_executor>(with_ggml, params.max_batch, n_threads);
     }
     if (kernels) {
-        pool = std::make_unique<spac_expert_pool>(*kernels, n_threads);
+        const bool has_spare_core = std::max(2, n_threads) < (int) std::thread::hardware_concurrency(); // the pool has two at least
+        pool                      = std::make_unique<spac_expert_pool>(*kernels, n_threads, has_spare_core);
     }
 }
 

@@ -413,13 +413,13 @@ static void test_edges(const spac_kernels & kernels) {
 }
 
 // the same rows as without the pool, layer after layer, with and without work
-static void test_pool(const spac_kernels & kernels) {
+static void test_pool(const spac_kernels & kernels, bool stays_awake) {
     const layer_fixture f({ "", GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 64, 96 });
     spac_host_experts   experts(kernels);
     std::mt19937        rng(5);
 
     for (int n_threads : { 1, 2, 4 }) {
-        spac_expert_pool pool(kernels, n_threads);
+        spac_expert_pool pool(kernels, n_threads, stays_awake);
         for (int i = 0; i < 200; i++) {
             forward_input in = random_input(f, 1 + i % 9, rng);
             if (i % 7 == 0) {
@@ -463,7 +463,8 @@ int main() {
         test_formats(*kernels);
         test_layers(*kernels);
         test_edges(*kernels);
-        test_pool(*kernels);
+        test_pool(*kernels, true);
+        test_pool(*kernels, false);
         test_declined(*kernels);
         n_tested++;
     }

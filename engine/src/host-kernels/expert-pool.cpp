@@ -18,8 +18,8 @@ static void pause_briefly() {
 #endif
 }
 
-spac_expert_pool::spac_expert_pool(const spac_kernels & kernels, int n_threads) :
-    experts(kernels), n_threads(n_threads) {
+spac_expert_pool::spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake) :
+    experts(kernels), n_threads(n_threads), stays_awake(stays_awake) {
     // at least one beside the thread that waits, which may be at work on the device when the experts arrive
     for (int i = 0; i < std::max(1, n_threads - 1); i++) {
         threads.emplace_back([this] { run(); });
@@ -131,7 +131,7 @@ bool spac_expert_pool::has_opened(uint64_t & seen) const {
 // waits for a round after the one seen, awake for a while, then asleep; false: the pool ends
 bool spac_expert_pool::next_round(uint64_t & seen) {
     const uint64_t t_sleep = spac_now_us() + AWAKE_US;
-    while (!is_resting && spac_now_us() < t_sleep) {
+    while (stays_awake && !is_resting && spac_now_us() < t_sleep) {
         if (has_opened(seen)) {
             return true;
         }

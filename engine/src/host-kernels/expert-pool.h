@@ -12,7 +12,8 @@
 #include <vector>
 
 struct spac_expert_pool : spac_host_worker {
-    spac_expert_pool(const spac_kernels & kernels, int n_threads);
+    // stays_awake: for a moment after a layer; costs more than it gains where others need the cores
+    spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake);
     ~spac_expert_pool() override;
 
     void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;
@@ -37,7 +38,8 @@ struct spac_expert_pool : spac_host_worker {
     std::vector<float> input, rows;
     uint64_t           t_begin = 0;
 
-    const int n_threads;
+    const int  n_threads;
+    const bool stays_awake;
 
     // A thread counts itself in and then looks at the gate again; who closes the gate then looks at the count. All four are
     // sequentially consistent, so either the thread sees that it came too late, or it is waited for.
