@@ -107,7 +107,7 @@ def test_a_rehearsal_on_the_cpu_gives_rows_and_a_table(tiny: Path, tmp_path: Pat
     assert {span[0] for span in timeline_row["spans"]} >= {"dispatch", "device", "host"}
     assert {span[1] for span in timeline_row["spans"]} == {0, 1}  # layers
     assert timeline_row["device_spans"] == "host clocks"
-    assert 0 < timeline_row["overlap"] <= 1
+    assert 0 <= timeline_row["overlap"] <= 1  # none where the layers are tiny and the machine is busy
     assert (tmp_path / "timeline-cpu.png").stat().st_size > 1000
     compared = {(row["group"], row["arm"]): row for row in rows if row["row"] == "compare"}
     assert compared.keys() == {

@@ -217,7 +217,7 @@ SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t 
 SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                   // no forward is running: unpin, renew the byte budget
 SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                        // drop queued loads; one in flight completes
 SPAC_API spac_status        spac_engine_record_step(spac_engine * engine, const spac_step_record * record);
-SPAC_API spac_status        spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot); // -1: not resident
+SPAC_API spac_status        spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot);              // -1: not resident
 SPAC_API spac_status        spac_engine_take_spans(spac_engine * engine, spac_span * spans, int32_t n_max, int32_t * n); // since the last call; the first one starts recording
 
 // board
