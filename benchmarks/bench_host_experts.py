@@ -3,10 +3,12 @@
 
 For each type of the experts' weights a synthetic model (12 layers of 64 experts, top-8) decodes the same
 tokens in two contexts that take turns, round by round: `stock` (the same build, no engine) and `spac` (an
-engine with the device "none"). The whole decode is timed, attention and output included.
+engine with the device "none", loaded as `pyspac run --device none` does: experts in memory with huge pages,
+other weights repacked). The whole decode is timed, attention and output included.
 
-The limit is what memory allows: width / (bytes of the experts in use and of all other weights / speed of a
-streaming read), measured in the same run. From about 64 tokens on, arithmetic limits both long before memory.
+The limit is what memory allows: width / (bytes of the experts in use and of all other weights, the table of
+token embeddings apart / speed of a streaming read), measured in the same run. From about 64 tokens on,
+arithmetic limits both long before memory.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ import machine
 import numpy as np
 import psutil
 
-from pyspac.engine import Engine, EngineParams, measure_host_gb_s
+from pyspac.engine import Engine, EngineParams, host_buffer_type, measure_host_gb_s
+from pyspac.gguf_header import read_header
 from pyspac.llama import LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
 
 TYPES = "q8_0,q4_k,q5_k,q6_k,iq4_xs,q4_0,mxfp4,f16,bf16"
@@ -76,6 +79,17 @@ def synthetic_model(qtype: str, n_layer: int, n_expert: int) -> Iterator[Path]:
 
 def load_model(path: Path, repacked: bool) -> Model:
     return Model(ModelParams(path=path, use_extra_bufts=repacked, load_mode=LOAD_MODE_NONE))
+
+
+def load_for_engine(path: Path) -> Model:
+    """As `pyspac run --device none` does."""
+    return Model(ModelParams(path=path, load_mode=LOAD_MODE_NONE, expert_buft=host_buffer_type()))
+
+
+def dense_bytes_of(path: Path, expert_bytes: int) -> int:
+    """Bytes of the weights that every token reads: no experts, and of the embeddings one row only."""
+    tensors = {tensor.name: tensor.n_bytes for tensor in read_header(path).tensors}
+    return sum(tensors.values()) - expert_bytes - tensors["token_embd.weight"]
 
 
 def new_context(model: Model, setting: Setting) -> Context:
@@ -136,7 +150,7 @@ def interleave(
     speeds: list[float] = []
     rng = np.random.default_rng(0)
     for i_round in range(setting.n_rounds):
-        if i_round % 4 == 0:
+        if i_round % 2 == 0:
             speeds.append(measure_host_gb_s(setting.n_threads))
         for width in setting.widths:
             last = n_vocab - n_steps(width) * width
@@ -173,7 +187,8 @@ def measure(path: Path, setting: Setting) -> list[dict[str, object]]:
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(load_model(path, repacked=False))
         stock = stack.enter_context(new_context(model, setting))
-        spac = stack.enter_context(new_context(model, setting))
+        own = stack.enter_context(load_for_engine(path))
+        spac = stack.enter_context(new_context(own, setting))
         engine = stack.enter_context(attached(spac))
         contenders = [Contender("stock", stock), Contender("spac", spac)]
         if setting.with_repacked:
@@ -183,7 +198,7 @@ def measure(path: Path, setting: Setting) -> list[dict[str, object]]:
             for width in setting.widths:  # allocates every graph that will be timed
                 timed_width(contender.ctx, width, FIRST_TOKEN + N_PROMPT)
         n_vocab = model.vocab.n_tokens
-        dense_bytes = path.stat().st_size - engine.info().total_bytes
+        dense_bytes = dense_bytes_of(path, engine.info().total_bytes)
         n_bytes = {
             width: bytes_per_step(engine, spac, width, FIRST_TOKEN, dense_bytes) for width in setting.widths
         }
@@ -191,7 +206,7 @@ def measure(path: Path, setting: Setting) -> list[dict[str, object]]:
         kernels = engine.info().kernels
     return [
         {"bench": "host_experts", "type": setting.qtype, "width": width}
-        | summarise(times, width, n_bytes[width], max(speeds))
+        | summarise(times, width, n_bytes[width], float(np.median(speeds)))
         | {"n_rounds": setting.n_rounds, "kernels": kernels}
         for width in setting.widths
     ]

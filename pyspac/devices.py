@@ -15,6 +15,7 @@ import psutil
 from pyspac.errors import ConfigError
 
 RPC_TIMEOUT_S: Final = 5.0
+MEMORY_SHARE: Final = 0.8  # of what is free
 GPU_TYPES: Final = (1, 2)  # enum ggml_backend_dev_type: GPU, integrated GPU; RPC devices are GPUs
 
 
@@ -31,6 +32,11 @@ class Device:
     @property
     def is_cpu(self) -> bool:
         return self.handle is None
+
+
+def fits_memory(n_bytes: int) -> bool:
+    """Whether so much may be copied out of a model's file; else it stays mapped."""
+    return n_bytes < MEMORY_SHARE * psutil.virtual_memory().available
 
 
 def cpu_device() -> Device:

@@ -24,6 +24,7 @@ __all__ = [
     "add_rpc",
     "cpu_buffer_type",
     "devices",
+    "host_buffer_type",
     "load_backends",
     "measure_host_gb_s",
     "measure_link_gb_s",
@@ -231,6 +232,11 @@ def cpu_buffer_type() -> int:
     """Return the ggml_backend_buffer_type_t of the host, for llama_model_params.tensor_buft_overrides."""
     load_backends()
     return int(ffi.cast("uintptr_t", lib.spac_cpu_buffer_type()))
+
+
+def host_buffer_type() -> int:
+    """Return one of the host with huge pages, never repacked: for experts of the engine's own kernels."""
+    return int(ffi.cast("uintptr_t", lib.spac_host_buffer_type()))
 
 
 def measure_host_gb_s(n_threads: int) -> float:

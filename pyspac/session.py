@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 
 from pyspac.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt
-from pyspac.devices import Device, choose_device
+from pyspac.devices import Device, choose_device, fits_memory
 from pyspac.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from pyspac.errors import ModelError
 from pyspac.options import RunOptions
@@ -73,7 +73,8 @@ class Session:
         """The target's: with a device, all layers on it but the routed experts, which stay on the host.
 
         Weights keep the file's layout unless stock may repack them, so that stock and split compute bit for
-        bit alike.
+        bit alike. Without a device the experts have a memory of their own, if there is room for it beside the
+        file's pages; then all other weights may be repacked.
         """
         from pyspac.llama import LOAD_MODE_AUTO, LOAD_MODE_NONE, ModelParams
 
@@ -81,10 +82,23 @@ class Session:
             path=self.options.model,
             n_gpu_layers=self._n_gpu_layers(),
             devices=self._device_handles(),
-            expert_buft=None if self.device.is_cpu else _cpu_buffer_type(),
-            use_extra_bufts=self.options.repack,
+            expert_buft=self._expert_buffer_type(),
+            use_extra_bufts=self.options.repack or self._has_own_memory,
             load_mode=LOAD_MODE_AUTO if self.device.is_cpu else LOAD_MODE_NONE,
         )
+
+    @property
+    def _has_own_memory(self) -> bool:
+        """Whether experts are copied out of the file; else they stay mapped, and may exceed memory."""
+        is_wanted = self.options.is_host_only and not self.options.stock
+        return is_wanted and fits_memory(self.preflight.geometry.experts_bytes)
+
+    def _expert_buffer_type(self) -> int | None:
+        from pyspac import engine
+
+        if self._has_own_memory:
+            return engine.host_buffer_type()
+        return None if self.device.is_cpu else engine.cpu_buffer_type()
 
     def _n_gpu_layers(self) -> int:
         from pyspac.llama import ALL_LAYERS
@@ -185,9 +199,3 @@ class Session:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
-
-
-def _cpu_buffer_type() -> int:
-    from pyspac import engine
-
-    return int(engine.cpu_buffer_type())

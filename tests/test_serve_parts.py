@@ -29,7 +29,7 @@ from pyspac.gguf_header import read_header
 from pyspac.options import MIB, CacheSize
 from pyspac.scheduler import Scheduler
 from pyspac.server import board_file, log, memory
-from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets
+from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env, without_secrets
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.exporter import serve_metrics
@@ -72,7 +72,7 @@ def test_a_given_kind_of_drafting_stays() -> None:
 
 def test_weights_are_pinned_for_a_real_device_only() -> None:
     options = ServeOptions(model=Path("t"))
-    real = replace(LAUNCH, is_real_device=True)
+    real = replace(LAUNCH, is_copied=True)
     assert "--load-mode" not in server_argv(options, LAUNCH, Path())
     assert "--load-mode" in server_argv(options, real, Path())
     assert server_argv(replace(options, passed=("-lm", "mmap")), real, Path()).count("--load-mode") == 0
@@ -94,6 +94,7 @@ def test_without_a_device() -> None:
     assert argv[argv.index("--device") + 1] == "none"
     assert server_env(options) == {
         "PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "none", "PYSPAC_HOST_KERNELS": "spac",
+        "GLIBC_TUNABLES": HUGE_PAGES,
     }  # fmt: skip
     assert not options.has_scheduler
     assert replace(options, attach=AttachOptions(metrics_port=0)).has_scheduler

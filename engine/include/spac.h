@@ -234,6 +234,7 @@ SPAC_API int32_t     spac_device_count(void);
 SPAC_API spac_status spac_device_get_info(int32_t index, spac_device_info * info);
 SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                 // HOST:PORT; adds its devices
 SPAC_API void *      spac_cpu_buffer_type(void);                                 // for llama_model_params.tensor_buft_overrides
+SPAC_API void *      spac_host_buffer_type(void);                                // the same: huge pages, weights as in the file
 SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);   // streaming read
 SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s); // host to device copies
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,7 @@ from pyspac.server.options import AttachOptions, ServeOptions
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
+HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that malloc takes
 _SECRETS: Final = ("--api-key", "-hft", "--hf-token")  # flags whose values are nobody's business
 
 
@@ -23,7 +25,7 @@ class Launch:
     board: str
     cache: str  # as llama-server's --spac-cache takes it
     n_ctx: int | None = None  # None: llama-server's own choice
-    is_real_device: bool = False  # not the CPU
+    is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
     has_page: bool = True  # the build's llama-server has its web page
     model: Path | None = None  # the model's file, where llama-server fetches it (-hf)
 
@@ -58,9 +60,9 @@ def _device_arguments(options: ServeOptions) -> list[str]:
 
 
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
-    """Weights in pinned memory instead of a mapped file: copies from there are several times as fast."""
+    """Weights in memory of their own: pinned beside a real device, with huge pages without one."""
     is_given = options.passed_value("-lm", "--load-mode") or "--no-mmap" in options.passed
-    return ["--load-mode", "none"] if launch.is_real_device and not is_given else []
+    return ["--load-mode", "none"] if launch.is_copied and not is_given else []
 
 
 def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
@@ -76,6 +78,8 @@ def server_env(options: ServeOptions) -> dict[str, str]:
         env["PYSPAC_DEVICE"] = options.device
     if options.host_kernels != "auto":
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
+    if options.is_host_only:
+        env["GLIBC_TUNABLES"] = os.environ.get("GLIBC_TUNABLES") or HUGE_PAGES
     return env
 
 

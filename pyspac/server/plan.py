@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspac._native import bin_dir
-from pyspac.devices import Device
+from pyspac.devices import Device, fits_memory
 from pyspac.geometry import read_geometry
 from pyspac.options import RunOptions
 from pyspac.preflight import Preflight, check_model_file, check_run
@@ -25,6 +25,7 @@ class Sizes:
 
     cache: str
     n_ctx: int
+    model_bytes: int
 
 
 def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Launch:
@@ -46,7 +47,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Launch
         board=board,
         cache=sizes.cache,
         n_ctx=sizes.n_ctx,
-        is_real_device=not device.is_cpu,
+        is_copied=not device.is_cpu or (options.is_host_only and fits_memory(sizes.model_bytes)),
         has_page=extras.ui,
         model=files.model,
     )
@@ -60,11 +61,11 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     n_ctx = choose_n_ctx(options.n_ctx, geometry)
     needs = estimate_needs(header, draft, n_ctx)
     if options.is_host_only:
-        return Sizes(cache="0", n_ctx=n_ctx)
+        return Sizes(cache="0", n_ctx=n_ctx, model_bytes=geometry.model_bytes)
     cache = choose_cache(options.cache.text, geometry, needs, device)
     if reason := why_tight(cache, geometry, needs, device):
         log.warning(f"this may not fit: {reason}")
-    return Sizes(cache=cache, n_ctx=n_ctx)
+    return Sizes(cache=cache, n_ctx=n_ctx, model_bytes=geometry.model_bytes)
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:
