@@ -106,7 +106,7 @@ def test_schedulers_command_line() -> None:
     options = AttachOptions(scheduler=config, metrics_port=9, warm_start=False, log_json=True)
     text = " ".join(attach_argv("b", options)[1:])
     assert text == (
-        "-m pyspac attach b --estimator lfu --threshold 3 --cpu-share 0.05 --speculation static "
+        "-m pyspac attach b --estimator lfu --threshold 3 --cpu-share 0.02 --speculation static "
         "--draft-max 8 --without evict,sd --metrics-port 9 --metrics-host 127.0.0.1 --no-warm-start "
         "--log-json"
     )

@@ -16,7 +16,7 @@ from pyspac.speculation.manager import FIXED, parse_controller
 
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_MAX_BATCH: Final = 40  # llama-server's four slots, each with eight drafts and one token more
-DEFAULT_CPU_SHARE: Final = 0.05
+DEFAULT_CPU_SHARE: Final = 0.02
 
 # llama-server's arguments that have to agree with ours, and how to give them instead
 _OURS: Final = {
