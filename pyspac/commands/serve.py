@@ -126,7 +126,7 @@ def serve(
             "--host-kernels",
             metavar="NAME",
             help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
-            "llama.cpp), or auto (ggml; spac with --device none).",
+            "llama.cpp), or auto (ggml where the device is the CPU, else spac).",
         ),
     ] = "auto",
     ctx_size: Annotated[
