@@ -37,14 +37,15 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_
 void * spac_host_buffer_type(void) {
     static ggml_backend_buffer_type type = {
         /* .iface   = */ {
-            /* .get_name       = */ [](ggml_backend_buffer_type_t) { return "SPAC_Host"; },
-            /* .alloc_buffer   = */ alloc_buffer,
-            /* .get_alignment  = */ [](ggml_backend_buffer_type_t) { return ALIGNMENT; },
-            /* .get_max_size   = */ nullptr,
-            /* .get_alloc_size = */ nullptr,
-            /* .is_host        = */ [](ggml_backend_buffer_type_t) { return true; },
-        },
-        /* .device  = */ nullptr,
+                          /* .get_name       = */ [](ggml_backend_buffer_type_t) { return "SPAC_Host"; },
+                          /* .alloc_buffer   = */ alloc_buffer,
+                          /* .get_alignment  = */ [](ggml_backend_buffer_type_t) { return ALIGNMENT; },
+                          /* .get_max_size   = */ nullptr,
+                          /* .get_alloc_size = */ nullptr,
+                          /* .is_host        = */ [](ggml_backend_buffer_type_t) { return true; },
+                          },
+        /* .device  = */
+         nullptr,
         /* .context = */ nullptr,
     };
     return &type;
