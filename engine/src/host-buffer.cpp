@@ -34,19 +34,16 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_
     return buffer;
 }
 
+static ggml_backend_buffer_type make_type() {
+    ggml_backend_buffer_type type = {};
+    type.iface.get_name           = [](ggml_backend_buffer_type_t) { return "SPAC_Host"; };
+    type.iface.alloc_buffer       = alloc_buffer;
+    type.iface.get_alignment      = [](ggml_backend_buffer_type_t) { return ALIGNMENT; };
+    type.iface.is_host            = [](ggml_backend_buffer_type_t) { return true; };
+    return type;
+}
+
 void * spac_host_buffer_type(void) {
-    static ggml_backend_buffer_type type = {
-        /* .iface   = */ {
-                          /* .get_name       = */ [](ggml_backend_buffer_type_t) { return "SPAC_Host"; },
-                          /* .alloc_buffer   = */ alloc_buffer,
-                          /* .get_alignment  = */ [](ggml_backend_buffer_type_t) { return ALIGNMENT; },
-                          /* .get_max_size   = */ nullptr,
-                          /* .get_alloc_size = */ nullptr,
-                          /* .is_host        = */ [](ggml_backend_buffer_type_t) { return true; },
-                          },
-        /* .device  = */
-         nullptr,
-        /* .context = */ nullptr,
-    };
+    static ggml_backend_buffer_type type = make_type();
     return &type;
 }
