@@ -22,8 +22,11 @@ from llama_helpers import (
 from typer.testing import CliRunner
 
 from pyspac.cli import app
+from pyspac.devices import fits_memory
 from pyspac.engine import Engine
 from pyspac.errors import EngineError
+from pyspac.options import RunOptions
+from pyspac.session import Session
 
 DEMO = Path(__file__).resolve().parent.parent / "pyspac/models/demo-moe.gguf"
 WIDTHS = (40, 1, 2, 5, 9, 16)  # the first is wider than max_batch
@@ -167,3 +170,22 @@ def test_settings_that_exclude_each_other(arguments: list[str], option: str) -> 
     result = run(*arguments)
     assert result.exit_code == 2
     assert option in result.output
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_experts_have_memory_of_their_own_where_they_fit(
+    is_copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copied into huge pages, the other weights repacked; or mapped, and all as in the file."""
+    monkeypatch.setattr("pyspac.session.fits_memory", lambda n_bytes: is_copied)
+    options = RunOptions(model=DEMO, device="none", n_predict=24, n_ctx=512)
+    with Session(options) as session:
+        assert session.split is not None
+        assert session.split.info.n_layer_kernels == session.split.info.n_layer_split == 6
+        result = session.generate(session.tokenize("def f(self, text):\n"))
+    assert len(result.token_ids) == 24
+
+
+def test_what_fits_memory() -> None:
+    assert fits_memory(1 << 20)
+    assert not fits_memory(1 << 60)
