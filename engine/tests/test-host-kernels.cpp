@@ -345,6 +345,13 @@ static int64_t block_of(ggml_type type) {
 }
 
 // every format, in the plainest layer; sizes that are no multiple of 256 where the format allows
+// arithmetic does not race: under ThreadSanitizer, where starting threads is slow, two widths show what there is to see
+#ifdef __SANITIZE_THREAD__
+static const std::vector<int> WIDTHS = { 3, 40 };
+#else
+static const std::vector<int> WIDTHS = { 1, 2, 3, 5, 9, 16, 40 };
+#endif
+
 static void test_formats(const spac_kernels & kernels) {
     for (ggml_type type : TYPES) {
         const int64_t block  = block_of(type);
@@ -352,7 +359,7 @@ static void test_formats(const spac_kernels & kernels) {
                                                                 : 123;
         const int64_t n_ff   = block == 256 ? 256 : block == 32 ? 96
                                                                 : 77;
-        for (int n_tokens : { 1, 2, 3, 5, 9, 16, 40 }) {
+        for (int n_tokens : WIDTHS) {
             const std::string what = std::string(ggml_type_name(type)) + ", " + std::to_string(n_tokens) + " tokens";
             test_exact(kernels, { what.c_str(), type, type, type, n_embd, n_ff }, std::vector<int>(1 + 40 / n_tokens, n_tokens));
         }
