@@ -81,8 +81,7 @@ class RunOptions:
         _check_at_least("-t", self.n_threads, 1)
         _check_at_least("-ngl", self.n_gpu_layers, -1)
         _check_at_least("--link-gb-s", self.link_gb_s, 0)
-        if self.host_kernels not in HOST_KERNELS:
-            raise ConfigError("--host-kernels", self.host_kernels, ", ".join(HOST_KERNELS))
+        check_host_kernels(self.host_kernels)
         self._check_speculation()
         self._check_mode()
         self.scheduler_config()
@@ -122,7 +121,7 @@ class RunOptions:
     @property
     def is_host_only(self) -> bool:
         """No device: the engine's kernels compute every expert on the host, prompts included."""
-        return self.device.lower() == "none"
+        return is_host_only(self.device)
 
     @property
     def wanted_spec_type(self) -> SpecType:
@@ -138,9 +137,7 @@ class RunOptions:
         """Tokens drafted per step at most; 0: plain decoding."""
         if self.effective_spec_type == "none":
             return 0
-        if self.draft_max is not None:
-            return self.draft_max
-        return DEFAULT_DRAFT_MAX if self.controller == FIXED else DEFAULT_DRAFT_CAP
+        return choose_draft_max(self.draft_max, self.controller)
 
     @property
     def controller(self) -> str:
@@ -173,6 +170,24 @@ class RunOptions:
             host_kernels=self.host_kernels,
             verbose=self.verbose,
         )
+
+
+def choose_draft_max(wanted: int | None, controller: str) -> int:
+    """Tokens drafted per step at most, if anything drafts."""
+    if wanted is not None:
+        return wanted
+    return DEFAULT_DRAFT_MAX if controller == FIXED else DEFAULT_DRAFT_CAP
+
+
+def is_host_only(device: str) -> bool:
+    """Whether `--device` asks for none."""
+    return device.lower() == "none"
+
+
+def check_host_kernels(name: str) -> None:
+    """Raises ConfigError."""
+    if name not in HOST_KERNELS:
+        raise ConfigError("--host-kernels", name, ", ".join(HOST_KERNELS))
 
 
 def check_host_only(host_kernels: str, cache: CacheSize, without_engine: str) -> None:

@@ -21,9 +21,9 @@ from pyspac.commands.serve import (
     Threshold,
     WarmStart,
     Without,
-    choose_draft_max,
     scheduler_config,
 )
+from pyspac.options import choose_draft_max
 from pyspac.server import board_file, log
 from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_HOST, AttachOptions
 from pyspac.speculation.manager import choose_controller

@@ -10,7 +10,7 @@ import typer
 from pyspac.commands.common import reports_errors
 from pyspac.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.errors import ConfigError
-from pyspac.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, CacheSize
+from pyspac.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, CacheSize, choose_draft_max
 from pyspac.server import log
 from pyspac.server.memory import DEFAULT_N_CTX
 from pyspac.server.options import (
@@ -206,13 +206,6 @@ def serve(
 
 
 serve.__doc__ = HELP
-
-
-def choose_draft_max(wanted: int | None, controller: str) -> int:
-    """As `pyspac run` chooses it."""
-    if wanted is not None:
-        return wanted
-    return DEFAULT_DRAFT_MAX if controller == FIXED else DEFAULT_DRAFT_CAP
 
 
 def scheduler_config(

@@ -8,9 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspac.config import HOST_KERNELS, SchedulerConfig
+from pyspac.config import SchedulerConfig
 from pyspac.errors import ConfigError
-from pyspac.options import DEFAULT_DRAFT_CAP, CacheSize, check_host_only
+from pyspac.options import (
+    DEFAULT_DRAFT_CAP,
+    CacheSize,
+    check_host_kernels,
+    check_host_only,
+    is_host_only,
+)
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, parse_controller
 
@@ -83,8 +89,7 @@ class ServeOptions:
     attach: AttachOptions = field(default_factory=AttachOptions)
 
     def __post_init__(self) -> None:
-        if self.host_kernels not in HOST_KERNELS:
-            raise ConfigError("--host-kernels", self.host_kernels, ", ".join(HOST_KERNELS))
+        check_host_kernels(self.host_kernels)
         if self.is_host_only:
             check_host_only(self.host_kernels, self.cache, without_engine="run llama-server")
         elif self.cache.is_zero:
@@ -119,7 +124,7 @@ class ServeOptions:
     @property
     def is_host_only(self) -> bool:
         """No device: the engine's kernels compute every expert on the host, prompts included."""
-        return self.device.lower() == "none"
+        return is_host_only(self.device)
 
     @property
     def has_scheduler(self) -> bool:
