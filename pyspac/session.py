@@ -78,25 +78,25 @@ class Session:
         """
         from pyspac.llama import LOAD_MODE_AUTO, LOAD_MODE_NONE, ModelParams
 
+        has_own_memory = self._fits_own_memory()  # free memory changes: ask once
         return ModelParams(
             path=self.options.model,
             n_gpu_layers=self._n_gpu_layers(),
             devices=self._device_handles(),
-            expert_buft=self._expert_buffer_type(),
-            use_extra_bufts=self.options.repack or self._has_own_memory,
+            expert_buft=self._expert_buffer_type(has_own_memory),
+            use_extra_bufts=self.options.repack or has_own_memory,
             load_mode=LOAD_MODE_AUTO if self.device.is_cpu else LOAD_MODE_NONE,
         )
 
-    @property
-    def _has_own_memory(self) -> bool:
+    def _fits_own_memory(self) -> bool:
         """Whether experts are copied out of the file; else they stay mapped, and may exceed memory."""
         is_wanted = self.options.is_host_only and not self.options.stock
         return is_wanted and fits_memory(self.preflight.geometry.experts_bytes)
 
-    def _expert_buffer_type(self) -> int | None:
+    def _expert_buffer_type(self, has_own_memory: bool) -> int | None:
         from pyspac import engine
 
-        if self._has_own_memory:
+        if has_own_memory:
             return engine.host_buffer_type()
         return None if self.device.is_cpu else engine.cpu_buffer_type()
 

@@ -66,7 +66,7 @@ class Forecast(Controller):
         self._tokens = self.acceptance.expected_tokens()
         self._prices = Prices(shared.table, self.lengths)
         self._n_price_steps = 0  # left until prices are renewed
-        self._usual: dict[int, float | None] = {}  # microseconds of a step by draft length, since then
+        self._usual: dict[tuple[int, int], float | None] = {}  # see _usual_us
         self._unseen: list[StepOutcome] = []  # since the last look
         self._unseen_us = 0.0  # that they took more than plain steps for their tokens
         self._n_look_steps = 1  # from one look to the next; doubles while the choice stays
@@ -186,9 +186,10 @@ class Forecast(Controller):
 
     def _usual_us(self, n_draft: int, n_others: int) -> float | None:
         """The table's time of a step, as it was when prices were renewed."""
-        if n_draft not in self._usual:
-            self._usual[n_draft] = self.shared.table.step_us(n_draft, n_others)
-        return self._usual[n_draft]
+        key = n_draft, n_others
+        if key not in self._usual:
+            self._usual[key] = self.shared.table.step_us(n_draft, n_others)
+        return self._usual[key]
 
     def _learn_plain(self, outcome: StepOutcome) -> None:
         """The mean plain step, for the budget; the table's is the shortest of three."""
