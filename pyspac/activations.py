@@ -50,13 +50,11 @@ class _Difference:
 
     def __init__(self, source: NDArray[Any]) -> None:
         self._before = source.copy()
-        self._now = np.empty_like(self._before)
         self.delta = np.zeros_like(self._before)
 
     def drain(self, source: NDArray[Any]) -> None:
-        np.copyto(self._now, source)  # one read: the engine writes while we look
-        np.subtract(self._now, self._before, out=self.delta)
-        self._now, self._before = self._before, self._now
+        np.subtract(source, self._before, out=self.delta)
+        np.add(self._before, self.delta, out=self._before)  # not a second read: the engine writes meanwhile
 
 
 def _as_matrix(structured: NDArray[Any], n_columns: int) -> NDArray[np.uint64]:
@@ -82,7 +80,7 @@ class ActivationDrain:
         self._counts.drain(board.counts)
         self._layer_stats.drain(_as_matrix(board.layer_stats, len(LAYER_STATS_FIELDS)))
         self._counters.drain(_as_matrix(board.counters, len(COUNTER_FIELDS))[0])
-        np.sum(self._counts.delta, axis=1, out=self._rows, dtype=np.uint32)
+        np.add.reduce(self._counts.delta, axis=1, out=self._rows)
         self.record.n_tokens = -(-int(self._rows.max()) // board.n_expert_used)
         self._drain_records()
         return self.record

@@ -21,11 +21,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.board import BoardView, LayoutGroups, Residency
+from pyspac.board import BoardView, LayoutGroups
 from pyspac.config import SchedulerConfig
 from pyspac.cost_model import CostModel
+from pyspac.occupancy import Occupancy
 
 _REMEMBER = 0.95  # per step: what is left of the past in the tables
+_EVERY = 4  # steps after which what rests on those sums is worked out again, once they hold
+_N_WARM_UP = 16  # steps
+_NOTHING = 1e-30  # sums below are 0: long before they become denormal, which is slow
+_EVERY_NOTHING = 1024  # steps between looks for those
 
 
 class LevelTables:
@@ -39,47 +44,68 @@ class LevelTables:
         """Start with every expert at level 0 and nothing seen."""
         self.shape = (n_layer, n_levels + 1)
         self.n_levels = n_levels
-        self.by_level = np.zeros(self.shape)  # experts now at each level
-        self.rows = np.zeros(self.shape)  # activations per step, decayed sum
-        self.used = np.zeros(self.shape)  # distinct experts used per step, decayed sum
-        self.seen = np.zeros(n_levels + 1)  # experts at a level per step, over all layers, decayed sum
+        self.by_level = np.zeros(self.shape, np.int64)  # experts now at each level
+        # decayed sums over steps: activations, distinct experts used, experts
+        self._sums = np.zeros((3, *self.shape))
+        self.rows, self.used, self.seen = self._sums
         self.weight = 0.0  # steps, decayed sum
-        self._last = (np.arange(n_layer) * (n_levels + 1) + n_levels)[:, None]  # where level 0 of a layer is
-        self._index = np.zeros((n_layer, n_expert), np.intp)  # each expert's place in a flat table
+        self.n_observed = 0  # steps
+        self._chance = np.zeros(n_levels + 1)  # use_probability()
+        self._rise = 1e-9 * np.arange(n_levels + 1)
+        small = np.min_scalar_type(
+            n_layer * (n_levels + 1)
+        )  # caches are cold when the scheduler's turn comes
+        # where level 0 of a layer is, and each expert's place, in a flat table
+        self._last = (np.arange(n_layer) * (n_levels + 1) + n_levels).astype(small)[:, None]
+        self._index = np.zeros((n_layer, n_expert), small)
         self._is_used = np.zeros((n_layer, n_expert), bool)
         self.place(np.zeros((n_layer, n_expert), np.uint8))
 
     def place(self, levels: NDArray[np.uint8]) -> None:
         """Take in the levels [n_layer, n_expert] that hold from now on."""
-        np.subtract(self._last, levels, out=self._index, casting="unsafe")
+        np.subtract(self._last, levels, out=self._index)
         self.by_level = self._histogram(self._index.ravel())
 
-    def count(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Count the experts of `mask` [n_layer, n_expert] by level."""
         return self._histogram(self._index.ravel()[mask.ravel().nonzero()[0]])
 
-    def _histogram(self, at: NDArray[np.intp], weights: NDArray[Any] | None = None) -> NDArray[np.float64]:
-        counted = np.bincount(at, weights, self.shape[0] * self.shape[1])
-        return counted.reshape(self.shape).astype(np.float64, copy=False)
+    def _histogram(self, at: NDArray[Any], weights: NDArray[Any] | None = None) -> NDArray[Any]:
+        return np.bincount(at, weights, self.shape[0] * self.shape[1]).reshape(self.shape)
 
     def observe(self, counts: NDArray[np.uint32]) -> None:
         """Learn what the experts did in a step, by the level each was placed at before it."""
         np.greater(counts, 0, out=self._is_used)  # nonzero() is fast on bool alone
         is_used = self._is_used.ravel().nonzero()[0]
         at = self._index.ravel()[is_used]
-        self.rows *= _REMEMBER
+        self._sums *= _REMEMBER
         self.rows += self._histogram(at, counts.ravel()[is_used])
-        self.used *= _REMEMBER
         self.used += self._histogram(at)
-        self.seen *= _REMEMBER
-        self.seen += self.by_level.sum(axis=0)
+        self.seen += self.by_level
         self.weight = _REMEMBER * self.weight + 1.0
+        self.n_observed += 1
+        if self.n_observed % _EVERY_NOTHING == 0:
+            self._sums[self._sums < _NOTHING] = 0.0
+
+    def is_renewed(self) -> bool:
+        """Whether the sums have moved enough to work out again what rests on them."""
+        return self.n_observed <= _N_WARM_UP or self.n_observed % _EVERY == 0
+
+    def above(self, table: NDArray[Any]) -> NDArray[Any]:
+        """Sum a table over the levels of tau and above: [n_layer, n_levels], without level 0."""
+        return np.add.accumulate(table[:, : self.n_levels], axis=1)
 
     def use_probability(self) -> NDArray[np.float64]:
-        """Return [n_levels + 1], by level from 0 up: the chance of use in the next step, never falling."""
-        used = self.used.sum(axis=0)
-        mean = used.sum() / max(self.seen.sum(), 1.0)
-        return np.asarray(np.maximum.accumulate(((used + mean) / (self.seen + 1.0))[::-1]))
+        """Return [n_levels + 1], by level from 0 up: the chance of use in the next step, always rising.
+
+        By 1e-9 at least: levels decide, and two of them may be worth the same by chance.
+        """
+        if self.is_renewed():
+            used, seen = self.used.sum(axis=0), self.seen.sum(axis=0)
+            mean = used.sum() / max(seen.sum(), 1.0)
+            chance = (used + mean) / (seen + 1.0)
+            self._chance = np.maximum.accumulate(chance[::-1]) + self._rise
+        return self._chance
 
 
 def choose_threshold(
@@ -112,9 +138,9 @@ class Balancer:
         self.tau = np.full(board.n_layer, self.fixed or self.n_levels, np.uint8)  # [n_layer]
         self.is_balanced = False  # whether measured costs decided the last tau (else capacity alone)
         self._n_layer = board.n_layer
-        self._is_held = np.zeros((board.n_layer, board.n_expert), bool)  # queued, loading or resident
-        self._n_held = np.zeros(self.groups.n_group)  # [n_group]
+        self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
         self._rows = np.arange(board.n_layer)
+        self._is_wanted = np.zeros((board.n_layer, board.n_expert), bool)  # hot and absent
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
         self._link_bytes = self.groups.expert_bytes[self.groups.of_layer]  # [n_layer]
 
@@ -122,65 +148,67 @@ class Balancer:
         """Learn from a step: what became of the levels that the last solve() was given."""
         self.tables.observe(counts)
 
-    def solve(self, levels: NDArray[np.uint8], residency: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def solve(self, levels: NDArray[np.uint8], slots: Occupancy) -> NDArray[np.uint8]:
         """Return tau [n_layer] for these levels, the same array every time."""
         self.tables.place(levels)
         if self.fixed is not None:
             return self.tau
-        hot, absent_hot = self.hot_tables(residency)
-        tau = self.solve_tables(hot, absent_hot)
-        tau = self._use_free_slots(tau, absent_hot)
-        np.copyto(self.tau, tau, casting="unsafe")
+        np.copyto(self.tau, self.solve_tables(*self.hot_tables(slots)), casting="unsafe")
+        if slots.n_free.max() > 0:
+            self._use_free_slots(levels, slots)
         return self.tau
 
-    def hot_tables(self, residency: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return hot experts, and the absent ones of them [n(tau)]: [n_layer, K], column K - tau."""
-        np.greater(residency, Residency.ABSENT, out=self._is_held)
-        held = self.tables.count(self._is_held)
-        self._n_held = self.groups.total(held.sum(axis=1))
+    def hot_tables(self, slots: Occupancy) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Return hot experts, and the absent ones of them [n(tau)]: [n_layer, K], column K - tau.
+
+        The latter are None where the link does not bound single layers.
+        """
         by_level = self.tables.by_level
-        return self._at_least(by_level), self._at_least(by_level - held)
+        hot = self.tables.above(by_level)
+        if not self._has_link_limit():
+            return hot, None
+        return hot, self.tables.above(by_level - self.tables.count(slots.is_held))
 
-    def _at_least(self, by_level: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return running sums without level 0: [n_layer, K + 1] -> [n_layer, K]."""
-        return np.asarray(np.cumsum(by_level[:, : self.n_levels], axis=1))
-
-    def solve_tables(self, hot: NDArray[np.float64], absent_hot: NDArray[np.float64]) -> NDArray[np.intp]:
+    def solve_tables(self, hot: NDArray[np.int64], absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
         """Return [n_layer] tau for the tables of hot_tables: O(n_layer * K)."""
-        self.is_balanced = self.cost.is_balanceable and self.tables.weight > 0
+        self.is_balanced = self.tables.weight > 0 and self.cost.is_balanceable
         return self._balance(hot, absent_hot) if self.is_balanced else self._fit_slots(hot, None)
 
-    def _balance(self, hot: NDArray[np.float64], absent_hot: NDArray[np.float64]) -> NDArray[np.intp]:
+    def _balance(self, hot: NDArray[np.int64], absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
         """Solve equations 9 to 12: without the slots first (what each layer wants), then within them."""
+        if absent_hot is None:
+            if self.tables.is_renewed():
+                self._wanted = choose_threshold(*self.layer_times())
+            # T_cpu - T_gpu is monotone: the nearest allowed tau is best
+            return np.asarray(np.maximum(self._wanted, self._fit_slots(hot, self._wanted)))
         t_cpu, t_gpu = self.layer_times()
         is_feasible = self._has_link_time(t_cpu, t_gpu, absent_hot)
-        wanted = choose_threshold(t_cpu, t_gpu, is_feasible)
-        lowest = self._fit_slots(hot, wanted)
-        if is_feasible is None:
-            return np.maximum(wanted, lowest)  # T_cpu - T_gpu is monotone: the nearest allowed tau is best
+        lowest = self._fit_slots(hot, choose_threshold(t_cpu, t_gpu, is_feasible))
         is_feasible &= self._taus >= lowest[:, None]
         return choose_threshold(t_cpu, t_gpu, is_feasible)
 
     def layer_times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return T_cpu and T_gpu in microseconds, each [n_layer, K], column K - tau (equations 7 and 8)."""
-        load_us, row_us, device_us = self.cost.layer_units()
         scale = 1.0 / max(self.tables.weight, 1e-9)
+        load_us, row_us, device_us = scale * self.cost.layer_units()[:, :, None]
         used, rows = self.tables.used, self.tables.rows
-        host_us = used * (scale * load_us)[:, None] + rows * (scale * row_us)[:, None]  # by level
-        t_cpu = host_us.sum(axis=1)[:, None] - self._at_least(host_us)
-        return t_cpu, self._at_least(used) * (scale * device_us)[:, None]
+        host_us = used * load_us + rows * row_us  # by level
+        t_cpu = host_us.sum(axis=1)[:, None] - self.tables.above(host_us)
+        return t_cpu, self.tables.above(used * device_us)
+
+    def _has_link_limit(self) -> bool:
+        """Whether equation 10 binds: a link that is known, and a layer's copies have its time alone."""
+        return self.is_io_per_layer and self.cost.link_us_per_byte is not None
 
     def _has_link_time(
-        self, t_cpu: NDArray[np.float64], t_gpu: NDArray[np.float64], absent_hot: NDArray[np.float64]
-    ) -> NDArray[np.bool_] | None:
-        """Return [n_layer, K] whether the copies fit the layer's time (equation 10); None: no such limit."""
-        link = self.cost.link_us_per_byte
-        if link is None or not self.is_io_per_layer:
-            return None
+        self, t_cpu: NDArray[np.float64], t_gpu: NDArray[np.float64], absent_hot: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Return [n_layer, K] whether the copies fit the layer's time (equation 10)."""
         window = np.maximum(t_cpu, t_gpu) + self.cost.draft_us / self._n_layer
+        link = self.cost.link_us_per_byte or 0.0
         return np.asarray(link * self._link_bytes[:, None] * absent_hot <= window)
 
-    def _fit_slots(self, hot: NDArray[np.float64], wanted: NDArray[np.intp] | None) -> NDArray[np.intp]:
+    def _fit_slots(self, hot: NDArray[np.int64], wanted: NDArray[np.intp] | None) -> NDArray[np.intp]:
         """Return [n_layer] the lowest tau at which a layout group's hot experts fit its slots (equation 11).
 
         One level for all layers of a group: a slot goes where utility is highest, whichever the layer. A
@@ -193,14 +221,13 @@ class Balancer:
         lowest = self.n_levels + 1 - np.maximum(fits.sum(axis=1), 1)
         return np.asarray(lowest[self.groups.of_layer])
 
-    def _use_free_slots(self, tau: NDArray[np.intp], absent_hot: NDArray[np.float64]) -> NDArray[np.intp]:
+    def _use_free_slots(self, levels: NDArray[np.uint8], slots: Occupancy) -> None:
         """Lower tau by one where a group has slots nobody holds beyond what its hot experts will take.
 
         A whole level rarely fits the slots exactly; without this the remainder would stay empty. Nobody is
         evicted for it: the plan stops at the free slots.
         """
-        n_free = self.groups.slots - self._n_held  # [n_group]
-        if not (n_free > 0).any():
-            return tau
-        has_room = n_free > self.groups.total(absent_hot[self._rows, self.n_levels - tau])
-        return np.asarray(np.maximum(tau - has_room[self.groups.of_layer], 1))
+        np.greater_equal(levels, self.tau[:, None], out=self._is_wanted)
+        np.greater(self._is_wanted, slots.is_held, out=self._is_wanted)
+        has_room = slots.n_free > self.groups.count(self._is_wanted)
+        np.maximum(self.tau - has_room[self.groups.of_layer], 1, out=self.tau, casting="unsafe")

@@ -8,8 +8,6 @@ Unit times are per layout group. Until something is measured, the stated default
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,9 +43,10 @@ class CostModel:
         self.n_group = groups.n_group
         self._group = groups.of_layer  # [n_layer]
         self._onehot = groups.onehot  # [n_group, n_layer]
-        self.load_us = groups.expert_bytes * HOST_US_PER_BYTE  # [n_group] host, per distinct expert
-        self.row_us = ROW_SHARE * self.load_us  # [n_group] host, per (token, expert)
-        self.device_us = DEVICE_SHARE * self.load_us  # [n_group] device, per distinct expert
+        load_us = groups.expert_bytes * HOST_US_PER_BYTE
+        self._units = np.stack((load_us, ROW_SHARE * load_us, DEVICE_SHARE * load_us))
+        # [n_group] each: host, per distinct expert; host, per (token, expert); device, per distinct expert
+        self.load_us, self.row_us, self.device_us = self._units
         self.is_host_measured = np.zeros(self.n_group, bool)
         self.is_device_measured = np.zeros(self.n_group, bool)
         self.is_concurrent = True  # False: device and host experts share the same cores, one after the other
@@ -61,20 +60,20 @@ class CostModel:
         self._layer_fit = [[0.0] * 5 for _ in range(self.n_group)]  # the same for _infer_device
         self._n_layer_fit = [0] * self.n_group
         self._device_sums = np.zeros((2, self.n_group))  # decayed microseconds, experts
-        self._link_sums = np.zeros(2)  # decayed microseconds, bytes
+        self._link_us = self._link_bytes = 0.0  # decayed sums
         self._link_known = None if link_gb_s is None else 1e-3 / link_gb_s
 
     @property
     def link_us_per_byte(self) -> float | None:
         """Return microseconds per byte copied; None: neither measured nor given."""
-        if self._link_sums[1] > 0.0 and self._link_sums[0] > 0.0:
-            return float(self._link_sums[0] / self._link_sums[1])
+        if self._link_bytes > 0.0 and self._link_us > 0.0:
+            return self._link_us / self._link_bytes
         return self._link_known
 
     @property
     def is_balanceable(self) -> bool:
         """Return whether host and device work at once and both sides' times are measured."""
-        return self.is_concurrent and bool(np.all(self.is_host_measured & self.is_device_measured))
+        return self.is_concurrent and bool((self.is_host_measured & self.is_device_measured).all())
 
     def update(self, record: StepRecord) -> None:
         """Take in one step's differences; a step without split forwards changes only the link."""
@@ -91,8 +90,8 @@ class CostModel:
     def _update_link(self, record: StepRecord) -> None:
         n_bytes = record.counter("loaded_bytes")
         if n_bytes > 0:
-            self._link_sums *= _REMEMBER
-            self._link_sums += record.counter("load_us"), n_bytes
+            self._link_us = _REMEMBER * self._link_us + record.counter("load_us")
+            self._link_bytes = _REMEMBER * self._link_bytes + n_bytes
 
     def _update_host(self, stats: NDArray[np.float64]) -> None:
         """Least squares over layers and steps of host_us = load_us * x1 + extra * x2.
@@ -126,7 +125,7 @@ class CostModel:
         fit = self.load_us[group] * x[:, 0] + self.row_us[group] * x[:, 1]
         weight = np.minimum(1.0, fit / np.maximum(np.abs(x[:, 2] - fit), 1e-9))
         weight[self._n_fit[group] < _N_WARM_UP] = 1.0
-        return np.maximum(weight, 1e-3)  # a fit that is far off must still move
+        return np.asarray(np.maximum(weight, 1e-3))  # a fit that is far off must still move
 
     def _update_device(self, stats: NDArray[np.float64]) -> None:
         """Use the device's own times where the engine has them (in-graph), else what layer times tell."""
@@ -174,9 +173,9 @@ class CostModel:
         if total_us > 0:
             self.step_us = _smooth(self.step_us, total_us / n_steps)
 
-    def layer_units(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return load_us, row_us and device_us, each [n_layer]."""
-        return self.load_us[self._group], self.row_us[self._group], self.device_us[self._group]
+    def layer_units(self) -> NDArray[np.float64]:
+        """Return [3, n_layer]: load_us, row_us and device_us."""
+        return self._units.take(self._group, axis=1)
 
     def step_budget_bytes(self, share: float) -> int | None:
         """Return the bytes the link can copy in `share` of one step; None: link or step not measured yet."""

@@ -96,17 +96,25 @@ class SpacEstimator(Estimator):
 class _RateEstimator(Estimator):
     """Levels from a rate per token, 0 .. 1, on a square-root scale: fine where most experts are, near 0."""
 
+    _NOTHING = np.float32(1e-12)  # sums below are 0: long before they become denormal, which is slow
+    _EVERY = 256  # updates between looks for those
+
     def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
         super().__init__(n_layer, n_expert, config)
         self._sum = np.zeros(self.shape, np.float32)  # activations, decayed
         self._n_tokens = 0.0  # tokens, decayed alike
+        self._n_updates = 0
         self._scratch = np.zeros(self.shape, np.float32)
 
     def _add(self, counts: Counts, n_tokens: int, decay: float) -> None:
         if decay < 1.0:
             np.multiply(self._sum, np.float32(decay), out=self._sum)
-        np.add(self._sum, counts, out=self._sum, casting="unsafe")
+        np.copyto(self._scratch, counts, casting="unsafe")  # a mixed addition takes twice as long
+        np.add(self._sum, self._scratch, out=self._sum)
         self._n_tokens = decay * self._n_tokens + n_tokens
+        self._n_updates += 1
+        if self._n_updates % self._EVERY == 0:
+            self._sum[self._sum < self._NOTHING] = 0.0
 
     def _quantise(self) -> Levels:
         """Return round(n_levels * sqrt(rate))."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.board import BoardView, LayoutGroups, Residency
+from pyspac.board import BoardView, LayoutGroups
 from pyspac.config import SchedulerConfig
+from pyspac.occupancy import Occupancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,10 @@ class Prefetcher:
         self.n_load_max = board.n_load_max
         self.can_evict = "evict" not in config.without
         payback = config.effective_payback_steps
-        self.margin = 1.0 / payback if payback > 0 else 0.0
+        self.margin = max(1.0 / payback if payback > 0 else 0.0, 1e-10)
         self._bytes = board.expert_bytes.astype(np.int64)  # [n_layer]
+        self._count_worth = _count_worth(self._bytes)  # [n_layer]
+        self._not_split = np.flatnonzero(~self.groups.is_split)
         self._is_hot = np.zeros((board.n_layer, board.n_expert), bool)
         self._mask = np.zeros((board.n_layer, board.n_expert), bool)
 
@@ -67,69 +70,67 @@ class Prefetcher:
         self,
         utility: NDArray[np.uint8],  # [n_layer, n_expert]
         tau: NDArray[np.uint8],  # [n_layer]
-        residency: NDArray[np.uint8],  # [n_layer, n_expert]
+        slots: Occupancy,
         counts: NDArray[np.uint32],  # [n_layer, n_expert] of the last step
-        worth: NDArray[np.float64],  # [n_levels + 1] by level, never falling: chance of use in a step
+        worth: NDArray[np.float64],  # [n_levels + 1] by level, rising: chance of use in a step
         byte_limit: int | None,  # copies may take so much per step; None: no limit
     ) -> PrefetchPlan:
         """Return what to copy: highest utility first, then most recent activations per byte, then layer."""
         np.greater_equal(utility, tau[:, None], out=self._is_hot)
-        np.equal(residency, Residency.ABSENT, out=self._mask)
-        n_absent = np.count_nonzero(self._mask, axis=1)  # [n_layer]
-        np.logical_and(self._mask, self._is_hot, out=self._mask)
+        if len(self._not_split) > 0:
+            self._is_hot[self._not_split] = False
+        np.greater(self._is_hot, slots.is_held, out=self._mask)
         wanted = self._mask.ravel().nonzero()[0]
-        wanted = wanted[self.groups.is_split[wanted // self.n_expert]]
         if len(wanted) == 0:
             return EMPTY_PLAN
         wanted = self._in_order(wanted, utility, counts)
-        np.equal(residency, Residency.RESIDENT, out=self._mask)
-        n_resident = np.count_nonzero(self._mask, axis=1)
-        admitted = wanted[self._fits_slots(wanted, utility, self.n_expert - n_absent, worth)]
-        under_way_bytes = int((self.n_expert - n_absent - n_resident) @ self._bytes)
-        load, load_bytes = self._within_budget(admitted, byte_limit, under_way_bytes)
+        admitted = self._fitting_slots(wanted, utility, slots, worth)
+        load, load_bytes = self._within_budget(admitted, byte_limit, slots.under_way_bytes)
         return PrefetchPlan(load.astype(np.uint32), load_bytes, len(wanted))
 
     def _in_order(
         self, wanted: NDArray[np.intp], utility: NDArray[np.uint8], counts: NDArray[np.uint32]
     ) -> NDArray[np.intp]:
         """Sort flat expert indices; stable, so that equals stay in layer order."""
-        per_byte = counts.ravel()[wanted] / self._bytes[wanted // self.n_expert]
-        level = utility.ravel()[wanted].astype(np.int16)
-        return wanted[np.lexsort((-per_byte, -level))]
+        key = counts.ravel().take(wanted) * self._count_worth.take(wanted // self.n_expert)
+        key += utility.ravel().take(wanted)
+        return wanted.take((-key).argsort(kind="stable"))
 
-    def _fits_slots(
+    def _fitting_slots(
         self,
-        wanted: NDArray[np.intp],
+        wanted: NDArray[np.intp],  # in order
         utility: NDArray[np.uint8],
-        n_held: NDArray[np.intp],  # [n_layer] experts queued, loading or resident
+        slots: Occupancy,
         worth: NDArray[np.float64],
-    ) -> NDArray[np.bool_]:
-        """Return which of `wanted` find a slot: free, or held by an expert worth less by the margin."""
-        n_free = self.groups.slots - self.groups.total(n_held)
-        victims = self._victims()
-        # levels decide, worth only adds the margin: two levels may be worth the same by chance
-        value = worth + 1e-9 * np.arange(len(worth))
-        margin = max(self.margin, 1e-10)
-        levels = utility.ravel()
+    ) -> NDArray[np.intp]:
+        """Return those of `wanted` that find a slot: free, or held by an expert worth less by the margin."""
+        victims, levels = self._victims(slots), utility.ravel()
         if self.groups.n_group == 1:
-            victim_levels = np.sort(levels[victims], kind="stable")
-            n = n_admitted(value[levels[wanted]], int(n_free[0]), value[victim_levels], margin)
-            return np.asarray(np.arange(len(wanted)) < n)
+            return wanted[: self._n_fitting(levels[wanted], slots.n_free[0], levels[victims], worth)]
         keep = np.zeros(len(wanted), bool)
         group_of = self.groups.of_layer[wanted // self.n_expert]
         victim_group = self.groups.of_layer[victims // self.n_expert]
         for g in range(self.groups.n_group):
-            mine = np.flatnonzero(group_of == g)
-            victim_levels = np.sort(levels[victims[victim_group == g]], kind="stable")
-            n = n_admitted(value[levels[wanted[mine]]], int(n_free[g]), value[victim_levels], margin)
+            mine, theirs = np.flatnonzero(group_of == g), victims[victim_group == g]
+            n = self._n_fitting(levels[wanted[mine]], slots.n_free[g], levels[theirs], worth)
             keep[mine[:n]] = True
-        return keep
+        return wanted[keep]
 
-    def _victims(self) -> NDArray[np.intp]:
-        """Return residents (in _mask) below their layer's tau, flat: the only ones the engine may evict."""
+    def _n_fitting(
+        self,
+        newcomers: NDArray[np.uint8],  # levels, falling
+        n_free: float,
+        victims: NDArray[np.uint8],  # levels
+        worth: NDArray[np.float64],
+    ) -> int:
+        victims.sort(kind="stable")
+        return n_admitted(worth[newcomers], int(n_free), worth[victims[: len(newcomers)]], self.margin)
+
+    def _victims(self, slots: Occupancy) -> NDArray[np.intp]:
+        """Return residents below their layer's tau, flat: the only ones the engine may evict."""
         if not self.can_evict:
             return np.zeros(0, np.intp)
-        np.greater(self._mask, self._is_hot, out=self._mask)
+        np.greater(slots.is_resident, self._is_hot, out=self._mask)
         return self._mask.ravel().nonzero()[0]
 
     def _within_budget(
@@ -137,9 +138,18 @@ class Prefetcher:
     ) -> tuple[NDArray[np.intp], int]:
         """Cut the list where it, with what is under way, exceeds the budget; one copy always may go."""
         admitted = admitted[: self.n_load_max]
-        total = np.cumsum(self._bytes[admitted // self.n_expert])
+        total = self._bytes.take(admitted // self.n_expert).cumsum()
         if byte_limit is not None:
-            n = int(np.searchsorted(total, byte_limit - under_way_bytes, side="right"))
+            n = int(total.searchsorted(byte_limit - under_way_bytes, side="right"))
             n = max(n, 1 if under_way_bytes == 0 else 0)
             total, admitted = total[:n], admitted[:n]
         return admitted, int(total[-1]) if len(total) > 0 else 0
+
+
+def _count_worth(expert_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return [n_layer] what one activation adds to a level in the order of the plan.
+
+    In proportion to 1 / bytes, and so small that no number of activations (32 bits) makes up for a level.
+    """
+    least = expert_bytes[expert_bytes > 0].min()
+    return np.asarray(least / np.maximum(expert_bytes, 1) * 2.0**-32)

@@ -18,6 +18,7 @@ from pyspac.board import NO_BUDGET, BoardView, LayoutGroups
 from pyspac.config import SchedulerConfig
 from pyspac.cost_model import CostModel
 from pyspac.estimator import make_estimator
+from pyspac.occupancy import Occupancy
 from pyspac.prefetch import EMPTY_PLAN, Prefetcher, PrefetchPlan
 
 
@@ -90,6 +91,7 @@ class Scheduler:
         self.activations = ActivationDrain(board)
         self.estimator = make_estimator(board.n_layer, board.n_expert, self.config)
         self.cost = CostModel(board, link_gb_s=self.config.link_gb_s)
+        self.slots = Occupancy(board)
         self.balancer = Balancer(board, self.config, self.cost)
         self.prefetcher = Prefetcher(board, self.config)
         self.static = StaticAllocation(board) if "prefetch" in self.config.without else None
@@ -118,7 +120,7 @@ class Scheduler:
     def _decide(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return utility and tau: from estimator and balancer, or from the static allocation."""
         utility = self.estimator.utility
-        tau = self.balancer.solve(utility, self.board.residency)
+        tau = self.balancer.solve(utility, self.slots.read(self.board.residency))
         if self.static is None:
             return utility, tau
         if utility.any():
@@ -132,7 +134,7 @@ class Scheduler:
 
     def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], record: StepRecord) -> PrefetchPlan:
         worth = self.balancer.tables.use_probability()
-        return self.prefetcher.plan(utility, tau, self.board.residency, record.counts, worth, self._budget)
+        return self.prefetcher.plan(utility, tau, self.slots, record.counts, worth, self._budget)
 
     def _submit(
         self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], plan: PrefetchPlan, n_draft_max: int | None

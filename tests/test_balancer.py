@@ -13,6 +13,7 @@ from pyspac.balancer import Balancer, LevelTables, choose_threshold
 from pyspac.board import BoardGeometry, LocalBoard, Residency
 from pyspac.config import SchedulerConfig
 from pyspac.cost_model import CostModel
+from pyspac.occupancy import Occupancy
 
 
 def test_choose_threshold_by_hand() -> None:
@@ -97,10 +98,14 @@ def observe(balancer: Balancer, levels: np.ndarray, counts: np.ndarray) -> None:
     balancer.observe(counts)
 
 
+def solve(balancer: Balancer, levels: np.ndarray, board: LocalBoard) -> np.ndarray:
+    return balancer.solve(levels, Occupancy(board).read(board.residency))
+
+
 def solve_tables(balancer: Balancer, levels: np.ndarray, board: LocalBoard) -> np.ndarray:
     """The solution before free slots are dealt with."""
     balancer.tables.place(levels)
-    return balancer.solve_tables(*balancer.hot_tables(board.residency))
+    return balancer.solve_tables(*balancer.hot_tables(Occupancy(board).read(board.residency)))
 
 
 LEVELS = np.array([[4, 4, 3, 2, 1, 0], [3, 1, 1, 1, 0, 0]], np.uint8)
@@ -110,7 +115,7 @@ def test_slots_alone_decide_until_costs_are_known() -> None:
     # experts at >= 4: 2; >= 3: 4; >= 2: 5. Four slots for both layers: tau = 3, for every layer of the group.
     board, balancer = make()
     board.residency[:] = np.where(LEVELS >= 3, Residency.RESIDENT, Residency.ABSENT)
-    assert balancer.solve(LEVELS, board.residency).tolist() == [3, 3]
+    assert solve(balancer, LEVELS, board).tolist() == [3, 3]
     assert not balancer.is_balanced
 
 
@@ -118,28 +123,28 @@ def test_free_slots_lower_tau_by_one() -> None:
     # five slots: >= 2 has 5 experts and fits exactly. Six slots: five held or wanted, one left over: tau = 1,
     # whose nine experts the plan cuts at the sixth.
     board, balancer = make(n_slots=5)
-    assert balancer.solve(LEVELS, board.residency).tolist() == [2, 2]
+    assert solve(balancer, LEVELS, board).tolist() == [2, 2]
     board, balancer = make(n_slots=6)
-    assert balancer.solve(LEVELS, board.residency).tolist() == [1, 1]
+    assert solve(balancer, LEVELS, board).tolist() == [1, 1]
     board.residency[0] = Residency.RESIDENT  # six slots held: no room, even if the wrong ones hold them
-    assert balancer.solve(LEVELS, board.residency).tolist() == [2, 2]
+    assert solve(balancer, LEVELS, board).tolist() == [2, 2]
 
 
 def test_groups_have_their_own_slots() -> None:
     board, balancer = make(group=[0, 1], n_slots=2)
     board.residency[:, :2] = Residency.RESIDENT
-    assert balancer.solve(LEVELS, board.residency).tolist() == [4, 2]
+    assert solve(balancer, LEVELS, board).tolist() == [4, 2]
 
 
 def test_tau_is_k_when_nothing_fits() -> None:
     board, balancer = make(n_slots=1)
-    assert balancer.solve(LEVELS, board.residency).tolist() == [4, 4]
+    assert solve(balancer, LEVELS, board).tolist() == [4, 4]
 
 
 @pytest.mark.parametrize(("config", "tau"), [({"threshold": 3}, 3), ({"without": {"hetwb"}}, 2)])
 def test_fixed_thresholds(config: dict[str, object], tau: int) -> None:
     board, balancer = make(**config)
-    assert balancer.solve(LEVELS, board.residency).tolist() == [tau, tau]
+    assert solve(balancer, LEVELS, board).tolist() == [tau, tau]
 
 
 def measured(
@@ -163,10 +168,10 @@ def test_a_slow_device_raises_tau() -> None:
     board.residency[:] = Residency.RESIDENT
     observe(balancer, levels, np.array([[1, 1, 1, 1, 0, 0]], np.uint32))
     measured(balancer, 100, 100)
-    assert balancer.solve(levels, board.residency).tolist() == [3]
+    assert solve(balancer, levels, board).tolist() == [3]
     assert balancer.is_balanced
     measured(balancer, 100, 10)
-    assert balancer.solve(levels, board.residency).tolist() == [1]
+    assert solve(balancer, levels, board).tolist() == [1]
 
 
 def test_the_link_bounds_tau_from_below() -> None:
@@ -195,7 +200,7 @@ def test_a_layer_that_wants_less_leaves_its_slots_to_others() -> None:
     board.residency[:, :3] = Residency.RESIDENT
     observe(balancer, levels, np.array([[1, 1, 1, 1, 0, 0], [0] * 6], np.uint32))
     measured(balancer, 100, 100)
-    tau = balancer.solve(levels, board.residency)
+    tau = solve(balancer, levels, board)
     assert tau[0] == 3
     hot = (levels >= tau[:, None]).sum()
     assert hot <= 5
@@ -220,3 +225,13 @@ def test_hot_experts_fit_the_slots_or_tau_is_k(
     for layers in ([0, 2], [1, 3]):
         n_hot = int((levels[layers] >= tau[layers][:, None]).sum())
         assert n_hot <= n_slots or tau[layers].max() == n_levels
+
+
+def test_sums_of_unused_levels_end_at_zero() -> None:
+    """Denormal numbers take many times as long to multiply."""
+    tables = LevelTables(1, 2, 4)
+    for step in range(15_000):
+        tables.place(np.array([[4 if step == 0 else 1, 0]], np.uint8))
+        tables.observe(np.array([[1, 0]], np.uint32))
+    assert tables.used[0, 0] == 0.0  # level 4
+    assert tables.used[0, 3] == pytest.approx(20.0)  # level 1: 1 / (1 - 0.95)

@@ -165,3 +165,15 @@ def test_levels_stay_in_range_and_in_place(name: str, data: st.DataObject) -> No
         assert estimator.update(np.array(counts, np.uint32).reshape(2, 3), n_tokens) is out
         assert out.dtype == np.uint8
         assert int(out.max()) <= n_levels
+
+
+@pytest.mark.parametrize("name", ["ema", "lfu"])
+def test_sums_of_unused_experts_end_at_zero(name: str) -> None:
+    """Denormal numbers take many times as long to multiply."""
+    estimator = make_estimator(1, 4, SchedulerConfig(estimator=name))
+    estimator.update(np.array([[1, 0, 0, 0]], np.uint32), 1)
+    for _ in range(3000):
+        estimator.update(np.array([[0, 1, 0, 0]], np.uint32), 2)
+    sums = estimator._sum  # type: ignore[attr-defined]
+    assert np.all((sums == 0) | (sums > np.finfo(np.float32).tiny))
+    assert sums[0, 1] > 0

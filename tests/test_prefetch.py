@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pyspac.board import BoardGeometry, LocalBoard, Residency
 from pyspac.config import SchedulerConfig
+from pyspac.occupancy import Occupancy
 from pyspac.prefetch import Prefetcher, PrefetchPlan, n_admitted
 
 R, A, Q = Residency.RESIDENT, Residency.ABSENT, Residency.QUEUED
@@ -34,7 +35,8 @@ def make_plan(
     )  # fmt: skip
     settings = SchedulerConfig(**{"payback_steps": 0.0, **config})  # type: ignore[arg-type]
     return Prefetcher(board, settings).plan(
-        np.array(utility, np.uint8), np.array(tau, np.uint8), np.array(residency, np.uint8),
+        np.array(utility, np.uint8), np.array(tau, np.uint8),
+        Occupancy(board).read(np.array(residency, np.uint8)),
         np.array(counts if counts is not None else np.zeros((n_layer, n_expert)), np.uint32),
         np.linspace(0.0, 1.0, 256), byte_limit,
     )  # fmt: skip
