@@ -131,9 +131,10 @@ class EngineParams:
     evict: bool = True  # False: a resident expert never leaves
     verbose: bool = False
     host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
+    cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
 
     def __post_init__(self) -> None:
-        """Check every field; the engine itself checks device, cache and board_name."""
+        """Check every field; the engine itself checks device, cache, board_name and cpu_range."""
         if self.host_mode not in HOST_MODES:
             raise ConfigError("host_mode", self.host_mode, ", ".join(HOST_MODES))
         if self.host_kernels not in HOST_KERNELS:

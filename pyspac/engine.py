@@ -194,6 +194,8 @@ def _named_texts(params: EngineParams) -> dict[str, str]:
     texts = {"device": params.device, "cache": params.cache}
     if params.board_name is not None:
         texts["board_name"] = params.board_name
+    if params.cpu_range is not None:
+        texts["cpu_range"] = params.cpu_range
     return texts
 
 

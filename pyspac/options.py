@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from pyspac.config import HOST_KERNELS, EngineParams, SchedulerConfig
+from pyspac.cpus import parse_cpu_range
 from pyspac.errors import ConfigError
 from pyspac.sampling import SamplingParams
 from pyspac.speculation.manager import FIXED, choose_controller
@@ -62,6 +63,7 @@ class RunOptions:
     repack: bool = False  # stock only: let llama.cpp repack weights for the CPU
     device: str = "auto"
     host_kernels: str = EngineParams().host_kernels
+    cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     rpc: str | None = None
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     spec_type: SpecType | None = None
@@ -82,6 +84,8 @@ class RunOptions:
         _check_at_least("-ngl", self.n_gpu_layers, -1)
         _check_at_least("--link-gb-s", self.link_gb_s, 0)
         check_host_kernels(self.host_kernels)
+        if self.cpu_range is not None:
+            parse_cpu_range(self.cpu_range)
         self._check_speculation()
         self._check_mode()
         self.scheduler_config()
@@ -168,6 +172,7 @@ class RunOptions:
             link_gb_s=self.link_gb_s,
             evict="evict" not in self.without,
             host_kernels=self.host_kernels,
+            cpu_range=self.cpu_range,
             verbose=self.verbose,
         )
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import psutil
-
+from pyspac.cpus import default_n_threads, kept_within, parse_cpu_range
 from pyspac.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt
 from pyspac.devices import Device, choose_device, fits_memory
 from pyspac.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
@@ -31,11 +30,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], bool]  # (what is loading, 0.0 .. 1.0); False stops the loading
 
 
-def default_n_threads() -> int:
-    """As llama.cpp: one per physical core."""
-    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-
-
 class Session:
     """Models, contexts, drafter and (unless stock) the split; for one generation, as caches start empty."""
 
@@ -44,7 +38,8 @@ class Session:
         self.options = options
         self.device: Device = choose_device(options.device, options.rpc)
         self.preflight: Preflight = check_run(options, self.device)
-        self.n_threads = options.n_threads or default_n_threads()
+        self.cpus = None if options.cpu_range is None else parse_cpu_range(options.cpu_range)
+        self.n_threads = options.n_threads or default_n_threads(self.cpus)
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
         self.speculation = self._new_speculation()
@@ -56,6 +51,8 @@ class Session:
     def _open(self, stack: ExitStack, progress: Progress) -> None:
         from pyspac import llama  # loads libllama
 
+        if self.cpus is not None:
+            stack.enter_context(kept_within(self.cpus))  # before libllama makes its threads
         llama.set_verbose(self.options.verbose)
         self.model: Model = stack.enter_context(
             llama.Model(self._model_params(), lambda fraction: progress("model", fraction))

@@ -122,6 +122,8 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--rpc", "127.0.0.1:1"], ["--rpc is '127.0.0.1:1'", "ggml-rpc-server"]),
     (["--spec-type", "draft"], ["--spec-type is 'draft'", "-md"]),
     (["--spec-type", "magic"], ["--spec-type is 'magic'", "ngram"]),
+    (["-Cr", "1-0"], ["--cpu-range is '1-0'", "such as 0-7"]),
+    (["--cpu-range", "0-999"], ["--cpu-range is '0-999'", "open to this process"]),
     (["--draft-max", "4"], ["--draft-max is 4", "-md"]),
     (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max is 0", "--spec-type none"]),
     (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max is 16", "1 .. 15"]),

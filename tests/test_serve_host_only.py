@@ -157,6 +157,7 @@ def test_own_kernels_beside_a_device(tmp_path: Path, stock: int) -> None:
         (["--device", "none", "--cache", "25%"], "--device none has no slots"),
         (["--device", "none", "--host-kernels", "ggml"], "run llama-server"),
         (["--device", "cpu", "--host-kernels", "fast"], "auto, spac, ggml"),
+        (["-Cr", "0-"], "the first and the last core"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: list[str], text: str) -> None:

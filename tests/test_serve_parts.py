@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import sys
 import time
@@ -56,6 +57,15 @@ def test_servers_command_line() -> None:
         "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none -np 4"
     )
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}
+
+
+def test_a_range_of_cores_goes_to_the_server_and_to_its_engine() -> None:
+    core = min(os.sched_getaffinity(0))
+    options = ServeOptions(model=Path("t"), cpu_range=f"{core}-{core}")
+    argv = server_argv(options, LAUNCH, Path())
+    assert argv[argv.index("--cpu-range") :][:4] == ["--cpu-range", f"{core}-{core}", "--threads", "1"]
+    assert "--threads" not in server_argv(replace(options, passed=("-t", "2")), LAUNCH, Path())
+    assert server_env(options)["PYSPAC_CPU_RANGE"] == f"{core}-{core}"
 
 
 def test_keys_are_not_logged() -> None:
@@ -128,6 +138,10 @@ def test_a_model_of_llama_servers_own_choice() -> None:
         {"passed": ("--spac-cache=1",)},
         {"model": None},
         {"host_kernels": "fast"},
+        {"cpu_range": "1-0"},
+        {"cpu_range": "0-999"},
+        {"passed": ("-Cr", "0-1")},
+        {"passed": ("--cpu-range=0-1",)},
         {"device": "none", "cache": CacheSize(text="25%")},
         {"device": "none", "host_kernels": "ggml"},
     ],

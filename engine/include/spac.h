@@ -80,6 +80,7 @@ typedef struct spac_engine_params {
     bool         evict;        // false: a resident expert never leaves
     bool         verbose;      // log one line per layer group
     int32_t      host_kernels; // spac_host_kernels
+    const char * cpu_range;    // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
 } spac_engine_params;
 
 typedef struct spac_engine_info {

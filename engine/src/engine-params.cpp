@@ -1,8 +1,10 @@
 #include "engine-params.h"
 
+#include "cpus.h"
 #include "status.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <strings.h>
 
@@ -90,4 +92,33 @@ ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vecto
         }
     }
     throw spac_error(SPAC_STATUS_DEVICE, spac_format("device \"%s\" is not used by this context, which has: %s", name.c_str(), names.c_str()));
+}
+
+static bool read_range(const std::string & text, int & low, int & high) {
+    const char * end   = text.data() + text.size();
+    const auto   first = std::from_chars(text.data(), end, low);
+    if (first.ec != std::errc() || first.ptr == end || *first.ptr != '-') {
+        return false;
+    }
+    const auto second = std::from_chars(first.ptr + 1, end, high);
+    return second.ec == std::errc() && second.ptr == end && low >= 0 && low <= high && high < GGML_MAX_N_THREADS;
+}
+
+std::vector<int> spac_parse_cpu_range(const std::string & text) {
+    int low = 0, high = 0;
+    if (!read_range(text, low, high)) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("cpu_range \"%s\": give the first and the last core, such as 0-7, from 0 to %d", text.c_str(), GGML_MAX_N_THREADS - 1));
+    }
+    const std::vector<int> open = spac_open_cpus();
+    std::vector<int>       cpus;
+    for (int cpu = low; cpu <= high; cpu++) {
+        if (!std::binary_search(open.begin(), open.end(), cpu)) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                             spac_format("cpu_range \"%s\": core %d is not open to this process: give some of its %zu cores, from %d to %d",
+                                         text.c_str(), cpu, open.size(), open.front(), open.back()));
+        }
+        cpus.push_back(cpu);
+    }
+    return cpus;
 }

@@ -1,4 +1,4 @@
-// Reads the engine's parameters: the cache size and the device.
+// Reads the engine's parameters: the cache size, the device, the range of cores.
 #pragma once
 
 #include "spac.h"
@@ -16,6 +16,9 @@ uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64
 
 // one of the context's devices: "auto" (its GPU, else the CPU), "cpu", or ggml's name
 ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices);
+
+// the cores of "0-7"; throws SPAC_STATUS_INVALID_ARGUMENT if one of them is not open to this process
+std::vector<int> spac_parse_cpu_range(const std::string & text);
 
 bool spac_device_is_cpu(ggml_backend_dev_t device);
 

@@ -17,7 +17,8 @@
 
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *)) :
     ctx(ctx), params(params), device_name(params.device ? params.device : "auto"), cache_size(params.cache ? params.cache : "auto"),
-    board_name(params.board_name ? params.board_name : ""), free_with_context(free_with_context) {
+    board_name(params.board_name ? params.board_name : ""),
+    cpus(params.cpu_range ? spac_parse_cpu_range(params.cpu_range) : std::vector<int>()), free_with_context(free_with_context) {
     try {
         discover_layers();
         choose_device();
@@ -294,9 +295,9 @@ void spac_engine::start_threads() {
     }
 }
 
-// the context's, but one core is left for copies where there are enough
+// the context's, at most one per core of the range, but one core is left for copies where there are enough
 int spac_engine::n_threads_of_host() const {
-    const int n = llama_n_threads(ctx);
+    const int n = cpus.empty() ? llama_n_threads(ctx) : std::min(llama_n_threads(ctx), (int) cpus.size());
     return params.n_threads > 0 ? params.n_threads : spac_device_is_cpu(device) || n <= 4 ? n
                                                                                           : n - 1;
 }
@@ -310,11 +311,12 @@ void spac_engine::start_executor() {
     }
     const int n_threads = n_threads_of_host();
     if (!with_ggml.empty()) {
-        executor = std::make_unique<spac_host_executor>(with_ggml, params.max_batch, n_threads);
+        executor = std::make_unique<spac_host_executor>(with_ggml, params.max_batch, n_threads, cpus);
     }
     if (kernels) {
-        const bool has_spare_core = std::max(2, n_threads) < (int) std::thread::hardware_concurrency(); // the pool has two at least
-        pool                      = std::make_unique<spac_expert_pool>(*kernels, n_threads, has_spare_core);
+        const size_t n_cores        = cpus.empty() ? std::thread::hardware_concurrency() : cpus.size();
+        const bool   has_spare_core = std::max(2, n_threads) < (int) n_cores; // the pool has two at least
+        pool                        = std::make_unique<spac_expert_pool>(*kernels, n_threads, has_spare_core, cpus);
     }
 }
 

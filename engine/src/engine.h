@@ -97,6 +97,7 @@ struct spac_engine : spac_split_ops {
     llama_context *    ctx;
     spac_engine_params params; // strings below
     std::string        device_name, cache_size, board_name;
+    std::vector<int>   cpus; // that the host's own threads are pinned to; empty: anywhere
     void (*const free_with_context)(void *);
 
     bool                            is_active = false; // false: discovering

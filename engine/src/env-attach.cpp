@@ -4,6 +4,7 @@
 //   PYSPAC_DEVICE   auto, cpu, none (every expert on the host: PYSPAC_CACHE=0 will do), or a ggml device name
 //   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
+//   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 #include "engine.h"
 #include "status.h"
@@ -54,6 +55,7 @@ static void attach(llama_context * ctx) {
     params.max_batch          = checked_max_batch(env_or("PYSPAC_MAX_BATCH", "32"));
     params.verbose            = true;
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
+    params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
     new spac_engine(ctx, params, free_with_context); // owned by the context
 }
 

@@ -1,6 +1,7 @@
 #include "host-executor.h"
 
 #include "clock.h"
+#include "cpus.h"
 #include "expert-ffn.h"
 #include "status.h"
 
@@ -13,7 +14,18 @@ static bool has_scales(const spac_moe_layer & layer) {
     return layer.up_s || layer.gate_s || layer.down_s;
 }
 
-spac_host_executor::spac_host_executor(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads) {
+static ggml_threadpool_params pool_params(int n_threads, const std::vector<int> & cpus) {
+    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    params.poll                   = 0; // sleep between layers: the device's driver and the graph need the cores too
+    params.strict_cpu             = !cpus.empty();
+    params.paused                 = !cpus.empty(); // else ggml without OpenMP would pin the thread that makes the pool
+    for (int cpu : cpus) {
+        params.cpumask[cpu] = true;
+    }
+    return params;
+}
+
+spac_host_executor::spac_host_executor(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads, const std::vector<int> & cpus) {
     size_t arena_bytes = 0;
     for (const spac_moe_layer * layer : layers) {
         graph g     = build(layer, max_batch);
@@ -25,14 +37,16 @@ spac_host_executor::spac_host_executor(const std::vector<const spac_moe_layer *>
         throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no memory for the host executor: %zu bytes", arena_bytes));
     }
 
-    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-    params.poll                   = 0; // sleep between layers: the device's driver and the graph need the cores too
+    ggml_threadpool_params params = pool_params(n_threads, cpus);
     threadpool                    = ggml_threadpool_new(&params);
     backend                       = ggml_backend_cpu_init();
     ggml_backend_cpu_set_n_threads(backend, n_threads);
     ggml_backend_cpu_set_threadpool(backend, threadpool);
 
     thread = std::thread([this] { run(); });
+    if (!cpus.empty()) {
+        spac_pin_thread(thread, cpus[0]); // it is ggml's first worker, which ggml itself pins only beside others
+    }
 }
 
 spac_host_executor::~spac_host_executor() {

@@ -14,8 +14,8 @@
 #include <vector>
 
 struct spac_host_executor : spac_host_worker {
-    // layers: all that will be submitted; max_batch: most tokens at once
-    spac_host_executor(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads);
+    // layers: all that will be submitted; max_batch: most tokens at once; cpus: one per thread in turn, or empty for anywhere
+    spac_host_executor(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads, const std::vector<int> & cpus);
     ~spac_host_executor() override;
 
     void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;

@@ -1,6 +1,8 @@
-// The size of the pool against the memory of a device, a fake one with 2 GiB free and a pinned type of its own.
+// The size of the pool against the memory of a device, a fake one with 2 GiB free and a pinned type of its own; ranges of
+// cores.
 #include "check.h"
 
+#include "cpus.h"
 #include "engine-params.h"
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
@@ -59,9 +61,30 @@ static void test_slots() {
     CHECK(spac_divide_slots(UINT64_MAX / 2, { 1, 1 }, { 100000, 10 }) == (std::vector<int32_t>{ 65534, 10 }));
 }
 
+static bool is_refused(const std::string & cpu_range) {
+    try {
+        spac_parse_cpu_range(cpu_range);
+    } catch (const spac_error & error) {
+        CHECK(std::string(error.what()).find('"' + cpu_range + '"') != std::string::npos);
+        return error.status == SPAC_STATUS_INVALID_ARGUMENT;
+    }
+    return false;
+}
+
+static void test_cpu_range() {
+    const std::vector<int> open  = spac_open_cpus();
+    const std::string      first = std::to_string(open.front());
+    CHECK(spac_parse_cpu_range(first + "-" + first) == std::vector<int>{ open.front() });
+    CHECK(is_refused(first + "-" + std::to_string(open.back() + 1)));
+    for (const char * text : { "", "0", "-", "0-", "-1", "1-0", "0--1", "0-0x", " 0-0", "0-0,1", "0-512", "0-99999999999" }) {
+        CHECK(is_refused(text));
+    }
+}
+
 int main() {
     test_margin();
     test_pinned();
     test_slots();
+    test_cpu_range();
     return 0;
 }

@@ -426,7 +426,7 @@ static void test_pool(const spac_kernels & kernels, bool stays_awake) {
     std::mt19937        rng(5);
 
     for (int n_threads : { 1, 2, 4 }) {
-        spac_expert_pool pool(kernels, n_threads, stays_awake);
+        spac_expert_pool pool(kernels, n_threads, stays_awake, std::vector<int>());
         for (int i = 0; i < 200; i++) {
             forward_input in = random_input(f, 1 + i % 9, rng);
             if (i % 7 == 0) {

@@ -85,7 +85,7 @@ struct mini_engine : spac_split_ops {
         group.n_slots   = N_SLOTS;
         group.allocate(ggml_backend_cpu_buffer_type());
         if (with_executor) {
-            executor = std::make_unique<spac_host_executor>(std::vector<const spac_moe_layer *>{ &layer }, MAX_BATCH, 2);
+            executor = std::make_unique<spac_host_executor>(std::vector<const spac_moe_layer *>{ &layer }, MAX_BATCH, 2, std::vector<int>());
         }
         worker = std::make_unique<spac_prefetch_worker>(cache, [&](const spac_load & load) { return slot_copy.copy(layer, load.ie, group, load.slot); }, 0);
     }

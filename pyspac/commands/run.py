@@ -67,7 +67,22 @@ def run(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option("-t", "--threads", metavar="N", help="CPU threads. Default: one per physical core."),
+        typer.Option(
+            "-t",
+            "--threads",
+            metavar="N",
+            help="CPU threads. Default: one per physical core, at most one per core of --cpu-range.",
+        ),
+    ] = None,
+    cpu_range: Annotated[
+        str | None,
+        typer.Option(
+            "-Cr",
+            "--cpu-range",
+            metavar="LO-HI",
+            help="Cores to stay on, such as 0-7; the engine's own threads for the host's experts are pinned, "
+            "each to one of them. Default: all.",
+        ),
     ] = None,
     gpu_layers: Annotated[
         int | None,
@@ -222,6 +237,7 @@ def run(
         repack=repack,
         device=device,
         host_kernels=host_kernels,
+        cpu_range=cpu_range,
         rpc=rpc,
         cache=CacheSize(text=cache),
         spec_type=_spec_type(spec_type),

@@ -129,6 +129,16 @@ def serve(
             "llama.cpp), or auto (ggml where the device is the CPU, else spac).",
         ),
     ] = "auto",
+    cpu_range: Annotated[
+        str | None,
+        typer.Option(
+            "-Cr",
+            "--cpu-range",
+            metavar="LO-HI",
+            help="Cores for llama-server's threads, such as 0-7; the engine's own threads for the host's "
+            "experts are pinned, each to one of them. Default: all.",
+        ),
+    ] = None,
     ctx_size: Annotated[
         int | None,
         typer.Option(
@@ -190,6 +200,7 @@ def serve(
         cache=CacheSize(text=cache),
         device=device,
         host_kernels=host_kernels,
+        cpu_range=cpu_range,
         n_ctx=ctx_size,
         host=host,
         port=port,

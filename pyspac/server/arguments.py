@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from pyspac.cpus import default_n_threads, parse_cpu_range
 from pyspac.server.options import AttachOptions, ServeOptions
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
@@ -41,6 +42,7 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
             argv += ["--spec-type", "draft-simple"]
     if options.has_draft:
         argv += ["--spec-draft-n-max", str(options.attach.n_draft_max)]
+    argv += _core_arguments(options)
     if launch.n_ctx is not None:
         argv += ["-c", str(launch.n_ctx)]
     argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
@@ -57,6 +59,16 @@ def _device_arguments(options: ServeOptions) -> list[str]:
         case "cpu" | "none":
             return ["--device", "none"]
     return ["--device", options.device]
+
+
+def _core_arguments(options: ServeOptions) -> list[str]:
+    """Where its threads run, and no more of them than cores: they would wait for each other, awake."""
+    if options.cpu_range is None:
+        return []
+    argv = ["--cpu-range", options.cpu_range]
+    if not options.passed_value("-t", "--threads"):
+        argv += ["--threads", str(default_n_threads(parse_cpu_range(options.cpu_range)))]
+    return argv
 
 
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
@@ -78,6 +90,8 @@ def server_env(options: ServeOptions) -> dict[str, str]:
         env["PYSPAC_DEVICE"] = options.device
     if options.host_kernels != "auto":
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
+    if options.cpu_range is not None:
+        env["PYSPAC_CPU_RANGE"] = options.cpu_range
     if options.is_host_only:
         env["GLIBC_TUNABLES"] = os.environ.get("GLIBC_TUNABLES") or HUGE_PAGES
     return env

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspac.config import SchedulerConfig
+from pyspac.cpus import parse_cpu_range
 from pyspac.errors import ConfigError
 from pyspac.options import (
     DEFAULT_DRAFT_CAP,
@@ -29,7 +30,7 @@ _OURS: Final = {
     "-m": "-m", "--model": "-m", "-md": "-md", "--model-draft": "-md", "--spec-draft-model": "-md",
     "--host": "--host", "--port": "--port", "--spac-cache": "--cache", "--spac-board": "--board",
     "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device",
-    "-c": "-c", "--ctx-size": "-c",
+    "-c": "-c", "--ctx-size": "-c", "-Cr": "--cpu-range", "--cpu-range": "--cpu-range",
 }  # fmt: skip
 # what names a model that llama-server fetches itself
 MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
@@ -79,6 +80,7 @@ class ServeOptions:
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     device: str = "auto"
     host_kernels: str = "auto"
+    cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     n_ctx: int | None = None
     host: str = DEFAULT_HOST
     port: int | None = None  # None: 8080 if it is free, else any
@@ -90,6 +92,8 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_host_kernels(self.host_kernels)
+        if self.cpu_range is not None:
+            parse_cpu_range(self.cpu_range)
         if self.is_host_only:
             check_host_only(self.host_kernels, self.cache, without_engine="run llama-server")
         elif self.cache.is_zero:

@@ -1,6 +1,7 @@
 #include "expert-pool.h"
 
 #include "../clock.h"
+#include "../cpus.h"
 
 #include <algorithm>
 #include <cstring>
@@ -18,11 +19,14 @@ static void pause_briefly() {
 #endif
 }
 
-spac_expert_pool::spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake) :
+spac_expert_pool::spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus) :
     experts(kernels), n_threads(n_threads), stays_awake(stays_awake) {
     // at least one beside the thread that waits, which may be at work on the device when the experts arrive
     for (int i = 0; i < std::max(1, n_threads - 1); i++) {
         threads.emplace_back([this] { run(); });
+        if (!cpus.empty()) {
+            spac_pin_thread(threads.back(), cpus[(i + 1) % cpus.size()]);
+        }
     }
 }
 

@@ -13,7 +13,8 @@
 
 struct spac_expert_pool : spac_host_worker {
     // stays_awake: for a moment after a layer; costs more than it gains where others need the cores
-    spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake);
+    // cpus: one per thread in turn, the first for the thread that waits, which stays where it is; empty: anywhere
+    spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus);
     ~spac_expert_pool() override;
 
     void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;
