@@ -39,7 +39,7 @@ def default_n_threads(cpus: set[int] | None = None) -> int:
 
 @contextmanager
 def kept_within(cpus: set[int]) -> Iterator[None]:
-    """Keep this thread, and those that it starts meanwhile, on `cpus`."""
+    """Keep this thread, and threads and processes that it starts meanwhile, on `cpus`."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import gguf_models as models
 import pytest
 from llama_helpers import Sequence0, attached_engine, decode, in_new_thread, loaded_model, new_context
+from serving import Serve, complete
 
 from pyspac.cpus import kept_within, parse_cpu_range
 from pyspac.errors import ConfigError, EngineError
@@ -22,9 +23,9 @@ OPEN = os.sched_getaffinity(0)
 two_cores = pytest.mark.skipif(not {0, 1} <= OPEN, reason="needs cores 0 and 1")
 
 
-def cores_of_threads() -> dict[str, str]:
-    """Of every thread of this process: where it may run, as in "0-1"."""
-    files = {task.name: task / "status" for task in Path("/proc/self/task").iterdir()}
+def cores_of_threads(pid: int | str = "self") -> dict[str, str]:
+    """Of every thread of a process: where it may run, as in "0-1"."""
+    files = {task.name: task / "status" for task in Path(f"/proc/{pid}/task").iterdir()}
     return {
         name: next(line.split()[1] for line in file.read_text().splitlines() if "allowed_list" in line)
         for name, file in files.items()
@@ -109,3 +110,12 @@ def test_a_run_stays_within_its_cores(stock: bool) -> None:
 def test_a_run_has_as_many_threads_as_cores() -> None:
     with Session(RunOptions(model=DEMO, device="cpu", cpu_range="1-1")) as session:
         assert session.n_threads == 1
+
+
+@two_cores
+def test_a_server_stays_within_its_cores(tmp_path: Path) -> None:
+    with Serve(tmp_path, "-Cr", "1-1") as serve:
+        serve.wait_ready()
+        assert complete(serve.port, 8)["tokens_predicted"] == 8
+        assert set(cores_of_threads(serve.server_pid).values()) == {"1"}
+        assert set(cores_of_threads(serve.scheduler_pid).values()) != {"1"}

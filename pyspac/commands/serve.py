@@ -135,7 +135,7 @@ def serve(
             "-Cr",
             "--cpu-range",
             metavar="LO-HI",
-            help="Cores for llama-server's threads, such as 0-7; the engine's own threads for the host's "
+            help="Cores for llama-server, such as 0-7; the engine's own threads for the host's "
             "experts are pinned, each to one of them. Default: all.",
         ),
     ] = None,

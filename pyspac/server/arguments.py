@@ -62,13 +62,10 @@ def _device_arguments(options: ServeOptions) -> list[str]:
 
 
 def _core_arguments(options: ServeOptions) -> list[str]:
-    """Where its threads run, and no more of them than cores: they would wait for each other, awake."""
-    if options.cpu_range is None:
+    """No more threads than cores that the process is kept on: they would wait for each other, awake."""
+    if options.cpu_range is None or options.passed_value("-t", "--threads"):
         return []
-    argv = ["--cpu-range", options.cpu_range]
-    if not options.passed_value("-t", "--threads"):
-        argv += ["--threads", str(default_n_threads(parse_cpu_range(options.cpu_range)))]
-    return argv
+    return ["--threads", str(default_n_threads(parse_cpu_range(options.cpu_range)))]
 
 
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:

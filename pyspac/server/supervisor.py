@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from pyspac.cpus import kept_within, parse_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets
@@ -101,7 +102,13 @@ class Supervisor:
         board_file.remove_stale(self.launch.board)
         public = without_secrets(argv)
         log.event(f"starting {shlex.join(public)}", argv=public)
-        self.server = Child("llama-server", argv, env=server_env(self.options))
+        with self._on_its_cores():
+            self.server = Child("llama-server", argv, env=server_env(self.options))
+
+    def _on_its_cores(self) -> contextlib.AbstractContextManager[None]:
+        """What starts meanwhile stays on --cpu-range."""
+        text = self.options.cpu_range
+        return contextlib.nullcontext() if text is None else kept_within(parse_cpu_range(text))
 
     def _wait_until_healthy(self) -> bool:
         """False: it died, or a signal came."""
