@@ -9,8 +9,9 @@ plain decoding by stream and controller, medians with the lowest and highest rou
     python benchmarks/bench_speculation.py simulated
 
 Every request of a stream is run by every controller before the next one, in another order each round, so all
-meet the same disturbances. A controller starts each stream knowing nothing. `demo`: the model's own text,
-greedy. `synthetic`: the model (scripts/make_synthetic_gguf.py) goes on with token t + 1, so drafts can be
+meet the same disturbances. A controller starts each stream knowing nothing, as in the first seconds of a
+process; with --keep it keeps what it learned in the rounds before, as in a server that runs for longer (the
+first round is run once more then, unmeasured). `demo`: the model's own text, greedy. `synthetic`: the model (scripts/make_synthetic_gguf.py) goes on with token t + 1, so drafts can be
 made to hold by chance, with given acceptances; verification is real. `simulated`: no model; given costs.
 """
 
@@ -207,13 +208,15 @@ def interleave(
     """All controllers in turn for each request, in a new order every round."""
     rng, names = random.Random(0), args.controllers
     console = Console(file=sys.stderr)
-    for i in track(range(args.rounds), description=stream, console=console, transient=True):
-        speculations = {name: Speculation(_maker(name), n_draft_max=args.draft_max) for name in names}
+    rounds = [*([0] if args.keep else []), *range(args.rounds)]
+    for n, i in enumerate(track(rounds, description=stream, console=console, transient=True)):
+        if n == 0 or not args.keep:
+            speculations = {name: Speculation(_maker(name), n_draft_max=args.draft_max) for name in names}
         timings = {name: Timing() for name in names}
         for request in requests(i):
             for name in rng.sample(names, len(names)):
                 run(name, speculations[name], request, timings[name])
-        for name in names:
+        for name in names if n or not args.keep else ():
             results.add(stream, name, timings[name])
 
 
@@ -471,6 +474,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=200)
     parser.add_argument("--draft-max", type=int, default=8, help="the controllers' cap")
     parser.add_argument("--controllers", default=",".join(CONTROLLERS), type=lambda text: text.split(","))
+    parser.add_argument("--keep", action="store_true", help="what controllers learn, from round to round")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", default="50%")
     parser.add_argument("--stock", action="store_true")
@@ -498,6 +502,7 @@ def main() -> None:
     results = {"demo": run_demo, "synthetic": run_synthetic, "simulated": run_simulated}[args.what](args)
     kind = f"simulated, costs {args.costs}" if args.what == "simulated" else args.what
     title = f"{kind}, drafter {args.drafter}, {args.requests} x {args.predict} tokens, {args.rounds} rounds"
+    title += ", controllers keep what they learned" if args.keep else ""
     title += ", CPU time of the decoding thread" if args.clock == "cpu" else ""
     show(results, title)
     print(machine.one_line(here))
