@@ -4,11 +4,12 @@ In: step outcomes. Out: T(n) in microseconds for the classes draft (by tokens dr
 the batch; the experts' part apart where it is known) and process. Speculation control, the balancer and
 `pyspac profile` read the same table.
 
-Each width has a moving average of log T, fed with the least of three samples: a page fault or a core lost to
-another program moves nothing (where time is sliced, a few samples are far too long, and the shortest ones are
-those of the work itself), nor does the first pass of a width, which sets up its graph. What changes one width
-mostly changes all (a longer context, more experts resident), so widths that were not seen lately move along,
-the more the longer ago they were seen.
+T(n) = level * shape(n). The level is that of the moment: it moves with whatever makes all passes longer or
+shorter (another program on the same core, a longer context, more experts resident), and is learned from every
+sample. The shape of a width is its own, and settles. A sample that is not what was expected is divided between
+both in proportion to what is uncertain about each (a Kalman filter of two logarithms), so widths that were not
+seen lately are right in the mean when they are used again. One sample far off is taken for an accident (a page
+fault, a core lost to another program), the second for a change.
 
 A pass of another width than the one before sets up its graph anew, which on small models takes half as long
 as a plain pass. T(n) is that of a settled pass; what a switch adds is a figure of its own.
@@ -25,18 +26,20 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspac.speculation.controller import StepOutcome
 
-GAIN: Final = 0.25  # of the moving averages
-JUMP: Final = 0.3  # |log|; a least of three that is so far off is a change, not noise
-HALF_AGE: Final = 8.0  # observations after which a width moves along half as much as the one seen
-NEGLIGIBLE: Final = 1e-3  # |log|; smaller changes do not move the others
-STALE: Final = 0.1  # |log|; a width that moved along by more starts over when it is seen again
+NOISE: Final = 0.03  # variances of log T: of a sample
+LEVEL_DRIFT: Final = 0.004  # of the level, per observation
+SHAPE_DRIFT: Final = 0.0003  # of a shape, per observation of its width
+CHANGE: Final = 0.2  # of the level, or of a shape, when it has changed at once
+FAR: Final = 0.35  # |log| between a sample and what was expected: an accident, until it repeats
+HUGE: Final = 1.0  # from here on it is the width that changed: no machine becomes so slow at once
 N_SURE_MIN: Final = 3  # samples of a width before its time is sure, if they agree
 N_SURE_MAX: Final = 8  # or if they do not
 ALIKE: Final = 0.25  # |log| between samples that agree
 N_SMALL: Final = 4  # steps between samples of what is small, or the same at every width
 SLOPE_PRIOR: Final = 0.6  # of one more token, in T(1): the union of experts at width 2 (1.6 .. 1.8 times)
 SWITCH_GAIN: Final = 0.15  # of what a switch takes
-OLD: Final = 16  # observations after which a width's own switched pass is better than nothing
+SMALL: Final = 0.1  # share of a pass; where a switch takes less, a switched pass is as good as a settled one
+OLD: Final = 16  # observations after which it is better than nothing elsewhere
 OPTIMISM: Final = 0.5  # share of the expected slope that an optimist assumes beyond what was measured
 
 
@@ -44,30 +47,13 @@ OPTIMISM: Final = 0.5  # share of the expected slope that an optimist assumes be
 class _Width:
     """What is known of one width; logs of microseconds."""
 
-    mean: float
-    offset: float = 0.0  # sum of all moves; samples are kept less this
-    last: deque[float] = field(default_factory=lambda: deque(maxlen=3))  # samples, less offset
+    shape: float = 0.0  # less the level
+    variance: float = NOISE  # of the shape
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=3))  # samples, less the level of then
     n_samples: int = 0
     seen: int = 0  # value of n_observed
-    drift: float = 0.0  # by which the mean moved along since
-
-    def move(self, by: float) -> None:
-        """Another width changed."""
-        self.mean += by
-        self.offset += by
-        self.drift += by
-
-    def take(self, x: float) -> float:
-        """A sample; returns by how much the mean changed."""
-        if abs(self.drift) > STALE:
-            self.last.clear()
-        self.last.append(x - self.offset)
-        self.drift = 0.0
-        self.n_samples += 1
-        before, target = self.mean, min(self.last) + self.offset
-        gain = 1.0 if self.n_samples <= 3 or abs(target - before) > JUMP or len(self.last) == 1 else GAIN
-        self.mean += gain * (target - before)
-        return self.mean - before
+    level: float = 0.0  # when it was seen
+    far: int = 0  # sign of its last sample's error, if that was far off
 
 
 class WidthCurve:
@@ -79,27 +65,58 @@ class WidthCurve:
         self._of: dict[int, _Width] = {}
         self._widths: list[int] = []  # sorted keys
         self._cached: list[tuple[int, float]] | None = None  # _points()
+        self._level = 0.0  # log
+        self._variance = 0.0  # of the level
+        self._far = 0  # sign of the last sample's error, if that was far off
         self.n_observed = 0
 
     def observe(self, n: int, us: float) -> None:
-        """Take in one measured time of width `n`. O(number of widths)."""
+        """Take in one measured time of width `n`. O(1)."""
         if us <= 0.0 or n < 0:
             return
         self.n_observed += 1
         self._cached = None
         if n not in self._of:
-            self._of[n] = _Width(math.log(us))
+            self._of[n] = _Width()
             self._widths = sorted(self._of)
-        self._move_others(n, self._of[n].take(math.log(us)))
-        self._of[n].seen = self.n_observed
+        width, x = self._of[n], math.log(us)
+        if width.n_samples >= N_SURE_MIN:
+            self._learn(width, x - self._level - width.shape)
+        width.last.append(x - self._level)
+        width.n_samples += 1
+        if width.n_samples <= N_SURE_MIN:
+            width.shape = min(width.last)  # any of the first ones may be an accident
+        width.seen, width.level = self.n_observed, self._level
 
-    def _move_others(self, n: int, change: float) -> None:
-        if abs(change) < NEGLIGIBLE:
-            return
-        for other, width in self._of.items():
-            age = self.n_observed - width.seen - 1
-            if other != n and age > 0:
-                width.move(change * (1.0 - 0.5 ** (age / HALF_AGE)))
+    def _learn(self, width: _Width, error: float) -> None:
+        """Divide an error between the level and the width's shape."""
+        self._variance += LEVEL_DRIFT
+        width.variance += SHAPE_DRIFT
+        error = self._believed(width, error)
+        total = self._variance + width.variance + NOISE
+        to_level, to_shape = self._variance / total, width.variance / total
+        self._level += to_level * error
+        width.shape += to_shape * error
+        self._variance *= 1.0 - to_level
+        width.variance *= 1.0 - to_shape
+
+    def _believed(self, width: _Width, error: float) -> float:
+        """How much of an error is believed: little of one that is far off and alone, else all.
+
+        Two such samples in a row are a change of the level, two of one width between others one of its shape.
+        """
+        far = 0 if abs(error) <= FAR else 1 if error > 0.0 else -1
+        before, self._far = self._far, far
+        own, width.far = width.far, far
+        if far == 0:
+            return error
+        if far not in (before, own):
+            return far * 0.5 * FAR
+        if far == before and abs(error) < HUGE:
+            self._variance = max(self._variance, CHANGE)
+        else:
+            width.variance = max(width.variance, CHANGE)
+        return error
 
     def n_samples(self, n: int) -> int:
         """How often width `n` was seen."""
@@ -117,8 +134,8 @@ class WidthCurve:
         return self.n_observed - self._of[n].seen if n in self._of else None
 
     def drift(self, n: int) -> float:
-        """How far width `n` moved along with others since it was seen, |log|: it is that much in doubt."""
-        return abs(self._of[n].drift) if n in self._of else 0.0
+        """How far the level moved since width `n` was seen, |log|: it is that much in doubt."""
+        return abs(self._level - self._of[n].level) if n in self._of else 0.0
 
     def widths(self) -> list[int]:
         """Widths that were measured, ascending."""
@@ -144,7 +161,7 @@ class WidthCurve:
         return us0 + (us1 - us0) * (n - n0) / (n1 - n0)
 
     def _at(self, n: int) -> float:
-        return math.exp(self._of[n].mean)
+        return math.exp(self._level + self._of[n].shape)
 
     def _points(self) -> list[tuple[int, float]]:
         if self._cached is None:
@@ -208,7 +225,7 @@ class CostTable:
             if switched_us is not None:
                 self._learn_switch(switched_us - rest_us, rest_us)
             self.verify.observe(n_tokens, rest_us)
-        elif (self.verify.age(n_tokens) or OLD) >= OLD:
+        elif self.switch_us < SMALL * rest_us or (self.verify.age(n_tokens) or OLD) >= OLD:
             self.verify.observe(n_tokens, max(rest_us - self.switch_us, 0.5 * rest_us))
 
     def _learn_switch(self, us: float, rest_us: float) -> None:

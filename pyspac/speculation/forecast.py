@@ -25,9 +25,9 @@ N_TRIES: Final = 4  # per draft length and request, to measure its width
 N_IDLE_STEPS: Final = 3  # that a choice of 0 is kept at first; up to the next while nothing happens
 N_IDLE_STEPS_MAX: Final = 12
 LOOK_US: Final = 120.0  # of a look, with cold caches
-LOOK_SHARE: Final = 0.01  # of the time, that looks may take
-N_LOOK_STEPS_MAX: Final = 8  # steps from one look to the next
-UNSEEN_LOSS: Final = 1.0  # plain steps that may be lost before the next look is taken at once
+LOOK_SHARE: Final = 0.007  # of the time, that looks may take
+N_LOOK_STEPS_MAX: Final = 12  # steps from one look to the next
+UNSEEN_LOSS: Final = 1.0  # steps' time that may be lost before the next look is taken at once
 N_PRICE_STEPS: Final = 2  # looks for which costs are kept
 BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
 DOUBT: Final = 0.15  # |log|; if all times seem to have moved by more, a plain step must confirm it
@@ -99,12 +99,7 @@ class Forecast(Controller):
         self._observe(outcome)
         self.n_steps += 1
         self._choose()
-        is_gain = outcome.total_us <= outcome.n_emitted * self.shared.plain_us
-        is_stable = (
-            self._phase in ("choose", "hold")
-            and self.decisions[-1].step < self.n_steps
-            and (is_gain or self._n_draft == 0)
-        )
+        is_stable = self._phase in ("choose", "hold") and self.decisions[-1].step < self.n_steps
         self._n_look_steps = min(2 * self._n_look_steps, _n_look_steps_max(outcome)) if is_stable else 1
 
     def _is_usual(self, outcome: StepOutcome) -> bool:
@@ -120,7 +115,7 @@ class Forecast(Controller):
         else:
             self._unseen.append(outcome)
             self._unseen_us += outcome.total_us - outcome.n_emitted * self.shared.plain_us
-            if self._unseen_us > UNSEEN_LOSS * self.shared.plain_us:
+            if self._unseen_us > UNSEEN_LOSS * outcome.total_us:  # more than one draft in vain
                 self._n_look_steps = 1
         self._was_drafting = outcome.n_draft > 0
         self.shared.table.pass_by(outcome.width)

@@ -67,6 +67,21 @@ class TestWidthCurve:
         assert curve.us(1) == pytest.approx(150, rel=0.03)
         assert curve.us(9) == pytest.approx(600, rel=0.1)
 
+    def test_ratios_hold_on_a_machine_of_two_speeds(self) -> None:
+        """Another program comes and goes on the same core: all passes take 1.7 times as long meanwhile."""
+        rng = random.Random(1)
+        curve, is_slow, n, errors = WidthCurve(), False, 1, []
+        for i in range(2000):
+            is_slow ^= rng.random() < 0.02
+            n = rng.choice((1, 4, 9)) if rng.random() < 0.05 else n  # a length is kept for a while
+            curve.observe(n, 100 * n**0.6 * (1.7 if is_slow else 1.0) * rng.uniform(0.93, 1.07))
+            one, nine = curve.us(1), curve.us(9)
+            if i > 200 and one and nine:
+                errors.append(abs(nine / one / 9**0.6 - 1))
+        errors.sort()
+        assert errors[len(errors) // 2] < 0.05
+        assert errors[len(errors) * 95 // 100] < 0.15
+
     def test_first_pass_of_a_width_may_be_slow(self) -> None:
         curve = WidthCurve()
         curve.observe(4, 900)
