@@ -11,8 +11,9 @@ plain decoding by stream and controller, medians with the lowest and highest rou
 Every request of a stream is run by every controller before the next one, in another order each round, so all
 meet the same disturbances. A controller starts each stream knowing nothing, as in the first seconds of a
 process; with --keep it keeps what it learned in the rounds before, as in a server that runs for longer (the
-first round is run once more then, unmeasured). `demo`: the model's own text, greedy. `synthetic`: the model (scripts/make_synthetic_gguf.py) goes on with token t + 1, so drafts can be
-made to hold by chance, with given acceptances; verification is real. `simulated`: no model; given costs.
+first round is run once more then, unmeasured). `demo`: the model's own text, greedy. `synthetic`: the model
+(scripts/make_synthetic_gguf.py) goes on with token t + 1, so drafts can be made to hold by chance, with given
+acceptances; verification is real. `simulated`: no model; given costs.
 """
 
 from __future__ import annotations

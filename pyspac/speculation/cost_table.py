@@ -5,11 +5,11 @@ the batch; the experts' part apart where it is known) and process. Speculation c
 `pyspac profile` read the same table.
 
 T(n) = level * shape(n). The level is that of the moment: it moves with whatever makes all passes longer or
-shorter (another program on the same core, a longer context, more experts resident), and is learned from every
-sample. The shape of a width is its own, and settles. A sample that is not what was expected is divided between
-both in proportion to what is uncertain about each (a Kalman filter of two logarithms), so widths that were not
-seen lately are right in the mean when they are used again. One sample far off is taken for an accident (a page
-fault, a core lost to another program), the second for a change.
+shorter (another program on the same core, a longer context, more experts resident), and is learned from
+every sample. The shape of a width is its own, and settles. A sample that is not what was expected is divided
+between both in proportion to what is uncertain about each (a Kalman filter of two logarithms), so widths that
+were not seen lately are right in the mean when they are used again. One sample far off is taken for an
+accident (a page fault, a core lost to another program), the second for a change.
 
 A pass of another width than the one before sets up its graph anew, which on small models takes half as long
 as a plain pass. T(n) is that of a settled pass; what a switch adds is a figure of its own.
