@@ -43,11 +43,14 @@ class AcceptanceCurve:
         """The drafter was asked; `is_hit`: it drafted something."""
         self.hit_rate += HIT_GAIN * (is_hit - self.hit_rate)
 
-    def forget(self, n_steps: int = 1) -> None:
-        """Steps went by without a look: what is known counts less, though it remains the best guess."""
+    def forget(self, n_steps: int = 1, long_run: float | None = None) -> None:
+        """Steps went by without a look: what is known counts less.
+
+        The best guess then is the `long_run`'s first position, or what was known if there is none.
+        """
         factor = self.keep**n_steps
         if self._tried:
-            self.prior += (1.0 - factor) * (self.rates()[0] - self.prior)
+            self.prior += (1.0 - factor) * ((self.rates()[0] if long_run is None else long_run) - self.prior)
         self._shrink(factor)
 
     def _shrink(self, factor: float) -> None:

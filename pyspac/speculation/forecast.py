@@ -32,6 +32,7 @@ N_PRICE_STEPS: Final = 2  # looks for which costs are kept
 BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
 DOUBT: Final = 0.15  # |log|; if all times seem to have moved by more, a plain step must confirm it
 CLEAR: Final = 1.5  # utility from which no such doubt can change the choice
+OFF_UTILITY: Final = 0.97  # to go on with them: coming back takes reading what was missed
 ON_UTILITY: Final = 1.08  # to begin with drafts; estimates scatter, and the best of many flatters
 MARGIN: Final = 1.02  # a change must promise so much more
 N_CHANGE_STEPS: Final = 16  # in which it must earn what it costs to change widths
@@ -110,8 +111,7 @@ class Forecast(Controller):
         """A step that nobody looks at."""
         if self._may_idle():
             self._n_idle += 1
-            self._n_missed += 1
-            self.shared.budget.pay(1.0, 1, 1.0)
+            self._pay_plain()
         else:
             self._unseen.append(outcome)
             self._unseen_us += outcome.total_us - outcome.n_emitted * self.shared.plain_us
@@ -156,7 +156,7 @@ class Forecast(Controller):
             old = self.acceptance.prior if self.shared.acceptance is None else self.shared.acceptance
             self.shared.acceptance = old + MEMORY_GAIN * ((n_held > 0) - old)
         else:
-            self.acceptance.forget(1 + self._n_idle)
+            self.acceptance.forget(1 + self._n_idle, self.shared.acceptance)
         if was_asked:
             self.acceptance.observe_hit(n_draft > 0)
 
@@ -168,9 +168,8 @@ class Forecast(Controller):
         """
         shared, n_others = self.shared, outcome.n_others
         if outcome.n_draft == 0:
-            self._n_missed += 1
             self._learn_plain(outcome)
-            return shared.budget.pay(1.0, 1, 1.0)
+            return self._pay_plain()
         if self._n_missed:
             self._pay_catch_up(outcome)
         usual = expected or self._usual_us(outcome.n_draft, n_others)
@@ -178,6 +177,11 @@ class Forecast(Controller):
         if not usual or not base:
             return None
         return shared.budget.pay(min(outcome.total_us, OUTLIER * usual), outcome.n_emitted, base)
+
+    def _pay_plain(self) -> None:
+        """Book a plain step: the first one after drafts changes widths, which is theirs to pay."""
+        self._n_missed += 1
+        self.shared.budget.pay(1.0 + self._was_drafting * self._prices.switch, 1, 1.0)
 
     def _usual_us(self, n_draft: int, n_others: int) -> float | None:
         """The table's time of a step, as it was when prices were renewed."""
@@ -235,11 +239,13 @@ class Forecast(Controller):
     def _choose_off(self) -> None:
         """Speculation does not pay; look now and then whether it would again."""
         is_due = self.n_steps >= self._next_probe and not self._has_shadow
-        loss = self._prices.cost[self.lengths[0]] - 1.0 + self._catch_up
+        loss = self._prices.cost[self.lengths[0]] - 1.0 + self._catch_up + 2.0 * self._prices.switch
         if is_due and self.shared.budget.can_lose(loss):
             return self._set("probe", self.lengths[0], "whether drafts hold again")
         was_off = self._phase == "choose" and self._n_draft == 0
         self._n_idle_max = min(2 * self._n_idle_max, N_IDLE_STEPS_MAX) if was_off else N_IDLE_STEPS
+        if not self._has_shadow:  # plain steps say nothing about drafts
+            self._n_idle_max = max(self._n_idle_max, min(self._next_probe - self.n_steps, PROBE_DISTANCE_MAX))
         k = max(self.lengths, key=lambda k: self.utilities[k])
         return self._set("choose", 0, f"no forecast reaches 1 (best: K = {k})")
 
@@ -264,7 +270,7 @@ class Forecast(Controller):
 
     def _best(self) -> int:
         """The best length that the budget allows: after losses only small stakes."""
-        least = 1.0 if self._n_draft else ON_UTILITY
+        least = OFF_UTILITY if self._n_draft else ON_UTILITY
         allowed = [k for k in self.lengths if self.utilities[k] > least and self._can_risk(k)]
         best = max(allowed, key=lambda k: self.utilities[k], default=0)
         is_kept = self._phase == "choose" and (self._n_draft == 0 or self._n_draft in allowed)
@@ -275,6 +281,8 @@ class Forecast(Controller):
 
     def _can_risk(self, k: int) -> bool:
         """Whether a step at this length may fail; half of what it should gain counts."""
+        if 0 < k <= self._n_draft:
+            return self.shared.budget.can_lose(0.0)  # what it took to begin is lost already
         risk = self._prices.cost[k] - 1.0 - RISK_SHARE * (self._tokens[k] - 1.0)
         return self.shared.budget.can_lose(max(0.0, risk))
 
