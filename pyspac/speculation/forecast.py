@@ -117,7 +117,6 @@ class Forecast(Controller):
             self._unseen_us += outcome.total_us - outcome.n_emitted * self.shared.plain_us
             if self._unseen_us > UNSEEN_LOSS * outcome.total_us:  # more than one draft in vain
                 self._n_look_steps = 1
-        self._was_drafting = outcome.n_draft > 0
         self.shared.table.pass_by(outcome.width)
 
     def _may_idle(self) -> bool:
@@ -132,7 +131,6 @@ class Forecast(Controller):
         expected = table.step_us(outcome.n_draft, outcome.n_others) if is_new else None
         table.observe(outcome, is_draft_typical=self._was_drafting or table.draft.n_observed == 0)
         self._pay(outcome, expected)
-        self._was_drafting = outcome.n_draft > 0
 
     def _observe(self, outcome: StepOutcome) -> None:
         self._n_others = outcome.n_others
@@ -170,6 +168,7 @@ class Forecast(Controller):
         if outcome.n_draft == 0:
             self._learn_plain(outcome)
             return self._pay_plain()
+        self._was_drafting = True
         if self._n_missed:
             self._pay_catch_up(outcome)
         usual = expected or self._usual_us(outcome.n_draft, n_others)
@@ -182,6 +181,7 @@ class Forecast(Controller):
         """Book a plain step: the first one after drafts changes widths, which is theirs to pay."""
         self._n_missed += 1
         self.shared.budget.pay(1.0 + self._was_drafting * self._prices.switch, 1, 1.0)
+        self._was_drafting = False
 
     def _usual_us(self, n_draft: int, n_others: int) -> float | None:
         """The table's time of a step, as it was when prices were renewed."""
