@@ -431,7 +431,6 @@ SPAC_INLINE void dot_one(const uint16_t * row, int64_t n_cols, const char * cons
     }
     int64_t i = 0;
     for (; i + 64 <= n_cols; i += 64) {
-        prefetch_ahead(row + i, 128);
         for (int k = 0; k < 4; k++) {
             const __m512 w = F::load(row + i + 16 * k);
             for (int t = 0; t < NT; t++) {
