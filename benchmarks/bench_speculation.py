@@ -217,7 +217,9 @@ def interleave(
         for request in requests(i):
             for name in rng.sample(names, len(names)):
                 run(name, speculations[name], request, timings[name])
-        for name in names if n or not args.keep else ():
+        if n < len(rounds) - args.rounds:
+            continue  # the unmeasured one
+        for name in names:
             results.add(stream, name, timings[name])
 
 

@@ -52,10 +52,8 @@ class LevelTables:
         self.n_observed = 0  # steps
         self._chance = np.zeros(n_levels + 1)  # use_probability()
         self._rise = 1e-9 * np.arange(n_levels + 1)
-        small = np.min_scalar_type(
-            n_layer * (n_levels + 1)
-        )  # caches are cold when the scheduler's turn comes
-        # where level 0 of a layer is, and each expert's place, in a flat table
+        # where level 0 of a layer is, and each expert's place, in a flat table; small, as caches are cold
+        small = np.min_scalar_type(n_layer * (n_levels + 1))
         self._last = (np.arange(n_layer) * (n_levels + 1) + n_levels).astype(small)[:, None]
         self._index = np.zeros((n_layer, n_expert), small)
         self._is_used = np.zeros((n_layer, n_expert), bool)
