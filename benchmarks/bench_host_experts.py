@@ -3,8 +3,8 @@
 
 For each type of the experts' weights a synthetic model (12 layers of 64 experts, top-8) decodes the same
 tokens in two contexts that take turns, round by round: `stock` (the same build, no engine) and `spac` (an
-engine with the device "none", loaded as `pyspac run --device none` does: experts in memory with huge pages,
-other weights repacked). The whole decode is timed, attention and output included.
+engine with the device "none", loaded as `pyspac run --device none` does: in memory with huge pages). The
+whole decode is timed, attention and output included.
 
 The limit is what memory allows: width / (bytes of the experts in use and of all other weights, the table of
 token embeddings apart / speed of a streaming read), measured in the same run. From about 64 tokens on,
@@ -30,7 +30,7 @@ import psutil
 
 from pyspac.engine import Engine, EngineParams, host_buffer_type, measure_host_gb_s
 from pyspac.gguf_header import read_header
-from pyspac.llama import LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
+from pyspac.llama import ALL_TENSORS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
 
 TYPES = "q8_0,q4_k,q5_k,q6_k,iq4_xs,q4_0,mxfp4,f16,bf16"
 WIDTHS = "1,2,3,5,9,16,64,512"
@@ -83,7 +83,15 @@ def load_model(path: Path, repacked: bool) -> Model:
 
 def load_for_engine(path: Path) -> Model:
     """As `pyspac run --device none` does."""
-    return Model(ModelParams(path=path, load_mode=LOAD_MODE_NONE, expert_buft=host_buffer_type()))
+    return Model(
+        ModelParams(
+            path=path,
+            buft=host_buffer_type(),
+            buft_tensors=ALL_TENSORS,
+            use_extra_bufts=False,
+            load_mode=LOAD_MODE_NONE,
+        )
+    )
 
 
 def dense_bytes_of(path: Path, expert_bytes: int) -> int:

@@ -237,7 +237,7 @@ def cpu_buffer_type() -> int:
 
 
 def host_buffer_type() -> int:
-    """Return one of the host with huge pages, never repacked: for experts of the engine's own kernels."""
+    """Return one of the host with huge pages, never repacked: for the engine's own kernels."""
     return int(ffi.cast("uintptr_t", lib.spac_host_buffer_type()))
 
 

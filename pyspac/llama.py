@@ -44,6 +44,7 @@ Progress = Callable[[float], bool]  # gets 0.0 .. 1.0; False stops the loading
 
 # the tensors that llama.cpp's --cpu-moe keeps on the host (common/common.h, LLM_FFN_EXPS_REGEX)
 EXPERT_TENSORS: Final = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+ALL_TENSORS: Final = rb"."
 ALL_LAYERS: Final = -1
 LOG_LEVEL_ERROR: Final = 4  # enum ggml_log_level
 LOAD_MODE_AUTO: Final = -1  # enum llama_load_mode: mmap
@@ -164,9 +165,8 @@ class ModelParams:
     path: Path
     n_gpu_layers: int = 0  # ALL_LAYERS: all
     devices: tuple[int, ...] = ()  # ggml_backend_dev_t; (): the CPU alone
-    expert_buft: int | None = (
-        None  # ggml_backend_buffer_type_t for the routed experts; None: with their layer
-    )
+    buft: int | None = None  # ggml_backend_buffer_type_t for the tensors below; None: with their layer
+    buft_tensors: bytes = EXPERT_TENSORS  # a regular expression
     use_extra_bufts: bool = True  # False: weights keep the file's layout, which bit-exact comparison needs
     load_mode: int = LOAD_MODE_AUTO
 
@@ -199,8 +199,8 @@ class Model:
         c_params.use_extra_bufts = params.use_extra_bufts
         c_params.load_mode = params.load_mode
         c_params.devices = self._pointer((ctypes.c_void_p * (len(params.devices) + 1))(*params.devices, None))
-        if params.expert_buft is not None:
-            rows = (_BuftOverride(EXPERT_TENSORS, params.expert_buft), _BuftOverride(None, None))
+        if params.buft is not None:
+            rows = (_BuftOverride(params.buft_tensors, params.buft), _BuftOverride(None, None))
             c_params.tensor_buft_overrides = self._pointer((_BuftOverride * len(rows))(*rows))
         if progress is not None:
             c_params.progress_callback = self._progress_callback(progress)

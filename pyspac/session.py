@@ -70,27 +70,28 @@ class Session:
         """The target's: with a device, all layers on it but the routed experts, which stay on the host.
 
         Weights keep the file's layout unless stock may repack them, so that stock and split compute bit for
-        bit alike. Without a device the experts have a memory of their own, if there is room for it beside the
-        file's pages; then all other weights may be repacked.
+        bit alike. Without a device they are copied into memory with huge pages, if there is room for it
+        beside the file's pages.
         """
-        from pyspac.llama import LOAD_MODE_AUTO, LOAD_MODE_NONE, ModelParams
+        from pyspac.llama import ALL_TENSORS, EXPERT_TENSORS, LOAD_MODE_AUTO, LOAD_MODE_NONE, ModelParams
 
         has_own_memory = self._fits_own_memory()  # free memory changes: ask once
         return ModelParams(
             path=self.options.model,
             n_gpu_layers=self._n_gpu_layers(),
             devices=self._device_handles(),
-            expert_buft=self._expert_buffer_type(has_own_memory),
-            use_extra_bufts=self.options.repack or has_own_memory,
-            load_mode=LOAD_MODE_AUTO if self.device.is_cpu else LOAD_MODE_NONE,
+            buft=self._buffer_type(has_own_memory),
+            buft_tensors=ALL_TENSORS if has_own_memory else EXPERT_TENSORS,
+            use_extra_bufts=self.options.repack,
+            load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
         )
 
     def _fits_own_memory(self) -> bool:
-        """Whether experts are copied out of the file; else they stay mapped, and may exceed memory."""
+        """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
         is_wanted = self.options.is_host_only and not self.options.stock
-        return is_wanted and fits_memory(self.preflight.geometry.experts_bytes)
+        return is_wanted and fits_memory(self.preflight.geometry.model_bytes)
 
-    def _expert_buffer_type(self, has_own_memory: bool) -> int | None:
+    def _buffer_type(self, has_own_memory: bool) -> int | None:
         from pyspac import engine
 
         if has_own_memory:

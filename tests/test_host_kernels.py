@@ -173,10 +173,10 @@ def test_settings_that_exclude_each_other(arguments: list[str], option: str) -> 
 
 
 @pytest.mark.parametrize("is_copied", [True, False])
-def test_experts_have_memory_of_their_own_where_they_fit(
+def test_weights_have_memory_of_their_own_where_they_fit(
     is_copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copied into huge pages, the other weights repacked; or mapped, and all as in the file."""
+    """Copied into huge pages; or mapped."""
     monkeypatch.setattr("pyspac.session.fits_memory", lambda n_bytes: is_copied)
     options = RunOptions(model=DEMO, device="none", n_predict=24, n_ctx=512)
     with Session(options) as session:

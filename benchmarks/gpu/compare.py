@@ -34,7 +34,6 @@ from pyspac.llama import (
     Model,
     ModelParams,
 )
-from pyspac.llama import _BuftOverride as BuftOverride
 from pyspac.metrics import StepMetrics
 from pyspac.sampling import Sampler, SamplingParams
 from pyspac.split import Split
@@ -57,21 +56,6 @@ COUNTERS = (
     "n_pinned_steals",
 )
 LAYER_TIMES = ("host_us", "device_us", "layer_us")
-
-
-class PlacedModel(Model):
-    """A model whose experts stay on the host in those layers only that a pattern names."""
-
-    def __init__(self, params: ModelParams, pattern: bytes) -> None:
-        self._pattern_text = pattern
-        super().__init__(params)
-
-    def _c_params(self, params: ModelParams, progress: Any) -> Any:
-        c_params = super()._c_params(params, progress)
-        if params.expert_buft is not None:
-            rows = (BuftOverride(self._pattern_text, params.expert_buft), BuftOverride(None, None))
-            c_params.tensor_buft_overrides = self._pointer((BuftOverride * len(rows))(*rows))
-        return c_params
 
 
 @dataclass(slots=True)
@@ -183,11 +167,12 @@ def load(bench: Bench, on_device: list[int], say: Callable[[str], None]) -> Mode
         path=bench.path,
         n_gpu_layers=0 if is_cpu else ALL_LAYERS,
         devices=() if bench.device.handle is None else (bench.device.handle,),
-        expert_buft=None if is_cpu else native.cpu_buffer_type(),
+        buft=None if is_cpu else native.cpu_buffer_type(),
+        buft_tensors=host_pattern(bench.geometry, on_device),
         use_extra_bufts=False,
         load_mode=LOAD_MODE_AUTO if is_cpu else LOAD_MODE_NONE,
     )
-    model = PlacedModel(params, host_pattern(bench.geometry, on_device))
+    model = Model(params)
     say(f"model loaded, experts of {len(on_device)} layers on the device ({time.monotonic() - start:.1f} s)")
     return model
 

@@ -38,7 +38,7 @@ def load(path: Path, device: Device, experts_on_host: bool) -> Model:
             path=path,
             n_gpu_layers=0 if is_cpu else ALL_LAYERS,
             devices=() if device.handle is None else (device.handle,),
-            expert_buft=native.cpu_buffer_type() if experts_on_host and not is_cpu else None,
+            buft=native.cpu_buffer_type() if experts_on_host and not is_cpu else None,
             use_extra_bufts=False,
             load_mode=LOAD_MODE_NONE,
         )

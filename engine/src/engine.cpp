@@ -5,6 +5,7 @@
 #include "openmp-team.h"
 #include "status.h"
 
+#include "llama-model.h"
 #include "llama.h"
 
 #include <algorithm>
@@ -275,6 +276,11 @@ void spac_engine::start_threads() {
         host_experts = std::make_unique<spac_host_experts>(*kernels);
     }
     if (!has_slots) {
+        std::vector<ggml_tensor *> weights;
+        for (const auto & [name, tensor] : llama_internal_get_tensor_map(llama_get_model(ctx))) {
+            weights.push_back(tensor);
+        }
+        dense = std::make_unique<spac_dense_matmul>(weights, *kernels);
         return;
     }
     slot_copy = std::make_unique<spac_slot_copy>(device);

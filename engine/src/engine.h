@@ -5,6 +5,7 @@
 #include "default-policy.h"
 #include "expert-cache.h"
 #include "host-executor.h"
+#include "host-kernels/dense-matmul.h"
 #include "host-kernels/expert-pool.h"
 #include "moe-layer.h"
 #include "prefetch-worker.h"
@@ -46,7 +47,10 @@ struct spac_engine : spac_split_ops {
     void    record_step(const llama_moe_hook_step & step);
 
     // the context is going away
-    void forget_context() { ctx = nullptr; }
+    void forget_context() {
+        dense.reset(); // the model may go next
+        ctx = nullptr;
+    }
 
   private:
     struct layer_state {
@@ -120,6 +124,7 @@ struct spac_engine : spac_split_ops {
     std::unique_ptr<spac_host_executor>   executor;     // of the layers without kernels of our own
     std::unique_ptr<spac_expert_pool>     pool;         // of those with
     std::unique_ptr<spac_host_experts>    host_experts; // in-graph
+    std::unique_ptr<spac_dense_matmul>    dense;        // where the device is "none"
     std::unique_ptr<spac_default_policy>  policy;
 
     // the forward in progress; one thread at a time

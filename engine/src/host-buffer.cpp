@@ -1,8 +1,7 @@
-// Host memory for experts that the engine's own kernels compute.
+// Host memory for weights that the engine's own kernels multiply.
 //
 // A token's experts lie anywhere in gigabytes, so with pages of 4 KiB each row begins with misses of the TLB; pages of
-// 2 MiB made whole decodes 1.15 to 1.3 times as fast. llama.cpp takes an override to the CPU's own buffer type as "on the
-// CPU", and may then repack the weights; with this one they stay as in the file, while all others may be repacked.
+// 2 MiB made whole decodes 1.15 to 1.3 times as fast.
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
 #include "spac.h"

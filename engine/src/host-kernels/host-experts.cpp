@@ -1,6 +1,7 @@
 #include "host-experts.h"
 
 #include "llama-graph.h" // llm_ffn_op_type
+#include "row-tasks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,12 +9,6 @@
 #include <cstring>
 #include <new>
 #include <thread>
-
-// weights that a task reads: long enough to stream, short enough to divide the work
-static constexpr size_t  TASK_BYTES       = 128 << 10;
-static constexpr int64_t TASK_ROWS_MAX    = 128;
-static constexpr int64_t TASK_ROWS_MIN    = 16;
-static constexpr int     TASKS_PER_THREAD = 8;
 
 // gpt-oss
 static constexpr float OAI_ALPHA = 1.702f, OAI_LIMIT = 7.0f;
@@ -115,23 +110,15 @@ void spac_host_experts::group_by_expert(const int32_t * ids) {
     }
 }
 
-// rows of a task: n_rows of row_bytes are to be divided, for each of n_experts
-static int64_t rows_per_task(int64_t n_rows, size_t row_bytes, size_t n_experts, int n_threads) {
-    const int64_t by_bytes   = (int64_t) (TASK_BYTES / row_bytes);
-    const int64_t by_balance = n_rows * (int64_t) n_experts / (TASKS_PER_THREAD * n_threads);
-    const int64_t rows       = std::min({ by_bytes, by_balance, TASK_ROWS_MAX });
-    return std::max(rows / TASK_ROWS_MIN * TASK_ROWS_MIN, TASK_ROWS_MIN);
-}
-
 void spac_host_experts::divide(int n_threads) {
     size_t row_bytes = 0;
     for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }) {
         const ggml_tensor * t = layer->parts[part];
         row_bytes += t ? t->nb[1] * (part == SPAC_PART_GATE_UP ? 2 : 1) : 0;
     }
-    hidden_rows   = rows_per_task(n_ff, row_bytes, experts.size(), n_threads);
+    hidden_rows   = spac_rows_per_task(n_ff, row_bytes, (int64_t) experts.size(), n_threads);
     hidden_blocks = (n_ff + hidden_rows - 1) / hidden_rows;
-    out_rows      = rows_per_task(layer->n_embd, layer->parts[SPAC_PART_DOWN]->nb[1], experts.size(), n_threads);
+    out_rows      = spac_rows_per_task(layer->n_embd, layer->parts[SPAC_PART_DOWN]->nb[1], (int64_t) experts.size(), n_threads);
     out_blocks    = (layer->n_embd + out_rows - 1) / out_rows;
 
     n_input_tasks  = n_tokens;
@@ -292,7 +279,7 @@ void spac_host_experts::compute_hidden(int ix, int64_t block) {
     const int64_t up_0 = is_fused ? n_ff : 0; // gate first, then up
 
     for_each_part(e.n_rows, [&](int begin, int n_acts) {
-        float       gates[SPAC_DOT_TOKENS][TASK_ROWS_MAX];
+        float       gates[SPAC_DOT_TOKENS][SPAC_TASK_ROWS_MAX];
         const char *acts[SPAC_DOT_TOKENS], *gate_acts[SPAC_DOT_TOKENS];
         float *     up[SPAC_DOT_TOKENS], *gate[SPAC_DOT_TOKENS];
         for (int t = 0; t < n_acts; t++) {

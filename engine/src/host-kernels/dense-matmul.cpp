@@ -1,0 +1,139 @@
+// Before ggml's CPU backend computes an operation, it asks each of its "extra" buffer types whether that one will
+// (ggml-cpu/traits.h). Ours has no buffers: it knows the weights by a mark, which their `extra` is.
+#include "dense-matmul.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpu/ggml-cpu-impl.h"
+#include "ggml-cpu/traits.h"
+#include "row-tasks.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+static constexpr size_t ALIGNMENT = 64; // of activations
+
+// ---- the multiplication
+
+static size_t act_bytes_of(const ggml_tensor * op) {
+    return spac_act_bytes(SPAC_ACT_Q8, op->src[0]->ne[0]);
+}
+
+struct dense_traits : ggml::cpu::tensor_traits {
+    const spac_kernels * kernels = nullptr;
+
+    static bool can_compute(const ggml_tensor * op) {
+        const ggml_tensor * x = op->src[1];
+        return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && x->ne[2] * x->ne[3] == 1;
+    }
+
+    bool work_size(int, const ggml_tensor * op, size_t & size) override {
+        if (!can_compute(op)) {
+            return false;
+        }
+        size = op->src[1]->ne[1] * act_bytes_of(op) + ALIGNMENT;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (!can_compute(op)) {
+            return false;
+        }
+        char * acts = (char *) GGML_PAD((uintptr_t) params->wdata, ALIGNMENT);
+        prepare(*params, *op, acts);
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+        ggml_barrier(params->threadpool);
+
+        const ggml_tensor * w          = op->src[0];
+        const int64_t       n_per_task = spac_rows_per_task(w->ne[1], w->nb[1], 1, params->nth);
+        const int64_t       n_tasks    = (w->ne[1] + n_per_task - 1) / n_per_task;
+        for (int64_t i = params->ith; i < n_tasks; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            const int64_t r0 = i * n_per_task;
+            multiply(*op, acts, r0, std::min(n_per_task, w->ne[1] - r0));
+        }
+        return true;
+    }
+
+  private:
+    void prepare(const ggml_compute_params & params, const ggml_tensor & op, char * acts) const {
+        const ggml_tensor * x     = op.src[1];
+        const size_t        bytes = act_bytes_of(&op);
+        for (int64_t it = params.ith; it < x->ne[1]; it += params.nth) {
+            kernels->quantise((const float *) ((const char *) x->data + it * x->nb[1]), x->ne[0], acts + it * bytes);
+        }
+    }
+
+    // rows r0 .. r0 + n of the weights, for all tokens
+    void multiply(const ggml_tensor & op, const char * acts, int64_t r0, int64_t n) const {
+        const ggml_tensor * w     = op.src[0];
+        const spac_dot      dot   = kernels->dot(w->type);
+        const size_t        bytes = act_bytes_of(&op);
+        for (int64_t t0 = 0; t0 < op.ne[1]; t0 += SPAC_DOT_TOKENS) {
+            const int    n_acts = (int) std::min<int64_t>(SPAC_DOT_TOKENS, op.ne[1] - t0);
+            const char * act[SPAC_DOT_TOKENS];
+            float *      out[SPAC_DOT_TOKENS];
+            for (int t = 0; t < n_acts; t++) {
+                act[t] = acts + (t0 + t) * bytes;
+                out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r0;
+            }
+            dot((const char *) w->data + r0 * w->nb[1], w->nb[1], n, w->ne[0], act, n_acts, out);
+        }
+    }
+};
+
+static dense_traits traits;
+
+// ---- how ggml comes to ask
+
+struct dense_buffer_type : ggml::cpu::extra_buffer_type {
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; } // no weights are allocated here
+
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        return op->op == GGML_OP_MUL_MAT && op->src[0]->extra == &traits ? &traits : nullptr;
+    }
+};
+
+// when the library is loaded, as graphs that are being computed read the list
+static const bool is_registered = [] {
+    static dense_buffer_type        context;
+    static ggml_backend_buffer_type type = {};
+    type.iface.get_name                  = [](ggml_backend_buffer_type_t) { return "SPAC_Dense"; };
+    type.iface.get_alignment             = [](ggml_backend_buffer_type_t) { return ALIGNMENT; };
+    type.context                         = &context;
+    ggml_backend_cpu_get_extra_buffer_types().push_back(&type);
+    return true;
+}();
+
+// ---- marks
+
+static std::mutex                   mutex;   // of the marks
+static std::map<ggml_tensor *, int> n_users; // engines, per marked tensor
+
+static bool is_dense_matrix(const ggml_tensor * t, const spac_kernels & kernels) {
+    const bool is_matrix = t->ne[1] > 1 && t->ne[2] * t->ne[3] == 1 && ggml_is_quantized(t->type) && kernels.dot(t->type);
+    return is_matrix && t->buffer && ggml_backend_buffer_is_host(t->buffer) && (!t->extra || t->extra == &traits);
+}
+
+spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors, const spac_kernels & kernels) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    traits.kernels = &kernels; // this machine's: the same for all engines
+    for (ggml_tensor * tensor : tensors) {
+        if (is_registered && is_dense_matrix(tensor, kernels)) {
+            tensor->extra = &traits;
+            n_users[tensor]++;
+            weights.push_back(tensor);
+        }
+    }
+}
+
+spac_dense_matmul::~spac_dense_matmul() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (ggml_tensor * tensor : weights) {
+        if (--n_users[tensor] == 0) {
+            n_users.erase(tensor);
+            tensor->extra = nullptr;
+        }
+    }
+}

@@ -1,0 +1,163 @@
+// Matrices that ggml's CPU backend multiplies with the engine's kernels, against a reference in double precision and beside
+// ggml's own: each format, odd sizes, any number of threads; and that ggml has them back afterwards. No model needed.
+#include "check.h"
+#include "host-kernels/dense-matmul.h"
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+
+#include <cmath>
+#include <memory>
+#include <random>
+
+static const ggml_type TYPES[] = {
+    GGML_TYPE_Q8_0,
+    GGML_TYPE_Q4_0,
+    GGML_TYPE_Q4_1,
+    GGML_TYPE_Q5_0,
+    GGML_TYPE_Q5_1,
+    GGML_TYPE_IQ4_NL,
+    GGML_TYPE_MXFP4,
+    GGML_TYPE_Q4_K,
+    GGML_TYPE_Q5_K,
+    GGML_TYPE_Q6_K,
+    GGML_TYPE_IQ4_XS,
+};
+
+typedef std::vector<float> floats;
+
+static floats random_floats(int64_t n, float size, uint32_t seed) {
+    std::mt19937                    rng(seed);
+    std::normal_distribution<float> normal(0, size);
+    floats                          values(n);
+    for (float & v : values) {
+        v = normal(rng);
+    }
+    return values;
+}
+
+struct matrix {
+    ggml_context *        ctx = ggml_init({ ggml_tensor_overhead(), nullptr, true });
+    ggml_tensor *         t;
+    ggml_backend_buffer_t buffer;
+    floats                values; // of the quantised ones
+
+    matrix(ggml_type type, int64_t n_cols, int64_t n_rows) :
+        t(ggml_new_tensor_2d(ctx, type, n_cols, n_rows)), buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type())),
+        values(n_cols * n_rows) {
+        const floats      x = random_floats(n_cols * n_rows, 1 / sqrtf((float) n_cols), 3);
+        std::vector<char> bytes(ggml_nbytes(t));
+        ggml_quantize_chunk(type, x.data(), bytes.data(), 0, n_rows, n_cols, nullptr);
+        ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
+        ggml_get_type_traits(type)->to_float(t->data, values.data(), (int64_t) values.size());
+    }
+
+    ~matrix() {
+        ggml_backend_buffer_free(buffer);
+        ggml_free(ctx);
+    }
+};
+
+// [n_rows, n_tokens * n_batches]; n_batches: a third dimension, which the engine leaves to ggml
+static floats product(const matrix & w, const floats & x, int n_threads, int64_t n_batches = 1) {
+    ggml_context * ctx = ggml_init({ 8 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
+    ggml_tensor *  in  = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, w.t->ne[0], (int64_t) x.size() / w.t->ne[0] / n_batches, n_batches);
+    ggml_tensor *  out = ggml_mul_mat(ctx, w.t, in);
+    ggml_cgraph *  gf  = ggml_new_graph(ctx);
+    ggml_build_forward_expand(gf, out);
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type());
+    ggml_backend_tensor_set(in, x.data(), 0, ggml_nbytes(in));
+    ggml_backend_t cpu = ggml_backend_cpu_init();
+    ggml_backend_cpu_set_n_threads(cpu, n_threads);
+    CHECK(ggml_backend_graph_compute(cpu, gf) == GGML_STATUS_SUCCESS);
+
+    floats result(ggml_nelements(out));
+    ggml_backend_tensor_get(out, result.data(), 0, ggml_nbytes(out));
+    ggml_backend_free(cpu);
+    ggml_backend_buffer_free(buffer);
+    ggml_free(ctx);
+    return result;
+}
+
+// norm of the difference to double precision, relative to its norm
+static double error_of(const matrix & w, const floats & x, const floats & y) {
+    const int64_t n_cols = w.t->ne[0], n_rows = w.t->ne[1];
+    double        difference = 0, norm = 0;
+    for (size_t i = 0; i < y.size(); i++) {
+        const float * token = &x[i / n_rows * n_cols];
+        const float * row   = &w.values[i % n_rows * n_cols];
+        double        sum   = 0;
+        for (int64_t ic = 0; ic < n_cols; ic++) {
+            sum += (double) row[ic] * token[ic];
+        }
+        difference += (y[i] - sum) * (y[i] - sum);
+        norm += sum * sum;
+    }
+    return sqrt(difference / norm);
+}
+
+static void test_format(const spac_kernels & kernels, ggml_type type) {
+    const int64_t block = ggml_blck_size(type);
+    for (const int64_t n_rows : { 2, 77, 2100 }) { // the last: more than one task, the last of them short
+        const matrix w(type, block == 256 ? 512 : 288, n_rows);
+        for (const int n_tokens : { 1, 2, 9, 40 }) {
+            const floats x    = random_floats(w.t->ne[0] * n_tokens, 1, 5 + n_tokens);
+            const floats ggml = product(w, x, 2);
+
+            auto         dense = std::make_unique<spac_dense_matmul>(std::vector<ggml_tensor *>{ w.t }, kernels);
+            const floats ours  = product(w, x, 1);
+            CHECK(dense->n_weights() == 1);
+            CHECK(ours != ggml || n_rows == 2); // it was us
+            for (const int n_threads : { 2, 3 }) {
+                CHECK(product(w, x, n_threads) == ours);
+            }
+            dense.reset();
+            CHECK(product(w, x, 2) == ggml);
+
+            if (n_rows == 2100) { // few values differ by chance
+                const double error = error_of(w, x, ours), error_ggml = error_of(w, x, ggml);
+                printf("%-7s %-6s %2d tokens: error %.3e, ggml %.3e\n", kernels.name, ggml_type_name(type), n_tokens, error, error_ggml);
+                CHECK(error <= error_ggml * 1.02 + 1e-6);
+            }
+        }
+    }
+}
+
+static void test_what_stays_with_ggml(const spac_kernels & kernels) {
+    const matrix            f16(GGML_TYPE_F16, 64, 32), one_row(GGML_TYPE_Q8_0, 64, 1), q8(GGML_TYPE_Q8_0, 64, 32);
+    const floats            x      = random_floats(64 * 6, 1, 9);
+    const floats            before = product(q8, x, 2, 3);
+    const spac_dense_matmul dense({ f16.t, one_row.t, q8.t }, kernels);
+    CHECK(dense.n_weights() == 1);
+    CHECK(product(q8, x, 2, 3) == before); // batches of matrices
+    CHECK(product(q8, x, 2) != before);
+}
+
+static void test_two_engines(const spac_kernels & kernels) {
+    const matrix w(GGML_TYPE_Q8_0, 64, 32);
+    const floats x     = random_floats(64 * 3, 1, 9);
+    const floats ggml  = product(w, x, 1);
+    auto         first = std::make_unique<spac_dense_matmul>(std::vector<ggml_tensor *>{ w.t }, kernels);
+    const floats ours  = product(w, x, 1);
+    {
+        const spac_dense_matmul second({ w.t }, kernels);
+        first.reset();
+        CHECK(product(w, x, 1) == ours);
+    }
+    CHECK(product(w, x, 1) == ggml && ours != ggml);
+}
+
+int main() {
+    const spac_kernels * kernels = spac_kernels_best();
+    if (!kernels) {
+        printf("no kernels for this processor\n");
+        return 0;
+    }
+    for (const ggml_type type : TYPES) {
+        test_format(*kernels, type);
+    }
+    test_what_stays_with_ggml(*kernels);
+    test_two_engines(*kernels);
+    return 0;
+}
