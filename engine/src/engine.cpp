@@ -42,6 +42,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         if (i.n_layer_kernels > 0) {
             spac_log("host experts of %d layers use the engine's %s kernels", i.n_layer_kernels, i.kernels);
         }
+        if (dense) {
+            spac_log("so do %zu matrices that are no experts", dense->n_weights());
+        }
     }
 }
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 // Weights that one task reads, at most. Memory takes a moment to come up to speed at the beginning of each: with 128 KiB
-// whole decodes of one token were a sixth slower, with 2 MiB no faster.
-static constexpr int64_t SPAC_TASK_BYTES         = 1 << 20;
+// whole decodes of one token took a sixth longer.
+static constexpr int64_t SPAC_TASK_BYTES         = 2 << 20;
 static constexpr int64_t SPAC_TASK_ROWS_MIN      = 16;
 static constexpr int64_t SPAC_TASK_ROWS_MAX      = 1024;
 static constexpr int64_t SPAC_N_TASKS_PER_THREAD = 4; // at least, where they do not become too short
