@@ -27,6 +27,7 @@ N_IDLE_STEPS_MAX: Final = 12
 LOOK_US: Final = 120.0  # of a look, with cold caches
 LOOK_SHARE: Final = 0.007  # of the time, that looks may take
 N_LOOK_STEPS_MAX: Final = 12  # steps from one look to the next
+LOOK_SOON: Final = 0.25  # of them, after a change of mind
 UNSEEN_LOSS: Final = 1.0  # steps' time that may be lost before the next look is taken at once
 N_PRICE_STEPS: Final = 2  # looks for which costs are kept
 BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
@@ -100,8 +101,14 @@ class Forecast(Controller):
         self._observe(outcome)
         self.n_steps += 1
         self._choose()
-        is_stable = self._phase in ("choose", "hold") and self.decisions[-1].step < self.n_steps
-        self._n_look_steps = min(2 * self._n_look_steps, _n_look_steps_max(outcome)) if is_stable else 1
+        self._n_look_steps = self._next_look(_n_look_steps_max(outcome))
+
+    def _next_look(self, n_steps_max: int) -> int:
+        """Steps until the next look: twice as many as before while the choice stays."""
+        if self._phase not in ("choose", "hold"):
+            return 1
+        is_new = self.decisions[-1].step == self.n_steps
+        return max(1, int(LOOK_SOON * n_steps_max)) if is_new else min(2 * self._n_look_steps, n_steps_max)
 
     def _is_usual(self, outcome: StepOutcome) -> bool:
         """Whether the step did what was decided, in the company of the last ones."""
