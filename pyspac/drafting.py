@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from pyspac.sampling import Probs, Sampler
 
 if TYPE_CHECKING:
@@ -81,10 +84,14 @@ class ModelDrafter(Drafter):
     Its cache always holds a prefix of the target's sequence, plus, between `draft` and `accept`, the drafts.
     """
 
-    def __init__(self, context: Context, sampler: Sampler) -> None:
-        """`sampler`: the target's parameters, so that drafts resemble what it draws; a stream of its own."""
+    def __init__(self, context: Context, sampler: Sampler, p_min: float = 0.0) -> None:
+        """`sampler`: the target's parameters, so that drafts resemble what it draws; a stream of its own.
+
+        A draft ends where the likeliest next token has a probability below `p_min`.
+        """
         self.context = context
         self.sampler = sampler
+        self.p_min = p_min
         self._n_known = 0  # tokens of the sequence at the last draft
 
     def prepare(self, tokens: Sequence[int]) -> None:
@@ -104,7 +111,10 @@ class ModelDrafter(Drafter):
         drafted: list[int] = []
         probs: list[Probs] = []
         while len(drafted) < n_max:
-            token, p = self.sampler.sample(self.context.decode(pending, 1)[0])
+            logits = self.context.decode(pending, 1)[0]
+            token, p = self.sampler.sample(logits)
+            if self.p_min > 0.0 and _top_probability(logits, p) < self.p_min:
+                break  # for this the token drawn must not matter, or the output's distribution changes
             drafted.append(token)
             if p is not None:
                 probs.append(p)
@@ -119,3 +129,10 @@ class ModelDrafter(Drafter):
 
     def _truncate(self, n: int) -> None:
         self.context.rollback(min(n, self.context.n_past))
+
+
+def _top_probability(logits: npt.NDArray[np.float32], probs: Probs | None) -> float:
+    """Of the likeliest token, in `probs`, or before sampling where there are none (greedy)."""
+    if probs is not None:
+        return float(probs.max())
+    return 1.0 / float(np.exp(logits - logits.max()).sum())

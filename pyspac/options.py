@@ -68,6 +68,7 @@ class RunOptions:
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     spec_type: SpecType | None = None
     draft_max: int | None = None
+    draft_p_min: float = 0.0  # of the draft model
     speculation: str | None = None  # a name of pyspac.speculation.CONTROLLERS, or auto; see choose_controller
     explain: bool = False
     estimator: str = SchedulerConfig().estimator
@@ -103,6 +104,10 @@ class RunOptions:
             raise ConfigError(
                 "--draft-max", self.draft_max, "only with a draft model (-md) or --spec-type ngram"
             )
+        if not 0.0 <= self.draft_p_min <= 1.0:
+            raise ConfigError("--draft-p-min", self.draft_p_min, "a probability, 0 .. 1")
+        if self.draft_p_min > 0.0 and self.wanted_spec_type != "draft":
+            raise ConfigError("--draft-p-min", self.draft_p_min, "only with a draft model (-md)")
         choose_controller(self.speculation, self.draft_max)
 
     def _check_mode(self) -> None:

@@ -144,7 +144,7 @@ class Session:
                 "use one without, or --spec-type ngram"
             )
         context = stack.enter_context(self._open_context(model, n_draft_max=0))
-        return ModelDrafter(context, Sampler(self._draft_sampling()))
+        return ModelDrafter(context, Sampler(self._draft_sampling()), self.options.draft_p_min)
 
     def _draft_sampling(self) -> SamplingParams:
         """The target's, with a seed of its own that follows from the target's."""

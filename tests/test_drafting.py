@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import pytest
 from fake_context import EOG, FakeContext
 from hypothesis import given
@@ -53,8 +54,9 @@ def test_no_drafter() -> None:
 # ---- draft model ----------------------------------------------------------------------------------
 
 
-def model_drafter(context: FakeContext, temp: float = 0.0) -> ModelDrafter:
-    return ModelDrafter(cast(Context, context), Sampler(SamplingParams(temp=temp, top_k=0, seed=4)))
+def model_drafter(context: FakeContext, temp: float = 0.0, p_min: float = 0.0) -> ModelDrafter:
+    sampler = Sampler(SamplingParams(temp=temp, top_k=0, seed=4))
+    return ModelDrafter(cast(Context, context), sampler, p_min)
 
 
 def greedy_continuation(context: FakeContext, tokens: list[int], n: int) -> list[int]:
@@ -82,6 +84,27 @@ def test_draft_ends_at_the_end_token() -> None:
     assert model_drafter(context).draft([0, 0], 4).tokens == [EOG]
 
 
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+def test_draft_ends_where_the_model_is_not_sure(temp: float) -> None:
+    """Up to there it is the draft without the limit; what is drawn does not matter."""
+    unlimited = model_drafter(FakeContext(seed=3, n_vocab=97), temp).draft([1, 2, 3], 8)
+    context = FakeContext(seed=3, n_vocab=97)
+    tops = [
+        float(softmax(context.logits_after([1, 2, 3, *unlimited.tokens[:i]])).max())
+        for i in range(len(unlimited.tokens))
+    ]
+    p_min = sorted(tops)[len(tops) // 2]  # half of them are below
+    n = next(i for i, top in enumerate(tops) if top < p_min)
+    limited = model_drafter(FakeContext(seed=3, n_vocab=97), temp, p_min).draft([1, 2, 3], 8)
+    assert limited.tokens == unlimited.tokens[:n]
+    assert limited.probs is None or len(limited.probs) == n
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
 def test_draft_ends_at_the_context() -> None:
     context = FakeContext(n_ctx=6, seed=3)
     assert len(model_drafter(context).draft([1, 2, 3, 4], 4).tokens) <= 2
@@ -92,13 +115,14 @@ def test_draft_ends_at_the_context() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 6)), max_size=12),
     st.lists(st.integers(1, 6), min_size=1, max_size=10),
+    st.sampled_from([0.0, 0.2, 0.5]),
 )
 def test_cache_is_always_a_prefix_of_the_sequence(
-    steps: list[tuple[int, int, int]], prompt: list[int]
+    steps: list[tuple[int, int, int]], prompt: list[int], p_min: float
 ) -> None:
     """Any mix of draft lengths (0: not asked), acceptances and other tokens of the target."""
     context = FakeContext(n_ctx=256, seed=3)
-    drafter = model_drafter(context)
+    drafter = model_drafter(context, p_min=p_min)
     drafter.prepare(prompt)
     sequence = [*prompt, 1]
     for n_draft, n_accepted, target_token in steps:

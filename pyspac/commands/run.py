@@ -160,6 +160,14 @@ def run(
             f"{DEFAULT_DRAFT_CAP} where --speculation decides.",
         ),
     ] = None,
+    draft_p_min: Annotated[
+        float,
+        typer.Option(
+            "--draft-p-min",
+            metavar="P",
+            help="End a draft where the draft model's likeliest next token has a lower probability.",
+        ),
+    ] = 0.0,
     speculation: Annotated[
         str | None,
         typer.Option(
@@ -242,6 +250,7 @@ def run(
         cache=CacheSize(text=cache),
         spec_type=_spec_type(spec_type),
         draft_max=draft_max,
+        draft_p_min=draft_p_min,
         speculation=speculation,
         explain=explain,
         estimator=estimator,

@@ -3,6 +3,9 @@
 In: (n_draft, n_accepted) of steps, or of shadow drafts. Out: expected tokens per step for any draft length.
 Position i is only seen if all before it held, so what is estimated is the chance that it holds given that;
 a draft that held to its end says nothing about the positions beyond (they are censored).
+
+Drafters end drafts on their own: an n-gram drafter finds nothing, a model is not sure of the next token. So
+there is a second curve, the chance that a draft of i tokens goes on to i + 1 where more are asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Final
 HALF_LIFE: Final = 10.0  # observations until a sample counts half; phases of a text are short
 PRIOR_WEIGHT: Final = 2.0  # samples that the position before (or the long run) counts for
 ACCEPTANCE_PRIOR: Final = 0.6  # of the first position, before anything was seen
-HIT_GAIN: Final = 0.06
+LENGTH_GAIN: Final = 0.06
 SCALE_MAX: Final = 1e9
 
 
@@ -26,7 +29,7 @@ class AcceptanceCurve:
         self._tried = [0.0] * n_max  # decayed counts times _scale, [n_max]
         self._held = [0.0] * n_max
         self._scale = 1.0  # grows instead of all counts shrinking
-        self.hit_rate = 1.0  # share of steps in which the drafter has anything to say
+        self._goes_on = [1.0] * n_max  # chance that a draft of i tokens has one more
 
     def observe(self, n_draft: int, n_accepted: int) -> None:
         """A draft of n_draft >= 1 tokens of which the first n_accepted hold."""
@@ -39,9 +42,10 @@ class AcceptanceCurve:
             self._shrink(1.0 / self._scale)
             self._scale = 1.0
 
-    def observe_hit(self, is_hit: bool) -> None:
-        """The drafter was asked; `is_hit`: it drafted something."""
-        self.hit_rate += HIT_GAIN * (is_hit - self.hit_rate)
+    def observe_length(self, n_asked: int, n_draft: int) -> None:
+        """The drafter was asked for n_asked tokens and drafted n_draft."""
+        for i in range(min(n_asked, n_draft + 1, len(self._goes_on))):
+            self._goes_on[i] += LENGTH_GAIN * ((n_draft > i) - self._goes_on[i])
 
     def forget(self, n_steps: int = 1, long_run: float | None = None) -> None:
         """Steps went by without a look: what is known counts less.
@@ -70,10 +74,17 @@ class AcceptanceCurve:
             rates.append(before)
         return rates
 
-    def expected_tokens(self) -> list[float]:
-        """[1 + n_max] tokens emitted by a step that drafts 0, 1, 2, ... tokens."""
+    def lengths(self) -> list[float]:
+        """[1 + n_max] chance that a draft has 0, 1, 2, ... tokens or more, where as many are asked for."""
+        chances = [1.0]
+        for goes_on in self._goes_on:
+            chances.append(chances[-1] * goes_on)
+        return chances
+
+    def expected_tokens(self, lengths: list[float]) -> list[float]:
+        """[1 + n_max] tokens emitted by a step that asks for 0, 1, 2, ... drafts; `lengths` as above."""
         tokens, reach = [1.0], 1.0
-        for rate in self.rates():
+        for rate, chance in zip(self.rates(), lengths[1:], strict=True):
             reach *= rate
-            tokens.append(tokens[-1] + reach)
+            tokens.append(tokens[-1] + chance * reach)
         return tokens

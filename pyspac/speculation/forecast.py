@@ -5,10 +5,11 @@ Expected tokens come from the acceptance curve (`acceptance.py`), times from the
 jump of T(n) is no hill to climb. What the forecast cannot know it buys, out of the loss budget
 (`budget.py`), which also bounds what a wrong forecast can lose. With a drafter that costs nothing (n-gram)
 acceptance is watched in the shadow while speculation is off: drafts are compared with the text that follows,
-so that trying out is never needed. The knob is the budget's share of time.
+so that trying out is never needed. Where drafters end drafts by themselves is learned as well. The knob is
+the budget's share of time.
 
-Utility of K = (h * E[tokens | K] + 1 - h) / (h * cost(K) + 1 - h + 2 h (1 - h) * switch), where h is the
-share of steps in which the drafter has anything to say, and switch what a change of widths costs.
+Utility of K = E[tokens | K] / (E[cost(n)] + P(n changes) * switch), where n <= K is where the drafter ends a
+draft by itself, and switch what a change of widths costs.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from pyspac.speculation.prices import N_COST_SAMPLES, Prices
 
 LADDER: Final = (1, 2, 3, 5, 8, 12, 15)
 N_BASELINE_STEPS: Final = 4
-N_TRIES: Final = 4  # per draft length and request, to measure its width
+N_TRIES: Final = 3  # per draft length and request, to measure its width
 N_IDLE_STEPS: Final = 3  # that a choice of 0 is kept at first; up to the next while nothing happens
 N_IDLE_STEPS_MAX: Final = 12
 LOOK_US: Final = 120.0  # of a look, with cold caches
-LOOK_SHARE: Final = 0.007  # of the time, that looks may take
+LOOK_SHARE: Final = 0.004  # of the time, that looks may take
 N_LOOK_STEPS_MAX: Final = 12  # steps from one look to the next
 LOOK_SOON: Final = 0.25  # of them, after a change of mind
 UNSEEN_LOSS: Final = 1.0  # steps' time that may be lost before the next look is taken at once
 N_PRICE_STEPS: Final = 2  # looks for which costs are kept
 BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
-DOUBT: Final = 0.15  # |log|; if all times seem to have moved by more, a plain step must confirm it
+DOUBT: Final = 0.35  # |log|; if all times seem to have moved by more, a plain step must confirm it
 CLEAR: Final = 1.5  # utility from which no such doubt can change the choice
 OFF_UTILITY: Final = 0.97  # to go on with them: coming back takes reading what was missed
 ON_UTILITY: Final = 1.08  # to begin with drafts; estimates scatter, and the best of many flatters
-MARGIN: Final = 1.02  # a change must promise so much more
+MARGIN: Final = 1.0  # a change must promise so much more
 N_CHANGE_STEPS: Final = 16  # in which it must earn what it costs to change widths
 PROBE_DISTANCE: Final = 8  # steps between probes at first; doubles while they fail
 PROBE_DISTANCE_MAX: Final = 64
 RISK_SHARE: Final = 0.5  # of the expected gain that counts against what a step may lose
 OUTLIER: Final = 1.5  # times the usual time; what a step takes beyond that is an accident
 PLAIN_GAIN: Final = 0.1  # of the mean plain step
-MEMORY_GAIN: Final = 0.02  # of the long-run acceptance, per draft
+MEMORY_GAIN: Final = 0.005  # of the long-run acceptance, per draft
 
 
 class Forecast(Controller):
@@ -64,8 +65,11 @@ class Forecast(Controller):
         self._next_probe = 0  # step
         self._was_drafting = False
         self._n_missed = 0  # plain steps that the drafter has not read
+        self._last_plain = 0  # step
         self._catch_up = 0.0  # plain steps that reading them took the last time: one batch, however many
-        self._tokens = self.acceptance.expected_tokens()
+        self._chances = self.acceptance.lengths()
+        self._tokens = self.acceptance.expected_tokens(self._chances)
+        self._shorter: list[tuple[float, float]] = []  # see _price_shorter
         self._prices = Prices(shared.table, self.lengths)
         self._n_price_steps = 0  # left until prices are renewed
         self._usual: dict[tuple[int, int], float | None] = {}  # see _usual_us
@@ -142,7 +146,7 @@ class Forecast(Controller):
     def _observe(self, outcome: StepOutcome) -> None:
         self._n_others = outcome.n_others
         if self._n_draft > 0 or not self._has_shadow:
-            self._learn(outcome.n_draft, outcome.n_accepted, was_asked=self._n_draft > 0)
+            self._learn(outcome.n_draft, outcome.n_accepted, n_asked=self._n_draft)
         if self._phase == "test" and outcome.n_draft:
             self._n_tries[self._n_draft] += 1
         if self._phase == "probe" and outcome.n_draft:
@@ -153,17 +157,16 @@ class Forecast(Controller):
         self._has_shadow = True
         if n_held:
             self._n_idle_max = N_IDLE_STEPS  # something happens: look sooner
-        self._learn(n_draft, n_held, was_asked=True)
+        self._learn(n_draft, n_held, n_asked=self.n_draft_max)
 
-    def _learn(self, n_draft: int, n_held: int, *, was_asked: bool) -> None:
+    def _learn(self, n_draft: int, n_held: int, *, n_asked: int) -> None:
         if n_draft:
             self.acceptance.observe(n_draft, n_held)
             old = self.acceptance.prior if self.shared.acceptance is None else self.shared.acceptance
             self.shared.acceptance = old + MEMORY_GAIN * ((n_held > 0) - old)
         else:
             self.acceptance.forget(1 + self._n_idle, self.shared.acceptance)
-        if was_asked:
-            self.acceptance.observe_hit(n_draft > 0)
+        self.acceptance.observe_length(n_asked, n_draft)
 
     def _pay(self, outcome: StepOutcome, expected: float | None) -> None:
         """Book what the step gained or lost against the mean plain step.
@@ -187,6 +190,7 @@ class Forecast(Controller):
     def _pay_plain(self) -> None:
         """Book a plain step: the first one after drafts changes widths, which is theirs to pay."""
         self._n_missed += 1
+        self._last_plain = self.n_steps
         self.shared.budget.pay(1.0 + self._was_drafting * self._prices.switch, 1, 1.0)
         self._was_drafting = False
 
@@ -230,8 +234,10 @@ class Forecast(Controller):
             return self._set("choose", 0, "the cap is 0")
         if self._needs_baseline():
             return self._set("baseline", 0, "the plain step's time")
-        self._tokens = self.acceptance.expected_tokens()
+        self._chances = self.acceptance.lengths()
+        self._tokens = self.acceptance.expected_tokens(self._chances)
         self._renew_prices()
+        self._price_shorter()
         self.utilities = {0: 1.0} | {k: self._utility(k, self._prices.cost[k]) for k in self.lengths}
         if (survey := self._survey()) is not None:
             return self._set("test", survey, "its time is not known, and it may be the best")
@@ -264,8 +270,9 @@ class Forecast(Controller):
         age = curve.age(1)
         if age is None or curve.n_samples(1) < N_BASELINE_STEPS:
             return True
+        is_old = max(age, self.n_steps - self._last_plain) >= BASELINE_AGE_MAX
         is_clear = max(self.utilities.values()) > CLEAR
-        return age >= BASELINE_AGE_MAX or (curve.drift(1) > DOUBT and not is_clear)
+        return is_old or (curve.drift(1) > DOUBT and not is_clear)
 
     def _renew_prices(self) -> None:
         """Every few steps, and after each that measured something new."""
@@ -302,10 +309,21 @@ class Forecast(Controller):
                 return k
         return None
 
+    def _price_shorter(self) -> None:
+        """For each length: the cost of drafts that end before it, times their chances, and the chance that
+        two of them in a row end alike."""
+        self._shorter, cost, alike = [], 0.0, 0.0
+        chances = [*self._chances, 0.0]
+        for k, price in enumerate(self._prices.by_length):
+            self._shorter.append((cost, alike))
+            if (ends := chances[k] - chances[k + 1]) > 0.0:
+                cost += ends * price
+                alike += ends * ends
+
     def _utility(self, k: int, cost: float) -> float:
-        hit = self.acceptance.hit_rate
-        switches = 2.0 * hit * (1.0 - hit) * self._prices.switch
-        return (hit * self._tokens[k] + 1.0 - hit) / (hit * cost + 1.0 - hit + switches)
+        chance, (shorter_cost, shorter_alike) = self._chances[k], self._shorter[k]
+        changes = 1.0 - shorter_alike - chance * chance
+        return self._tokens[k] / (shorter_cost + chance * cost + changes * self._prices.switch)
 
     def _set(self, phase: Phase, n_draft: int, why: str) -> None:
         if (phase, n_draft) != (self._phase, self._n_draft) or not self.decisions:

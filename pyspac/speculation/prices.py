@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from pyspac.speculation.cost_table import CostTable
@@ -21,6 +22,7 @@ class Prices:
         self.lengths = lengths
         self.cost: dict[int, float] = dict.fromkeys(lengths, math.inf)
         self.least: dict[int, float] = dict.fromkeys(lengths, 1.0)  # what it may cost, as far as one knows
+        self.by_length: list[float] = [math.inf] * (1 + max(lengths, default=0))  # cost(0), cost(1), ...
         self.unsure: list[int] = list(lengths)  # those with few samples
         self.switch = 0.0  # what a step of another width than the last one costs besides, in plain steps
 
@@ -42,6 +44,14 @@ class Prices:
                 floor = max(floor, self.least[k])
             if not is_sure:
                 self.unsure.append(k)
+        self.by_length = list(self._interpolated()) if base else [math.inf] * len(self.by_length)
+
+    def _interpolated(self) -> Iterator[float]:
+        """cost(0), cost(1), ...: drafts may end at lengths that are not among those to choose from."""
+        points = [(0, 1.0), *self.cost.items()]
+        for (k0, c0), (k1, c1) in pairwise(points):
+            yield from (c0 + (c1 - c0) * (k - k0) / (k1 - k0) for k in range(k0, k1))
+        yield points[-1][1]
 
     def _cost(self, k: int, n_others: int, base: float | None, *, is_sure: bool) -> float:
         step = self.table.step_us(k, n_others, is_optimistic=True)
