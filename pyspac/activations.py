@@ -57,10 +57,6 @@ class _Difference:
         np.add(self._before, self.delta, out=self._before)  # not a second read: the engine writes meanwhile
 
 
-def _as_matrix(structured: NDArray[Any], n_columns: int) -> NDArray[np.uint64]:
-    return structured.view(np.uint64).reshape(-1, n_columns)
-
-
 class ActivationDrain:
     """Turns a board's cumulative arrays into one StepRecord per call, in place. O(n_layer * n_expert)."""
 
@@ -68,18 +64,19 @@ class ActivationDrain:
         """Start at the board's present counts: the first drain reports what comes after."""
         self.board = board
         self._counts = _Difference(board.counts)
-        self._layer_stats = _Difference(_as_matrix(board.layer_stats, len(LAYER_STATS_FIELDS)))
-        self._counters = _Difference(_as_matrix(board.counters, len(COUNTER_FIELDS))[0])
+        self._layer_stats = _Difference(board.layer_stats.view(np.uint64))
+        self._counters = _Difference(board.counters.view(np.uint64))
         self._n_records = int(board.n_records[0])
         self._rows = np.zeros(board.n_layer, np.uint32)  # [n_layer] activations
-        self.record = StepRecord(self._counts.delta, self._layer_stats.delta, self._counters.delta)
+        layer_stats = self._layer_stats.delta.reshape(-1, len(LAYER_STATS_FIELDS))
+        self.record = StepRecord(self._counts.delta, layer_stats, self._counters.delta)
 
     def drain(self) -> StepRecord:
         """Return what happened since the last call; the same object every time."""
         board = self.board
         self._counts.drain(board.counts)
-        self._layer_stats.drain(_as_matrix(board.layer_stats, len(LAYER_STATS_FIELDS)))
-        self._counters.drain(_as_matrix(board.counters, len(COUNTER_FIELDS))[0])
+        self._layer_stats.drain(board.layer_stats.view(np.uint64))
+        self._counters.drain(board.counters.view(np.uint64))
         np.add.reduce(self._counts.delta, axis=1, out=self._rows)
         self.record.n_tokens = -(-int(self._rows.max()) // board.n_expert_used)
         self._drain_records()
