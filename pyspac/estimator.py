@@ -105,6 +105,7 @@ class _RateEstimator(Estimator):
         self._n_tokens = 0.0  # tokens, decayed alike
         self._n_updates = 0
         self._scratch = np.zeros(self.shape, np.float32)
+        self._highest = np.full(self.shape, self.n_levels, np.float32)  # minimum() is slow with a scalar
 
     def _add(self, counts: Counts, n_tokens: int, decay: float) -> None:
         if decay < 1.0:
@@ -122,7 +123,7 @@ class _RateEstimator(Estimator):
         np.multiply(self._sum, scale, out=self._scratch)
         np.sqrt(self._scratch, out=self._scratch)
         np.add(self._scratch, np.float32(0.5), out=self._scratch)
-        np.minimum(self._scratch, np.float32(self.n_levels), out=self._scratch)
+        np.minimum(self._scratch, self._highest, out=self._scratch)
         np.copyto(self.utility, self._scratch, casting="unsafe")
         return self.utility
 
