@@ -146,12 +146,12 @@ def bench_balancer(args: argparse.Namespace, emit: Callable[[dict[str, Any]], No
         balancer, cost = bench.scheduler.balancer, bench.scheduler.cost
         cost.is_host_measured[:] = cost.is_device_measured[:] = True  # the costlier path: eq. 9 to 12
         slots = bench.scheduler.slots.read(bench.board.residency)
-        hot, absent_hot = balancer.hot_tables(slots)
+        absent_hot = balancer.absent_hot(slots)
         emit(
             {
                 "bench": "balancer", "n_layer": shape[0], "n_expert": n_expert,
                 "tables_us": _median_us(balancer.tables.place, bench.board.utility),
-                "solve_us": _median_us(balancer.solve_tables, hot, absent_hot),
+                "solve_us": _median_us(balancer.solve_tables, absent_hot),
             }
         )  # fmt: skip
 

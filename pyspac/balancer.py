@@ -16,6 +16,7 @@ O(n_layer * n_levels), whatever the number of experts.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class LevelTables:
 
     def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Count the experts of `mask` [n_layer, n_expert] by level."""
-        return self._histogram(self._index.ravel()[mask.ravel().nonzero()[0]])
+        return self._histogram(self._index.take(mask.ravel().nonzero()[0]))
 
     def _histogram(self, at: NDArray[Any], weights: NDArray[Any] | None = None) -> NDArray[Any]:
         return np.bincount(at, weights, self.shape[0] * self.shape[1]).reshape(self.shape)
@@ -75,9 +76,9 @@ class LevelTables:
         """Learn what the experts did in a step, by the level each was placed at before it."""
         np.greater(counts, 0, out=self._is_used)  # nonzero() is fast on bool alone
         is_used = self._is_used.ravel().nonzero()[0]
-        at = self._index.ravel()[is_used]
+        at = self._index.take(is_used)
         self._sums *= _REMEMBER
-        self.rows += self._histogram(at, counts.ravel()[is_used])
+        self.rows += self._histogram(at, counts.take(is_used))
         self.used += self._histogram(at)
         self.seen += self.by_level
         self.weight = _REMEMBER * self.weight + 1.0
@@ -137,9 +138,10 @@ class Balancer:
         self.is_balanced = False  # whether measured costs decided the last tau (else capacity alone)
         self._n_layer = board.n_layer
         self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
-        self._rows = np.arange(board.n_layer)
         self._is_wanted = np.zeros((board.n_layer, board.n_expert), bool)  # hot and absent
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
+        self._any_level = self._levels_from(np.ones(board.n_layer, np.intp))
+        self._wanted_level = self._levels_from(self._wanted)
         self._link_bytes = self.groups.expert_bytes[self.groups.of_layer]  # [n_layer]
 
     def observe(self, counts: NDArray[np.uint32]) -> None:
@@ -151,39 +153,42 @@ class Balancer:
         self.tables.place(levels)
         if self.fixed is not None:
             return self.tau
-        np.copyto(self.tau, self.solve_tables(*self.hot_tables(slots)), casting="unsafe")
-        if slots.n_free.max() > 0:
+        np.copyto(self.tau, self.solve_tables(self.absent_hot(slots)), casting="unsafe")
+        if max(slots.n_free) > 0:
             self._use_free_slots(levels, slots)
         return self.tau
 
-    def hot_tables(self, slots: Occupancy) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Return hot experts, and the absent ones of them [n(tau)]: [n_layer, K], column K - tau.
+    def absent_hot(self, slots: Occupancy) -> NDArray[np.int64] | None:
+        """Return hot experts that are absent [n(tau)]: [n_layer, K], column K - tau.
 
-        The latter are None where the link does not bound single layers.
+        None where the link does not bound single layers.
         """
-        by_level = self.tables.by_level
-        hot = self.tables.above(by_level)
         if not self._has_link_limit():
-            return hot, None
-        return hot, self.tables.above(by_level - self.tables.count(slots.is_held))
+            return None
+        return self.tables.above(self.tables.by_level - self.tables.count(slots.is_held))
 
-    def solve_tables(self, hot: NDArray[np.int64], absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
-        """Return [n_layer] tau for the tables of hot_tables: O(n_layer * K)."""
+    def solve_tables(self, absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
+        """Return [n_layer] tau for the levels placed last, and absent_hot's table: O(n_layer * K)."""
         self.is_balanced = self.tables.weight > 0 and self.cost.is_balanceable
-        return self._balance(hot, absent_hot) if self.is_balanced else self._fit_slots(hot, None)
+        return self._balance(absent_hot) if self.is_balanced else self._fit_slots(self._any_level)
 
-    def _balance(self, hot: NDArray[np.int64], absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
+    def _balance(self, absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
         """Solve equations 9 to 12: without the slots first (what each layer wants), then within them."""
         if absent_hot is None:
             if self.tables.is_renewed():
                 self._wanted = choose_threshold(*self.layer_times())
+                self._wanted_level = self._levels_from(self._wanted)
             # T_cpu - T_gpu is monotone: the nearest allowed tau is best
-            return np.asarray(np.maximum(self._wanted, self._fit_slots(hot, self._wanted)))
+            return np.asarray(np.maximum(self._wanted, self._fit_slots(self._wanted_level)))
         t_cpu, t_gpu = self.layer_times()
         is_feasible = self._has_link_time(t_cpu, t_gpu, absent_hot)
-        lowest = self._fit_slots(hot, choose_threshold(t_cpu, t_gpu, is_feasible))
-        is_feasible &= self._taus >= lowest[:, None]
+        wanted = choose_threshold(t_cpu, t_gpu, is_feasible)
+        is_feasible &= self._taus >= self._fit_slots(self._levels_from(wanted))[:, None]
         return choose_threshold(t_cpu, t_gpu, is_feasible)
+
+    def _levels_from(self, tau: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return [n_group, n_layer, K] 1 for the levels of tau and above in a group's layers, else 0."""
+        return (self.groups.onehot[:, :, None] * (self._taus >= tau[:, None])).astype(np.int64)
 
     def layer_times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return T_cpu and T_gpu in microseconds, each [n_layer, K], column K - tau (equations 7 and 8)."""
@@ -206,18 +211,18 @@ class Balancer:
         link = self.cost.link_us_per_byte or 0.0
         return np.asarray(link * self._link_bytes[:, None] * absent_hot <= window)
 
-    def _fit_slots(self, hot: NDArray[np.int64], wanted: NDArray[np.intp] | None) -> NDArray[np.intp]:
+    def _fit_slots(self, wanted_level: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return [n_layer] the lowest tau at which a layout group's hot experts fit its slots (equation 11).
 
         One level for all layers of a group: a slot goes where utility is highest, whichever the layer. A
-        layer that wants a higher tau (`wanted`) leaves its share to the others. K where they do not fit at
-        all.
+        layer that wants only some levels (`wanted_level`, as _levels_from) leaves its share to the others. K
+        where they do not fit at all.
         """
-        if wanted is not None:
-            hot = np.minimum(hot, hot[self._rows, self.n_levels - wanted][:, None])
-        fits = self.groups.total(hot) <= self.groups.slots[:, None]  # [n_group, K], true then false
-        lowest = self.n_levels + 1 - np.maximum(fits.sum(axis=1), 1)
-        return np.asarray(lowest[self.groups.of_layer])
+        n_wanted = np.add.reduce(self.tables.by_level[:, : self.n_levels] * wanted_level, axis=1)
+        hot = n_wanted.cumsum(axis=1).tolist()  # [n_group, K], rising
+        n_fits = [bisect_right(row, n_slots) for row, n_slots in zip(hot, self.groups.slots, strict=True)]
+        lowest = np.array([self.n_levels + 1 - max(n, 1) for n in n_fits])
+        return np.asarray(lowest.take(self.groups.of_layer))
 
     def _use_free_slots(self, levels: NDArray[np.uint8], slots: Occupancy) -> None:
         """Lower tau by one where a group has slots nobody holds beyond what its hot experts will take.
@@ -227,5 +232,6 @@ class Balancer:
         """
         np.greater_equal(levels, self.tau[:, None], out=self._is_wanted)
         np.greater(self._is_wanted, slots.is_held, out=self._is_wanted)
-        has_room = slots.n_free > self.groups.count(self._is_wanted)
+        n_wanted = self.groups.count(self._is_wanted)
+        has_room = np.array([free > n for free, n in zip(slots.n_free, n_wanted, strict=True)])
         np.maximum(self.tau - has_room[self.groups.of_layer], 1, out=self.tau, casting="unsafe")

@@ -139,16 +139,17 @@ class LayoutGroups:
         self.onehot = (np.equal.outer(ids, self.of_layer) & self.is_split).astype(
             np.float64
         )  # [n_group, n_layer]
-        self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
-        self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
+        slots = np.zeros(self.n_group, np.int64)
+        slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
+        self.slots: list[int] = slots.tolist()  # [n_group]
         self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
         np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
 
-    def count(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def count(self, mask: NDArray[np.bool_]) -> list[int]:
         """Count [n_group] the experts of `mask` [n_layer, n_expert], which has none of layers not split."""
         if self.n_group == 1:
-            return np.array([np.count_nonzero(mask)], np.float64)
-        return self.total(mask.sum(axis=1))
+            return [int(np.count_nonzero(mask))]
+        return [int(n) for n in self.total(mask.sum(axis=1))]
 
     def total(self, per_layer: NDArray[Any]) -> NDArray[np.float64]:
         """Sum over the layers of each group: [n_layer, ...] -> [n_group, ...]."""

@@ -22,7 +22,7 @@ class Occupancy:
         shape = board.n_layer, board.n_expert
         self.is_held = np.zeros(shape, bool)  # queued, loading or resident
         self.is_resident = np.zeros(shape, bool)
-        self.n_free = self.groups.slots.astype(np.float64)  # [n_group]
+        self.n_free = self.groups.slots  # [n_group]
         self.under_way_bytes = 0  # of experts that are queued or loading
         self._bytes = board.expert_bytes.astype(np.int64)  # [n_layer]
 
@@ -30,11 +30,12 @@ class Occupancy:
         """Take in the residency of now."""
         np.greater(residency, _ABSENT, out=self.is_held)
         np.equal(residency, _RESIDENT, out=self.is_resident)
-        self.n_free = self.groups.slots - self.groups.count(self.is_held)
-        self.under_way_bytes = self._bytes_under_way()
+        n_held = self.groups.count(self.is_held)
+        self.n_free = [slots - held for slots, held in zip(self.groups.slots, n_held, strict=True)]
+        self.under_way_bytes = self._bytes_under_way(sum(n_held))
         return self
 
-    def _bytes_under_way(self) -> int:
-        if np.count_nonzero(self.is_held) == np.count_nonzero(self.is_resident):
+    def _bytes_under_way(self, n_held: int) -> int:
+        if n_held == np.count_nonzero(self.is_resident):
             return 0
         return int((self.is_held.sum(axis=1) - self.is_resident.sum(axis=1)) @ self._bytes)

@@ -105,7 +105,7 @@ def solve(balancer: Balancer, levels: np.ndarray, board: LocalBoard) -> np.ndarr
 def solve_tables(balancer: Balancer, levels: np.ndarray, board: LocalBoard) -> np.ndarray:
     """The solution before free slots are dealt with."""
     balancer.tables.place(levels)
-    return balancer.solve_tables(*balancer.hot_tables(Occupancy(board).read(board.residency)))
+    return balancer.solve_tables(balancer.absent_hot(Occupancy(board).read(board.residency)))
 
 
 LEVELS = np.array([[4, 4, 3, 2, 1, 0], [3, 1, 1, 1, 0, 0]], np.uint8)
