@@ -73,7 +73,9 @@ class CostModel:
     @property
     def is_balanceable(self) -> bool:
         """Return whether host and device work at once and both sides' times are measured."""
-        return self.is_concurrent and bool((self.is_host_measured & self.is_device_measured).all())
+        return self.is_concurrent and False not in (
+            self.is_host_measured.tolist() + self.is_device_measured.tolist()
+        )
 
     def update(self, record: StepRecord) -> None:
         """Take in one step's differences; a step without split forwards changes only the link."""
