@@ -61,7 +61,7 @@ class Prefetcher:
         payback = config.effective_payback_steps
         self.margin = max(1.0 / payback if payback > 0 else 0.0, 1e-10)
         self._bytes = board.expert_bytes.astype(np.int64)  # [n_layer]
-        self._count_worth = _count_worth(self._bytes)  # [n_layer]
+        self._count_key = -_count_worth(self._bytes)  # [n_layer]
         self._not_split = np.flatnonzero(~self.groups.is_split)
         self._is_hot = np.zeros((board.n_layer, board.n_expert), bool)
         self._mask = np.zeros((board.n_layer, board.n_expert), bool)
@@ -92,9 +92,9 @@ class Prefetcher:
         self, wanted: NDArray[np.intp], utility: NDArray[np.uint8], counts: NDArray[np.uint32]
     ) -> NDArray[np.intp]:
         """Sort flat expert indices; stable, so that equals stay in layer order."""
-        key = counts.ravel().take(wanted) * self._count_worth.take(wanted // self.n_expert)
-        key += utility.ravel().take(wanted)
-        return wanted.take((-key).argsort(kind="stable"))
+        key = counts.take(wanted) * self._count_key.take(wanted // self.n_expert)
+        key -= utility.take(wanted)
+        return wanted.take(key.argsort(kind="stable"))
 
     def _fitting_slots(
         self,
@@ -104,27 +104,30 @@ class Prefetcher:
         worth: NDArray[np.float64],
     ) -> NDArray[np.intp]:
         """Return those of `wanted` that find a slot: free, or held by an expert worth less by the margin."""
-        victims, levels = self._victims(slots), utility.ravel()
+        victims = self._victims(slots)
         if self.groups.n_group == 1:
-            return wanted[: self._n_fitting(levels[wanted], slots.n_free[0], levels[victims], worth)]
+            return wanted[: self._n_fitting(wanted, slots.n_free[0], victims, utility, worth)]
         keep = np.zeros(len(wanted), bool)
         group_of = self.groups.of_layer[wanted // self.n_expert]
         victim_group = self.groups.of_layer[victims // self.n_expert]
         for g in range(self.groups.n_group):
             mine, theirs = np.flatnonzero(group_of == g), victims[victim_group == g]
-            n = self._n_fitting(levels[wanted[mine]], slots.n_free[g], levels[theirs], worth)
+            n = self._n_fitting(wanted[mine], slots.n_free[g], theirs, utility, worth)
             keep[mine[:n]] = True
         return wanted[keep]
 
     def _n_fitting(
         self,
-        newcomers: NDArray[np.uint8],  # levels, falling
-        n_free: float,
-        victims: NDArray[np.uint8],  # levels
+        newcomers: NDArray[np.intp],  # in order
+        n_free: int,
+        victims: NDArray[np.intp],
+        utility: NDArray[np.uint8],
         worth: NDArray[np.float64],
     ) -> int:
-        victims.sort(kind="stable")
-        return n_admitted(worth[newcomers], int(n_free), worth[victims[: len(newcomers)]], self.margin)
+        rising = utility.take(victims)
+        rising.sort(kind="stable")
+        rising = rising[: len(newcomers)]
+        return n_admitted(worth.take(utility.take(newcomers)), n_free, worth.take(rising), self.margin)
 
     def _victims(self, slots: Occupancy) -> NDArray[np.intp]:
         """Return residents below their layer's tau, flat: the only ones the engine may evict."""
