@@ -28,8 +28,8 @@ from pyspac.cost_model import CostModel
 from pyspac.occupancy import Occupancy
 
 _REMEMBER = 0.95  # per step: what is left of the past in the tables
-_EVERY = 4  # steps after which what rests on those sums is worked out again, once they hold
-_N_WARM_UP = 16  # steps
+_EVERY = 4  # steps, of which the tables learn from one: what a level means changes slowly
+_N_WARM_UP = 16  # steps that all are learned from
 _NOTHING = 1e-30  # sums below are 0: long before they become denormal, which is slow
 _EVERY_NOTHING = 1024  # steps between looks for those
 
@@ -46,11 +46,11 @@ class LevelTables:
         self.shape = (n_layer, n_levels + 1)
         self.n_levels = n_levels
         self.by_level = np.zeros(self.shape, np.int64)  # experts now at each level
-        # decayed sums over steps: activations, distinct experts used, experts
+        # decayed sums over the steps learned from: activations, distinct experts used, experts
         self._sums = np.zeros((3, *self.shape))
         self.rows, self.used, self.seen = self._sums
-        self.weight = 0.0  # steps, decayed sum
-        self.n_observed = 0  # steps
+        self.weight = 0.0  # those steps, decayed sum
+        self.n_observed = 0  # all steps
         self._chance = np.zeros(n_levels + 1)  # use_probability()
         self._rise = 1e-9 * np.arange(n_levels + 1)
         # where level 0 of a layer is, and each expert's place, in a flat table; small, as caches are cold
@@ -73,22 +73,28 @@ class LevelTables:
         return np.bincount(at, weights, self.shape[0] * self.shape[1]).reshape(self.shape)
 
     def observe(self, counts: NDArray[np.uint32]) -> None:
-        """Learn what the experts did in a step, by the level each was placed at before it."""
+        """Take in what the experts did in a step; renew the tables where it is time."""
+        self.n_observed += 1
+        if self.is_renewed():
+            self._learn(counts)
+
+    def is_renewed(self) -> bool:
+        """Whether the last step was learned from: what rests on the tables is worked out again then."""
+        return self.n_observed <= _N_WARM_UP or self.n_observed % _EVERY == 0
+
+    def _learn(self, counts: NDArray[np.uint32]) -> None:
+        """Add a step to the sums, by the level each expert was placed at before it."""
         np.greater(counts, 0, out=self._is_used)  # nonzero() is fast on bool alone
         is_used = self._is_used.ravel().nonzero()[0]
         at = self._index.take(is_used)
-        self._sums *= _REMEMBER
+        kept = _REMEMBER if self.n_observed <= _N_WARM_UP else _REMEMBER**_EVERY
+        self._sums *= kept
         self.rows += self._histogram(at, counts.take(is_used))
         self.used += self._histogram(at)
         self.seen += self.by_level
-        self.weight = _REMEMBER * self.weight + 1.0
-        self.n_observed += 1
+        self.weight = kept * self.weight + 1.0
         if self.n_observed % _EVERY_NOTHING == 0:
             self._sums[self._sums < _NOTHING] = 0.0
-
-    def is_renewed(self) -> bool:
-        """Whether the sums have moved enough to work out again what rests on them."""
-        return self.n_observed <= _N_WARM_UP or self.n_observed % _EVERY == 0
 
     def above(self, table: NDArray[Any]) -> NDArray[Any]:
         """Sum a table over the levels of tau and above: [n_layer, n_levels], without level 0."""

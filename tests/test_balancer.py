@@ -234,4 +234,4 @@ def test_sums_of_unused_levels_end_at_zero() -> None:
         tables.place(np.array([[4 if step == 0 else 1, 0]], np.uint8))
         tables.observe(np.array([[1, 0]], np.uint32))
     assert tables.used[0, 0] == 0.0  # level 4
-    assert tables.used[0, 3] == pytest.approx(20.0)  # level 1: 1 / (1 - 0.95)
+    assert tables.used[0, 3] == pytest.approx(1 / (1 - 0.95**4))  # level 1, from every fourth step
