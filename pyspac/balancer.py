@@ -146,6 +146,7 @@ class Balancer:
         self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
         self._is_wanted = np.zeros((board.n_layer, board.n_expert), bool)  # hot and absent
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
+        self._times = (np.zeros((board.n_layer, self.n_levels)),) * 2  # T_cpu, T_gpu
         self._any_level = self._levels_from(np.ones(board.n_layer, np.intp))
         self._wanted_level = self._levels_from(self._wanted)
         self._link_bytes = self.groups.expert_bytes[self.groups.of_layer]  # [n_layer]
@@ -180,13 +181,14 @@ class Balancer:
 
     def _balance(self, absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
         """Solve equations 9 to 12: without the slots first (what each layer wants), then within them."""
+        if self.tables.is_renewed():
+            self._times = self.layer_times()
+            self._wanted = choose_threshold(*self._times)
+            self._wanted_level = self._levels_from(self._wanted)
         if absent_hot is None:
-            if self.tables.is_renewed():
-                self._wanted = choose_threshold(*self.layer_times())
-                self._wanted_level = self._levels_from(self._wanted)
             # T_cpu - T_gpu is monotone: the nearest allowed tau is best
             return np.asarray(np.maximum(self._wanted, self._fit_slots(self._wanted_level)))
-        t_cpu, t_gpu = self.layer_times()
+        t_cpu, t_gpu = self._times
         is_feasible = self._has_link_time(t_cpu, t_gpu, absent_hot)
         wanted = choose_threshold(t_cpu, t_gpu, is_feasible)
         is_feasible &= self._taus >= self._fit_slots(self._levels_from(wanted))[:, None]
