@@ -78,7 +78,7 @@ class ActivationDrain:
         self._layer_stats.drain(board.layer_stats.view(np.uint64))
         self._counters.drain(board.counters.view(np.uint64))
         np.add.reduce(self._counts.delta, axis=1, out=self._rows)
-        self.record.n_tokens = -(-int(self._rows.max()) // board.n_expert_used)
+        self.record.n_tokens = -(-max(self._rows.tolist()) // board.n_expert_used)
         self._drain_records()
         return self.record
 

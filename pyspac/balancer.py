@@ -195,8 +195,9 @@ class Balancer:
         return choose_threshold(t_cpu, t_gpu, is_feasible)
 
     def _levels_from(self, tau: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Return [n_group, n_layer, K] 1 for the levels of tau and above in a group's layers, else 0."""
-        return (self.groups.onehot[:, :, None] * (self._taus >= tau[:, None])).astype(np.int64)
+        """Return [n_group, n_layer, K + 1] 1 for the levels of tau and above in a group's layers, else 0."""
+        is_above = np.arange(self.n_levels, -1, -1) >= tau[:, None]
+        return (self.groups.onehot[:, :, None] * is_above).astype(np.int64)
 
     def layer_times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return T_cpu and T_gpu in microseconds, each [n_layer, K], column K - tau (equations 7 and 8)."""
@@ -226,8 +227,8 @@ class Balancer:
         layer that wants only some levels (`wanted_level`, as _levels_from) leaves its share to the others. K
         where they do not fit at all.
         """
-        n_wanted = np.add.reduce(self.tables.by_level[:, : self.n_levels] * wanted_level, axis=1)
-        hot = n_wanted.cumsum(axis=1).tolist()  # [n_group, K], rising
+        n_wanted = np.add.reduce(self.tables.by_level * wanted_level, axis=1)  # [n_group, K + 1]
+        hot = self.tables.above(n_wanted).tolist()  # [n_group, K], rising
         n_fits = [bisect_right(row, n_slots) for row, n_slots in zip(hot, self.groups.slots, strict=True)]
         lowest = np.array([self.n_levels + 1 - max(n, 1) for n in n_fits])
         return np.asarray(lowest.take(self.groups.of_layer))

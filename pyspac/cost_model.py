@@ -171,7 +171,7 @@ class CostModel:
             n_steps, total_us = record.n_records, float(record.step_us)
             self.draft_us = _smooth(self.draft_us, record.draft_us / n_steps)
         else:
-            n_steps, total_us = record.counter("n_forward"), float(record.layer_stats[:, _I_LAYER_US].sum())
+            n_steps, total_us = record.counter("n_forward"), sum(record.layer_stats[:, _I_LAYER_US].tolist())
         if total_us > 0:
             self.step_us = _smooth(self.step_us, total_us / n_steps)
 
