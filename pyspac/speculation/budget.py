@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SHARE: Final = 0.04  # where acceptance can be watched for nothing
-SHARE_COSTLY: Final = 0.05  # where every look costs a draft and its verification
+SHARE_COSTLY: Final = 0.055  # where every look costs a draft and its verification
 CAPACITY: Final = 6.0
 OVERDRAFT: Final = 12.0  # of one step that took far more than was expected
 

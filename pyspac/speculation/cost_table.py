@@ -35,6 +35,7 @@ HUGE: Final = 1.0  # from here on it is the width that changed: no machine becom
 N_SURE_MIN: Final = 3  # samples of a width before its time is sure, if they agree
 N_SURE_MAX: Final = 8  # or if they do not
 ALIKE: Final = 0.25  # |log| between samples that agree
+ANY_WIDTH: Final = 1  # of what is much the same at all widths, and scatters more than it differs
 N_SMALL: Final = 4  # steps between samples of what is small, or the same at every width
 SLOPE_PRIOR: Final = 0.6  # of one more token, in T(1): the union of experts at width 2 (1.6 .. 1.8 times)
 SWITCH_GAIN: Final = 0.15  # of what a switch takes
@@ -205,7 +206,7 @@ class CostTable:
         self.observe_verify(outcome.width, outcome.verify_us, outcome.experts_us)
         if self.n_observed % N_SMALL == 1 or not self.process.n_samples(outcome.width):
             self.process.observe(outcome.width, outcome.process_us)
-            self.overhead.observe(outcome.width, outcome.overhead_us)
+            self.overhead.observe(ANY_WIDTH, outcome.overhead_us)
         if outcome.n_draft and is_draft_typical:
             self.draft.observe(outcome.n_draft, outcome.draft_us)
 
@@ -247,8 +248,7 @@ class CostTable:
             return None
         process = self.process.us(1 + n_draft + n_others, is_optimistic=is_optimistic) or 0.0
         draft = (self.draft.us(n_draft) or 0.0) if n_draft else 0.0
-        overhead = self.overhead.us(1 + n_draft + n_others, is_optimistic=is_optimistic) or 0.0
-        return draft + verify + process + overhead
+        return draft + verify + process + (self.overhead.us(ANY_WIDTH) or 0.0)
 
     def cost(self, n_draft: int, n_others: int = 0, *, is_optimistic: bool = False) -> float | None:
         """T_step(n_draft) / T_step(0): cascade.txt, equation 2."""

@@ -22,7 +22,8 @@ from pyspac.speculation.prices import N_COST_SAMPLES, Prices
 
 LADDER: Final = (1, 2, 3, 5, 8, 12, 15)
 N_BASELINE_STEPS: Final = 4
-N_TRIES: Final = 3  # per draft length and request, to measure its width
+N_RENEWAL_STEPS: Final = 2  # in a row when it is measured again: the first one pays for the change of widths
+N_TRIES: Final = 4  # per draft length and request, to measure its width
 N_IDLE_STEPS: Final = 3  # that a choice of 0 is kept at first; up to the next while nothing happens
 N_IDLE_STEPS_MAX: Final = 12
 LOOK_US: Final = 120.0  # of a look, with cold caches
@@ -34,7 +35,7 @@ N_PRICE_STEPS: Final = 2  # looks for which costs are kept
 BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
 DOUBT: Final = 0.35  # |log|; if all times seem to have moved by more, a plain step must confirm it
 CLEAR: Final = 1.5  # utility from which no such doubt can change the choice
-OFF_UTILITY: Final = 0.97  # to go on with them: coming back takes reading what was missed
+OFF_UTILITY: Final = 0.9  # to go on with them: coming back takes reading what was missed
 ON_UTILITY: Final = 1.08  # to begin with drafts; estimates scatter, and the best of many flatters
 MARGIN: Final = 1.0  # a change must promise so much more
 N_CHANGE_STEPS: Final = 16  # in which it must earn what it costs to change widths
@@ -269,6 +270,8 @@ class Forecast(Controller):
         curve = self.shared.table.verify
         age = curve.age(1)
         if age is None or curve.n_samples(1) < N_BASELINE_STEPS:
+            return True
+        if self._phase == "baseline" and self._n_missed < N_RENEWAL_STEPS:
             return True
         is_old = max(age, self.n_steps - self._last_plain) >= BASELINE_AGE_MAX
         is_clear = max(self.utilities.values()) > CLEAR

@@ -92,6 +92,7 @@ class SpeculationHook:
         was_listening, self._is_listening = self._is_listening, self.controller.is_listening()
         if self._is_listening and not was_listening:
             self._experts_step_us()
+        self._step_us()  # what looking takes is not the draft length's fault
 
     def _step_us(self) -> float:
         """Time since the last call: the whole step, in which speculation saves what a step costs besides."""
