@@ -119,11 +119,13 @@ def bench_steps(args: argparse.Namespace, emit: Callable[[dict[str, Any]], None]
         counts = make_counts(rng, shape, args.steps)
         estimators = args.estimator or ["ema"]
         medians: dict[str, list[float]] = {e: [] for e in estimators}
+        means: dict[str, list[float]] = {e: [] for e in estimators}  # what is learned in one step of four counts
         tails: dict[str, list[float]] = {e: [] for e in estimators}
         for _ in range(args.repeats):
             for estimator in estimators:
                 times = Bench(shape, SchedulerConfig(estimator=estimator), counts).run()
                 medians[estimator].append(statistics.median(times))
+                means[estimator].append(statistics.mean(times))
                 tails[estimator].append(float(np.percentile(times, 99)))
         for estimator in estimators:
             emit(
@@ -131,6 +133,7 @@ def bench_steps(args: argparse.Namespace, emit: Callable[[dict[str, Any]], None]
                     "bench": "step", "shape": name, "estimator": estimator,
                     "median_us": statistics.median(medians[estimator]),
                     "median_us_min": min(medians[estimator]), "median_us_max": max(medians[estimator]),
+                    "mean_us": statistics.median(means[estimator]),
                     "p99_us": statistics.median(tails[estimator]), "budget_us": BUDGET_US[name],
                 }
             )  # fmt: skip

@@ -127,6 +127,8 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--draft-max", "4"], ["--draft-max is 4", "-md"]),
     (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max is 0", "--spec-type none"]),
     (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max is 16", "1 .. 15"]),
+    (["--draft-p-min", "0.2"], ["--draft-p-min is 0.2", "-md"]),
+    (["--draft-p-min", "2"], ["--draft-p-min is 2", "0 .. 1"]),
     (["--estimator", "magic"], ["estimator is 'magic'", "spac"]),
     (["--threshold", "0"], ["threshold is 0", "1 .. 255"]),
     (["--threshold", "high"], ["--threshold is 'high'", "auto"]),
