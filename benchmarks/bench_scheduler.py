@@ -119,7 +119,9 @@ def bench_steps(args: argparse.Namespace, emit: Callable[[dict[str, Any]], None]
         counts = make_counts(rng, shape, args.steps)
         estimators = args.estimator or ["ema"]
         medians: dict[str, list[float]] = {e: [] for e in estimators}
-        means: dict[str, list[float]] = {e: [] for e in estimators}  # what is learned in one step of four counts
+        means: dict[str, list[float]] = {
+            e: [] for e in estimators
+        }  # what is learned in one step of four counts
         tails: dict[str, list[float]] = {e: [] for e in estimators}
         for _ in range(args.repeats):
             for estimator in estimators:
