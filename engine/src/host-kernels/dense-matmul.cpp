@@ -118,7 +118,9 @@ static bool is_dense_matrix(const ggml_tensor * t, const spac_kernels & kernels)
 
 spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors, const spac_kernels & kernels) {
     const std::lock_guard<std::mutex> lock(mutex);
-    traits.kernels = &kernels; // this machine's: the same for all engines
+    if (traits.kernels != &kernels) { // this machine's: the same for all engines, and others may be computing
+        traits.kernels = &kernels;
+    }
     for (ggml_tensor * tensor : tensors) {
         if (is_registered && is_dense_matrix(tensor, kernels)) {
             tensor->extra = &traits;
