@@ -119,9 +119,8 @@ def bench_steps(args: argparse.Namespace, emit: Callable[[dict[str, Any]], None]
         counts = make_counts(rng, shape, args.steps)
         estimators = args.estimator or ["ema"]
         medians: dict[str, list[float]] = {e: [] for e in estimators}
-        means: dict[str, list[float]] = {
-            e: [] for e in estimators
-        }  # what is learned in one step of four counts
+        # three steps of four learn nothing: the median is one of those
+        means: dict[str, list[float]] = {e: [] for e in estimators}
         tails: dict[str, list[float]] = {e: [] for e in estimators}
         for _ in range(args.repeats):
             for estimator in estimators:

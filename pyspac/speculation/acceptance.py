@@ -74,17 +74,17 @@ class AcceptanceCurve:
             rates.append(before)
         return rates
 
-    def lengths(self) -> list[float]:
+    def chances(self) -> list[float]:
         """[1 + n_max] chance that a draft has 0, 1, 2, ... tokens or more, where as many are asked for."""
         chances = [1.0]
         for goes_on in self._goes_on:
             chances.append(chances[-1] * goes_on)
         return chances
 
-    def expected_tokens(self, lengths: list[float]) -> list[float]:
-        """[1 + n_max] tokens emitted by a step that asks for 0, 1, 2, ... drafts; `lengths` as above."""
+    def expected_tokens(self, chances: list[float]) -> list[float]:
+        """[1 + n_max] tokens emitted by a step that asks for 0, 1, 2, ... drafts; `chances` as above."""
         tokens, reach = [1.0], 1.0
-        for rate, chance in zip(self.rates(), lengths[1:], strict=True):
+        for rate, chance in zip(self.rates(), chances[1:], strict=True):
             reach *= rate
             tokens.append(tokens[-1] + chance * reach)
         return tokens

@@ -37,7 +37,6 @@ DOUBT: Final = 0.35  # |log|; if all times seem to have moved by more, a plain s
 CLEAR: Final = 1.5  # utility from which no such doubt can change the choice
 OFF_UTILITY: Final = 0.9  # to go on with them: coming back takes reading what was missed
 ON_UTILITY: Final = 1.08  # to begin with drafts; estimates scatter, and the best of many flatters
-MARGIN: Final = 1.0  # a change must promise so much more
 N_CHANGE_STEPS: Final = 16  # in which it must earn what it costs to change widths
 PROBE_DISTANCE: Final = 8  # steps between probes at first; doubles while they fail
 PROBE_DISTANCE_MAX: Final = 64
@@ -68,8 +67,8 @@ class Forecast(Controller):
         self._n_missed = 0  # plain steps that the drafter has not read
         self._last_plain = 0  # step
         self._catch_up = 0.0  # plain steps that reading them took the last time: one batch, however many
-        self._chances = self.acceptance.lengths()
-        self._tokens = self.acceptance.expected_tokens(self._chances)
+        self._chances: list[float] = []  # of drafts at least so long; this and the next two by _choose
+        self._tokens: list[float] = []  # expected
         self._shorter: list[tuple[float, float]] = []  # see _price_shorter
         self._prices = Prices(shared.table, self.lengths)
         self._n_price_steps = 0  # left until prices are renewed
@@ -235,7 +234,7 @@ class Forecast(Controller):
             return self._set("choose", 0, "the cap is 0")
         if self._needs_baseline():
             return self._set("baseline", 0, "the plain step's time")
-        self._chances = self.acceptance.lengths()
+        self._chances = self.acceptance.chances()
         self._tokens = self.acceptance.expected_tokens(self._chances)
         self._renew_prices()
         self._price_shorter()
@@ -291,7 +290,7 @@ class Forecast(Controller):
         allowed = [k for k in self.lengths if self.utilities[k] > least and self._can_risk(k)]
         best = max(allowed, key=lambda k: self.utilities[k], default=0)
         is_kept = self._phase == "choose" and (self._n_draft == 0 or self._n_draft in allowed)
-        margin = MARGIN + self._prices.switch / N_CHANGE_STEPS
+        margin = 1.0 + self._prices.switch / N_CHANGE_STEPS
         if is_kept and self.utilities[best] < margin * self.utilities[self._n_draft]:
             return self._n_draft
         return best
@@ -305,7 +304,7 @@ class Forecast(Controller):
 
     def _survey(self) -> int | None:
         """A length whose time is not known well, if it were the best should it cost as little as it may."""
-        best, prices = max(ON_UTILITY, MARGIN * max(self.utilities.values())), self._prices
+        best, prices = max(ON_UTILITY, max(self.utilities.values())), self._prices
         for k in prices.unsure:
             could_win = self._n_tries[k] < N_TRIES and self._utility(k, prices.least[k]) > best
             if could_win and self._can_risk(k):

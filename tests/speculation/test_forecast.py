@@ -74,7 +74,7 @@ def test_drafts_cease_to_hold() -> None:
 def test_costs_rise() -> None:
     """Verification becomes dear (the cache went cold, say): three drafts hold, K = 3 no longer pays."""
     c = forecast()
-    assert max(play(c, 200, FLAT, always(3)).n_drafts[-3:]) >= 3  # among them a plain one, perhaps
+    assert play(c, 190, FLAT, always(3)).n_drafts[-1] >= 3
     played = play(c, 200, [STEP * (1 + 1.5 * k) for k in range(9)], always(3))
     assert played.n_drafts[100:].count(0) >= 90
 

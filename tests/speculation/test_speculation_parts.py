@@ -139,7 +139,7 @@ class TestAcceptance:
         curve = AcceptanceCurve(3)
         for _ in range(100):
             curve.observe(3, 1)
-        assert curve.expected_tokens(curve.lengths()) == pytest.approx([1, 2, 2, 2], abs=0.25)
+        assert curve.expected_tokens(curve.chances()) == pytest.approx([1, 2, 2, 2], abs=0.25)
 
     def test_forgetting_keeps_the_guess_and_loses_the_weight(self) -> None:
         curve = AcceptanceCurve(2)

@@ -70,8 +70,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
         const ggml_tensor * w     = op.src[0];
         const spac_dot      dot   = kernels->dot(w->type);
         const size_t        bytes = act_bytes_of(&op);
-        for (int64_t t0 = 0; t0 < op.ne[1]; t0 += SPAC_DOT_TOKENS) {
-            const int    n_acts = (int) std::min<int64_t>(SPAC_DOT_TOKENS, op.ne[1] - t0);
+        spac_for_each_part((int) op.ne[1], [&](int t0, int n_acts) {
             const char * act[SPAC_DOT_TOKENS];
             float *      out[SPAC_DOT_TOKENS];
             for (int t = 0; t < n_acts; t++) {
@@ -79,7 +78,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
                 out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r0;
             }
             dot((const char *) w->data + r0 * w->nb[1], w->nb[1], n, w->ne[0], act, n_acts, out);
-        }
+        });
     }
 };
 

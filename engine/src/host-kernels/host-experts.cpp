@@ -258,16 +258,6 @@ void spac_host_experts::activate(float * gate, float * up, int64_t n) const {
     }
 }
 
-// n_rows tokens in equal parts of at most SPAC_DOT_TOKENS
-template <typename F>
-static void for_each_part(int n_rows, F f) {
-    const int n_parts = (n_rows + SPAC_DOT_TOKENS - 1) / SPAC_DOT_TOKENS;
-    for (int ip = 0; ip < n_parts; ip++) {
-        const int begin = n_rows * ip / n_parts;
-        f(begin, n_rows * (ip + 1) / n_parts - begin);
-    }
-}
-
 void spac_host_experts::compute_hidden(int ix, int64_t block) {
     wait_for_zero(n_inputs_left);
 
@@ -278,7 +268,7 @@ void spac_host_experts::compute_hidden(int ix, int64_t block) {
     const int     bias_up = is_fused ? SPAC_PART_GATE_UP_B : SPAC_PART_UP_B, bias_gate = is_fused ? SPAC_PART_GATE_UP_B : SPAC_PART_GATE_B;
     const int64_t up_0 = is_fused ? n_ff : 0; // gate first, then up
 
-    for_each_part(e.n_rows, [&](int begin, int n_acts) {
+    spac_for_each_part(e.n_rows, [&](int begin, int n_acts) {
         float       gates[SPAC_DOT_TOKENS][SPAC_TASK_ROWS_MAX];
         const char *acts[SPAC_DOT_TOKENS], *gate_acts[SPAC_DOT_TOKENS];
         float *     up[SPAC_DOT_TOKENS], *gate[SPAC_DOT_TOKENS];
@@ -320,7 +310,7 @@ void spac_host_experts::compute_rows(const call & c, int ix, int64_t block) {
     const expert  e  = experts[ix];
     const int64_t r0 = block * out_rows, n = std::min(out_rows, layer->n_embd - r0);
 
-    for_each_part(e.n_rows, [&](int begin, int n_acts) {
+    spac_for_each_part(e.n_rows, [&](int begin, int n_acts) {
         const char * acts[SPAC_DOT_TOKENS];
         float *      out[SPAC_DOT_TOKENS];
         for (int t = 0; t < n_acts; t++) {

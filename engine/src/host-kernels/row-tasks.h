@@ -1,5 +1,7 @@
-// How the rows of a weight matrix are divided among threads.
+// How the multiplication of a weight matrix is divided: its rows among threads, the tokens among calls of a kernel.
 #pragma once
+
+#include "kernels.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -19,5 +21,15 @@ inline int64_t spac_rows_per_task(int64_t n_rows, size_t row_bytes, int64_t n_ma
     const int64_t most       = std::clamp(std::min(by_bytes, by_balance), SPAC_TASK_ROWS_MIN, SPAC_TASK_ROWS_MAX);
     const int64_t n_tasks    = (n_rows + most - 1) / most;
     const int64_t rows       = (n_rows + n_tasks - 1) / n_tasks;
-    return std::min((rows + SPAC_TASK_ROWS_MIN - 1) / SPAC_TASK_ROWS_MIN * SPAC_TASK_ROWS_MIN, SPAC_TASK_ROWS_MAX);
+    return GGML_PAD(rows, SPAC_TASK_ROWS_MIN);
+}
+
+// n_rows tokens in equal parts of at most SPAC_DOT_TOKENS
+template <typename F>
+inline void spac_for_each_part(int n_rows, F f) {
+    const int n_parts = (n_rows + SPAC_DOT_TOKENS - 1) / SPAC_DOT_TOKENS;
+    for (int ip = 0; ip < n_parts; ip++) {
+        const int begin = n_rows * ip / n_parts;
+        f(begin, n_rows * (ip + 1) / n_parts - begin);
+    }
 }
