@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from gguf import GGUFReader
@@ -122,7 +123,7 @@ def test_a_rehearsal_on_the_cpu_gives_rows_and_a_table(tiny: Path, tmp_path: Pat
     assert split["rounds"] == 2
     assert 0 < split["coverage"] <= 1
     assert split["pinned_steals"] == 0
-    assert split["diverged_at"] is None
+    assert split["agreement"] == 1
     assert split["tokens_per_step"] == compared["controls", "stock-sd"]["tokens_per_step"] > 1
     assert compared["controls", "stock-ar"]["tokens_per_step"] == 1
     assert split["settings"]["acceptance"] == 0.75
@@ -201,6 +202,17 @@ def test_replayed_drafts_are_right_as_often_as_asked() -> None:
     assert replay.ReplayDrafter(sequence, 0.7, 1).draft(sequence, 4).tokens == []  # nothing follows
 
 
+def test_all_contenders_go_on_with_the_same_tokens() -> None:
+    """Wrong drafts are rejected, right ones accepted, and own choices counted, not taken."""
+    sampler = replay.ReplaySampler([3, 1, 4, 1])
+    logits = np.zeros((3, 6), dtype=np.float32)
+    logits[:, 1] = 1.0  # its own choice is always 1
+    assert sampler.sample(logits[0])[0] == 3
+    assert sampler.verify(logits, [1, 5], None).tokens == [1, 4]  # 1 is right, 5 is not
+    assert sampler.verify(logits[:1], [], None).tokens == [1]
+    assert sampler.agreement == 0.5
+
+
 @pytest.mark.parametrize(("share", "layers"), [(0.0, []), (0.49, []), (0.5, [1]), (0.99, [1]), (1.0, [1, 0])])
 def test_n_cpu_moe_gets_the_last_layers_that_fit(tiny: Path, share: float, layers: list[int]) -> None:
     geometry = read_geometry(read_header(tiny))
@@ -256,10 +268,17 @@ def test_table_shows_ratios_and_what_is_emulated() -> None:
         "pool_capped": True,
         "device": "CUDA0",
         "device_expert_mib": 2720.0,
-        "diverged_at": 70,
+        "agreement": 0.98,
     }
     text = "\n".join(table.comparison([row]))
-    for part in ("1.500", "1.40..1.60", "60.0%", "emulated: link emulated", "pool capped: CUDA0", "at 70"):
+    for part in (
+        "1.500",
+        "1.40..1.60",
+        "60.0%",
+        "emulated: link emulated",
+        "pool capped: CUDA0",
+        "split-ema 2.0%",
+    ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 130
 

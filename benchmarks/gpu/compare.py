@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 from arms import BASELINE, Arm, chosen_arms, device_layers, host_pattern
-from replay import ReplayDrafter, first_difference
+from replay import EndlessSampler, ReplayDrafter, ReplaySampler
 from settings import Settings
 
 from pyspac import engine as native
@@ -35,7 +35,6 @@ from pyspac.llama import (
     ModelParams,
 )
 from pyspac.metrics import StepMetrics
-from pyspac.sampling import Sampler, SamplingParams
 from pyspac.split import Split
 
 N_PROMPT = 48
@@ -105,7 +104,7 @@ class Visit:
     n_steps: int
     mean_width: float
     counters: dict[str, int]
-    diverged_at: int | None
+    agreement: float
     pool_bytes: int
     scheduler_us: float | None
 
@@ -209,8 +208,9 @@ def visit(bench: Bench, arm: Arm, n_predict: int | None = None) -> Visit:
     with opened(bench, arm) as (context, split, n_draft):
         probe = Probe(split, bench.s.warm_up)
         drafter = ReplayDrafter(bench.reference, bench.s.acceptance, bench.s.seed, bench.s.draft_ms)
-        loop = DecodeLoop(context, Sampler(SamplingParams()), drafter, n_draft_max=n_draft, hook=probe)
-        generation = loop.run(bench.prompt(), n_predict or bench.n_predict)
+        sampler = ReplaySampler(bench.reference[N_PROMPT:])
+        loop = DecodeLoop(context, sampler, drafter, n_draft_max=n_draft, hook=probe)
+        loop.run(bench.prompt(), n_predict or bench.n_predict)
         probe.mark()
         (t0, n0, before), (t1, n1, after) = probe.marks[0], probe.marks[-1]
         return Visit(
@@ -219,7 +219,7 @@ def visit(bench: Bench, arm: Arm, n_predict: int | None = None) -> Visit:
             n_steps=len(probe.widths),
             mean_width=float(np.mean(probe.widths)) if probe.widths else float("nan"),
             counters={name: after[name] - before[name] for name in before},
-            diverged_at=first_difference(bench.prompt() + generation.token_ids, bench.reference),
+            agreement=sampler.agreement,
             pool_bytes=split.info.pool_bytes if split else 0,
             scheduler_us=split.scheduler.stats().step_p50_us if split else None,
         )
@@ -228,7 +228,7 @@ def visit(bench: Bench, arm: Arm, n_predict: int | None = None) -> Visit:
 def compute_reference(bench: Bench) -> list[int]:
     """Prompt and its plain greedy continuation by stock, long enough for every draft."""
     with new_context(bench, "host") as context:
-        loop = DecodeLoop(context, Sampler(SamplingParams()))
+        loop = DecodeLoop(context, EndlessSampler(context.model.vocab))
         generation = loop.run(bench.prompt(), bench.n_predict + bench.s.draft_max)
     return bench.prompt() + generation.token_ids
 
@@ -312,7 +312,7 @@ def row_of(bench: Bench, arm: Arm, visits: Sequence[Visit], base_tps: np.ndarray
         "tokens_per_step": median([v.n_tokens / max(1, v.n_steps) for v in visits]),
         "batch_width": median([v.mean_width for v in visits]),
         "device_expert_mib": rounded(expert_bytes / 2**20),
-        "diverged_at": visits[0].diverged_at,
+        "agreement": median([v.agreement for v in visits]),
         **(split_figures(visits) if arm.is_split else {}),
     }
 

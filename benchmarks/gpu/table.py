@@ -48,7 +48,7 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
         lines.append(f"emulated: {', '.join(row['emulated'])}")
     if row["pool_capped"]:
         lines.append(f"pool capped: {row['device']} has room for more than {row['cache']} of the experts")
-    parted = [f"{r['arm']} at {r['diverged_at']}" for r in rows if r["diverged_at"] is not None]
-    if parted:
-        lines.append(f"output parted from stock's plain decoding (near ties): {', '.join(parted)}")
+    others = [f"{r['arm']} {1 - r['agreement']:.1%}" for r in rows if r["agreement"] < 1]
+    if others:
+        lines.append(f"tokens that a contender would have chosen otherwise (near ties): {', '.join(others)}")
     return lines
