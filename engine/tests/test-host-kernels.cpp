@@ -419,6 +419,17 @@ static void test_edges(const spac_kernels & kernels) {
     }
 }
 
+static ggml_tensor input_tensor(const layer_fixture & f, forward_input & in) {
+    ggml_tensor cur = {};
+    cur.ne[0]       = f.layer.n_embd;
+    cur.ne[1]       = in.n_inputs;
+    cur.ne[2]       = in.n_tokens;
+    cur.nb[1]       = f.layer.n_embd * sizeof(float);
+    cur.nb[2]       = cur.nb[1] * in.n_inputs;
+    cur.data        = in.cur.data();
+    return cur;
+}
+
 // the same rows as without the pool, layer after layer, with and without work
 static void test_pool(const spac_kernels & kernels, bool stays_awake) {
     const layer_fixture f({ "", GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 64, 96 });
@@ -434,13 +445,7 @@ static void test_pool(const spac_kernels & kernels, bool stays_awake) {
             }
             const std::vector<float> rows = with_kernels(experts, f, in, 1);
 
-            ggml_tensor cur = {};
-            cur.ne[0]       = f.layer.n_embd;
-            cur.ne[1]       = in.n_inputs;
-            cur.ne[2]       = in.n_tokens;
-            cur.nb[1]       = f.layer.n_embd * sizeof(float);
-            cur.nb[2]       = cur.nb[1] * in.n_inputs;
-            cur.data        = in.cur.data();
+            const ggml_tensor cur = input_tensor(f, in);
             pool.submit(&f.layer, &cur, in.ids.data(), in.ids.data(), in.n_tokens);
             std::fill(in.cur.begin(), in.cur.end(), NAN); // submit has copied what it needs
             if (i % 11 == 0) {                            // an aborted graph, which collects nothing
@@ -453,6 +458,24 @@ static void test_pool(const spac_kernels & kernels, bool stays_awake) {
             CHECK(memcmp(pool.wait(us), rows.data(), rows.size() * sizeof(float)) == 0);
         }
     }
+}
+
+// the time that host experts took is not the time until somebody asked for them
+static void test_pool_time(const spac_kernels & kernels) {
+    const layer_fixture f({ "", GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 64, 96 });
+    std::mt19937        rng(6);
+    spac_expert_pool    pool(kernels, 2, true, std::vector<int>());
+    uint64_t            shortest = UINT64_MAX;
+    for (int i = 0; i < 5; i++) { // its thread may have to wait for a core
+        forward_input     in  = random_input(f, 3, rng);
+        const ggml_tensor cur = input_tensor(f, in);
+        pool.submit(&f.layer, &cur, in.ids.data(), in.ids.data(), in.n_tokens);
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        uint64_t us;
+        pool.wait(us);
+        shortest = std::min(shortest, us);
+    }
+    CHECK(shortest > 0 && shortest < 50000);
 }
 
 // layers that are not ours
@@ -472,6 +495,7 @@ int main() {
         test_edges(*kernels);
         test_pool(*kernels, true);
         test_pool(*kernels, false);
+        test_pool_time(*kernels);
         test_declined(*kernels);
         n_tested++;
     }

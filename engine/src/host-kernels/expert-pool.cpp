@@ -75,7 +75,7 @@ void spac_expert_pool::submit(const spac_moe_layer * layer, const ggml_tensor * 
 
 const float * spac_expert_pool::wait(uint64_t & busy_us) {
     if (experts.has_work()) {
-        experts.work(in, rows.data());
+        work();
         close();
     }
     busy_us = t_end - t_begin;
@@ -94,7 +94,6 @@ void spac_expert_pool::open() {
 
 // returns when no thread is inside: every task is done then
 void spac_expert_pool::close() {
-    leave();
     gate.fetch_add(1); // who comes only now stays out
     const uint64_t t_nap = spac_now_us() + AWAKE_US;
     while (n_inside > 0) {
@@ -106,7 +105,11 @@ void spac_expert_pool::close() {
     }
 }
 
-void spac_expert_pool::leave() {
+// who finds nothing left to do may have come long after the end
+void spac_expert_pool::work() {
+    if (!experts.work(in, rows.data())) {
+        return;
+    }
     const uint64_t t = spac_now_us();
     for (uint64_t last = t_end; last < t && !t_end.compare_exchange_weak(last, t);) {
     }
@@ -116,8 +119,7 @@ void spac_expert_pool::run() {
     for (uint64_t seen = 0; next_round(seen);) {
         n_inside.fetch_add(1);
         if (gate == seen) {
-            experts.work(in, rows.data());
-            leave();
+            work();
         }
         n_inside.fetch_sub(1);
     }

@@ -29,7 +29,7 @@ struct spac_expert_pool : spac_host_worker {
     bool has_opened(uint64_t & seen) const;
     void open();
     void close();
-    void leave();
+    void work();
     void copy_input(const ggml_tensor * cur);
     void clear_absent(const spac_moe_layer & layer, const int32_t * ids_host, size_t n_rows);
 
@@ -46,7 +46,7 @@ struct spac_expert_pool : spac_host_worker {
     // sequentially consistent, so either the thread sees that it came too late, or it is waited for.
     alignas(64) std::atomic<uint64_t> gate{ 0 }; // counts openings and closings: odd while a round is open
     alignas(64) std::atomic<int> n_inside{ 0 };
-    alignas(64) std::atomic<uint64_t> t_end{ 0 }; // when the last thread left
+    alignas(64) std::atomic<uint64_t> t_end{ 0 }; // when the last task was done
     std::atomic<bool> is_resting{ true };         // no forward is in progress: sleep at once
 
     std::mutex              mutex; // of sleeping and waking

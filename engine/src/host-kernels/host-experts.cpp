@@ -149,8 +149,9 @@ void spac_host_experts::make_room() {
 
 // ---- working, by all threads
 
-void spac_host_experts::work(const spac_host_input & in, float * rows) {
-    const call c = { in, rows };
+bool spac_host_experts::work(const spac_host_input & in, float * rows) {
+    const call c      = { in, rows };
+    bool       worked = false;
     for (int64_t i = next.fetch_add(1, std::memory_order_acq_rel); i < n_tasks; i = next.fetch_add(1, std::memory_order_acq_rel)) {
         const int64_t i_hidden = i - n_input_tasks, i_out = i_hidden - n_hidden_tasks;
         if (i_hidden < 0) {
@@ -160,7 +161,9 @@ void spac_host_experts::work(const spac_host_input & in, float * rows) {
         } else {
             compute_rows(c, (int) (i_out / out_blocks), i_out % out_blocks);
         }
+        worked = true;
     }
+    return worked;
 }
 
 void spac_host_experts::prepare_input(const call & c, int64_t it) {

@@ -30,7 +30,8 @@ struct spac_host_experts {
 
     // by each thread, with the same arguments; on return every task is taken, and those of this thread are done
     // rows: [n_embd, n_expert_used, n_tokens], untouched where ids has -1
-    void work(const spac_host_input & in, float * rows);
+    // false: there was nothing left for this thread
+    bool work(const spac_host_input & in, float * rows);
 
     bool has_work() const { return !experts.empty(); }
 
