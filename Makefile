@@ -96,13 +96,15 @@ test-python: build
 test-sanitizers: $(DEPS) build/asan/.configured build/tsan/.configured
 	for preset in asan tsan; do cmake --build --preset $$preset -j $(JOBS); ctest --preset $$preset; done
 
-# the patched CUDA sources compile; without nvcc it says so
+# the patched CUDA sources compile, and the tests that need a GPU pass on an emulated one; without nvcc it says so
 check-cuda: build
 	python scripts/check_cuda.py --if-present
+	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
+	python scripts/emulate_cuda.py --if-present
 
 # --- lint ---
 
-ENGINE_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind)))
+ENGINE_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tests/cuda-emulator/*.$(kind)))
 
 lint: $(DEPS)
 	ruff check .

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -14,11 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @cache
 def has_gpu() -> bool:
-    """A CUDA device that the driver lists."""
-    if shutil.which("nvidia-smi") is None:
-        return False
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    return listed.returncode == 0 and listed.stdout.startswith("GPU")
+    """A CUDA device that ggml lists: of a build for CUDA, or of a backend that GGML_BACKEND_PATH names."""
+    from pyspac.devices import gpu_devices
+
+    return any(device.name.startswith("CUDA") for device in gpu_devices())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

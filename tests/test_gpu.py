@@ -1,0 +1,87 @@
+"""The split on a CUDA device: a real one, or the emulated one of scripts/emulate_cuda.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+MODELS = ROOT / "pyspac" / "models"
+MODEL = MODELS / "demo-moe.gguf"
+PROMPT = "def parse_args(argv):"
+
+pytestmark = pytest.mark.gpu
+
+
+def run_json(*arguments: str | Path) -> dict[str, Any]:
+    """What `pyspac run --json -` on the first CUDA device prints."""
+    command = [
+        sys.executable,
+        "-m",
+        "pyspac",
+        "run",
+        "-m",
+        MODEL,
+        "--device",
+        "CUDA0",
+        "-p",
+        PROMPT,
+        *arguments,
+    ]
+    done = subprocess.run([*map(str, command), "--json", "-"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_a_drafted_run_uses_both_sides() -> None:
+    result = run_json("-md", MODELS / "demo-draft.gguf", "--cache", "25%", "--draft-max", "4", "-n", "16")
+    assert (result["device"], result["emulated"]) == ("CUDA0", False)
+    assert result["n_tokens"] == 16
+    assert result["n_accepted"] > 0
+    assert result["layers"] == {"split": 6, "declined": {}, "unpinned": 0}
+    experts = result["experts"]
+    assert experts["n_steps_with_both"] > 0
+    assert experts["n_loads"] > 0
+    assert experts["n_hit"] > 0
+
+
+def test_a_split_model_answers_as_stock() -> None:
+    """Greedy text of 8 tokens: the device rounds otherwise, but not so much that the first words change."""
+    split = run_json("--cache", "50%", "-n", "8")
+    assert split["experts"]["n_hit"] > 0
+    assert split["token_ids"] == run_json("--stock", "-n", "8")["token_ids"]
+
+
+def test_a_cache_that_does_not_fit_is_refused() -> None:
+    command = ["run", "-m", str(MODEL), "--device", "CUDA0", "--cache", "10000000", "-p", PROMPT, "-n", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pyspac", *command], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "--cache" in done.stderr
+
+
+def test_contenders_of_the_benchmark_take_the_same_steps(tmp_path: Path) -> None:
+    """Kernels that round differently must not change which drafts fit."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), "--no-build", "--device", "CUDA0"]
+    command += ["--model", str(MODEL), "--phases", "compare", "--arms", "stock-sd,ncmoe-sd,split-ema"]
+    command += ["--tokens", "16", "--warm-up", "4", "--rounds", "1", "--cache", "34%", "--budget", "280"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path), "--work", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("gpu-*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = {row["arm"]: row["tokens_per_step"] for row in rows if row["row"] == "compare"}
+    assert steps.keys() == {"stock-sd", "ncmoe-sd", "split-ema"}
+    assert len(set(steps.values())) == 1
+    assert steps["stock-sd"] > 1
