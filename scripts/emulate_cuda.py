@@ -3,6 +3,7 @@
 
     emulate_cuda.py               build, then the tests that compute on a GPU
     emulate_cuda.py --arch 610    the kernels of another architecture (900 by default)
+    emulate_cuda.py --memcheck    the kernels only, with AddressSanitizer: accesses beyond an allocation
     emulate_cuda.py --no-tests    build only, and print how to use the result
 
 In: the patched tree (scripts/patches.py prepare), a build (make build), and CUDA 13's headers. Out:
@@ -35,56 +36,19 @@ from translate import translate  # noqa: E402
 GGML = TREE / "ggml"
 CUDA = GGML / "src" / "ggml-cuda"
 # what MoE transformers need; the rest becomes functions that end the program and say their name
-SOURCES = [
-    "add-id",
-    "argmax",
-    "argsort",
-    "binbcast",
-    "clamp",
-    "concat",
-    "convert",
-    "cpy",
-    "cumsum",
-    "fill",
-    "fwht",
-    "getrows",
-    "ggml-cuda",
-    "mean",
-    "mmf",
-    "mmid",
-    "mmq",
-    "mmvf",
-    "mmvq",
-    "moe-weighted-reduction",
-    "norm",
-    "pad",
-    "quantize",
-    "rope",
-    "scale",
-    "set-rows",
-    "softmax",
-    "sum",
-    "sumrows",
-    "topk-moe",
-    "unary",
-    "template-instances/mmf-instance-*",
-    "template-instances/mmq-instance-iq4_xs",
-    "template-instances/mmq-instance-mxfp4",
-    "template-instances/mmq-instance-q[4568]_[01k]",
-]
+SOURCES = """
+    add-id argmax argsort binbcast clamp concat convert cpy cumsum fill fwht getrows ggml-cuda mean
+    mmf mmid mmq mmvf mmvq moe-weighted-reduction norm pad quantize rope scale set-rows softmax sum
+    sumrows topk-moe unary template-instances/mmf-instance-*
+    template-instances/mmq-instance-iq4_xs template-instances/mmq-instance-mxfp4
+    template-instances/mmq-instance-q[4568]_[01k]
+"""
 DELAY_US = "100"  # of every job of a stream, at most: what is not ordered shall overtake
-FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-fPIC",
-    "-w",
-    "-march=native",
-    "-DGGML_CUDA_NO_VMM",
-    "-DGGML_CUDA_USE_GRAPHS",
-    "-DGGML_BACKEND_DL",
-    "-DGGML_BACKEND_SHARED",
-    "-DGGML_BACKEND_BUILD",
-]
+FLAGS = """
+    -std=c++17 -O1 -fPIC -w -march=native -DGGML_CUDA_NO_VMM -DGGML_CUDA_USE_GRAPHS
+    -DGGML_BACKEND_DL -DGGML_BACKEND_SHARED -DGGML_BACKEND_BUILD
+"""
+MEMCHECK = ("-fsanitize=address", "--param=asan-stack=0")  # fibers have stacks that it does not know
 
 
 def translated_sources(folder: Path) -> list[Path]:
@@ -95,14 +59,14 @@ def translated_sources(folder: Path) -> list[Path]:
         if not target.is_file() or target.read_text(encoding="utf-8") != text:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
-    return sorted(path for name in SOURCES for path in folder.glob(f"{name}.cu"))
+    return sorted(path for name in SOURCES.split() for path in folder.glob(f"{name}.cu"))
 
 
 class Build:
     """Objects that are older than what they are made of are made again."""
 
-    def __init__(self, nvcc: str, arch: int, lib_dir: Path) -> None:
-        self.folder = ROOT / "build" / "cuda-emulated" / str(arch)
+    def __init__(self, nvcc: str, arch: int, memcheck: bool, lib_dir: Path) -> None:
+        self.folder = ROOT / "build" / "cuda-emulated" / f"{arch}{'-memcheck' if memcheck else ''}"
         self.sources = ROOT / "build" / "cuda-emulated" / "src" / "ggml-cuda"
         self.library = self.folder / "libggml-cuda.so"
         self.lib_dir = lib_dir
@@ -111,8 +75,8 @@ class Build:
             os.environ.get("CXX", "g++"),
         ]
         includes = [self.sources.parent, EMULATOR, GGML / "src", GGML / "include", cublas_include(nvcc)]
-        self.flags = [*FLAGS, f"-DEMULATED_ARCH={arch}", *(f"-I{folder}" for folder in includes)]
-        self.flags += cuda_includes(nvcc)
+        self.flags = [*FLAGS.split(), f"-DEMULATED_ARCH={arch}", *(f"-I{folder}" for folder in includes)]
+        self.flags += [*cuda_includes(nvcc), *(MEMCHECK if memcheck else ())]
 
     def run(self, jobs: int) -> None:
         """Raises CalledProcessError with the compiler's complaint."""
@@ -149,7 +113,7 @@ class Build:
 
     def link(self, objects: list[Path]) -> None:
         libraries = [f"-L{self.lib_dir}", "-lggml-base", f"-Wl,-rpath,{self.lib_dir}", "-lpthread"]
-        call(["g++", "-shared", "-Wl,-z,defs", "-o", str(self.library), *map(str, objects), *libraries])
+        call([self.compiler[-1], "-shared", "-o", str(self.library), *map(str, objects), *libraries])
 
 
 def cuda_includes(nvcc: str) -> list[str]:
@@ -176,13 +140,14 @@ def call(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def run_tests(library: Path, build_dir: Path, jobs: int) -> int:
+def run_tests(library: Path, build_dir: Path, memcheck: bool, jobs: int) -> int:
     """How many failed. The engine's test computes on every device, `pytest -m gpu` on the first."""
     environment = os.environ | {"GGML_BACKEND_PATH": str(library), "CUDA_EMULATOR_DELAY_US": DELAY_US}
-    tests = {
-        "test-negative-ids": [str(build_dir / "tests" / "test-negative-ids"), "CUDA0"],
-        "pytest -m gpu": [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")],
-    }
+    tests = {"test-negative-ids": [str(build_dir / "tests" / "test-negative-ids"), "CUDA0"]}
+    if memcheck:
+        environment |= {"LD_PRELOAD": sanitizer_library(), "ASAN_OPTIONS": "detect_leaks=0"}
+    else:
+        tests["pytest -m gpu"] = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")]
 
     def run_test(name: str) -> bool:
         start = time.monotonic()
@@ -195,6 +160,10 @@ def run_tests(library: Path, build_dir: Path, jobs: int) -> int:
 
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(run_test, tests)).count(False)
+
+
+def sanitizer_library() -> str:
+    return call([os.environ.get("CXX", "g++"), "-print-file-name=libasan.so"]).strip()
 
 
 def why_not() -> str | None:
@@ -211,6 +180,7 @@ def main() -> int:
     )
     parser.add_argument("--arch", type=int, default=900, help="compute capability times 100 (default: 900)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilations, and tests, at once")
+    parser.add_argument("--memcheck", action="store_true", help="look for accesses beyond an allocation")
     parser.add_argument("--no-tests", action="store_true", help="build only")
     parser.add_argument(
         "--if-present", action="store_true", help="without CUDA's headers, say so and succeed"
@@ -222,7 +192,7 @@ def main() -> int:
         return 0 if options.if_present else 2
     from pyspac import _native
 
-    build = Build(shutil.which("nvcc") or "", options.arch, _native.lib_dir())
+    build = Build(shutil.which("nvcc") or "", options.arch, options.memcheck, _native.lib_dir())
     try:
         build.run(options.jobs)
     except subprocess.CalledProcessError as error:
@@ -231,7 +201,8 @@ def main() -> int:
     if options.no_tests:
         print(f"GGML_BACKEND_PATH={build.library} pyspac run --device CUDA0 ...")
         return 0
-    return 1 if run_tests(build.library, build.lib_dir.parent, options.jobs) else 0
+    n_failed = run_tests(build.library, build.lib_dir.parent, options.memcheck, options.jobs)
+    return 1 if n_failed else 0
 
 
 if __name__ == "__main__":
