@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,27 +15,21 @@ from conftest import ROOT
 
 MODELS = ROOT / "pyspac" / "models"
 MODEL = MODELS / "demo-moe.gguf"
+N_LAYERS = 6
 PROMPT = "def parse_args(argv):"
 
 pytestmark = pytest.mark.gpu
 
 
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`pyspac run` of the demo model on the first CUDA device."""
+    options = ["-m", MODEL, "--device", "CUDA0", "-p", PROMPT, *arguments]
+    command = [sys.executable, "-m", "pyspac", "run", *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | environment)
+
+
 def run_json(*arguments: str | Path) -> dict[str, Any]:
-    """What `pyspac run --json -` on the first CUDA device prints."""
-    command = [
-        sys.executable,
-        "-m",
-        "pyspac",
-        "run",
-        "-m",
-        MODEL,
-        "--device",
-        "CUDA0",
-        "-p",
-        PROMPT,
-        *arguments,
-    ]
-    done = subprocess.run([*map(str, command), "--json", "-"], capture_output=True, text=True, timeout=240)
+    done = run(*arguments, "--json", "-")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -44,7 +40,7 @@ def test_a_drafted_run_uses_both_sides() -> None:
     assert (result["device"], result["emulated"]) == ("CUDA0", False)
     assert result["n_tokens"] == 16
     assert result["n_accepted"] > 0
-    assert result["layers"] == {"split": 6, "declined": {}, "unpinned": 0}
+    assert result["layers"] == {"split": N_LAYERS, "declined": {}, "unpinned": 0}
     experts = result["experts"]
     assert experts["n_steps_with_both"] > 0
     assert experts["n_loads"] > 0
@@ -59,12 +55,19 @@ def test_a_split_model_answers_as_stock() -> None:
 
 
 def test_a_cache_that_does_not_fit_is_refused() -> None:
-    command = ["run", "-m", str(MODEL), "--device", "CUDA0", "--cache", "10000000", "-p", PROMPT, "-n", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pyspac", *command], capture_output=True, text=True, timeout=120
-    )
+    done = run("--cache", "10000000", "-n", "1")
     assert done.returncode == 2
     assert "--cache" in done.stderr
+
+
+def test_parts_of_the_split_are_replayed_as_graphs() -> None:
+    """Each of the parts between host experts becomes a CUDA graph in its third step, as without the split."""
+    n_parts, n_steps = 2 * N_LAYERS + 1, 11
+    done = run("--cache", "25%", "-n", str(n_steps + 1), CUDA_EMULATOR_REPORT="1")
+    counted = re.search(r"cuda-emulator: (\d+) graphs launched", done.stderr)
+    if counted is None:
+        pytest.skip("only the emulated device counts them")
+    assert int(counted[1]) >= n_parts * (n_steps - 2)
 
 
 def test_contenders_of_the_benchmark_take_the_same_steps(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cinttypes>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -31,6 +33,16 @@ static size_t from_environment(const char * name, size_t otherwise) {
 }
 
 // --- streams, events, graphs ---
+
+static struct counts {
+    std::atomic<uint64_t> n_graphs{ 0 };
+
+    ~counts() {
+        if (getenv("CUDA_EMULATOR_REPORT")) {
+            fprintf(stderr, "cuda-emulator: %" PRIu64 " graphs launched\n", n_graphs.load());
+        }
+    }
+} report;
 
 struct CUgraph_st {
     std::deque<job> jobs;
@@ -366,6 +378,7 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGra
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    report.n_graphs++;
     emu_enqueue(stream, [jobs = exec->jobs] {
         for (const job & j : jobs) {
             j();
