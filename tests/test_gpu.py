@@ -10,8 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf_models as models
 import pytest
 from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks" / "gpu"))
+
+import logits
+
+from pyspac.devices import choose_device
 
 MODELS = ROOT / "pyspac" / "models"
 MODEL = MODELS / "demo-moe.gguf"
@@ -52,6 +59,16 @@ def test_a_split_model_answers_as_stock() -> None:
     split = run_json("--cache", "50%", "-n", "8")
     assert split["experts"]["n_hit"] > 0
     assert split["token_ids"] == run_json("--stock", "-n", "8")["token_ids"]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "deepseek2", "llama4", "qwen3next"])
+def test_logits_are_as_near_as_stock_gets(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Biases with a GLU of their own, shared experts, weights before the FFN, linear attention."""
+    monkeypatch.setattr(logits, "FIRST_TOKEN", 1)  # the vocabulary is small
+    monkeypatch.setattr(logits, "WIDTHS", (1, 5, 9, 2, 1))
+    path = models.write_model(tmp_path / "model.gguf", name, models.MIXED_TYPES)
+    row = logits.compare(path, choose_device("CUDA0"), 2, print)
+    assert row["ok"], row
 
 
 def test_a_cache_that_does_not_fit_is_refused() -> None:

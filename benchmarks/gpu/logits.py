@@ -78,9 +78,13 @@ def check_that_both_sides_worked(split: Split) -> None:
 
 
 def distance(x: Logits, y: Logits) -> tuple[float, float]:
-    """(median, largest) over tokens of |x - y| / |y|."""
+    """|x - y| / |y| that half of the tokens, and nine in ten, stay below.
+
+    Not the largest: where two experts are nearly tied, rounding chooses another one, and a single token is
+    far off, in stock as well.
+    """
     values = np.linalg.norm(x - y, axis=1) / np.linalg.norm(y, axis=1)
-    return float(np.median(values)), float(values.max())
+    return float(np.median(values)), float(np.quantile(values, 0.9))
 
 
 def compare(path: Path, device: Device, n_threads: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -110,13 +114,13 @@ def compare(path: Path, device: Device, n_threads: int, say: Callable[[str], Non
     for cache, logits in split.items():
         distances[f"split {cache} - stock cpu"] = distance(logits, cpu)
         distances[f"split {cache} - stock device"] = distance(logits, stock)
-    for name, (middle, largest) in distances.items():
-        say(f"{name:36} median {middle:.2e}  largest {largest:.2e}")
+    for name, (middle, most) in distances.items():
+        say(f"{name:36} median {middle:.2e}  90 % {most:.2e}")
     return verdict(distances)
 
 
 def verdict(distances: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    """The split may be FACTOR times as far as stock's own distance, by median and by largest."""
+    """The split may be FACTOR times as far as stock on the device is, by both measures."""
     bound = [max(FLOOR, FACTOR * value) for value in distances["stock device - stock cpu"]]
     bad = [
         name
