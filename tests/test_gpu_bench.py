@@ -202,6 +202,12 @@ def test_replayed_drafts_are_right_as_often_as_asked() -> None:
     assert replay.ReplayDrafter(sequence, 0.7, 1).draft(sequence, 4).tokens == []  # nothing follows
 
 
+def test_wrong_drafts_are_wrong_in_texts_that_repeat() -> None:
+    sequence = [7] * 500
+    drafts = replay.ReplayDrafter(sequence, acceptance=0.5, seed=2).draft(sequence[:1], 400).tokens
+    assert drafts.count(7) == pytest.approx(200, abs=60)
+
+
 def test_all_contenders_go_on_with_the_same_tokens() -> None:
     """Wrong drafts are rejected, right ones accepted, and own choices counted, not taken."""
     sampler = replay.ReplaySampler([3, 1, 4, 1])
