@@ -24,7 +24,7 @@ from progress import Progress
 from settings import HERE, REPOSITORY, Settings, parse
 from wheels import unpack_wheels
 
-# at most so many seconds of what is left, and so many are needed to begin
+# at most so many seconds of what is left, unless nothing follows; and so many are needed to begin
 LIMIT_S = {
     "build": 480.0,
     "tests": 200.0,
@@ -72,13 +72,18 @@ def prepare_environment(s: Settings) -> None:
 # ---- phases --------------------------------------------------------------------------------------
 
 
+def limit_of(phase: str, s: Settings, progress: Progress) -> float:
+    """Seconds for a phase; the last one gets all that is left."""
+    return progress.left_s if phase == s.phases[-1] else min(LIMIT_S[phase], progress.left_s)
+
+
 def run_build(s: Settings, progress: Progress) -> bool:
     if s.no_build:
         progress.skip("build", "--no-build")
         return True
     start = time.monotonic()
     try:
-        result = builder.run(s, min(LIMIT_S["build"], progress.left_s), progress.say)
+        result = builder.run(s, limit_of("build", s, progress), progress.say)
     except builder.BuildError as error:
         progress.finish("build", time.monotonic() - start, f"FAILED: {error}")
         return False
@@ -90,7 +95,7 @@ def run_worker(
     phase: str, s: Settings, progress: Progress, model: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(rows, the phase's own result); what a phase wrote before it failed counts."""
-    limit = min(LIMIT_S[phase], progress.left_s)
+    limit = limit_of(phase, s, progress)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.jsonl"

@@ -23,8 +23,9 @@ phases, in this order; each is skipped with a reason if it cannot run or if the 
 
 examples:
   run.py                                            everything, ten minutes
-  run.py --phases build,tests                       first command on a bare machine
-  run.py --phases model,measure,timeline,compare    second command: the build is kept
+  run.py --phases build                             first command on a bare machine
+  run.py --phases tests                             second command: the build is kept
+  run.py --phases model,measure,timeline,compare    third command
   run.py --phases compare --arms stock-sd,split-ema --rounds 9
   run.py --device cpu --no-build --like small --layers 2 --budget 60      a rehearsal without a GPU (emulated)
 """
