@@ -46,7 +46,7 @@ class ReplayDrafter(Drafter):
         if self.is_right[at]:
             return right
         later = self.sequence[min(at + WRONG_DISTANCE, len(self.sequence) - 1)]
-        others = (later, self.sequence[at - 1], abs(right - 1))  # the last is another one, however texts repeat
+        others = (later, self.sequence[at - 1], abs(right - 1))  # the last one always differs
         return next(token for token in others if token != right)
 
 
