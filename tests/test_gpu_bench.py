@@ -382,4 +382,5 @@ def test_cublas_of_a_python_package_is_named_to_cmake(tmp_path: Path) -> None:
     library.touch()
     options = builder.link_cublas(tmp_path / "include", [library], tmp_path / "links")
     assert f"-DCUDA_cublas_LIBRARY={tmp_path}/links/libcublas.so" in options
+    assert f"-DCMAKE_EXE_LINKER_FLAGS=-Wl,-rpath-link,{tmp_path}/lib" in options
     assert (tmp_path / "links" / "libcublas.so").resolve() == library

@@ -92,6 +92,8 @@ def link_cublas(include: Path, libraries: list[Path], shelf: Path) -> list[str]:
     """Names without versions, which a linker wants."""
     shelf.mkdir(parents=True, exist_ok=True)
     options = [f"-DCMAKE_CUDA_FLAGS=-I{include}", f"-DCMAKE_CXX_FLAGS=-I{include}"]
+    # programs link to ggml, which needs cuBLAS by the name that it has in the package
+    options.append(f"-DCMAKE_EXE_LINKER_FLAGS=-Wl,-rpath-link,{libraries[0].parent}")
     for library in libraries:
         name = library.name.split(".so")[0]
         link = shelf / f"{name}.so"
