@@ -104,18 +104,18 @@ check-cuda: build
 
 # --- lint ---
 
-ENGINE_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tests/cuda-emulator/*.$(kind)))
+CPP_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tests/cuda-emulator/*.$(kind)))
 
 lint: $(DEPS)
 	ruff check .
 	ruff format --check .
-	clang-format --dry-run -Werror $(ENGINE_FILES)
+	clang-format --dry-run -Werror $(CPP_FILES)
 	mypy
 
 format: $(DEPS)
 	ruff check --fix-only .
 	ruff format .
-	clang-format -i $(ENGINE_FILES)
+	clang-format -i $(CPP_FILES)
 
 # --- clean ---
 

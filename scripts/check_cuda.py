@@ -21,6 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks" / "gpu"))
+
+from builder import toolkit_of  # noqa: E402
+
 TREE = ROOT / "build" / "llama.cpp"
 HEADERS = ROOT / "build" / "cuda-headers"
 CUBLAS = "nvidia-cublas==13.0.2.14"
@@ -49,7 +53,7 @@ def touched_sources() -> list[Path]:
 
 def cublas_include(nvcc: str) -> Path:
     """A folder with cublas_v2.h; fetched once where CUDA has none."""
-    beside = Path(nvcc).resolve().parent.parent / "include"
+    beside = toolkit_of(Path(nvcc)) / "include"
     if (beside / "cublas_v2.h").is_file():
         return beside
     found = list(HEADERS.rglob("cublas_v2.h"))

@@ -18,7 +18,6 @@ import argparse
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from check_cuda import ROOT, TREE, cublas_include
+from check_cuda import ROOT, TREE, cublas_include, toolkit_of
 
 EMULATOR = ROOT / "tests" / "cuda-emulator"
 sys.path.insert(0, str(EMULATOR))
@@ -74,9 +73,10 @@ class Build:
             *os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split(),
             os.environ.get("CXX", "g++"),
         ]
-        includes = [self.sources.parent, EMULATOR, GGML / "src", GGML / "include", cublas_include(nvcc)]
+        cuda = toolkit_of(Path(nvcc)) / "include"
+        includes = [self.sources.parent, EMULATOR, GGML / "src", GGML / "include", cuda, cublas_include(nvcc)]
         self.flags = [*FLAGS.split(), f"-DEMULATED_ARCH={arch}", *(f"-I{folder}" for folder in includes)]
-        self.flags += [*cuda_includes(nvcc), *(MEMCHECK if memcheck else ())]
+        self.flags += MEMCHECK if memcheck else ()
 
     def run(self, jobs: int) -> None:
         """Raises CalledProcessError with the compiler's complaint."""
@@ -114,15 +114,6 @@ class Build:
     def link(self, objects: list[Path]) -> None:
         libraries = [f"-L{self.lib_dir}", "-lggml-base", f"-Wl,-rpath,{self.lib_dir}", "-lpthread"]
         call([self.compiler[-1], "-shared", "-o", str(self.library), *map(str, objects), *libraries])
-
-
-def cuda_includes(nvcc: str) -> list[str]:
-    """The -I options that nvcc gives its compiler."""
-    steps = subprocess.run(
-        [nvcc, "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True, text=True, check=True
-    )
-    line = next(line for line in steps.stderr.splitlines() if line.startswith("#$ INCLUDES="))
-    return shlex.split(line.partition("=")[2])
 
 
 def undefined_names(objects: list[Path]) -> list[str]:

@@ -155,11 +155,6 @@ T __shfl_up_sync(unsigned, T value, unsigned n, int width = EMU_WARP) {
     return emu_shuffle(value, emu_self->lane - (int) n, width);
 }
 
-template <class T>
-T __shfl_down_sync(unsigned, T value, unsigned n, int width = EMU_WARP) {
-    return emu_shuffle(value, emu_self->lane + (int) n, width);
-}
-
 template <class T, class Op>
 T emu_reduce(T value, T start, Op op) {
     const uint32_t live  = emu_live_lanes();
@@ -199,8 +194,6 @@ inline int __syncthreads_or(int value) {
     return emu_any_of_block(value);
 }
 
-inline void __threadfence() {}
-
 inline void __threadfence_system() {}
 
 inline void __nanosleep(unsigned) {}
@@ -238,10 +231,6 @@ inline unsigned __vsub4(unsigned a, unsigned b) {
     return emu_each_byte(a, b, [](int x, int y) { return x - y; });
 }
 
-inline unsigned __vsubss4(unsigned a, unsigned b) {
-    return emu_each_byte(a, b, [](int x, int y) { return std::clamp((int8_t) x - (int8_t) y, -128, 127); });
-}
-
 inline unsigned __vcmpeq4(unsigned a, unsigned b) {
     return emu_each_byte(a, b, [](int x, int y) { return x == y ? 255 : 0; });
 }
@@ -272,14 +261,6 @@ inline int __popc(unsigned x) {
     return __builtin_popcount(x);
 }
 
-inline int __clz(int x) {
-    return x ? __builtin_clz(x) : 32;
-}
-
-inline int __ffs(int x) {
-    return __builtin_ffs(x);
-}
-
 inline unsigned __umulhi(unsigned a, unsigned b) {
     return (uint64_t) a * b >> 32;
 }
@@ -298,15 +279,7 @@ inline unsigned __float_as_uint(float x) {
     return emu_bits<unsigned>(x);
 }
 
-inline int __float_as_int(float x) {
-    return emu_bits<int>(x);
-}
-
 inline float __uint_as_float(unsigned x) {
-    return emu_bits<float>(x);
-}
-
-inline float __int_as_float(int x) {
     return emu_bits<float>(x);
 }
 
@@ -316,14 +289,6 @@ inline int __float2int_rn(float x) {
 
 inline float __expf(float x) {
     return expf(x);
-}
-
-inline float __logf(float x) {
-    return logf(x);
-}
-
-inline float __fdividef(float a, float b) {
-    return a / b;
 }
 
 inline float __frcp_rn(float x) {
@@ -355,7 +320,6 @@ auto min(A a, B b) {
 }
 
 using std::isinf;
-using std::isnan;
 
 // --- tensor cores: PTX ISA, "Matrix Fragments for mma.m16n8k..." and "ldmatrix" ---
 // In 32-bit words a fragment is the same for all types: group = lane / 4, member = lane % 4; A: rows group and group + 8,

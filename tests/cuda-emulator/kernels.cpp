@@ -67,7 +67,7 @@ struct warp : barrier {
 static fiber                         fibers[MAX_THREADS];
 static warp                          warps[MAX_THREADS / EMU_WARP];
 static barrier                       block_barrier;
-static bool                          block_any[2];
+static bool                          block_any;
 static char *                        stacks;
 static void *                        scheduler_stack_pointer;
 static const std::function<void()> * thread_body;
@@ -135,13 +135,13 @@ void emu_sync_block() {
 }
 
 bool emu_any_of_block(bool value) {
-    bool & any = block_any[block_barrier.round % 2];
-    any        = any || value;
+    block_any = block_any || value;
     emu_sync_block();
-    const bool result = any;
-    emu_sync_block();
-    any = false;
-    return result;
+    const bool any = block_any;
+    emu_sync_block(); // all have read it
+    block_any = false;
+    emu_sync_block(); // before anyone votes again
+    return any;
 }
 
 static void run_thread() {

@@ -1,7 +1,6 @@
 // The CUDA runtime on the CPU, as far as ggml-cuda calls it: memory, streams, events and graphs.
 // A stream is a thread that takes jobs from a queue, so what is not ordered by events or synchronised may overtake.
 #include <cuda_runtime.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
