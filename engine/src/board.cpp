@@ -1,10 +1,10 @@
 #include "board.h"
 
+#include "board-file.h"
 #include "status.h"
 
-#include <cerrno>
-#include <csignal>
-#include <cstdio>
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -17,8 +17,9 @@ static constexpr size_t   ALIGN       = 64;
 
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
-    size_t counts, residency, expert_bytes, group, group_slots, layer_stats, counters, records, n_records;
-    size_t utility, tau, load, n_load, byte_budget, n_draft_max;
+    size_t counts, residency, expert_bytes, group, group_slots, layer_stats, counters; // the engine's, with the header before them
+    size_t records, n_records;
+    size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max; // the scheduler's
     size_t size;
 };
 
@@ -28,7 +29,6 @@ struct spac_board_header {
     int32_t             pid; // of the engine's process
     uint64_t            size;
     spac_board_geometry geometry;
-    uint64_t            decision_seq;
 };
 
 static board_layout make_layout(const spac_board_geometry & g) {
@@ -53,6 +53,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.counters     = place(sizeof(spac_counters));
     l.records      = place(SPAC_N_RECORDS * sizeof(spac_step_record));
     l.n_records    = place(sizeof(uint64_t));
+    l.decision_seq = place(sizeof(uint64_t));
     l.utility      = place(n_cell);
     l.tau          = place(n_layer);
     l.load         = place(n_cell * sizeof(uint32_t));
@@ -63,129 +64,54 @@ static board_layout make_layout(const spac_board_geometry & g) {
     return l;
 }
 
-static std::string shm_path(const std::string & name) {
-    const bool ok = !name.empty() && name.size() < 200 && name.find('/') == std::string::npos;
-    if (!ok) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("board name \"%s\": use 1 to 199 characters without '/'", name.c_str()));
-    }
-    return "/pyspac." + name;
-}
+// ---- making and opening
 
-static spac_board_header read_header(const std::string & path, const std::string & name) {
-    const int         fd       = shm_open(path.c_str(), O_RDONLY, 0);
-    spac_board_header header   = {};
-    const bool        readable = fd >= 0 && read(fd, &header, sizeof(header)) == (ssize_t) sizeof(header);
-    if (fd >= 0) {
-        close(fd);
-    }
-    if (!readable || header.magic != BOARD_MAGIC) {
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("no board \"%s\": is its server running?", name.c_str()));
-    }
-    return header;
+static bool read_header(int fd, spac_board_header & header) {
+    return pread(fd, &header, sizeof(header), 0) == (ssize_t) sizeof(header) && header.magic == BOARD_MAGIC;
 }
 
 int32_t spac_board::owner(const std::string & name) {
-    return read_header(shm_path(name), name).pid;
-}
-
-// a zombie has given up its memory, whatever kill() says
-static bool is_alive(int32_t pid) {
-    if (pid <= 0 || (kill(pid, 0) != 0 && errno != EPERM)) {
-        return false;
-    }
-    FILE * stat  = fopen(spac_format("/proc/%d/stat", pid).c_str(), "r");
-    char   state = '?';
-    if (stat) {
-        if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1) {
-            state = '?';
-        }
-        fclose(stat);
-    }
-    return state != 'Z';
-}
-
-// a board left behind by a killed process is removed; one in use is refused
-static void remove_stale(const std::string & path, const std::string & name) {
-    const int fd = shm_open(path.c_str(), O_RDONLY, 0);
-    if (fd < 0) {
-        return;
-    }
-    spac_board_header header   = {};
-    const bool        readable = read(fd, &header, sizeof(header)) == (ssize_t) sizeof(header);
+    const int         fd     = spac_board_file::open(name, O_RDONLY);
+    spac_board_header header = {};
+    const bool        is_one = read_header(fd, header);
+    const bool        lives  = spac_board_file::is_locked(fd);
     close(fd);
-
-    if (readable && header.magic == BOARD_MAGIC && is_alive(header.pid)) {
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is in use by process %d: choose another name or stop that process",
-                                                        name.c_str(), header.pid));
+    if (!is_one && !lives) {
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("\"%s\" is not a pyspac board", name.c_str()));
     }
-    shm_unlink(path.c_str());
+    return lives ? std::max(1, header.pid) : 0;
 }
 
-static char * map_shared(const std::string & path, int flags, size_t size) {
-    const int fd = shm_open(path.c_str(), flags, 0600);
-    if (fd < 0) {
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("shared memory %s: %s", path.c_str(), strerror(errno)));
-    }
-    struct stat  st       = {};
-    const bool   creating = flags & O_CREAT;
-    const bool   sized    = creating ? posix_fallocate(fd, 0, size) == 0 : fstat(fd, &st) == 0;
-    const size_t length   = creating ? size : (size_t) st.st_size;
-
-    void * memory = sized && length >= sizeof(spac_board_header) ? mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
-    close(fd);
-    if (memory == MAP_FAILED) {
-        if (creating) {
-            shm_unlink(path.c_str());
-        }
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("shared memory %s of %zu bytes could not be mapped", path.c_str(), length));
-    }
-    return (char *) memory;
+static std::string name_owner(int fd) {
+    spac_board_header header = {};
+    return read_header(fd, header) ? spac_format("process %d", header.pid) : "a process";
 }
 
-void spac_board::map(void * memory, size_t size) {
-    this->memory = (char *) memory;
-    this->size   = size;
-    this->header = (spac_board_header *) memory;
-}
+spac_board::spac_board() = default;
 
-spac_board * spac_board::create(const std::string & name, const spac_board_geometry & geometry) {
-    const size_t size  = make_layout(geometry).size;
-    spac_board * board = new spac_board;
-
-    board->geo      = geometry;
-    board->is_owner = true;
-    try {
-        if (name.empty()) {
-            board->map(aligned_alloc(ALIGN, size), size);
-        } else {
-            const std::string path = shm_path(name);
-            remove_stale(path, name);
-            board->map(map_shared(path, O_CREAT | O_EXCL | O_RDWR, size), size);
-            board->shm_name = path;
-        }
-    } catch (...) {
-        delete board;
-        throw;
+spac_board * spac_board::create(const spac_board_geometry & geometry) {
+    const board_layout          l = make_layout(geometry);
+    std::unique_ptr<spac_board> board(new spac_board);
+    board->geo    = geometry;
+    board->memory = (char *) aligned_alloc(ALIGN, l.size);
+    if (!board->memory) {
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no memory for the board: %zu bytes for %u layers x %u experts", l.size,
+                                                                geometry.n_layer, geometry.n_expert));
     }
-
-    memset(board->memory, 0, size);
+    memset(board->memory, 0, l.size);
     const spac_board_view v = board->view();
     memset(v.tau, 1, geometry.n_layer);
     *v.byte_budget = UINT64_MAX;
     memset(v.n_draft_max, 0xff, SPAC_N_SERVER_SLOTS * sizeof(int32_t));
+    *board->at<spac_board_header>(0) = { BOARD_MAGIC, SPAC_ABI_VERSION, getpid(), l.size, geometry };
+    return board.release();
+}
 
-    board->header->abi_version = SPAC_ABI_VERSION;
-    board->header->pid         = getpid();
-    board->header->size        = size;
-    board->header->geometry    = geometry;
-    __atomic_store_n(&board->header->magic, BOARD_MAGIC, __ATOMIC_RELEASE);
-    return board;
+void spac_board::share(const std::string & name) {
+    file = std::make_unique<spac_board_file>(name, memory, make_layout(geo).size, name_owner);
 }
 
 static void check_header(const spac_board_header & header, size_t length, const std::string & name) {
-    if (header.magic != BOARD_MAGIC) {
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("\"%s\" is not a pyspac board", name.c_str()));
-    }
     if (header.abi_version != SPAC_ABI_VERSION) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" has ABI version %u, this library %u: use the same build on both sides",
                                                         name.c_str(), header.abi_version, SPAC_ABI_VERSION));
@@ -198,40 +124,47 @@ static void check_header(const spac_board_header & header, size_t length, const 
     }
 }
 
-spac_board * spac_board::open(const std::string & name) {
-    const std::string path = shm_path(name);
-    struct stat       st   = {};
-    const int         fd   = shm_open(path.c_str(), O_RDONLY, 0);
-    if (fd < 0 || fstat(fd, &st) != 0) {
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("no board \"%s\": is its server running?", name.c_str()));
+// what was checked is what is used: the header is read once
+static spac_board_geometry read_geometry(int fd, const std::string & name, size_t & size) {
+    struct stat       st     = {};
+    spac_board_header header = {};
+    if (fstat(fd, &st) != 0 || !read_header(fd, header)) {
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("\"%s\" is not a pyspac board", name.c_str()));
     }
-    close(fd);
+    check_header(header, st.st_size, name);
+    size = st.st_size;
+    return header.geometry;
+}
 
-    char *       memory = map_shared(path, O_RDWR, 0);
-    spac_board * board  = new spac_board;
-    board->map(memory, st.st_size);
+spac_board * spac_board::open(const std::string & name) {
+    const int                   fd = spac_board_file::open(name, O_RDWR);
+    std::unique_ptr<spac_board> board(new spac_board);
     try {
-        check_header(*board->header, st.st_size, name);
+        size_t size = 0;
+        board->geo  = read_geometry(fd, name, size);
+        if (void * memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0); memory != MAP_FAILED) {
+            board->memory = (char *) memory;
+            board->mapped = size;
+        } else {
+            throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" of %zu bytes cannot be mapped: %s", name.c_str(), size, strerror(errno)));
+        }
     } catch (...) {
-        delete board;
+        close(fd);
         throw;
     }
-    board->geo = board->header->geometry;
-    return board;
+    close(fd);
+    return board.release();
 }
 
 spac_board::~spac_board() {
-    if (shm_name.empty() && is_owner) {
+    if (mapped > 0) {
+        munmap(memory, mapped);
+    } else {
         ::free(memory);
-        return;
-    }
-    if (memory) {
-        munmap(memory, size);
-    }
-    if (is_owner) {
-        shm_unlink(shm_name.c_str());
     }
 }
+
+// ---- arrays
 
 uint32_t * spac_board::counts() const {
     return at<uint32_t>(make_layout(geo).counts);
@@ -284,21 +217,109 @@ spac_board_view spac_board::view() const {
     return v;
 }
 
+// ---- what passes between the two sides
+
+void spac_board::write(size_t offset, size_t n) {
+    file->write(offset, memory + offset, n);
+}
+
+// from the file, if there is one: it is there that another process writes
+bool spac_board::read(size_t offset, void * to, size_t n) const {
+    if (file) {
+        return file->read(offset, to, n);
+    }
+    memcpy(to, memory + offset, n);
+    return true;
+}
+
+void spac_board::publish() {
+    if (!file) {
+        return;
+    }
+    const board_layout          l = make_layout(geo);
+    std::lock_guard<std::mutex> lock(file_mutex);
+    if (file->is_whole()) {
+        write(0, l.records);
+    } else {
+        file->resize();
+        write(0, l.size);
+    }
+}
+
 void spac_board::push_record(const spac_step_record & record) {
-    const board_layout l                                 = make_layout(geo);
-    uint64_t *         n                                 = at<uint64_t>(l.n_records);
-    at<spac_step_record>(l.records)[*n % SPAC_N_RECORDS] = record;
+    const board_layout l = make_layout(geo);
+    uint64_t *         n = at<uint64_t>(l.n_records);
+    const size_t       i = *n % SPAC_N_RECORDS;
+
+    at<spac_step_record>(l.records)[i] = record;
     __atomic_store_n(n, *n + 1, __ATOMIC_RELEASE);
+    if (file) {
+        std::lock_guard<std::mutex> lock(file_mutex);
+        write(l.records + i * sizeof(record), sizeof(record));
+        std::atomic_thread_fence(std::memory_order_release);
+        write(l.n_records, sizeof(*n));
+    }
+}
+
+bool spac_board::read_decision(uint64_t seen, spac_decision & decision) const {
+    const board_layout l   = make_layout(geo);
+    const uint64_t     seq = decision_seq();
+    if (seq == seen || seq == 0 || (seq & 1)) {
+        return false;
+    }
+    const size_t n_cell = (size_t) geo.n_layer * geo.n_expert;
+    decision.utility.resize(n_cell);
+    decision.tau.resize(geo.n_layer);
+    uint32_t n_load = 0;
+    bool     ok     = read(l.utility, decision.utility.data(), n_cell) && read(l.tau, decision.tau.data(), geo.n_layer) &&
+              read(l.byte_budget, &decision.byte_budget, sizeof(decision.byte_budget)) && read(l.n_load, &n_load, sizeof(n_load));
+    decision.load.resize(std::min<size_t>(n_load, n_cell));
+    ok = ok && read(l.load, decision.load.data(), decision.load.size() * sizeof(uint32_t));
+
+    std::atomic_thread_fence(std::memory_order_acquire); // the second look comes after what was read
+    decision.seq = seq;
+    return ok && decision_seq() == seq; // else written meanwhile: next time
+}
+
+int32_t spac_board::n_draft_max(int32_t server_slot) const {
+    int32_t n = -1;
+    if (server_slot < 0 || server_slot >= SPAC_N_SERVER_SLOTS || !read(make_layout(geo).n_draft_max + server_slot * sizeof(n), &n, sizeof(n))) {
+        return -1;
+    }
+    return std::max(-1, n);
 }
 
 void spac_board::decision_begin() {
-    __atomic_fetch_or(&header->decision_seq, 1, __ATOMIC_ACQ_REL);
+    __atomic_fetch_or(at<uint64_t>(make_layout(geo).decision_seq), 1, __ATOMIC_ACQ_REL);
+    std::atomic_thread_fence(std::memory_order_release); // what follows is seen after the odd number
 }
 
+// an engine's own board with a name: the scheduler is in its process, but the file is where decisions are read
 void spac_board::decision_end() {
-    __atomic_fetch_add(&header->decision_seq, 1, __ATOMIC_ACQ_REL);
+    const board_layout l   = make_layout(geo);
+    uint64_t *         seq = at<uint64_t>(l.decision_seq);
+    if (file) {
+        std::lock_guard<std::mutex> lock(file_mutex);
+        write(l.decision_seq, sizeof(*seq));
+        std::atomic_thread_fence(std::memory_order_release);
+        write(l.utility, l.size - l.utility);
+        std::atomic_thread_fence(std::memory_order_release);
+        __atomic_fetch_add(seq, 1, __ATOMIC_ACQ_REL);
+        write(l.decision_seq, sizeof(*seq));
+        return;
+    }
+    __atomic_fetch_add(seq, 1, __ATOMIC_ACQ_REL);
 }
 
 uint64_t spac_board::decision_seq() const {
-    return __atomic_load_n(&header->decision_seq, __ATOMIC_ACQUIRE);
+    const size_t offset = make_layout(geo).decision_seq;
+    uint64_t     seq    = 0;
+    if (!file) {
+        return __atomic_load_n(at<uint64_t>(offset), __ATOMIC_ACQUIRE);
+    }
+    if (!read(offset, &seq, sizeof(seq))) {
+        return 0; // truncated
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return seq;
 }

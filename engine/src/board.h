@@ -1,11 +1,17 @@
 // The board: one block of memory through which engine and scheduler see each other.
-// Engine and scheduler may be two threads or two processes; every field has one writer.
+//
+// The engine's own copy is private memory. A board with a name is also a file in shared memory (/dev/shm/pyspac.NAME),
+// which others map; the engine only ever reads and writes it with pread and pwrite, so that nobody who truncates, removes
+// or scribbles on the file can crash it or change what it counts. Every field has one writer.
 #pragma once
 
 #include "spac.h"
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 struct spac_board_geometry {
     uint32_t n_layer       = 0;
@@ -15,18 +21,33 @@ struct spac_board_geometry {
     uint32_t max_batch     = 0;
 };
 
-struct spac_board_header;
+// a scheduler's decision, whole
+struct spac_decision {
+    uint64_t              seq = 0; // of the sequence lock; 0: none was ever made
+    std::vector<uint8_t>  utility; // [n_layer * n_expert]
+    std::vector<uint8_t>  tau;     // [n_layer]
+    std::vector<uint32_t> load;    // [n_load]
+    uint64_t              byte_budget = UINT64_MAX;
+};
+
+struct spac_board_file;
 
 struct spac_board {
-    // private memory (name empty) or new shared memory /NAME, refused while its owner lives
-    static spac_board * create(const std::string & name, const spac_board_geometry & geometry);
-    // that of a running engine; throws unless magic, ABI version and sizes agree
+    // in private memory
+    static spac_board * create(const spac_board_geometry & geometry);
+    // as a file too, from now on; refused while another board of this name is in use
+    void share(const std::string & name);
+    // maps that of a running engine; throws unless magic, ABI version and sizes agree
     static spac_board * open(const std::string & name);
 
-    // the process that created it
+    // the process that made it, in its own numbering; 0: it is gone; throws if there is no board
     static int32_t owner(const std::string & name);
 
     ~spac_board();
+
+    bool is_shared() const { return file != nullptr; }
+
+    spac_board(const spac_board &) = delete;
 
     spac_board_view view() const;
 
@@ -39,9 +60,15 @@ struct spac_board {
     spac_layer_stats * layer_stats() const;
     spac_counters *    counters() const;
 
-    void push_record(const spac_step_record & record);
+    // others see what the engine wrote only after this; a file that was truncated is made whole again
+    void publish();
+    void push_record(const spac_step_record & record); // published at once
 
-    // seqlock over the scheduler's arrays: odd while they are being written
+    // takes over the scheduler's decision if its number is not `seen` and it is whole
+    bool    read_decision(uint64_t seen, spac_decision & decision) const;
+    int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
+
+    // the scheduler's side: a sequence lock, odd while its arrays are being written
     void     decision_begin();
     void     decision_end();
     uint64_t decision_seq() const;
@@ -49,17 +76,18 @@ struct spac_board {
     const spac_board_geometry & geometry() const { return geo; }
 
   private:
-    spac_board() = default;
-
-    void map(void * memory, size_t size);
+    spac_board();
 
     template <typename T>
     T * at(size_t offset) const { return (T *) (memory + offset); }
 
+    bool read(size_t offset, void * to, size_t n) const;
+    void write(size_t offset, size_t n);
+
     spac_board_geometry geo;
-    std::string         shm_name;
-    bool                is_owner = false;
-    char *              memory   = nullptr;
-    size_t              size     = 0;
-    spac_board_header * header   = nullptr;
+    char *              memory = nullptr;
+    size_t              mapped = 0; // bytes, where the memory is somebody else's file
+
+    std::mutex                       file_mutex; // of writing the file: the graph's thread and the worker do
+    std::unique_ptr<spac_board_file> file;       // of an engine whose board has a name
 };

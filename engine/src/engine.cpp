@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include "clock.h"
+#include "device-probe.h"
 #include "engine-params.h"
 #include "openmp-team.h"
 #include "status.h"
@@ -14,12 +15,19 @@
 #include <strings.h>
 #include <thread>
 
+// Forwards may go on for this long without a new decision before the scheduler counts as gone. It decides with nearly
+// every step; when it died, a supervisor brings it back in a second or two, and old decisions are better than none meanwhile.
+static constexpr uint64_t DECISION_LIFE_US = 10'000'000;
+// of the time between two forwards, as much as may have been decoding; the rest was waiting for a request
+static constexpr uint64_t FORWARD_MAX_US = 1'000'000;
+
 // ---- attaching
 
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *)) :
     ctx(ctx), params(params), device_name(params.device ? params.device : "auto"), cache_size(params.cache ? params.cache : "auto"),
     board_name(params.board_name ? params.board_name : ""),
     cpus(params.cpu_range ? spac_parse_cpu_range(params.cpu_range) : std::vector<int>()), free_with_context(free_with_context) {
+    refuse_second();
     try {
         discover_layers();
         choose_device();
@@ -27,12 +35,16 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         form_groups();
         divide_pool();
         find_unpinned();
+        probe_device();
         allocate_pool();
         start_threads();
         is_active = true;
         set_hook(true);
+        if (!board_name.empty()) {
+            board->share(board_name); // whoever finds it finds an engine at work
+        }
     } catch (...) {
-        set_hook(false);
+        remove_hook();
         throw;
     }
     if (params.verbose) {
@@ -49,8 +61,29 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
 }
 
 spac_engine::~spac_engine() {
-    set_hook(false);
-    worker.reset(); // before what it copies from and to
+    remove_hook();
+}
+
+void spac_engine::forget_context() {
+    worker.reset();
+    ctx = nullptr;
+}
+
+// may be called while another exception is on its way
+void spac_engine::remove_hook() {
+    try {
+        set_hook(false);
+    } catch (const std::exception & e) { // the hook is gone all the same
+        spac_log("the context could not reserve its graphs without the engine: %s", e.what());
+    }
+}
+
+// two would overwrite each other's hook, and neither could be freed first
+void spac_engine::refuse_second() const {
+    if (llama_get_moe_hook(ctx)->build) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "this context has an engine already: free that one first (with PYSPAC_CACHE in the "
+                                                       "environment each context gets one when it is made: unset it)");
+    }
 }
 
 void spac_engine::set_hook(bool on) {
@@ -104,7 +137,13 @@ void spac_engine::discover_layers() {
 
 ggml_tensor * spac_engine::build(void * user_data, const llama_moe_hook_params * p) {
     spac_engine & engine = *(spac_engine *) user_data;
-    return engine.is_active ? engine.split(*p) : engine.discover(*p);
+    if (!engine.is_active) {
+        return engine.discover(*p);
+    }
+    engine.note_graph(*p);
+    ggml_tensor * out = engine.split(*p);
+    engine.n_graph_splits += out != nullptr;
+    return out;
 }
 
 static std::string model_arch(llama_context * ctx) {
@@ -231,6 +270,16 @@ void spac_engine::find_unpinned() {
     }
 }
 
+// a device that does not know of id -1 computes wrongly, or reads where nothing is; the CPU backend is our own
+void spac_engine::probe_device() {
+    if (!has_slots || spac_device_is_cpu(device)) {
+        return;
+    }
+    for (const spac_moe_layer * layer : group_like) {
+        spac_probe_device(device, *layer, params.max_batch);
+    }
+}
+
 void spac_engine::allocate_pool() {
     for (size_t g = 0; has_slots && g < group_slots.size(); g++) {
         groups.push_back(std::make_unique<spac_slot_group>());
@@ -243,8 +292,8 @@ void spac_engine::allocate_pool() {
     for (int32_t n : group_slots) {
         n_slots += n;
     }
-    board.reset(spac_board::create(board_name, { (uint32_t) n_layer, (uint32_t) n_expert, (uint32_t) n_expert_used, (uint32_t) n_slots,
-                                                 (uint32_t) params.max_batch }));
+    board.reset(spac_board::create({ (uint32_t) n_layer, (uint32_t) n_expert, (uint32_t) n_expert_used, (uint32_t) n_slots,
+                                     (uint32_t) params.max_batch }));
 
     std::vector<spac_expert_cache::layer_desc> layers(n_layer);
     for (auto & entry : states) {
@@ -269,9 +318,6 @@ void spac_engine::allocate_pool() {
     }
 
     index_of.assign(n_expert, -1);
-    utility_copy.resize(n_layer * n_expert);
-    tau_copy.resize(n_layer);
-    load_copy.resize(n_layer * n_expert);
 }
 
 void spac_engine::start_threads() {
@@ -283,25 +329,25 @@ void spac_engine::start_threads() {
         for (const auto & [name, tensor] : llama_internal_get_tensor_map(llama_get_model(ctx))) {
             weights.push_back(tensor);
         }
-        dense = std::make_unique<spac_dense_matmul>(weights, *kernels);
+        dense = std::make_unique<spac_dense_matmul>(weights);
         return;
+    }
+    if (host_mode == SPAC_HOST_EXECUTOR) {
+        start_executor();
     }
     slot_copy = std::make_unique<spac_slot_copy>(device);
     worker    = std::make_unique<spac_prefetch_worker>(*cache, [this](const spac_load & load) {
         const spac_moe_layer & layer = states.at(load.il)->layer;
         const uint64_t         t0    = spac_now_us();
-        const bool             ok    = slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
+        slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
         timeline.add(SPAC_SPAN_COPY, load.il, t0, spac_now_us());
-        return ok; }, params.link_gb_s, [this] {
+        return true; }, params.link_gb_s, [this] {
         // a server that waits for requests has no forwards to take decisions over
         apply_decision();
         if (!in_forward) {
             cache->idle();
-        } });
-
-    if (host_mode == SPAC_HOST_EXECUTOR) {
-        start_executor();
-    }
+        }
+        board->publish(); });
 }
 
 // the context's, at most one per core of the range, but one core is left for copies where there are enough
@@ -362,11 +408,10 @@ const char * spac_engine::declined_reason(int il) const {
 // ---- what a server asks and tells
 
 int32_t spac_engine::n_draft_max(int32_t server_slot) const {
-    if (!board || server_slot < 0 || server_slot >= SPAC_N_SERVER_SLOTS) {
+    if (!board || is_abandoned) {
         return -1;
     }
-    const int32_t n = board->view().n_draft_max[server_slot];
-    return n < 0 ? -1 : n;
+    return board->n_draft_max(server_slot);
 }
 
 void spac_engine::record_step(const llama_moe_hook_step & step) {
@@ -389,8 +434,24 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
 
 // ---- graph building
 
+// hooks see the layers of a graph from first to last
+void spac_engine::note_graph(const llama_moe_hook_params & p) {
+    if (p.gf != graph || p.il <= last_built_il) {
+        graph          = p.gf;
+        is_marked      = false;
+        n_graph_splits = 0;
+    }
+    last_built_il = p.il;
+}
+
 int32_t spac_engine::n_threads_of_graph(int32_t n_tokens) {
-    const bool is_split = is_active && host_mode == SPAC_HOST_EXECUTOR && n_tokens > 0 && n_tokens <= params.max_batch;
+    if (dense && graph && !is_marked && n_tokens > 0) {
+        dense->mark(graph);
+        is_marked = true;
+    }
+    // of a prompt's graph the last layer alone may be split: only few of its tokens get there
+    const bool is_wide  = n_tokens <= 0 || n_tokens > params.max_batch;
+    const bool is_split = is_active && host_mode == SPAC_HOST_EXECUTOR && !is_wide && n_graph_splits > 0;
     if (is_split && !last_was_split && executor && !spac_device_is_cpu(device)) {
         spac_end_openmp_team();
     }
@@ -441,6 +502,7 @@ void spac_engine::close_forward() {
     if (pool) {
         pool->rest();
     }
+    board->publish();
 }
 
 // the last layer of the forward before stays pinned: no one waited for the device yet
@@ -451,7 +513,21 @@ void spac_engine::begin_forward() {
     in_forward    = true;
     last_dispatch = 0;
     cache->begin_forward();
-    if (!apply_decision() && policy && decision_seen == 0) {
+    take_decision();
+}
+
+void spac_engine::take_decision() {
+    const uint64_t now = spac_now_us();
+    undecided_us += std::min(now - t_last_forward, FORWARD_MAX_US);
+    t_last_forward = now;
+
+    apply_decision();
+    if (board->is_shared() && is_scheduled && !is_abandoned && undecided_us > DECISION_LIFE_US) {
+        is_abandoned = true;
+        spac_log("no decision for %.0f s of decoding: the scheduler is gone or hangs; until it is back %sdrafts have no limit",
+                 DECISION_LIFE_US / 1e6, policy ? "the engine's own policy decides, and " : "");
+    }
+    if (policy && (!is_scheduled || is_abandoned)) {
         run_default_policy();
     }
 }
@@ -464,27 +540,18 @@ void spac_engine::run_default_policy() {
 // nothing that is read here is trusted: the board may be written by another process
 bool spac_engine::apply_decision() {
     std::lock_guard<std::mutex> lock(decision_mutex);
-
-    const uint64_t seq = board->decision_seq();
-    if (seq == decision_seen || (seq & 1)) {
+    if (!board->read_decision(decision_seen, decision)) {
         return false;
     }
-    const spac_board_view v      = board->view();
-    const size_t          n_cell = utility_copy.size();
-    memcpy(utility_copy.data(), v.utility, n_cell);
-    memcpy(tau_copy.data(), v.tau, tau_copy.size());
-    const size_t n_load = std::min<size_t>(*v.n_load, n_cell);
-    memcpy(load_copy.data(), v.load, n_load * sizeof(uint32_t));
-    const uint64_t budget = *v.byte_budget;
-
-    if (board->decision_seq() != seq) {
-        return false; // written meanwhile: next forward
+    decision_seen = decision.seq;
+    is_scheduled  = true;
+    undecided_us  = 0;
+    if (is_abandoned.exchange(false)) {
+        spac_log("the scheduler decides again");
     }
-    decision_seen = seq;
-    if (!has_slots) {
-        return true;
+    if (has_slots) {
+        cache->apply(decision.utility.data(), decision.tau.data(), decision.load.data(), decision.load.size(), decision.byte_budget);
     }
-    cache->apply(utility_copy.data(), tau_copy.data(), load_copy.data(), n_load, budget);
     return true;
 }
 
@@ -516,6 +583,9 @@ size_t spac_engine::count_activations(const spac_moe_layer & layer, const ggml_t
     for (int64_t it = 0; it < ids->ne[1]; it++) {
         for (int64_t iu = 0; iu < ids->ne[0]; iu++) {
             const int32_t ie = id_at(ids, iu, it);
+            if (ie < 0 || ie >= layer.n_expert) {
+                continue;
+            }
             if (index_of[ie] < 0) {
                 index_of[ie] = (int32_t) distinct.size();
                 distinct.push_back(ie);
@@ -557,10 +627,11 @@ void spac_engine::dispatch(spac_moe_layer & layer, const ggml_tensor * ids, cons
     ids_copy.resize(n_used * n_tokens);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie   = id_at(ids, i % n_used, i / n_used);
-        const int32_t slot = slots[index_of[ie]];
+        const bool    ok   = ie >= 0 && ie < layer.n_expert; // else nobody computes it: the row is zero
+        const int32_t slot = ok ? slots[index_of[ie]] : -1;
         ids_device[i]      = slot;
-        ids_host[i]        = slot < 0 ? ie : -1;
-        ids_copy[i]        = ie;
+        ids_host[i]        = slot < 0 && ok ? ie : -1;
+        ids_copy[i]        = ok ? ie : 0;
     }
     if (host_mode == SPAC_HOST_EXECUTOR) {
         state_of(layer).t_submit = spac_now_us();

@@ -46,11 +46,8 @@ struct spac_engine : spac_split_ops {
     int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
     void    record_step(const llama_moe_hook_step & step);
 
-    // the context is going away
-    void forget_context() {
-        dense.reset(); // the model may go next
-        ctx = nullptr;
-    }
+    // the context is going away, and the model may go next: nothing of the engine's may touch the weights any more
+    void forget_context();
 
   private:
     struct layer_state {
@@ -65,9 +62,11 @@ struct spac_engine : spac_split_ops {
     static ggml_tensor * build(void * user_data, const llama_moe_hook_params * params);
     ggml_tensor *        discover(const llama_moe_hook_params & p);
     ggml_tensor *        split(const llama_moe_hook_params & p);
+    void                 note_graph(const llama_moe_hook_params & p);
     int32_t              n_threads_of_graph(int32_t n_tokens); // 0: as the context's
 
     // attaching, in this order
+    void refuse_second() const;
     void discover_layers();
     void choose_device();
     void choose_kernels();
@@ -75,10 +74,12 @@ struct spac_engine : spac_split_ops {
     void divide_pool();
     void find_unpinned();
     void allocate_pool();
+    void probe_device();
     void start_threads();
     void start_executor();
     int  n_threads_of_host() const;
     void set_hook(bool on);
+    void remove_hook();
 
     // spac_split_ops
     void dispatch(spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
@@ -95,6 +96,7 @@ struct spac_engine : spac_split_ops {
     void               record_split(const spac_moe_layer & layer, size_t n_distinct);
     layer_state &      state_of(const spac_moe_layer & layer) { return *states[layer.il]; }
     spac_host_worker & worker_of(const spac_moe_layer & layer);
+    void               take_decision();
     void               run_default_policy();
     bool               same_experts(const spac_moe_layer & layer, const llama_moe_hook_params & p) const;
 
@@ -119,17 +121,22 @@ struct spac_engine : spac_split_ops {
     int32_t                                       n_layer = 0, n_expert = 0, n_expert_used = 0, n_layer_unpinned = 0;
     uint64_t                                      total_bytes = 0;
 
-    std::unique_ptr<spac_slot_copy>       slot_copy;
-    std::unique_ptr<spac_prefetch_worker> worker;
-    std::unique_ptr<spac_host_executor>   executor;     // of the layers without kernels of our own
-    std::unique_ptr<spac_expert_pool>     pool;         // of those with
-    std::unique_ptr<spac_host_experts>    host_experts; // in-graph
-    std::unique_ptr<spac_dense_matmul>    dense;        // where the device is "none"
-    std::unique_ptr<spac_default_policy>  policy;
+    std::unique_ptr<spac_slot_copy>      slot_copy;
+    std::unique_ptr<spac_host_executor>  executor;     // of the layers without kernels of our own
+    std::unique_ptr<spac_expert_pool>    pool;         // of those with
+    std::unique_ptr<spac_host_experts>   host_experts; // in-graph
+    std::unique_ptr<spac_dense_matmul>   dense;        // where the device is "none"
+    std::unique_ptr<spac_default_policy> policy;
+
+    // the graph built last, which is the one that is computed next
+    ggml_cgraph * graph          = nullptr;
+    bool          is_marked      = false; // for `dense`
+    int           last_built_il  = -1;
+    int           n_graph_splits = 0;     // layers of it that were split
+    bool          last_was_split = false; // the graph computed last: by the executor
 
     // the forward in progress; one thread at a time
-    std::atomic<bool>     in_forward{ false };    // the worker looks too
-    bool                  last_was_split = false; // the graph computed last: by the executor
+    std::atomic<bool>     in_forward{ false }; // the worker looks too
     bool                  any_device = false, any_host = false;
     int                   last_il       = -1;
     uint64_t              last_dispatch = 0;
@@ -140,8 +147,15 @@ struct spac_engine : spac_split_ops {
     std::vector<int32_t>  ids_copy; // [n_expert_used * n_tokens]
 
     // taken over by the graph, the worker or the ABI; a copy, as another process may go on writing
-    std::mutex            decision_mutex; // guards the four below
-    std::atomic<uint64_t> decision_seen{ 0 };
-    std::vector<uint8_t>  utility_copy, tau_copy;
-    std::vector<uint32_t> load_copy;
+    std::mutex    decision_mutex; // guards the two below
+    spac_decision decision;
+    uint64_t      decision_seen = 0;
+
+    // a scheduler in another process may die or hang
+    std::atomic<bool>     is_scheduled{ false }; // it decided at least once
+    std::atomic<bool>     is_abandoned{ false }; // and then not for too long
+    std::atomic<uint64_t> undecided_us{ 0 };     // how long forwards have gone on without a decision
+    uint64_t              t_last_forward = 0;
+
+    std::unique_ptr<spac_prefetch_worker> worker; // the last member, so the first to end: its thread uses all others
 };

@@ -200,8 +200,10 @@ int32_t spac_expert_cache::take_slot(slot_group & group, uint32_t key) {
 }
 
 // claims a slot for the best waiting load; false if none can start now
+// keys come most useful first: where one finds no victim, those after it find none either, and are not looked for
 bool spac_expert_cache::take_next(spac_load & load) {
     out_of_credit = false;
+    std::vector<bool> is_full(groups.size());
     for (uint32_t key; queue.pop(key);) {
         const layer_desc & layer = layer_of(key);
         if (!is_wanted(key)) {
@@ -214,8 +216,9 @@ bool spac_expert_cache::take_next(spac_load & load) {
             return false;
         }
         slot_group &  group = groups[layer.group];
-        const int32_t index = take_slot(group, key);
+        const int32_t index = is_full[layer.group] ? -1 : take_slot(group, key);
         if (index < 0) {
+            is_full[layer.group] = true;
             set_state(key, SPAC_RESIDENCY_ABSENT); // nothing less useful to evict
             continue;
         }

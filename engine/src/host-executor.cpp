@@ -122,7 +122,11 @@ static void copy_rows(ggml_tensor * dst, const ggml_tensor * src) {
 void spac_host_executor::submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) {
     graph & g = graph_of(layer, n_tokens);
 
-    // nothing is running: the previous layer was collected before this one was dispatched
+    // the layer before this one may be running still: nobody collected it if its graph was aborted
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return !submitted; });
+    done = nullptr;
+
     copy_rows(g.cur, cur);
     memcpy(g.ids_host->data, ids_host, ggml_nbytes(g.ids_host));
     if (g.ids) {
@@ -132,16 +136,13 @@ void spac_host_executor::submit(const spac_moe_layer * layer, const ggml_tensor 
     const size_t n_rows = ggml_nelements(g.ids_host);
     const bool   empty  = std::all_of(ids_host, ids_host + n_rows, [](int32_t id) { return id < 0; });
 
-    std::lock_guard<std::mutex> lock(mutex);
-    done      = nullptr;
-    submitted = &g;
     if (empty) { // wake nobody
         memset(g.rows->data, 0, ggml_nbytes(g.rows));
-        done      = &g;
-        submitted = nullptr;
-        us        = 0;
+        done = &g;
+        us   = 0;
         return;
     }
+    submitted = &g;
     changed.notify_all();
 }
 

@@ -19,7 +19,7 @@ spac_slot_copy::~spac_slot_copy() {
     ggml_backend_free(backend);
 }
 
-bool spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot) {
+void spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot) {
     for (int part = 0; part < SPAC_N_PARTS; part++) {
         const size_t bytes = layer.part_bytes(part);
         for (size_t done = 0; done < bytes; done += PIECE_BYTES) {
@@ -28,5 +28,4 @@ bool spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_
             ggml_backend_synchronize(backend);
         }
     }
-    return true;
 }

@@ -8,8 +8,8 @@ struct spac_slot_copy {
     explicit spac_slot_copy(ggml_backend_dev_t device); // throws SPAC_STATUS_DEVICE
     ~spac_slot_copy();
 
-    // returns when the bytes are on the device
-    bool copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot);
+    // returns when the bytes are on the device; ggml's interface reports no failure: a backend whose copy fails aborts
+    void copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot);
 
   private:
     ggml_backend_t backend = nullptr;

@@ -136,6 +136,24 @@ static ggml_tensor * pin_to_cpu(const llama_moe_hook_params & p, ggml_tensor * t
     return t;
 }
 
+// all nodes between the inputs and t: with a GPU in the context, ggml's scheduler would move those there that read host
+// weights for 32 rows or more, away from their ids. A view stays where its source is.
+static ggml_tensor * pin_chain_to_cpu(const llama_moe_hook_params & p, ggml_tensor * t) {
+    const bool is_input = t == p.cur || t == p.weights || t == p.ids;
+    if (is_input || t->op == GGML_OP_NONE || t->op == GGML_OP_CUSTOM) {
+        return t;
+    }
+    if (!t->view_src) {
+        pin_to_cpu(p, t);
+    }
+    for (ggml_tensor * src : t->src) {
+        if (src) {
+            pin_chain_to_cpu(p, src);
+        }
+    }
+    return t;
+}
+
 struct in_graph_ids {
     ggml_tensor * both; // [n_expert_used, n_tokens, 2]
     ggml_tensor * device, *host;
@@ -156,7 +174,7 @@ static in_graph_ids build_dispatch(const llama_moe_hook_params & p, spac_split_n
 
 static ggml_tensor * build_device(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group,
                                   const split_inputs & in, const in_graph_ids & ids) {
-    ggml_tensor * device = build_ffn(p, *node->layer, group.parts, in, ids.device);
+    ggml_tensor * device = pin_chain_to_cpu(p, build_ffn(p, *node->layer, group.parts, in, ids.device));
     device               = pin_to_cpu(p, ggml_custom_inplace(p.ctx, device, nullptr, 0, mark_device_done, 1, node));
     ggml_build_forward_expand(p.gf, device);
     return device;
@@ -180,7 +198,7 @@ ggml_tensor * spac_build_split_in_graph(const llama_moe_hook_params & p, spac_sp
     const in_graph_ids     ids   = build_dispatch(p, node, dispatch_in_graph);
 
     ggml_tensor * device = build_device(p, node, group, in, ids);
-    ggml_tensor * host   = build_ffn(p, layer, layer.parts, in, ids.host);
+    ggml_tensor * host   = pin_chain_to_cpu(p, build_ffn(p, layer, layer.parts, in, ids.host));
     ggml_build_forward_expand(p.gf, host);
     return build_combine(p, node, device, host, ids);
 }
@@ -226,7 +244,9 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
     ggml_tensor * device = build_ffn(p, layer, group.parts, in, ids);
     ggml_build_forward_expand(p.gf, device);
 
-    // depends on dispatch alone, and comes after the device's nodes in the graph: the device is at work when it waits
+    // Depends on dispatch alone. It comes after the device's nodes in the graph, and ggml's scheduler waits for a device
+    // before it begins a part of the graph that needs nothing from it: so the device is done when collect starts to wait,
+    // and the host's own threads have worked beside it all the while.
     ggml_tensor * host = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, n_used, n_tokens, 1, &ids, 1, collect_executor, 1, node));
     ggml_format_name(host, "spac_collect-%d", p.il);
     ggml_build_forward_expand(p.gf, host);

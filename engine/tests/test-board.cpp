@@ -1,16 +1,25 @@
+// The board, private and shared: two sides, many at once, and a file that somebody else truncates, removes or scribbles on.
 #include "board.h"
 #include "check.h"
 #include "status.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <fcntl.h>
+#include <memory>
+#include <sched.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 static const spac_board_geometry GEOMETRY = { 3, 8, 2, 5, 16 };
 
+static const pid_t TEST_PID = getpid(); // in its children too
+
 static std::string unique_name() {
-    return "test-" + std::to_string(getpid());
+    return "test-" + std::to_string(TEST_PID);
 }
 
 static std::string shm_file() {
@@ -29,44 +38,80 @@ static std::string error_of(F && fn) {
 }
 
 static void test_private() {
-    spac_board *          board = spac_board::create("", GEOMETRY);
+    spac_board *          board = spac_board::create(GEOMETRY);
     const spac_board_view v     = board->view();
     CHECK(v.n_layer == 3 && v.n_expert == 8 && v.n_slots == 5 && v.n_load_max == 24);
     CHECK(*v.byte_budget == UINT64_MAX && v.tau[2] == 1 && v.n_draft_max[63] == -1);
     delete board;
 }
 
+static std::unique_ptr<spac_board> make_shared_board() {
+    std::unique_ptr<spac_board> board(spac_board::create(GEOMETRY));
+    board->share(unique_name());
+    return board;
+}
+
+static std::unique_ptr<spac_board> open_board() {
+    return std::unique_ptr<spac_board>(spac_board::open(unique_name()));
+}
+
+static bool exists() {
+    struct stat st;
+    return lstat(shm_file().c_str(), &st) == 0;
+}
+
+static void decide(spac_board & board, uint8_t utility) {
+    const spac_board_view v = board.view();
+    board.decision_begin();
+    memset(v.utility, utility, 24);
+    *v.n_load = 1;
+    v.load[0] = 23;
+    board.decision_end();
+}
+
 // what one side writes, the other sees; nothing is left in the end
 static void test_shared() {
-    spac_board * engine    = spac_board::create(unique_name(), GEOMETRY);
-    spac_board * scheduler = spac_board::open(unique_name());
+    auto engine    = make_shared_board();
+    auto scheduler = open_board();
 
     struct stat st;
     CHECK(stat(shm_file().c_str(), &st) == 0 && (st.st_mode & 0777) == 0600);
 
     engine->counts()[11] = 42;
+    CHECK(scheduler->view().counts[11] == 0);
+    engine->publish();
     CHECK(scheduler->view().counts[11] == 42);
 
     CHECK(spac_board::owner(unique_name()) == getpid());
 
-    const uint64_t before = engine->decision_seq();
+    spac_decision decision;
+    CHECK(!engine->read_decision(0, decision));
     scheduler->decision_begin();
-    CHECK(engine->decision_seq() & 1);
-    scheduler->view().utility[23] = 9;
+    CHECK(!engine->read_decision(0, decision));
     scheduler->decision_end();
-    CHECK(engine->decision_seq() == before + 2 && engine->view().utility[23] == 9);
+    decide(*scheduler, 9);
+    CHECK(engine->read_decision(0, decision) && decision.utility[23] == 9 && decision.tau[0] == 1);
+    CHECK(decision.load == std::vector<uint32_t>{ 23 } && decision.byte_budget == UINT64_MAX);
+    CHECK(!engine->read_decision(decision.seq, decision));
 
-    CHECK(error_of([] { spac_board::create(unique_name(), GEOMETRY); }).find("in use") != std::string::npos);
+    scheduler->view().n_draft_max[63] = 5;
+    CHECK(engine->n_draft_max(63) == 5 && engine->n_draft_max(0) == -1 && engine->n_draft_max(64) == -1 && engine->n_draft_max(-1) == -1);
+    scheduler->view().n_draft_max[63] = INT32_MIN;
+    CHECK(engine->n_draft_max(63) == -1);
 
-    delete scheduler;
-    delete engine;
-    CHECK(stat(shm_file().c_str(), &st) != 0);
-    CHECK(!error_of([] { spac_board::open(unique_name()); }).empty());
+    decide(*engine, 7); // a scheduler in the engine's own process
+    CHECK(engine->read_decision(decision.seq, decision) && decision.utility[0] == 7);
+
+    CHECK(error_of([] { make_shared_board(); }).find("in use by process " + std::to_string(getpid())) != std::string::npos);
+
+    engine.reset();
+    CHECK(!exists());
+    CHECK(!error_of([] { open_board(); }).empty());
 }
 
 // a scheduler that died between begin and end must not block the next one
 static void test_interrupted_decision() {
-    spac_board * board = spac_board::create("", GEOMETRY);
+    spac_board * board = spac_board::create(GEOMETRY);
     board->decision_begin();
     board->decision_begin();
     board->decision_end();
@@ -74,24 +119,201 @@ static void test_interrupted_decision() {
     delete board;
 }
 
-static void test_left_behind() {
-    const std::string name  = unique_name();
-    const pid_t       child = fork();
+// by a process that was killed
+static void leave_one_behind() {
+    const pid_t child = fork();
     if (child == 0) {
-        spac_board::create(name, GEOMETRY);
+        make_shared_board().release();
+        _exit(0);
+    }
+    waitpid(child, nullptr, 0);
+}
+
+static void test_left_behind() {
+    const pid_t child = fork();
+    if (child == 0) {
+        make_shared_board().release();
         _exit(0); // as if killed
     }
     siginfo_t ended;
     waitid(P_PID, child, &ended, WEXITED | WNOWAIT); // a zombie still
-    spac_board * board = spac_board::create(name, GEOMETRY);
-    CHECK(board);
-    delete board;
+    CHECK(exists() && spac_board::owner(unique_name()) == 0);
+    make_shared_board();
+    CHECK(!exists());
     waitpid(child, nullptr, 0);
 }
 
+// whatever is done to the file, the engine lives, keeps what it counted, and makes the file whole again
+static void test_truncated() {
+    auto engine           = make_shared_board();
+    engine->counts()[23]  = 77;
+    engine->counters()[0] = {};
+    engine->publish();
+    struct stat st;
+    CHECK(stat(shm_file().c_str(), &st) == 0);
+    const off_t size = st.st_size;
+    for (const off_t bad : { (off_t) 0, (off_t) 1, (off_t) 100, size / 2, size - 1, 2 * size }) {
+        CHECK(truncate(shm_file().c_str(), bad) == 0);
+        spac_decision decision;
+        CHECK(bad > size / 2 || !engine->read_decision(0, decision));
+        CHECK(engine->n_draft_max(63) == -1);
+        engine->push_record({});
+        engine->publish();
+        CHECK(stat(shm_file().c_str(), &st) == 0 && st.st_size == size);
+        CHECK(open_board()->view().counts[23] == 77 && engine->counts()[23] == 77);
+    }
+    decide(*open_board(), 3);
+    spac_decision decision;
+    CHECK(engine->read_decision(0, decision) && decision.utility[5] == 3);
+}
+
+static void test_scribbled() {
+    auto engine          = make_shared_board();
+    engine->counts()[23] = 77;
+    engine->publish();
+    struct stat st;
+    CHECK(stat(shm_file().c_str(), &st) == 0);
+    const std::vector<char> junk(st.st_size, '\xa5');
+    const int               fd = open(shm_file().c_str(), O_WRONLY);
+    CHECK(pwrite(fd, junk.data(), junk.size(), 0) == (ssize_t) junk.size());
+    close(fd);
+    spac_decision decision;
+    engine->read_decision(0, decision); // of no sense, but within its bounds
+    CHECK(decision.load.size() <= 24 && engine->n_draft_max(1) == -1);
+    CHECK(spac_board::owner(unique_name()) > 0);
+    engine->publish();
+    CHECK(open_board()->view().counts[23] == 77); // the header, too, is as it was
+}
+
+// the file of another board that took the name is not removed
+static void test_removed() {
+    auto first = make_shared_board();
+    CHECK(unlink(shm_file().c_str()) == 0);
+    auto second = make_shared_board();
+    first->publish();
+    first.reset();
+    CHECK(exists());
+    second.reset();
+    CHECK(!exists());
+}
+
+// of many that start at once, over a board left behind or none, exactly one has the name
+static void test_starts_at_once() {
+    constexpr int N_ROUNDS = 60, N_STARTS = 4;
+    for (int round = 0; round < N_ROUNDS; round++) {
+        if (round % 2) {
+            leave_one_behind();
+        }
+        int go[2], result[2], hold[2];
+        CHECK(pipe(go) == 0 && pipe(result) == 0 && pipe(hold) == 0);
+        for (int i = 0; i < N_STARTS; i++) {
+            if (fork() == 0) {
+                close(go[1]);
+                close(hold[1]);
+                char c;
+                CHECK(read(go[0], &c, 1) == 0); // all at once
+                spac_board * board = nullptr;
+                try {
+                    board = make_shared_board().release();
+                } catch (const spac_error &) {
+                }
+                c = board ? 'y' : 'n';
+                CHECK(write(result[1], &c, 1) == 1);
+                CHECK(read(hold[0], &c, 1) == 0); // until all have tried
+                delete board;
+                _exit(0);
+            }
+        }
+        close(go[1]);
+        int n_owners = 0;
+        for (int i = 0; i < N_STARTS; i++) {
+            char c;
+            CHECK(read(result[0], &c, 1) == 1);
+            n_owners += c == 'y';
+        }
+        CHECK(n_owners == 1);
+        close(hold[1]);
+        for (int fd : { go[0], result[0], result[1], hold[0] }) {
+            close(fd);
+        }
+        while (wait(nullptr) > 0) {
+        }
+        CHECK(!exists());
+    }
+}
+
+// a FIFO, a folder or a link at the name neither hangs the start nor is followed or removed
+static void test_something_else_at_its_path() {
+    const std::string target = shm_file() + ".target";
+    for (const char * kind : { "fifo", "folder", "link" }) {
+        if (kind[1] == 'i' && kind[0] == 'f') {
+            CHECK(mkfifo(shm_file().c_str(), 0600) == 0);
+        } else if (kind[0] == 'f') {
+            CHECK(mkdir(shm_file().c_str(), 0700) == 0);
+        } else {
+            fclose(fopen(target.c_str(), "w"));
+            CHECK(symlink(target.c_str(), shm_file().c_str()) == 0);
+        }
+        CHECK(error_of([] { make_shared_board(); }).find("in the way") != std::string::npos);
+        CHECK(!error_of([] { open_board(); }).empty());
+        CHECK(!error_of([] { spac_board::owner(unique_name()); }).empty());
+        CHECK(exists() && remove(shm_file().c_str()) == 0);
+    }
+    remove(target.c_str());
+}
+
+// process numbers mean nothing in another PID namespace: the lock does
+static void test_other_pid_namespace() {
+    auto        engine = make_shared_board();
+    const pid_t child  = fork();
+    if (child == 0) {
+        if (unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0 && unshare(CLONE_NEWPID) != 0) {
+            _exit(2);
+        }
+        const pid_t inner = fork();
+        if (inner == 0) {
+            const bool ok = spac_board::owner(unique_name()) > 0 && error_of([] { make_shared_board(); }).find("in use") != std::string::npos;
+            _exit(ok ? 0 : 1);
+        }
+        int status = 0;
+        waitpid(inner, &status, 0);
+        _exit(WEXITSTATUS(status));
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (WEXITSTATUS(status) == 2) {
+        printf("PID namespaces cannot be made here: not tested\n");
+    } else {
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    CHECK(exists());
+}
+
+// a decision is taken over whole or not at all, while a scheduler writes as fast as it can
+static void test_whole_decisions() {
+    auto              engine = make_shared_board(), scheduler = open_board();
+    std::atomic<bool> done{ false };
+    std::thread       writer([&] {
+        for (uint8_t i = 0; !done; i++) {
+            decide(*scheduler, i);
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        } });
+    spac_decision     decision;
+    for (int n_read = 0; n_read < 1000;) {
+        if (engine->read_decision(decision.seq, decision)) {
+            n_read++;
+            for (uint8_t u : decision.utility) {
+                CHECK(u == decision.utility[0]);
+            }
+        }
+    }
+    done = true;
+    writer.join();
+}
+
 static void test_refuses_what_it_does_not_know() {
-    spac_board * engine = spac_board::create(unique_name(), GEOMETRY);
-    FILE *       f      = fopen(shm_file().c_str(), "r+b");
+    auto   engine = make_shared_board();
+    FILE * f      = fopen(shm_file().c_str(), "r+b");
     CHECK(f);
     for (long offset : { 0L, 8L, 16L, 24L, 28L }) { // magic, version, size, n_layer, n_expert
         uint32_t saved, bad = 0xfffffff0;
@@ -100,19 +322,20 @@ static void test_refuses_what_it_does_not_know() {
         fseek(f, offset, SEEK_SET);
         fwrite(&bad, 4, 1, f);
         fflush(f);
-        CHECK(!error_of([] { spac_board::open(unique_name()); }).empty());
+        CHECK(!error_of([] { open_board(); }).empty());
         fseek(f, offset, SEEK_SET);
         fwrite(&saved, 4, 1, f);
         fflush(f);
     }
     fclose(f);
-    delete spac_board::open(unique_name());
-    delete engine;
-    CHECK(!error_of([] { spac_board::create("a/b", GEOMETRY); }).empty());
+    open_board();
+    for (const char * name : { "", "a/b" }) {
+        CHECK(!error_of([&] { engine->share(name); }).empty());
+    }
 }
 
 static void test_records() {
-    spac_board * board = spac_board::create("", GEOMETRY);
+    spac_board * board = spac_board::create(GEOMETRY);
     for (uint64_t i = 0; i < SPAC_N_RECORDS + 3; i++) {
         spac_step_record r = {};
         r.step             = i;
@@ -128,6 +351,13 @@ int main() {
     test_shared();
     test_interrupted_decision();
     test_left_behind();
+    test_truncated();
+    test_scribbled();
+    test_removed();
+    test_starts_at_once();
+    test_something_else_at_its_path();
+    test_other_pid_namespace();
+    test_whole_decisions();
     test_refuses_what_it_does_not_know();
     test_records();
     return 0;

@@ -1,15 +1,14 @@
 // Before ggml's CPU backend computes an operation, it asks each of its "extra" buffer types whether that one will
-// (ggml-cpu/traits.h). Ours has no buffers: it knows the weights by a mark, which their `extra` is.
+// (ggml-cpu/traits.h). Ours has no buffers: it knows the nodes by a mark, which their `extra` is.
 #include "dense-matmul.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpu/ggml-cpu-impl.h"
 #include "ggml-cpu/traits.h"
+#include "kernels.h"
 #include "row-tasks.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 
 static constexpr size_t ALIGNMENT = 64; // of activations
 
@@ -20,7 +19,7 @@ static size_t act_bytes_of(const ggml_tensor * op) {
 }
 
 struct dense_traits : ggml::cpu::tensor_traits {
-    const spac_kernels * kernels = nullptr;
+    const spac_kernels * kernels = spac_kernels_best();
 
     static bool can_compute(const ggml_tensor * op) {
         const ggml_tensor * x = op->src[1];
@@ -90,7 +89,7 @@ struct dense_buffer_type : ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; } // no weights are allocated here
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        return op->op == GGML_OP_MUL_MAT && op->src[0]->extra == &traits ? &traits : nullptr;
+        return op->op == GGML_OP_MUL_MAT && op->extra == &traits ? &traits : nullptr;
     }
 };
 
@@ -107,34 +106,24 @@ static const bool is_registered = [] {
 
 // ---- marks
 
-static std::mutex                   mutex;   // of the marks
-static std::map<ggml_tensor *, int> n_users; // engines, per marked tensor
-
 static bool is_dense_matrix(const ggml_tensor * t, const spac_kernels & kernels) {
     const bool is_matrix = t->ne[1] > 1 && t->ne[2] * t->ne[3] == 1 && ggml_is_quantized(t->type) && kernels.dot(t->type);
-    return is_matrix && t->buffer && ggml_backend_buffer_is_host(t->buffer) && (!t->extra || t->extra == &traits);
+    return is_matrix && t->buffer && ggml_backend_buffer_is_host(t->buffer) && !t->extra;
 }
 
-spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors, const spac_kernels & kernels) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (traits.kernels != &kernels) { // this machine's: the same for all engines, and others may be computing
-        traits.kernels = &kernels;
-    }
-    for (ggml_tensor * tensor : tensors) {
-        if (is_registered && is_dense_matrix(tensor, kernels)) {
-            tensor->extra = &traits;
-            n_users[tensor]++;
-            weights.push_back(tensor);
+spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors) {
+    for (const ggml_tensor * tensor : tensors) {
+        if (is_registered && traits.kernels && is_dense_matrix(tensor, *traits.kernels)) {
+            weights.insert(tensor);
         }
     }
 }
 
-spac_dense_matmul::~spac_dense_matmul() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    for (ggml_tensor * tensor : weights) {
-        if (--n_users[tensor] == 0) {
-            n_users.erase(tensor);
-            tensor->extra = nullptr;
+void spac_dense_matmul::mark(ggml_cgraph * graph) const {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        ggml_tensor * node = ggml_graph_node(graph, i);
+        if (node->op == GGML_OP_MUL_MAT && weights.count(node->src[0]) > 0) {
+            node->extra = &traits;
         }
     }
 }

@@ -1,21 +1,23 @@
-// Weights that are no experts (attention, shared experts, output), multiplied by the engine's kernels where the host
-// computes all of a model.
+// Weights that are no experts (attention, shared experts, output), multiplied by the best of the engine's kernels where the
+// host computes all of a model.
 #pragma once
 
-#include "kernels.h"
+#include "ggml.h"
 
+#include <unordered_set>
 #include <vector>
 
-// While it lives, ggml's CPU backend multiplies the quantised matrices among a model's tensors so, in every context of the
-// model. Those that llama.cpp has repacked stay its own, as do F16 and BF16, where its kernels are as fast.
+// Quantised matrices among a model's tensors. Those that llama.cpp has repacked stay its own, as do F16 and BF16, where its
+// kernels are as fast. The choice is made graph by graph, and the mark is on a graph's node, never on a weight: other
+// contexts of the same model may be computing.
 struct spac_dense_matmul {
-    spac_dense_matmul(const std::vector<ggml_tensor *> & tensors, const spac_kernels & kernels);
-    ~spac_dense_matmul();
+    explicit spac_dense_matmul(const std::vector<ggml_tensor *> & tensors);
 
-    spac_dense_matmul(const spac_dense_matmul &) = delete;
+    // ggml's CPU backend will multiply this graph's nodes so; called before it is computed, by the thread that does
+    void mark(ggml_cgraph * graph) const;
 
     size_t n_weights() const { return weights.size(); }
 
   private:
-    std::vector<ggml_tensor *> weights;
+    std::unordered_set<const ggml_tensor *> weights;
 };

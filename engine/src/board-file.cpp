@@ -1,0 +1,162 @@
+#include "board-file.h"
+
+#include "status.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char * const FOLDER = "/dev/shm"; // where Linux keeps POSIX shared memory
+
+// two that start at once may find and remove the same leftover; each try ends with one of them a step further
+static constexpr int N_TRIES = 8;
+
+static std::string path_of(const std::string & name) {
+    const bool ok = !name.empty() && name.size() < 200 && name.find('/') == std::string::npos;
+    if (!ok) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("board name \"%s\": use 1 to 199 characters without '/'", name.c_str()));
+    }
+    return spac_format("%s/pyspac.%s", FOLDER, name.c_str());
+}
+
+static struct flock whole_file(short type) {
+    struct flock lock = {};
+    lock.l_type       = type;
+    lock.l_whence     = SEEK_SET;
+    return lock;
+}
+
+static bool lock(int fd) {
+    struct flock wanted = whole_file(F_WRLCK);
+    return fcntl(fd, F_OFD_SETLK, &wanted) == 0;
+}
+
+bool spac_board_file::is_locked(int fd) {
+    struct flock wanted = whole_file(F_WRLCK);
+    return fcntl(fd, F_OFD_GETLK, &wanted) == 0 && wanted.l_type != F_UNLCK;
+}
+
+static bool is_at(int fd, const std::string & path) {
+    struct stat own = {}, named = {};
+    return fstat(fd, &own) == 0 && stat(path.c_str(), &named) == 0 && own.st_ino == named.st_ino && own.st_dev == named.st_dev;
+}
+
+// O_NONBLOCK: a FIFO of this name must not hang the start
+static int open_plain(const std::string & path, int flags) {
+    const int fd = ::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) {
+        return -1;
+    }
+    struct stat st = {};
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid()) {
+        return fd;
+    }
+    close(fd);
+    errno = EINVAL;
+    return -1;
+}
+
+int spac_board_file::open(const std::string & name, int flags) {
+    const int fd = open_plain(path_of(name), flags);
+    if (fd < 0 && errno == ENOENT) {
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("no board \"%s\": is its server running?", name.c_str()));
+    }
+    if (fd < 0) {
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("%s is no board of this user (%s): remove it, or choose another name",
+                                                        path_of(name).c_str(), strerror(errno)));
+    }
+    return fd;
+}
+
+// a nameless file, whole and locked
+static int make_file(const void * content, size_t size, const std::string & path) {
+    const int fd    = ::open(FOLDER, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int       error = fd < 0 ? errno : 0;
+    if (!error) {
+        error = posix_fallocate(fd, 0, size); // a full file system shows here, not when a page is touched
+    }
+    if (!error && (!lock(fd) || pwrite(fd, content, size, 0) != (ssize_t) size)) {
+        error = errno ? errno : ENOSPC;
+    }
+    if (error) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("the board %s of %zu bytes cannot be made: %s%s", path.c_str(), size, strerror(error),
+                                                        error == ENOSPC ? "; free memory there (df /dev/shm)" : ""));
+    }
+    return fd;
+}
+
+// removes what a dead engine left behind; false: there is nothing (any more)
+static bool remove_leftover(const std::string & path, const std::string & name, const std::function<std::string(int)> & describe) {
+    const int fd = open_plain(path, O_RDWR);
+    if (fd < 0 && errno == ENOENT) {
+        return false;
+    }
+    if (fd < 0) {
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("%s is in the way, and is no board of this user (%s): remove it, or choose another name",
+                                                        path.c_str(), strerror(errno)));
+    }
+    const bool  is_free = lock(fd);
+    std::string who     = is_free ? "" : describe(fd);
+    if (is_free && is_at(fd, path)) {
+        unlink(path.c_str()); // under its lock: whoever else found it looks again
+    }
+    close(fd);
+    if (!is_free) {
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is in use by %s: choose another name or stop that process", name.c_str(),
+                                                        who.c_str()));
+    }
+    return true;
+}
+
+spac_board_file::spac_board_file(const std::string & name, const void * content, size_t size, const std::function<std::string(int)> & describe) :
+    path(path_of(name)), size(size) {
+    remove_leftover(path, name, describe); // who has the name is known before memory is asked for
+    fd = make_file(content, size, path);
+    try {
+        const std::string nameless = spac_format("/proc/self/fd/%d", fd);
+        for (int i = 0; linkat(AT_FDCWD, nameless.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0; i++) {
+            if (errno != EEXIST || i == N_TRIES) {
+                throw spac_error(SPAC_STATUS_BOARD, spac_format("the board cannot be named %s: %s", path.c_str(), strerror(errno)));
+            }
+            remove_leftover(path, name, describe);
+        }
+    } catch (...) {
+        close(fd);
+        throw;
+    }
+}
+
+spac_board_file::~spac_board_file() {
+    if (is_at(fd, path)) {
+        unlink(path.c_str());
+    }
+    close(fd);
+}
+
+bool spac_board_file::read(size_t offset, void * to, size_t n) const {
+    return pread(fd, to, n, offset) == (ssize_t) n;
+}
+
+void spac_board_file::write(size_t offset, const void * from, size_t n) {
+    if (pwrite(fd, from, n, offset) != (ssize_t) n && !has_erred) {
+        has_erred = true;
+        spac_log("the board %s cannot be written (%s): its scheduler sees nothing new", path.c_str(), strerror(errno));
+    }
+}
+
+bool spac_board_file::is_whole() const {
+    struct stat st = {};
+    return fstat(fd, &st) != 0 || (size_t) st.st_size == size;
+}
+
+void spac_board_file::resize() {
+    if (ftruncate(fd, size) != 0 && !has_erred) {
+        has_erred = true;
+        spac_log("the board %s was truncated and cannot be extended (%s): its scheduler sees nothing new", path.c_str(), strerror(errno));
+    }
+}

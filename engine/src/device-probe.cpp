@@ -1,0 +1,161 @@
+#include "device-probe.h"
+
+#include "expert-ffn.h"
+#include "status.h"
+
+#include "ggml-alloc.h"
+#include "ggml-cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+static constexpr int64_t N_SLOTS     = 2;
+static constexpr size_t  N_NODES_MAX = 64;
+static constexpr char    POISON      = 0x7f; // four of them are 3.4e38: a row that nobody wrote shows
+
+// Kernels of two devices round differently, and quantise the input differently; wrong ids are off by the whole row.
+static constexpr double MAX_ERROR = 0.05;
+
+using context_ptr = std::unique_ptr<ggml_context, decltype(&ggml_free)>;
+using backend_ptr = std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)>;
+using buffer_ptr  = std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)>;
+
+// what is run: the first matrix alone, since an unpatched ADD_ID ends an RPC server's process; then all of the FFN
+enum class probe { FIRST_MATRIX,
+                   FFN };
+
+static int first_part(const spac_moe_layer & layer) {
+    return layer.parts[SPAC_PART_GATE_UP] ? SPAC_PART_GATE_UP : SPAC_PART_UP;
+}
+
+// even tokens have one expert here, odd ones both, all others elsewhere; no expert twice in a token, which kernels rely on
+static std::vector<int32_t> make_ids(int64_t n_used, int64_t n_tokens) {
+    std::vector<int32_t> ids(n_used * n_tokens, -1);
+    for (int64_t it = 0; it < n_tokens; it++) {
+        int32_t * of_token = &ids[it * n_used];
+        if (it % 2 == 0 || n_used > 1) {
+            of_token[it % n_used] = 0;
+        }
+        if (it % 2 == 1 && n_used > 1) {
+            of_token[(it + 1) % n_used] = 1;
+        }
+    }
+    return ids;
+}
+
+struct probe_graph {
+    ggml_context * ctx;
+    ggml_tensor *  parts[SPAC_N_PARTS] = {}; // [.., .., N_SLOTS]
+    ggml_tensor *  cur, *ids, *rows;
+    ggml_cgraph *  gf;
+};
+
+static ggml_tensor * new_slots(ggml_context * ctx, const ggml_tensor * like, bool is_bias) {
+    return is_bias ? ggml_new_tensor_2d(ctx, like->type, like->ne[0], N_SLOTS) : ggml_new_tensor_3d(ctx, like->type, like->ne[0], like->ne[1], N_SLOTS);
+}
+
+static probe_graph build(ggml_context * ctx, const spac_moe_layer & layer, int64_t n_tokens, probe what) {
+    const int64_t n_used = layer.n_expert_used;
+    probe_graph   g      = {};
+    g.ctx                = ctx;
+    g.cur                = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, layer.n_embd, layer.weight_before_ffn ? n_used : 1, n_tokens);
+    g.ids                = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, n_used, n_tokens);
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        if (layer.parts[part] && (what == probe::FFN || part == first_part(layer))) {
+            g.parts[part] = new_slots(ctx, layer.parts[part], part >= SPAC_PART_UP_B);
+        }
+    }
+    g.rows = what == probe::FFN ? spac_build_expert_ffn({ ctx, &layer, g.parts, g.cur, g.ids, nullptr, nullptr, nullptr }) : ggml_mul_mat_id(ctx, g.parts[first_part(layer)], g.cur, g.ids);
+    g.gf   = ggml_new_graph_custom(ctx, N_NODES_MAX, false);
+    ggml_build_forward_expand(g.gf, g.rows);
+    return g;
+}
+
+static void fill(const probe_graph & g, const spac_moe_layer & layer) {
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        const size_t bytes = layer.part_bytes(part);
+        for (int64_t slot = 0; g.parts[part] && slot < N_SLOTS; slot++) {
+            ggml_backend_tensor_set(g.parts[part], layer.part_data(part, (int) std::min(slot, layer.n_expert - 1)), slot * bytes, bytes);
+        }
+    }
+    std::vector<float> x(ggml_nelements(g.cur));
+    for (size_t i = 0; i < x.size(); i++) {
+        x[i] = sinf(0.7f * (float) i + 1.0f); // of no importance, but the same on both sides
+    }
+    ggml_backend_tensor_set(g.cur, x.data(), 0, ggml_nbytes(g.cur));
+    const std::vector<int32_t> ids = make_ids(g.ids->ne[0], g.ids->ne[1]);
+    ggml_backend_tensor_set(g.ids, ids.data(), 0, ggml_nbytes(g.ids));
+    const std::vector<char> poison(ggml_nbytes(g.rows), POISON);
+    ggml_backend_tensor_set(g.rows, poison.data(), 0, poison.size());
+}
+
+static std::string device_name(ggml_backend_t backend) {
+    return ggml_backend_dev_name(ggml_backend_get_device(backend));
+}
+
+static void require_support(ggml_backend_t backend, const probe_graph & g) {
+    for (int i = 0; i < ggml_graph_n_nodes(g.gf); i++) {
+        const ggml_tensor * node = ggml_graph_node(g.gf, i);
+        if (!ggml_backend_supports_op(backend, node)) {
+            throw spac_error(SPAC_STATUS_DEVICE, spac_format("%s does not support %s with these experts (%s): use another --device, or none",
+                                                             device_name(backend).c_str(), ggml_op_desc(node),
+                                                             node->src[0] ? ggml_type_name(node->src[0]->type) : "?"));
+        }
+    }
+}
+
+static std::vector<float> run(ggml_backend_t backend, const spac_moe_layer & layer, int64_t n_tokens, probe what) {
+    const context_ptr ctx(ggml_init({ N_NODES_MAX * ggml_tensor_overhead() + ggml_graph_overhead_custom(N_NODES_MAX, false), nullptr, true }), ggml_free);
+    const probe_graph g = build(ctx.get(), layer, n_tokens, what);
+    require_support(backend, g);
+
+    const buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend), ggml_backend_buffer_free);
+    if (!buffer) {
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("%s has no room for two experts of %.1f MiB", device_name(backend).c_str(),
+                                                                layer.expert_bytes() / 1048576.0));
+    }
+    fill(g, layer);
+    if (ggml_backend_graph_compute(backend, g.gf) != GGML_STATUS_SUCCESS) {
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("%s failed to compute two experts", device_name(backend).c_str()));
+    }
+    std::vector<float> rows(ggml_nelements(g.rows));
+    ggml_backend_tensor_get(g.rows, rows.data(), 0, ggml_nbytes(g.rows));
+    return rows;
+}
+
+static bool are_equal(const std::vector<float> & rows, const std::vector<float> & expected, const std::vector<int32_t> & ids) {
+    const size_t n    = rows.size() / ids.size();
+    double       norm = 0, difference = 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        if (ids[i / n] < 0 && rows[i] != 0) {
+            return false;
+        }
+        norm += (double) expected[i] * expected[i];
+        difference += ((double) rows[i] - expected[i]) * ((double) rows[i] - expected[i]);
+    }
+    return difference <= MAX_ERROR * MAX_ERROR * norm; // false for nan too
+}
+
+static void check(ggml_backend_t backend, ggml_backend_t cpu, const spac_moe_layer & layer, int64_t n_tokens, probe what) {
+    const std::vector<int32_t> ids = make_ids(layer.n_expert_used, n_tokens);
+    if (!are_equal(run(backend, layer, n_tokens, what), run(cpu, layer, n_tokens, what), ids)) {
+        throw spac_error(SPAC_STATUS_DEVICE,
+                         spac_format("%s computes wrongly where an expert is absent (%s, %s, %lld tokens): its backend does not know of id -1, as an "
+                                     "RPC server of an unpatched llama.cpp; start this build's ggml-rpc-server there, or use another --device",
+                                     device_name(backend).c_str(), what == probe::FFN ? "an expert FFN" : "MUL_MAT_ID",
+                                     ggml_type_name(layer.parts[first_part(layer)]->type), (long long) n_tokens));
+    }
+}
+
+void spac_probe_device(ggml_backend_dev_t device, const spac_moe_layer & layer, int max_batch) {
+    const backend_ptr backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
+    const backend_ptr cpu(ggml_backend_cpu_init(), ggml_backend_free);
+    if (!backend || !cpu) {
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("device %s could not be opened", ggml_backend_dev_name(device)));
+    }
+    check(backend.get(), cpu.get(), layer, 2, probe::FIRST_MATRIX);
+    check(backend.get(), cpu.get(), layer, 2, probe::FFN);
+    check(backend.get(), cpu.get(), layer, max_batch, probe::FFN);
+}

@@ -1,0 +1,239 @@
+// An engine on a real context, the demo model's: freed in the wrong order, aborted in the middle of a graph, attached twice,
+// beside other contexts of the model. Run under ASan and TSan too.
+#include "check.h"
+#include "spac.h"
+
+#include "llama-moe-hook.h"
+#include "llama.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+typedef std::vector<float> floats;
+
+static llama_model * model;
+
+static llama_model * load_model() {
+    llama_model_params params = llama_model_default_params();
+    params.n_gpu_layers       = 0;
+    params.use_extra_bufts    = false; // the same kernels on both sides
+    llama_model * m           = llama_model_load_from_file(SPAC_DEMO_MODEL, params);
+    CHECK(m);
+    return m;
+}
+
+static llama_context * make_context() {
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx                = 256;
+    params.n_threads = params.n_threads_batch = 2;
+    llama_context * ctx                       = llama_init_from_model(model, params);
+    CHECK(ctx);
+    return ctx;
+}
+
+static spac_engine_params cpu_params() {
+    spac_engine_params params = spac_engine_default_params();
+    params.device             = "cpu";
+    params.cache              = "25%";
+    return params;
+}
+
+static spac_engine * attach(llama_context * ctx, const spac_engine_params & params) {
+    spac_engine * engine = nullptr;
+    if (spac_engine_attach(ctx, &params, &engine) != SPAC_STATUS_SUCCESS) {
+        fprintf(stderr, "%s\n", spac_last_error());
+    }
+    CHECK(engine);
+    return engine;
+}
+
+static const llama_token TEXT[] = { 11, 502, 77, 1203, 8, 345, 901, 23, 456, 12, 700, 31 };
+static constexpr int     N_TEXT = sizeof(TEXT) / sizeof(TEXT[0]);
+
+// logits of the last token of each batch of n_batch tokens; empty: aborted
+static floats decode(llama_context * ctx, int n_batch) {
+    llama_memory_clear(llama_get_memory(ctx), true);
+    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    floats    logits;
+    for (int i = 0; i + n_batch <= N_TEXT; i += n_batch) {
+        std::vector<llama_token> tokens(TEXT + i, TEXT + i + n_batch);
+        if (llama_decode(ctx, llama_batch_get_one(tokens.data(), n_batch)) != 0) {
+            return {};
+        }
+        const float * last = llama_get_logits_ith(ctx, -1);
+        logits.insert(logits.end(), last, last + n_vocab);
+    }
+    return logits;
+}
+
+// asks for every expert, which keeps the worker busy
+static void want_all(spac_engine * engine) {
+    spac_board_view view = {};
+    view.size            = sizeof(view);
+    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    spac_decision_begin(spac_engine_board(engine));
+    static uint32_t n_wishes = 0;
+    n_wishes++;
+    for (uint32_t key = 0; key < view.n_load_max; key++) {
+        view.utility[key] = (key * 7 + n_wishes * 13) % 200 > 100 ? 255 : 1; // another half each time: loads and evictions
+        view.load[key]    = key;
+    }
+    memset(view.tau, 200, view.n_layer);
+    *view.n_load = view.n_load_max;
+    spac_decision_end(spac_engine_board(engine));
+    CHECK(spac_engine_apply(engine) == SPAC_STATUS_SUCCESS);
+}
+
+static void test_context_freed_first() {
+    for (int round = 0; round < 8; round++) {
+        llama_model * shared      = model;
+        model                     = load_model();
+        llama_context *    ctx    = make_context();
+        spac_engine_params params = cpu_params();
+        params.cache              = "100%";
+        params.host_mode          = round % 2 ? SPAC_HOST_EXECUTOR : SPAC_HOST_IN_GRAPH;
+        spac_engine * engine      = attach(ctx, params);
+        CHECK(!decode(ctx, 3).empty());
+        want_all(engine);
+        llama_free(ctx);
+        llama_model_free(model); // what the worker copies from
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        CHECK(spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS); // harmless from now on
+        CHECK(spac_engine_cancel(engine) == SPAC_STATUS_SUCCESS);
+        CHECK(spac_engine_wait_idle(engine, 10) == SPAC_STATUS_SUCCESS);
+        spac_engine_free(engine);
+        model = shared;
+    }
+}
+
+struct abort_after {
+    int n_left;
+};
+
+static bool count_down(void * data) {
+    return --((abort_after *) data)->n_left == 0;
+}
+
+static constexpr int N_ABORTS = 100;
+
+// wherever a graph is aborted, the next one starts anew
+static void test_aborted_graphs(int host_mode, int host_kernels) {
+    llama_context * stock    = make_context();
+    const floats    expected = decode(stock, 4);
+    llama_free(stock);
+
+    llama_context *    ctx    = make_context();
+    spac_engine_params params = cpu_params();
+    params.host_mode          = host_mode;
+    params.host_kernels       = host_kernels;
+    spac_engine * engine      = attach(ctx, params);
+    const bool    is_exact    = host_kernels == SPAC_KERNELS_GGML;
+    const floats  before      = is_exact ? expected : decode(ctx, 4); // with other kernels: as long as no expert moves
+    int           n_aborted   = 0;
+    for (int round = 0; round < N_ABORTS; round++) {
+        abort_after data{ 1 + (round * 17) % 400 };
+        llama_set_abort_callback(ctx, count_down, &data);
+        n_aborted += decode(ctx, 4).empty();
+        llama_set_abort_callback(ctx, nullptr, nullptr);
+        CHECK(decode(ctx, 4) == before);
+        if (is_exact && round % 20 == 0) {
+            want_all(engine);
+        }
+    }
+    printf("host mode %d, kernels %d: %d of %d graphs were aborted\n", host_mode, host_kernels, n_aborted, N_ABORTS);
+    CHECK(n_aborted > N_ABORTS / 4);
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
+static void test_second_engine() {
+    llama_context * ctx   = make_context();
+    const floats    stock = decode(ctx, 4);
+    spac_engine *   first = attach(ctx, cpu_params()), *second = nullptr;
+
+    const spac_engine_params params = cpu_params();
+    CHECK(spac_engine_attach(ctx, &params, &second) == SPAC_STATUS_INVALID_ARGUMENT && !second);
+    CHECK(strstr(spac_last_error(), "has an engine already") && strstr(spac_last_error(), "PYSPAC_CACHE"));
+    CHECK(llama_get_moe_hook(ctx)->user_data == first);
+
+    spac_board_view view = {};
+    view.size            = sizeof(view);
+    CHECK(spac_board_get_view(spac_engine_board(first), &view) == SPAC_STATUS_SUCCESS);
+    const uint64_t n_before = view.counters->n_forward;
+    CHECK(decode(ctx, 4) == stock);
+    spac_engine_end_forward(first);
+    CHECK(view.counters->n_forward > n_before); // it is still at work
+    spac_engine_free(first);
+    CHECK(decode(ctx, 4) == stock);
+    spac_engine_free(attach(ctx, cpu_params())); // one after the other is fine
+    llama_free(ctx);
+}
+
+// an engine with the engine's own kernels comes and goes: other contexts of the model stay llama.cpp's
+static void test_other_contexts() {
+    llama_context *   stock    = make_context();
+    const floats      expected = decode(stock, 12);
+    std::atomic<bool> done{ false };
+    std::thread       engines([&] {
+        llama_context *    ctx    = make_context();
+        spac_engine_params params = spac_engine_default_params();
+        params.device             = "none";
+        while (!done) {
+            spac_engine * engine = attach(ctx, params);
+            const floats  own    = decode(ctx, 12);
+            CHECK(own.size() == expected.size() && std::isfinite(own[0]));
+            spac_engine_free(engine);
+        }
+        llama_free(ctx); });
+    for (int i = 0; i < 60; i++) {
+        CHECK(decode(stock, 12) == expected);
+    }
+    done = true;
+    engines.join();
+    llama_free(stock);
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" // programs of today still ask for all experts at once so
+static void set_warmup(llama_context * ctx, bool on) {
+    llama_set_warmup(ctx, on);
+}
+#pragma GCC diagnostic pop
+
+// one thread beside the executor, whose threads work meanwhile; all of the context's where nothing is split
+static void test_threads_of_graphs() {
+    llama_context *    ctx        = make_context();
+    spac_engine_params params     = cpu_params();
+    params.host_mode              = SPAC_HOST_EXECUTOR;
+    params.max_batch              = 4;
+    spac_engine *          engine = attach(ctx, params);
+    const llama_moe_hook * hook   = llama_get_moe_hook(ctx);
+    CHECK(!decode(ctx, 4).empty() && hook->n_threads(hook->user_data, 4) == 1);
+    CHECK(!decode(ctx, 6).empty() && hook->n_threads(hook->user_data, 6) == 0);
+    CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, 2) == 1);
+    set_warmup(ctx, true);                                                      // all experts at once: llama.cpp's own graph
+    CHECK(!decode(ctx, 3).empty() && hook->n_threads(hook->user_data, 3) == 0); // another width, so that a graph is built
+    set_warmup(ctx, false);
+    CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, 2) == 1);
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
+int main() {
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    CHECK(spac_backend_load_all() == SPAC_STATUS_SUCCESS);
+    model = load_model();
+    test_second_engine();
+    test_threads_of_graphs();
+    test_context_freed_first();
+    test_aborted_graphs(SPAC_HOST_IN_GRAPH, SPAC_KERNELS_GGML);
+    test_aborted_graphs(SPAC_HOST_EXECUTOR, SPAC_KERNELS_GGML);
+    test_aborted_graphs(SPAC_HOST_EXECUTOR, SPAC_KERNELS_SPAC);
+    test_other_contexts();
+    llama_model_free(model);
+    return 0;
+}
