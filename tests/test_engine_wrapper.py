@@ -175,12 +175,19 @@ def test_a_board_opens_by_name(ctx: Any) -> None:
     name = f"pyspac-test-{os.getpid()}"
     with attach(ctx, board_name=name) as engine:
         with Board.open(name) as board:
-            decode(ctx, Sequence0(0, 200).next_batch(3))
+            texts = Sequence0(0, 200)
+            decode(ctx, texts.next_batch(3))
+            engine.end_forward()  # a shared board shows a forward when it has ended
             assert np.array_equal(board.counts, engine.board.counts)
             assert int(board.counts.sum()) > 0
+            n_before = int(board.counters["n_decisions"][0])
             with board.decision():
                 board.tau[:] = 7
-            assert set(engine.board.tau.tolist()) == {7}
+            engine.apply()
+            engine.end_forward()
+            decode(ctx, texts.next_batch(1))
+            engine.end_forward()
+            assert int(board.counters["n_decisions"][0]) == n_before + 1
         with pytest.raises(EngineError, match="closed"):
             _ = board.counts
     with pytest.raises(EngineError, match=name):

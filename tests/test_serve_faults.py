@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -121,11 +123,14 @@ def test_the_engine_refuses_a_board_in_use(served: Serve, bin_dir: Path, tmp_pat
 
 @contextmanager
 def forged_board(name: str, served: Serve) -> Iterator[np.memmap]:
-    """A copy of a board under another name, to be changed as bytes."""
+    """A copy of a board under another name, to be changed as bytes; locked, as a running engine's is."""
     path = board_file.path_of(name)
     shutil.copyfile(board_file.path_of(served.board), path)
+    whole_file = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        yield np.memmap(path, np.uint8, "r+")
+        with path.open("r+b") as file:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole_file)
+            yield np.memmap(path, np.uint8, "r+")
     finally:
         path.unlink()
 
@@ -155,6 +160,25 @@ def test_a_cut_off_board_is_refused(served: Serve) -> None:
         os.truncate(board_file.path_of(name), 4096)
         with pytest.raises(PyspacError, match=name):
             Board.open(name)
+
+
+def test_answers_go_on_while_the_board_is_truncated(tmp_path: Path) -> None:
+    """The server does not die, and the board is whole again for the next scheduler."""
+    with Serve(tmp_path) as serve:
+        serve.wait_ready()
+        path = board_file.path_of(serve.board)
+        n_bytes = path.stat().st_size
+        with answering(serve, 200) as answer:
+            for size in (0, 1, 4096, n_bytes - 1, 0):
+                os.truncate(path, size)
+                time.sleep(0.02)
+            assert answer.result()["tokens_predicted"] == 200
+        assert complete(serve.port, 200)["tokens_predicted"] == 200
+        wait_for("the board's size", lambda: path.stat().st_size == n_bytes)
+        wait_for("a scheduler", lambda: serve.scheduler_pid and psutil.pid_exists(serve.scheduler_pid))
+        path.unlink()
+        assert complete(serve.port, 200)["tokens_predicted"] == 200
+        assert serve.stop() == 0
 
 
 def test_no_such_board(tmp_path: Path) -> None:

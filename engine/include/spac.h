@@ -74,7 +74,7 @@ typedef struct spac_engine_params {
     const char * cache;        // slot pool: "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
     const char * board_name;   // NULL: private memory; else POSIX shared memory /NAME
     int32_t      host_mode;    // spac_host_mode
-    int32_t      n_threads;    // of the host executor; 0: as the context's, one less (for copies) on a real device if they are more than 4
+    int32_t      n_threads;    // the host executor's own; 0: as the context's, less those that wait for the device and, if they are more than 4, copy to it
     int32_t      max_batch;    // more tokens than this take stock's path; at least the draft length + 1
     double       link_gb_s;    // throttle of copies, to emulate a slower link; 0: none
     bool         evict;        // false: a resident expert never leaves
@@ -150,6 +150,7 @@ typedef struct spac_step_record {
 } spac_step_record;
 
 // pointers into the board; valid until the board is closed or its engine freed
+// What an engine wrote reaches another process when a forward ends, and every 25 ms while copies may be due.
 typedef struct spac_board_view {
     size_t   size;
     uint32_t n_layer;
@@ -174,7 +175,8 @@ typedef struct spac_board_view {
     uint32_t * load;    // [n_load_max] il * n_expert + ie, most wanted first
     uint32_t * n_load;
     uint64_t * byte_budget; // bytes that may be copied per forward; UINT64_MAX: no limit
-    int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
+    // written by the scheduler, each for itself and at any time
+    int32_t * n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
 } spac_board_view;
 
 // who was at work; with the executor alone
@@ -224,7 +226,8 @@ SPAC_API spac_status        spac_engine_take_spans(spac_engine * engine, spac_sp
 // board
 SPAC_API spac_status spac_board_open(const char * name, spac_board ** board); // of a running engine, by another process
 SPAC_API void        spac_board_close(spac_board * board);
-SPAC_API spac_status spac_board_owner(const char * name, int32_t * pid); // process of the engine that made it, alive or not
+SPAC_API spac_status spac_board_owner(const char * name, int32_t * pid); // process of its engine, as that one numbers itself; 0: it is gone
+SPAC_API spac_status spac_board_remove(const char * name);               // one that a killed process left behind; a running engine's stays
 SPAC_API spac_status spac_board_get_view(spac_board * board, spac_board_view * view);
 SPAC_API void        spac_decision_begin(spac_board * board);
 SPAC_API void        spac_decision_end(spac_board * board);

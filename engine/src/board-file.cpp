@@ -90,32 +90,49 @@ static int make_file(const void * content, size_t size, const std::string & path
     return fd;
 }
 
-// removes what a dead engine left behind; false: there is nothing (any more)
-static bool remove_leftover(const std::string & path, const std::string & name, const std::function<std::string(int)> & describe) {
+// with its lock held, so that whoever else found it looks again
+static void unlink_locked(int fd, const std::string & path) {
+    if (is_at(fd, path)) {
+        unlink(path.c_str());
+    }
+}
+
+void spac_board_file::remove_left_behind(const std::string & name) {
+    const std::string path = path_of(name);
+    const int         fd   = open_plain(path, O_RDWR);
+    if (fd >= 0 && lock(fd)) {
+        unlink_locked(fd, path);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+// removes what is in the way, if it was left behind; throws if it is in use, or no board
+static void clear_path(const std::string & path, const std::string & name, const std::function<std::string(int)> & describe) {
     const int fd = open_plain(path, O_RDWR);
     if (fd < 0 && errno == ENOENT) {
-        return false;
+        return;
     }
     if (fd < 0) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("%s is in the way, and is no board of this user (%s): remove it, or choose another name",
                                                         path.c_str(), strerror(errno)));
     }
-    const bool  is_free = lock(fd);
-    std::string who     = is_free ? "" : describe(fd);
-    if (is_free && is_at(fd, path)) {
-        unlink(path.c_str()); // under its lock: whoever else found it looks again
+    const bool is_free = lock(fd);
+    if (is_free) {
+        unlink_locked(fd, path);
     }
+    const std::string who = is_free ? "" : describe(fd);
     close(fd);
     if (!is_free) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is in use by %s: choose another name or stop that process", name.c_str(),
                                                         who.c_str()));
     }
-    return true;
 }
 
 spac_board_file::spac_board_file(const std::string & name, const void * content, size_t size, const std::function<std::string(int)> & describe) :
     path(path_of(name)), size(size) {
-    remove_leftover(path, name, describe); // who has the name is known before memory is asked for
+    clear_path(path, name, describe); // who has the name is known before memory is asked for
     fd = make_file(content, size, path);
     try {
         const std::string nameless = spac_format("/proc/self/fd/%d", fd);
@@ -123,7 +140,7 @@ spac_board_file::spac_board_file(const std::string & name, const void * content,
             if (errno != EEXIST || i == N_TRIES) {
                 throw spac_error(SPAC_STATUS_BOARD, spac_format("the board cannot be named %s: %s", path.c_str(), strerror(errno)));
             }
-            remove_leftover(path, name, describe);
+            clear_path(path, name, describe);
         }
     } catch (...) {
         close(fd);

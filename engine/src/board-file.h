@@ -26,6 +26,8 @@ struct spac_board_file {
     static int open(const std::string & name, int flags);
     // whether the engine that made it still has it
     static bool is_locked(int fd);
+    // a running engine's stays
+    static void remove_left_behind(const std::string & name);
 
   private:
     const std::string path;

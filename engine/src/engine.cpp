@@ -369,9 +369,11 @@ void spac_engine::start_executor() {
         executor = std::make_unique<spac_host_executor>(with_ggml, params.max_batch, n_threads, cpus);
     }
     if (kernels) {
-        const size_t n_cores        = cpus.empty() ? std::thread::hardware_concurrency() : cpus.size();
-        const bool   has_spare_core = std::max(2, n_threads) < (int) n_cores; // the pool has two at least
-        pool                        = std::make_unique<spac_expert_pool>(*kernels, n_threads, has_spare_core, cpus);
+        const size_t n_cores = cpus.empty() ? std::thread::hardware_concurrency() : cpus.size();
+        // ggml holds the graph's thread, awake on a core of its own, until the device is done
+        const int  n_own          = params.n_threads > 0 ? n_threads : std::max(1, n_threads - 1);
+        const bool has_spare_core = n_own + 1 < (int) n_cores;
+        pool                      = std::make_unique<spac_expert_pool>(*kernels, n_own, has_spare_core, cpus);
     }
 }
 

@@ -1,4 +1,5 @@
 // The ABI: checks arguments, turns exceptions into a status.
+#include "board-file.h"
 #include "engine.h"
 #include "status.h"
 
@@ -146,6 +147,13 @@ spac_status spac_board_owner(const char * name, int32_t * pid) {
     return spac_guard([&] {
         require(name && pid, "spac_board_owner: no name, or nowhere to put the process id");
         *pid = spac_board::owner(name);
+    });
+}
+
+spac_status spac_board_remove(const char * name) {
+    return spac_guard([&] {
+        require(name, "spac_board_remove: no name");
+        spac_board_file::remove_left_behind(name);
     });
 }
 

@@ -1,5 +1,6 @@
 #include "check.h"
 #include "prefetch-worker.h"
+#include <ctime>
 
 // loads all that can start, in order; returns their keys
 static std::vector<uint32_t> run_loads(cache_fixture & f) {
@@ -172,7 +173,38 @@ static void test_published_residency_is_never_read() {
     f.cache.check();
 }
 
+// a decision that wants more than fits, in a model of 60 x 384 experts: the graph asks for the same mutex
+static void test_many_wishes() {
+    constexpr uint32_t N_LAYER = 60, N_EXPERT = 384, N_SLOTS = 8000;
+
+    cache_fixture f(N_LAYER, N_EXPERT, N_SLOTS);
+    f.utility.assign(N_LAYER * N_EXPERT, 5);
+    std::vector<uint32_t> held(N_SLOTS), others;
+    for (uint32_t key = 0; key < N_LAYER * N_EXPERT; key++) {
+        key < N_SLOTS ? (void) (held[key] = key) : others.push_back(key);
+    }
+    f.apply(held);
+    spac_load load;
+    for (uint32_t i = 0; i < N_SLOTS; i++) {
+        CHECK(f.cache.wait_for_load(load) == spac_expert_cache::wait_result::LOAD);
+        f.cache.finish_load(load, true, 1);
+    }
+
+    std::fill_n(f.utility.begin(), N_SLOTS, 4); // less useful, but all of them are in use
+    for (const uint32_t key : held) {
+        CHECK(f.pin(key / N_EXPERT, key % N_EXPERT) >= 0);
+    }
+    f.apply(others);
+    const clock_t start = clock(); // of this process alone
+    CHECK(f.cache.wait_for_load(load) == spac_expert_cache::wait_result::IDLE);
+    const double ms = 1e3 * (clock() - start) / CLOCKS_PER_SEC;
+    printf("%zu wishes without a slot took %.1f ms\n", others.size(), ms);
+    CHECK(ms < 60);
+    f.cache.check();
+}
+
 int main() {
+    test_many_wishes();
     test_by_hand();
     test_eviction();
     test_pins_protect();

@@ -9,6 +9,7 @@
 #include "llama-graph.h" // llm_ffn_op_type
 
 #include "ggml-alloc.h"
+#include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 
@@ -172,12 +173,37 @@ static forward_input random_input(int n_tokens, std::mt19937 & rng) {
     return in;
 }
 
-// engine: NULL for the stock graph
-static std::vector<float> run(spac_moe_layer & layer, mini_engine * engine, const forward_input & in, int n_threads) {
+// A GPU beside the CPU: the CPU again, but as another device with buffers of its own, to which ggml's scheduler moves what
+// reads host weights, as it does for CUDA from 32 rows on.
+struct fake_gpu {
+    ggml_backend_t           real = ggml_backend_cpu_init();
+    ggml_backend_buffer_type buft;
+    ggml_backend_device      device;
+    ggml_backend             backend;
+
+    fake_gpu() :
+        buft(*ggml_backend_cpu_buffer_type()), device(*ggml_backend_get_device(real)), backend(*real) {
+        buft.iface.get_name        = [](ggml_backend_buffer_type_t) { return "FAKE0"; };
+        buft.iface.is_host         = [](ggml_backend_buffer_type_t) { return false; };
+        buft.device                = &device;
+        device.iface.get_type      = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
+        device.iface.supports_op   = [](ggml_backend_dev_t, const ggml_tensor * op) { return op->op != GGML_OP_CUSTOM; };
+        device.iface.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t t) { return t->iface.is_host && !t->iface.is_host(t); };
+        device.iface.offload_op    = [](ggml_backend_dev_t, const ggml_tensor * op) { return ggml_nrows(op) >= 32; };
+        backend.device             = &device;
+    }
+
+    ~fake_gpu() { ggml_backend_free(real); }
+};
+
+// engine: NULL for the stock graph; gpu: NULL, or beside the CPU in the scheduler
+static std::vector<float> run(spac_moe_layer & layer, mini_engine * engine, const forward_input & in, int n_threads, fake_gpu * gpu = nullptr) {
     ggml_context * ctx = ggml_init({ 128 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
     ggml_backend_t cpu = ggml_backend_cpu_init();
     ggml_backend_cpu_set_n_threads(cpu, n_threads);
-    ggml_backend_sched_t sched = ggml_backend_sched_new(&cpu, nullptr, 1, 256, false, false);
+    ggml_backend_t             backends[] = { gpu ? &gpu->backend : cpu, cpu };
+    ggml_backend_buffer_type_t bufts[]    = { gpu ? &gpu->buft : ggml_backend_cpu_buffer_type(), ggml_backend_cpu_buffer_type() };
+    ggml_backend_sched_t       sched      = ggml_backend_sched_new(backends, bufts, gpu ? 2 : 1, 256, false, gpu != nullptr);
 
     llama_moe_hook_params p = {};
     p.ctx                   = ctx;
@@ -233,7 +259,29 @@ static void test(bool with_executor, bool weight_before_ffn) {
     engine.worker.reset();
 }
 
+// host experts and the CPU's slots stay on the CPU however many rows there are
+static void test_beside_a_gpu(bool weight_before_ffn) {
+    layer_fixture f(weight_before_ffn);
+    ggml_backend_buffer_set_usage(f.buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    mini_engine           engine(f.layer, false);
+    std::vector<uint8_t>  utility(N_EXPERT, 1), tau = { 1 };
+    std::vector<uint32_t> loads = { 0, 1, 2 };
+    engine.cache.apply(utility.data(), tau.data(), loads.data(), loads.size(), UINT64_MAX);
+    CHECK(engine.cache.wait_idle(5000));
+
+    fake_gpu     gpu;
+    std::mt19937 rng(7);
+    for (const int n_tokens : { 1, 11, 32, 40 }) {
+        const forward_input in = random_input(n_tokens, rng);
+        CHECK(run(f.layer, &engine, in, 2, &gpu) == run(f.layer, nullptr, in, 2));
+    }
+    engine.worker.reset();
+}
+
 int main() {
+    for (bool weight_before_ffn : { false, true }) {
+        test_beside_a_gpu(weight_before_ffn);
+    }
     for (bool with_executor : { false, true }) {
         for (bool weight_before_ffn : { false, true }) {
             test(with_executor, weight_before_ffn);

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -26,16 +26,17 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BoardFile:
-    """A board's file as it was when it was looked at."""
+    """A board's file as it was when it was looked at. Two are equal if they are the same file."""
 
     name: str
     inode: int
-    pid: int  # 0: not (yet) a board
+    is_board: bool = field(compare=False)  # False: something else of that name
+    pid: int = field(compare=False)  # of the engine's process, in its own numbering; 0: it is gone
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine's process runs."""
-        return self.pid > 0 and is_running(self.pid)
+        """Whether the engine's process runs; its lock on the file says so, in any PID namespace."""
+        return self.pid > 0
 
 
 def path_of(name: str) -> Path:
@@ -53,7 +54,7 @@ def look_at(name: str) -> BoardFile | None:
         return None
     pid = ffi.new("int32_t *")
     is_board = lib.spac_board_owner(name.encode(), pid) == lib.SPAC_STATUS_SUCCESS
-    return BoardFile(name, inode, int(pid[0]) if is_board else 0)
+    return BoardFile(name, inode, is_board, int(pid[0]) if is_board else 0)
 
 
 def list_boards() -> list[BoardFile]:
@@ -73,7 +74,7 @@ def find_board(name: str | None) -> str:
     if name is None:
         raise PyspacError("no server with a board is running; start one with `pyspac serve`")
     board = look_at(check_name(name))
-    if board is None or (board.pid and not board.is_alive):
+    if board is None or (board.is_board and not board.is_alive):
         raise PyspacError(
             f'no running server has the board "{name}"; those with a board: {", ".join(running) or "none"}'
         )
@@ -90,10 +91,10 @@ def check_free(name: str) -> None:
 
 
 def remove_stale(name: str) -> None:
-    """Remove the board that a dead process left behind, if one did; zombies are dead."""
-    board = look_at(name)
-    if board is not None and board.pid and not board.is_alive:
-        path_of(name).unlink(missing_ok=True)
+    """Remove the board that a killed process left behind, if one did; a running engine's stays."""
+    from pyspac._native import lib
+
+    lib.spac_board_remove(name.encode())
 
 
 def is_running(pid: int) -> bool:

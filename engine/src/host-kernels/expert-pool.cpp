@@ -21,8 +21,7 @@ static void pause_briefly() {
 
 spac_expert_pool::spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus) :
     experts(kernels), n_threads(n_threads), stays_awake(stays_awake) {
-    // at least one beside the thread that waits, which may be at work on the device when the experts arrive
-    for (int i = 0; i < std::max(1, n_threads - 1); i++) {
+    for (int i = 0; i < n_threads; i++) {
         threads.emplace_back([this] { run(); });
         if (!cpus.empty()) {
             spac_pin_thread(threads.back(), cpus[(i + 1) % cpus.size()]);
@@ -64,7 +63,7 @@ void spac_expert_pool::submit(const spac_moe_layer * layer, const ggml_tensor * 
         close();
     }
     clear_absent(*layer, ids_host, layer->n_expert_used * n_tokens);
-    experts.plan(*layer, ids_host, n_tokens, n_threads);
+    experts.plan(*layer, ids_host, n_tokens, n_threads + 1); // with the one that waits
     t_begin = spac_now_us();
     t_end   = t_begin;
     if (experts.has_work()) { // else wake nobody

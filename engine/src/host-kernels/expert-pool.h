@@ -1,5 +1,5 @@
 // Computes a layer's host experts with the engine's own kernels, on threads that stay awake for a moment between layers.
-// The thread that waits helps, so n_threads cores are busy when it does.
+// The thread that waits helps with what is left when it comes, which is after the device is done.
 #pragma once
 
 #include "../host-worker.h"
@@ -13,6 +13,7 @@
 
 struct spac_expert_pool : spac_host_worker {
     // stays_awake: for a moment after a layer; costs more than it gains where others need the cores
+    // n_threads: the pool's own, 1 or more
     // cpus: one per thread in turn, the first for the thread that waits, which stays where it is; empty: anywhere
     spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus);
     ~spac_expert_pool() override;
