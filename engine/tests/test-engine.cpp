@@ -11,6 +11,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 typedef std::vector<float> floats;
@@ -223,6 +224,51 @@ static void test_threads_of_graphs() {
     llama_free(ctx);
 }
 
+extern "C" bool spac_attach_from_env(llama_context * ctx);
+
+static void decide(spac_board * board, const spac_board_view & view, int32_t n_draft_max) {
+    spac_decision_begin(board);
+    *view.n_load = 0;
+    spac_decision_end(board);
+    view.n_draft_max[3] = n_draft_max;
+}
+
+// a scheduler that says nothing for 10 s of decoding is gone: its limits no longer hold, and the engine's own policy loads
+static void test_scheduler_gone() {
+    const std::string name = "test-engine-" + std::to_string(getpid());
+    setenv("PYSPAC_DEVICE", "cpu", 1);
+    setenv("PYSPAC_BOARD", name.c_str(), 1);
+    llama_context * ctx = make_context();
+    CHECK(spac_attach_from_env(ctx));
+    const llama_moe_hook * hook = llama_get_moe_hook(ctx);
+
+    spac_board * board = nullptr;
+    CHECK(spac_board_open(name.c_str(), &board) == SPAC_STATUS_SUCCESS);
+    spac_board_view view = {};
+    view.size            = sizeof(view);
+    CHECK(spac_board_get_view(board, &view) == SPAC_STATUS_SUCCESS);
+    decide(board, view, 2);
+    CHECK(!decode(ctx, 4).empty() && !decode(ctx, 4).empty());
+    CHECK(hook->n_draft_max(hook->user_data, 3) == 2);
+    const uint64_t n_loads = view.counters->n_loads;
+
+    for (int i = 0; i < 11; i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1050));
+        CHECK(!decode(ctx, 4).empty());
+    }
+    CHECK(hook->n_draft_max(hook->user_data, 3) == -1);
+    for (int i = 0; i < 20; i++) {
+        CHECK(!decode(ctx, 4).empty());
+    }
+    CHECK(view.counters->n_loads > n_loads);
+
+    decide(board, view, 2); // it is back
+    CHECK(!decode(ctx, 4).empty() && hook->n_draft_max(hook->user_data, 3) == 2);
+    spac_board_close(board);
+    llama_free(ctx); // and the engine with it
+    CHECK(spac_board_open(name.c_str(), &board) == SPAC_STATUS_BOARD);
+}
+
 int main() {
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     CHECK(spac_backend_load_all() == SPAC_STATUS_SUCCESS);
@@ -234,6 +280,7 @@ int main() {
     test_aborted_graphs(SPAC_HOST_EXECUTOR, SPAC_KERNELS_GGML);
     test_aborted_graphs(SPAC_HOST_EXECUTOR, SPAC_KERNELS_SPAC);
     test_other_contexts();
+    test_scheduler_gone();
     llama_model_free(model);
     return 0;
 }
