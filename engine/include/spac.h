@@ -140,6 +140,7 @@ typedef struct spac_layer_stats {
 typedef struct spac_step_record {
     uint64_t step;
     int32_t  server_slot;
+    int32_t  request; // the server's task id; grows; -1: not known
     int32_t  n_draft;
     int32_t  n_accepted;
     int32_t  n_tokens; // width of the verified batch
