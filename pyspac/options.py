@@ -104,6 +104,10 @@ class RunOptions:
             raise ConfigError(
                 "--draft-max", self.draft_max, "only with a draft model (-md) or --spec-type ngram"
             )
+        if self.speculation is not None and self.wanted_spec_type == "none":
+            raise ConfigError(
+                "--speculation", self.speculation, "only with a draft model (-md) or --spec-type ngram"
+            )
         if not 0.0 <= self.draft_p_min <= 1.0:
             raise ConfigError("--draft-p-min", self.draft_p_min, "a probability, 0 .. 1")
         if self.draft_p_min > 0.0 and self.wanted_spec_type != "draft":

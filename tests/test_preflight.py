@@ -125,6 +125,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["-Cr", "1-0"], ["--cpu-range is '1-0'", "such as 0-7"]),
     (["--cpu-range", "0-999"], ["--cpu-range is '0-999'", "open to this process"]),
     (["--draft-max", "4"], ["--draft-max is 4", "-md"]),
+    (["--speculation", "auto"], ["--speculation is 'auto'", "-md", "--spec-type ngram"]),
     (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max is 0", "--spec-type none"]),
     (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max is 16", "1 .. 15"]),
     (["--draft-p-min", "0.2"], ["--draft-p-min is 0.2", "-md"]),
