@@ -108,6 +108,7 @@ class BoardView:
     load: NDArray[np.uint32]  # [n_load_max] il * n_expert + ie, most wanted first
     n_load: NDArray[np.uint32]  # [1]
     byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
+    # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
 
     def _begin(self) -> None:
@@ -118,7 +119,7 @@ class BoardView:
 
     @contextmanager
     def decision(self) -> Iterator[None]:
-        """Hold the sequence lock while utility, tau, loads, budget and draft limits are written."""
+        """Hold the sequence lock while utility, tau, loads and budget are written; draft limits need none."""
         self._begin()
         try:
             yield
