@@ -29,6 +29,7 @@ from pyspac.devices import Device
 from pyspac.errors import ConfigError
 from pyspac.geometry import read_geometry
 from pyspac.gguf_header import read_header
+from pyspac.limits import MAX_BATCH
 from pyspac.options import MIB, CacheSize
 from pyspac.scheduler import Scheduler
 from pyspac.server import board_file, log, memory
@@ -39,6 +40,7 @@ from pyspac.server.exporter import serve_metrics
 from pyspac.server.health import choose_port, get_json, is_healthy
 from pyspac.server.options import AttachOptions, ServeOptions
 from pyspac.server.pacer import IDLE_POLL_S, Pacer
+from pyspac.server.plan import plan_launch
 from pyspac.server.totals import StepTotals
 
 
@@ -175,6 +177,13 @@ def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.M
     logging.getLogger(log.NAME).handlers.clear()
 
 
+@pytest.mark.parametrize("max_batch", [0, MAX_BATCH + 1])
+def test_batches_too_wide_are_refused_before_anything_starts(max_batch: int) -> None:
+    options = ServeOptions(model=TARGET, device="cpu", max_batch=max_batch)
+    with pytest.raises(ConfigError, match=f"--max-batch is {max_batch}; allowed: 1 .. {MAX_BATCH} tokens"):
+        plan_launch(options, lambda: False)
+
+
 @pytest.mark.parametrize("n_draft_max", ["-1", "256"])
 def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
     done = run_pyspac(
@@ -182,6 +191,22 @@ def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
     )
     assert done.returncode == 2
     assert f"--draft-max is {n_draft_max}; allowed: 1 .. 255" in done.stderr
+
+
+def test_a_known_link_reaches_the_scheduler() -> None:
+    config = scheduler_config("ema", "auto", "", 12.5, 8)
+    argv = attach_argv("b", AttachOptions(scheduler=config))
+    assert argv[argv.index("--link-gb-s") + 1] == "12.5"
+    with pytest.raises(ConfigError, match="--link-gb-s is 0"):
+        scheduler_config("ema", "auto", "", 0.0, 8)
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "attach"])
+def test_the_link_flag_means_the_same_in_every_command(command: str) -> None:
+    group: Any = typer.main.get_command(app)
+    (link,) = [param for param in group.commands[command].params if "--link-gb-s" in param.opts]
+    assert link.default is None
+    assert "Slows nothing down" in link.help
 
 
 def test_a_model_of_llama_servers_own_choice() -> None:
@@ -195,7 +220,6 @@ def test_a_model_of_llama_servers_own_choice() -> None:
     [
         {"cache": CacheSize(text="0")},
         {"n_ctx": -1},
-        {"max_batch": 0},
         {"board": "../x"},
         {"passed": ("--spac-cache=1",)},
         {"model": None},

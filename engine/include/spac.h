@@ -29,6 +29,8 @@ extern "C" {
 #define SPAC_ABI_VERSION    1
 #define SPAC_N_RECORDS      256 // length of the ring of step records
 #define SPAC_N_SERVER_SLOTS 64
+#define SPAC_MAX_BATCH      512 // tokens of the widest batch that can be split
+#define SPAC_MAX_THREADS    512 // of the host executor, and cores that can be named: as many as ggml has room for
 
 struct llama_context;
 
@@ -76,7 +78,7 @@ typedef struct spac_engine_params {
     int32_t      host_mode;    // spac_host_mode
     int32_t      n_threads;    // of the host executor; 0: as the context's, one less (for copies) on a real device if they are more than 4
     int32_t      max_batch;    // more tokens than this take stock's path; at least the draft length + 1
-    double       link_gb_s;    // throttle of copies, to emulate a slower link; 0: none
+    double       copy_gb_s;    // throttle of copies, to emulate a slower link; 0: none
     bool         evict;        // false: a resident expert never leaves
     bool         verbose;      // log one line per layer group
     int32_t      host_kernels; // spac_host_kernels

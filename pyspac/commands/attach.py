@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from pyspac.commands.common import reports_errors
+from pyspac.commands.common import LinkGbS, reports_errors
 from pyspac.commands.serve import (
     DEFAULT_ESTIMATOR,
     CpuShare,
     DraftMax,
     Estimator,
-    LinkGbS,
     LogJson,
     MetricsHost,
     MetricsPort,

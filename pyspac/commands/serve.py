@@ -7,10 +7,16 @@ from typing import Annotated, Final
 
 import typer
 
-from pyspac.commands.common import reports_errors
-from pyspac.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations
+from pyspac.commands.common import LinkGbS, reports_errors
+from pyspac.config import ABLATIONS, DRAFT_MAX, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.errors import ConfigError
-from pyspac.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, CacheSize, choose_draft_max
+from pyspac.options import (
+    DEFAULT_DRAFT_CAP,
+    DEFAULT_DRAFT_MAX,
+    CacheSize,
+    check_link_gb_s,
+    choose_draft_max,
+)
 from pyspac.server import log
 from pyspac.server.memory import DEFAULT_N_CTX
 from pyspac.server.options import (
@@ -34,12 +40,6 @@ Without = Annotated[
     str,
     typer.Option(
         "--without", metavar="LIST", help=f"Leave parts out, to measure them: {','.join(ABLATIONS)}."
-    ),
-]
-LinkGbS = Annotated[
-    float | None,
-    typer.Option(
-        "--link-gb-s", metavar="GB/S", help="Known speed of the link. Default: measured while running."
     ),
 ]
 MetricsPort = Annotated[
@@ -223,8 +223,8 @@ serve.__doc__ = HELP
 
 def choose_drafting(speculation: str | None, draft_max: int | None) -> tuple[str, int]:
     """Who decides how long to draft, and the limit. Raises ConfigError."""
-    if draft_max is not None and not 0 <= draft_max <= 255:
-        raise ConfigError("--draft-max", draft_max, "1 .. 255")
+    if draft_max is not None and not 0 <= draft_max <= DRAFT_MAX:
+        raise ConfigError("--draft-max", draft_max, f"1 .. {DRAFT_MAX}")
     controller = choose_controller(speculation, draft_max)
     return controller, choose_draft_max(draft_max, controller)
 
@@ -246,6 +246,7 @@ def scheduler_config(
     """The settings that `serve` and `attach` share. Raises ConfigError."""
     if threshold != "auto" and not threshold.isdecimal():
         raise ConfigError("--threshold", threshold, "auto, or a whole number from 1")
+    check_link_gb_s(link_gb_s)
     return SchedulerConfig(
         estimator=estimator,
         threshold="auto" if threshold == "auto" else int(threshold),

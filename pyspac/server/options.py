@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspac.config import SchedulerConfig
+from pyspac.config import DRAFT_MAX, SchedulerConfig
 from pyspac.cpus import parse_cpu_range
 from pyspac.errors import ConfigError
 from pyspac.options import (
@@ -101,12 +101,10 @@ class ServeOptions:
             raise ConfigError("--cache", self.cache.text, "more than 0; without a cache, run llama-server")
         if self.n_ctx is not None and self.n_ctx < 0:
             raise ConfigError("-c", self.n_ctx, "0 or more")
-        if not 1 <= self.max_batch <= 512:
-            raise ConfigError("--max-batch", self.max_batch, "1 .. 512 tokens")
         if self.board is not None:
             check_name(self.board)
         if self.has_draft and self.attach.n_draft_max == 0:
-            raise ConfigError("--draft-max", 0, "1 .. 255; to draft nothing, no draft model")
+            raise ConfigError("--draft-max", 0, f"1 .. {DRAFT_MAX}; to draft nothing, no draft model")
         self._check_passed()
 
     def _check_passed(self) -> None:
