@@ -47,7 +47,7 @@ RECORD_DTYPE = np.dtype(
     [("step", np.uint64)]
     + [(name, np.int32) for name in ("server_slot", "request", "n_draft", "n_accepted", "n_tokens")]
     + [(name, np.uint32) for name in ("draft_us", "verify_us", "process_us", "sample_us")],
-    align=True,  # the C struct has four bytes of padding at its end
+    align=True,
 )
 
 
