@@ -45,8 +45,9 @@ COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
 LAYER_STATS_DTYPE = np.dtype([(name, np.uint64) for name in LAYER_STATS_FIELDS])
 RECORD_DTYPE = np.dtype(
     [("step", np.uint64)]
-    + [(name, np.int32) for name in ("server_slot", "n_draft", "n_accepted", "n_tokens")]
-    + [(name, np.uint32) for name in ("draft_us", "verify_us", "process_us", "sample_us")]
+    + [(name, np.int32) for name in ("server_slot", "request", "n_draft", "n_accepted", "n_tokens")]
+    + [(name, np.uint32) for name in ("draft_us", "verify_us", "process_us", "sample_us")],
+    align=True,
 )
 
 
@@ -107,6 +108,7 @@ class BoardView:
     load: NDArray[np.uint32]  # [n_load_max] il * n_expert + ie, most wanted first
     n_load: NDArray[np.uint32]  # [1]
     byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
+    # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
 
     def _begin(self) -> None:
@@ -117,7 +119,7 @@ class BoardView:
 
     @contextmanager
     def decision(self) -> Iterator[None]:
-        """Hold the sequence lock while utility, tau, loads, budget and draft limits are written."""
+        """Hold the sequence lock while utility, tau, loads and budget are written; draft limits need none."""
         self._begin()
         try:
             yield

@@ -27,14 +27,22 @@ DEFAULT_N_LEVELS = {"spac": 4, "ema": 16, "lfu": 16, "static": 16, "lru": 255, "
 DEFAULT_PAYBACK_STEPS = {"ema": 12.0, "lfu": 12.0}
 
 
-def _check_range(field: str, value: float, low: float, high: float) -> None:
+DRAFT_MAX = 255  # tokens of the longest draft that makes sense
+# speeds of a link that are believed, in 1e9 bytes/s
+LINK_GB_S = (1e-3, 1e5)
+
+
+def check_range(field: str, value: float, low: float, high: float) -> None:
+    """Raise ConfigError unless `value` is a number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ConfigError(field, value, f"{low} .. {high}")
 
 
-def _check_int(field: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(field, value, f"a whole number, {low} .. {high}")
+def _check_int(field: str, value: Any, low: int, high: int | None = None) -> None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):
+        allowed = f"{low} or more" if high is None else f"{low} .. {high}"
+        raise ConfigError(field, value, f"a whole number, {allowed}")
 
 
 def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
@@ -61,7 +69,7 @@ class SchedulerConfig:
     payback_steps: float | None = None  # steps within which a swap must save its bytes; 0: any better one may
     budget_share: float = 0.5  # of the link's time that copies may fill; hosts share their memory with it
     byte_budget: int | Literal["auto"] | None = "auto"  # bytes per forward; None: no limit
-    link_gb_s: float | None = None  # known speed of the link in 1e9 bytes/s; None: measured while running
+    link_gb_s: float | None = None  # known speed of the link in 1e9 bytes/s, until copies were measured
     without: frozenset[str] = frozenset()  # ablations, see ABLATIONS
 
     def __post_init__(self) -> None:
@@ -70,19 +78,19 @@ class SchedulerConfig:
             raise ConfigError("estimator", self.estimator, ", ".join(ESTIMATORS))
         if self.n_levels is not None:
             _check_int("n_levels", self.n_levels, 1, 255)
-        _check_range("forgetting", self.forgetting, 0.0, 1.0)
-        _check_int("n_draft_max", self.n_draft_max, 0, 255)
-        _check_range("ema_decay", self.ema_decay, 0.0, 0.9999)
+        check_range("forgetting", self.forgetting, 0.0, 1.0)
+        _check_int("n_draft_max", self.n_draft_max, 0, DRAFT_MAX)
+        check_range("ema_decay", self.ema_decay, 0.0, 0.9999)
         _check_int("static_steps", self.static_steps, 1, 1_000_000)
         if self.payback_steps is not None:
-            _check_range("payback_steps", self.payback_steps, 0.0, 1e6)
-        _check_range("budget_share", self.budget_share, 0.01, 1.0)
+            check_range("payback_steps", self.payback_steps, 0.0, 1e6)
+        check_range("budget_share", self.budget_share, 0.01, 1.0)
         if self.threshold != "auto":
             _check_int("threshold", self.threshold, 1, 255)
         if self.byte_budget is not None and self.byte_budget != "auto":
             _check_int("byte_budget", self.byte_budget, 0, 2**63 - 1)
         if self.link_gb_s is not None:
-            _check_range("link_gb_s", self.link_gb_s, 1e-3, 1e5)
+            check_range("link_gb_s", self.link_gb_s, *LINK_GB_S)
         object.__setattr__(self, "without", parse_ablations(self.without))
 
     @property
@@ -127,18 +135,18 @@ class EngineParams:
     host_mode: str = "auto"  # one of HOST_MODES
     n_threads: int = 0  # of the host executor; 0: as the context's
     max_batch: int = 16  # more tokens than this take stock's path; at least the draft length + 1
-    link_gb_s: float = 0.0  # throttle of copies, to emulate a slower link; 0: none
+    copy_gb_s: float = 0.0  # throttle of copies, to emulate a slower link; 0: none
     evict: bool = True  # False: a resident expert never leaves
     verbose: bool = False
     host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
     cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
 
     def __post_init__(self) -> None:
-        """Check every field; the engine itself checks device, cache, board_name and cpu_range."""
+        """Check every field; the engine checks device, cache, board_name, cpu_range, and what is too much."""
         if self.host_mode not in HOST_MODES:
             raise ConfigError("host_mode", self.host_mode, ", ".join(HOST_MODES))
         if self.host_kernels not in HOST_KERNELS:
             raise ConfigError("host_kernels", self.host_kernels, ", ".join(HOST_KERNELS))
-        _check_int("n_threads", self.n_threads, 0, 4096)
-        _check_int("max_batch", self.max_batch, 1, 4096)
-        _check_range("link_gb_s", self.link_gb_s, 0.0, 1e5)
+        _check_int("n_threads", self.n_threads, 0)
+        _check_int("max_batch", self.max_batch, 1)
+        check_range("copy_gb_s", self.copy_gb_s, 0.0, 1e5)

@@ -14,6 +14,7 @@ from pyspac._native import check, ffi, lib
 from pyspac.board import RECORD_DTYPE, Board
 from pyspac.config import HOST_KERNELS, HOST_MODES, EngineParams
 from pyspac.errors import EngineError
+from pyspac.limits import check_max_batch, check_n_threads
 
 __all__ = [
     "DeviceInfo",
@@ -178,12 +179,14 @@ class Engine:
 
 
 def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
-    """Return a spac_engine_params and the strings it points to."""
+    """Return a spac_engine_params and the strings it points to. ConfigError for what is beyond a limit."""
+    check_n_threads("n_threads", params.n_threads)
+    check_max_batch("max_batch", params.max_batch)
     c_params = ffi.new("spac_engine_params *", lib.spac_engine_default_params())
     texts = {name: ffi.new("char[]", text.encode()) for name, text in _named_texts(params).items()}
     for name, text in texts.items():
         setattr(c_params, name, text)
-    for name in ("n_threads", "max_batch", "link_gb_s", "evict", "verbose"):
+    for name in ("n_threads", "max_batch", "copy_gb_s", "evict", "verbose"):
         setattr(c_params, name, getattr(params, name))
     c_params.host_mode = HOST_MODES.index(params.host_mode)
     c_params.host_kernels = HOST_KERNELS.index(params.host_kernels)

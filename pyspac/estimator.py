@@ -7,7 +7,7 @@ n_expert). Levels mean the same in every layer: the engine compares them across 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,13 @@ Levels = NDArray[np.uint8]  # [n_layer, n_expert]
 
 
 class Estimator:
-    """Base of all estimators: holds the levels, `update` renews them."""
+    """Base of all estimators: holds the levels, `update` renews them.
+
+    `LEARNED` names the attributes that updates have taught: arrays, or whole and real numbers. Settings, what
+    follows from them, and scratch memory are not among them, so that a state that was kept overrides none.
+    """
+
+    LEARNED: ClassVar[tuple[str, ...]] = ("utility",)
 
     def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
         """Start with every expert at level 0."""
@@ -30,6 +36,34 @@ class Estimator:
     def update(self, counts: Counts, n_tokens: int) -> Levels:
         """Take in one step's counts over n_tokens tokens; return `utility`, the same array every time."""
         raise NotImplementedError
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return copies of what was learned, by name; numbers have the shape ()."""
+        return {name.lstrip("_"): np.array(getattr(self, name)) for name in self._learned()}
+
+    def restore(self, state: dict[str, NDArray[Any]]) -> bool:
+        """Go on from another estimator's `state()`.
+
+        Return False, with nothing changed, if that one was of another kind, geometry or number of levels.
+        """
+        own = self.state()
+        fits = own.keys() == state.keys() and all(
+            own[name].shape == state[name].shape and own[name].dtype == state[name].dtype for name in own
+        )
+        if fits:
+            for name in self._learned():
+                self._put(name, state[name.lstrip("_")])
+        return fits
+
+    def _learned(self) -> tuple[str, ...]:
+        return self.LEARNED
+
+    def _put(self, name: str, value: NDArray[Any]) -> None:
+        """Fill an array in place, as `utility` is handed out; set a number."""
+        if value.ndim:
+            np.copyto(getattr(self, name), value)
+        else:
+            setattr(self, name, value.item())
 
 
 class SpacEstimator(Estimator):
@@ -42,6 +76,7 @@ class SpacEstimator(Estimator):
     does not rise.
     """
 
+    LEARNED: ClassVar[tuple[str, ...]] = ("utility", "_level", "_before", "up", "down")
     # lambda in units of 1 / 10000, so that floor() is exact
     _UNIT = 10_000
 
@@ -72,6 +107,10 @@ class SpacEstimator(Estimator):
         np.copyto(self.utility, self._level, casting="unsafe")
         return self.utility
 
+    def _learned(self) -> tuple[str, ...]:
+        """Boundaries that are fixed are a setting."""
+        return tuple(name for name in self.LEARNED if not (self.is_fixed and name in ("up", "down")))
+
     def _move_levels(self) -> None:
         """Up if d >= up; else down if -d >= down."""
         is_up, is_down = self._mask, self._other
@@ -96,6 +135,7 @@ class SpacEstimator(Estimator):
 class _RateEstimator(Estimator):
     """Levels from a rate per token, 0 .. 1, on a square-root scale: fine where most experts are, near 0."""
 
+    LEARNED: ClassVar[tuple[str, ...]] = ("utility", "_sum", "_n_tokens")
     _NOTHING = np.float32(1e-12)  # sums below are 0: long before they become denormal, which is slow
     _EVERY = 256  # updates between looks for those
 
@@ -156,15 +196,18 @@ class LfuEstimator(_RateEstimator):
 class StaticEstimator(LfuEstimator):
     """As LFU for the first static_steps steps, then frozen: a fixed allocation learned at the start."""
 
+    LEARNED: ClassVar[tuple[str, ...]] = (*LfuEstimator.LEARNED, "_n_steps")
+
     def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
         super().__init__(n_layer, n_expert, config)
-        self._n_left = config.static_steps
+        self.n_steps_max = config.static_steps
+        self._n_steps = 0  # that it has learned from
 
     def update(self, counts: Counts, n_tokens: int) -> Levels:
         """Learn until the steps are used up."""
-        if self._n_left == 0:
+        if self._n_steps >= self.n_steps_max:
             return self.utility
-        self._n_left -= 1
+        self._n_steps += 1
         return super().update(counts, n_tokens)
 
 

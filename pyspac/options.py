@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from pyspac.config import HOST_KERNELS, EngineParams, SchedulerConfig
+from pyspac.config import HOST_KERNELS, LINK_GB_S, EngineParams, SchedulerConfig, check_range
 from pyspac.cpus import parse_cpu_range
 from pyspac.errors import ConfigError
 from pyspac.sampling import SamplingParams
@@ -74,7 +74,8 @@ class RunOptions:
     estimator: str = SchedulerConfig().estimator
     threshold: int | None = None  # None: balanced
     without: frozenset[str] = frozenset()  # of pyspac.config.ABLATIONS
-    link_gb_s: float = 0.0  # 0: no throttle
+    copy_gb_s: float = 0.0  # throttle of copies, in 1e9 bytes/s; 0: none
+    link_gb_s: float | None = None  # known speed of the link, in 1e9 bytes/s; None: measured while running
     max_batch: int = EngineParams().max_batch
     verbose: bool = False
 
@@ -83,7 +84,8 @@ class RunOptions:
         _check_at_least("-c", self.n_ctx, 0)
         _check_at_least("-t", self.n_threads, 1)
         _check_at_least("-ngl", self.n_gpu_layers, -1)
-        _check_at_least("--link-gb-s", self.link_gb_s, 0)
+        _check_at_least("--copy-gb-s", self.copy_gb_s, 0)
+        check_link_gb_s(self.link_gb_s)
         check_host_kernels(self.host_kernels)
         if self.cpu_range is not None:
             parse_cpu_range(self.cpu_range)
@@ -103,6 +105,10 @@ class RunOptions:
         if self.draft_max is not None and self.wanted_spec_type == "none":
             raise ConfigError(
                 "--draft-max", self.draft_max, "only with a draft model (-md) or --spec-type ngram"
+            )
+        if self.speculation is not None and self.wanted_spec_type == "none":
+            raise ConfigError(
+                "--speculation", self.speculation, "only with a draft model (-md) or --spec-type ngram"
             )
         if not 0.0 <= self.draft_p_min <= 1.0:
             raise ConfigError("--draft-p-min", self.draft_p_min, "a probability, 0 .. 1")
@@ -165,7 +171,7 @@ class RunOptions:
             threshold="auto" if self.threshold is None else self.threshold,
             without=self.without,
             n_draft_max=self.effective_draft_max,
-            link_gb_s=self.link_gb_s or None,
+            link_gb_s=self.link_gb_s,
         )
 
     def engine_params(self, device: str) -> EngineParams:
@@ -174,7 +180,7 @@ class RunOptions:
             cache=self.cache.text,
             n_threads=self.n_threads or 0,
             max_batch=self.max_batch,
-            link_gb_s=self.link_gb_s,
+            copy_gb_s=self.copy_gb_s,
             evict="evict" not in self.without,
             host_kernels=self.host_kernels,
             cpu_range=self.cpu_range,
@@ -187,6 +193,12 @@ def choose_draft_max(wanted: int | None, controller: str) -> int:
     if wanted is not None:
         return wanted
     return DEFAULT_DRAFT_MAX if controller == FIXED else DEFAULT_DRAFT_CAP
+
+
+def check_link_gb_s(value: float | None) -> None:
+    """Raises ConfigError."""
+    if value is not None:
+        check_range("--link-gb-s", value, *LINK_GB_S)
 
 
 def is_host_only(device: str) -> bool:

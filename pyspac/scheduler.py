@@ -102,8 +102,8 @@ class Scheduler:
         self._planned_bytes = 0
         self._budget: int | None = None
 
-    def step(self, n_draft_max: int | None = None) -> PrefetchPlan:
-        """Drain, estimate, balance, plan, submit; `n_draft_max` limits drafts of all server slots."""
+    def step(self) -> PrefetchPlan:
+        """Drain, estimate, balance, plan, submit. Draft limits are another's: see pyspac.speculation."""
         start = perf_counter_ns()
         record = self.last_record = self.activations.drain()
         self.cost.update(record)
@@ -113,7 +113,7 @@ class Scheduler:
         utility, tau = self._decide()
         self._budget = self._byte_budget()
         plan = self.last_plan = self._plan(utility, tau, record)
-        self._submit(utility, tau, plan, n_draft_max)
+        self._submit(utility, tau, plan)
         self.times.add((perf_counter_ns() - start) / 1e3)
         return plan
 
@@ -136,9 +136,7 @@ class Scheduler:
         worth = self.balancer.tables.use_probability()
         return self.prefetcher.plan(utility, tau, self.slots, record.counts, worth, self._budget)
 
-    def _submit(
-        self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], plan: PrefetchPlan, n_draft_max: int | None
-    ) -> None:
+    def _submit(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], plan: PrefetchPlan) -> None:
         """Write the decision to the board."""
         board = self.board
         with board.decision():
@@ -147,8 +145,6 @@ class Scheduler:
             board.load[: plan.n_load] = plan.load
             board.n_load[0] = plan.n_load
             board.byte_budget[0] = NO_BUDGET if self._budget is None else self._budget
-            if n_draft_max is not None:
-                board.n_draft_max[:] = n_draft_max
         self._n_loads_planned += plan.n_load
         self._planned_bytes += plan.load_bytes
 

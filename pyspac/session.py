@@ -35,7 +35,11 @@ class Session:
 
     def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
         """Raises a PyspacError; bad input is found before anything is loaded."""
+        from pyspac.limits import check_n_threads  # loads the native library, as the rest does anyway
+
         self.options = options
+        if options.n_threads is not None:
+            check_n_threads("-t", options.n_threads)
         self.device: Device = choose_device(options.device, options.rpc)
         self.preflight: Preflight = check_run(options, self.device)
         self.cpus = None if options.cpu_range is None else parse_cpu_range(options.cpu_range)

@@ -86,7 +86,8 @@ class Serve:
         models = [*(["-m", str(TARGET)] if target else []), *(["-md", str(DRAFT)] if draft else [])]
         argv = [sys.executable, "-m", "pyspac", "serve", *models, "--device", device, "--log-json"]
         cache = [] if "--cache" in arguments or device == "none" else ["--cache", "25%"]
-        fixed = [] if "--speculation" in arguments else ["--speculation", "static"]  # alike in every run
+        # drafts alike in every run
+        fixed = ["--speculation", "static"] if draft and "--speculation" not in arguments else []
         port = [] if "--port" in arguments else ["--port", str(free_port())]
         self.stderr_path = folder / f"serve-{time.monotonic_ns()}.log"
         self.events: list[dict[str, Any]] = []

@@ -123,7 +123,7 @@ def test_every_ablation(part: str, models: Path) -> None:
 
 
 def test_throttled_link_is_called_emulated(models: Path) -> None:
-    result = run_json(models, "--cache", "40%", "--link-gb-s", "0.05")
+    result = run_json(models, "--cache", "40%", "--copy-gb-s", "0.05")
     assert result["emulated"] is True
     assert result["token_ids"] == run_json(models, "--stock")["token_ids"]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -64,6 +66,16 @@ def test_config_is_frozen_and_plain() -> None:
 def test_engine_params_are_checked(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=field):
         EngineParams(**{field: value})  # type: ignore[arg-type]
+
+
+def test_settings_need_no_native_library() -> None:
+    """Nothing that loads the engine comes with settings, boards and the lab: they repeat no limit of it."""
+    modules = ("config", "options", "board", "scheduler", "server.options", "lab.simulator")
+    imports = ", ".join(f"pyspac.{name}" for name in modules)
+    code = f"import sys, {imports}; print([name for name in sys.modules if '_native' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert EngineParams(n_threads=10_000, max_batch=10_000).max_batch == 10_000
 
 
 def test_engine_errors_keep_status_and_text() -> None:

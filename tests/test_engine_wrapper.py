@@ -30,7 +30,8 @@ from pyspac.board import (
 )
 from pyspac.config import EngineParams, SchedulerConfig
 from pyspac.engine import Engine
-from pyspac.errors import EngineError
+from pyspac.errors import ConfigError, EngineError
+from pyspac.limits import MAX_BATCH, MAX_THREADS
 from pyspac.scheduler import Scheduler
 
 N_STEPS = 12
@@ -169,6 +170,23 @@ def test_bad_parameters_are_explained(ctx: Any) -> None:
     assert error.value.exit_code == 2
     with pytest.raises(EngineError, match="nosuch"):
         attach(ctx, device="nosuch0")
+
+
+@pytest.mark.parametrize(("field", "limit"), [("max_batch", MAX_BATCH), ("n_threads", MAX_THREADS)])
+def test_limits_are_the_engines(ctx: Any, field: str, limit: int) -> None:
+    """Python refuses what spac.h does not allow, and the engine refuses it by itself."""
+    with pytest.raises(ConfigError, match=f"{field} is {limit + 1}.*{limit}"):
+        attach(ctx, **{field: limit + 1})
+    params = ffi.new("spac_engine_params *", lib.spac_engine_default_params())
+    setattr(params, field, limit + 1)
+    out = ffi.new("spac_engine **")
+    status = lib.spac_engine_attach(ffi.cast("struct llama_context *", ctx), params, out)
+    assert status == lib.SPAC_STATUS_INVALID_ARGUMENT
+    text = ffi.string(lib.spac_last_error()).decode()
+    assert f"{field} is {limit + 1}" in text
+    assert str(limit) in text.partition(":")[2]
+    with attach(ctx, **{field: limit}) as engine:
+        assert engine.info().n_slots > 0
 
 
 def test_a_board_opens_by_name(ctx: Any) -> None:

@@ -101,6 +101,16 @@ def test_draft_with_the_same_vocabulary(target: Path, tmp_path: Path) -> None:
     assert check_run(options, cpu_device()).draft == read_header(draft)
 
 
+def test_two_flags_for_the_link() -> None:
+    """One slows copies down and tells the cost model nothing, the other tells it and slows nothing down."""
+    throttled = RunOptions(model=Path("m"), copy_gb_s=2.0)
+    assert throttled.engine_params("cpu").copy_gb_s == 2.0
+    assert throttled.scheduler_config().link_gb_s is None
+    known = RunOptions(model=Path("m"), link_gb_s=2.0)
+    assert known.engine_params("cpu").copy_gb_s == 0.0
+    assert known.scheduler_config().link_gb_s == 2.0
+
+
 # ---- settings ------------------------------------------------------------------------------------
 
 SETTINGS: list[tuple[list[str], list[str]]] = [
@@ -125,8 +135,10 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["-Cr", "1-0"], ["--cpu-range is '1-0'", "such as 0-7"]),
     (["--cpu-range", "0-999"], ["--cpu-range is '0-999'", "open to this process"]),
     (["--draft-max", "4"], ["--draft-max is 4", "-md"]),
+    (["--speculation", "auto"], ["--speculation is 'auto'", "-md", "--spec-type ngram"]),
     (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max is 0", "--spec-type none"]),
     (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max is 16", "1 .. 15"]),
+    (["-t", "513"], ["-t is 513", "512"]),
     (["--draft-p-min", "0.2"], ["--draft-p-min is 0.2", "-md"]),
     (["--draft-p-min", "2"], ["--draft-p-min is 2", "0 .. 1"]),
     (["--estimator", "magic"], ["estimator is 'magic'", "spac"]),
@@ -134,6 +146,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--threshold", "high"], ["--threshold is 'high'", "auto"]),
     (["--without", "evict,brakes"], ["without is 'brakes'", "prefetch"]),
     (["--link-gb-s", "-3"], ["--link-gb-s is -3"]),
+    (["--copy-gb-s", "-3"], ["--copy-gb-s is -3"]),
     (["--repack"], ["--repack", "--stock"]),
     (["-f", "/nonexistent"], ["-p / -f is 'both'"]),
 ]

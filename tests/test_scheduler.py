@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 
 import numpy as np
@@ -153,12 +154,12 @@ def test_counts_that_wrap_are_no_trouble() -> None:
     assert scheduler.last_record.n_tokens == 5
 
 
-def test_draft_limit_is_published() -> None:
+def test_draft_limits_are_not_its_affair() -> None:
     _, scheduler = make()
+    scheduler.board.n_draft_max[5] = 3
     scheduler.step()
-    assert scheduler.board.n_draft_max[0] == -1
-    scheduler.step(n_draft_max=3)
-    assert set(scheduler.board.n_draft_max.tolist()) == {3}
+    assert scheduler.board.n_draft_max.tolist() == [-1] * 5 + [3] + [-1] * 58
+    assert not inspect.signature(scheduler.step).parameters
 
 
 def test_stats_count_steps_and_plans() -> None:

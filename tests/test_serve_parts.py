@@ -17,16 +17,19 @@ from typing import Any
 
 import pytest
 import typer
-from serving import DRAFT, HOST, TARGET, wait_for
+from serving import DRAFT, HOST, TARGET, run_pyspac, wait_for
+from typer.testing import CliRunner
 
 from pyspac.activations import ActivationDrain
 from pyspac.board import BoardGeometry, LocalBoard, Residency
 from pyspac.cli import app
+from pyspac.commands.serve import choose_drafting, scheduler_config
 from pyspac.config import SchedulerConfig
 from pyspac.devices import Device
 from pyspac.errors import ConfigError
 from pyspac.geometry import read_geometry
 from pyspac.gguf_header import read_header
+from pyspac.limits import MAX_BATCH
 from pyspac.options import MIB, CacheSize
 from pyspac.scheduler import Scheduler
 from pyspac.server import board_file, log, memory
@@ -37,6 +40,7 @@ from pyspac.server.exporter import serve_metrics
 from pyspac.server.health import choose_port, get_json, is_healthy
 from pyspac.server.options import AttachOptions, ServeOptions
 from pyspac.server.pacer import IDLE_POLL_S, Pacer
+from pyspac.server.plan import plan_launch
 from pyspac.server.totals import StepTotals
 
 
@@ -122,6 +126,89 @@ def test_schedulers_command_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--speculation", "auto"),
+        ("--speculation", "static"),
+        ("--draft-max", "4"),
+        ("--speculation", "auto", "--", "--spec-type", "ngram-mod"),
+    ],
+)
+def test_draft_lengths_nobody_could_obey_are_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = run_pyspac("serve", "-m", str(TARGET), "--device", "cpu", *arguments, cache_dir=tmp_path)
+    assert done.returncode == 2
+    text = " ".join(done.stderr.split())
+    assert f"{arguments[0]} is" in text
+    assert "-md FILE" in text
+    assert "--spec-type ngram-mod" in text
+
+
+@pytest.mark.parametrize(
+    ("speculation", "draft_max", "chosen"),
+    [
+        (None, None, ("forecast", 8)),
+        (None, 6, ("static", 6)),
+        ("auto", 12, ("auto", 12)),
+        ("static", None, ("static", 4)),
+    ],
+)
+def test_the_estimators_longest_draft_is_the_servers(
+    speculation: str | None, draft_max: int | None, chosen: tuple[str, int]
+) -> None:
+    """[gamma] follows --draft-max through the command line of the scheduler's own process."""
+    controller, n_draft_max = choose_drafting(speculation, draft_max)
+    assert (controller, n_draft_max) == chosen
+    config = scheduler_config("spac", "auto", "", None, n_draft_max)
+    argv = attach_argv("b", AttachOptions(scheduler=config, speculation=controller))
+    assert argv[argv.index("--draft-max") + 1] == str(config.n_draft_max) == str(chosen[1])
+
+
+def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[AttachOptions] = []
+    monkeypatch.setattr(board_file, "find_board", lambda name: name)
+    monkeypatch.setattr("pyspac.server.attach.run_attached", lambda _name, options: seen.append(options))
+    for n_draft_max in (12, 0):
+        config = SchedulerConfig(estimator="spac", n_draft_max=n_draft_max)
+        argv = attach_argv("b", AttachOptions(scheduler=config))
+        result = CliRunner().invoke(app, argv[argv.index("attach") :])
+        assert result.exit_code == 0, result.output
+        assert seen[-1].scheduler == config
+    logging.getLogger(log.NAME).handlers.clear()
+
+
+@pytest.mark.parametrize("max_batch", [0, MAX_BATCH + 1])
+def test_batches_too_wide_are_refused_before_anything_starts(max_batch: int) -> None:
+    options = ServeOptions(model=TARGET, device="cpu", max_batch=max_batch)
+    with pytest.raises(ConfigError, match=f"--max-batch is {max_batch}; allowed: 1 .. {MAX_BATCH} tokens"):
+        plan_launch(options, lambda: False)
+
+
+@pytest.mark.parametrize("n_draft_max", ["-1", "256"])
+def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
+    done = run_pyspac(
+        "serve", "-m", str(TARGET), "-md", str(DRAFT), "--draft-max", n_draft_max, cache_dir=tmp_path
+    )
+    assert done.returncode == 2
+    assert f"--draft-max is {n_draft_max}; allowed: 1 .. 255" in done.stderr
+
+
+def test_a_known_link_reaches_the_scheduler() -> None:
+    config = scheduler_config("ema", "auto", "", 12.5, 8)
+    argv = attach_argv("b", AttachOptions(scheduler=config))
+    assert argv[argv.index("--link-gb-s") + 1] == "12.5"
+    with pytest.raises(ConfigError, match="--link-gb-s is 0"):
+        scheduler_config("ema", "auto", "", 0.0, 8)
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "attach"])
+def test_the_link_flag_means_the_same_in_every_command(command: str) -> None:
+    group: Any = typer.main.get_command(app)
+    (link,) = [param for param in group.commands[command].params if "--link-gb-s" in param.opts]
+    assert link.default is None
+    assert "Slows nothing down" in link.help
+
+
 def test_a_model_of_llama_servers_own_choice() -> None:
     options = ServeOptions(passed=("-hf", "some/model", "--api-key", "secret"))
     assert options.passed_value("--api-key") == "secret"
@@ -133,7 +220,6 @@ def test_a_model_of_llama_servers_own_choice() -> None:
     [
         {"cache": CacheSize(text="0")},
         {"n_ctx": -1},
-        {"max_batch": 0},
         {"board": "../x"},
         {"passed": ("--spac-cache=1",)},
         {"model": None},
@@ -144,6 +230,7 @@ def test_a_model_of_llama_servers_own_choice() -> None:
         {"passed": ("--cpu-range=0-1",)},
         {"device": "none", "cache": CacheSize(text="25%")},
         {"device": "none", "host_kernels": "ggml"},
+        {"draft": Path("d"), "attach": AttachOptions(scheduler=SchedulerConfig(n_draft_max=0))},
     ],
 )
 def test_bad_options(fields: dict[str, Any]) -> None:

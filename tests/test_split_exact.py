@@ -196,7 +196,7 @@ def test_everything_resident(qwen: Path) -> None:
 def test_experts_arrive_and_leave_while_decoding(host_mode: str, write_model: Any) -> None:
     """A link of 0.3 GB/s takes about a decode per expert, and nobody waits for it."""
     path = write_model("qwen3moe", (Type.Q8_0,))
-    with open_pair(path, "qwen3moe", host_mode=host_mode, cache="30%", link_gb_s=0.3) as pair:
+    with open_pair(path, "qwen3moe", host_mode=host_mode, cache="30%", copy_gb_s=0.3) as pair:
         tokens, rng = Sequence0(7, models.N_VOCAB), np.random.default_rng(8)
         for i in range(60):
             if i % 3 == 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from serving import ONE_THREAD, TARGET, Serve, complete, wait_for
 from pyspac.board import Board, BoardGeometry, LocalBoard, Residency
 from pyspac.config import ESTIMATORS, SchedulerConfig
 from pyspac.scheduler import Scheduler
+from pyspac.server import log
 from pyspac.server.warm_start import UtilityStore, cache_folder, model_hash, open_store
 
 
@@ -18,10 +21,10 @@ def board(n_expert: int = 8) -> LocalBoard:
     return LocalBoard(BoardGeometry.uniform(n_layer=3, n_expert=n_expert, n_expert_used=2, n_slots=6))
 
 
-def taught(estimator: str) -> Scheduler:
+def taught(estimator: str, **settings: Any) -> Scheduler:
     """A scheduler after some steps of random routing."""
     local, rng = board(), np.random.default_rng(0)
-    scheduler = Scheduler(local, SchedulerConfig(estimator=estimator))
+    scheduler = Scheduler(local, SchedulerConfig(estimator=estimator, **settings))
     for _ in range(20):
         local.counts[np.arange(3)[:, None], rng.integers(0, 4, (3, 2))] += 1
         local.counters["n_forward"] += 1
@@ -74,6 +77,74 @@ def test_another_estimator_or_geometry_is_not_taken(tmp_path: Path) -> None:
     other = Scheduler(board(n_expert=9))
     assert not store.recall(other)
     assert not other.estimator.utility.any()
+
+
+OLD_AND_NEW_SETTINGS = [
+    ("ema", {"ema_decay": 0.5}, {"ema_decay": 0.9}),
+    ("spac", {"forgetting": 0.5}, {"forgetting": 0.25}),
+    ("static", {"static_steps": 5}, {"static_steps": 30}),
+]
+
+
+@pytest.mark.parametrize(("estimator", "old", "new"), OLD_AND_NEW_SETTINGS)
+def test_a_setting_that_has_changed_is_not_overridden(
+    tmp_path: Path, estimator: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    """What was learned goes on under the new settings, as if they had changed on the way."""
+    store, before = UtilityStore(tmp_path / "m.npz"), taught(estimator, **old)
+    store.keep(before)
+    after = Scheduler(board(), SchedulerConfig(estimator=estimator, **new))
+    fresh = settings_of(Scheduler(board(), SchedulerConfig(estimator=estimator, **new)))
+    assert store.recall(after)
+    assert np.array_equal(after.estimator.utility, before.estimator.utility)
+    assert settings_of(after) == fresh
+    counts = np.zeros((3, 8), np.uint32)
+    counts[:, 5] = 40
+    assert after.estimator.update(counts, 40)[0, 5] > 0, "it still learns"
+
+
+def settings_of(scheduler: Scheduler) -> dict[str, Any]:
+    """The estimator's numbers and flags that are not learned."""
+    estimator = scheduler.estimator
+    learned = {"n_updates", *estimator.state()}
+    numbers = {name: value for name, value in vars(estimator).items() if isinstance(value, int | float)}
+    return {name: value for name, value in numbers.items() if name.lstrip("_") not in learned}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_state_is_not_the_estimators_own_memory(estimator: str) -> None:
+    scheduler = taught(estimator)
+    state = scheduler.estimator.state()
+    kept = {name: value.copy() for name, value in state.items()}
+    scheduler.estimator.update(np.full((3, 8), 9, np.uint32), 9)
+    assert all(np.array_equal(state[name], kept[name]) for name in state)
+    assert all(value.shape in ((), (3, 8)) for value in state.values())
+
+
+def test_fixed_boundaries_are_a_setting(tmp_path: Path) -> None:
+    store = UtilityStore(tmp_path / "m.npz")
+    store.keep(taught("spac", without=frozenset({"adabc"})))
+    adaptive = Scheduler(board(), SchedulerConfig(estimator="spac"))
+    assert not store.recall(adaptive)
+    fixed = Scheduler(board(), SchedulerConfig(estimator="spac", without=frozenset({"adabc"})))
+    assert store.recall(fixed)
+
+
+def test_a_file_of_an_older_format_is_said_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Format 1 held whatever the estimator had, its settings included."""
+    monkeypatch.setattr(logging.getLogger(log.NAME), "propagate", True)  # a command may have ended that
+    path, scheduler = tmp_path / "m.npz", taught("ema")
+    arrays = {f"state.{name}": value for name, value in scheduler.estimator.state().items()}
+    header = {"format": 1, "estimator": "ema", "n_levels": scheduler.config.effective_levels}
+    np.savez(path, **header, **arrays, **{"state.decay": 0.1})
+    store = UtilityStore(path)
+    with caplog.at_level(logging.WARNING, log.NAME):
+        assert not store.recall(Scheduler(board()))
+    assert "has format 1, this run needs 2; it is replaced at the end" in caplog.text
+    store.keep(scheduler)
+    assert store.recall(Scheduler(board()))
 
 
 def test_the_hash_is_of_the_content(tmp_path: Path) -> None:

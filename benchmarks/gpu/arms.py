@@ -54,7 +54,7 @@ class Arm:
             draft_max=s.draft_max if self.speculates else None,
             estimator=self.estimator,
             without=self.without,
-            link_gb_s=s.link_gb_s if self.is_split else 0.0,
+            copy_gb_s=s.copy_gb_s if self.is_split else 0.0,
             host_kernels=self.host_kernels,
             host_mode=self.host_mode,
         )

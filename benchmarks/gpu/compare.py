@@ -424,8 +424,8 @@ def conditions(bench: Bench) -> dict[str, Any]:
     emulated = []
     if bench.device.is_cpu:
         emulated.append("device emulated on the CPU")
-    if s.link_gb_s:
-        emulated.append(f"link emulated at {s.link_gb_s} GB/s")
+    if s.copy_gb_s:
+        emulated.append(f"link emulated at {s.copy_gb_s} GB/s")
     return {
         "device": bench.device.name,
         "device_description": bench.device.description,

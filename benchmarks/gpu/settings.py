@@ -51,7 +51,7 @@ class Settings:
     threads: int = 0
     split_threads: int = 0  # of the host's experts; 0: as the engine chooses
     cache: str = "17%"
-    link_gb_s: float = 0.0
+    copy_gb_s: float = 0.0
     draft_max: int = 4
     acceptance: float = 0.75
     draft_ms: float = 0.0
@@ -162,11 +162,11 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"device memory for experts, 17%% or MiB (default: {d.cache.replace('%', '%%')})",
     )
     runs.add_argument(
-        "--link-gb-s",
+        "--copy-gb-s",
         type=float,
-        default=d.link_gb_s,
+        default=d.copy_gb_s,
         metavar="GB/S",
-        help="emulate a slower link; 0: no (default)",
+        help="slow copies down to this speed, to emulate a slower link; 0: no (default)",
     )
     runs.add_argument("--draft-max", type=int, default=d.draft_max, help=f"default: {d.draft_max}")
     runs.add_argument(

@@ -26,9 +26,11 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION    1
+#define SPAC_ABI_VERSION    2
 #define SPAC_N_RECORDS      256 // length of the ring of step records
 #define SPAC_N_SERVER_SLOTS 64
+#define SPAC_MAX_BATCH      512 // tokens of the widest batch that can be split
+#define SPAC_MAX_THREADS    512 // of the host executor, and cores that can be named: as many as ggml has room for
 
 struct llama_context;
 
@@ -76,7 +78,7 @@ typedef struct spac_engine_params {
     int32_t      host_mode;    // spac_host_mode
     int32_t      n_threads;    // the host executor's own; 0: as the context's, less those that wait for the device and, if they are more than 4, copy to it
     int32_t      max_batch;    // more tokens than this take stock's path; at least the draft length + 1
-    double       link_gb_s;    // throttle of copies, to emulate a slower link; 0: none
+    double       copy_gb_s;    // throttle of copies, to emulate a slower link; 0: none
     bool         evict;        // false: a resident expert never leaves
     bool         verbose;      // log one line per layer group
     int32_t      host_kernels; // spac_host_kernels
@@ -140,6 +142,7 @@ typedef struct spac_layer_stats {
 typedef struct spac_step_record {
     uint64_t step;
     int32_t  server_slot;
+    int32_t  request; // the server's task: another one means that a new request began; -1: not known
     int32_t  n_draft;
     int32_t  n_accepted;
     int32_t  n_tokens; // width of the verified batch

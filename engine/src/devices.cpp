@@ -1,5 +1,6 @@
 // ggml's devices, and what memory and link really do.
 #include "clock.h"
+#include "sized-struct.h"
 #include "status.h"
 
 #include "ggml-alloc.h"
@@ -22,22 +23,27 @@ int32_t spac_device_count(void) {
     return (int32_t) ggml_backend_dev_count();
 }
 
+static spac_device_info describe(ggml_backend_dev_t device) {
+    size_t free_bytes = 0, total_bytes = 0;
+    ggml_backend_dev_memory(device, &free_bytes, &total_bytes);
+
+    spac_device_info info = {};
+    snprintf(info.name, sizeof(info.name), "%s", ggml_backend_dev_name(device));
+    snprintf(info.description, sizeof(info.description), "%s", ggml_backend_dev_description(device));
+    info.type         = ggml_backend_dev_type(device);
+    info.memory_free  = free_bytes;
+    info.memory_total = total_bytes;
+    info.handle       = device;
+    return info;
+}
+
 spac_status spac_device_get_info(int32_t index, spac_device_info * info) {
     return spac_guard([&] {
-        if (!info || info->size < sizeof(*info) || index < 0 || (size_t) index >= ggml_backend_dev_count()) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("device %d of %zu: no such device, or info.size is not set", index,
-                                                                       ggml_backend_dev_count()));
+        if (!info || index < 0 || (size_t) index >= ggml_backend_dev_count()) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                             spac_format("device %d of %zu: no such device, or no info", index, ggml_backend_dev_count()));
         }
-        ggml_backend_dev_t device     = ggml_backend_dev_get(index);
-        size_t             free_bytes = 0, total_bytes = 0;
-        ggml_backend_dev_memory(device, &free_bytes, &total_bytes);
-
-        snprintf(info->name, sizeof(info->name), "%s", ggml_backend_dev_name(device));
-        snprintf(info->description, sizeof(info->description), "%s", ggml_backend_dev_description(device));
-        info->type         = ggml_backend_dev_type(device);
-        info->memory_free  = free_bytes;
-        info->memory_total = total_bytes;
-        info->handle       = device;
+        spac_fill_struct(info, describe(ggml_backend_dev_get(index)), "spac_device_info");
     });
 }
 
@@ -90,8 +96,8 @@ static double best_gb_s(size_t bytes, const std::function<void()> & pass) {
 
 spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
     return spac_guard([&] {
-        if (n_threads < 1 || n_threads > 512 || !gb_s) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("n_threads %d: from 1 to 512", n_threads));
+        if (n_threads < 1 || n_threads > SPAC_MAX_THREADS || !gb_s) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("n_threads is %d: give 1 to %d", n_threads, SPAC_MAX_THREADS));
         }
         const size_t          n = READ_BYTES / sizeof(uint64_t), part = n / n_threads;
         std::vector<uint64_t> data(n, 1);

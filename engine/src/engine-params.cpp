@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <strings.h>
 
+static_assert(SPAC_MAX_THREADS == GGML_MAX_N_THREADS, "spac.h has to follow ggml.h");
+
 // of the device's free memory: kept for what still grows (CUDA's modules and graphs, compute buffers) by "auto", and the
 // least that a size given by hand has to leave
 static constexpr uint64_t AUTO_MARGIN_BYTES = 768ull << 20, MIN_MARGIN_BYTES = 256ull << 20;
@@ -101,14 +103,14 @@ static bool read_range(const std::string & text, int & low, int & high) {
         return false;
     }
     const auto second = std::from_chars(first.ptr + 1, end, high);
-    return second.ec == std::errc() && second.ptr == end && low >= 0 && low <= high && high < GGML_MAX_N_THREADS;
+    return second.ec == std::errc() && second.ptr == end && low >= 0 && low <= high && high < SPAC_MAX_THREADS;
 }
 
 std::vector<int> spac_parse_cpu_range(const std::string & text) {
     int low = 0, high = 0;
     if (!read_range(text, low, high)) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("cpu_range \"%s\": give the first and the last core, such as 0-7, from 0 to %d", text.c_str(), GGML_MAX_N_THREADS - 1));
+                         spac_format("cpu_range \"%s\": give the first and the last core, such as 0-7, from 0 to %d", text.c_str(), SPAC_MAX_THREADS - 1));
     }
     const std::vector<int> open = spac_open_cpus();
     std::vector<int>       cpus;

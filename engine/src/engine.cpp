@@ -341,7 +341,7 @@ void spac_engine::start_threads() {
         const uint64_t         t0    = spac_now_us();
         slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
         timeline.add(SPAC_SPAN_COPY, load.il, t0, spac_now_us());
-        return true; }, params.link_gb_s, [this] {
+        return true; }, params.copy_gb_s, [this] {
         // a server that waits for requests has no forwards to take decisions over
         apply_decision();
         if (!in_forward) {
@@ -380,7 +380,7 @@ void spac_engine::start_executor() {
 spac_engine_info spac_engine::info() const {
     spac_engine_info i = {};
     i.size             = sizeof(i);
-    i.is_emulated      = spac_device_is_cpu(device) || params.link_gb_s > 0;
+    i.is_emulated      = spac_device_is_cpu(device) || params.copy_gb_s > 0;
     i.host_mode        = host_mode;
     i.n_layer          = n_layer;
     i.n_expert         = n_expert;

@@ -24,8 +24,9 @@ static const char * env_or(const char * name, const char * fallback) {
 static int32_t checked_max_batch(const std::string & text) {
     char *     end = nullptr;
     const long n   = strtol(text.c_str(), &end, 10);
-    if (end == text.c_str() || *end || n < 1 || n > 512) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_MAX_BATCH \"%s\": give a number of tokens from 1 to 512", text.c_str()));
+    if (end == text.c_str() || *end || n < 1 || n > SPAC_MAX_BATCH) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("PYSPAC_MAX_BATCH \"%s\": give a number of tokens from 1 to %d", text.c_str(), SPAC_MAX_BATCH));
     }
     return (int32_t) n;
 }

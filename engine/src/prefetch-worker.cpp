@@ -4,9 +4,9 @@
 
 #include <chrono>
 
-spac_prefetch_worker::spac_prefetch_worker(spac_expert_cache & cache, std::function<bool(const spac_load &)> copy, double link_gb_s,
+spac_prefetch_worker::spac_prefetch_worker(spac_expert_cache & cache, std::function<bool(const spac_load &)> copy, double copy_gb_s,
                                            std::function<void()> on_idle) :
-    cache(cache), copy(std::move(copy)), link_gb_s(link_gb_s), on_idle(std::move(on_idle)), thread([this] { run(); }) {}
+    cache(cache), copy(std::move(copy)), copy_gb_s(copy_gb_s), on_idle(std::move(on_idle)), thread([this] { run(); }) {}
 
 spac_prefetch_worker::~spac_prefetch_worker() {
     cache.stop();
@@ -25,8 +25,8 @@ void spac_prefetch_worker::run() {
         const uint64_t t0 = spac_now_us();
         const bool     ok = copy(load);
 
-        if (link_gb_s > 0) {
-            const uint64_t due = t0 + (uint64_t) (load.bytes / (link_gb_s * 1e3));
+        if (copy_gb_s > 0) {
+            const uint64_t due = t0 + (uint64_t) (load.bytes / (copy_gb_s * 1e3));
             const uint64_t now = spac_now_us();
             if (now < due) {
                 std::this_thread::sleep_for(std::chrono::microseconds(due - now));

@@ -1,10 +1,8 @@
 // The ABI: checks arguments, turns exceptions into a status.
 #include "board-file.h"
 #include "engine.h"
+#include "sized-struct.h"
 #include "status.h"
-
-#include <algorithm>
-#include <cstring>
 
 static void require(bool ok, const char * what) {
     if (!ok) {
@@ -12,13 +10,10 @@ static void require(bool ok, const char * what) {
     }
 }
 
-// copies what the caller's struct has room for
-template <typename T>
-static void fill_struct(T * to, const T & from) {
-    const size_t size = to->size;
-    require(size >= sizeof(size_t) && size <= 4096, "struct size: set it to sizeof the struct");
-    memcpy((void *) to, &from, std::min(size, sizeof(T)));
-    to->size = size;
+static void require_between(const char * name, int32_t value, int32_t low, int32_t high) {
+    if (value < low || value > high) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s is %d: give %d to %d", name, value, low, high));
+    }
 }
 
 uint32_t spac_abi_version(void) {
@@ -41,15 +36,13 @@ spac_engine_params spac_engine_default_params(void) {
 static spac_engine_params checked(const spac_engine_params * params) {
     spac_engine_params p = spac_engine_default_params();
     if (params) {
-        require(params->size >= sizeof(size_t) && params->size <= 4096, "params.size: set it to sizeof(spac_engine_params)");
-        memcpy((void *) &p, params, std::min(params->size, sizeof(p)));
-        p.size = sizeof(p);
+        spac_read_struct(&p, *params, "spac_engine_params");
     }
-    require(p.max_batch >= 1 && p.max_batch <= 512, "max_batch: from 1 to 512 tokens");
+    require_between("max_batch", p.max_batch, 1, SPAC_MAX_BATCH);
+    require_between("n_threads", p.n_threads, 0, SPAC_MAX_THREADS);
     require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode: auto, in-graph or executor");
     require(p.host_kernels >= SPAC_KERNELS_AUTO && p.host_kernels <= SPAC_KERNELS_GGML, "host_kernels: auto, spac or ggml");
-    require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads: from 0 (as the context) to 512");
-    require(p.link_gb_s >= 0, "link_gb_s: 0 (no throttle) or more");
+    require(p.copy_gb_s >= 0, "copy_gb_s: 0 (no throttle) or more");
     return p;
 }
 
@@ -68,7 +61,7 @@ void spac_engine_free(spac_engine * engine) {
 spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info) {
     return spac_guard([&] {
         require(engine && info, "spac_engine_get_info: no engine, or no info");
-        fill_struct(info, engine->info());
+        spac_fill_struct(info, engine->info(), "spac_engine_info");
     });
 }
 
@@ -164,7 +157,7 @@ void spac_board_close(spac_board * board) {
 spac_status spac_board_get_view(spac_board * board, spac_board_view * view) {
     return spac_guard([&] {
         require(board && view, "spac_board_get_view: no board, or no view");
-        fill_struct(view, board->view());
+        spac_fill_struct(view, board->view(), "spac_board_view");
     });
 }
 

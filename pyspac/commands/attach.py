@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from pyspac.commands.common import reports_errors
+from pyspac.commands.common import LinkGbS, reports_errors
 from pyspac.commands.serve import (
     DEFAULT_ESTIMATOR,
     CpuShare,
     DraftMax,
     Estimator,
-    LinkGbS,
     LogJson,
     MetricsHost,
     MetricsPort,
@@ -21,12 +20,11 @@ from pyspac.commands.serve import (
     Threshold,
     WarmStart,
     Without,
+    choose_drafting,
     scheduler_config,
 )
-from pyspac.options import choose_draft_max
 from pyspac.server import board_file, log
 from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_HOST, AttachOptions
-from pyspac.speculation.manager import choose_controller
 
 
 @reports_errors
@@ -55,17 +53,17 @@ def attach(
 
     That server is llama-server with --spac-cache SIZE and --spac-board NAME. Ends when the server does.
     Without a scheduler the server keeps the last decisions, or the engine's own simple policy if there were
-    none.
+    none. --draft-max is the server's own limit (0: it drafts nothing); unless --speculation is static, drafts
+    of every kind are held below it.
     """
     log.set_up("attach", as_json=log_json)
-    controller = choose_controller(speculation, draft_max)
+    controller, n_draft_max = choose_drafting(speculation, draft_max)
     options = AttachOptions(
-        scheduler=scheduler_config(estimator, threshold, without, link_gb_s),
+        scheduler=scheduler_config(estimator, threshold, without, link_gb_s, n_draft_max),
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         cpu_share=cpu_share,
         speculation=controller,
-        n_draft_max=choose_draft_max(draft_max, controller),
         warm_start=warm_start,
         model=model,
         log_json=log_json,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import Annotated, Final, ParamSpec
 
 import typer
 from rich.console import Console
@@ -17,6 +17,15 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from pyspac.decode import Interrupt
 from pyspac.errors import ConfigError, PyspacError
 from pyspac.report import STDOUT
+
+LinkGbS = Annotated[
+    float | None,
+    typer.Option(
+        "--link-gb-s",
+        metavar="GB/S",
+        help="Speed of the link, if it is known: holds until copies were measured. Slows nothing down.",
+    ),
+]
 
 P = ParamSpec("P")
 EXIT_INTERRUPTED: Final = 130

@@ -10,6 +10,7 @@ import typer
 
 from pyspac.commands.common import (
     EXIT_INTERRUPTED,
+    LinkGbS,
     check_json_target,
     error_console,
     loading_bar,
@@ -198,14 +199,16 @@ def run(
             "--without", metavar="LIST", help=f"Leave parts out, to measure them: {','.join(ABLATIONS)}."
         ),
     ] = "",
-    link_gb_s: Annotated[
+    copy_gb_s: Annotated[
         float,
         typer.Option(
-            "--link-gb-s",
+            "--copy-gb-s",
             metavar="GB/S",
-            help="Slow copies down to this speed, to emulate another link; 0: no.",
+            help="Slow copies down to this speed, to emulate another link; 0: no. (Was called --link-gb-s "
+            "once, which now means something else.)",
         ),
     ] = 0.0,
+    link_gb_s: LinkGbS = None,
     stock: Annotated[
         bool,
         typer.Option(
@@ -256,6 +259,7 @@ def run(
         estimator=estimator,
         threshold=_threshold(threshold),
         without=parse_ablations(without),
+        copy_gb_s=copy_gb_s,
         link_gb_s=link_gb_s,
         verbose=verbose,
     )

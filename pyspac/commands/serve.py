@@ -7,10 +7,16 @@ from typing import Annotated, Final
 
 import typer
 
-from pyspac.commands.common import reports_errors
-from pyspac.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations
+from pyspac.commands.common import LinkGbS, reports_errors
+from pyspac.config import ABLATIONS, DRAFT_MAX, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.errors import ConfigError
-from pyspac.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, CacheSize, choose_draft_max
+from pyspac.options import (
+    DEFAULT_DRAFT_CAP,
+    DEFAULT_DRAFT_MAX,
+    CacheSize,
+    check_link_gb_s,
+    choose_draft_max,
+)
 from pyspac.server import log
 from pyspac.server.memory import DEFAULT_N_CTX
 from pyspac.server.options import (
@@ -36,12 +42,6 @@ Without = Annotated[
         "--without", metavar="LIST", help=f"Leave parts out, to measure them: {','.join(ABLATIONS)}."
     ),
 ]
-LinkGbS = Annotated[
-    float | None,
-    typer.Option(
-        "--link-gb-s", metavar="GB/S", help="Known speed of the link. Default: measured while running."
-    ),
-]
 MetricsPort = Annotated[
     int | None,
     typer.Option(
@@ -58,7 +58,7 @@ Speculation = Annotated[
         metavar="NAME",
         help=f"How long a draft model drafts: {', '.join(CONTROLLERS)}, or auto (the best of these): "
         "static always as long, the others as long as it pays. Default: auto; static with --draft-max. "
-        "Other kinds of drafting keep llama-server's own lengths.",
+        "What drafts without a draft model keeps llama-server's own lengths.",
     ),
 ]
 DraftMax = Annotated[
@@ -182,15 +182,17 @@ def serve(
     log_json: LogJson = False,
 ) -> None:
     log.set_up("serve", as_json=log_json)
-    has_draft = model_draft is not None or names_draft(context.args)
-    controller = choose_controller(speculation, draft_max) if has_draft else FIXED
+    if model_draft is None and not names_draft(context.args):
+        check_nothing_drafts(speculation, draft_max)
+        controller, n_draft_max = FIXED, 0
+    else:
+        controller, n_draft_max = choose_drafting(speculation, draft_max)
     attach = AttachOptions(
-        scheduler=scheduler_config(estimator, threshold, without, link_gb_s),
+        scheduler=scheduler_config(estimator, threshold, without, link_gb_s, n_draft_max),
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         cpu_share=cpu_share,
         speculation=controller,
-        n_draft_max=choose_draft_max(draft_max, controller),
         warm_start=warm_start,
         log_json=log_json,
     )
@@ -219,15 +221,36 @@ def serve(
 serve.__doc__ = HELP
 
 
+def choose_drafting(speculation: str | None, draft_max: int | None) -> tuple[str, int]:
+    """Who decides how long to draft, and the limit. Raises ConfigError."""
+    if draft_max is not None and not 0 <= draft_max <= DRAFT_MAX:
+        raise ConfigError("--draft-max", draft_max, f"1 .. {DRAFT_MAX}")
+    controller = choose_controller(speculation, draft_max)
+    return controller, choose_draft_max(draft_max, controller)
+
+
+def check_nothing_drafts(speculation: str | None, draft_max: int | None) -> None:
+    """Raise ConfigError for what only a draft model could carry out."""
+    allowed = (
+        "only with a draft model, -md FILE (or -- -hfd USER/MODEL); what drafts without one "
+        "(-- --spec-type ngram-mod, draft-mtp, ...) keeps llama-server's own lengths"
+    )
+    for flag, value in (("--speculation", speculation), ("--draft-max", draft_max)):
+        if value is not None:
+            raise ConfigError(flag, value, allowed)
+
+
 def scheduler_config(
-    estimator: str, threshold: str, without: str, link_gb_s: float | None
+    estimator: str, threshold: str, without: str, link_gb_s: float | None, n_draft_max: int
 ) -> SchedulerConfig:
     """The settings that `serve` and `attach` share. Raises ConfigError."""
     if threshold != "auto" and not threshold.isdecimal():
         raise ConfigError("--threshold", threshold, "auto, or a whole number from 1")
+    check_link_gb_s(link_gb_s)
     return SchedulerConfig(
         estimator=estimator,
         threshold="auto" if threshold == "auto" else int(threshold),
         without=parse_ablations(without),
+        n_draft_max=n_draft_max,
         link_gb_s=link_gb_s,
     )

@@ -8,11 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspac.config import SchedulerConfig
+from pyspac.config import DRAFT_MAX, SchedulerConfig
 from pyspac.cpus import parse_cpu_range
 from pyspac.errors import ConfigError
 from pyspac.options import (
-    DEFAULT_DRAFT_CAP,
     CacheSize,
     check_host_kernels,
     check_host_only,
@@ -51,7 +50,6 @@ class AttachOptions:
     metrics_host: str = DEFAULT_HOST
     cpu_share: float = DEFAULT_CPU_SHARE  # of one core, that steps may take
     speculation: str = FIXED  # how long to draft: a name of pyspac.speculation.CONTROLLERS, or auto
-    n_draft_max: int = DEFAULT_DRAFT_CAP  # the server's own limit, which none may exceed
     warm_start: bool = True
     model: Path | None = None  # whose utilities to load and save; None: no warm start
     log_json: bool = False
@@ -60,10 +58,13 @@ class AttachOptions:
         if not 0.001 <= self.cpu_share <= 1:
             raise ConfigError("--cpu-share", self.cpu_share, "0.001 .. 1, a share of one core")
         parse_controller(self.speculation)
-        if not 1 <= self.n_draft_max <= 255:
-            raise ConfigError("--draft-max", self.n_draft_max, "1 .. 255")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise ConfigError("--metrics-port", self.metrics_port, "0 (any free one) .. 65535")
+
+    @property
+    def n_draft_max(self) -> int:
+        """The server's own limit, which none may exceed; 0: nothing drafts, as far as is known."""
+        return self.scheduler.n_draft_max
 
     @property
     def has_controller(self) -> bool:
@@ -100,10 +101,10 @@ class ServeOptions:
             raise ConfigError("--cache", self.cache.text, "more than 0; without a cache, run llama-server")
         if self.n_ctx is not None and self.n_ctx < 0:
             raise ConfigError("-c", self.n_ctx, "0 or more")
-        if not 1 <= self.max_batch <= 512:
-            raise ConfigError("--max-batch", self.max_batch, "1 .. 512 tokens")
         if self.board is not None:
             check_name(self.board)
+        if self.has_draft and self.attach.n_draft_max == 0:
+            raise ConfigError("--draft-max", 0, f"1 .. {DRAFT_MAX}; to draft nothing, no draft model")
         self._check_passed()
 
     def _check_passed(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyspac._native import bin_dir
 from pyspac.devices import Device, fits_memory
 from pyspac.geometry import read_geometry
+from pyspac.limits import check_max_batch
 from pyspac.options import RunOptions
 from pyspac.preflight import Preflight, check_model_file, check_run
 from pyspac.server import board_file, log
@@ -30,6 +31,7 @@ class Sizes:
 
 def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Launch:
     """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
+    check_max_batch("--max-batch", options.max_batch)
     folder = bin_dir()
     extras = build_extras(folder)
     if options.board is not None:

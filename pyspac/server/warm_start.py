@@ -17,11 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.estimator import Estimator
 from pyspac.scheduler import Scheduler
 from pyspac.server import log
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # 1 held settings beside what was learned
 HEADER_BYTES: Final = 8 << 20  # the largest vocabularies take 6 MB
 N_SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 4096
@@ -80,28 +79,6 @@ def open_store(model: Path | None) -> UtilityStore | None:
         return None
 
 
-def estimator_state(estimator: Estimator) -> dict[str, NDArray[Any]]:
-    """Whatever an estimator has learned: its arrays [n_layer, n_expert] and its numbers, by name."""
-    kept = (int, float, np.ndarray)
-    return {name: np.asarray(value) for name, value in vars(estimator).items() if isinstance(value, kept)}
-
-
-def restore_estimator(estimator: Estimator, state: dict[str, NDArray[Any]]) -> bool:
-    """Put a state back; False, and nothing changed, if it is of another kind or geometry."""
-    own = estimator_state(estimator)
-    fits = own.keys() == state.keys() and all(
-        own[name].shape == state[name].shape and own[name].dtype == state[name].dtype for name in own
-    )
-    if not fits:
-        return False
-    for name, value in state.items():
-        if value.ndim:
-            np.copyto(getattr(estimator, name), value)
-        else:
-            setattr(estimator, name, value.item())
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class UtilityStore:
     """One model's file."""
@@ -130,10 +107,8 @@ class UtilityStore:
         except Exception as error:  # a damaged zip raises one of many kinds
             log.warning(f"no warm start: {self.path} cannot be read ({error}); it is replaced at the end")
             return False
-        if not _restore(scheduler, arrays):
-            log.warning(
-                "no warm start: the last run had another estimator or other settings", file=str(self.path)
-            )
+        if reason := _restore(scheduler, arrays):
+            log.warning(f"no warm start: {self.path} {reason}; it is replaced at the end")
             return False
         return True
 
@@ -144,15 +119,17 @@ def _header(scheduler: Scheduler) -> dict[str, NDArray[Any]]:
 
 
 def _to_arrays(scheduler: Scheduler) -> dict[str, NDArray[Any]]:
-    state = estimator_state(scheduler.estimator)
+    state = scheduler.estimator.state()
     return _header(scheduler) | {f"{_STATE}{name}": value for name, value in state.items()}
 
 
-def _restore(scheduler: Scheduler, arrays: dict[str, NDArray[Any]]) -> bool:
-    wanted = _header(scheduler)
-    if any(name not in arrays or arrays[name].tolist() != wanted[name].tolist() for name in wanted):
-        return False
-    state = {
-        name.removeprefix("state."): value for name, value in arrays.items() if name.startswith("state.")
-    }
-    return restore_estimator(scheduler.estimator, state)
+def _restore(scheduler: Scheduler, arrays: dict[str, NDArray[Any]]) -> str | None:
+    """Put a file's state back; or what is wrong with the file."""
+    for name, wanted in _header(scheduler).items():
+        found = arrays[name].tolist() if name in arrays else None
+        if found != wanted.tolist():
+            return f"has {name} {found!r}, this run needs {wanted.tolist()!r}"
+    state = {name.removeprefix(_STATE): value for name, value in arrays.items() if name.startswith(_STATE)}
+    if not scheduler.estimator.restore(state):
+        return "is of another geometry, or of other settings of the estimator"
+    return None

@@ -72,6 +72,15 @@ class Speculation:
         self.slots[slot] = self.make(self.shared)
         return self.slots[slot]
 
+    def follow(self, first: StepOutcome) -> None:
+        """A new request in `first.slot`, heard of by its first step, whose length was decided before it.
+
+        The controller that decided it takes the step in (its cost, the budget), then a new one begins.
+        """
+        self.shared.table.pass_by(0)
+        self.observe(first)
+        self.slots[first.slot] = self.make(self.shared)
+
     def slot(self, slot: int = 0) -> Controller:
         """The controller of a slot; a new one if there was none."""
         return self.slots[slot] if slot in self.slots else self.begin(slot)

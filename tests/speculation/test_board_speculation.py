@@ -18,6 +18,7 @@ class Server:
     def __init__(self, board: LocalBoard, slot: int, n_hold: int) -> None:
         self.board, self.slot, self.n_hold = board, slot, n_hold
         self.limit = int(board.n_draft_max[slot])
+        self.request = 0
         self.n_tokens = 0
         self.total_us = 0.0
 
@@ -26,8 +27,8 @@ class Server:
         n_accepted = min(n_draft, self.n_hold)
         us = COSTS[n_draft]
         self.board.record_step(
-            server_slot=self.slot, n_draft=n_draft, n_accepted=n_accepted, n_tokens=1 + n_draft,
-            verify_us=int(us), process_us=20,
+            server_slot=self.slot, request=self.request, n_draft=n_draft, n_accepted=n_accepted,
+            n_tokens=1 + n_draft, verify_us=int(us), process_us=20,
         )  # fmt: skip
         self.n_tokens += 1 + n_accepted
         self.total_us += us
@@ -103,16 +104,78 @@ def test_earlier_records_are_not_ours() -> None:
     assert BoardSpeculation(board, "off", n_draft_max=4).step() == 0
 
 
-def test_new_request_gets_a_new_controller() -> None:
+def backed_off(name: str) -> tuple[BoardSpeculation, Server]:
+    """A slot whose request drafted in vain for long."""
     board = new_board()
-    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    speculation = BoardSpeculation(board, name, n_draft_max=8)
     server = Server(board, 0, 0)
-    for _ in range(50):
+    for _ in range(400):
         server.step()
         speculation.step()
-    speculation.begin(0)
-    assert speculation.speculation.slot(0).n_steps == 0
-    assert speculation.speculation.shared.table.verify.n_samples(1) > 0, "costs are kept"
+    assert board.n_draft_max[0] == 0
+    return speculation, server
+
+
+def test_a_new_request_gets_a_new_controller() -> None:
+    speculation, server = backed_off("forecast")
+    before = speculation.speculation.slot(0)
+    n_samples = speculation.speculation.shared.table.verify.n_samples(1)
+    server.request = 7
+    server.step()
+    speculation.step()
+    after = speculation.speculation.slot(0)
+    assert after is not before
+    assert after.n_steps == 0, "the first step was decided before it"
+    assert before.n_steps == 401, "by the one before, which pays for it"
+    assert speculation.speculation.shared.table.verify.n_samples(1) >= n_samples, "costs are kept"
+    server.step()
+    speculation.step()
+    assert speculation.speculation.slot(0) is after
+
+
+@pytest.mark.parametrize("name", ["forecast", "cascade", "per-k-ema"])
+def test_back_off_does_not_outlive_its_request(name: str) -> None:
+    """The old limit rules the first step of the next request and, late as limits are, the second."""
+    speculation, server = backed_off(name)
+    server.request, server.n_hold = 1, 8
+    n_drafts = []
+    for _ in range(40):
+        n_drafts.append(server.step())
+        speculation.step()
+    assert n_drafts[0] == 0
+    assert max(n_drafts[:20]) > 0
+    assert min(n_drafts[30:]) > 0
+
+
+def test_slots_of_one_board_have_their_own_requests() -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    servers = [Server(board, 0, 0), Server(board, 1, 0)]
+    servers[1].request = 1
+    controllers = [speculation.speculation.slot(slot) for slot in (0, 1)]
+    for _ in range(3):
+        for server in servers:
+            server.step()
+        speculation.step()
+    assert [speculation.speculation.slot(slot) for slot in (0, 1)] == controllers
+
+
+def test_a_writer_that_does_not_know_the_request_starts_none() -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    controller = speculation.speculation.slot(0)
+    for request in (3, -1, 3, -1):
+        board.record_step(server_slot=0, request=request, n_tokens=1, verify_us=100)
+    speculation.step()
+    assert speculation.speculation.slot(0) is controller
+
+
+def test_limits_are_written_outside_of_a_decision() -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    Server(board, 0, 8).step()
+    speculation.step()
+    assert board.n_decisions == 0
 
 
 def test_cap_zero() -> None:
