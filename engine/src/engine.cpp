@@ -95,7 +95,11 @@ void spac_engine::discover_layers() {
         text += spac_format("%s%s (%d layers)", text.empty() ? "" : "; ", r.first.c_str(), r.second);
     }
     if (n_split == 0) {
-        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, spac_format("no MoE layer can be split: %s", text.c_str()));
+        text = "no MoE layer can be split: " + text;
+        if (reasons.count(SPAC_DECLINED_CALLBACK)) {
+            throw spac_stays_stock(text);
+        }
+        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, text);
     }
     if (!reasons.empty()) {
         spac_log("%zu MoE layers stay as they are: %s", states.size() - n_split, text.c_str());
