@@ -209,6 +209,9 @@ void spac_engine::divide_pool() {
             n_experts[layer.group] += layer.n_expert;
         }
     }
+    for (size_t g = 0; g < n_experts.size(); g++) {
+        n_experts[g] = std::min(n_experts[g], spac_max_slots(*group_like[g]));
+    }
     const uint64_t guards = std::accumulate(bytes.begin(), bytes.end(), uint64_t(0)); // one per group
     const uint64_t budget = spac_parse_cache(cache_size, total_bytes, guards, device);
     group_slots           = spac_divide_slots(budget, bytes, n_experts);
