@@ -45,8 +45,9 @@ COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
 LAYER_STATS_DTYPE = np.dtype([(name, np.uint64) for name in LAYER_STATS_FIELDS])
 RECORD_DTYPE = np.dtype(
     [("step", np.uint64)]
-    + [(name, np.int32) for name in ("server_slot", "n_draft", "n_accepted", "n_tokens")]
-    + [(name, np.uint32) for name in ("draft_us", "verify_us", "process_us", "sample_us")]
+    + [(name, np.int32) for name in ("server_slot", "request", "n_draft", "n_accepted", "n_tokens")]
+    + [(name, np.uint32) for name in ("draft_us", "verify_us", "process_us", "sample_us")],
+    align=True,
 )
 
 

@@ -26,7 +26,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION    1
+#define SPAC_ABI_VERSION    2
 #define SPAC_N_RECORDS      256 // length of the ring of step records
 #define SPAC_N_SERVER_SLOTS 64
 
@@ -140,6 +140,7 @@ typedef struct spac_layer_stats {
 typedef struct spac_step_record {
     uint64_t step;
     int32_t  server_slot;
+    int32_t  request; // the server's task: another one means that a new request began; -1: not known
     int32_t  n_draft;
     int32_t  n_accepted;
     int32_t  n_tokens; // width of the verified batch

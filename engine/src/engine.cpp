@@ -385,6 +385,7 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
     spac_step_record record = {};
     record.step             = *board->view().n_records;
     record.server_slot      = step.server_slot;
+    record.request          = step.request;
     record.n_draft          = step.n_draft;
     record.n_accepted       = step.n_accepted;
     record.n_tokens         = step.n_tokens;
