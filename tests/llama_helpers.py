@@ -42,12 +42,19 @@ def loaded_model(path: Path, **fields: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def new_context(model: Any, *, n_ctx: int = 512, n_seq: int = 1, n_threads: int = 1) -> Iterator[Any]:
-    """One thread by default: several would wait for each other in ggml's barriers, long on a busy machine."""
+def new_context(
+    model: Any, *, n_ctx: int = 512, n_seq: int = 1, n_threads: int = 1, **fields: Any
+) -> Iterator[Any]:
+    """One thread by default: several would wait for each other in ggml's barriers, long on a busy machine.
+
+    `fields`: further ones of llama_context_params.
+    """
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_seq_max = n_ctx * n_seq, n_seq
     params.n_batch = params.n_ubatch = N_UBATCH
     params.n_threads = params.n_threads_batch = n_threads
+    for name, value in fields.items():
+        setattr(params, name, value)
     ctx = llama.llama_init_from_model(model, params)
     assert ctx, "llama.cpp cannot create a context"
     try:

@@ -128,6 +128,24 @@ def test_what_the_board_saw(served: Serve, client: openai.OpenAI) -> None:
         assert (records["verify_us"] > 0).any()
 
 
+def test_each_request_has_its_number(served: Serve) -> None:
+    """Two, one after another, on one server slot: their steps carry two numbers."""
+    body = {"prompt": PROMPTS[2], "n_predict": 6, "id_slot": 1, "ignore_eos": True}
+    with Board.open(served.board) as board:
+        numbers = []
+        for _ in range(2):
+            before = int(board.n_records[0])
+            post(served.port, "/completion", body)
+            after = int(board.n_records[0])
+            steps = [board.records[i % len(board.records)] for i in range(before, after)]
+            assert {int(step["server_slot"]) for step in steps} == {1}
+            numbers.append({int(step["request"]) for step in steps})
+    first, second = numbers
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert min(first | second) >= 0
+
+
 def test_the_board_is_private(served: Serve) -> None:
     assert board_file.path_of(served.board).stat().st_mode & 0o777 == 0o600
 
@@ -196,6 +214,8 @@ def test_greedy_answers_equal_those_without_the_engine(bin_dir: Path, tmp_path: 
             split, plain = (post(port, "/completion", body) for port in (serve.port, stock))
             assert split["completion_probabilities"] == plain["completion_probabilities"]  # to the last bit
             assert split["timings"].get("draft_n") == plain["timings"].get("draft_n")
+            ours = split["timings"].keys() - plain["timings"].keys()
+            assert ours == {"draft_ms", "verify_ms", "process_ms"}
         with Board.open(serve.board) as board:
             assert int(board.counters["n_hit_rows"][0]) > 0
             assert int(board.counters["n_miss_rows"][0]) > 0

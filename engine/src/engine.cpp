@@ -128,7 +128,11 @@ void spac_engine::discover_layers() {
         text += spac_format("%s%s (%d layers)", text.empty() ? "" : "; ", r.first.c_str(), r.second);
     }
     if (n_split == 0) {
-        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, spac_format("no MoE layer can be split: %s", text.c_str()));
+        text = "no MoE layer can be split: " + text;
+        if (reasons.count(SPAC_DECLINED_CALLBACK)) {
+            throw spac_stays_stock(text);
+        }
+        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, text);
     }
     if (!reasons.empty()) {
         spac_log("%zu MoE layers stay as they are: %s", states.size() - n_split, text.c_str());
@@ -243,6 +247,9 @@ void spac_engine::divide_pool() {
             bytes[layer.group] = layer.expert_bytes();
             n_experts[layer.group] += layer.n_expert;
         }
+    }
+    for (size_t g = 0; g < n_experts.size(); g++) {
+        n_experts[g] = std::min(n_experts[g], spac_max_slots(*group_like[g]));
     }
     const uint64_t guards = std::accumulate(bytes.begin(), bytes.end(), uint64_t(0)); // one per group
     const uint64_t budget = spac_parse_cache(cache_size, total_bytes, guards, device);
@@ -425,6 +432,7 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
     spac_step_record record = {};
     record.step             = *board->view().n_records;
     record.server_slot      = step.server_slot;
+    record.request          = step.request;
     record.n_draft          = step.n_draft;
     record.n_accepted       = step.n_accepted;
     record.n_tokens         = step.n_tokens;

@@ -66,18 +66,18 @@ extern "C" SPAC_API bool spac_attach_from_env(llama_context * ctx) {
         spac_log("an engine is attached already; this context stays as it is");
         return true;
     }
-    bool              is_dense = false;
-    const spac_status status   = spac_guard([&] {
+    bool              stays_stock = false;
+    const spac_status status      = spac_guard([&] {
         try {
             attach(ctx);
-        } catch (const spac_dense_model &) {
-            is_dense = true; // a draft, most likely
+        } catch (const spac_stays_stock &) { // a dense draft, most likely, or a tool that watches the graph
+            stays_stock = true;
             throw;
         }
     });
     if (status != SPAC_STATUS_SUCCESS) {
         attached = false;
-        spac_log("%s%s", spac_last_error(), is_dense ? "; this context stays as it is" : "");
+        spac_log("%s%s", spac_last_error(), stays_stock ? "; this context stays as it is" : "");
     }
-    return status == SPAC_STATUS_SUCCESS || is_dense;
+    return status == SPAC_STATUS_SUCCESS || stays_stock;
 }

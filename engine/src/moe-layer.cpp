@@ -50,6 +50,9 @@ static bool op_is_handled(const llama_moe_hook_params & p) {
 }
 
 static std::string reason_to_decline(const llama_moe_hook_params & p, const spac_moe_layer & layer, const std::string & arch) {
+    if (p.has_callback) {
+        return SPAC_DECLINED_CALLBACK;
+    }
     if (p.has_lora) {
         return "a LoRA adapter touches the experts";
     }

@@ -53,6 +53,9 @@ struct spac_moe_layer {
     std::string layout_key() const;
 };
 
+// why all layers of a context with an eval callback are declined
+inline constexpr char SPAC_DECLINED_CALLBACK[] = "the program watches every node of the graph (cb_eval), which has to be the stock one";
+
 // reads a layer from the hook's arguments; sets declined where the engine cannot handle it
 // arch: general.architecture of the model
 spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & params, const std::string & arch);

@@ -9,6 +9,9 @@
 // of a group: with the guard slot, as many as CUDA's grids have room for in their third dimension (MMQ)
 static constexpr uint64_t MAX_SLOTS = 65534;
 
+// of a quantised tensor (MMVQ, MMQ); elements that are no blocks are counted in 64 bits (patches/upstream/0002)
+static constexpr uint64_t MAX_BLOCKS = INT32_MAX;
+
 spac_slot_group::~spac_slot_group() {
     ggml_backend_buffer_free(buffer);
     if (ctx) {
@@ -40,6 +43,18 @@ void spac_slot_group::allocate(ggml_backend_buffer_type_t buft) {
     ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     ggml_backend_buffer_clear(buffer, 0);
     bytes = ggml_backend_buffer_get_size(buffer);
+}
+
+uint64_t spac_max_slots(const spac_moe_layer & like) {
+    uint64_t n_slots = MAX_SLOTS;
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        const ggml_tensor * t = like.parts[part];
+        if (t && ggml_is_quantized(t->type)) {
+            const uint64_t blocks_per_expert = like.part_bytes(part) / ggml_type_size(t->type);
+            n_slots                          = std::min(n_slots, MAX_BLOCKS / blocks_per_expert - 1); // and the guard slot
+        }
+    }
+    return n_slots;
 }
 
 std::vector<int32_t> spac_divide_slots(uint64_t budget_bytes, const std::vector<uint64_t> & expert_bytes, const std::vector<uint64_t> & n_experts) {

@@ -13,9 +13,15 @@ struct spac_error : std::runtime_error {
         std::runtime_error(text), status(status) {}
 };
 
-struct spac_dense_model : spac_error {
+// nothing to split, and no mistake: a program that asked for the engine by the environment goes on without
+struct spac_stays_stock : spac_error {
+    spac_stays_stock(const std::string & text) :
+        spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, text) {}
+};
+
+struct spac_dense_model : spac_stays_stock {
     spac_dense_model() :
-        spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, "the model has no Mixture-of-Experts layer: there is nothing to split") {}
+        spac_stays_stock("the model has no Mixture-of-Experts layer: there is nothing to split") {}
 };
 
 // printf into a std::string

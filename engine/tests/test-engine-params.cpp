@@ -61,6 +61,19 @@ static void test_slots() {
     CHECK(spac_divide_slots(UINT64_MAX / 2, { 1, 1 }, { 100000, 10 }) == (std::vector<int32_t>{ 65534, 10 }));
 }
 
+// CUDA counts the blocks of Q4_0, of all rows and slots, in 32 bits; half floats in 64
+static void test_max_slots() {
+    ggml_context * ctx = ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true });
+    spac_moe_layer layer;
+    layer.parts[SPAC_PART_DOWN] = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, 2880, 2880, 1);
+    CHECK(spac_max_slots(layer) == 65534);
+    layer.parts[SPAC_PART_UP] = ggml_new_tensor_3d(ctx, GGML_TYPE_Q4_0, 2880, 2880, 1);
+    const uint64_t n_blocks   = 2880 * 2880 / 32;
+    CHECK((spac_max_slots(layer) + 1) * n_blocks <= INT32_MAX); // with the guard slot
+    CHECK((spac_max_slots(layer) + 2) * n_blocks > INT32_MAX);
+    ggml_free(ctx);
+}
+
 static bool is_refused(const std::string & cpu_range) {
     try {
         spac_parse_cpu_range(cpu_range);
@@ -85,6 +98,7 @@ int main() {
     test_margin();
     test_pinned();
     test_slots();
+    test_max_slots();
     test_cpu_range();
     return 0;
 }
