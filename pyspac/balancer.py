@@ -139,6 +139,7 @@ class Balancer:
         # eq. 10 layer by layer rounds to "no copy at all" on slow links; all but the paper's own estimator
         # ration copies by the byte budget of the whole step instead
         self.is_io_per_layer = config.estimator == "spac"
+        self.uses_free_slots = True  # the lab measures what that gains
         self.tables = LevelTables(board.n_layer, board.n_expert, self.n_levels)
         self.tau = np.full(board.n_layer, self.fixed or self.n_levels, np.uint8)  # [n_layer]
         self.is_balanced = False  # whether measured costs decided the last tau (else capacity alone)
@@ -161,7 +162,7 @@ class Balancer:
         if self.fixed is not None:
             return self.tau
         np.copyto(self.tau, self.solve_tables(self.absent_hot(slots)), casting="unsafe")
-        if max(slots.n_free) > 0:
+        if self.uses_free_slots and max(slots.n_free) > 0:
             self._use_free_slots(levels, slots)
         return self.tau
 

@@ -23,6 +23,11 @@ ABLATIONS = {
 # levels that suit each estimator: 4 is the paper's K; the others want a finer order for eviction
 DEFAULT_N_LEVELS = {"spac": 4, "ema": 16, "lfu": 16, "static": 16, "lru": 255, "last": 16}
 
+# [gamma] of Algorithm 1 without drafts, for which moe-spac.txt has no rule: its own draft length (4.1)
+GAMMA_WITHOUT_DRAFTS = 8
+# boundaries start at floor(gamma / 2); at 0 they would stay there, and lift the experts that nobody uses
+MIN_GAMMA = 2
+
 # steps within which a swap must pay for itself; the others swap whenever the newcomer's level is higher
 DEFAULT_PAYBACK_STEPS = {"ema": 12.0, "lfu": 12.0}
 
@@ -62,7 +67,7 @@ class SchedulerConfig:
     estimator: str = "ema"  # one of ESTIMATORS
     n_levels: int | None = None  # [K] utilities are 0 .. n_levels; None: what suits the estimator
     forgetting: float = 0.1  # [lambda] of spac's boundaries
-    n_draft_max: int = 8  # [gamma] longest draft; spac's boundaries start at half of it
+    n_draft_max: int = 8  # longest draft; see `gamma`
     ema_decay: float = 0.97  # of ema, per token: share of the past that is left after one more token
     static_steps: int = 8  # of static: steps to learn from before it freezes
     threshold: int | Literal["auto"] = "auto"  # [tau] fixed, or balanced per layer and step
@@ -99,6 +104,11 @@ class SchedulerConfig:
         if "specue" in self.without:
             return 1
         return self.n_levels if self.n_levels is not None else DEFAULT_N_LEVELS[self.estimator]
+
+    @property
+    def gamma(self) -> int:
+        """Return the draft length of Algorithm 1, never one at which its boundaries are 0."""
+        return max(self.n_draft_max, MIN_GAMMA) if self.n_draft_max > 0 else GAMMA_WITHOUT_DRAFTS
 
     @property
     def effective_payback_steps(self) -> float:

@@ -69,11 +69,10 @@ class Estimator:
 class SpacEstimator(Estimator):
     """Speculative utility (moe-spac.txt, Algorithm 1): a level moves by one when the count's change is large.
 
-    Knobs: n_levels [K], forgetting [lambda], n_draft_max [gamma]. Published rule, kept to the letter: since
-    the boundary becomes floor((1 - lambda) * boundary + lambda * |d|), it falls by one whenever 0 < |d| <
-    boundary, and with lambda = 0.1 it rises only if |d| >= boundary + 10. So it ratchets down to 1 and stays
-    there (at 0 if gamma < 2, where it starts and where d = 0 lifts). An expert that is always busy (d = 0)
-    does not rise.
+    Knobs: n_levels [K], forgetting [lambda], n_draft_max [gamma; `SchedulerConfig.gamma` says how]. Published
+    rule, kept to the letter: since the boundary becomes floor((1 - lambda) * boundary + lambda * |d|), it
+    falls by one whenever 0 < |d| < boundary, and with lambda = 0.1 it rises only if |d| >= boundary + 10. So
+    it ratchets down to 1 and stays there. An expert that is always busy (d = 0) does not rise.
     """
 
     LEARNED: ClassVar[tuple[str, ...]] = ("utility", "_level", "_before", "up", "down")
@@ -83,7 +82,7 @@ class SpacEstimator(Estimator):
     def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
         super().__init__(n_layer, n_expert, config)
         self.is_fixed = "adabc" in config.without
-        start = config.n_draft_max // 2
+        start = config.gamma // 2
         self.up = np.full(self.shape, 3 if self.is_fixed else start, np.int32)
         self.down = np.full(self.shape, 1 if self.is_fixed else start, np.int32)
         self._lambda = round(config.forgetting * self._UNIT)

@@ -130,6 +130,12 @@ def test_free_slots_lower_tau_by_one() -> None:
     assert solve(balancer, LEVELS, board).tolist() == [2, 2]
 
 
+def test_free_slots_may_stay_free() -> None:
+    board, balancer = make(n_slots=6)
+    balancer.uses_free_slots = False
+    assert solve(balancer, LEVELS, board).tolist() == [2, 2]
+
+
 def test_groups_have_their_own_slots() -> None:
     board, balancer = make(group=[0, 1], n_slots=2)
     board.residency[:, :2] = Residency.RESIDENT

@@ -18,6 +18,11 @@ def test_defaults_are_the_papers_where_it_has_them() -> None:
     assert (config.n_draft_max, config.forgetting, config.effective_levels) == (8, 0.1, 4)
 
 
+@pytest.mark.parametrize(("n_draft_max", "gamma"), [(0, 8), (1, 2), (2, 2), (4, 4), (8, 8), (16, 16)])
+def test_gamma_is_the_draft_length_or_the_papers(n_draft_max: int, gamma: int) -> None:
+    assert SchedulerConfig(n_draft_max=n_draft_max).gamma == gamma
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

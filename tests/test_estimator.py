@@ -64,6 +64,19 @@ def test_spac_leaves_an_expert_that_is_always_busy_where_it_is() -> None:
     assert [level for level, _, _ in run(spac(), [9] * 10)] == [1] * 10
 
 
+@pytest.mark.parametrize(("n_draft_max", "start"), [(0, 4), (1, 1), (2, 1), (4, 2), (16, 8)])
+def test_spac_boundaries_start_at_half_of_gamma_and_never_at_zero(n_draft_max: int, start: int) -> None:
+    # at 0 an idle expert (d = 0 >= 0) would rise by one in every step, and the boundary could not leave 0
+    assert run(spac(n_draft_max=n_draft_max), [0] * 6) == [(0, start, start)] * 6
+
+
+def test_spac_without_drafts_ranks_busy_above_idle() -> None:
+    # used, not, used, ...: the boundaries fall to 1 in three rises and falls, and then it moves with its use
+    levels = [level for level, _, _ in run(spac(n_draft_max=0), [1, 0] * 10)]
+    assert max(levels) == 1
+    assert levels[6:] == [1, 0] * 7
+
+
 def test_spac_without_adaptive_boundaries() -> None:
     # up = 3, down = 1, fixed: +3 up, +2 stay, -1 down
     assert run(spac(without={"adabc"}), [3, 5, 4]) == [(1, 3, 1), (1, 3, 1), (0, 3, 1)]
@@ -92,7 +105,7 @@ def reference_spac(frequencies: list[int], k: int, gamma: int) -> list[int]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 17), max_size=30), st.integers(1, 8), st.integers(1, 16))
+@given(st.lists(st.integers(0, 17), max_size=30), st.integers(1, 8), st.integers(2, 16))
 def test_spac_equals_the_algorithm(frequencies: list[int], k: int, gamma: int) -> None:
     got = [level for level, _, _ in run(spac(n_levels=k, n_draft_max=gamma), frequencies)]
     assert got == reference_spac(frequencies, k, gamma)

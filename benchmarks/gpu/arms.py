@@ -14,6 +14,8 @@ from pyspac.options import CacheSize, RunOptions
 
 Placement = Literal["host", "ncmoe"]
 BASELINE = "stock-sd"  # ratios are against stock with speculation
+# not the paper's system to the letter: README.md says what pyspac does otherwise
+SPAC = "MoE-SpAc's Algorithm 1 and balancer, in pyspac's engine"
 PAPER_ABLATIONS = ("specue", "adabc", "hetwb", "prefetch", "evict", "sd")
 
 
@@ -103,7 +105,7 @@ def all_arms() -> list[Arm]:
         Arm(
             name="split-spac",
             group="ablations",
-            what="split, the paper's scheduler",
+            what=f"split, {SPAC}",
             is_split=True,
             estimator="spac",
         ),
@@ -111,7 +113,7 @@ def all_arms() -> list[Arm]:
             Arm(
                 name=f"spac-without-{name}",
                 group="ablations",
-                what=f"the paper's scheduler without {name}",
+                what=f"split, {SPAC}, without {name}",
                 is_split=True,
                 estimator="spac",
                 without=frozenset([name]),

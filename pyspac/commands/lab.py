@@ -53,7 +53,7 @@ Accuracy = Annotated[
     typer.Option(
         "--accuracy",
         metavar="P",
-        help="Of predictions of the next layer's experts, where the trace records none.",
+        help="Assumed: of guesses of a layer's experts, where the trace records none.",
     ),
 ]
 Seed = Annotated[

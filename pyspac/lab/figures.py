@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspac.errors import PyspacError
+from pyspac.lab.report import policy_label
 
 Row = dict[str, Any]
 BOUNDS: Final = ("belady", "unbounded")
@@ -47,8 +48,8 @@ def draw_capacity(rows: list[Row], path: Path) -> Path:
     """Draw coverage and predicted TPS over capacity, a line per policy; the bounds are dashed."""
     plt = _pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8))
-    for i, policy in enumerate(dict.fromkeys(row["policy"] for row in rows)):
-        mine = sorted((row for row in rows if row["policy"] == policy), key=_share)
+    for i, policy in enumerate(dict.fromkeys(map(policy_label, rows))):
+        mine = sorted((row for row in rows if policy_label(row) == policy), key=_share)
         is_bound = policy in BOUNDS
         style = {"ls": "--", "color": "black"} if is_bound else {"marker": MARKERS[i % len(MARKERS)], "ms": 4}
         alpha = 0.4 if policy == "unbounded" else 1.0
@@ -77,7 +78,7 @@ def draw_ablation(rows: list[Row], path: Path) -> Path:
     middle = sorted({row["capacity"] for row in mine}, key=lambda text: _share({"capacity": text}))
     capacity = "17%" if "17%" in middle else middle[len(middle) // 2]
     mine = [row for row in mine if row["capacity"] == capacity]
-    labels = [row["policy"].replace("moe-spac-no-", "w/o ") for row in mine]
+    labels = [policy_label(row).replace("moe-spac-no-", "w/o ") for row in mine]
     figure, axes = plt.subplots(1, 3, figsize=(9.5, 2.8), sharey=True)
     values = (
         ("covered activations", [row["coverage"] for row in mine]),
@@ -101,7 +102,7 @@ def draw_collisions(rows: list[Row], path: Path) -> Path:
     for axis, capacity in zip(axes[0], wanted, strict=True):
         for row in rows:
             if row["capacity"] == capacity and row["policy"] not in BOUNDS and row["misses"]:
-                axis.plot(row["collisions_by_layer"], label=row["policy"], lw=1.0)
+                axis.plot(row["collisions_by_layer"], label=policy_label(row), lw=1.0)
         axis.set_title(f"capacity {capacity}", fontsize=9)
         axis.set_xlabel("layer")
     axes[0][0].set_ylabel("collision misses")

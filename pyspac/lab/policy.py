@@ -125,6 +125,10 @@ class Eviction(Policy):
         """Return [n] which candidates may make room for a prefetched newcomer; None: all."""
         return None
 
+    def runs_on_device(self, keys: Keys) -> Bools | None:
+        """Return [n] which residents are computed where they are, the others on the host; None: all."""
+        return None
+
     def victims(self, candidates: Keys, n: int) -> npt.NDArray[np.intp]:
         """Return indices of the n candidates that leave, first one first."""
         rank = self.rank(candidates)

@@ -1,13 +1,15 @@
 """Which experts a layer will want, guessed before its router runs.
 
 A trace recorded with the next layer's router applied early holds real guesses. For other traces a guess of
-stated accuracy is made from the truth: each of a token's experts is in the guess with that probability, and
-random experts fill the rest; a guess of n * n_expert_used experts finds each with 1 - (1 - accuracy)^n.
+assumed accuracy is made from the truth: each of a token's experts is in the guess with that probability,
+whatever its rank, and random experts fill the rest; a guess of n * n_expert_used experts finds each with
+1 - (1 - accuracy)^n. What rests on such a guess is reported as `assumed`. Scores are not made up: a policy
+that needs them needs a trace that holds them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,9 @@ from pyspac.trace import NOT_RUN
 
 if TYPE_CHECKING:
     from pyspac.lab.simulator import Run
+
+
+ASSUMED: Final = "assumed"
 
 
 class Predictor:
@@ -35,7 +40,12 @@ class Predictor:
     @property
     def source(self) -> str:
         """Say where guesses come from, for reports."""
-        return "recorded" if self.early is not None else f"assumed {self.accuracy:g}"
+        return "recorded" if self.has_scores else f"{ASSUMED} {self.accuracy:g}"
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the guesses are recorded, scores and all."""
+        return self.early is not None
 
     def top(self, il: int, tokens: npt.NDArray[np.intp], n: int) -> Keys:
         """Return the union of n experts per token, those guessed with most confidence first."""
@@ -47,10 +57,7 @@ class Predictor:
         return self._ordered(il, probs, np.unique(best))
 
     def above(self, il: int, tokens: npt.NDArray[np.intp], percentile: float) -> Keys:
-        """Return the experts whose score is above the usual percentile of all scores so far."""
-        if self.early is None:
-            n = round((1.0 - percentile / 100.0) * self.n_expert)
-            return self._assumed(il, tokens, max(n, 1))
+        """Return the experts whose recorded score is above the usual percentile of all scores so far."""
         probs = self._probs(il, tokens)
         self._n_seen += 1
         self._threshold += (float(np.percentile(probs, percentile)) - self._threshold) / self._n_seen

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from pyspac.errors import ConfigError, PyspacError
+from pyspac.lab.predictor import ASSUMED
 
 Row = dict[str, Any]
 
@@ -23,9 +24,24 @@ COLUMNS: Final = {  # field: (heading, format)
     "collision_misses": ("collided", ""),
     "gb_moved": ("GB", ".1f"),
     "predicted_tps": ("TPS*", ".1f"),
+    "predictor": ("guesses", ""),
     "oracle_share": ("of oracle", ".0%"),
     "fidelity": ("fidelity", ".2f"),
 }
+
+RESTS_ON_GUESSES: Final = (
+    "coverage", "expert_coverage", "predicted_stall_ms", "predicted_tpot_ms", "predicted_tps", "oracle_share",
+)  # fmt: skip
+
+
+def is_assumed(row: Row) -> bool:
+    """Whether the run rests on guesses whose accuracy was assumed."""
+    return str(row.get("predictor")).startswith(ASSUMED)
+
+
+def policy_label(row: Row) -> str:
+    """Return the policy's name, and beside it what was assumed of its guesses."""
+    return f"{row['policy']} ({row['predictor']})" if is_assumed(row) else str(row["policy"])
 
 
 def make_table(rows: list[Row]) -> Table:
@@ -33,7 +49,8 @@ def make_table(rows: list[Row]) -> Table:
     constant = {name for name in ("k", "machine", "capacity") if len({row[name] for row in rows}) == 1}
     said = ", ".join(f"{COLUMNS[name][0]} {rows[0][name]}" for name in COLUMNS if name in constant)
     title = f"{rows[0]['model']}{': ' if said else ''}{said}\n* predicted, not measured"
-    shown = [name for name in COLUMNS if name not in constant]
+    has_guesses = any(row.get("predictor") for row in rows)
+    shown = [name for name in COLUMNS if name not in constant and (name != "predictor" or has_guesses)]
     table = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left")
     for name in shown:
         is_text = name in ("policy", "machine")
@@ -55,7 +72,9 @@ def run_table(row: Row) -> Table:
     table.add_column()
     for name, value in row.items():
         if not isinstance(value, (list, dict)) and value is not None:
-            table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            rests_on_guesses = name in RESTS_ON_GUESSES and is_assumed(row)
+            table.add_row(name, f"{text}  (guesses {row['predictor']})" if rests_on_guesses else text)
     return table
 
 

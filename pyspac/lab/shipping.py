@@ -10,13 +10,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pyspac.activations import StepRecord
 from pyspac.board import BoardGeometry, LocalBoard, Residency
 from pyspac.config import SchedulerConfig
+from pyspac.prefetch import PrefetchPlan
 from pyspac.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from pyspac.lab.simulator import Run
+
+
+class LabScheduler(Scheduler):
+    """The shipping scheduler; its plan may count on residents that are spent (moe-spac.txt, Appendix D)."""
+
+    def __init__(self, board: LocalBoard, config: SchedulerConfig) -> None:
+        """Nobody is spent."""
+        super().__init__(board, config)
+        self.is_spent = np.zeros((board.n_layer, board.n_expert), bool)
+
+    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], record: StepRecord) -> PrefetchPlan:
+        """Plan as if spent residents had utility 0: a newcomer may take their slots."""
+        return super()._plan(np.where(self.is_spent & self.slots.is_resident, 0, utility), tau, record)
 
 
 class ShippingScheduler:
@@ -36,7 +52,7 @@ class ShippingScheduler:
             )
         )  # fmt: skip
         self.board.residency = run.cache.residency.reshape(g.n_layer, g.n_expert)
-        self.scheduler = Scheduler(self.board, config)
+        self.scheduler = LabScheduler(self.board, config)
         self.utility = np.zeros(run.n_cell, np.uint8)  # as the engine applied it
         self.tau = np.ones(g.n_layer, np.uint8)
         self.is_engine = False  # whether the plan is carried out, so that the engine's rules hold

@@ -197,6 +197,9 @@ class Run:
         self.now += self.machine.device_us(dense_bytes, dense_bytes * len(self.step.tokens))
         self.link.advance(self.now)
         is_hit = self.cache.is_resident(demand.keys)
+        runs_here = self.eviction.runs_on_device(demand.keys)
+        if runs_here is not None:
+            is_hit &= runs_here
         missing = np.flatnonzero(~is_hit)
         self._book_accesses(demand, is_hit, missing)
         self.cache.pin(demand.keys[is_hit])
@@ -348,7 +351,7 @@ def simulate(workload: Workload, setup: Setup, machine: Machine) -> dict[str, An
         "n_slots": sum(run.group_slots),
         "k": workload.k,
         "machine": machine.name,
-        "predictor": predictor.source if predictor else None,
+        "predictor": predictor.source if predictor else None,  # "recorded", or "assumed 0.85"
         **measures,
     }
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 from pyspac.lab.combos import find_setup
 from pyspac.lab.machine import Machine
 from pyspac.lab.policy import load_file
-from pyspac.lab.simulator import Setup, simulate
-from pyspac.lab.workload import DEFAULT_ACCEPT, Phase, cached_workload
+from pyspac.lab.simulator import Run, Setup, simulate
+from pyspac.lab.workload import DEFAULT_ACCEPT, Phase, Workload, cached_workload
 
 # lossless and clairvoyant; the fastest one counts
 ORACLES: Final = tuple(
@@ -56,11 +56,14 @@ class Job:
 
 def run_job(job: Job) -> Row:
     """Run one job in this process."""
-    replay = job.replay
-    workload = cached_workload(replay.source, replay.k, replay.accept, replay.phase, replay.seed)
+    replay, workload = job.replay, _workload(job.replay)
     return {"trace": Path(replay.source).name, "model": workload.trace.geometry.model} | simulate(
         workload, job.setup, job.machine
     )
+
+
+def _workload(replay: Replay) -> Workload:
+    return cached_workload(replay.source, replay.k, replay.accept, replay.phase, replay.seed)
 
 
 def make_jobs(
@@ -101,9 +104,10 @@ def run_with_oracle(
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Row]:
     """Run jobs and oracles; return the jobs' rows, in order, each with `oracle_tps` and `oracle_share`."""
+    check_jobs(jobs)
     everything = [*jobs, *oracle_jobs(jobs, base)]
     rows: list[Row] = [{} for _ in everything]
-    for n_done, (index, row) in enumerate(_run_all(everything, n_workers, policy_files), 1):
+    for n_done, (index, row) in enumerate(run_all(everything, n_workers, policy_files), 1):
         rows[index] = row
         on_done(n_done, len(everything))
     best: dict[tuple[Any, ...], float] = {}
@@ -115,7 +119,15 @@ def run_with_oracle(
     return rows[: len(jobs)]
 
 
-def _run_all(jobs: list[Job], n_workers: int, policy_files: tuple[Path, ...]) -> Iterator[tuple[int, Row]]:
+def check_jobs(jobs: Iterable[Job]) -> None:
+    """Raise ConfigError for a policy that a trace cannot feed, before the others have run."""
+    for job in {(job.replay, job.setup.label or job.setup): job for job in jobs}.values():
+        Run(_workload(job.replay), job.setup, job.machine)
+
+
+def run_all(
+    jobs: list[Job], n_workers: int = 0, policy_files: tuple[Path, ...] = ()
+) -> Iterator[tuple[int, Row]]:
     """Yield (index, row) as runs end; one worker, or few jobs, stay in this process."""
     n_workers = min(n_workers or os.cpu_count() or 1, len(jobs))
     if n_workers == 1 or len(jobs) <= 4:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,6 +22,7 @@ DEMAND_ONLY = [
     name for name in names("eviction") if name not in ("unbounded", "static", "static-profile", "belady")
 ]
 LOSSY = ("specmd-2", "specmd-4")
+NEEDS_SCORES = ("specmd-2", "specmd-5")
 
 
 def random_trace(seed: int, n_token: int = 24, n_layer: int = 3, n_used: int = 2) -> Trace:
@@ -59,7 +62,11 @@ def test_books_balance_and_unbounded_bounds_all(
     seed: int, n_slots: int, k: int, name: str, machine: str
 ) -> None:
     setup, forced_k = find_setup(name, Setup(capacity=str(n_slots)))
-    workload = make_workload(random_trace(seed), k if forced_k is None else forced_k)
+    trace = random_trace(seed)
+    if name in NEEDS_SCORES:
+        scores = np.random.default_rng(seed).normal(size=(trace.n_token, 3, 8)).astype(np.float16)
+        trace = replace(trace, early_logits=scores)
+    workload = make_workload(trace, k if forced_k is None else forced_k)
     row = simulate(workload, setup, PRESETS[machine])  # checks its books
     assert row["hits"] + row["misses"] == row["accesses"]
     assert row["bytes_moved"] <= row["loads"] * MIB

@@ -65,12 +65,68 @@ def test_estimators_bring_prefetch_and_host_misses(trace_file: Path) -> None:
     assert (row["prefetch"], row["miss"]) == ("utility", "host")
 
 
-@pytest.mark.parametrize("name", sorted(set(COMBINATIONS) - {"specmd-4"}))
+NEEDS_SCORES = ("specmd-2", "specmd-4", "specmd-5")
+
+
+@pytest.mark.parametrize("name", sorted(set(COMBINATIONS) - set(NEEDS_SCORES)))
 def test_every_combination_runs(trace_file: Path, name: str) -> None:
     row = call_json(
         "lab", "run", trace_file, "--policy", name, "--capacity", "25%", "--k", "2", "--no-oracle"
     )
     assert row["policy"] == name
+
+
+@pytest.mark.parametrize("name", NEEDS_SCORES)
+def test_what_needs_the_routers_scores_refuses_a_trace_without(trace_file: Path, name: str) -> None:
+    result = call("lab", "run", trace_file, "--policy", name, "--capacity", "25%")
+    assert result.exit_code == 2
+    assert "--early" in result.output or "--logits" in result.output
+    recorded = call_json("lab", "run", DEMO_TRACE, "--policy", name, "--capacity", "25%", "--no-oracle")
+    assert recorded["predictor"] in ("recorded", None)
+
+
+def test_a_sweep_refuses_before_it_runs(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspac.lab.sweep.run_job", lambda job: pytest.fail("a run began"))
+    result = call("lab", "sweep", trace_file, "--policies", "lru,specmd-5", "--capacities", "25%", "-j", "1")
+    assert result.exit_code == 2
+    assert "--early" in result.output
+
+
+@pytest.mark.parametrize("name", ["specmd-1", "hybrimoe", "sp-moe"])
+def test_assumed_guesses_are_named_beside_the_number(trace_file: Path, name: str) -> None:
+    args = (trace_file, "--capacity", "25%", "--k", "2", "--accuracy", "0.75", "--no-oracle")
+    row = call_json("lab", "run", *args, "--policy", name)
+    assert row["predictor"] == "assumed 0.75"
+    shown = {
+        line.split()[0]: line
+        for line in call("lab", "run", *args, "--policy", name).stdout.splitlines()
+        if line.split()
+    }
+    for measure in ("coverage", "predicted_tps", "predicted_tpot_ms"):
+        assert "(guesses assumed 0.75)" in shown[measure]
+
+
+def test_assumed_guesses_are_named_in_tables_and_figures(
+    trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "sweep.json"
+    done = call("lab", "sweep", trace_file, "-o", results, "--policies", "lru,hybrimoe", "--capacities",
+                "10%,25%", "-j", "1")  # fmt: skip
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.split()}
+    assert "assumed 0.85" in lines["hybrimoe"]
+    assert "assumed" not in lines["lru"]
+    from pyspac.lab import figures
+
+    legends: list[list[str]] = []
+
+    def keep_legend(plt: Any, figure: Any, path: Path) -> Path:
+        legends.append([text.get_text() for text in figure.axes[-1].get_legend().get_texts()])
+        plt.close(figure)
+        return path
+
+    monkeypatch.setattr(figures, "_save", keep_legend)
+    figures.draw_all(json.loads(results.read_text()), tmp_path)
+    assert legends == [["lru", "hybrimoe (assumed 0.85)"]] * 2
 
 
 def test_cache_aware_routing_runs_on_the_demo_trace() -> None:

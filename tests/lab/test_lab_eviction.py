@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from tiny import letters, make_trace, observe, one_layer
 
+from pyspac.errors import ConfigError
+from pyspac.lab.machine import PRESETS
 from pyspac.lab.policy import names
+from pyspac.lab.simulator import Run, Setup
+from pyspac.lab.workload import make_workload
 
 
 def books(run: object) -> tuple[int, int, int]:
@@ -138,6 +142,59 @@ def test_last_evicts_what_the_last_step_did_not_use() -> None:
     run = observe(one_layer("abcb"), 2, eviction="last", prefetch="none", miss="fetch")
     assert letters(run.left) == "a"
     assert run.books.hits == 1
+
+
+def spac_boundaries(knobs: str, k: int) -> set[int]:
+    run = observe(one_layer("aaaa"), 2, k=k, eviction=f"spac{knobs}")
+    return set(run.shipping.scheduler.estimator.up[0, 1:].tolist())  # type: ignore[union-attr, attr-defined]
+
+
+def test_spac_without_drafts_takes_the_papers_gamma() -> None:
+    # of experts that are never used, whose boundaries stay where they began: half of 8, of 2, of the given 6
+    assert (spac_boundaries("", 0), spac_boundaries("", 2), spac_boundaries(":gamma=6", 0)) == ({4}, {1}, {3})
+
+
+BOTH = make_trace([[[0, 1]]] * 5)  # two experts in every token
+
+
+def test_what_was_used_keeps_its_utility() -> None:
+    # one slot: 0 takes it and stays, as 1 is worth no more
+    run = observe(BOTH, 1, eviction="last:budget=0,n_levels=1")
+    assert (run.left, run.books.hits) == ([], 4)
+
+
+def test_reset_lets_go_what_was_used_until_it_is_copied_again() -> None:
+    # 0, used by token 1, is worth nothing then: 1 takes its slot; used by token 2, 0 takes it back, and so on
+    run = observe(BOTH, 1, eviction="last:budget=0,n_levels=1,reset=2")
+    assert run.left == [0, 1, 0, 1]
+
+
+def test_reset_until_the_next_decision() -> None:
+    run = Run(make_workload(BOTH, 0), Setup(eviction="last:reset=1", capacity="1"), PRESETS["instant"])
+    assert run.shipping is not None
+    run.step_index, demand = 0, run.step.layers[0]
+    run.shipping.utility[:2] = 1
+    may_leave = [run.eviction.may_leave(np.array([0]), 1)]
+    run.eviction.use(demand, np.ones(2, bool))
+    may_leave.append(run.eviction.may_leave(np.array([0]), 1))
+    run.eviction.end_step()
+    may_leave.append(run.eviction.may_leave(np.array([0]), 1))
+    assert [bool(found) for found in may_leave if found is not None] == [False, True, False]
+
+
+def test_cold_residents_run_on_the_device_unless_told_otherwise() -> None:
+    # three slots for three experts in turn: all stay resident, at level 2 after use, at 0 when asked again
+    shipped = observe(one_layer("abcabcabc"), 3, eviction="utility-lru:budget=0,n_levels=2,threshold=2")
+    told = observe(
+        one_layer("abcabcabc"), 3, eviction="utility-lru:budget=0,n_levels=2,threshold=2,cold_on_host=1"
+    )
+    assert (shipped.books.hits, told.books.hits) == (6, 0)
+    assert shipped.books.loads == told.books.loads == 3
+
+
+def test_cold_residents_cannot_be_fetched() -> None:
+    with pytest.raises(ConfigError, match="--miss"):
+        observe(BOTH, 1, eviction="ema:cold_on_host=1", miss="fetch")
 
 
 @pytest.mark.parametrize("name", names("eviction"))

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import MIB, make_trace, observe
+from tiny import MIB, Observed, make_trace, observe
 
 from pyspac.errors import ConfigError
 from pyspac.lab.machine import PRESETS, Machine
+from pyspac.trace import Trace
 
 SIMPLE = Machine(
     name="simple",
@@ -97,22 +98,52 @@ def test_balance_splits_between_link_and_host() -> None:
     assert run.now == pytest.approx(10 + 1000 + 10)
 
 
-def logits_trace() -> object:
-    """One layer; token 0 takes expert 0, token 1 takes 1, but 0 is close behind."""
-    trace = make_trace([[[0]], [[1]]])
-    logits = np.full((2, 1, 8), -4.0, np.float16)
-    logits[0, 0, 0] = 4.0
-    logits[1, 0, 1], logits[1, 0, 0] = 4.0, 3.5
+def logits_trace(base: float, second: tuple[float, float]) -> Trace:
+    """One layer of 8; token 0 takes expert 0 (logit 9), token 1's logits of experts 0 and 1 are `second`."""
+    trace = make_trace([[[0]], [[int(second[1] > second[0])]]], weights=np.ones((2, 1, 1), np.float32))
+    logits = np.full((2, 1, 8), base, np.float16)
+    logits[0, 0, 0] = 9.0
+    logits[1, 0, :2] = second
     return replace(trace, logits=logits)
 
 
-def test_cache_aware_prefers_what_is_resident() -> None:
-    # range of the logits: 8. lambda 0.1 gives 0 a bonus of 0.8, more than the gap of 0.5; 0.05 does not
-    biased = observe(logits_trace(), 4, eviction="lru", routing="cache-aware:lambda=0.1")  # type: ignore[arg-type]
-    assert (biased.books.hits, biased.books.loads) == (1, 1)
-    assert biased.books.to_dict()["fidelity"] == pytest.approx(0.5)
-    mild = observe(logits_trace(), 4, eviction="lru", routing="cache-aware:lambda=0.05")  # type: ignore[arg-type]
-    assert (mild.books.hits, mild.books.to_dict()["fidelity"]) == (0, 1.0)
+def cache_aware(trace: Trace, knobs: str) -> Observed:
+    return observe(trace, 4, eviction="lru", routing=f"cache-aware:{knobs}")
+
+
+def test_cache_aware_adds_the_mean_logit() -> None:
+    # means: token 0 (9 + 7) / 8 = 2, token 1 (8.5 + 9 + 6) / 8 = 2.94, of both 2.47. Token 1 wants 1, the
+    # resident 0 is 0.5 behind: a bonus of 0.25 * 2.47 = 0.62 turns it, one of 0.2 * 2.47 = 0.49 does not
+    trace = logits_trace(1.0, (8.5, 9.0))
+    turned = cache_aware(trace, "lambda=0.25").books
+    assert (turned.hits, turned.loads) == (1, 1)
+    kept = cache_aware(trace, "lambda=0.2").books
+    assert (kept.hits, kept.to_dict()["fidelity"]) == (0, 1.0)
+
+
+def test_cache_aware_may_add_the_range_instead() -> None:
+    # the range is 8 in both tokens: 0.1 * 8 = 0.8, 0.05 * 8 = 0.4
+    trace = logits_trace(1.0, (8.5, 9.0))
+    assert cache_aware(trace, "lambda=0.1,range=1").books.hits == 1
+    assert cache_aware(trace, "lambda=0.05,range=1").books.hits == 0
+
+
+def test_cache_aware_puts_residents_back_where_logits_are_negative() -> None:
+    # means: (9 - 28) / 8 = -2.38, (1 + 0.5 - 24) / 8 = -2.81, of both -2.59: a quarter is more than 0.5
+    run = cache_aware(logits_trace(-4.0, (1.0, 0.5)), "lambda=0.25")
+    assert run.books.hits == 0
+
+
+def test_a_stand_in_has_the_weight_that_the_router_gives_it() -> None:
+    # token 1: expert 0 stands in for 1, with exp(8.5 - 9) = 0.607 of its weight 1; of 2 in all 0.393 is lost
+    run = cache_aware(logits_trace(1.0, (8.5, 9.0)), "lambda=0.25")
+    assert run.books.router_weight == pytest.approx(2.0)
+    assert run.books.to_dict()["fidelity"] == pytest.approx(1 - (1 - np.exp(-0.5)) / 2)
+
+
+def test_a_stand_ins_weight_counts_for_what_comes_after() -> None:
+    run = observe(logits_trace(1.0, (8.5, 9.0)), 4, eviction="score", routing="cache-aware:lambda=0.25")
+    assert run.eviction.worth[0] == pytest.approx(1 + np.exp(-0.5))
 
 
 def test_cache_aware_needs_logits() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny import MIB, make_trace, observe
 
+from pyspac.errors import ConfigError
 from pyspac.lab.cutoff import cutoff_layer
 from pyspac.lab.machine import PRESETS
 
@@ -54,6 +55,20 @@ def test_score_copies_what_is_above_the_percentile() -> None:
     trace = early_trace([[0], [5, 3]], [[[0], [3]]])
     run = observe(trace, 4, eviction="lru", prefetch="score:percentile=70")  # type: ignore[arg-type]
     assert (run.books.hits, run.books.loads) == (1, 3)
+
+
+def test_score_does_without_made_up_scores() -> None:
+    # 26 of 128 experts whatever the token would be no scores: refused
+    with pytest.raises(ConfigError, match="--early"):
+        observe(make_trace([[[0], [3]]]), 4, eviction="lru", prefetch="score")
+
+
+@pytest.mark.parametrize(("knob", "said"), [("", "assumed 0.6"), (":accuracy=0.889", "assumed 0.889")])
+def test_the_draft_gate_is_always_assumed(knob: str, said: str) -> None:
+    # the recorded guesses are the previous layer's, not the draft's
+    trace = early_trace([[0], [3]], [[[0], [3]]])
+    run = observe(trace, 4, eviction="lru", prefetch=f"draft-gate{knob}", predictor_accuracy=0.6)  # type: ignore[arg-type]
+    assert run.prefetch_policy.predictor.source == said  # type: ignore[attr-defined]
 
 
 def test_a_copy_that_comes_late_is_a_miss_but_not_fetched_twice() -> None:

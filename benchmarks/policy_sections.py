@@ -1,0 +1,359 @@
+"""The tables and figures of docs/policies.md: which runs each one needs, and how it shows them.
+
+A section asks a `Bench` for rows and returns Markdown. It is asked twice: first to learn which runs it needs
+(the rows are blank then), later with the results.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Final
+
+from pyspac.config import ABLATIONS, SchedulerConfig
+from pyspac.lab.combos import find_setup
+from pyspac.lab.figures import draw_ablation, draw_capacity, draw_collisions
+from pyspac.lab.machine import PRESETS
+from pyspac.lab.report import is_assumed
+from pyspac.lab.simulator import Setup
+from pyspac.lab.sweep import ORACLES, Job, Replay
+from pyspac.lab.workload import DEFAULT_ACCEPT
+
+Row = dict[str, Any]
+
+QWEN, GEMMA, DEMO = "Qwen3", "Gemma-4", "the demo model"
+FILES: Final = {QWEN: "qwen.route.csv", GEMMA: "gemma.route.csv"}  # in the folder --traces
+SEEDS: Final = (0, 1, 2)  # of emulated drafts; what is shown is the mean
+MACHINE: Final = "rtx4090"
+CAPACITIES: Final = ("1%", "5%", "17%", "25%", "40%")
+FIGURE_CAPACITIES: Final = ("1%", "2.5%", "5%", "10%", "17%", "25%", "40%", "60%")
+COMMON: Final = ("5%", "17%", "25%")
+
+POLICIES: Final = {  # policy: how the tables call it
+    "unbounded": "unbounded",
+    "oracle": "oracle",
+    "belady": "belady",
+    "ema": "**ema** (shipped)",
+    "spac": "spac (Algorithm 1)",
+    "last": "last",
+    "utility-lru": "utility-lru",
+    "utility-lfu": "utility-lfu",
+    "lru": "lru (llama.cpp)",
+    "lfu": "lfu",
+    "score": "score",
+    "arc": "arc",
+    "least-stale": "least-stale",
+    "least-stale:cyclic=1": "least-stale, cyclic",
+    "n-cpu-moe": "n-cpu-moe",
+    "host-admit": "host-admit",
+    "hybrimoe": "hybrimoe",
+}
+IN_FIGURE: Final = (
+    "lru", "lfu", "least-stale", "least-stale:cyclic=1", "score", "arc", "belady", "unbounded", "ema", "spac",
+    "n-cpu-moe", "hybrimoe",
+)  # fmt: skip
+MEASURES: Final = ("coverage", "bytes_moved", "predicted_tps", "misses", "collision_misses", "fidelity")
+
+
+@dataclass
+class Bench:
+    """Gives rows of runs. `results` is None while the runs are collected in `wanted`."""
+
+    traces: dict[str, Path]
+    results: dict[Job, Row] | None = None
+    wanted: dict[Job, None] = field(default_factory=dict)  # a set that keeps its order
+    seen: list[Row] = field(default_factory=list)  # rows of the present section
+
+    def row(self, trace: str, policy: str, capacity: str, k: int | None, **options: Any) -> Row:
+        """Return the mean over the seeds of one policy's run; `options`: `machine`, or fields of Setup."""
+        if policy == "oracle":
+            found = [self._mean(trace, setup, capacity, k, **options) for setup in ORACLES]
+            return max(found, key=lambda row: float(row["predicted_tps"]))
+        setup, forced_k = find_setup(policy, Setup())
+        return self._mean(trace, setup, capacity, k if forced_k is None else forced_k, **options)
+
+    def _mean(
+        self, trace: str, setup: Setup, capacity: str, k: int | None, machine: str = MACHINE, **fields: Any
+    ) -> Row:
+        setup = replace(setup, capacity=capacity, **fields)
+        jobs = [
+            Job(Replay(source=str(self.traces[trace]), k=k, seed=seed), setup, PRESETS[machine])
+            for seed in (SEEDS if k else SEEDS[:1])
+        ]
+        rows = [self._one(job) for job in jobs]
+        mean = {name: sum(row[name] for row in rows) / len(rows) for name in MEASURES}
+        row = {**rows[0], **mean, "trace_name": trace, "asked_k": k}
+        self.seen.append(row)
+        return row
+
+    def _one(self, job: Job) -> Row:
+        if self.results is not None:
+            return self.results[job]
+        self.wanted[job] = None
+        return defaultdict(lambda: 1.0, policy=job.setup.label, predictor=None, machine=job.machine.name)
+
+    def made_of(self) -> str:
+        """Say what of the section's rows was replayed, emulated, predicted and assumed."""
+        traces = " and ".join(dict.fromkeys(row["trace_name"] for row in self.seen))
+        machines = ", ".join(f"`{name}`" for name in dict.fromkeys(row["machine"] for row in self.seen))
+        parts = [f"Replayed: the routing of {traces}."]
+        if any(row["asked_k"] for row in self.seen):
+            parts.append(
+                f"Emulated: drafts, each token accepted with {DEFAULT_ACCEPT:g} (mean of {len(SEEDS)} seeds)."
+            )
+        parts.append(f"Predicted: all times, of {machines}.")
+        if any(is_assumed(row) for row in self.seen):
+            parts.append("Assumed: how often guesses are right, in the rows that say so.")
+        return "\n".join(wrap(" ".join(parts), 118))
+
+
+Make = Callable[[Bench], str]
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def share_and_speed(row: Row) -> str:
+    """Return covered activations / GB moved / predicted tokens per second."""
+    return f"{row['coverage']:.2f} / {row['bytes_moved'] / 1e9:.1f} / {row['predicted_tps']:.0f}"
+
+
+def tps(row: Row) -> str:
+    speed = row["predicted_tps"]
+    return f"{speed:.1f}" if speed < 30 else f"{speed:.0f}"
+
+
+def shown_name(name: str, row: Row) -> str:
+    """Return a policy's name for a table, with what was assumed beside it."""
+    return f"{name}, {row['predictor']}" if is_assumed(row) else name
+
+
+def percent(capacity: str) -> str:
+    return capacity.replace("%", " %")
+
+
+# ---- sections
+
+
+def capacity_table(trace: str, k: int) -> Make:
+    """All policies over capacity."""
+
+    def make(bench: Bench) -> str:
+        lines = []
+        for policy, name in POLICIES.items():
+            rows = [bench.row(trace, policy, capacity, k) for capacity in CAPACITIES]
+            lines.append([shown_name(name, rows[0]), *map(share_and_speed, rows)])
+        return table(["policy", *map(percent, CAPACITIES)], lines)
+
+    return make
+
+
+def estimators(bench: Bench) -> str:
+    policies = ("ema", "spac", "spac:payback_steps=12")
+    lines = [
+        [
+            f"{trace}, K = {k}",
+            *(
+                " / ".join(
+                    f"{row['predicted_tps']:.0f} ({row['coverage']:.2f})"
+                    for row in (bench.row(trace, policy, capacity, k) for policy in policies)
+                )
+                for capacity in COMMON
+            ),
+        ]
+        for trace in FILES
+        for k in (0, 4, 8)
+    ]
+    return table(["ema / spac / spac with payback", *map(percent, COMMON)], lines)
+
+
+def gamma(bench: Bench) -> str:
+    """What Algorithm 1 gains or loses by where its boundaries start; the one in force is bold."""
+
+    def cell(trace: str, capacity: str, k: int, value: int) -> str:
+        text = tps(bench.row(trace, f"spac:gamma={value}", capacity, k))
+        return f"**{text}**" if value == SchedulerConfig(n_draft_max=k).gamma else text
+
+    values = (2, 4, 6, 8)
+    lines = [
+        [f"{trace}, K = {k}, {percent(capacity)}", *(cell(trace, capacity, k, value) for value in values)]
+        for trace in FILES
+        for k in (0, 1, 2, 4)
+        for capacity in ("17%", "25%")
+    ]
+    return table(["spac", *(f"gamma = {value}" for value in values)], lines)
+
+
+def knobs(bench: Bench) -> str:
+    variants = (
+        *(f"ema_decay={value}" for value in (0.93, 0.98, 0.99)),
+        *(f"payback_steps={value}" for value in (0, 6, 24)),
+    )
+
+    def gain(knob: str, machine: str, k: int) -> str:
+        ratios = [
+            bench.row(trace, f"ema:{knob}", capacity, k, machine=machine)["predicted_tps"]
+            / bench.row(trace, "ema", capacity, k, machine=machine)["predicted_tps"]
+            for trace in FILES
+            for capacity in COMMON
+        ]
+        return f"{100 * (sum(ratios) / len(ratios) - 1):+.1f} %"
+
+    where = [(machine, k) for machine in (MACHINE, "rtx3060-laptop") for k in (0, 4)]
+    lines = [[f"`{knob}`", *(gain(knob, machine, k) for machine, k in where)] for knob in variants]
+    return table(["knob", *(f"`{machine}`, K = {k}" for machine, k in where)], lines)
+
+
+def machines(bench: Bench) -> str:
+    capacities = ("5%", "10%", "17%", "25%", "40%")
+    lines = []
+    for machine in (MACHINE, "rtx3060-laptop", "h200", "cpu-ssd"):
+        for policy in ("ema", "lru", "n-cpu-moe", "hybrimoe"):
+            rows = [bench.row(QWEN, policy, capacity, 0, machine=machine) for capacity in capacities]
+            lines.append([f"`{machine}`", shown_name(POLICIES[policy], rows[0]), *map(tps, rows)])
+    return table(["machine", "policy", *map(percent, capacities)], lines)
+
+
+def prefetch(bench: Bench) -> str:
+    """What prefetching adds to LRU with uploads; guesses of three assumed accuracies."""
+    guessing = [
+        (name, policy, accuracy)
+        for name, policy in (("next-layer", "lru"), ("draft-gate", "lru"), ("auto", "hybrimoe"))
+        for accuracy in (0.6, 0.85, 1.0)
+    ]
+    lines = []
+    for name, policy, accuracy in (("none", "lru", 0.85), ("history", "lru", 0.85), *guessing):
+        fields = {"predictor_accuracy": accuracy} | ({} if name == "auto" else {"prefetch": name})
+        rows = [
+            bench.row(QWEN, policy, capacity, k, **fields)
+            for k in (0, 4)
+            for capacity in COMMON
+            if k or name != "draft-gate"
+        ]
+        label = POLICIES[policy] if name in ("none", "auto") else f"lru with {name}"
+        blank = [""] * (2 * len(COMMON) - len(rows))
+        lines.append([shown_name(label, rows[0]), *blank, *map(tps, rows)])
+    return table(["policy", *(f"K = {k}, {percent(c)}" for k in (0, 4) for c in COMMON)], lines)
+
+
+def collisions(bench: Bench) -> str:
+    policies = ("lru", "farthest-layer", "least-stale", "least-stale:cyclic=1")
+    cases = (
+        (0, "1%", "none", MACHINE), (0, "1%", "next-layer", MACHINE), (0, "1%", "next-layer", "instant"),
+        (0, "5%", "none", MACHINE), (0, "5%", "next-layer", MACHINE), (4, "1%", "none", MACHINE),
+        (4, "5%", "none", MACHINE), (4, "17%", "none", MACHINE),
+    )  # fmt: skip
+    lines = []
+    for k, capacity, ahead, machine in cases:
+        rows = [
+            bench.row(QWEN, policy, capacity, k, machine=machine, prefetch=ahead, miss="fetch")
+            for policy in policies
+        ]
+        cells = [f"{row['collision_misses']:,.0f} / {row['misses']:,.0f}" for row in rows]
+        name = shown_name(ahead.replace("-", " "), rows[0]) + (", copies free" if machine != MACHINE else "")
+        lines.append([str(k), percent(capacity), name, *cells])
+    names = ["lru: collisions / misses", "farthest-layer", "least-stale", "least-stale, cyclic"]
+    return table(["K", "capacity", "prefetch", *names], lines)
+
+
+def ablation(bench: Bench) -> str:
+    where = [(trace, k) for trace in FILES for k in (4, 8)]
+    lines = [
+        [name, *(tps(bench.row(trace, policy, "17%", k)) for trace, k in where)]
+        for policy, name in (
+            ("moe-spac", "full"),
+            *((f"moe-spac-no-{part}", f"without `{part}`: {about}") for part, about in ABLATIONS.items()),
+        )
+    ]
+    return table(["MoE-SpAc, 17 %", *(f"{trace}, K = {k}" for trace, k in where)], lines)
+
+
+def departures(bench: Bench) -> str:
+    """What the paper does otherwise than pyspac, one at a time and together."""
+    where = [(trace, k) for trace in FILES for k in (0, 4, 8)]
+    lines = []
+    for estimator in ("spac", "ema"):
+        for knob, about in (
+            ("", "as shipped"),
+            ("reset=1", "used experts worth 0 until the next decision"),
+            ("reset=2", "used experts worth 0 until copied again"),
+            ("cold_on_host=1", "cold residents on the host"),
+            ("budget=0", "no byte budget"),
+            ("free_slots=0", "free slots stay free"),
+            ("reset=2,cold_on_host=1,budget=0,free_slots=0", "all four"),
+        ):
+            policy = f"{estimator}:{knob}" if knob else estimator
+            rows = [bench.row(trace, policy, "17%", k) for trace, k in where]
+            cells = [f"{row['bytes_moved'] / 1e9:.1f} / {tps(row)}" for row in rows]
+            lines.append([estimator, about, *cells])
+    return table(["GB / tokens per second, 17 %", "", *(f"{trace}, K = {k}" for trace, k in where)], lines)
+
+
+def recorded(bench: Bench) -> str:
+    """Policies that need logits or guesses, on a trace that recorded them."""
+    capacities = ("17%", "25%", "40%")
+    lines = []
+    for policy, fields in (
+        ("specmd-1", {}), ("specmd-2", {}), ("specmd-3", {}), ("specmd-4", {}), ("specmd-5", {}),
+        ("lru", {}), ("lru", {"prefetch": "next-layer"}), ("lru", {"prefetch": "score"}),
+        ("least-stale", {}), ("least-stale", {"prefetch": "next-layer"}),
+        *(("lru", {"routing": f"cache-aware:lambda={value}"}) for value in (0.1, 0.5)),
+        *(("lru", {"routing": f"cache-aware:lambda={value},range=1"}) for value in (0.1, 0.5)),
+        ("ema", {}),
+    ):  # fmt: skip
+        rows = [bench.row(DEMO, policy, capacity, None, **fields) for capacity in capacities]
+        cells = [
+            f"{row['coverage']:.2f} / {row['bytes_moved'] / 1e6:.0f} / {row['predicted_tps']:.0f}"
+            for row in rows
+        ]
+        name = ", ".join([policy, *(f"{kind} {value}" for kind, value in fields.items())])
+        lines.append([f"`{name}`", *cells, f"{rows[-1]['fidelity']:.3f}"])
+    return table(["policy", *map(percent, capacities), f"fidelity, {percent(capacities[-1])}"], lines)
+
+
+SECTIONS: Final[dict[str, Make]] = {
+    "capacity-qwen-k0": capacity_table(QWEN, 0),
+    "capacity-qwen-k4": capacity_table(QWEN, 4),
+    "capacity-gemma-k0": capacity_table(GEMMA, 0),
+    "estimators": estimators,
+    "gamma": gamma,
+    "knobs": knobs,
+    "machines": machines,
+    "prefetch": prefetch,
+    "collisions": collisions,
+    "ablation": ablation,
+    "departures": departures,
+    "recorded": recorded,
+}
+
+
+# ---- figures
+
+
+def capacity_rows(bench: Bench, k: int) -> list[Row]:
+    return [bench.row(QWEN, policy, c, k) for policy in IN_FIGURE for c in FIGURE_CAPACITIES]
+
+
+def collision_rows(bench: Bench) -> list[Row]:
+    policies = ("lru", "lfu", "least-stale", "least-stale:cyclic=1", "ema")
+    return [bench.row(QWEN, policy, c, 0) for policy in policies for c in CAPACITIES]
+
+
+def ablation_rows(bench: Bench) -> list[Row]:
+    policies = ("pyspac", "moe-spac", *(f"moe-spac-no-{part}" for part in ABLATIONS))
+    return [bench.row(QWEN, policy, "17%", 4) for policy in policies]
+
+
+Draw = Callable[[list[Row], Path], Path]
+FIGURES: Final[dict[str, tuple[Callable[[Bench], list[Row]], Draw]]] = {
+    "policies-capacity-k0.png": (lambda bench: capacity_rows(bench, 0), draw_capacity),
+    "policies-capacity-k4.png": (lambda bench: capacity_rows(bench, 4), draw_capacity),
+    "policies-collisions-k0.png": (collision_rows, draw_collisions),
+    "policies-ablation-k4.png": (ablation_rows, draw_ablation),
+}
