@@ -56,7 +56,7 @@ SHM_MIB: Final = 64
 DISK_MIB: Final = 256
 N_DEALERS: Final = 2  # faults at once, at most
 PAUSE_S: Final = 1.5  # between two faults of a dealer, on average
-WARM_UP: Final = 0.1  # of the time, before memory is looked at
+WARM_UP_S: Final = 180.0  # before memory is looked at; half the time, if that is less
 BACK_S: Final = 60.0  # for the scheduler, after many deaths in a row
 SAY_S: Final = 30.0  # between two lines of progress where there is no terminal
 
@@ -71,7 +71,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long faults come (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of questions, faults and pauses (default: 0)")
     parser.add_argument("--model", type=Path, default=TARGET, help="a MoE model (default: the demo's)")
-    parser.add_argument("--draft", type=Path, default=DRAFT, help="its draft model (default: the demo's)")
+    parser.add_argument(
+        "--draft", type=Path, help="its draft model (default: the demo's, or none with another --model)"
+    )
     parser.add_argument("--clients", type=int, default=6, help="that ask at the same time (default: 6)")
     known = [fault.name for fault in FAULTS]
     parser.add_argument("--faults", type=fault_names, default=known, metavar="A,B,...", help="default: all")
@@ -83,6 +85,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.minutes <= 0 or args.clients < 1:
         parser.error("--minutes and --clients must be more than 0")
+    if args.draft is None and args.model == TARGET:
+        args.draft = DRAFT
     args.faults = [name for name in args.faults if name not in args.without]
     return args
 
@@ -172,11 +176,11 @@ def references_of_stock(args: argparse.Namespace, stage: Stage) -> dict[Question
 
 
 def start_server(args: argparse.Namespace, stage: Stage) -> Serve:
-    passed = ("-np", str(N_SLOTS), *ONE_THREAD, "--cache-ram", "0", *stage.adapter_arguments())
-    return Serve(
-        stage.folder, "--speculation", "auto",
-        passed=(*passed, "--slot-save-path", f"{stage.slots_folder}/"), pair=(args.model, args.draft),
-    )  # fmt: skip
+    passed = ["-np", str(N_SLOTS), *ONE_THREAD, "--cache-ram", "0", *stage.adapter_arguments()]
+    passed += ["--slot-save-path", f"{stage.slots_folder}/"]
+    if args.draft is None:
+        return Serve(stage.folder, passed=passed, draft=False, pair=(args.model, DRAFT))
+    return Serve(stage.folder, "--speculation", "auto", passed=passed, pair=(args.model, args.draft))
 
 
 def n_events(serve: Serve, name: str) -> int:
@@ -185,8 +189,9 @@ def n_events(serve: Serve, name: str) -> int:
 
 def is_scheduler_back(serve: Serve, site: Site) -> bool:
     """Whether it runs and has decided."""
-    attached = n_events(serve, "attached") >= n_events(serve, "scheduler_started")
-    return attached and site.scheduler() is not None
+    names = [event.get("event") for event in list(serve.events)]
+    last = [name for name in names if name in ("scheduler_started", "attached")][-1:]
+    return last == ["attached"] and site.scheduler() is not None
 
 
 class Soak:
@@ -240,7 +245,7 @@ class Soak:
         self.dealer.start()
         start_s, seconds = time.monotonic(), 60 * args.minutes
         while (passed_s := time.monotonic() - start_s) < seconds and self._is_alive():
-            if passed_s >= WARM_UP * seconds:
+            if passed_s >= min(WARM_UP_S, seconds / 2):
                 self._sample(passed_s)
             self.progress.update(self._line(passed_s, seconds))
             time.sleep(1)
@@ -297,8 +302,7 @@ def soak(args: argparse.Namespace, progress: Progress) -> Report:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    if {"shm-full", "disk-full"} & set(args.faults):
-        soak_namespace.enter([str(Path(__file__).resolve()), *(sys.argv[1:] if argv is None else argv)])
+    soak_namespace.enter([str(Path(__file__).resolve()), *(sys.argv[1:] if argv is None else argv)])
     console = Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 160)
     try:
         with Progress(console) as progress:

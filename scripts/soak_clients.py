@@ -23,6 +23,19 @@ MIN_TOKENS: Final = 6  # shorter answers say too little
 TIMEOUT_S: Final = 180.0
 N_EXAMPLES: Final = 20  # of what went wrong, kept for the report
 
+# more tokens than --max-batch: the engine leaves its batch to llama.cpp
+LONG_PROMPT: Final = (
+    "class Counter:\n"
+    "    def __init__(self, names):\n"
+    "        self.counts = dict.fromkeys(names, 0)\n\n"
+    "    def add(self, name, n=1):\n"
+    "        if name not in self.counts:\n"
+    "            raise KeyError(name)\n"
+    "        self.counts[name] += n\n\n"
+    "    def total(self):\n"
+    "        return sum(self.counts.values())\n\n"
+    "    def __len__(self):\n"
+)
 PROMPTS: Final = (
     "def parse(self, text):\n",
     "import os\nimport sys\n\n",
@@ -36,6 +49,7 @@ PROMPTS: Final = (
     "with open(path) as ",
     "def __enter__(self):\n        return ",
     "raise TypeError(",
+    LONG_PROMPT,
 )
 
 
@@ -217,8 +231,8 @@ class Tally:
 
 def ask_and_compare(
     asker: Asker, question: Question, expected: Answer, tally: Tally, *, is_streamed: bool, **more: Any
-) -> None:
-    """Ask, and book what came."""
+) -> bool:
+    """Ask, and book what came; whether an answer did."""
     tally.asked()
     how = f"{'chat' if question.is_chat else 'completion'}{', streamed' if is_streamed else ''}"
     name = f"{question.prompt!r} ({how}, adapter {question.adapter}, {question.n_tokens} tokens)"
@@ -226,13 +240,15 @@ def ask_and_compare(
         answer = asker.ask(question, is_streamed=is_streamed, **more)
     except Exception as error:  # whatever it is, the answer is lost
         tally.lost(f"{name}: {type(error).__name__}: {error}")
-        return
+        return False
     if answer.finish_reason is None:
         tally.lost(f"{name}: the stream ended after {answer.text!r}")
-    elif answer != expected:
+        return False
+    if answer != expected:
         tally.different(f"{name}: {answer.text!r} ({answer.finish_reason}), not {expected.text!r}")
     else:
         tally.complete(question)
+    return True
 
 
 class Clients:
@@ -263,10 +279,12 @@ class Clients:
         while not self._stop.is_set():
             question = rng.choice(questions)
             is_streamed = rng.random() < 0.5
-            ask_and_compare(
+            has_come = ask_and_compare(
                 self._asker, question, self._references[question], self._tally, is_streamed=is_streamed
             )
-            if rng.random() < 0.1:
+            if not has_come:
+                self._stop.wait(1)  # the server may be gone
+            elif rng.random() < 0.1:
                 self._stop.wait(rng.uniform(0, 0.5))  # else the queue is never empty
 
 

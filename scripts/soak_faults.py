@@ -25,11 +25,12 @@ import psutil
 from served import ServedError, run_pyspac, wait_for
 from soak_clients import Answer, Asker, Question, Tally, adapter_scales, ask_and_compare, text_of
 
-REPAIR_S: Final = (
-    10.0  # for the engine to mend its board: one forward or 25 ms, and a full /dev/shm may be in the way
-)
+from pyspac.server.backoff import LONG_LIFE_S
+
+REPAIR_S: Final = 10.0  # for the engine to mend its board; a full /dev/shm may be in its way
 TWIN_S: Final = 120.0  # for a start that is refused, on a busy machine
 HTTP_S: Final = 180.0
+SPARED: Final = 0.8  # of the young schedulers
 CHUNK: Final = 1 << 20  # a full file system is filled by so many bytes at a time
 
 
@@ -120,11 +121,19 @@ class Kill(Fault):
 
     def apply(self) -> bool:
         scheduler = self.site.scheduler()
-        if scheduler is None:
+        if scheduler is None or self._spares(scheduler):
             return False
         with contextlib.suppress(psutil.NoSuchProcess):
             scheduler.kill()
         return True
+
+    def _spares(self, scheduler: psutil.Process) -> bool:
+        """Mostly a young one: back-off would leave no scheduler for the other faults."""
+        try:
+            age_s = time.time() - scheduler.create_time()
+        except psutil.NoSuchProcess:
+            return True
+        return age_s < LONG_LIFE_S and self.rng.random() < SPARED
 
 
 class Stop(Fault):
@@ -161,10 +170,9 @@ def nonsense(rng: random.Random, n: int) -> bytes:
 
 
 def truncated_size(rng: random.Random, size: int) -> int:
-    """Nothing, next to nothing, odd sizes, ends of pages, and more than there was."""
-    return rng.choice(
-        (0, 0, 1, 63, 4095, 4096, 4097, rng.randrange(size), size // 2 | 1, size - 1, size + 4097)
-    )
+    """Nothing, next to nothing, odd sizes, and ends of pages; less than `size`."""
+    sizes = (0, 0, 1, 63, 4095, 4096, 4097, rng.randrange(size), size // 2 | 1, size - 1)
+    return min(rng.choice(sizes), size - 1)
 
 
 @contextlib.contextmanager
