@@ -367,7 +367,7 @@ class Slots(Fault):
 
     def _act(self) -> None:
         slot = self.rng.randrange(self.site.n_slots - 1)
-        saved = sorted(self.site.slots_folder.glob("slot-*"))
+        saved = sorted(self.site.slots_folder.glob("slot-?"))  # each with a .dft of the draft model beside it
         action = self.rng.choice(("save", "save", "restore", "restore", "erase"))
         if action == "restore" and not saved:
             action = "save"

@@ -411,12 +411,15 @@ def test_disconnect_looks_at_what_came_before(site: Site) -> None:
 
 
 def test_slots_of_adapters_are_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    (site.slots_folder / "slot-1").touch()
+    for name in ("slot-1", "slot-1.dft"):
+        (site.slots_folder / name).touch()
     with posts(site, monkeypatch) as seen:
         for _ in range(40):
             soak_faults.Slots(site, len(seen)).apply()
     paths = {path for path, _ in seen}
     assert paths == {f"/slots/{slot}?action={a}" for slot in range(3) for a in ("save", "restore", "erase")}
+    restored = {body["filename"] for path, body in seen if "restore" in path}
+    assert restored == {"slot-1"}
 
 
 def test_slots_may_fail_only_while_the_disk_is_full(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
