@@ -88,7 +88,8 @@ class Serve:
         models = [*(["-m", str(pair[0])] if target else []), *(["-md", str(pair[1])] if draft else [])]
         argv = [sys.executable, "-m", "pyspac", "serve", *models, "--device", device, "--log-json"]
         cache = [] if "--cache" in arguments or device == "none" else ["--cache", "25%"]
-        fixed = [] if "--speculation" in arguments else ["--speculation", "static"]  # alike in every run
+        # drafts alike in every run
+        fixed = ["--speculation", "static"] if draft and "--speculation" not in arguments else []
         port = [] if "--port" in arguments else ["--port", str(free_port())]
         self.stderr_path = folder / f"serve-{time.monotonic_ns()}.log"
         self.events: list[dict[str, Any]] = []
