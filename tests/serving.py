@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
+
 from pyspac.server import board_file
 from pyspac.server.health import choose_port
 
@@ -43,12 +45,20 @@ __all__ = [
 ]
 
 
+def has_ended(pid: int) -> bool:
+    """Whether no process of this id runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def assert_nothing_left(serve: Serve) -> None:
     """No child, no board, no listener of a `pyspac serve` that ended."""
     started = [event["pid"] for event in serve.events if event.get("event") == "scheduler_started"]
     servers = [event["server_pid"] for event in serve.events if event.get("event") == "ready"]
     for pid in started + servers:
-        wait_for(f"the end of process {pid}", lambda pid=pid: not board_file.is_running(pid), 10)
+        wait_for(f"the end of process {pid}", lambda pid=pid: has_ended(pid), 10)
     for event in serve.events:
         if event.get("event") == "ready":
             assert not board_file.path_of(event["board"]).exists()
