@@ -19,7 +19,8 @@
 
 using job = std::function<void()>;
 
-static constexpr int POISON = 0x5a; // device memory that nobody wrote
+static constexpr int    POISON     = 0x5a;    // device memory that nobody wrote
+static constexpr size_t MAX_POISON = 1 << 30; // of an allocation: beyond, pages that nobody touches cost nothing
 
 [[noreturn]] static void fail(const char * what) {
     fprintf(stderr, "cuda-emulator: %s\n", what);
@@ -199,7 +200,7 @@ cudaError_t cudaMalloc(void ** out, size_t size) {
         return cudaErrorMemoryAllocation;
     }
     *out = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-    memset(*out, POISON, size);
+    memset(*out, POISON, std::min(size, MAX_POISON));
     device_memory[(char *) *out] = size;
     return cudaSuccess;
 }
