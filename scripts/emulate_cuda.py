@@ -42,6 +42,7 @@ SOURCES = """
     template-instances/mmq-instance-iq4_xs template-instances/mmq-instance-mxfp4
     template-instances/mmq-instance-q[4568]_[01k]
 """
+FAR_VRAM_MIB = "10240"  # for experts that lie 8 GiB apart; what is not touched takes no memory
 DELAY_US = "100"  # of every job of a stream, at most: what is not ordered shall overtake
 FLAGS = """
     -std=c++17 -O1 -fPIC -w -march=native -DGGML_CUDA_NO_VMM -DGGML_CUDA_USE_GRAPHS
@@ -134,15 +135,22 @@ def call(command: list[str]) -> str:
 def run_tests(library: Path, build_dir: Path, memcheck: bool, jobs: int) -> int:
     """How many failed. The engine's test computes on every device, `pytest -m gpu` on the first."""
     environment = os.environ | {"GGML_BACKEND_PATH": str(library), "CUDA_EMULATOR_DELAY_US": DELAY_US}
-    tests = {"test-negative-ids": [str(build_dir / "tests" / "test-negative-ids"), "CUDA0"]}
+    programs = build_dir / "tests"
+    backend_ops = [str(programs / "test-backend-ops"), "test", "-b", "CUDA0", "-p", "skip=1"]
+    tests = {
+        "test-negative-ids": [str(programs / "test-negative-ids"), "CUDA0"],
+        "test-backend-ops": backend_ops,
+    }
     if memcheck:
         environment |= {"LD_PRELOAD": sanitizer_library(), "ASAN_OPTIONS": "detect_leaks=0"}
     else:
+        tests["test-far-experts"] = [str(programs / "test-far-experts"), "CUDA0"]
         tests["pytest -m gpu"] = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")]
 
     def run_test(name: str) -> bool:
         start = time.monotonic()
-        done = subprocess.run(tests[name], env=environment, capture_output=True, text=True)
+        memory = {"CUDA_EMULATOR_VRAM_MIB": FAR_VRAM_MIB} if name == "test-far-experts" else {}
+        done = subprocess.run(tests[name], env=environment | memory, capture_output=True, text=True)
         result = "FAILED" if done.returncode else "ok"
         print(f"  {result:6} {name}, {time.monotonic() - start:.0f} s", flush=True)
         if done.returncode:
