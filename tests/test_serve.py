@@ -225,14 +225,17 @@ def test_greedy_answers_equal_those_without_the_engine(bin_dir: Path, tmp_path: 
 def test_draft_lengths_are_decided_while_it_runs(tmp_path: Path) -> None:
     """Unless they are fixed: every server slot has a limit, and steps keep to it one step later."""
     with Serve(tmp_path, "--speculation", "auto", "--draft-max", "6").wait_ready() as serve:
-        for prompt in PROMPTS:
-            body = {"prompt": prompt, "n_predict": 96, "temperature": 0, "ignore_eos": True}
-            assert post(serve.port, "/completion", body)["tokens_predicted"] == 96
+        lengths: set[int] = set()
         with Board.open(serve.board) as board:
+            for prompt in PROMPTS * 10:  # on a busy machine the scheduler decides late
+                body = {"prompt": prompt, "n_predict": 96, "temperature": 0, "ignore_eos": True}
+                assert post(serve.port, "/completion", body)["tokens_predicted"] == 96
+                lengths |= set(board.records["n_draft"][: int(board.n_records[0])].tolist())
+                if len(lengths) > 1:
+                    break
             assert ((board.n_draft_max >= 0) & (board.n_draft_max <= 6)).all()
-            lengths = board.records["n_draft"][: int(board.n_records[0])]
-            assert lengths.max() <= 6
-            assert len(set(lengths.tolist())) > 1  # how many depends on how busy the machine is
+        assert max(lengths) <= 6
+        assert len(lengths) > 1
 
 
 def test_a_restored_slot_has_what_the_draft_model_computed(bin_dir: Path, tmp_path: Path) -> None:
