@@ -224,6 +224,7 @@ void spac_engine::form_groups() {
             group_like.push_back(&layer);
         }
         total_bytes += layer.n_expert * layer.expert_bytes();
+        last_split_il = layer.il;
     }
 }
 
@@ -686,4 +687,7 @@ void spac_engine::device_done(spac_moe_layer & layer) {
 
 void spac_engine::host_done(spac_moe_layer & layer) {
     board->layer_stats()[layer.il].host_us += spac_now_us() - state_of(layer).t_device;
+    if (!worker && layer.il == last_split_il) {
+        board->publish(); // there is no worker to do it later, and the next forward may be long in coming
+    }
 }

@@ -119,7 +119,8 @@ struct spac_engine : spac_split_ops {
     std::vector<std::unique_ptr<spac_slot_group>> groups;
     std::set<int>                                 logged; // layers whose later decline was said
     int32_t                                       n_layer = 0, n_expert = 0, n_expert_used = 0, n_layer_unpinned = 0;
-    uint64_t                                      total_bytes = 0;
+    int                                           last_split_il = -1;
+    uint64_t                                      total_bytes   = 0;
 
     std::unique_ptr<spac_slot_copy>      slot_copy;
     std::unique_ptr<spac_host_executor>  executor;     // of the layers without kernels of our own
