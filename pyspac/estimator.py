@@ -50,6 +50,7 @@ class Estimator:
         fits = own.keys() == state.keys() and all(
             own[name].shape == state[name].shape and own[name].dtype == state[name].dtype for name in own
         )
+        fits = fits and int(state["utility"].max(initial=0)) <= self.n_levels
         if fits:
             for name in self._learned():
                 self._put(name, state[name.lstrip("_")])

@@ -13,9 +13,10 @@ the engine, was asked first, and its greedy answers are what the others must be 
 whatever the width of a batch, because questions ask only as far as no choice is close
 (scripts/soak_clients.py); so every difference is a failure.
 
-Ends with counts, and with exit code 1 if an answer was lost or different, if a fault was not stood, or if the
-server's resident memory grew (judged from ten minutes on, between the medians of the first and the last tenth
-after a warm-up of three minutes; the heap gives back at once what is freed).
+Ends with counts, and with exit code 1 if an answer was lost or different, if a fault was not stood, or never
+came within five minutes, or if the server's resident memory grew (judged over ten minutes or more, so from
+`--minutes 13` on, between the medians of the first and the last tenth after a warm-up of three minutes; the
+heap gives back at once what is freed).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from soak_clients import Tally
 from soak_faults import FaultCount
 
 MIB: Final = 1 << 20
+ALL_APPLIED_S: Final = 300.0  # by then each kind of fault has come several times, or something is wrong
 MIN_JUDGED_S: Final = 600.0  # heaps settle within minutes; a shorter time says nothing about growth
 WINDOW: Final = 0.1  # share of the samples at either end whose median counts
 
@@ -79,6 +80,9 @@ class Report:
             found.append("no answer was complete")
         if self.fault_failures:
             found.append(f"{len(self.fault_failures)} faults were not stood as they should be")
+        idle = [name for name, fault in self.faults.items() if not fault.n_applied and not fault.skipped]
+        if idle and self.seconds >= ALL_APPLIED_S:
+            found.append(f"never applied in {self.seconds:.0f} s: {', '.join(idle)}")
         if self.memory and self.memory.is_judged and self.memory.growth_percent > self.max_growth_percent:
             found.append(
                 f"memory grew by {self.memory.growth_percent:.2f} %, more than {self.max_growth_percent} %"

@@ -219,8 +219,8 @@ spac_board_view spac_board::view() const {
 
 // ---- what passes between the two sides
 
-void spac_board::write(size_t offset, size_t n) {
-    file->write(offset, memory + offset, n);
+bool spac_board::write(size_t offset, size_t n) {
+    return file->write(offset, memory + offset, n);
 }
 
 // from the file, if there is one: it is there that another process writes
@@ -232,18 +232,19 @@ bool spac_board::read(size_t offset, void * to, size_t n) const {
     return true;
 }
 
-void spac_board::publish() {
+void spac_board::publish(bool even_if_idle) {
     if (!file) {
         return;
     }
     const board_layout          l = make_layout(geo);
     std::lock_guard<std::mutex> lock(file_mutex);
-    if (file->is_whole()) {
+    is_torn = is_torn || !file->is_whole();
+    if (is_torn) {
+        is_torn = !file->resize() || !write(0, l.size);
+    } else if (even_if_idle || memcmp(&published, counters(), sizeof(published)) != 0) {
         write(0, l.records);
-    } else {
-        file->resize();
-        write(0, l.size);
     }
+    published = *counters();
 }
 
 void spac_board::push_record(const spac_step_record & record) {

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-static constexpr int64_t N_SLOTS     = 2;
+static constexpr int64_t N_SLOTS     = 3; // the last one is the guard that MMQ reads (slot-pool.h)
 static constexpr size_t  N_NODES_MAX = 64;
 static constexpr char    POISON      = 0x7f; // four of them are 3.4e38: a row that nobody wrote shows
 

@@ -43,6 +43,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         if (!board_name.empty()) {
             board->share(board_name); // whoever finds it finds an engine at work
         }
+        start_worker();
     } catch (...) {
         remove_hook();
         throw;
@@ -64,8 +65,11 @@ spac_engine::~spac_engine() {
     remove_hook();
 }
 
+// a graph that was aborted may have left host experts at work
 void spac_engine::forget_context() {
     worker.reset();
+    executor.reset();
+    pool.reset();
     ctx = nullptr;
 }
 
@@ -344,18 +348,25 @@ void spac_engine::start_threads() {
         start_executor();
     }
     slot_copy = std::make_unique<spac_slot_copy>(device);
-    worker    = std::make_unique<spac_prefetch_worker>(*cache, [this](const spac_load & load) {
+}
+
+// the last thing: its thread looks at all the rest
+void spac_engine::start_worker() {
+    if (!has_slots) {
+        return;
+    }
+    worker = std::make_unique<spac_prefetch_worker>(*cache, [this](const spac_load & load) {
         const spac_moe_layer & layer = states.at(load.il)->layer;
         const uint64_t         t0    = spac_now_us();
         slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
         timeline.add(SPAC_SPAN_COPY, load.il, t0, spac_now_us());
-        return true; }, params.copy_gb_s, [this] {
+        return true; /* no backend of ggml tells of a copy that failed: it aborts */ }, params.copy_gb_s, [this] {
         // a server that waits for requests has no forwards to take decisions over
         apply_decision();
         if (!in_forward) {
             cache->idle();
         }
-        board->publish(); });
+        board->publish(false); });
 }
 
 // the context's, at most one per core of the range, but one core is left for copies where there are enough

@@ -73,9 +73,10 @@ struct spac_engine : spac_split_ops {
     void form_groups();
     void divide_pool();
     void find_unpinned();
-    void allocate_pool();
     void probe_device();
+    void allocate_pool();
     void start_threads();
+    void start_worker();
     void start_executor();
     int  n_threads_of_host() const;
     void set_hook(bool on);

@@ -165,6 +165,11 @@ static void test_truncated() {
     decide(*open_board(), 3);
     spac_decision decision;
     CHECK(engine->read_decision(0, decision) && decision.utility[5] == 3);
+
+    // cut and extended between two looks: of the right size, with zeros where -1 said that drafts have no limit
+    CHECK(truncate(shm_file().c_str(), 0) == 0);
+    engine->publish(false);
+    CHECK(engine->n_draft_max(63) == -1);
 }
 
 static void test_scribbled() {
@@ -329,7 +334,7 @@ static void test_refuses_what_it_does_not_know() {
     }
     fclose(f);
     open_board();
-    for (const char * name : { "", "a/b" }) {
+    for (const char * name : { "", "a/b", "a b", ".a", "-a" }) {
         CHECK(!error_of([&] { engine->share(name); }).empty());
     }
 }

@@ -12,6 +12,7 @@ class _Lib:
     SPAC_ABI_VERSION: int
     SPAC_N_RECORDS: int
     SPAC_N_SERVER_SLOTS: int
+    SPAC_BOARD_NAME_MAX: int
     SPAC_MAX_BATCH: int
     SPAC_MAX_THREADS: int
     SPAC_STATUS_SUCCESS: int

@@ -178,7 +178,7 @@ class Supervisor:
             log.event("the server has put its model away; the scheduler waits until it loads it again")
             return
         log.warning(
-            f"the {scheduler.end_text()}; the server goes on with the last decisions, "
+            f"the {scheduler.end_text()}; the server goes on with the last decisions for a while, "
             f"the scheduler is started again in {delay_s:.1f} s",
             event="scheduler_died", pid=scheduler.pid,
         )  # fmt: skip
