@@ -84,8 +84,9 @@ class RunOptions:
         _check_at_least("-c", self.n_ctx, 0)
         _check_at_least("-t", self.n_threads, 1)
         _check_at_least("-ngl", self.n_gpu_layers, -1)
-        _check_at_least("--copy-gb-s", self.copy_gb_s, 0)
         check_link_gb_s(self.link_gb_s)
+        if self.copy_gb_s != 0:
+            check_range("--copy-gb-s", self.copy_gb_s, *LINK_GB_S)
         check_host_kernels(self.host_kernels)
         if self.cpu_range is not None:
             parse_cpu_range(self.cpu_range)

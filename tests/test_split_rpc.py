@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,9 +62,9 @@ def wait_until_it_listens(server: subprocess.Popen[bytes], port: int) -> None:
     raise TimeoutError(f"no RPC server on port {port} after {START_S} s")
 
 
-@pytest.fixture(scope="module")
-def rpc_device() -> Iterator[Any]:
-    """The device of a fresh server; the server is stopped by its own process id."""
+@contextmanager
+def rpc_server() -> Iterator[int]:
+    """The port of a fresh server, which is stopped by its own process id."""
     from pyspac._native import bin_dir
 
     port = free_port()
@@ -69,12 +72,75 @@ def rpc_device() -> Iterator[Any]:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until_it_listens(server, port)
-        before = {device.name for device in native.devices()}
-        native.add_rpc(f"127.0.0.1:{port}")
-        yield next(device for device in native.devices() if device.name not in before)
+        yield port
     finally:
         server.terminate()
         server.wait(10)
+
+
+@pytest.fixture(scope="module")
+def rpc_device() -> Iterator[Any]:
+    """The device of a fresh server."""
+    with rpc_server() as port:
+        before = {device.name for device in native.devices()}
+        native.add_rpc(f"127.0.0.1:{port}")
+        yield next(device for device in native.devices() if device.name not in before)
+
+
+def pass_on(source: socket.socket, to: socket.socket, first_patch: int | None = None) -> None:
+    """Pass bytes on until one side ends; the first answer's patch level is replaced."""
+    is_first = first_patch is not None
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            if is_first:  # u64 size, then major, minor and patch of the protocol's version
+                data, is_first = data[:10] + bytes([first_patch or 0]) + data[11:], False
+            to.sendall(data)
+        to.shutdown(socket.SHUT_RDWR)  # the server takes one client at a time
+
+
+@contextmanager
+def seen_as_stock(server_port: int) -> Iterator[int]:
+    """The port of a relay to our server that says it is llama.cpp's own, of the same protocol."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def relay() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    server = socket.create_connection(("127.0.0.1", server_port))
+                    threading.Thread(target=pass_on, args=(client, server), daemon=True).start()
+                    threading.Thread(target=pass_on, args=(server, client, 0), daemon=True).start()
+
+        threading.Thread(target=relay, daemon=True).start()
+        yield int(listener.getsockname()[1])
+
+
+def test_a_server_of_another_build_is_refused() -> None:
+    """Before anything is computed there: the first absent expert would end such a server, and us."""
+    target = Path(__file__).resolve().parent.parent / "pyspac" / "models" / "demo-moe.gguf"
+    command = [
+        sys.executable,
+        "-m",
+        "pyspac",
+        "run",
+        "-m",
+        str(target),
+        "--cache",
+        "25%",
+        "-p",
+        "a",
+        "-n",
+        "2",
+    ]
+    with rpc_server() as port:
+        with seen_as_stock(port) as relay_port:
+            rpc = ["--rpc", f"127.0.0.1:{relay_port}"]
+            done = subprocess.run([*command, *rpc], capture_output=True, text=True, timeout=120)
+        assert done.returncode != 0
+        assert "is not of this build" in done.stderr
+        rpc = ["--rpc", f"127.0.0.1:{port}"]
+        done = subprocess.run([*command, *rpc], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
 
 
 @contextmanager

@@ -99,8 +99,11 @@ static void test_shared() {
     scheduler->view().n_draft_max[63] = INT32_MIN;
     CHECK(engine->n_draft_max(63) == -1);
 
-    decide(*engine, 7); // a scheduler in the engine's own process
+    scheduler->view().n_draft_max[1] = 4;
+    engine->view().n_draft_max[2]    = 3; // a scheduler in the engine's own process
+    decide(*engine, 7);
     CHECK(engine->read_decision(decision.seq, decision) && decision.utility[0] == 7);
+    CHECK(engine->n_draft_max(1) == 4 && engine->n_draft_max(2) == 3);
 
     CHECK(error_of([] { make_shared_board(); }).find("in use by process " + std::to_string(getpid())) != std::string::npos);
 
