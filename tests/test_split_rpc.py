@@ -89,11 +89,10 @@ def rpc_device() -> Iterator[Any]:
 
 def pass_on(source: socket.socket, to: socket.socket, first_patch: int | None = None) -> None:
     """Pass bytes on until one side ends; the first answer's patch level is replaced."""
-    is_first = first_patch is not None
     with contextlib.suppress(OSError):
+        if first_patch is not None:  # u64 size, then major, minor and patch of the protocol's version
+            to.sendall(source.recv(11, socket.MSG_WAITALL)[:10] + bytes([first_patch]))
         while data := source.recv(1 << 16):
-            if is_first:  # u64 size, then major, minor and patch of the protocol's version
-                data, is_first = data[:10] + bytes([first_patch or 0]) + data[11:], False
             to.sendall(data)
         to.shutdown(socket.SHUT_RDWR)  # the server takes one client at a time
 
