@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @cache
 def has_gpu() -> bool:
     """A CUDA device that ggml lists: of a build for CUDA, or of a backend that GGML_BACKEND_PATH names."""
-    from pyspac.devices import gpu_devices
+    from pyspac.engine.devices import gpu_devices
 
     return any(device.name.startswith("CUDA") for device in gpu_devices())
 

@@ -20,11 +20,11 @@ from pyspac.commands.common import (
     reports_errors,
 )
 from pyspac.commands.run import generate_shown
-from pyspac.decode import Generation, Interrupt
 from pyspac.errors import ModelError, PyspacError
-from pyspac.options import CacheSize, RunOptions
-from pyspac.report import STDOUT, device_text, print_table, run_dict, write_json
-from pyspac.session import Session
+from pyspac.generate.decode import Generation, Interrupt
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.report import STDOUT, device_text, print_table, run_dict, write_json
+from pyspac.generate.session import Session
 
 MODELS: Final = Path(pyspac.__file__).parent / "models"
 TARGET: Final = MODELS / "demo-moe.gguf"

@@ -3,6 +3,7 @@ machine.
 
     trace -> workload (steps) -> simulator [routing, cache, miss policy, link, prefetch] -> books -> report
 
+- trace.py        recorded routing as a file; recorder.py writes one while a model runs
 - workload.py     tokens of a trace, grouped into the steps of decoding with drafts of length K
 - policy.py       the four kinds of policy, what they may see, and the registry of their names
 - eviction/, prefetch/, miss/, routing/    the policies, one file each; combos.py names combinations

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.board import Residency
+from pyspac.engine.board import Residency
 from pyspac.lab.books import Books
 from pyspac.lab.policy import Bools, Eviction, Keys
-from pyspac.trace import TraceGeometry
+from pyspac.lab.trace import TraceGeometry
 
 NONE: Final = -1
 # plain integers: an enum's members are slow to look up in a hot loop

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspac.lab.policy import Keys
-from pyspac.trace import NOT_RUN
+from pyspac.lab.trace import NOT_RUN
 
 if TYPE_CHECKING:
     from pyspac.lab.simulator import Run

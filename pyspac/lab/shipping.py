@@ -1,6 +1,6 @@
 """The shipping scheduler inside the lab: a board that the simulator fills, and the engine's way to obey it.
 
-Estimator, balancer and prefetcher are `pyspac.scheduler.Scheduler` itself. What it learns from (activation
+Estimator, balancer and prefetcher are `pyspac.Scheduler` itself. What it learns from (activation
 counts, residency, copy times, layer times) is written to a `LocalBoard` as the engine would, with predicted
 times.
 """
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.activations import StepRecord
-from pyspac.board import BoardGeometry, LocalBoard, Residency
-from pyspac.config import SchedulerConfig
-from pyspac.prefetch import PrefetchPlan
-from pyspac.scheduler import Scheduler
+from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.scheduler.activations import StepRecord
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.prefetch import PrefetchPlan
+from pyspac.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from pyspac.lab.simulator import Run

@@ -35,8 +35,8 @@ from pyspac.lab.policy import (
     parse,
 )
 from pyspac.lab.shipping import ShippingScheduler
+from pyspac.lab.trace import TraceGeometry
 from pyspac.lab.workload import Step, Workload
-from pyspac.trace import TraceGeometry
 
 MIB = 1 << 20
 

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Final, Self
 
-from pyspac.board import Board
+from pyspac.engine.board import Board
 from pyspac.errors import PyspacError
-from pyspac.scheduler import Scheduler
+from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import board_file, log, warm_start
+from pyspac.server.board_speculation import BoardSpeculation
 from pyspac.server.options import AttachOptions
 from pyspac.server.pacer import Pacer
 from pyspac.server.totals import StepTotals
-from pyspac.speculation.board_speculation import BoardSpeculation
 from pyspac.speculation.manager import parse_controller
 
 LOOK_PERIOD_S: Final = 0.5  # how often to look whether the server still lives

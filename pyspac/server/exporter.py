@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pyspac.board import Residency
+from pyspac.engine.board import Residency
 from pyspac.errors import ConfigError
 from pyspac.server import log
 

@@ -13,7 +13,9 @@
 - cascade          the paper's test-and-set
 - per_k_ema        an average for each draft length
 - static           a fixed length, and none
-- shadow, hook     the decode loop's side; board_speculation: the server's
+- tolerance        what `pyspac profile` found, and what follows from it
+
+The decode loop's side is `pyspac.generate.speculation_hook`, a server's `pyspac.server.board_speculation`.
 """
 
 from pyspac.speculation.controller import Controller, Decision, Shared, StepOutcome

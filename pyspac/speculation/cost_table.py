@@ -1,8 +1,8 @@
 """The one table of costs: how long a step of each class takes at each width, learned while the model runs.
 
 In: step outcomes. Out: T(n) in microseconds for the classes draft (by tokens drafted), verify (by tokens in
-the batch; the experts' part apart where it is known) and process. Speculation control decides
-by it, `pyspac profile` shows it. The balancer has costs of its own, per expert (pyspac/cost_model.py).
+the batch; the experts' part apart where it is known) and process. Speculation control decides by it, `pyspac
+profile` shows it. The balancer has costs of its own, per expert (pyspac/scheduler/cost_model.py).
 
 T(n) = level * shape(n). The level is that of the moment: it moves with whatever makes all passes longer or
 shorter (another program on the same core, a longer context, more experts resident), and is learned from

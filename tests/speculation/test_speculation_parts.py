@@ -9,8 +9,8 @@ import pytest
 from scripted import always, play
 
 from pyspac.errors import ConfigError
-from pyspac.options import RunOptions
-from pyspac.sampling import SamplingParams
+from pyspac.generate.options import RunOptions
+from pyspac.generate.sampling import SamplingParams
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.budget import LossBudget
 from pyspac.speculation.controller import Shared, StepOutcome
