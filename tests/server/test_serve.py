@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -232,6 +233,27 @@ def test_draft_lengths_are_decided_while_it_runs(tmp_path: Path) -> None:
             lengths = board.records["n_draft"][: int(board.n_records[0])]
             assert lengths.max() <= 6
             assert len(set(lengths.tolist())) > 1  # how many depends on how busy the machine is
+
+
+def test_a_restored_slot_has_what_the_draft_model_computed(bin_dir: Path, tmp_path: Path) -> None:
+    """Else the draft model fails where the target goes on, and every answer under way with it."""
+    prompt = "def parse(self, text):\n    return self.text\n\n" * 4
+    body = {"prompt": prompt, "n_predict": 16, "temperature": 0}
+    file = {"filename": "saved"}
+    with llama_server(bin_dir, tmp_path, "-np", "1", *ONE_THREAD, "--slot-save-path", f"{tmp_path}/") as port:
+        before = post(port, "/completion", body)
+        post(port, "/slots/0?action=save", file)
+        post(port, "/completion", {**body, "prompt": "x = "})
+        post(port, "/slots/0?action=restore", file)
+        after = post(port, "/completion", body)
+        assert after["content"] == before["content"]
+        assert after["timings"]["cache_n"] > 10  # it was restored, and used
+        assert after["timings"]["draft_n"] > 0
+
+        (tmp_path / "saved.dft").unlink()
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post(port, "/slots/0?action=restore", file)
+        assert post(port, "/completion", body)["content"] == before["content"]
 
 
 @pytest.mark.parametrize(
