@@ -28,7 +28,8 @@ import machine
 import numpy as np
 import psutil
 
-from pyspac.engine.engine import Engine, EngineParams, host_buffer_type, measure_host_gb_s
+from pyspac.engine.engine import Engine, host_buffer_type, measure_host_gb_s
+from pyspac.engine.params import EngineParams
 from pyspac.generate.llama import ALL_TENSORS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
 from pyspac.model.gguf_header import read_header
 

@@ -41,7 +41,7 @@ _PUBLIC = {
     "EngineError": "errors",
     "PatchError": "errors",
     "SchedulerConfig": "scheduler.config",
-    "EngineParams": "scheduler.config",
+    "EngineParams": "engine.params",
     "Board": "engine.board",
     "BoardGeometry": "engine.board",
     "LocalBoard": "engine.board",

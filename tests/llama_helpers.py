@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from pyspac.engine.board import NO_BUDGET
-from pyspac.engine.engine import Engine, EngineParams
+from pyspac.engine.engine import Engine
+from pyspac.engine.params import EngineParams
 from pyspac.generate.llama import lib as llama  # the bindings, on the build's libllama; their log is silent
 
 WAIT_MS = 20_000

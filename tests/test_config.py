@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from pyspac.engine.params import EngineParams
 from pyspac.errors import ConfigError, EngineError, PyspacError
-from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, EngineParams, SchedulerConfig, parse_ablations
+from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations
 
 
 def test_defaults_are_the_papers_where_it_has_them() -> None:

@@ -8,9 +8,9 @@ from typing import Literal
 
 from settings import Settings
 
+from pyspac.engine.params import EngineParams
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.model.geometry import MoeGeometry
-from pyspac.scheduler.config import EngineParams
 
 Placement = Literal["host", "ncmoe"]
 BASELINE = "stock-sd"  # ratios are against stock with speculation

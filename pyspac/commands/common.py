@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from pyspac.commands.json_file import STDOUT
 from pyspac.errors import ConfigError, PyspacError
 from pyspac.generate.decode import Interrupt
-from pyspac.generate.report import STDOUT
 
 LinkGbS = Annotated[
     float | None,

@@ -19,11 +19,12 @@ from pyspac.commands.common import (
     loading_bar,
     reports_errors,
 )
+from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.run import generate_shown
 from pyspac.errors import ModelError, PyspacError
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.report import STDOUT, device_text, print_table, run_dict, write_json
+from pyspac.generate.report import device_text, print_table, run_dict
 from pyspac.generate.session import Session
 
 MODELS: Final = Path(pyspac.__file__).parent / "models"

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.findings import Finding, examine, has_problem, to_dict
+from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.engine.cpus import default_n_threads
-from pyspac.generate.report import STDOUT, write_json
 
 EXIT_PROBLEM: Final = 1
 STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}

@@ -17,13 +17,13 @@ import psutil
 import pyspac
 from pyspac.errors import PyspacError
 from pyspac.server.build_extras import MEND_HTTPS, MEND_UI, BuildExtras, build_extras
+from pyspac.units import GIB
 
 Level = Literal["ok", "note", "problem"]
 
 LLAMA_CPP_PYTHON_VERSION: Final = (
     "0.3.36"  # vendors the pinned llama.cpp; its structs are those of our libllama
 )
-GIB: Final = 1 << 30
 LOW_MEMORY_BYTES: Final = 2 * GIB
 
 

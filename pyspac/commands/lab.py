@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pyspac.commands.common import check_json_target, error_console, reports_errors
+from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.errors import ConfigError
-from pyspac.generate.report import STDOUT, write_json
 from pyspac.lab import report as reports
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
 from pyspac.lab.machine import PRESETS, load_machine

@@ -19,14 +19,16 @@ from pyspac.commands.common import (
     read_prompt,
     reports_errors,
 )
+from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.profile_figure import draw
 from pyspac.errors import ConfigError
 from pyspac.generate import decode
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.profiler import Profiler
-from pyspac.generate.report import STDOUT, device_text, write_json
+from pyspac.generate.report import device_text
 from pyspac.generate.session import Session
-from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile, draw
+from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile
 
 WIDTH_MAX: Final = 16
 WIDTH_MIN: Final = 2

@@ -17,6 +17,7 @@ from pyspac.commands.common import (
     read_prompt,
     reports_errors,
 )
+from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.errors import ConfigError
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.options import (
@@ -27,7 +28,7 @@ from pyspac.generate.options import (
     RunOptions,
     SpecType,
 )
-from pyspac.generate.report import STDOUT, print_table, run_dict, write_json
+from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations

@@ -13,8 +13,8 @@ from typing import Any, Self
 from pyspac._native import check, ffi, lib
 from pyspac.engine.board import RECORD_DTYPE, Board
 from pyspac.engine.limits import check_max_batch, check_n_threads
+from pyspac.engine.params import HOST_KERNELS, HOST_MODES, EngineParams
 from pyspac.errors import EngineError
-from pyspac.scheduler.config import HOST_KERNELS, HOST_MODES, EngineParams
 
 __all__ = [
     "DeviceInfo",

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from pyspac.checks import check_range
 from pyspac.engine.cpus import parse_cpu_range
+from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.errors import ConfigError
 from pyspac.generate.sampling import SamplingParams
-from pyspac.scheduler.config import HOST_KERNELS, LINK_GB_S, EngineParams, SchedulerConfig, check_range
+from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
 from pyspac.speculation.manager import FIXED, choose_controller
+from pyspac.units import MIB
 
 SpecType = Literal["draft", "ngram", "none"]
 
-MIB: Final = 1 << 20
 DEFAULT_N_CTX: Final = 4096
 DEFAULT_DRAFT_MAX: Final = 4  # of a fixed draft length
 DEFAULT_DRAFT_CAP: Final = 8  # of one that is controlled

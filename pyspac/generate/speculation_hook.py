@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from pyspac.generate.drafting import Drafter, NgramDrafter
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.budget import SHARE_COSTLY
-from pyspac.speculation.controller import Controller, StepOutcome
+from pyspac.speculation.controller import Controller
 from pyspac.speculation.manager import Speculation
+from pyspac.speculation.outcome import StepOutcome
 
 if TYPE_CHECKING:
     from pyspac.engine.board import BoardView

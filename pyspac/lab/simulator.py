@@ -37,8 +37,7 @@ from pyspac.lab.policy import (
 from pyspac.lab.shipping import ShippingScheduler
 from pyspac.lab.trace import TraceGeometry
 from pyspac.lab.workload import Step, Workload
-
-MIB = 1 << 20
+from pyspac.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

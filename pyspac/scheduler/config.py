@@ -1,4 +1,4 @@
-"""Settings of the scheduler and of the engine: frozen, checked when made, with units in their names."""
+"""Settings of the scheduler: frozen, checked when made, with units in their names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pyspac.checks import check_int, check_range
 from pyspac.errors import ConfigError
 
 ESTIMATORS = ("ema", "spac", "lru", "lfu", "last", "static")
@@ -35,19 +36,6 @@ DEFAULT_PAYBACK_STEPS = {"ema": 12.0, "lfu": 12.0}
 DRAFT_MAX = 255  # tokens of the longest draft that makes sense
 # speeds of a link that are believed, in 1e9 bytes/s
 LINK_GB_S = (1e-3, 1e5)
-
-
-def check_range(field: str, value: float, low: float, high: float) -> None:
-    """Raise ConfigError unless `value` is a number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ConfigError(field, value, f"{low} .. {high}")
-
-
-def _check_int(field: str, value: Any, low: int, high: int | None = None) -> None:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):
-        allowed = f"{low} or more" if high is None else f"{low} .. {high}"
-        raise ConfigError(field, value, f"a whole number, {allowed}")
 
 
 def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
@@ -82,18 +70,18 @@ class SchedulerConfig:
         if self.estimator not in ESTIMATORS:
             raise ConfigError("estimator", self.estimator, ", ".join(ESTIMATORS))
         if self.n_levels is not None:
-            _check_int("n_levels", self.n_levels, 1, 255)
+            check_int("n_levels", self.n_levels, 1, 255)
         check_range("forgetting", self.forgetting, 0.0, 1.0)
-        _check_int("n_draft_max", self.n_draft_max, 0, DRAFT_MAX)
+        check_int("n_draft_max", self.n_draft_max, 0, DRAFT_MAX)
         check_range("ema_decay", self.ema_decay, 0.0, 0.9999)
-        _check_int("static_steps", self.static_steps, 1, 1_000_000)
+        check_int("static_steps", self.static_steps, 1, 1_000_000)
         if self.payback_steps is not None:
             check_range("payback_steps", self.payback_steps, 0.0, 1e6)
         check_range("budget_share", self.budget_share, 0.01, 1.0)
         if self.threshold != "auto":
-            _check_int("threshold", self.threshold, 1, 255)
+            check_int("threshold", self.threshold, 1, 255)
         if self.byte_budget is not None and self.byte_budget != "auto":
-            _check_int("byte_budget", self.byte_budget, 0, 2**63 - 1)
+            check_int("byte_budget", self.byte_budget, 0, 2**63 - 1)
         if self.link_gb_s is not None:
             check_range("link_gb_s", self.link_gb_s, *LINK_GB_S)
         object.__setattr__(self, "without", parse_ablations(self.without))
@@ -129,34 +117,3 @@ class SchedulerConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for results files; `without` as a sorted list."""
         return {**asdict(self), "without": sorted(self.without)}
-
-
-HOST_MODES = ("auto", "in-graph", "executor")  # index = spac_host_mode
-HOST_KERNELS = ("auto", "spac", "ggml")  # index = spac_host_kernels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParams:
-    """How an engine attaches to a context; mirrors spac_engine_params."""
-
-    device: str = "auto"  # "auto" (first GPU, else CPU), "cpu", "none" (no slots), or one like "CUDA0"
-    cache: str = "auto"  # "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
-    board_name: str | None = None  # None: private memory; else POSIX shared memory /NAME
-    host_mode: str = "auto"  # one of HOST_MODES
-    n_threads: int = 0  # of the host executor; 0: as the context's
-    max_batch: int = 16  # more tokens than this take stock's path; at least the draft length + 1
-    copy_gb_s: float = 0.0  # throttle of copies, to emulate a slower link; 0: none
-    evict: bool = True  # False: a resident expert never leaves
-    verbose: bool = False
-    host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
-    cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
-
-    def __post_init__(self) -> None:
-        """Check every field; the engine checks device, cache, board_name, cpu_range, and what is too much."""
-        if self.host_mode not in HOST_MODES:
-            raise ConfigError("host_mode", self.host_mode, ", ".join(HOST_MODES))
-        if self.host_kernels not in HOST_KERNELS:
-            raise ConfigError("host_kernels", self.host_kernels, ", ".join(HOST_KERNELS))
-        _check_int("n_threads", self.n_threads, 0)
-        _check_int("max_batch", self.max_batch, 1)
-        check_range("copy_gb_s", self.copy_gb_s, 0.0, 1e5)

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView
 from pyspac.speculation.budget import SHARE_COSTLY
-from pyspac.speculation.controller import StepOutcome
 from pyspac.speculation.manager import DEFAULT_CONTROLLER, MakeController, Speculation
+from pyspac.speculation.outcome import StepOutcome
 
 LAG_STEPS: Final = 1
 NO_REQUEST: Final = -1  # of a record whose writer does not know

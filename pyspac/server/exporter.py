@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
@@ -17,9 +17,7 @@ from prometheus_client.registry import Collector
 from pyspac.engine.board import Residency
 from pyspac.errors import ConfigError
 from pyspac.server import log
-
-if TYPE_CHECKING:
-    from pyspac.server.attach import Attachment
+from pyspac.server.attachment import Attachment
 
 # metric, the board's counter, factor, help
 _COUNTERS: Final = (

@@ -21,10 +21,9 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from pyspac.speculation.controller import StepOutcome
+from pyspac.speculation.outcome import StepOutcome
 
 NOISE: Final = 0.03  # variances of log T: of a sample
 LEVEL_DRIFT: Final = 0.004  # of the level, per observation

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pyspac.speculation.controller import Controller, StepOutcome
+from pyspac.speculation.controller import Controller
+from pyspac.speculation.outcome import StepOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

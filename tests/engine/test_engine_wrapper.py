@@ -30,8 +30,9 @@ from pyspac.engine.board import (
 )
 from pyspac.engine.engine import Engine
 from pyspac.engine.limits import MAX_BATCH, MAX_THREADS
+from pyspac.engine.params import EngineParams
 from pyspac.errors import ConfigError, EngineError
-from pyspac.scheduler.config import EngineParams, SchedulerConfig
+from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
 
 N_STEPS = 12

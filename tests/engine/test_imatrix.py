@@ -13,8 +13,8 @@ from llama_helpers import loaded_model, new_context
 from serving import TARGET
 
 from pyspac.engine import engine as native
+from pyspac.engine.params import EngineParams
 from pyspac.errors import EngineError
-from pyspac.scheduler.config import EngineParams
 
 WORDS = ["every", "expert", "waits", "for", "its", "token", "and", "then", "computes"]
 

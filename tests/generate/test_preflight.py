@@ -14,7 +14,8 @@ from pyspac.cli import app
 from pyspac.engine.devices import cpu_device
 from pyspac.errors import ModelError
 from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.preflight import check_run, check_same_vocab
+from pyspac.generate.preflight import check_run
+from pyspac.model.checks import check_same_vocab
 from pyspac.model.gguf_header import GgufHeader, read_header
 
 Maker = Callable[[Path], Path]

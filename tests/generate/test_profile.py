@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.commands.demo import DRAFT, TARGET
-from pyspac.speculation.tolerance import Profile, Samples, draw
+from pyspac.commands.profile_figure import draw
+from pyspac.speculation.tolerance import Profile, Samples
 
 
 def profile(*costs: float, delta: float = 0.0) -> Profile:

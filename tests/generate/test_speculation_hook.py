@@ -17,8 +17,9 @@ from pyspac.generate.metrics import StepMetrics
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.generate.speculation_hook import SpeculationHook
-from pyspac.speculation.controller import Controller, Shared, StepOutcome
+from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS, Speculation
+from pyspac.speculation.outcome import StepOutcome
 
 PROMPT = [1, 2, 3]
 SIZES = {"seed": 11, "n_vocab": 97, "n_ctx": 200}

@@ -16,13 +16,14 @@ import pytest
 
 from pyspac.engine.board import NO_BUDGET, Residency
 from pyspac.engine.engine import Engine
+from pyspac.engine.params import EngineParams
 from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.recorder import RoutingProbe, TracedContext, build_trace, trace_geometry
 from pyspac.lab.simulator import Run, Setup
 from pyspac.lab.trace import Trace
 from pyspac.lab.workload import make_workload
-from pyspac.scheduler.config import EngineParams, SchedulerConfig
+from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
 
 WIDTH, N_STEPS, WAIT_MS = 3, 24, 20_000

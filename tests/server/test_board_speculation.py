@@ -6,8 +6,9 @@ import pytest
 
 from pyspac.engine.board import N_RECORDS, BoardGeometry, LocalBoard
 from pyspac.server.board_speculation import BoardSpeculation
-from pyspac.speculation.controller import Controller, Shared, StepOutcome
+from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS
+from pyspac.speculation.outcome import StepOutcome
 
 COSTS = [1000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
 

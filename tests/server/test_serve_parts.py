@@ -26,7 +26,7 @@ from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.engine.devices import Device
 from pyspac.engine.limits import MAX_BATCH
 from pyspac.errors import ConfigError
-from pyspac.generate.options import MIB, CacheSize
+from pyspac.generate.options import CacheSize
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.scheduler.activations import ActivationDrain
@@ -42,6 +42,7 @@ from pyspac.server.options import AttachOptions, ServeOptions
 from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
 from pyspac.server.totals import StepTotals
+from pyspac.units import MIB
 
 
 def small_board() -> LocalBoard:
