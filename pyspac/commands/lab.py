@@ -19,7 +19,7 @@ from pyspac.lab import report as reports
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
 from pyspac.lab.machine import PRESETS, load_machine
 from pyspac.lab.policy import DIMENSIONS, find, load_file, names
-from pyspac.lab.simulator import Setup
+from pyspac.lab.setup import Setup
 from pyspac.lab.sweep import Job, Replay, make_jobs, run_job, run_with_oracle
 from pyspac.lab.trace import Trace, read_trace
 from pyspac.lab.workload import DEFAULT_ACCEPT, Phase

@@ -7,7 +7,7 @@ from typing import Final
 
 from pyspac.errors import ConfigError
 from pyspac.lab.policy import names
-from pyspac.lab.simulator import Setup
+from pyspac.lab.setup import Setup
 from pyspac.scheduler.config import ABLATIONS
 
 

@@ -10,8 +10,8 @@ import heapq
 
 from pyspac.engine.board import NO_BUDGET
 from pyspac.lab.cache import ABSENT, QUEUED, ExpertCache
+from pyspac.lab.demand import Floats, Keys
 from pyspac.lab.machine import Machine
-from pyspac.lab.policy import Floats, Keys
 
 
 class Link:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspac.errors import ConfigError
-from pyspac.lab.policy import NEVER, Demand
+from pyspac.lab.demand import NEVER, Demand
 from pyspac.lab.trace import NOT_RUN, TokenStatus, Trace
 
 Phase = Literal["decode", "all"]

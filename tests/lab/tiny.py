@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from pyspac.lab.machine import PRESETS, Machine
-from pyspac.lab.simulator import Run, Setup
+from pyspac.lab.setup import Setup
+from pyspac.lab.simulator import Run
 from pyspac.lab.trace import NOT_RUN, TokenStatus, Trace, TraceGeometry
 from pyspac.lab.workload import make_workload
 
