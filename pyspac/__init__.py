@@ -39,7 +39,6 @@ _PUBLIC = {
     "ConfigError": "errors",
     "ModelError": "errors",
     "EngineError": "errors",
-    "PatchError": "errors",
     "SchedulerConfig": "scheduler.config",
     "EngineParams": "engine.params",
     "Board": "engine.board",

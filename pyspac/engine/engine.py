@@ -143,10 +143,6 @@ class Engine:
         """Say that no forward is running: pins are released, the byte budget is renewed."""
         check(lib.spac_engine_end_forward(self._live()))
 
-    def cancel(self) -> None:
-        """Drop queued loads; one in flight completes."""
-        check(lib.spac_engine_cancel(self._live()))
-
     def record_step(self, **fields: int) -> None:
         """Append a step record to the board; fields as in spac_step_record, those left out are 0."""
         record = ffi.new("spac_step_record *")

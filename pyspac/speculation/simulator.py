@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -145,8 +145,3 @@ def simulate(
     """One run; equal seeds give every controller the same text."""
     text = Text(phases, n_max, seed)
     return Simulation(machine, text, make(), seed=seed + 1, shadow=shadow).run()
-
-
-def without_noise(machine: Machine) -> Machine:
-    """The same costs, exactly: for tests worked by hand."""
-    return replace(machine, noise=0.0, outlier_rate=0.0)
