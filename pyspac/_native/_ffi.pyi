@@ -1,4 +1,4 @@
-"""Types of the module that cffi makes from spac.h; tests/test_header.py keeps the two in step."""
+"""Types of the module that cffi makes from spac.h; tests/engine/test_header.py keeps the two in step."""
 
 from typing import Any
 

@@ -8,15 +8,15 @@ from typing import Annotated, Final
 import typer
 
 from pyspac.commands.common import LinkGbS, reports_errors
-from pyspac.config import ABLATIONS, DRAFT_MAX, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.errors import ConfigError
-from pyspac.options import (
+from pyspac.generate.options import (
     DEFAULT_DRAFT_CAP,
     DEFAULT_DRAFT_MAX,
     CacheSize,
     check_link_gb_s,
     choose_draft_max,
 )
+from pyspac.scheduler.config import ABLATIONS, DRAFT_MAX, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.server import log
 from pyspac.server.memory import DEFAULT_N_CTX
 from pyspac.server.options import (

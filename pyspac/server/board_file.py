@@ -1,6 +1,6 @@
 """Boards as files: which ones exist, which process each belongs to, and removing those of dead processes.
 
-In: a board's name. Out: a `BoardFile`. What is in it is for `pyspac.board.Board`.
+In: a board's name. Out: a `BoardFile`. What is in it is for `pyspac.engine.board.Board`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from pyspac.cpus import kept_within, parse_cpu_range
+from pyspac.engine.cpus import kept_within, parse_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets

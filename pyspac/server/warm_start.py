@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.scheduler import Scheduler
+from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import log
 
 FORMAT: Final = 2  # 1 held settings beside what was learned
