@@ -116,7 +116,7 @@ def seen_as_stock(server_port: int) -> Iterator[int]:
 
 def test_a_server_of_another_build_is_refused() -> None:
     """Before anything is computed there: the first absent expert would end such a server, and us."""
-    target = Path(__file__).resolve().parent.parent / "pyspac" / "models" / "demo-moe.gguf"
+    target = Path(__file__).resolve().parents[2] / "pyspac" / "models" / "demo-moe.gguf"
     command = [
         sys.executable,
         "-m",
