@@ -57,7 +57,7 @@ def attach(
     unless --speculation is static, drafts of every kind are held below it.
     """
     log.set_up("attach", as_json=log_json)
-    controller, n_draft_max = choose_drafting(speculation, draft_max)
+    controller, n_draft_max = choose_drafting(speculation, draft_max, lowest=0)
     options = AttachOptions(
         scheduler=scheduler_config(estimator, threshold, without, link_gb_s, n_draft_max),
         metrics_port=metrics_port,

@@ -221,10 +221,10 @@ def serve(
 serve.__doc__ = HELP
 
 
-def choose_drafting(speculation: str | None, draft_max: int | None) -> tuple[str, int]:
-    """Who decides how long to draft, and the limit. Raises ConfigError."""
-    if draft_max is not None and not 0 <= draft_max <= DRAFT_MAX:
-        raise ConfigError("--draft-max", draft_max, f"0 .. {DRAFT_MAX}")
+def choose_drafting(speculation: str | None, draft_max: int | None, *, lowest: int = 1) -> tuple[str, int]:
+    """Who decides how long to draft, and the limit, `lowest` or more. Raises ConfigError."""
+    if draft_max is not None and not lowest <= draft_max <= DRAFT_MAX:
+        raise ConfigError("--draft-max", draft_max, f"{lowest} .. {DRAFT_MAX}")
     controller = choose_controller(speculation, draft_max)
     return controller, choose_draft_max(draft_max, controller)
 
