@@ -16,7 +16,8 @@ from pyspac.errors import ConfigError
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import RunOptions, SpecType
 from pyspac.generate.sampling import SamplingParams
-from pyspac.lab.trace import TokenStatus, Trace, write_trace
+from pyspac.lab.trace import TokenStatus, Trace
+from pyspac.lab.trace_file import write_trace
 
 
 @reports_errors
