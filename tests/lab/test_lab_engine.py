@@ -19,10 +19,12 @@ from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
 from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
 from pyspac.lab.machine import PRESETS
-from pyspac.lab.recorder import RoutingProbe, TracedContext, build_trace, trace_geometry
+from pyspac.lab.probe import RoutingProbe
+from pyspac.lab.recorder import TracedContext
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
 from pyspac.lab.trace import Trace
+from pyspac.lab.trace_builder import build_trace, trace_geometry
 from pyspac.lab.workload import make_workload
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
