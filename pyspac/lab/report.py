@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from pyspac.errors import ConfigError, PyspacError
-from pyspac.lab.predictor import ASSUMED
+from pyspac.lab.predict.assumed import ASSUMED
 
 Row = dict[str, Any]
 
@@ -101,7 +101,7 @@ def _open(path: Path) -> Any:
     try:
         return path.open("w", encoding="utf-8", newline="")
     except OSError as error:
-        raise PyspacError(f"{path}: cannot be written ({error.strerror})") from error
+        raise PyspacError(f"{path}: this file cannot be written ({error.strerror})") from error
 
 
 def read_rows(path: Path) -> list[Row]:
