@@ -132,21 +132,17 @@ class LayoutGroups:
             raise ConfigError("board", "no split layer", "a board whose engine splits at least one MoE layer")
         self.of_layer = np.where(self.is_split, board.group, 0).astype(np.intp)  # [n_layer]
         self.n_group = int(self.of_layer.max()) + 1
-        ids = np.arange(self.n_group)
-        self.onehot = (np.equal.outer(ids, self.of_layer) & self.is_split).astype(
-            np.float64
-        )  # [n_group, n_layer]
-        slots = np.zeros(self.n_group, np.int64)
-        slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
-        self.slots: list[int] = slots.tolist()  # [n_group]
+        is_member = (np.arange(self.n_group)[:, None] == self.of_layer) & self.is_split
+        self.layers = [np.flatnonzero(row) for row in is_member]  # of each group
+        self.onehot: NDArray[np.float64] = is_member.astype(np.float64)  # [n_group, n_layer]
+        self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
+        self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
         self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
         np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
 
-    def count(self, mask: NDArray[np.bool_]) -> list[int]:
-        """Count [n_group] the experts of `mask` [n_layer, n_expert], which has none of layers not split."""
-        if self.n_group == 1:
-            return [int(np.count_nonzero(mask))]
-        return [int(n) for n in self.total(mask.sum(axis=1))]
+    def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Count [n_group] the experts of `mask` [n_layer, n_expert] in layers that are split."""
+        return np.array([np.count_nonzero(mask[layers]) for layers in self.layers])
 
     def total(self, per_layer: NDArray[Any]) -> NDArray[np.float64]:
         """Sum over the layers of each group: [n_layer, ...] -> [n_group, ...]."""

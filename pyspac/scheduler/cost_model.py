@@ -174,7 +174,7 @@ class CostModel:
 
 def _columns(stats: NDArray[Any], *names: str) -> NDArray[np.float64]:
     """Return [n_layer, len(names)]: some of the fields of LAYER_STATS_DTYPE."""
-    return np.column_stack([stats[name] for name in names]).astype(np.float64)
+    return np.array([stats[name] for name in names], np.float64).T
 
 
 def _solve_host(

@@ -140,8 +140,8 @@ class Scheduler:
         """Write the decision to the board."""
         board = self.board
         with board.decision():
-            np.copyto(board.utility, utility)
-            np.copyto(board.tau, tau)
+            board.utility[:] = utility
+            board.tau[:] = tau
             board.load[: plan.n_load] = plan.load
             board.n_load[0] = plan.n_load
             board.byte_budget[0] = NO_BUDGET if self._budget is None else self._budget
