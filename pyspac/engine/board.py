@@ -60,12 +60,15 @@ class BoardGeometry:
 
     def __post_init__(self) -> None:
         """Check sizes; ConfigError names the field."""
-        for field in ("n_layer", "n_expert", "n_expert_used", "max_batch"):
-            if getattr(self, field) < 1:
-                raise ConfigError(field, getattr(self, field), "1 or more")
-        for field in ("expert_bytes", "group", "group_slots"):
-            if len(getattr(self, field)) != self.n_layer:
-                raise ConfigError(field, len(getattr(self, field)), f"one entry per layer, {self.n_layer}")
+        sizes = {"n_layer": self.n_layer, "n_expert": self.n_expert, "n_expert_used": self.n_expert_used,
+                 "max_batch": self.max_batch}  # fmt: skip
+        for field, size in sizes.items():
+            if size < 1:
+                raise ConfigError(field, size, "1 or more")
+        columns = {"expert_bytes": self.expert_bytes, "group": self.group, "group_slots": self.group_slots}
+        for field, column in columns.items():
+            if len(column) != self.n_layer:
+                raise ConfigError(field, len(column), f"one entry per layer, {self.n_layer}")
 
     @classmethod
     def uniform(
@@ -223,8 +226,8 @@ class Board(BoardView):
         view = ffi.new("spac_board_view *")
         view.size = ffi.sizeof("spac_board_view")
         check(lib.spac_board_get_view(handle, view))
-        for name in ("n_layer", "n_expert", "n_expert_used", "n_slots", "max_batch", "n_load_max"):
-            setattr(self, name, int(getattr(view, name)))
+        self.n_layer, self.n_expert, self.n_expert_used = view.n_layer, view.n_expert, view.n_expert_used
+        self.n_slots, self.max_batch, self.n_load_max = view.n_slots, view.max_batch, view.n_load_max
         for name, (dtype, shape) in _layout(self.n_layer, self.n_expert, self.n_load_max).items():
             setattr(self, name, self._array(getattr(view, name), np.dtype(dtype), shape))
         for name in ENGINE_ARRAYS:
