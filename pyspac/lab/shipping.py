@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.engine.step import StepRecord
 from pyspac.lab.demand import Bools
 from pyspac.lab.events import StepOver
 from pyspac.lab.state import RunState
-from pyspac.scheduler.activations import StepRecord
+from pyspac.scheduler.activations import Activity
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.prefetch import PrefetchPlan
 from pyspac.scheduler.scheduler import Scheduler
@@ -41,9 +42,9 @@ class LabScheduler(Scheduler):
         shape = (board.n_layer, board.n_expert)
         self.is_spent = np.zeros(shape, bool) if setup.is_spent is None else setup.is_spent.reshape(shape)
 
-    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], record: StepRecord) -> PrefetchPlan:
+    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], activity: Activity) -> PrefetchPlan:
         """Plan as if spent residents had utility 0: a newcomer may take their slots."""
-        return super()._plan(np.where(self.is_spent & self.slots.is_resident, 0, utility), tau, record)
+        return super()._plan(np.where(self.is_spent & self.slots.is_resident, 0, utility), tau, activity)
 
 
 class ShippingScheduler:
@@ -93,11 +94,14 @@ class ShippingScheduler:
         self._observe_copies()
         board.counters["n_forward"] += np.uint64(1)
         board.record_step(
-            n_draft=event.n_draft,
-            n_accepted=max(event.n_emitted - 1, 0),
-            n_tokens=event.n_tokens,
-            draft_us=round(times.draft_us),
-            verify_us=round(times.verify_us),
+            StepRecord(
+                step=event.step,
+                n_draft=event.n_draft,
+                n_accepted=max(event.n_emitted - 1, 0),
+                n_tokens=event.n_tokens,
+                draft_us=round(times.draft_us),
+                verify_us=round(times.verify_us),
+            )
         )
 
     def _observe_copies(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import NO_BUDGET, BoardView, LayoutGroups
-from pyspac.scheduler.activations import ActivationDrain, StepRecord
+from pyspac.scheduler.activations import ActivationDrain, Activity
 from pyspac.scheduler.balancer import Balancer
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
@@ -73,10 +73,9 @@ class StaticAllocation:
         if self.is_dealt:
             return
         order = np.argsort(-utility.astype(np.int16), axis=1, kind="stable")
-        for g in range(self.groups.n_group):
-            layers = np.flatnonzero(self.groups.is_split & (self.groups.of_layer == g))
+        for n_group_slots, layers in zip(self.groups.slots.tolist(), self.groups.layers, strict=True):
             for rank, il in enumerate(layers):
-                n_slots, rest = divmod(int(self.groups.slots[g]), len(layers))
+                n_slots, rest = divmod(n_group_slots, len(layers))
                 self.utility[il, order[il, : n_slots + (rank < rest)]] = 1
         self.is_dealt = True
 
@@ -96,7 +95,7 @@ class Scheduler:
         self.prefetcher = Prefetcher(board, self.config)
         self.static = StaticAllocation(board) if "prefetch" in self.config.without else None
         self.times = StepTimes()
-        self.last_record: StepRecord = self.activations.record
+        self.activity = self.activations.drain()  # of the last step; nothing yet
         self.last_plan = EMPTY_PLAN
         self._n_loads_planned = 0
         self._planned_bytes = 0
@@ -105,14 +104,14 @@ class Scheduler:
     def step(self) -> PrefetchPlan:
         """Drain, estimate, balance, plan, submit. Draft limits are another's: see pyspac.speculation."""
         start = perf_counter_ns()
-        record = self.last_record = self.activations.drain()
-        self.cost.update(record)
-        if record.n_tokens > 0:
-            self.balancer.observe(record.counts)
-            self.estimator.update(record.counts, record.n_tokens)
+        activity = self.activity = self.activations.drain()
+        self.cost.update(activity)
+        if activity.n_tokens > 0:
+            self.balancer.observe(activity.counts)
+            self.estimator.update(activity.counts, activity.n_tokens)
         utility, tau = self._decide()
         self._budget = self._byte_budget()
-        plan = self.last_plan = self._plan(utility, tau, record)
+        plan = self.last_plan = self._plan(utility, tau, activity)
         self._submit(utility, tau, plan)
         self.times.add((perf_counter_ns() - start) / 1e3)
         return plan
@@ -132,16 +131,16 @@ class Scheduler:
             return self.cost.step_budget_bytes(self.config.budget_share)
         return self.config.byte_budget
 
-    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], record: StepRecord) -> PrefetchPlan:
+    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], activity: Activity) -> PrefetchPlan:
         worth = self.balancer.tables.use_probability()
-        return self.prefetcher.plan(utility, tau, self.slots, record.counts, worth, self._budget)
+        return self.prefetcher.plan(utility, tau, self.slots, activity.counts, worth, self._budget)
 
     def _submit(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], plan: PrefetchPlan) -> None:
         """Write the decision to the board."""
         board = self.board
         with board.decision():
-            np.copyto(board.utility, utility)
-            np.copyto(board.tau, tau)
+            board.utility[:] = utility
+            board.tau[:] = tau
             board.load[: plan.n_load] = plan.load
             board.n_load[0] = plan.n_load
             board.byte_budget[0] = NO_BUDGET if self._budget is None else self._budget
