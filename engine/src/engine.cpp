@@ -3,7 +3,7 @@
 #include "clock.h"
 #include "device-probe.h"
 #include "engine-params.h"
-#include "openmp-team.h"
+#include "host/openmp-team.h"
 #include "status.h"
 
 #include "llama-model.h"
@@ -373,14 +373,14 @@ void spac_engine::start_executor() {
     }
     const int n_threads = n_threads_of_host();
     if (!with_ggml.empty()) {
-        executor = std::make_unique<spac_host_executor>(with_ggml, params.max_batch, n_threads, cpus);
+        executor = std::make_unique<spac_ggml_worker>(with_ggml, params.max_batch, n_threads, cpus);
     }
     if (kernels) {
         const size_t n_cores = cpus.empty() ? std::thread::hardware_concurrency() : cpus.size();
         // ggml holds the graph's thread, awake on a core of its own, until the device is done
         const int  n_own          = params.n_threads > 0 ? n_threads : std::max(1, n_threads - 1);
         const bool has_spare_core = n_own + 1 < (int) n_cores;
-        pool                      = std::make_unique<spac_expert_pool>(*kernels, n_own, has_spare_core, cpus);
+        pool                      = std::make_unique<spac_kernel_worker>(*kernels, n_own, has_spare_core, cpus);
     }
 }
 

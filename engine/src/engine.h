@@ -4,9 +4,9 @@
 #include "board.h"
 #include "default-policy.h"
 #include "expert-cache.h"
-#include "host-executor.h"
-#include "host-kernels/dense-matmul.h"
-#include "host-kernels/expert-pool.h"
+#include "host/dense-matmul.h"
+#include "host/ggml-worker.h"
+#include "host/kernel-worker.h"
 #include "moe-layer.h"
 #include "prefetch-worker.h"
 #include "slot-copy.h"
@@ -122,8 +122,8 @@ struct spac_engine : spac_split_ops {
     uint64_t                                      total_bytes = 0;
 
     std::unique_ptr<spac_slot_copy>      slot_copy;
-    std::unique_ptr<spac_host_executor>  executor;     // of the layers without kernels of our own
-    std::unique_ptr<spac_expert_pool>    pool;         // of those with
+    std::unique_ptr<spac_ggml_worker>    executor;     // of the layers without kernels of our own
+    std::unique_ptr<spac_kernel_worker>  pool;         // of those with
     std::unique_ptr<spac_host_experts>   host_experts; // in-graph
     std::unique_ptr<spac_dense_matmul>   dense;        // where the device is "none"
     std::unique_ptr<spac_default_policy> policy;

@@ -20,11 +20,7 @@ enum spac_part {
     SPAC_N_PARTS,
 };
 
-struct spac_engine;
-
 struct spac_moe_layer {
-    spac_engine * engine = nullptr;
-
     int     il            = -1;
     int64_t n_embd        = 0;
     int64_t n_expert      = 0;

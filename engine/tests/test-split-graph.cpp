@@ -1,7 +1,7 @@
 // A split layer against the stock graph, bit by bit, with placements that change while graphs run. No model needed:
 // the layer is built as llama.cpp builds it, on a scheduler of its own. Run under TSan too.
 #include "check.h"
-#include "host-executor.h"
+#include "host/ggml-worker.h"
 #include "prefetch-worker.h"
 #include "slot-copy.h"
 #include "split-graph.h"
@@ -71,7 +71,7 @@ struct mini_engine : spac_split_ops {
     spac_expert_cache                     cache;
     spac_slot_group                       group;
     spac_slot_copy                        slot_copy;
-    std::unique_ptr<spac_host_executor>   executor;
+    std::unique_ptr<spac_ggml_worker>     executor;
     std::unique_ptr<spac_prefetch_worker> worker;
 
     mini_engine(const spac_moe_layer & layer, bool with_executor) :
@@ -86,7 +86,7 @@ struct mini_engine : spac_split_ops {
         group.n_slots   = N_SLOTS;
         group.allocate(ggml_backend_cpu_buffer_type());
         if (with_executor) {
-            executor = std::make_unique<spac_host_executor>(std::vector<const spac_moe_layer *>{ &layer }, MAX_BATCH, 2, std::vector<int>());
+            executor = std::make_unique<spac_ggml_worker>(std::vector<const spac_moe_layer *>{ &layer }, MAX_BATCH, 2, std::vector<int>());
         }
         worker = std::make_unique<spac_prefetch_worker>(cache, [&](const spac_load & load) { slot_copy.copy(layer, load.ie, group, load.slot); return true; }, 0);
     }
