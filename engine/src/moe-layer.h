@@ -36,8 +36,10 @@ struct spac_moe_layer {
     bool  clamps_in_one_op  = false; // ggml_swiglu_clamp, instead of two clamps around SiLU
     bool  weight_before_ffn = false;
 
-    int         group = -1;
-    std::string declined; // reason; empty: split
+    // set by attaching
+    std::string declined;            // reason; empty: split
+    int         group       = -1;    // layers of one group share slots
+    bool        own_kernels = false; // the engine's, not ggml's, compute its host experts
 
     bool is_split() const { return declined.empty(); }
 
