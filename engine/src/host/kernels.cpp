@@ -5,38 +5,53 @@
 #include <cstdlib>
 #include <cstring>
 
+// ---- registration
+
 #if defined(__x86_64__)
 
-// compiled in, and the processor and the system have what it uses
-static bool has_avx512() {
-    return spac_kernels_avx512() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
-           __builtin_cpu_supports("bmi2");
+// the processor and the system have what it was compiled with (engine/CMakeLists.txt)
+static bool can_run_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
 }
 
-static bool has_avx2() {
-    return spac_kernels_avx2() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+static bool can_run_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
 #else
 
-static bool has_avx512() {
+static bool can_run_avx512() {
     return false;
 }
 
-static bool has_avx2() {
+static bool can_run_avx2() {
     return false;
 }
 
 #endif
 
+struct instruction_set {
+    const spac_kernels * (*kernels)(); // NULL: not compiled in
+    bool (*can_run)();
+};
+
+// the best first
+static const instruction_set INSTRUCTION_SETS[] = {
+    { spac_kernels_avx512, can_run_avx512 },
+    { spac_kernels_avx2,   can_run_avx2   },
+};
+
 const spac_kernels * spac_kernels_best() {
-    const char * limit      = getenv("PYSPAC_KERNELS");
-    const bool   is_limited = limit && strcmp(limit, "avx2") == 0;
-    if (has_avx512() && !is_limited) {
-        return spac_kernels_avx512();
+    const char * limit = getenv("PYSPAC_KERNELS");
+    const bool   skip  = limit && strcmp(limit, "avx2") == 0;
+    for (const instruction_set & set : INSTRUCTION_SETS) {
+        const bool is_skipped = skip && set.kernels == spac_kernels_avx512;
+        if (!is_skipped && set.kernels() && set.can_run()) {
+            return set.kernels();
+        }
     }
-    return has_avx2() ? spac_kernels_avx2() : nullptr;
+    return nullptr;
 }
 
 spac_act_form spac_act_form_of(ggml_type type) {
