@@ -4,6 +4,7 @@
 #   PYSPAC_CUDA=1, =0          overrules what nvidia-smi says
 #   JOBS=4                     parallel compilations; default: number of cores
 #   PYTHON=python3.12          for .venv
+#   MINUTES=30                 of `make soak`; default: 1
 #   PYSPAC_UI=1                llama-server's web page as well; needs npm. It stays in until PYSPAC_UI=0
 #
 # make configure looks again at what is installed (OpenSSL, CUDA ...).
@@ -11,10 +12,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo test check-cuda test-python test-engine test-sanitizers lint format bench clean distclean
+.PHONY: build configure demo test check-cuda test-python test-engine test-sanitizers soak lint format bench clean distclean
 
-PYTHON ?= python3
-JOBS   ?= $(shell nproc)
+PYTHON  ?= python3
+JOBS    ?= $(shell nproc)
+MINUTES ?= 1
 
 ROOT := $(CURDIR)
 VENV := $(ROOT)/.venv
@@ -101,6 +103,10 @@ check-cuda: build
 	python scripts/check_cuda.py --if-present
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
 	python scripts/emulate_cuda.py --if-present
+
+# a server under load while faults come at random: no answer lost, no text different
+soak: build
+	python scripts/soak.py --minutes $(MINUTES)
 
 # --- lint ---
 

@@ -28,9 +28,10 @@ import machine
 import numpy as np
 import psutil
 
-from pyspac.engine import Engine, EngineParams, host_buffer_type, measure_host_gb_s
-from pyspac.gguf_header import read_header
-from pyspac.llama import ALL_TENSORS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
+from pyspac.engine.engine import Engine, host_buffer_type, measure_host_gb_s
+from pyspac.engine.params import EngineParams
+from pyspac.generate.llama import ALL_TENSORS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
+from pyspac.model.gguf_header import read_header
 
 TYPES = "q8_0,q4_k,q5_k,q6_k,iq4_xs,q4_0,mxfp4,f16,bf16"
 WIDTHS = "1,2,3,5,9,16,64,512"

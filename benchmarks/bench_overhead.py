@@ -27,9 +27,10 @@ import machine
 import numpy as np
 import psutil
 
-from pyspac.board import NO_BUDGET, Residency
-from pyspac.engine import Engine, EngineParams
-from pyspac.llama import LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
+from pyspac.engine.board import NO_BUDGET, Residency
+from pyspac.engine.engine import Engine
+from pyspac.engine.params import EngineParams
+from pyspac.generate.llama import LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
 
 N_PROMPT = 32  # tokens in the cache before the first timed step
 N_CTX = 512

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from pyspac.board import BoardGeometry, LocalBoard, Residency
-from pyspac.config import ESTIMATORS, SchedulerConfig
-from pyspac.scheduler import Scheduler
+from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.scheduler.config import ESTIMATORS, SchedulerConfig
+from pyspac.scheduler.scheduler import Scheduler
 
 SHAPES = {"48x128": (48, 128, 8), "61x384": (61, 384, 8)}  # n_layer, n_expert, n_expert_used
 BUDGET_US = {"48x128": 200.0, "61x384": 1000.0}

@@ -30,7 +30,7 @@ from statistics import median, quantiles
 import machine
 
 from pyspac._native import bin_dir
-from pyspac.board import Board
+from pyspac.engine.board import Board
 from pyspac.server.child import Child
 from pyspac.server.health import is_healthy
 
@@ -43,7 +43,7 @@ PROMPTS = ("def parse(self, text):\n", "import os\nimport sys\n\n", "class Reade
 # a scheduler that decides every step but whose budget is no byte, so that nothing becomes resident
 NO_COPIES = """
 import sys
-from pyspac.config import SchedulerConfig
+from pyspac.scheduler.config import SchedulerConfig
 from pyspac.server.attach import run_attached
 from pyspac.server.options import AttachOptions
 run_attached(sys.argv[1], AttachOptions(scheduler=SchedulerConfig(byte_budget=0), warm_start=False))

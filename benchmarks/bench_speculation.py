@@ -35,8 +35,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pyspac.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
-from pyspac.options import CacheSize, RunOptions
+from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
+from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.speculation.budget import SHARE_COSTLY
 from pyspac.speculation.manager import Speculation
 from pyspac.speculation.simulator import Machine, Phase, simulate
@@ -132,19 +132,19 @@ class ScriptedDrafter(NgramDrafter):
 
 def use_cpu_clock() -> None:
     """Let the decode loop and the controllers see the time of this thread only, without what others do."""
-    import pyspac.decode
-    import pyspac.speculation.hook
+    import pyspac.generate.decode
+    import pyspac.generate.speculation_hook
 
     clock = SimpleNamespace(perf_counter=time.thread_time, perf_counter_ns=time.thread_time_ns)
-    pyspac.decode.time = pyspac.speculation.hook.time = clock  # type: ignore[attr-defined,assignment]
+    pyspac.generate.decode.time = pyspac.generate.speculation_hook.time = clock  # type: ignore[attr-defined,assignment]
 
 
 class ModelBench:
     """One loaded session; every request starts with empty caches."""
 
     def __init__(self, options: RunOptions, drafter: str, args: argparse.Namespace) -> None:
-        from pyspac.session import Session
-        from pyspac.speculation.hook import experts_us
+        from pyspac.generate.session import Session
+        from pyspac.generate.speculation_hook import experts_us
 
         self.session = Session(options)
         split = self.session.split
@@ -160,9 +160,9 @@ class ModelBench:
         drafter: Drafter | None = None,
     ) -> None:
         """One request."""
-        from pyspac.decode import DecodeLoop
-        from pyspac.sampling import Sampler, SamplingParams
-        from pyspac.speculation.hook import SpeculationHook
+        from pyspac.generate.decode import DecodeLoop
+        from pyspac.generate.sampling import Sampler, SamplingParams
+        from pyspac.generate.speculation_hook import SpeculationHook
 
         session, split = self.session, self.session.split
         session.context.rollback(0)
@@ -180,7 +180,7 @@ class ModelBench:
     def _new_drafter(self) -> Drafter:
         if self.drafter == "ngram":
             return NgramDrafter()
-        from pyspac.sampling import Sampler, SamplingParams
+        from pyspac.generate.sampling import Sampler, SamplingParams
 
         assert isinstance(self.session.drafter, ModelDrafter)
         self.session.drafter.context.rollback(0)

@@ -13,14 +13,14 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
-from pyspac.config import ABLATIONS, SchedulerConfig
 from pyspac.lab.combos import find_setup
 from pyspac.lab.figures import draw_ablation, draw_capacity, draw_collisions
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.report import is_assumed
-from pyspac.lab.simulator import Setup
+from pyspac.lab.setup import Setup
 from pyspac.lab.sweep import ORACLES, Job, Replay
 from pyspac.lab.workload import DEFAULT_ACCEPT
+from pyspac.scheduler.config import ABLATIONS, SchedulerConfig
 
 Row = dict[str, Any]
 

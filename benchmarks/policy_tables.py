@@ -27,7 +27,12 @@ from pyspac.lab.sweep import Job, run_all
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_TRACE = ROOT / "tests" / "data" / "demo-trace.parquet"
-SOURCES = sorted([*(ROOT / "pyspac").glob("*.py"), *(ROOT / "pyspac" / "lab").rglob("*.py")])
+SOURCES = sorted(
+    [
+        *(ROOT / "pyspac").glob("*.py"),
+        *(path for room in ("engine", "scheduler", "lab") for path in (ROOT / "pyspac" / room).rglob("*.py")),
+    ]
+)
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 

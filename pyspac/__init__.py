@@ -7,11 +7,23 @@
 - estimator       `estimator.py` turns counts into a utility per expert, 0 .. n_levels
 - balancer        `balancer.py` picks tau per layer: experts with utility >= tau belong on the device
 - prefetch plan   `prefetch.py` lists what to copy, most useful first, within slots and byte budget
-- engine          `engine.py`, libspac: a queue, a worker that copies, device slots
+- engine          `engine/engine.py`, libspac: a queue, a worker that copies, device slots
 - placement       which expert each layer finds on the device when it runs
 - graph           llama.cpp, patched: device experts and host experts of one layer, summed as stock does
 
-`scheduler.py` runs steps 1 to 4 once per decoding step; `cost_model.py` times them from the running graph.
+`scheduler/scheduler.py` runs steps 1 to 4, its neighbours, once per decoding step; `scheduler/cost_model.py`
+times them from the running graph.
+
+Each folder may use those above it in this list, never those below:
+
+- engine, _native   the door to libspac: board, devices, cores
+- model             what a model's file says
+- scheduler         the data flow above
+- speculation       how many tokens to draft: pure arithmetic on what steps took
+- generate          one run in this process: llama.cpp's bindings, sampling, drafting, the decode loop
+- lab               recorded routing, replayed through any policy
+- server            llama-server with a scheduler beside it
+- commands          the command line
 """
 
 from __future__ import annotations
@@ -27,14 +39,13 @@ _PUBLIC = {
     "ConfigError": "errors",
     "ModelError": "errors",
     "EngineError": "errors",
-    "PatchError": "errors",
-    "SchedulerConfig": "config",
-    "EngineParams": "config",
-    "Board": "board",
-    "BoardGeometry": "board",
-    "LocalBoard": "board",
-    "Scheduler": "scheduler",
-    "Engine": "engine",
+    "SchedulerConfig": "scheduler.config",
+    "EngineParams": "engine.params",
+    "Board": "engine.board",
+    "BoardGeometry": "engine.board",
+    "LocalBoard": "engine.board",
+    "Scheduler": "scheduler.scheduler",
+    "Engine": "engine.engine",
 }
 
 __all__ = ["__version__", *_PUBLIC]

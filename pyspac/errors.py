@@ -35,10 +35,6 @@ class ModelError(PyspacError):
     exit_code = 2
 
 
-class PatchError(PyspacError):
-    """The patches do not fit the llama.cpp tree they were applied to."""
-
-
 # spac_status values that the caller's own input causes; the others are failures of the machine or of pyspac
 _INPUT_STATUS = frozenset({1, 2, 3})
 

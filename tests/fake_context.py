@@ -1,4 +1,4 @@
-"""A stand-in for pyspac.llama.Context: a language model that is a hash function, with a visible cache."""
+"""A stand-in for llama.Context: a language model that is a hash function, with a visible cache."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyspac.board import LocalBoard, Residency
+from pyspac.engine.board import LocalBoard, Residency
 
 
 class FakeEngine:

@@ -1,6 +1,6 @@
 """Stock and split contexts side by side: decode the same batches in both, and place experts at random.
 
-Plain llama.cpp calls rather than pyspac.llama, for several sequences and any output flags.
+Plain llama.cpp calls rather than pyspac.generate.llama, for several sequences and any output flags.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from pyspac.board import NO_BUDGET
-from pyspac.engine import Engine, EngineParams
-from pyspac.llama import lib as llama  # the bindings, on the build's libllama; their log is silent
+from pyspac.engine.board import NO_BUDGET
+from pyspac.engine.engine import Engine
+from pyspac.engine.params import EngineParams
+from pyspac.generate.llama import lib as llama  # the bindings, on the build's libllama; their log is silent
 
 WAIT_MS = 20_000
 N_UBATCH = 64

@@ -1,185 +1,56 @@
-"""Running servers for the tests: `pyspac serve` with its children, and llama-server without the engine.
-
-Every process is started with its own arguments and ended by its own id; nothing listens beyond 127.0.0.1.
-"""
+"""Running servers in tests: what scripts/served.py has, and that nothing of it stays."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import threading
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
 
-import pytest
+import psutil
 
 from pyspac.server import board_file
-from pyspac.server.health import choose_port, is_healthy
+from pyspac.server.health import choose_port
 
-ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "pyspac" / "models" / "demo-moe.gguf"
-DRAFT = ROOT / "pyspac" / "models" / "demo-draft.gguf"
-HOST = "127.0.0.1"
-# two threads that spin for each other on a busy machine are fifty times as slow
-ONE_THREAD = ("-t", "1", "-td", "1")
-START_S = 60.0  # machines that run tests are often busy
-END_S = 40.0
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+from served import (
+    DRAFT,
+    HOST,
+    ONE_THREAD,
+    ROOT,
+    TARGET,
+    Serve,
+    complete,
+    environment,
+    free_port,
+    llama_server,
+    post,
+    run_pyspac,
+    wait_for,
+)
 
-
-def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = START_S) -> Any:
-    """The first true value of `condition`; fails the test after `timeout_s`."""
-    end_s = time.monotonic() + timeout_s
-    while time.monotonic() < end_s:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    pytest.fail(f"waited {timeout_s:.0f} s for {what}")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with closing(socket.create_server((HOST, 0))) as listener:
-        return int(listener.getsockname()[1])
-
-
-def environment(cache_dir: Path) -> dict[str, str]:
-    """For pyspac as a program: nothing of the user's cache is read or written."""
-    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    return {**os.environ, "PYSPAC_CACHE_DIR": str(cache_dir), "PYTHONPATH": path}
-
-
-def run_pyspac(
-    *arguments: str, cache_dir: Path, timeout_s: float = 60.0, variables: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """A command that ends by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "pyspac", *arguments],
-        env={**environment(cache_dir), **(variables or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+__all__ = [
+    "DRAFT",
+    "HOST",
+    "ONE_THREAD",
+    "ROOT",
+    "TARGET",
+    "Serve",
+    "assert_nothing_left",
+    "complete",
+    "environment",
+    "free_port",
+    "llama_server",
+    "post",
+    "run_pyspac",
+    "wait_for",
+]
 
 
-class Serve:
-    """One `pyspac serve`, its log as a list of JSON objects, its children by their ids."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *arguments: str,
-        passed: Sequence[str] = ("-np", "2", *ONE_THREAD),
-        draft: bool = True,
-        target: bool = True,  # False: `passed` names a model
-        device: str = "cpu",
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        models = [*(["-m", str(TARGET)] if target else []), *(["-md", str(DRAFT)] if draft else [])]
-        argv = [sys.executable, "-m", "pyspac", "serve", *models, "--device", device, "--log-json"]
-        cache = [] if "--cache" in arguments or device == "none" else ["--cache", "25%"]
-        # drafts alike in every run
-        fixed = ["--speculation", "static"] if draft and "--speculation" not in arguments else []
-        port = [] if "--port" in arguments else ["--port", str(free_port())]
-        self.stderr_path = folder / f"serve-{time.monotonic_ns()}.log"
-        self.events: list[dict[str, Any]] = []
-        with self.stderr_path.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [*argv, *cache, *port, *fixed, *arguments, "--", *passed],
-                env={**environment(folder / "cache"), **(variables or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-            )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
-
-    def event(self, name: str, n: int = 0) -> dict[str, Any] | None:
-        """The n-th event of this name so far."""
-        found = [event for event in self.events if event.get("event") == name]
-        return found[n] if len(found) > n else None
-
-    def wait_ready(self, n: int = 0, *, scheduler: bool = True) -> Self:
-        """Until the server answers and its scheduler has decided, if it has one."""
-        wait_for("the server", lambda: self.event("ready", n) or self._check_alive())
-        if not scheduler:
-            return self
-        wait_for("the scheduler", lambda: self.event("attached", n) or self._check_alive())
-        return self
-
-    def _check_alive(self) -> None:
-        if self.process.poll() is not None:
-            pytest.fail(f"pyspac serve exited with {self.process.returncode}:\n{self.log()[-3000:]}")
-
-    def log(self) -> str:
-        """llama-server's log and pyspac's errors."""
-        return self.stderr_path.read_text(errors="replace")
-
-    def _last(self, name: str, field: str) -> Any:
-        return [event for event in self.events if event.get("event") == name][-1][field]
-
-    @property
-    def url(self) -> str:
-        return str(self._last("ready", "url"))
-
-    @property
-    def board(self) -> str:
-        return str(self._last("ready", "board"))
-
-    @property
-    def server_pid(self) -> int:
-        return int(self._last("ready", "server_pid"))
-
-    @property
-    def scheduler_pid(self) -> int:
-        return int(self._last("scheduler_started", "pid"))
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-    def wait(self, timeout_s: float = END_S) -> int:
-        """Its exit code."""
-        try:
-            code = self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"pyspac serve did not end within {timeout_s:.0f} s:\n{self.log()[-3000:]}")
-        self._reader.join(5)
-        return code
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """End it by a signal; its exit code."""
-        self.process.send_signal(number)
-        return self.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        """Whatever the test did, nothing of it stays."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self._reader.join(5)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+def has_ended(pid: int) -> bool:
+    """Whether no process of this id runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def assert_nothing_left(serve: Serve) -> None:
@@ -187,46 +58,8 @@ def assert_nothing_left(serve: Serve) -> None:
     started = [event["pid"] for event in serve.events if event.get("event") == "scheduler_started"]
     servers = [event["server_pid"] for event in serve.events if event.get("event") == "ready"]
     for pid in started + servers:
-        wait_for(f"the end of process {pid}", lambda pid=pid: not board_file.is_running(pid), 10)
+        wait_for(f"the end of process {pid}", lambda pid=pid: has_ended(pid), 10)
     for event in serve.events:
         if event.get("event") == "ready":
             assert not board_file.path_of(event["board"]).exists()
             assert choose_port(HOST, int(event["url"].rpartition(":")[2]))
-
-
-@contextmanager
-def llama_server(bin_dir: Path, folder: Path, *arguments: str, draft: bool = True) -> Iterator[int]:
-    """llama-server itself; yields its port."""
-    port = free_port()
-    argv = [str(bin_dir / "llama-server"), "-m", str(TARGET), "--host", HOST, "--port", str(port)]
-    if draft:
-        argv += ["-md", str(DRAFT), "--spec-type", "draft-simple"]
-    log_path = folder / f"llama-server-{port}.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [*argv, "--device", "none", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-    try:
-        wait_for("llama-server", lambda: is_healthy(HOST, port) or process.poll() is not None)
-        assert process.poll() is None, log_path.read_text(errors="replace")[-3000:]
-        yield port
-    finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A request to llama-server's own API."""
-    request = urllib.request.Request(f"http://{HOST}:{port}{path}", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return dict(json.load(response))
-
-
-def complete(port: int, n_predict: int, prompt: str = "def parse(self, text):\n") -> dict[str, Any]:
-    """A greedy answer of so many tokens."""
-    body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "ignore_eos": True}
-    return post(port, "/completion", body)

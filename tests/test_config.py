@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from pyspac.config import ABLATIONS, ESTIMATORS, EngineParams, SchedulerConfig, parse_ablations
+from pyspac.engine.params import EngineParams
 from pyspac.errors import ConfigError, EngineError, PyspacError
+from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations
 
 
 def test_defaults_are_the_papers_where_it_has_them() -> None:
@@ -75,7 +76,14 @@ def test_engine_params_are_checked(field: str, value: object) -> None:
 
 def test_settings_need_no_native_library() -> None:
     """Nothing that loads the engine comes with settings, boards and the lab: they repeat no limit of it."""
-    modules = ("config", "options", "board", "scheduler", "server.options", "lab.simulator")
+    modules = (
+        "scheduler.config",
+        "scheduler.scheduler",
+        "generate.options",
+        "engine.board",
+        "server.options",
+        "lab.simulator",
+    )
     imports = ", ".join(f"pyspac.{name}" for name in modules)
     code = f"import sys, {imports}; print([name for name in sys.modules if '_native' in name])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -32,9 +32,9 @@ import table  # noqa: E402
 import timeline  # noqa: E402
 import wheels  # noqa: E402
 
-from pyspac.devices import choose_device, cpu_device  # noqa: E402
-from pyspac.geometry import read_geometry  # noqa: E402
-from pyspac.gguf_header import read_header  # noqa: E402
+from pyspac.engine.devices import choose_device, cpu_device  # noqa: E402
+from pyspac.model.geometry import read_geometry  # noqa: E402
+from pyspac.model.gguf_header import read_header  # noqa: E402
 
 TINY = maker.Geometry(
     arch="qwen3moe",
@@ -351,7 +351,7 @@ def test_sources_of_the_bundle_need_no_network(tmp_path: Path) -> None:
     for name in (
         "CMakeLists.txt",
         "engine/include/spac.h",
-        "pyspac/decode.py",
+        "pyspac/generate/decode.py",
         "benchmarks/gpu/run.py",
         "benchmarks/machine.py",
         "scripts/make_synthetic_gguf.py",

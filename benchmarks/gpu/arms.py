@@ -8,9 +8,9 @@ from typing import Literal
 
 from settings import Settings
 
-from pyspac.config import EngineParams
-from pyspac.geometry import MoeGeometry
-from pyspac.options import CacheSize, RunOptions
+from pyspac.engine.params import EngineParams
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.model.geometry import MoeGeometry
 
 Placement = Literal["host", "ncmoe"]
 BASELINE = "stock-sd"  # ratios are against stock with speculation

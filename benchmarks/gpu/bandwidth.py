@@ -7,8 +7,8 @@ from typing import Any
 import psutil
 from settings import Settings
 
-from pyspac import engine as native
-from pyspac.devices import choose_device
+from pyspac.engine import engine as native
+from pyspac.engine.devices import choose_device
 
 
 def run(s: Settings) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from logits import compare as compare_logits
 from settings import Settings
 
 from pyspac import _native
-from pyspac.devices import choose_device
+from pyspac.engine.devices import choose_device
 
 ON_DEVICE = ("test-negative-ids",)  # first: it computes on every device
 SMALL = ("small", 2)  # shape and layers of the model for logits

@@ -20,12 +20,10 @@ from arms import BASELINE, Arm, chosen_arms, device_layers, host_pattern
 from replay import EndlessSampler, ReplayDrafter, ReplaySampler
 from settings import Settings
 
-from pyspac import engine as native
-from pyspac.decode import DecodeLoop
-from pyspac.devices import Device, choose_device
-from pyspac.geometry import MoeGeometry, read_geometry
-from pyspac.gguf_header import read_header
-from pyspac.llama import (
+from pyspac.engine import engine as native
+from pyspac.engine.devices import Device, choose_device
+from pyspac.generate.decode import DecodeLoop
+from pyspac.generate.llama import (
     ALL_LAYERS,
     LOAD_MODE_AUTO,
     LOAD_MODE_NONE,
@@ -34,8 +32,10 @@ from pyspac.llama import (
     Model,
     ModelParams,
 )
-from pyspac.metrics import StepMetrics
-from pyspac.split import Split
+from pyspac.generate.metrics import StepMetrics
+from pyspac.generate.split import Split
+from pyspac.model.geometry import MoeGeometry, read_geometry
+from pyspac.model.gguf_header import read_header
 
 N_PROMPT = 48
 FIRST_TOKEN = 300  # of the prompt: the synthetic vocabulary's words begin at 259

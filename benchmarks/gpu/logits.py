@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac import engine as native
-from pyspac.devices import Device, cpu_device
-from pyspac.llama import ALL_LAYERS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
-from pyspac.metrics import StepMetrics
-from pyspac.options import CacheSize, RunOptions
-from pyspac.split import Split
+from pyspac.engine import engine as native
+from pyspac.engine.devices import Device, cpu_device
+from pyspac.generate.llama import ALL_LAYERS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
+from pyspac.generate.metrics import StepMetrics
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.split import Split
 
 WIDTHS = (1, 5, 2, 9, 1, 16, 3, 8, 4, 1)
 N_PROMPT = 32

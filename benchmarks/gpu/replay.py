@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.drafting import Drafter, DraftResult
-from pyspac.llama import Vocab
-from pyspac.sampling import Probs, Sampler, SamplingParams, argmax
+from pyspac.generate.drafting import Drafter, DraftResult
+from pyspac.generate.llama import Vocab
+from pyspac.generate.sampling import Probs, Sampler, SamplingParams, argmax
 
 WRONG_DISTANCE = (
     3  # a wrong draft is the token so many positions later: as alike to its neighbours as drafts are

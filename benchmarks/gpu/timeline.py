@@ -72,7 +72,7 @@ def record(
     context: Any, split: Any, prompt: list[int], is_gpu: bool
 ) -> tuple[list[tuple[str, int, float, float]], str]:
     """Spans (kind, layer, begin, end in us) of the last step, and where the device's come from."""
-    from pyspac.metrics import StepMetrics
+    from pyspac.generate.metrics import StepMetrics
 
     def step(index: int) -> None:
         first = prompt[0] + index * WIDTH % 100

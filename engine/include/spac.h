@@ -29,6 +29,7 @@ extern "C" {
 #define SPAC_ABI_VERSION    2
 #define SPAC_N_RECORDS      256 // length of the ring of step records
 #define SPAC_N_SERVER_SLOTS 64
+#define SPAC_BOARD_NAME_MAX 100 // letters, digits, '_', '.' and '-'
 #define SPAC_MAX_BATCH      512 // tokens of the widest batch that can be split
 #define SPAC_MAX_THREADS    512 // of the host executor, and cores that can be named: as many as ggml has room for
 
@@ -76,7 +77,7 @@ typedef struct spac_engine_params {
     const char * cache;        // slot pool: "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
     const char * board_name;   // NULL: private memory; else POSIX shared memory /NAME
     int32_t      host_mode;    // spac_host_mode
-    int32_t      n_threads;    // the host executor's own; 0: as the context's, less those that wait for the device and, if they are more than 4, copy to it
+    int32_t      n_threads;    // of the host experts; 0: as the context's, less one that waits for the device (own kernels) and one that copies (more than 4)
     int32_t      max_batch;    // more tokens than this take stock's path; at least the draft length + 1
     double       copy_gb_s;    // throttle of copies, to emulate a slower link; 0: none
     bool         evict;        // false: a resident expert never leaves
@@ -153,7 +154,7 @@ typedef struct spac_step_record {
 } spac_step_record;
 
 // pointers into the board; valid until the board is closed or its engine freed
-// What an engine wrote reaches another process when a forward ends, and every 25 ms while copies may be due.
+// What an engine wrote reaches another process when a forward ends, and every 25 ms while there is nothing to copy.
 typedef struct spac_board_view {
     size_t   size;
     uint32_t n_layer;

@@ -2,21 +2,29 @@
 
 #include "status.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 
 static const char * const FOLDER = "/dev/shm"; // where Linux keeps POSIX shared memory
 
-// two that start at once may find and remove the same leftover; each try ends with one of them a step further
-static constexpr int N_TRIES = 8;
+// Two that start at once may find and remove the same leftover, whose lock one of them holds for a moment.
+static constexpr int N_TRIES = 8, TRY_MS = 2;
 
 static std::string path_of(const std::string & name) {
-    const bool ok = !name.empty() && name.size() < 200 && name.find('/') == std::string::npos;
+    const auto is_fit = [](char c) { return isalnum((unsigned char) c) || c == '_' || c == '.' || c == '-'; };
+    const bool ok     = !name.empty() && name.size() <= SPAC_BOARD_NAME_MAX && std::all_of(name.begin(), name.end(), is_fit) &&
+                    name[0] != '.' && name[0] != '-';
     if (!ok) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("board name \"%s\": use 1 to 199 characters without '/'", name.c_str()));
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("board name \"%s\": use 1 to %d letters, digits, '_', '.' or '-', the first a "
+                                                                   "letter, a digit or '_'",
+                                                                   name.c_str(), SPAC_BOARD_NAME_MAX));
     }
     return spac_format("%s/pyspac.%s", FOLDER, name.c_str());
 }
@@ -108,11 +116,11 @@ void spac_board_file::remove_left_behind(const std::string & name) {
     }
 }
 
-// removes what is in the way, if it was left behind; throws if it is in use, or no board
-static void clear_path(const std::string & path, const std::string & name, const std::function<std::string(int)> & describe) {
+// false: somebody has its lock; throws if it is no board
+static bool try_clear(const std::string & path, std::string & who, const std::function<std::string(int)> & describe) {
     const int fd = open_plain(path, O_RDWR);
     if (fd < 0 && errno == ENOENT) {
-        return;
+        return true;
     }
     if (fd < 0) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("%s is in the way, and is no board of this user (%s): remove it, or choose another name",
@@ -122,12 +130,21 @@ static void clear_path(const std::string & path, const std::string & name, const
     if (is_free) {
         unlink_locked(fd, path);
     }
-    const std::string who = is_free ? "" : describe(fd);
+    who = is_free ? "" : describe(fd);
     close(fd);
-    if (!is_free) {
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is in use by %s: choose another name or stop that process", name.c_str(),
-                                                        who.c_str()));
+    return is_free;
+}
+
+// removes what is in the way, if it was left behind
+static void clear_path(const std::string & path, const std::string & name, const std::function<std::string(int)> & describe) {
+    std::string who;
+    for (int i = 0; i < N_TRIES; i++) {
+        if (try_clear(path, who, describe)) {
+            return;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(TRY_MS)); // who only removes a leftover is soon done
     }
+    throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is in use by %s: choose another name or stop that process", name.c_str(), who.c_str()));
 }
 
 spac_board_file::spac_board_file(const std::string & name, const void * content, size_t size, const std::function<std::string(int)> & describe) :
@@ -159,11 +176,13 @@ bool spac_board_file::read(size_t offset, void * to, size_t n) const {
     return pread(fd, to, n, offset) == (ssize_t) n;
 }
 
-void spac_board_file::write(size_t offset, const void * from, size_t n) {
-    if (pwrite(fd, from, n, offset) != (ssize_t) n && !has_erred) {
+bool spac_board_file::write(size_t offset, const void * from, size_t n) {
+    const bool ok = pwrite(fd, from, n, offset) == (ssize_t) n;
+    if (!ok && !has_erred) {
         has_erred = true;
         spac_log("the board %s cannot be written (%s): its scheduler sees nothing new", path.c_str(), strerror(errno));
     }
+    return ok;
 }
 
 bool spac_board_file::is_whole() const {
@@ -171,9 +190,11 @@ bool spac_board_file::is_whole() const {
     return fstat(fd, &st) != 0 || (size_t) st.st_size == size;
 }
 
-void spac_board_file::resize() {
-    if (ftruncate(fd, size) != 0 && !has_erred) {
+bool spac_board_file::resize() {
+    const int error = ftruncate(fd, size) != 0 ? errno : posix_fallocate(fd, 0, size);
+    if (error && !has_erred) {
         has_erred = true;
-        spac_log("the board %s was truncated and cannot be extended (%s): its scheduler sees nothing new", path.c_str(), strerror(errno));
+        spac_log("the board %s was truncated and cannot be extended (%s): its scheduler sees nothing new", path.c_str(), strerror(error));
     }
+    return error == 0;
 }

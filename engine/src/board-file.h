@@ -17,10 +17,10 @@ struct spac_board_file {
 
     spac_board_file(const spac_board_file &) = delete;
 
-    bool read(size_t offset, void * to, size_t size) const; // false: the file is shorter
-    void write(size_t offset, const void * from, size_t size);
-    bool is_whole() const; // false: somebody truncated or extended it
-    void resize();         // to its size again; the content is lost
+    bool read(size_t offset, void * to, size_t size) const;    // false: the file is shorter
+    bool write(size_t offset, const void * from, size_t size); // false: no memory; said once
+    bool is_whole() const;                                     // false: somebody truncated or extended it
+    bool resize();                                             // to its size again, where memory is left for it
 
     // of any board, running or left behind; the caller closes it; throws if there is none, or it is no plain file of this user
     static int open(const std::string & name, int flags);

@@ -219,8 +219,8 @@ spac_board_view spac_board::view() const {
 
 // ---- what passes between the two sides
 
-void spac_board::write(size_t offset, size_t n) {
-    file->write(offset, memory + offset, n);
+bool spac_board::write(size_t offset, size_t n) {
+    return file->write(offset, memory + offset, n);
 }
 
 // from the file, if there is one: it is there that another process writes
@@ -232,18 +232,19 @@ bool spac_board::read(size_t offset, void * to, size_t n) const {
     return true;
 }
 
-void spac_board::publish() {
+void spac_board::publish(bool even_if_idle) {
     if (!file) {
         return;
     }
     const board_layout          l = make_layout(geo);
     std::lock_guard<std::mutex> lock(file_mutex);
-    if (file->is_whole()) {
+    is_torn = is_torn || !file->is_whole();
+    if (is_torn) {
+        is_torn = !file->resize() || !write(0, l.size);
+    } else if (even_if_idle || memcmp(&published, counters(), sizeof(published)) != 0) {
         write(0, l.records);
-    } else {
-        file->resize();
-        write(0, l.size);
     }
+    published = *counters();
 }
 
 void spac_board::push_record(const spac_step_record & record) {
@@ -282,11 +283,15 @@ bool spac_board::read_decision(uint64_t seen, spac_decision & decision) const {
 }
 
 int32_t spac_board::n_draft_max(int32_t server_slot) const {
-    int32_t n = -1;
-    if (server_slot < 0 || server_slot >= SPAC_N_SERVER_SLOTS || !read(make_layout(geo).n_draft_max + server_slot * sizeof(n), &n, sizeof(n))) {
+    if (server_slot < 0 || server_slot >= SPAC_N_SERVER_SLOTS) {
         return -1;
     }
-    return std::max(-1, n);
+    const size_t offset = make_layout(geo).n_draft_max + server_slot * sizeof(int32_t);
+    int32_t      n      = -1;
+    if (read(offset, &n, sizeof(n)) && n >= 0) {
+        return n;
+    }
+    return std::max(-1, *at<int32_t>(offset)); // of a scheduler in the engine's own process, where the board has a file
 }
 
 void spac_board::decision_begin() {
@@ -302,7 +307,7 @@ void spac_board::decision_end() {
         std::lock_guard<std::mutex> lock(file_mutex);
         write(l.decision_seq, sizeof(*seq));
         std::atomic_thread_fence(std::memory_order_release);
-        write(l.utility, l.size - l.utility);
+        write(l.utility, l.n_draft_max - l.utility); // limits are written each for itself
         std::atomic_thread_fence(std::memory_order_release);
         __atomic_fetch_add(seq, 1, __ATOMIC_ACQ_REL);
         write(l.decision_seq, sizeof(*seq));

@@ -61,7 +61,8 @@ struct spac_board {
     spac_counters *    counters() const;
 
     // others see what the engine wrote only after this; a file that was truncated is made whole again
-    void publish();
+    // even_if_idle: though no counter has changed since the last time
+    void publish(bool even_if_idle = true);
     void push_record(const spac_step_record & record); // published at once
 
     // takes over the scheduler's decision if its number is not `seen` and it is whole
@@ -82,12 +83,14 @@ struct spac_board {
     T * at(size_t offset) const { return (T *) (memory + offset); }
 
     bool read(size_t offset, void * to, size_t n) const;
-    void write(size_t offset, size_t n);
+    bool write(size_t offset, size_t n);
 
     spac_board_geometry geo;
     char *              memory = nullptr;
     size_t              mapped = 0; // bytes, where the memory is somebody else's file
 
-    std::mutex                       file_mutex; // of writing the file: the graph's thread and the worker do
-    std::unique_ptr<spac_board_file> file;       // of an engine whose board has a name
+    std::mutex                       file_mutex;        // guards the two below, and writing: the graph's thread and the worker do
+    bool                             is_torn   = false; // the file was truncated, and is not yet whole again
+    spac_counters                    published = {};
+    std::unique_ptr<spac_board_file> file; // of an engine whose board has a name
 };

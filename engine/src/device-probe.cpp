@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-static constexpr int64_t N_SLOTS     = 2;
+static constexpr int64_t N_SLOTS     = 3; // the last one is the guard that MMQ reads (slot-pool.h)
 static constexpr size_t  N_NODES_MAX = 64;
 static constexpr char    POISON      = 0x7f; // four of them are 3.4e38: a row that nobody wrote shows
 
@@ -22,7 +22,7 @@ using context_ptr = std::unique_ptr<ggml_context, decltype(&ggml_free)>;
 using backend_ptr = std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)>;
 using buffer_ptr  = std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)>;
 
-// what is run: the first matrix alone, since an unpatched ADD_ID ends an RPC server's process; then all of the FFN
+// what is run: the first matrix alone, since an unpatched ADD_ID aborts; then all of the FFN
 enum class probe { FIRST_MATRIX,
                    FFN };
 
@@ -142,14 +142,27 @@ static void check(ggml_backend_t backend, ggml_backend_t cpu, const spac_moe_lay
     const std::vector<int32_t> ids = make_ids(layer.n_expert_used, n_tokens);
     if (!are_equal(run(backend, layer, n_tokens, what), run(cpu, layer, n_tokens, what), ids)) {
         throw spac_error(SPAC_STATUS_DEVICE,
-                         spac_format("%s computes wrongly where an expert is absent (%s, %s, %lld tokens): its backend does not know of id -1, as an "
-                                     "RPC server of an unpatched llama.cpp; start this build's ggml-rpc-server there, or use another --device",
+                         spac_format("%s computes wrongly where an expert is absent (%s, %s, %lld tokens): its backend does not know of id -1; "
+                                     "use another --device, or none",
                                      device_name(backend).c_str(), what == probe::FFN ? "an expert FFN" : "MUL_MAT_ID",
                                      ggml_type_name(layer.parts[first_part(layer)]->type), (long long) n_tokens));
     }
 }
 
+// An RPC server of an unpatched llama.cpp would be ended by the first -1, and this process with it: its version comes first
+// (patches/upstream/0005).
+static void refuse_old_server(ggml_backend_dev_t device) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    const auto         ask = (uint32_t (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(reg, "ggml_backend_rpc_dev_server_patch");
+    if (ask && ask(device) < 1) {
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("the RPC server of %s is not of this build: it cannot skip absent experts; start this build's "
+                                                         "ggml-rpc-server there, or use another --device",
+                                                         ggml_backend_dev_description(device)));
+    }
+}
+
 void spac_probe_device(ggml_backend_dev_t device, const spac_moe_layer & layer, int max_batch) {
+    refuse_old_server(device);
     const backend_ptr backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
     const backend_ptr cpu(ggml_backend_cpu_init(), ggml_backend_free);
     if (!backend || !cpu) {

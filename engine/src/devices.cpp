@@ -11,8 +11,8 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
-#include <thread>
 #include <vector>
 
 spac_status spac_backend_load_all(void) {
@@ -103,12 +103,9 @@ spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
         std::vector<uint64_t> data(n, 1);
         std::atomic<uint64_t> sink{ 0 };
         *gb_s = best_gb_s(part * n_threads * sizeof(uint64_t), [&] {
-            std::vector<std::thread> threads;
+            std::vector<std::future<void>> passes; // each waits for its thread when it goes, also where one cannot be made
             for (int i = 0; i < n_threads; i++) {
-                threads.emplace_back([&, i] { sink += read_all(data.data() + i * part, part); });
-            }
-            for (std::thread & t : threads) {
-                t.join();
+                passes.push_back(std::async(std::launch::async, [&, i] { sink += read_all(data.data() + i * part, part); }));
             }
         });
     });

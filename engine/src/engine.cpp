@@ -20,9 +20,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         make_decisions();
         host = std::make_unique<spac_host_work>(plan, layers, settings, llama_n_threads(ctx));
         make_dense();
-        forward = std::make_unique<spac_forward>(*board, *cache, *decisions, *host, timeline);
-        start_worker();
+        forward = std::make_unique<spac_forward>(*board, *cache, *decisions, *host, timeline, plan.has_slots ? -1 : layers.split().back()->il);
         go_to_work();
+        start_worker();
     } catch (...) {
         remove_hook();
         throw;
@@ -36,8 +36,10 @@ spac_engine::~spac_engine() {
     remove_hook();
 }
 
+// a graph that was aborted may have left host experts at work
 void spac_engine::forget_context() {
     worker.reset();
+    host->stop();
     ctx = nullptr;
 }
 
@@ -102,6 +104,7 @@ void spac_engine::make_dense() {
     dense = std::make_unique<spac_dense_matmul>(weights);
 }
 
+// the last thing: its thread looks at all the rest
 void spac_engine::start_worker() {
     if (!plan.has_slots) {
         return;
@@ -242,7 +245,7 @@ bool spac_engine::copy_to_slot(const spac_load & load) {
     const uint64_t         t0    = spac_now_us();
     slot_copy->copy(layer, load.ie, *groups[layer.group], load.slot);
     timeline.add(SPAC_SPAN_COPY, load.il, t0, spac_now_us());
-    return true;
+    return true; // no backend of ggml tells of a copy that failed: it aborts
 }
 
 // a server that waits for requests has no forwards to take decisions over
@@ -251,5 +254,5 @@ void spac_engine::look_around() {
     if (!forward->is_running()) {
         cache->idle();
     }
-    board->publish();
+    board->publish(false);
 }

@@ -59,8 +59,8 @@ struct spac_engine {
     void make_cache();
     void make_decisions();
     void make_dense();
-    void start_worker();
     void go_to_work();
+    void start_worker();
     void log_attached() const;
 
     bool copy_to_slot(const spac_load & load);

@@ -62,6 +62,9 @@ static void attach(llama_context * ctx) {
 
 // false: the context must not be used
 extern "C" SPAC_API bool spac_attach_from_env(llama_context * ctx) {
+    if (const char * cache = getenv("PYSPAC_CACHE"); cache && !*cache) {
+        return true; // empty is as good as unset
+    }
     if (attached.exchange(true)) {
         spac_log("an engine is attached already; this context stays as it is");
         return true;

@@ -281,6 +281,11 @@ void spac_expert_cache::stop() {
     idle_now.notify_all();
 }
 
+void spac_expert_cache::wait_stopped(uint64_t us) {
+    std::unique_lock<std::mutex> lock(mutex);
+    work.wait_for(lock, std::chrono::microseconds(us), [&] { return stopped; });
+}
+
 bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
     std::unique_lock<std::mutex> lock(mutex);
     return idle_now.wait_for(lock, std::chrono::milliseconds(timeout_ms),

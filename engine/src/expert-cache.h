@@ -58,6 +58,7 @@ struct spac_expert_cache {
     wait_result wait_for_load(spac_load & load); // blocks; IDLE: nothing to load for IDLE_MS
     void        finish_load(const spac_load & load, bool ok, uint64_t us);
     void        stop();
+    void        wait_stopped(uint64_t us); // until stop(), at most so long
 
     // true if no load can start and none is in flight
     bool    wait_idle(int32_t timeout_ms);

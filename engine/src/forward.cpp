@@ -4,8 +4,9 @@
 
 #include <cstring>
 
-spac_forward::spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, spac_timeline & timeline) :
-    board(board), cache(cache), decisions(decisions), host(host), timeline(timeline), times(board.geometry().n_layer),
+spac_forward::spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, spac_timeline & timeline,
+                           int il_to_publish) :
+    board(board), cache(cache), decisions(decisions), host(host), timeline(timeline), il_to_publish(il_to_publish), times(board.geometry().n_layer),
     activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
@@ -139,4 +140,7 @@ void spac_forward::device_done(spac_moe_layer & layer) {
 
 void spac_forward::host_done(spac_moe_layer & layer) {
     board.layer_stats()[layer.il].host_us += spac_now_us() - times[layer.il].device;
+    if (layer.il == il_to_publish) {
+        board.publish(); // the next forward may be long in coming
+    }
 }

@@ -14,7 +14,9 @@
 #include <vector>
 
 struct spac_forward : spac_split_ops {
-    spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, spac_timeline & timeline);
+    // il_to_publish: the layer after which the board is published; -1: a worker does that between forwards
+    spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, spac_timeline & timeline,
+                 int il_to_publish);
 
     bool is_running() const { return in_progress; } // the worker asks too
     void end();                                     // no forward is running, and the device is idle
@@ -45,6 +47,7 @@ struct spac_forward : spac_split_ops {
     spac_decisions &    decisions;
     spac_host_work &    host;
     spac_timeline &     timeline;
+    const int           il_to_publish;
 
     std::atomic<bool>       in_progress{ false };
     bool                    any_device = false, any_host = false;

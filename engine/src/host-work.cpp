@@ -55,3 +55,8 @@ void spac_host_work::rest() {
         with_kernels->rest();
     }
 }
+
+void spac_host_work::stop() {
+    with_ggml.reset();
+    with_kernels.reset();
+}

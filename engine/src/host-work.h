@@ -18,6 +18,7 @@ struct spac_host_work {
     bool               has_ggml_worker() const { return with_ggml != nullptr; }
 
     void rest(); // no forward is in progress: threads need not stay awake
+    void stop(); // for good: nothing reads the weights any more
 
     const std::unique_ptr<spac_host_experts> in_graph; // with the engine's own kernels; else NULL
 

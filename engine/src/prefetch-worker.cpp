@@ -29,7 +29,7 @@ void spac_prefetch_worker::run() {
             const uint64_t due = t0 + (uint64_t) (load.bytes / (copy_gb_s * 1e3));
             const uint64_t now = spac_now_us();
             if (now < due) {
-                std::this_thread::sleep_for(std::chrono::microseconds(due - now));
+                cache.wait_stopped(due - now);
             }
         }
         cache.finish_load(load, ok, spac_now_us() - t0);

@@ -10,7 +10,8 @@ static constexpr size_t SPAC_STRUCT_SIZE_MAX = 4096; // of a size that was set; 
 
 // throws SPAC_STATUS_INVALID_ARGUMENT; `name` is the struct's type
 inline void spac_check_size(size_t size, const char * name) {
-    if (size < sizeof(size_t) || size > SPAC_STRUCT_SIZE_MAX) {
+    const bool cuts_a_field = size % sizeof(void *) != 0; // of every version they end so
+    if (size < sizeof(size_t) || size > SPAC_STRUCT_SIZE_MAX || cuts_a_field) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("size %zu: set it to sizeof(%s)", size, name));
     }
 }

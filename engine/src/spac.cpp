@@ -42,7 +42,7 @@ static spac_engine_params checked(const spac_engine_params * params) {
     require_between("n_threads", p.n_threads, 0, SPAC_MAX_THREADS);
     require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode: auto, in-graph or executor");
     require(p.host_kernels >= SPAC_KERNELS_AUTO && p.host_kernels <= SPAC_KERNELS_GGML, "host_kernels: auto, spac or ggml");
-    require(p.copy_gb_s >= 0, "copy_gb_s: 0 (no throttle) or more");
+    require(p.copy_gb_s == 0 || p.copy_gb_s >= 0.001, "copy_gb_s: 0 (no throttle), or 0.001 and more");
     return p;
 }
 

@@ -99,8 +99,11 @@ static void test_shared() {
     scheduler->view().n_draft_max[63] = INT32_MIN;
     CHECK(engine->n_draft_max(63) == -1);
 
-    decide(*engine, 7); // a scheduler in the engine's own process
+    scheduler->view().n_draft_max[1] = 4;
+    engine->view().n_draft_max[2]    = 3; // a scheduler in the engine's own process
+    decide(*engine, 7);
     CHECK(engine->read_decision(decision.seq, decision) && decision.utility[0] == 7);
+    CHECK(engine->n_draft_max(1) == 4 && engine->n_draft_max(2) == 3);
 
     CHECK(error_of([] { make_shared_board(); }).find("in use by process " + std::to_string(getpid())) != std::string::npos);
 
@@ -165,6 +168,11 @@ static void test_truncated() {
     decide(*open_board(), 3);
     spac_decision decision;
     CHECK(engine->read_decision(0, decision) && decision.utility[5] == 3);
+
+    // cut and extended between two looks: of the right size, with zeros where -1 said that drafts have no limit
+    CHECK(truncate(shm_file().c_str(), 0) == 0);
+    engine->publish(false);
+    CHECK(engine->n_draft_max(63) == -1);
 }
 
 static void test_scribbled() {
@@ -329,7 +337,7 @@ static void test_refuses_what_it_does_not_know() {
     }
     fclose(f);
     open_board();
-    for (const char * name : { "", "a/b" }) {
+    for (const char * name : { "", "a/b", "a b", ".a", "-a" }) {
         CHECK(!error_of([&] { engine->share(name); }).empty());
     }
 }

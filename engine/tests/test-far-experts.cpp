@@ -44,13 +44,17 @@ static std::vector<float> compute(ggml_backend_t backend, const test_case & c) {
     const size_t                          stride = c.far ? FAR_STRIDE : 2 * bytes_of_expert(c);
     const size_t                          bytes  = (N_EXPERT - 1) * stride + 2 * bytes_of_expert(c);
 
-    ggml_context * ctx    = ggml_init({ 16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
-    ggml_tensor *  all    = ggml_new_tensor_1d(ctx, c.type, bytes / ggml_type_size(c.type));
-    ggml_tensor *  x      = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, N_IN, 1, c.n_tokens);
-    ggml_tensor *  ids    = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, N_USED, c.n_tokens);
-    const auto     mul    = [&](int part) { return ggml_mul_mat_id(ctx, view(ctx, all, c, stride, part), x, ids); };
-    ggml_tensor *  outs[] = { ggml_swiglu_split(ctx, mul(0), mul(1)), mul(1) };
-    ggml_cgraph *  gf     = ggml_new_graph(ctx);
+    ggml_context * ctx       = ggml_init({ 16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
+    ggml_tensor *  all       = ggml_new_tensor_1d(ctx, c.type, bytes / ggml_type_size(c.type));
+    ggml_tensor *  x         = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, N_IN, 1, c.n_tokens);
+    ggml_tensor *  ids       = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, N_USED, c.n_tokens);
+    ggml_tensor *  weights[] = { view(ctx, all, c, stride, 0), view(ctx, all, c, stride, 1) };
+    const auto     mul       = [&](int part) { return ggml_mul_mat_id(ctx, weights[part], x, ids); };
+    ggml_tensor *  outs[]    = { ggml_swiglu_split(ctx, mul(0), mul(1)), mul(1) };
+    ggml_cgraph *  gf        = ggml_new_graph(ctx);
+    for (ggml_tensor * w : weights) {
+        ggml_build_forward_expand(gf, w); // first: a view between two products keeps them from being fused
+    }
     for (ggml_tensor * out : outs) {
         ggml_set_output(out);
         ggml_build_forward_expand(gf, out);

@@ -1,4 +1,4 @@
-"""Types of the module that cffi makes from spac.h; tests/test_header.py keeps the two in step."""
+"""Types of the module that cffi makes from spac.h; tests/engine/test_header.py keeps the two in step."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ class _Lib:
     SPAC_ABI_VERSION: int
     SPAC_N_RECORDS: int
     SPAC_N_SERVER_SLOTS: int
+    SPAC_BOARD_NAME_MAX: int
     SPAC_MAX_BATCH: int
     SPAC_MAX_THREADS: int
     SPAC_STATUS_SUCCESS: int

@@ -52,12 +52,12 @@ def attach(
     """Run a scheduler for a server that was started by hand.
 
     That server is llama-server with --spac-cache SIZE and --spac-board NAME. Ends when the server does.
-    Without a scheduler the server keeps the last decisions, or the engine's own simple policy if there were
-    none. --draft-max is the server's own limit (0: it drafts nothing); unless --speculation is static, drafts
-    of every kind are held below it.
+    Without a scheduler the server keeps the last decisions for 10 s of decoding; then the engine's own simple
+    policy decides, and drafts have no limit. --draft-max is the server's own limit (0: it drafts nothing);
+    unless --speculation is static, drafts of every kind are held below it.
     """
     log.set_up("attach", as_json=log_json)
-    controller, n_draft_max = choose_drafting(speculation, draft_max)
+    controller, n_draft_max = choose_drafting(speculation, draft_max, lowest=0)
     options = AttachOptions(
         scheduler=scheduler_config(estimator, threshold, without, link_gb_s, n_draft_max),
         metrics_port=metrics_port,

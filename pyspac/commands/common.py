@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from pyspac.decode import Interrupt
+from pyspac.commands.json_file import STDOUT
 from pyspac.errors import ConfigError, PyspacError
-from pyspac.report import STDOUT
+from pyspac.generate.decode import Interrupt
 
 LinkGbS = Annotated[
     float | None,

@@ -19,12 +19,13 @@ from pyspac.commands.common import (
     loading_bar,
     reports_errors,
 )
+from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.run import generate_shown
-from pyspac.decode import Generation, Interrupt
 from pyspac.errors import ModelError, PyspacError
-from pyspac.options import CacheSize, RunOptions
-from pyspac.report import STDOUT, device_text, print_table, run_dict, write_json
-from pyspac.session import Session
+from pyspac.generate.decode import Generation, Interrupt
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.report import device_text, print_table, run_dict
+from pyspac.generate.session import Session
 
 MODELS: Final = Path(pyspac.__file__).parent / "models"
 TARGET: Final = MODELS / "demo-moe.gguf"

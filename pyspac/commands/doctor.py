@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pyspac.commands.common import check_json_target, output_console, reports_errors
-from pyspac.cpus import default_n_threads
-from pyspac.doctor import Finding, examine, has_problem, to_dict
-from pyspac.report import STDOUT, write_json
+from pyspac.commands.findings import Finding, examine, has_problem, to_dict
+from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.engine.cpus import default_n_threads
 
 EXIT_PROBLEM: Final = 1
 STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}

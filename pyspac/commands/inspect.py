@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pyspac.commands.common import check_json_target, output_console, reports_errors
-from pyspac.geometry import LayerGeometry, MoeGeometry, read_geometry
-from pyspac.options import MIB
-from pyspac.preflight import check_model_file
-from pyspac.report import STDOUT, write_json
+from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.model.checks import check_model_file
+from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
+from pyspac.units import GIB, MIB
 
-GIB: Final = 1 << 30
 DEFAULT_VRAM_GIB: Final = (4.0, 8.0, 12.0, 16.0, 24.0)
 
 

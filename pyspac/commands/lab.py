@@ -13,17 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pyspac.commands.common import check_json_target, error_console, reports_errors
-from pyspac.config import parse_ablations
+from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.errors import ConfigError
 from pyspac.lab import report as reports
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
 from pyspac.lab.machine import PRESETS, load_machine
 from pyspac.lab.policy import DIMENSIONS, find, load_file, names
-from pyspac.lab.simulator import Setup
+from pyspac.lab.setup import Setup
 from pyspac.lab.sweep import Job, Replay, make_jobs, run_job, run_with_oracle
+from pyspac.lab.trace import Trace, read_trace
 from pyspac.lab.workload import DEFAULT_ACCEPT, Phase
-from pyspac.report import STDOUT, write_json
-from pyspac.trace import Trace, read_trace
+from pyspac.scheduler.config import parse_ablations
 
 app = typer.Typer(
     name="lab",

@@ -19,13 +19,16 @@ from pyspac.commands.common import (
     read_prompt,
     reports_errors,
 )
-from pyspac.decode import Interrupt
+from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.profile_figure import draw
 from pyspac.errors import ConfigError
-from pyspac.options import CacheSize, RunOptions
-from pyspac.report import STDOUT, device_text, write_json
-from pyspac.session import Session
-from pyspac.speculation.profiler import Profiler
-from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile, draw
+from pyspac.generate import decode
+from pyspac.generate.decode import Interrupt
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.profiler import Profiler
+from pyspac.generate.report import device_text
+from pyspac.generate.session import Session
+from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile
 
 WIDTH_MAX: Final = 16
 WIDTH_MIN: Final = 2
@@ -186,7 +189,7 @@ def _where(session: Session) -> dict[str, Any]:
 
 
 def _text(file: Path | None) -> str:
-    return read_prompt(None, file or Path(pyspac.__file__).with_name("decode.py"))
+    return read_prompt(None, file or Path(decode.__file__))
 
 
 def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:

@@ -17,10 +17,10 @@ from pyspac.commands.common import (
     read_prompt,
     reports_errors,
 )
-from pyspac.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations
-from pyspac.decode import Generation, Interrupt
+from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.errors import ConfigError
-from pyspac.options import (
+from pyspac.generate.decode import Generation, Interrupt
+from pyspac.generate.options import (
     DEFAULT_DRAFT_CAP,
     DEFAULT_DRAFT_MAX,
     DEFAULT_N_CTX,
@@ -28,9 +28,10 @@ from pyspac.options import (
     RunOptions,
     SpecType,
 )
-from pyspac.report import STDOUT, print_table, run_dict, write_json
-from pyspac.sampling import SamplingParams
-from pyspac.session import Session
+from pyspac.generate.report import print_table, run_dict
+from pyspac.generate.sampling import SamplingParams
+from pyspac.generate.session import Session
+from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.speculation.explain import explain as explain_lines
 from pyspac.speculation.manager import CONTROLLERS
 

@@ -8,15 +8,15 @@ from typing import Annotated, Final
 import typer
 
 from pyspac.commands.common import LinkGbS, reports_errors
-from pyspac.config import ABLATIONS, DRAFT_MAX, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.errors import ConfigError
-from pyspac.options import (
+from pyspac.generate.options import (
     DEFAULT_DRAFT_CAP,
     DEFAULT_DRAFT_MAX,
     CacheSize,
     check_link_gb_s,
     choose_draft_max,
 )
+from pyspac.scheduler.config import ABLATIONS, DRAFT_MAX, ESTIMATORS, SchedulerConfig, parse_ablations
 from pyspac.server import log
 from pyspac.server.memory import DEFAULT_N_CTX
 from pyspac.server.options import (
@@ -221,10 +221,10 @@ def serve(
 serve.__doc__ = HELP
 
 
-def choose_drafting(speculation: str | None, draft_max: int | None) -> tuple[str, int]:
-    """Who decides how long to draft, and the limit. Raises ConfigError."""
-    if draft_max is not None and not 0 <= draft_max <= DRAFT_MAX:
-        raise ConfigError("--draft-max", draft_max, f"1 .. {DRAFT_MAX}")
+def choose_drafting(speculation: str | None, draft_max: int | None, *, lowest: int = 1) -> tuple[str, int]:
+    """Who decides how long to draft, and the limit, `lowest` or more. Raises ConfigError."""
+    if draft_max is not None and not lowest <= draft_max <= DRAFT_MAX:
+        raise ConfigError("--draft-max", draft_max, f"{lowest} .. {DRAFT_MAX}")
     controller = choose_controller(speculation, draft_max)
     return controller, choose_draft_max(draft_max, controller)
 

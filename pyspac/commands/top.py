@@ -51,7 +51,7 @@ def top(
     """
     _check(once, as_json, svg, seconds)
     name = board_file.find_board(name)
-    from pyspac.board import Board
+    from pyspac.engine.board import Board
     from pyspac.server.snapshot import BoardWatch
 
     with Board.open(name) as board:

@@ -12,11 +12,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyspac.commands.common import EXIT_INTERRUPTED, error_console, loading_bar, read_prompt, reports_errors
-from pyspac.decode import Interrupt
 from pyspac.errors import ConfigError
-from pyspac.options import RunOptions, SpecType
-from pyspac.sampling import SamplingParams
-from pyspac.trace import TokenStatus, Trace, write_trace
+from pyspac.generate.decode import Interrupt
+from pyspac.generate.options import RunOptions, SpecType
+from pyspac.generate.sampling import SamplingParams
+from pyspac.lab.trace import TokenStatus, Trace, write_trace
 
 
 @reports_errors

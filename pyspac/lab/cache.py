@@ -7,15 +7,15 @@ leaves is the eviction policy's decision.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.board import Residency
+from pyspac.engine.board import Residency
 from pyspac.lab.books import Books
-from pyspac.lab.policy import Bools, Eviction, Keys
-from pyspac.trace import TraceGeometry
+from pyspac.lab.demand import Bools, Keys
+from pyspac.lab.trace import TraceGeometry
 
 NONE: Final = -1
 # plain integers: an enum's members are slow to look up in a hot loop
@@ -37,6 +37,25 @@ def divide_slots(budget_bytes: int, geometry: TraceGeometry) -> list[int]:
             slots[i] += 1
             used += size
     return slots
+
+
+class Choice(Protocol):
+    """What the cache asks of an eviction policy."""
+
+    may_bypass: ClassVar[bool]
+    is_fixed: ClassVar[bool]
+
+    def loaded(self, key: int) -> None:
+        """Note that a copy into a slot has completed."""
+
+    def evicted(self, key: int) -> None:
+        """Note that an expert has left."""
+
+    def may_leave(self, candidates: Keys, newcomer: int) -> Bools | None:
+        """Return [n] which candidates may make room for a prefetched newcomer; None: all."""
+
+    def victims(self, candidates: Keys, n: int) -> npt.NDArray[np.intp]:
+        """Return indices of the n candidates that leave, first one first."""
 
 
 class ExpertCache:
@@ -63,7 +82,7 @@ class ExpertCache:
         self.n_slots = sum(group_slots)
         self.can_evict = True
         self.has_low_bit = False  # whether any copy ever came in low precision
-        self.eviction: Eviction  # set by the simulator
+        self.eviction: Choice  # set by the simulator
         self._pins: list[Keys] = []
 
     # ---- pins

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pyspac.config import ABLATIONS
 from pyspac.errors import ConfigError
 from pyspac.lab.policy import names
-from pyspac.lab.simulator import Setup
+from pyspac.lab.setup import Setup
+from pyspac.scheduler.config import ABLATIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 
-from pyspac.board import NO_BUDGET
+from pyspac.engine.board import NO_BUDGET
 from pyspac.lab.cache import ABSENT, QUEUED, ExpertCache
+from pyspac.lab.demand import Floats, Keys
 from pyspac.lab.machine import Machine
-from pyspac.lab.policy import Floats, Keys
 
 
 class Link:

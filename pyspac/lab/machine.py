@@ -18,7 +18,7 @@ from pyspac.errors import ConfigError
 INSTANT_GB_S: Final = 1e9  # a link this fast takes no time at all
 FLOP_PER_BYTE: Final = 3.5  # per row: two per weight, at 4.5 bits per weight
 MIN_HOST_SHARE: Final = 0.25  # of the host's bandwidth that copies leave to its experts at least
-DEVICE_TIMES_HOST: Final = 8.0  # where only the host was measured; as pyspac.cost_model's default
+DEVICE_TIMES_HOST: Final = 8.0  # where only the host was measured; as pyspac.scheduler.cost_model's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

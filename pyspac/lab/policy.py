@@ -14,36 +14,44 @@ from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pyspac.errors import ConfigError, PyspacError
+from pyspac.lab.demand import NEVER, Bools, Demand, Floats, Keys
+from pyspac.lab.setup import parse
+from pyspac.lab.state import RunState
 
-if TYPE_CHECKING:
-    from pyspac.lab.simulator import Run
+__all__ = [  # all that a policy's file needs
+    "DIMENSIONS",
+    "DROP",
+    "FETCH",
+    "HOST",
+    "NEVER",
+    "SUBSTITUTE",
+    "Bools",
+    "Demand",
+    "Eviction",
+    "Fate",
+    "Floats",
+    "Keys",
+    "Miss",
+    "MissPlan",
+    "Policy",
+    "Prefetch",
+    "Routing",
+    "find",
+    "load_builtin",
+    "load_file",
+    "names",
+    "parse",
+    "register",
+]
 
 Dimension = Literal["eviction", "prefetch", "miss", "routing"]
 DIMENSIONS: Final[tuple[Dimension, ...]] = ("eviction", "prefetch", "miss", "routing")
-NEVER: Final = 2**62  # next use of an expert that is not used again
-
-Keys = npt.NDArray[np.intp]  # il * n_expert + ie
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(slots=True)
-class Demand:
-    """What one layer asks for in one step: distinct experts in the order in which they come up."""
-
-    il: int
-    keys: Keys  # [n]
-    rows: npt.NDArray[np.int64]  # [n] activations
-    weight: Floats  # [n] sum of router weights over the rows
-    rank: npt.NDArray[np.int64]  # [n] best rank among the rows, 0: first choice
-    next_use: npt.NDArray[np.int64]  # [n] when the expert is asked for again (step * n_layer + il), or NEVER
-    lost: float = 0.0  # router weight that a routing policy gave away
 
 
 class Fate(IntEnum):
@@ -74,7 +82,7 @@ class Policy:
     dimension: ClassVar[str] = ""
     knobs: ClassVar[dict[str, float]] = {}  # name: default
 
-    def __init__(self, run: Run, **knobs: float) -> None:
+    def __init__(self, run: RunState, **knobs: float) -> None:
         """Set every knob as an attribute; ConfigError names an unknown one."""
         self.run = run
         for key, value in {**self.knobs, **knobs}.items():
@@ -214,13 +222,3 @@ def find(dimension: str, name: str) -> Any:
     if name not in _REGISTRY[dimension]:
         raise ConfigError(f"--{dimension}", name, ", ".join(names(dimension)))
     return _REGISTRY[dimension][name]
-
-
-def parse(text: str) -> tuple[str, dict[str, float]]:
-    """Split "name:knob=1,other=2" into name and knobs; ConfigError if a value is no number."""
-    name, _, rest = text.partition(":")
-    try:
-        pairs = (part.split("=", 1) for part in rest.split(",") if part)
-        return name, {key: float(value) for key, value in pairs}
-    except ValueError as error:
-        raise ConfigError("policy", text, "NAME or NAME:KNOB=NUMBER,...") from error

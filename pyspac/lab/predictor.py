@@ -9,17 +9,14 @@ that needs them needs a trace that holds them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.lab.policy import Keys
-from pyspac.trace import NOT_RUN
-
-if TYPE_CHECKING:
-    from pyspac.lab.simulator import Run
-
+from pyspac.lab.demand import Keys
+from pyspac.lab.state import RunState
+from pyspac.lab.trace import NOT_RUN
 
 ASSUMED: Final = "assumed"
 
@@ -27,7 +24,7 @@ ASSUMED: Final = "assumed"
 class Predictor:
     """Guesses for tokens of the trace; seeded, so that a run repeats."""
 
-    def __init__(self, run: Run, *, accuracy: float | None = None, can_use_record: bool = True) -> None:
+    def __init__(self, run: RunState, *, accuracy: float | None = None, can_use_record: bool = True) -> None:
         """Take the recorded guesses if there are any and they may be used."""
         self.trace = run.trace
         self.n_expert, self.n_expert_used = run.n_expert, run.geometry.n_expert_used

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspac._native import lib_dir
-from pyspac.decode import Generation, Interrupt
-from pyspac.geometry import read_geometry
-from pyspac.gguf_header import GgufHeader, read_header
-from pyspac.llama import Context, ContextParams, Model, lib  # type: ignore[attr-defined]
-from pyspac.session import Session
-from pyspac.trace import NOT_RUN, TokenStatus, Trace, TraceError, TraceGeometry
+from pyspac.generate.decode import Generation, Interrupt
+from pyspac.generate.llama import Context, ContextParams, Model, lib  # type: ignore[attr-defined]
+from pyspac.generate.session import Session
+from pyspac.lab.trace import NOT_RUN, TokenStatus, Trace, TraceError, TraceGeometry
+from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import GgufHeader, read_header
 
 _NODE: Final = re.compile(rb"ffn_moe_(topk|logits|weights(?:_softmax|_norm|_scaled)?)-(\d+)\Z")
 _ROUTER_TYPES: Final = {0: np.float32, 1: np.float16}  # enum ggml_type

@@ -1,25 +1,21 @@
 """The shipping scheduler inside the lab: a board that the simulator fills, and the engine's way to obey it.
 
-Estimator, balancer and prefetcher are `pyspac.scheduler.Scheduler` itself. What it learns from (activation
+Estimator, balancer and prefetcher are `pyspac.Scheduler` itself. What it learns from (activation
 counts, residency, copy times, layer times) is written to a `LocalBoard` as the engine would, with predicted
 times.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.activations import StepRecord
-from pyspac.board import BoardGeometry, LocalBoard, Residency
-from pyspac.config import SchedulerConfig
-from pyspac.prefetch import PrefetchPlan
-from pyspac.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from pyspac.lab.simulator import Run
+from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.lab.state import RunState
+from pyspac.scheduler.activations import StepRecord
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.prefetch import PrefetchPlan
+from pyspac.scheduler.scheduler import Scheduler
 
 
 class LabScheduler(Scheduler):
@@ -38,7 +34,7 @@ class LabScheduler(Scheduler):
 class ShippingScheduler:
     """One scheduler per run, stepped once per step, however many policies ask."""
 
-    def __init__(self, run: Run, config: SchedulerConfig) -> None:
+    def __init__(self, run: RunState, config: SchedulerConfig) -> None:
         """Make a board of the run's geometry that shares the cache's residency."""
         self.run = run
         g = run.geometry

@@ -7,16 +7,13 @@ are predicted.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.errors import ConfigError
 from pyspac.lab.books import Books
-from pyspac.lab.cache import ABSENT, LOADING, RESIDENT, ExpertCache, divide_slots
-from pyspac.lab.link import Link
+from pyspac.lab.cache import LOADING, RESIDENT
 from pyspac.lab.machine import Machine
 from pyspac.lab.policy import (
     DROP,
@@ -34,90 +31,18 @@ from pyspac.lab.policy import (
     find,
     parse,
 )
-from pyspac.lab.shipping import ShippingScheduler
+from pyspac.lab.setup import Setup
+from pyspac.lab.state import LayerTimes, RunState, StepTimes
+from pyspac.lab.trace import TraceGeometry
 from pyspac.lab.workload import Step, Workload
-from pyspac.trace import TraceGeometry
-
-MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """Names of the four policies, each "NAME" or "NAME:KNOB=NUMBER,...", and the capacity."""
-
-    eviction: str = "ema"
-    prefetch: str = "auto"  # what suits the eviction: utility for the estimators, else none
-    miss: str = "auto"  # host for the estimators and fixed allocations, else fetch
-    routing: str = "standard"
-    capacity: str = "5%"  # of all experts' bytes, or MiB
-    without: frozenset[str] = frozenset()  # ablations of the shipping scheduler
-    predictor_accuracy: float = 0.85  # of predictions that the trace does not record
-    seed: int = 0
-    label: str = ""  # of a named combination
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for reports."""
-        return {**asdict(self), "without": sorted(self.without)}
-
-
-def capacity_bytes(text: str, total_bytes: int) -> int:
-    """Read "5%" or a number of MiB; ConfigError if it is neither."""
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = -1.0
-    is_share = text.endswith("%")
-    if not 0.0 <= value <= (100.0 if is_share else 1e9):
-        raise ConfigError("--capacity", text, "a share of all experts such as 5%, or a number of MiB")
-    return min(int(value / 100 * total_bytes + 0.5) if is_share else int(value * MIB), total_bytes)
-
-
-@dataclass(slots=True)
-class LayerTimes:
-    """What the balancer learns from, predicted: microseconds of one layer."""
-
-    n_device: int = 0
-    n_host: int = 0
-    device_rows: int = 0
-    host_rows: int = 0
-    host_us: float = 0.0
-    layer_us: float = 0.0
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """The same for a step."""
-
-    draft_us: float = 0.0
-    verify_us: float = 0.0
-    layers: dict[int, LayerTimes] = field(default_factory=dict)
-
-
-class Run:
-    """The state of one simulation; policies hold a reference to it."""
+class Run(RunState):
+    """One simulation: the state, the policies, and the loop over layers that moves both on."""
 
     def __init__(self, workload: Workload, setup: Setup, machine: Machine) -> None:
-        """Make cache, link and policies; ConfigError names what does not fit."""
-        self.workload, self.setup, self.machine = workload, setup, machine
-        self.trace = workload.trace
-        self.geometry = g = self.trace.geometry
-        self.n_expert, self.n_layer = g.n_expert, g.n_layer
-        self.n_cell = g.n_layer * g.n_expert
-        self.layer_of = np.repeat(np.arange(g.n_layer), g.n_expert)  # [n_cell]
-        self.k = workload.k
-        self.books = Books(g.n_layer)
-        is_unbounded = parse(setup.eviction)[0] == "unbounded"
-        budget = g.total_bytes if is_unbounded else capacity_bytes(setup.capacity, g.total_bytes)
-        self.group_slots = divide_slots(budget, g)
-        if min(self.group_slots) < 1:
-            raise ConfigError("--capacity", setup.capacity, "room for one expert of each layout group")
-        self.cache = ExpertCache(g, self.group_slots, self.books)
-        self.link = Link(machine, self.cache)
-        self.now = 0.0
-        self.step_index = -1
-        self.step: Step = workload.steps[0]
-        self.il = 0
-        self.times = StepTimes()
+        """Make state and policies; ConfigError names what does not fit."""
+        super().__init__(workload, setup, machine)
         self._make_policies()
 
     def _make_policies(self) -> None:
@@ -125,7 +50,6 @@ class Run:
         name, knobs = parse(setup.eviction)
         eviction_class = find("eviction", name)
         uses_utility = bool(getattr(eviction_class, "estimator", ""))
-        self.shipping: ShippingScheduler | None = None  # made by the policies that run the shipping scheduler
         self.eviction: Eviction = eviction_class(self, **knobs)
         self.cache.eviction = self.eviction
         default_prefetch = "utility" if uses_utility else "none"
@@ -139,15 +63,6 @@ class Run:
     def _make(self, dimension: str, text: str, default: str) -> Any:
         name, knobs = parse(default if text == "auto" else text)
         return find(dimension, name)(self, **knobs)
-
-    # ---- what policies may do
-
-    def prefetch(self, keys: Keys, level: int = 1) -> None:
-        """Queue copies of those experts that are absent; higher levels go first."""
-        if self.eviction.is_fixed:
-            return
-        absent = keys[self.cache.residency[keys] == ABSENT]
-        self.link.submit([(int(key), level) for key in absent], self.now)
 
     # ---- running
 

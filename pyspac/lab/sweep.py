@@ -17,7 +17,8 @@ from typing import Any, Final
 from pyspac.lab.combos import find_setup
 from pyspac.lab.machine import Machine
 from pyspac.lab.policy import load_file
-from pyspac.lab.simulator import Run, Setup, simulate
+from pyspac.lab.setup import Setup
+from pyspac.lab.simulator import Run, simulate
 from pyspac.lab.workload import DEFAULT_ACCEPT, Phase, Workload, cached_workload
 
 # lossless and clairvoyant; the fastest one counts

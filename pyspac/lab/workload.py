@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspac.errors import ConfigError
-from pyspac.lab.policy import NEVER, Demand
-from pyspac.trace import NOT_RUN, TokenStatus, Trace
+from pyspac.lab.demand import NEVER, Demand
+from pyspac.lab.trace import NOT_RUN, TokenStatus, Trace
 
 Phase = Literal["decode", "all"]
 DEFAULT_ACCEPT: Final = 0.7
@@ -172,6 +172,6 @@ def cached_workload(source: str, k: int | None, accept: float, phase: Phase, see
 def _cached_trace(source: str) -> Trace:
     from pathlib import Path
 
-    from pyspac.trace import read_trace
+    from pyspac.lab.trace import read_trace
 
     return read_trace(Path(source))

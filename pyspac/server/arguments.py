@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspac.cpus import default_n_threads, parse_cpu_range
+from pyspac.engine.cpus import default_n_threads, parse_cpu_range
 from pyspac.server.options import AttachOptions, ServeOptions
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"

@@ -1,11 +1,10 @@
 """Boards as files: which ones exist, which process each belongs to, and removing those of dead processes.
 
-In: a board's name. Out: a `BoardFile`. What is in it is for `pyspac.board.Board`.
+In: a board's name. Out: a `BoardFile`. What is in it is for `pyspac.engine.board.Board`.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,22 +94,3 @@ def remove_stale(name: str) -> None:
     from pyspac._native import lib
 
     lib.spac_board_remove(name.encode())
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process of this id exists and is no zombie."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return stat.rpartition(b")")[2].split()[:1] == [b"Z"]

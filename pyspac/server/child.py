@@ -15,7 +15,6 @@ from typing import IO, Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be loaded between fork and exec
-POLL_S: Final = 0.05
 KILL_WAIT_S: Final = 10.0
 
 

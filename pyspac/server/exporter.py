@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pyspac.board import Residency
+from pyspac.engine.board import Residency
 from pyspac.errors import ConfigError
 from pyspac.server import log
-
-if TYPE_CHECKING:
-    from pyspac.server.attach import Attachment
+from pyspac.server.attachment import Attachment
 
 # metric, the board's counter, factor, help
 _COUNTERS: Final = (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pyspac.server.snapshot import Observation
-
-MIB = 1 << 20
+from pyspac.units import MIB
 
 
 def _text(value: float | None, form: str, unit: str = "") -> str:

@@ -14,7 +14,7 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
-from pyspac.board import Residency
+from pyspac.engine.board import Residency
 from pyspac.server.snapshot import Observation
 
 N_SHADES: Final = 12

@@ -12,11 +12,11 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from pyspac.devices import Device, choose_device, cpu_device
+from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.errors import ConfigError, PyspacError
-from pyspac.geometry import MoeGeometry, read_geometry
-from pyspac.gguf_header import GgufHeader
-from pyspac.options import MIB
+from pyspac.model.geometry import MoeGeometry, read_geometry
+from pyspac.model.gguf_header import GgufHeader
+from pyspac.units import MIB
 
 MARGIN_BYTES: Final = 768 * MIB  # for compute buffers that still grow, as the engine's own
 DEFAULT_N_CTX: Final = 16384

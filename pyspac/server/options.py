@@ -8,15 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspac.config import DRAFT_MAX, SchedulerConfig
-from pyspac.cpus import parse_cpu_range
+from pyspac.engine.cpus import parse_cpu_range
 from pyspac.errors import ConfigError
-from pyspac.options import (
-    CacheSize,
-    check_host_kernels,
-    check_host_only,
-    is_host_only,
-)
+from pyspac.generate.options import CacheSize, check_host_kernels, check_host_only, is_host_only
+from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, parse_controller
 

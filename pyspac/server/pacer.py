@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from pyspac.board import BoardView
+from pyspac.engine.board import BoardView
 
 BUSY_POLL_S: Final = 0.0015
 IDLE_POLL_S: Final = 0.020

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspac._native import bin_dir
-from pyspac.devices import Device, fits_memory
-from pyspac.geometry import read_geometry
-from pyspac.limits import check_max_batch
-from pyspac.options import RunOptions
-from pyspac.preflight import Preflight, check_model_file, check_run
+from pyspac.engine.devices import Device, fits_memory
+from pyspac.engine.limits import check_max_batch
+from pyspac.generate.options import RunOptions
+from pyspac.generate.preflight import Preflight, check_run
+from pyspac.model.checks import check_model_file
+from pyspac.model.geometry import read_geometry
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.activations import ActivationDrain, StepRecord
-from pyspac.board import N_RECORDS, N_SERVER_SLOTS, BoardView, Residency
+from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView, Residency
+from pyspac.scheduler.activations import ActivationDrain, StepRecord
 
 
 def ratio(part: float, whole: float) -> float | None:

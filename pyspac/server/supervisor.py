@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from pyspac.cpus import kept_within, parse_cpu_range
+from pyspac.engine.cpus import kept_within, parse_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets
@@ -178,7 +178,7 @@ class Supervisor:
             log.event("the server has put its model away; the scheduler waits until it loads it again")
             return
         log.warning(
-            f"the {scheduler.end_text()}; the server goes on with the last decisions, "
+            f"the {scheduler.end_text()}; the server goes on with the last decisions for a while, "
             f"the scheduler is started again in {delay_s:.1f} s",
             event="scheduler_died", pid=scheduler.pid,
         )  # fmt: skip

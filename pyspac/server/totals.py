@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspac.activations import StepRecord
+from pyspac.scheduler.activations import StepRecord
 
 
 @dataclass(slots=True)

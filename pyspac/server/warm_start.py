@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.scheduler import Scheduler
+from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import log
 
 FORMAT: Final = 2  # 1 held settings beside what was learned
@@ -25,7 +25,7 @@ HEADER_BYTES: Final = 8 << 20  # the largest vocabularies take 6 MB
 N_SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 4096
 _STATE: Final = "state."
-_HEADER_KEYS: Final = ("format", "estimator", "n_levels")
+_HEADER_KEYS: Final = ("format", "estimator", "n_levels", "gamma")
 
 
 def cache_folder() -> Path:
@@ -98,7 +98,7 @@ class UtilityStore:
             raise
 
     def recall(self, scheduler: Scheduler) -> bool:
-        """Whether there was a file that fits; one that does not is left alone, and said."""
+        """Whether there was a file that fits; one that does not changes nothing, and is said."""
         if not self.path.is_file():
             return False
         try:
@@ -114,7 +114,9 @@ class UtilityStore:
 
 
 def _header(scheduler: Scheduler) -> dict[str, NDArray[Any]]:
-    values = (FORMAT, scheduler.config.estimator, scheduler.config.effective_levels)
+    config = scheduler.config
+    gamma = config.gamma if config.estimator == "spac" else 0  # its boundaries begin at gamma / 2
+    values = (FORMAT, config.estimator, config.effective_levels, gamma)
     return {name: np.asarray(value) for name, value in zip(_HEADER_KEYS, values, strict=True)}
 
 

@@ -13,20 +13,8 @@
 - cascade          the paper's test-and-set
 - per_k_ema        an average for each draft length
 - static           a fixed length, and none
-- shadow, hook     the decode loop's side; board_speculation: the server's
+- tolerance        what `pyspac profile` found, and what follows from it
+- explain          decisions as text; outcome: what a step did
+
+The decode loop's side is `pyspac.generate.speculation_hook`, a server's `pyspac.server.board_speculation`.
 """
-
-from pyspac.speculation.controller import Controller, Decision, Shared, StepOutcome
-from pyspac.speculation.cost_table import CostTable
-from pyspac.speculation.manager import CONTROLLERS, DEFAULT_CONTROLLER, Speculation
-
-__all__ = [
-    "CONTROLLERS",
-    "DEFAULT_CONTROLLER",
-    "Controller",
-    "CostTable",
-    "Decision",
-    "Shared",
-    "Speculation",
-    "StepOutcome",
-]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pyspac.errors import ConfigError
-from pyspac.speculation.controller import Controller, Phase, Shared, StepOutcome
+from pyspac.speculation.controller import Controller, Phase, Shared
+from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.utility import UtilityAnalyzer
 
 # what can be taken away, as in figure 18

@@ -1,8 +1,8 @@
 """The one table of costs: how long a step of each class takes at each width, learned while the model runs.
 
 In: step outcomes. Out: T(n) in microseconds for the classes draft (by tokens drafted), verify (by tokens in
-the batch; the experts' part apart where it is known) and process. Speculation control decides
-by it, `pyspac profile` shows it. The balancer has costs of its own, per expert (pyspac/cost_model.py).
+the batch; the experts' part apart where it is known) and process. Speculation control decides by it, `pyspac
+profile` shows it. The balancer has costs of its own, per expert (pyspac/scheduler/cost_model.py).
 
 T(n) = level * shape(n). The level is that of the moment: it moves with whatever makes all passes longer or
 shorter (another program on the same core, a longer context, more experts resident), and is learned from
@@ -21,10 +21,9 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from pyspac.speculation.controller import StepOutcome
+from pyspac.speculation.outcome import StepOutcome
 
 NOISE: Final = 0.03  # variances of log T: of a sample
 LEVEL_DRIFT: Final = 0.004  # of the level, per observation

@@ -17,7 +17,8 @@ from __future__ import annotations
 from typing import Final
 
 from pyspac.speculation.acceptance import AcceptanceCurve
-from pyspac.speculation.controller import Controller, Phase, Shared, StepOutcome
+from pyspac.speculation.controller import Controller, Phase, Shared
+from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.prices import N_COST_SAMPLES, Prices
 
 LADDER: Final = (1, 2, 3, 5, 8, 12, 15)

@@ -11,8 +11,9 @@ from typing import Final
 
 from pyspac.errors import ConfigError
 from pyspac.speculation.cascade import OPTIMISATIONS, Cascade, CascadeConfig
-from pyspac.speculation.controller import Controller, Decision, Shared, StepOutcome
+from pyspac.speculation.controller import Controller, Decision, Shared
 from pyspac.speculation.forecast import Forecast
+from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.per_k_ema import PerKEma
 from pyspac.speculation.static import Off, Static
 

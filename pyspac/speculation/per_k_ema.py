@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspac.speculation.controller import Controller, Phase, Shared, StepOutcome
+from pyspac.speculation.controller import Controller, Phase, Shared
+from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.utility import Window
 
 LADDER: Final = (0, 1, 2, 3, 5, 8)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from pyspac.speculation.controller import Controller, StepOutcome
+from pyspac.speculation.controller import Controller
+from pyspac.speculation.outcome import StepOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +145,3 @@ def simulate(
     """One run; equal seeds give every controller the same text."""
     text = Text(phases, n_max, seed)
     return Simulation(machine, text, make(), seed=seed + 1, shadow=shadow).run()
-
-
-def without_noise(machine: Machine) -> Machine:
-    """The same costs, exactly: for tests worked by hand."""
-    return replace(machine, noise=0.0, outlier_rate=0.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pyspac.speculation.controller import Controller, Shared, StepOutcome
+from pyspac.speculation.controller import Controller, Shared
+from pyspac.speculation.outcome import StepOutcome
 
 
 class Static(Controller):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from pyspac.speculation.controller import StepOutcome
+from pyspac.speculation.outcome import StepOutcome
 
 
 def expected_tokens(n_draft: int, acceptance: float) -> float:

@@ -250,9 +250,8 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     const uint64_t bytes = (uint64_t) y << 32 | x;
     unsigned       r     = 0;
     for (int i = 0; i < 4; i++) {
-        const unsigned s    = selector >> 4 * i & 15;
-        const uint8_t  byte = bytes >> 8 * (s & 7);
-        r |= (s & 8 ? (byte & 128 ? 255u : 0u) : byte) << 8 * i;
+        const unsigned s = selector >> 4 * i & 7; // unlike prmt, it has no fourth bit for the sign
+        r |= (bytes >> 8 * s & 255u) << 8 * i;
     }
     return r;
 }

@@ -14,9 +14,10 @@ from pyspac.lab.cache import divide_slots
 from pyspac.lab.combos import COMBINATIONS, find_setup
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.policy import names
-from pyspac.lab.simulator import Run, Setup, capacity_bytes, simulate
+from pyspac.lab.setup import Setup, capacity_bytes
+from pyspac.lab.simulator import Run, simulate
+from pyspac.lab.trace import Trace, TraceGeometry
 from pyspac.lab.workload import make_workload
-from pyspac.trace import Trace, TraceGeometry
 
 DEMAND_ONLY = [
     name for name in names("eviction") if name not in ("unbounded", "static", "static-profile", "belady")

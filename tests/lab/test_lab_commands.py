@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pyspac.cli import app
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP
 from pyspac.lab.policy import DIMENSIONS, names
-from pyspac.trace import TokenStatus, read_trace, write_trace
+from pyspac.lab.trace import TokenStatus, read_trace, write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_TRACE = ROOT / "tests" / "data" / "demo-trace.parquet"

@@ -14,16 +14,18 @@ import gguf_models
 import numpy as np
 import pytest
 
-from pyspac.board import NO_BUDGET, Residency
-from pyspac.config import EngineParams, SchedulerConfig
-from pyspac.engine import Engine
+from pyspac.engine.board import NO_BUDGET, Residency
+from pyspac.engine.engine import Engine
+from pyspac.engine.params import EngineParams
+from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.recorder import RoutingProbe, TracedContext, build_trace, trace_geometry
-from pyspac.lab.simulator import Run, Setup
+from pyspac.lab.setup import Setup
+from pyspac.lab.simulator import Run
+from pyspac.lab.trace import Trace
 from pyspac.lab.workload import make_workload
-from pyspac.llama import Context, ContextParams, Model, ModelParams
-from pyspac.scheduler import Scheduler
-from pyspac.trace import Trace
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.scheduler import Scheduler
 
 WIDTH, N_STEPS, WAIT_MS = 3, 24, 20_000
 SHAPE = gguf_models.Shape(n_layer=4, n_expert=16, n_expert_used=2)

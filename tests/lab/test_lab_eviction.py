@@ -9,7 +9,8 @@ from tiny import letters, make_trace, observe, one_layer
 from pyspac.errors import ConfigError
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.policy import names
-from pyspac.lab.simulator import Run, Setup
+from pyspac.lab.setup import Setup
+from pyspac.lab.simulator import Run
 from pyspac.lab.workload import make_workload
 
 

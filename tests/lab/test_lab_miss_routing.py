@@ -10,7 +10,7 @@ from tiny import MIB, Observed, make_trace, observe
 
 from pyspac.errors import ConfigError
 from pyspac.lab.machine import PRESETS, Machine
-from pyspac.trace import Trace
+from pyspac.lab.trace import Trace
 
 SIMPLE = Machine(
     name="simple",

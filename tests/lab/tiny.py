@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from pyspac.lab.machine import PRESETS, Machine
-from pyspac.lab.simulator import Run, Setup
+from pyspac.lab.setup import Setup
+from pyspac.lab.simulator import Run
+from pyspac.lab.trace import NOT_RUN, TokenStatus, Trace, TraceGeometry
 from pyspac.lab.workload import make_workload
-from pyspac.trace import NOT_RUN, TokenStatus, Trace, TraceGeometry
 
 MIB = 1 << 20
 Token = Sequence[Sequence[int]]  # experts per layer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pyspac.speculation.controller import Controller, StepOutcome
+from pyspac.speculation.controller import Controller
+from pyspac.speculation.outcome import StepOutcome
 
 Costs = Sequence[float]  # [n] time of a step that drafts 0, 1, ... tokens, microseconds
 Accepts = Callable[[int, int], int]  # (step, n_draft) -> n_accepted

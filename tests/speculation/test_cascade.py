@@ -9,7 +9,8 @@ from scripted import always, play
 
 from pyspac.errors import ConfigError
 from pyspac.speculation.cascade import Cascade, CascadeConfig, Trial, next_trial
-from pyspac.speculation.controller import Shared, StepOutcome
+from pyspac.speculation.controller import Shared
+from pyspac.speculation.outcome import StepOutcome
 
 FLAT = [100.0] * 9  # verification for nothing
 LINEAR = [100.0 * (1 + k) for k in range(9)]  # as dear as one by one

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scripted import always, play
 
 from pyspac.speculation.budget import CAPACITY, SHARE
-from pyspac.speculation.controller import Controller, Shared, StepOutcome
+from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.forecast import BASELINE_AGE_MAX, Forecast
 from pyspac.speculation.manager import CONTROLLERS
+from pyspac.speculation.outcome import StepOutcome
 
 STEP = 10_000.0  # of a plain step, microseconds: long enough for a look at each
 FLAT = [STEP] * 9

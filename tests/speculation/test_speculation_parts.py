@@ -9,11 +9,11 @@ import pytest
 from scripted import always, play
 
 from pyspac.errors import ConfigError
-from pyspac.options import RunOptions
-from pyspac.sampling import SamplingParams
+from pyspac.generate.options import RunOptions
+from pyspac.generate.sampling import SamplingParams
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.budget import LossBudget
-from pyspac.speculation.controller import Shared, StepOutcome
+from pyspac.speculation.controller import Shared
 from pyspac.speculation.cost_table import CostTable, WidthCurve
 from pyspac.speculation.explain import explain, to_dicts
 from pyspac.speculation.manager import (
@@ -24,6 +24,7 @@ from pyspac.speculation.manager import (
     choose_controller,
     parse_controller,
 )
+from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.per_k_ema import PerKEma, ladder
 from pyspac.speculation.utility import break_even, expected_tokens, speedup
 

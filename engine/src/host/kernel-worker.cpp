@@ -21,15 +21,24 @@ static void pause_briefly() {
 
 spac_kernel_worker::spac_kernel_worker(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus) :
     experts(kernels), n_threads(n_threads), stays_awake(stays_awake) {
-    for (int i = 0; i < n_threads; i++) {
-        threads.emplace_back([this] { run(); });
-        if (!cpus.empty()) {
-            spac_pin_thread(threads.back(), cpus[(i + 1) % cpus.size()]);
+    try {
+        for (int i = 0; i < n_threads; i++) {
+            threads.emplace_back([this] { run(); });
+            if (!cpus.empty()) {
+                spac_pin_thread(threads.back(), cpus[(i + 1) % cpus.size()]);
+            }
         }
+    } catch (...) { // the system has no thread left
+        stop();
+        throw;
     }
 }
 
 spac_kernel_worker::~spac_kernel_worker() {
+    stop();
+}
+
+void spac_kernel_worker::stop() {
     {
         std::lock_guard<std::mutex> lock(mutex);
         stopped = true;

@@ -26,6 +26,7 @@ struct spac_kernel_worker : spac_host_worker {
 
   private:
     void run();
+    void stop();
     bool next_round(uint64_t & seen);
     bool has_opened(uint64_t & seen) const;
     void open();

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from pyspac.lab.policy import Eviction, Keys, register
-from pyspac.lab.simulator import capacity_bytes
+from pyspac.lab.setup import capacity_bytes
 
 
 @register("eviction", "static")

@@ -1,4 +1,4 @@
-"""Utility: the shipping estimators (`pyspac.estimator`) say how much an expert is worth.
+"""Utility: the shipping estimators (`pyspac.scheduler.estimator`) say how much an expert is worth.
 
 The least utility leaves, ties by oldest use (moe-spac.txt 3.4). Where the prefetch policy is `utility` as
 well, the engine's rules hold: only residents below tau leave, and only for a newcomer of higher utility.
@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pyspac.config import SchedulerConfig
 from pyspac.errors import ConfigError
-from pyspac.estimator import REGISTRY
 from pyspac.lab.policy import Bools, Demand, Eviction, Floats, Keys, parse, register
 from pyspac.lab.shipping import ShippingScheduler
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.estimator import REGISTRY
 
 SHIPPED = -1.0
 KNOBS = dict.fromkeys(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pyspac.config import SchedulerConfig
 from pyspac.lab.policy import Prefetch, register
 from pyspac.lab.shipping import ShippingScheduler
+from pyspac.scheduler.config import SchedulerConfig
 
 
 @register("prefetch", "utility")

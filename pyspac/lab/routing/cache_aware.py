@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pyspac.errors import ConfigError
 from pyspac.lab.policy import NEVER, Demand, Floats, Routing, register
-from pyspac.trace import NOT_RUN
+from pyspac.lab.trace import NOT_RUN
 
 
 @register("routing", "cache-aware")

@@ -1,0 +1,170 @@
+"""What this machine offers and what is wrong with it: a list of `Finding`s, each with a way to mend it.
+
+Every check stands alone: where the native library is missing, the others still run.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any, Final, Literal
+
+import psutil
+
+import pyspac
+from pyspac.errors import PyspacError
+from pyspac.server.build_extras import MEND_HTTPS, MEND_UI, BuildExtras, build_extras
+from pyspac.units import GIB
+
+Level = Literal["ok", "note", "problem"]
+
+LLAMA_CPP_PYTHON_VERSION: Final = (
+    "0.3.36"  # vendors the pinned llama.cpp; its structs are those of our libllama
+)
+LOW_MEMORY_BYTES: Final = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact; `mend` says what to do about a problem or a note."""
+
+    level: Level
+    what: str
+    detail: str
+    mend: str = ""
+
+
+def examine(n_threads: int) -> list[Finding]:
+    """All checks, in the order of a reader's interest. Measuring takes some seconds."""
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "versions": _versions,
+        "bindings": _bindings,
+        "engine": _engine,
+        "memory": _memory,
+        "devices": _devices,
+        "bandwidth": lambda: _bandwidths(n_threads),
+    }
+    return [finding for name, check in checks.items() for finding in _guarded(name, check)]
+
+
+def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """The findings of one check; its failure is a finding too."""
+    findings: list[Finding] = []
+    try:
+        findings += check()
+    except PyspacError as error:
+        findings.append(
+            Finding("problem", name, str(error), "do as the message says, then run pyspac doctor again")
+        )
+    return findings
+
+
+def to_dict(findings: list[Finding]) -> dict[str, Any]:
+    """For `--json`."""
+    return {"ok": not has_problem(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def has_problem(findings: list[Finding]) -> bool:
+    return any(finding.level == "problem" for finding in findings)
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding(
+        "ok", "pyspac", f"{pyspac.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    )
+    names = ("numpy", "cffi", "gguf", "typer", "rich")
+    yield Finding("ok", "packages", ", ".join(f"{name} {_version(name) or 'missing'}" for name in names))
+    if sys.platform != "linux":
+        yield Finding("note", "system", f"{sys.platform} is not tested", "use Linux, or report what you see")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _bindings() -> Iterator[Finding]:
+    found = _version("llama-cpp-python")
+    if found == LLAMA_CPP_PYTHON_VERSION:
+        yield Finding("ok", "bindings", f"llama-cpp-python {found}")
+        return
+    yield Finding(
+        "problem",
+        "bindings",
+        f"llama-cpp-python is {found or 'missing'}, {LLAMA_CPP_PYTHON_VERSION} is needed",
+        "CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --no-binary llama-cpp-python "
+        f"llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}",
+    )
+
+
+def _engine() -> Iterator[Finding]:
+    """The libraries, and what they were built with."""
+    from pyspac import _native
+    from pyspac.generate import llama
+
+    yield Finding("ok", "engine", f"libspac and libllama from {_native.lib_dir()}")
+    yield Finding("ok", "built with", _enabled_features(llama.system_info()))
+    yield from _server(build_extras(_native.bin_dir()))
+
+
+def _server(extras: BuildExtras) -> Iterator[Finding]:
+    """What llama-server has that not every build has."""
+    if extras.https:
+        yield Finding("ok", "downloads", "pyspac serve -- -hf USER/MODEL: llama-server has HTTPS")
+    else:
+        yield Finding("note", "downloads", "no -hf: llama-server was built without HTTPS", MEND_HTTPS)
+    if extras.ui:
+        yield Finding("ok", "web page", "llama-server has its web page")
+    else:
+        yield Finding("note", "web page", "llama-server was built without its web page", MEND_UI)
+
+
+def _enabled_features(system_info: str) -> str:
+    """ "CPU : AVX = 1 | AVX512 = 0 |" -> "AVX"."""
+    flags = [part.split("=") for part in system_info.replace("CPU :", "").split("|") if "=" in part]
+    return " ".join(name.strip() for name, value in flags if value.strip() != "0")
+
+
+def _memory() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    cores = f"{psutil.cpu_count(logical=False)} cores, {psutil.cpu_count()} threads"
+    yield Finding("ok", "host", f"{cores}, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free")
+    if memory.available < LOW_MEMORY_BYTES:
+        yield Finding(
+            "problem",
+            "memory",
+            f"only {memory.available / GIB:.1f} GiB free",
+            "all experts stay in host memory: close other programs, or take a smaller model",
+        )
+
+
+def _devices() -> Iterator[Finding]:
+    from pyspac.engine.devices import gpu_devices
+
+    devices = gpu_devices()
+    for device in devices:
+        memory = f"{device.memory_free / GIB:.1f} of {device.memory_total / GIB:.1f} GiB free"
+        yield Finding("ok", "device", f"{device.name}: {device.description}, {memory}")
+    if not devices:
+        yield Finding(
+            "note",
+            "device",
+            "no GPU: the device is emulated on the CPU: this shows the split but gains no speed",
+            "build with the CUDA preset on a machine with a GPU, or give --rpc HOST:PORT",
+        )
+
+
+def _bandwidths(n_threads: int) -> Iterator[Finding]:
+    from pyspac.engine import engine
+    from pyspac.engine.devices import gpu_devices
+
+    yield Finding(
+        "ok", "host memory", f"{engine.measure_host_gb_s(n_threads):.1f} GB/s read, {n_threads} threads"
+    )
+    for device in gpu_devices():
+        yield Finding("ok", "link", f"{engine.measure_link_gb_s(device.name):.1f} GB/s to {device.name}")

@@ -1,0 +1,50 @@
+"""What `--json` names: a file that is written whole or not at all, or stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+STDOUT: Final = "-"
+
+
+def write_json(target: str, value: dict[str, Any]) -> None:
+    """Write `value` to the file `target`, whole or not at all, or to stdout for "-"."""
+    text = json.dumps(_without_nan(value), indent=2) + "\n"
+    if target == STDOUT:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    path = Path(target)
+    if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
+        path.write_text(text, encoding="utf-8")
+        return
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN; null says the same."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list) else value

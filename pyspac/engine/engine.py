@@ -1,0 +1,255 @@
+"""Steps 5 to 7 live in libspac: this is its handle in Python, and what else the C ABI offers.
+
+In: a llama_context and EngineParams. Out: an Engine whose `board` the scheduler reads and writes. Each
+function here is one function of engine/include/spac.h, whose comments say more; every failure is an
+EngineError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pyspac._native import check, ffi, lib
+from pyspac.engine.board import RECORD_DTYPE, Board
+from pyspac.engine.limits import check_max_batch, check_n_threads
+from pyspac.engine.params import HOST_KERNELS, HOST_MODES, EngineParams
+from pyspac.errors import EngineError
+
+__all__ = [
+    "DeviceInfo",
+    "Engine",
+    "EngineInfo",
+    "EngineParams",
+    "Span",
+    "add_rpc",
+    "cpu_buffer_type",
+    "devices",
+    "host_buffer_type",
+    "load_backends",
+    "measure_host_gb_s",
+    "measure_link_gb_s",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine became when it attached; mirrors spac_engine_info."""
+
+    device: str  # ggml's name
+    is_emulated: bool  # the device is the CPU itself, or the link is throttled
+    host_mode: int  # SPAC_HOST_IN_GRAPH or SPAC_HOST_EXECUTOR
+    n_layer: int
+    n_expert: int
+    n_expert_used: int
+    n_layer_split: int
+    n_layer_declined: int
+    n_group: int
+    n_slots: int  # over all groups
+    pool_bytes: int  # device memory of the pools, guard slots included
+    total_bytes: int  # of all experts of the split layers
+    max_batch: int
+    n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
+    kernels: str  # which of them: "avx512", "avx2"; "" if none
+    n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
+
+
+SPAN_KINDS = ("dispatch", "device", "host", "collect", "copy")  # index = spac_span_kind
+N_SPANS_MAX = 1 << 16  # as many as the engine keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Who was at work, and when; mirrors spac_span. Times in microseconds of time.monotonic()."""
+
+    kind: str  # one of SPAN_KINDS
+    il: int
+    begin_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One ggml device; mirrors spac_device_info."""
+
+    name: str
+    description: str
+    type: int  # enum ggml_backend_dev_type
+    memory_free: int  # bytes
+    memory_total: int
+    handle: int  # ggml_backend_dev_t, for llama_model_params.devices
+
+
+def _text(value: Any) -> str:
+    return str(ffi.string(value).decode(errors="replace"))
+
+
+def _filled(struct: str) -> Any:
+    """Return a new zeroed struct whose size field is set."""
+    value = ffi.new(f"{struct} *")
+    value.size = ffi.sizeof(struct)
+    return value
+
+
+class Engine:
+    """An engine attached to a context. Close it before the context; a context manager does."""
+
+    def __init__(self, handle: Any) -> None:
+        """Wrap a spac_engine handle that frees itself (ffi.gc); use `attach`."""
+        self._handle = handle
+        self._is_closed = False
+        self.board = Board(lib.spac_engine_board(handle), owner=handle)
+
+    @classmethod
+    def attach(cls, ctx_ptr: int, params: EngineParams | None = None) -> Self:
+        """Attach to the llama_context at ctx_ptr; EngineError says why it failed and what to do."""
+        c_params, _texts = _c_params(params or EngineParams())  # _texts must outlive the call
+        out = ffi.new("spac_engine **")
+        check(lib.spac_engine_attach(ffi.cast("struct llama_context *", ctx_ptr), c_params, out))
+        return cls(ffi.gc(out[0], lib.spac_engine_free))
+
+    def _live(self) -> Any:
+        if self._is_closed:
+            raise EngineError(lib.SPAC_STATUS_INVALID_ARGUMENT, "the engine is closed; attach a new one")
+        return self._handle
+
+    def info(self) -> EngineInfo:
+        """Return device, sizes and how many layers are split."""
+        info = _filled("spac_engine_info")
+        check(lib.spac_engine_get_info(self._live(), info))
+        fields = {name: getattr(info, name) for name in EngineInfo.__slots__}
+        return EngineInfo(**{**fields, "device": _text(info.device), "kernels": _text(info.kernels)})
+
+    def declined(self) -> dict[int, str]:
+        """Return the layers the engine leaves to stock, and why."""
+        reasons = {il: lib.spac_engine_declined_reason(self._live(), il) for il in range(self.board.n_layer)}
+        return {il: _text(reason) for il, reason in reasons.items() if reason != ffi.NULL}
+
+    def slot(self, il: int, ie: int) -> int | None:
+        """Return the device slot of an expert, or None if it is not resident."""
+        out = ffi.new("int32_t *")
+        check(lib.spac_engine_slot(self._live(), il, ie, out))
+        return int(out[0]) if out[0] >= 0 else None
+
+    def apply(self) -> None:
+        """Take over the board's decision now; else the next forward does."""
+        check(lib.spac_engine_apply(self._live()))
+
+    def wait_idle(self, timeout_ms: int = 10_000) -> None:
+        """Wait until no load is queued or in flight; EngineError (SPAC_STATUS_TIMEOUT) after timeout_ms."""
+        check(lib.spac_engine_wait_idle(self._live(), timeout_ms))
+
+    def end_forward(self) -> None:
+        """Say that no forward is running: pins are released, the byte budget is renewed."""
+        check(lib.spac_engine_end_forward(self._live()))
+
+    def record_step(self, **fields: int) -> None:
+        """Append a step record to the board; fields as in spac_step_record, those left out are 0."""
+        record = ffi.new("spac_step_record *")
+        for name, value in fields.items():
+            assert name in (RECORD_DTYPE.names or ()), name
+            setattr(record, name, value)
+        check(lib.spac_engine_record_step(self._live(), record))
+
+    def take_spans(self) -> list[Span]:
+        """Return the executor's spans since the last call, by their ends; the first call starts recording."""
+        spans, n = ffi.new("spac_span[]", N_SPANS_MAX), ffi.new("int32_t *")
+        check(lib.spac_engine_take_spans(self._live(), spans, N_SPANS_MAX, n))
+        return [
+            Span(SPAN_KINDS[s.kind], int(s.il), int(s.t_begin_us), int(s.t_end_us)) for s in spans[0 : n[0]]
+        ]
+
+    def close(self) -> None:
+        """Stop the worker, remove the hook, free the pools. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.board.close()
+        ffi.release(self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
+    """Return a spac_engine_params and the strings it points to. ConfigError for what is beyond a limit."""
+    check_n_threads("n_threads", params.n_threads)
+    check_max_batch("max_batch", params.max_batch)
+    c_params = ffi.new("spac_engine_params *", lib.spac_engine_default_params())
+    texts = {name: ffi.new("char[]", text.encode()) for name, text in _named_texts(params).items()}
+    for name, text in texts.items():
+        setattr(c_params, name, text)
+    for name in ("n_threads", "max_batch", "copy_gb_s", "evict", "verbose"):
+        setattr(c_params, name, getattr(params, name))
+    c_params.host_mode = HOST_MODES.index(params.host_mode)
+    c_params.host_kernels = HOST_KERNELS.index(params.host_kernels)
+    return c_params, list(texts.values())
+
+
+def _named_texts(params: EngineParams) -> dict[str, str]:
+    texts = {"device": params.device, "cache": params.cache}
+    if params.board_name is not None:
+        texts["board_name"] = params.board_name
+    if params.cpu_range is not None:
+        texts["cpu_range"] = params.cpu_range
+    return texts
+
+
+def load_backends() -> None:
+    """Register the ggml backends built beside libspac; the functions below do it by themselves."""
+    check(lib.spac_backend_load_all())
+
+
+def devices() -> list[DeviceInfo]:
+    """Return all ggml devices, the CPU included."""
+    load_backends()
+    found = []
+    for index in range(lib.spac_device_count()):
+        info = _filled("spac_device_info")
+        check(lib.spac_device_get_info(index, info))
+        found.append(
+            DeviceInfo(
+                name=_text(info.name),
+                description=_text(info.description),
+                type=int(info.type),
+                memory_free=int(info.memory_free),
+                memory_total=int(info.memory_total),
+                handle=int(ffi.cast("uintptr_t", info.handle)),
+            )
+        )
+    return found
+
+
+def add_rpc(endpoint: str) -> None:
+    """Add the devices of an RPC server, HOST:PORT."""
+    load_backends()
+    check(lib.spac_device_add_rpc(endpoint.encode()))
+
+
+def cpu_buffer_type() -> int:
+    """Return the ggml_backend_buffer_type_t of the host, for llama_model_params.tensor_buft_overrides."""
+    load_backends()
+    return int(ffi.cast("uintptr_t", lib.spac_cpu_buffer_type()))
+
+
+def host_buffer_type() -> int:
+    """Return one of the host with huge pages, never repacked: for the engine's own kernels."""
+    return int(ffi.cast("uintptr_t", lib.spac_host_buffer_type()))
+
+
+def measure_host_gb_s(n_threads: int) -> float:
+    """Return how fast n_threads read host memory, in 1e9 bytes/s. Takes about a second."""
+    out = ffi.new("double *")
+    check(lib.spac_measure_host_gb_s(n_threads, out))
+    return float(out[0])
+
+
+def measure_link_gb_s(device: str) -> float:
+    """Return how fast copies reach the device, in 1e9 bytes/s. Takes about a second."""
+    load_backends()
+    out = ffi.new("double *")
+    check(lib.spac_measure_link_gb_s(device.encode(), out))
+    return float(out[0])

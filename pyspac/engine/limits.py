@@ -1,0 +1,27 @@
+"""The engine's limits, read from spac.h through the native module, so that no number is written twice.
+
+Only what loads the engine anyway imports this. Settings by themselves (pyspac.scheduler.config,
+pyspac.generate.options), the lab and `LocalBoard` work without it, and know lower bounds alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspac._native import lib
+from pyspac.errors import ConfigError
+
+MAX_BATCH: Final = int(lib.SPAC_MAX_BATCH)  # tokens of the widest batch that can be split
+MAX_THREADS: Final = int(lib.SPAC_MAX_THREADS)  # of a context, and of the host executor
+
+
+def check_max_batch(name: str, n_tokens: int) -> None:
+    """Raise ConfigError, which calls the setting `name`, unless the engine can split batches so wide."""
+    if not 1 <= n_tokens <= MAX_BATCH:
+        raise ConfigError(name, n_tokens, f"1 .. {MAX_BATCH} tokens")
+
+
+def check_n_threads(name: str, n_threads: int) -> None:
+    """Raise ConfigError, which calls the setting `name`, unless ggml can run so many; 0: as the context's."""
+    if not 0 <= n_threads <= MAX_THREADS:
+        raise ConfigError(name, n_threads, f"0 .. {MAX_THREADS} threads")

@@ -1,0 +1,38 @@
+"""How an engine attaches to a context: frozen, checked when made, with units in the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspac.checks import check_int, check_range
+from pyspac.errors import ConfigError
+
+HOST_MODES = ("auto", "in-graph", "executor")  # index = spac_host_mode
+HOST_KERNELS = ("auto", "spac", "ggml")  # index = spac_host_kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParams:
+    """How an engine attaches to a context; mirrors spac_engine_params."""
+
+    device: str = "auto"  # "auto" (first GPU, else CPU), "cpu", "none" (no slots), or one like "CUDA0"
+    cache: str = "auto"  # "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
+    board_name: str | None = None  # None: private memory; else POSIX shared memory /NAME
+    host_mode: str = "auto"  # one of HOST_MODES
+    n_threads: int = 0  # of the host executor; 0: as the context's
+    max_batch: int = 16  # more tokens than this take stock's path; at least the draft length + 1
+    copy_gb_s: float = 0.0  # throttle of copies, to emulate a slower link; 0: none
+    evict: bool = True  # False: a resident expert never leaves
+    verbose: bool = False
+    host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
+    cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
+
+    def __post_init__(self) -> None:
+        """Check every field; the engine checks device, cache, board_name, cpu_range, and what is too much."""
+        if self.host_mode not in HOST_MODES:
+            raise ConfigError("host_mode", self.host_mode, ", ".join(HOST_MODES))
+        if self.host_kernels not in HOST_KERNELS:
+            raise ConfigError("host_kernels", self.host_kernels, ", ".join(HOST_KERNELS))
+        check_int("n_threads", self.n_threads, 0)
+        check_int("max_batch", self.max_batch, 1)
+        check_range("copy_gb_s", self.copy_gb_s, 0.0, 1e5)

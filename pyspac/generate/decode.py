@@ -1,0 +1,217 @@
+"""The decode loop: prompt processing, then steps of draft + verify until the end.
+
+In: a context, the prompt's token ids, a sampler, a drafter. Out: a `Generation`. One step drafts n tokens,
+verifies them in one batch of 1 + n tokens (the last token and the drafts), emits the accepted ones and one
+more, and takes the rejected ones back. Between steps a `StepHook` runs the engine's and the scheduler's part.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pyspac.errors import PyspacError
+from pyspac.generate.drafting import Drafter, NoDrafter
+from pyspac.generate.metrics import Metrics, StepMetrics
+from pyspac.generate.sampling import Sampler
+
+if TYPE_CHECKING:
+    from pyspac.generate.llama import Context
+
+StopReason = Literal["eog", "length", "context", "interrupted"]
+UNTIL_EOG = -1
+
+
+class PromptError(PyspacError):
+    """The prompt cannot be processed: empty, or longer than the context."""
+
+    exit_code = 2
+
+
+class StepHook(Protocol):
+    """What runs while no forward pass is running."""
+
+    def n_draft_limit(self) -> int | None:
+        """The longest draft wanted in the next step; None: no opinion."""
+
+    def after_prompt(self) -> None:
+        """The prompt is processed."""
+
+    def after_step(self, index: int, times: StepMetrics) -> None:
+        """Step `index` is done."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """What came out; the end-of-generation token is not part of it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    stop_reason: StopReason = "length"
+    metrics: Metrics = field(default_factory=Metrics)
+
+
+class Interrupt:
+    """True once Ctrl-C was pressed; a second Ctrl-C raises KeyboardInterrupt at once."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def __bool__(self) -> bool:
+        return self.is_set
+
+    def _handle(self, _signum: int, _frame: object) -> None:
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+    @classmethod
+    @contextmanager
+    def watch(cls) -> Iterator[Interrupt]:
+        """Catch SIGINT inside the block. Main thread only."""
+        interrupt = cls()
+        previous = signal.signal(signal.SIGINT, interrupt._handle)
+        try:
+            yield interrupt
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+
+class DecodeLoop:
+    """One generation. Make a new one for each; `context` and the drafter's cache must be empty."""
+
+    def __init__(
+        self,
+        context: Context,
+        sampler: Sampler,
+        drafter: Drafter | None = None,
+        *,
+        n_draft_max: int = 0,
+        hook: StepHook | None = None,
+        on_token: Callable[[int], None] = lambda token: None,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        """`on_token` gets each token as it is emitted, also from inside a step that emits several."""
+        assert n_draft_max < context.params.n_outputs_max
+        self.context = context
+        self.sampler = sampler
+        self.drafter = drafter or NoDrafter()
+        self.n_draft_max = n_draft_max
+        self.hook = hook
+        self.on_token = on_token
+        self.interrupt = Interrupt() if interrupt is None else interrupt  # an unset one is false
+        self.result = Generation()
+        self._sequence: list[int] = []  # prompt and output; all but the last are in the context's cache
+
+    def run(self, prompt: Sequence[int], n_predict: int = UNTIL_EOG) -> Generation:
+        """Generate until the end token, `n_predict` tokens, a full context, or Ctrl-C."""
+        self._check_prompt(prompt)
+        self.result.metrics.start_s = time.perf_counter()
+        self._sequence = list(prompt)
+        reason = self._process_prompt(prompt, n_predict)
+        while reason is None:
+            reason = self._why_stop(n_predict) or self._step(self._n_draft(n_predict))
+        self.result.stop_reason = reason
+        return self.result
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        n_ctx = self.context.n_ctx
+        if not prompt:
+            raise PromptError(
+                "the prompt is empty and the model has no token to begin with; give a text with -p or -f"
+            )
+        if len(prompt) >= n_ctx:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens and the context only {n_ctx}; raise -c or shorten it"
+            )
+
+    def _process_prompt(self, prompt: Sequence[int], n_predict: int) -> StopReason | None:
+        n_ubatch = self.context.params.n_ubatch
+        for first in range(0, len(prompt), n_ubatch):
+            if self.interrupt:
+                return "interrupted"
+            logits = self.context.decode(prompt[first : first + n_ubatch], 1)
+        self.result.metrics.n_prompt = len(prompt)
+        if n_predict == 0:
+            return "length"
+        token, _ = self.sampler.sample(logits[0])
+        if self.n_draft_max:
+            self.drafter.prepare(prompt)
+        if self.hook:
+            self.hook.after_prompt()
+        return self._emit([token])
+
+    def _why_stop(self, n_predict: int) -> StopReason | None:
+        if self.interrupt:
+            return "interrupted"
+        if 0 <= n_predict <= len(self.result.token_ids):
+            return "length"
+        if len(self._sequence) > self.context.n_ctx:
+            return "context"
+        return None
+
+    def _n_draft(self, n_predict: int) -> int:
+        """The longest draft for this step: settings, hook, the rest of the output and of the context."""
+        limits = [self.n_draft_max, self.context.n_ctx - len(self._sequence)]
+        if n_predict >= 0:
+            limits.append(n_predict - len(self.result.token_ids) - 1)
+        if self.hook and (limit := self.hook.n_draft_limit()) is not None:
+            limits.append(limit)
+        return max(0, min(limits))
+
+    def _step(self, n_draft_max: int) -> StopReason | None:
+        """Draft, verify, emit, take back; one step record."""
+        t0 = _now_us()
+        draft = self.drafter.draft(self._sequence, n_draft_max)
+        t1 = _now_us()
+        n_past = self.context.n_past
+        logits = self.context.decode([self._sequence[-1], *draft.tokens], 1 + len(draft.tokens))
+        t2 = _now_us()
+        verdict = self.sampler.verify(logits, draft.tokens, draft.probs)
+        t3 = _now_us()
+        self.context.rollback(n_past + 1 + verdict.n_accepted)
+        self.drafter.accept(verdict.n_accepted)
+        t4 = _now_us()
+        reason = self._emit(verdict.tokens)
+        self._finish_step(
+            StepMetrics(
+                n_draft=len(draft.tokens),
+                n_accepted=verdict.n_accepted,
+                n_tokens=len(logits),
+                draft_us=t1 - t0,
+                verify_us=t2 - t1,
+                sample_us=t3 - t2,
+                process_us=t4 - t3,
+            )
+        )
+        return reason
+
+    def _finish_step(self, times: StepMetrics) -> None:
+        steps = self.result.metrics.steps
+        if self.hook:
+            t0 = _now_us()
+            self.hook.after_step(len(steps), times)
+            times.schedule_us = _now_us() - t0
+        steps.append(times)
+
+    def _emit(self, tokens: Sequence[int]) -> StopReason | None:
+        """Append `tokens` up to the end token."""
+        vocab = self.context.model.vocab
+        n_before = len(self.result.token_ids)
+        reason: StopReason | None = None
+        for token in tokens:
+            if vocab.is_eog(token):
+                reason = "eog"
+                break
+            self.result.token_ids.append(token)
+            self._sequence.append(token)
+            self.on_token(token)
+        self.result.metrics.mark_tokens(len(self.result.token_ids) - n_before, time.perf_counter())
+        return reason
+
+
+def _now_us() -> int:
+    return time.perf_counter_ns() // 1000

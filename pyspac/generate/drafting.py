@@ -1,0 +1,138 @@
+"""Drafters: who proposes the next tokens, which the target then verifies in one batch.
+
+One interface. In: the whole sequence so far (prompt and everything emitted) and how many tokens at most. Out:
+a `DraftResult`. After verification `accept(n)` says how many of the drafts hold.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspac.generate.sampling import Probs, Sampler
+
+if TYPE_CHECKING:
+    from pyspac.generate.llama import Context
+
+
+@dataclass(frozen=True, slots=True)
+class DraftResult:
+    """Drafted tokens; `probs`: the distribution [n_vocab] of each, None if the drafter is deterministic."""
+
+    tokens: list[int] = field(default_factory=list)
+    probs: list[Probs] | None = None
+
+
+class Drafter(ABC):
+    """The interface."""
+
+    def prepare(self, tokens: Sequence[int]) -> None:  # noqa: B027  nothing to do for most
+        """Process the prompt, so that the first draft need not."""
+
+    @abstractmethod
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        """At most `n_max` tokens to follow `tokens`; none is allowed."""
+
+    def accept(self, n: int) -> None:  # noqa: B027
+        """The first `n` tokens of the last draft were accepted."""
+
+
+class NoDrafter(Drafter):
+    """Plain decoding."""
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        return DraftResult()
+
+
+class NgramDrafter(Drafter):
+    """Prompt lookup: what followed the last time the sequence's last tokens stood somewhere before.
+
+    The longest match counts, from `n_match_max` tokens down to `n_match_min`, the latest occurrence of it.
+    The index grows with the sequence: O(1) per token and length.
+    """
+
+    def __init__(self, n_match_max: int = 4, n_match_min: int = 2) -> None:
+        self.lengths = range(n_match_max, n_match_min - 1, -1)
+        self._follower: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
+        self._n_indexed = 0
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        self._index(tokens)
+        for n in self.lengths:
+            start = self._follower.get(tuple(tokens[-n:])) if len(tokens) > n else None
+            if start is not None:
+                return DraftResult(list(tokens[start : start + n_max]))
+        return DraftResult()
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Add all n-grams that have a follower: those ending before the last token."""
+        for end in range(max(1, self._n_indexed), len(tokens)):
+            for n in self.lengths:
+                if end >= n:
+                    self._follower[tuple(tokens[end - n : end])] = end
+        self._n_indexed = len(tokens)
+
+
+class ModelDrafter(Drafter):
+    """A small model with the target's vocabulary, in a context of its own.
+
+    Its cache always holds a prefix of the target's sequence, plus, between `draft` and `accept`, the drafts.
+    """
+
+    def __init__(self, context: Context, sampler: Sampler, p_min: float = 0.0) -> None:
+        """`sampler`: the target's parameters, so that drafts resemble what it draws; a stream of its own.
+
+        A draft ends where the likeliest next token has a probability below `p_min`.
+        """
+        self.context = context
+        self.sampler = sampler
+        self.p_min = p_min
+        self._n_known = 0  # tokens of the sequence at the last draft
+
+    def prepare(self, tokens: Sequence[int]) -> None:
+        self._truncate(len(tokens))
+        self.context.decode(tokens[self.context.n_past :], 0)
+        self._n_known = len(tokens)
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        n_max = min(n_max, self.context.n_ctx - len(tokens))
+        if n_max <= 0:
+            return DraftResult()
+        self._truncate(min(self._n_known, len(tokens) - 1))
+        self._n_known = len(tokens)
+        return self._draft_after(tokens[self.context.n_past :], n_max)
+
+    def _draft_after(self, pending: Sequence[int], n_max: int) -> DraftResult:
+        drafted: list[int] = []
+        probs: list[Probs] = []
+        while len(drafted) < n_max:
+            logits = self.context.decode(pending, 1)[0]
+            token, p = self.sampler.sample(logits)
+            if self.p_min > 0.0 and _top_probability(logits, p) < self.p_min:
+                break  # for this the token drawn must not matter, or the output's distribution changes
+            drafted.append(token)
+            if p is not None:
+                probs.append(p)
+            if self.context.model.vocab.is_eog(token):
+                break  # nothing follows the end
+            pending = [token]
+        return DraftResult(drafted, probs or None)
+
+    def accept(self, n: int) -> None:
+        self._n_known += n
+        self._truncate(self._n_known)
+
+    def _truncate(self, n: int) -> None:
+        self.context.rollback(min(n, self.context.n_past))
+
+
+def _top_probability(logits: npt.NDArray[np.float32], probs: Probs | None) -> float:
+    """Of the likeliest token, in `probs`, or before sampling where there are none (greedy)."""
+    if probs is not None:
+        return float(probs.max())
+    return 1.0 / float(np.exp(logits - logits.max()).sum())

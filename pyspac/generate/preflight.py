@@ -1,0 +1,76 @@
+"""Checks of the input before llama.cpp sees it, so that bad input gives a clear message and not a crash.
+
+In: `RunOptions` and the chosen device. Out: a `Preflight`, the headers of the files and what follows from
+them. Each check raises an error with exit code 2; nothing is written and no weight is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspac.engine.devices import Device
+from pyspac.errors import ConfigError, ModelError
+from pyspac.generate.options import DEFAULT_N_CTX, RunOptions
+from pyspac.model.checks import check_model_file, check_same_vocab
+from pyspac.model.geometry import MoeGeometry, read_geometry
+from pyspac.model.gguf_header import GgufHeader
+from pyspac.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What is known about a run before anything is loaded."""
+
+    geometry: MoeGeometry
+    draft: GgufHeader | None
+    n_ctx: int
+
+
+def check_run(options: RunOptions, device: Device) -> Preflight:
+    """All checks that need the files' headers and the device only."""
+    header = check_model_file(options.model)
+    geometry = read_geometry(header)
+    if device.is_cpu and options.n_gpu_layers not in (None, 0):
+        raise ConfigError(
+            "-ngl", options.n_gpu_layers, "0, as the device is the CPU; or choose another --device"
+        )
+    if not options.stock:
+        _check_can_split(options, geometry, device)
+    draft = None
+    if options.draft is not None:
+        draft = check_model_file(options.draft)
+        check_same_vocab(header, draft)
+    return Preflight(geometry=geometry, draft=draft, n_ctx=_choose_n_ctx(options.n_ctx, geometry))
+
+
+def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device) -> None:
+    if not geometry.is_moe:
+        raise ModelError(
+            f"{options.model}: a dense model ({geometry.architecture}), it has no experts to split; "
+            "run it with --stock, or give a Mixture-of-Experts model"
+        )
+    n_bytes = options.cache.n_bytes(geometry.experts_bytes)
+    if n_bytes is None or options.is_host_only:
+        return
+    largest = max(layer.expert_bytes for layer in geometry.moe_layers)
+    if n_bytes < largest:
+        raise ConfigError("--cache", options.cache.text, f"at least one expert, {largest / MIB:.2f} MiB")
+    if n_bytes > device.memory_free:
+        raise ConfigError(
+            "--cache",
+            options.cache.text,
+            f"at most the {device.memory_free / MIB:.0f} MiB that are free on {device.name} "
+            f"({n_bytes / MIB:.0f} MiB were asked for)",
+        )
+
+
+def _choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
+    """The context in tokens; 0 asks for the model's own."""
+    n_train = geometry.n_ctx_train or DEFAULT_N_CTX
+    if wanted is None:
+        return min(n_train, DEFAULT_N_CTX)
+    if wanted > n_train:
+        raise ConfigError(
+            "-c", wanted, f"at most {n_train}, the context that the model was trained with (0 chooses it)"
+        )
+    return wanted or n_train

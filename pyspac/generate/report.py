@@ -1,0 +1,169 @@
+"""What a run reports: one JSON object, and a short table of 80 columns."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pyspac.generate.decode import Generation
+from pyspac.generate.session import Session
+from pyspac.speculation.explain import to_dicts
+from pyspac.units import MIB
+
+if TYPE_CHECKING:
+    from pyspac.generate.split import Split
+
+# what `--json` says of a run without the engine
+NO_EXPERTS = dict.fromkeys(
+    (
+        "n_slots",
+        "pool_bytes",
+        "n_hit",
+        "n_miss",
+        "n_late",
+        "n_loads",
+        "n_evictions",
+        "loaded_bytes",
+        "n_steps_with_both",
+    ),
+    0,
+)
+
+
+def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
+    """The object of `--json`."""
+    split, options = session.split, session.options
+    return {
+        "mode": "split" if split else "stock",
+        "device": split.info.device if split else session.device.name,
+        "emulated": bool(split and split.info.is_emulated),
+        "model": str(options.model),
+        "draft": str(options.draft) if options.effective_spec_type == "draft" else None,
+        "spec_type": options.effective_spec_type,
+        "draft_max": options.effective_draft_max,
+        **_speculation_dict(session),
+        "seed": None if session.sampler.is_greedy else session.sampler.seed,
+        "text": session.model.vocab.detokenize(generation.token_ids),
+        "token_ids": generation.token_ids,
+        "stop_reason": generation.stop_reason,
+        "n_prompt": generation.metrics.n_prompt,
+        **generation.metrics.to_dict(),
+        "experts": split.experts_dict() if split else dict(NO_EXPERTS),
+        "layers": split.layers_dict() if split else {"split": 0, "declined": {}, "unpinned": 0},
+        "scheduler": split.scheduler_dict()
+        if split
+        else {"estimator": None, "step_us_p50": None, "step_us_p99": None},
+    }
+
+
+def _speculation_dict(session: Session) -> dict[str, Any]:
+    """How draft lengths were chosen; with --explain, every decision and the costs it rests on."""
+    result: dict[str, Any] = {"speculation": session.options.controller}
+    if session.options.explain and session.speculation:
+        result["decisions"] = to_dicts(session.speculation.decisions())
+        result["costs"] = session.speculation.shared.table.to_dict()
+    return result
+
+
+# ------------------------------------------------------------------------------------------------ table
+
+
+def print_table(console: Console, session: Session, generation: Generation) -> None:
+    """What happened, in at most 80 columns."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in table_rows(session, generation):
+        table.add_row(name, text)
+    console.print(table)
+
+
+def table_rows(session: Session, generation: Generation) -> list[tuple[str, str]]:
+    rows = [("mode", _mode_text(session)), *_speed_rows(generation), *_speculation_rows(session, generation)]
+    if session.split:
+        rows += _split_rows(session, generation)
+    return rows
+
+
+def _mode_text(session: Session) -> str:
+    if session.split is None:
+        return f"stock llama.cpp on {session.device.name}, {session.n_threads} threads"
+    if session.options.is_host_only:
+        return f"every expert on the host, {session.n_threads} threads, {session.split.info.kernels} kernels"
+    return f"split between {device_text(session)} and the host"
+
+
+def device_text(session: Session) -> str:
+    """The device's name, and that it is emulated where it is."""
+    info = session.split.info if session.split else None
+    if info is None or not info.is_emulated:
+        return session.device.name
+    if session.device.is_cpu:
+        return "a device emulated on the CPU"
+    return f"{info.device} with an emulated link"
+
+
+def _speed_rows(generation: Generation) -> list[tuple[str, str]]:
+    m = generation.metrics
+    return [
+        ("tokens", f"{m.n_tokens} after a prompt of {m.n_prompt}, stopped: {generation.stop_reason}"),
+        (
+            "speed",
+            f"{_number(m.tps)} tokens/s, {_number(m.tpot_ms)} ms per token, "
+            f"the first after {_number(m.ttft_ms)} ms",
+        ),
+    ]
+
+
+def _speculation_rows(session: Session, generation: Generation) -> list[tuple[str, str]]:
+    m = generation.metrics
+    if session.options.effective_draft_max == 0:
+        return [("drafting", "none")]
+    rate = "nothing drafted" if m.acceptance_rate is None else f"{m.acceptance_rate:.0%} accepted"
+    return [
+        (
+            "drafting",
+            f"{session.options.effective_spec_type}, {m.n_drafted} drafted, {rate}, "
+            f"{_number(m.acceptance_length)} tokens per step",
+        )
+    ]
+
+
+def _split_rows(session: Session, generation: Generation) -> list[tuple[str, str]]:
+    split = session.split
+    assert split is not None
+    experts, layers = split.experts_dict(), split.layers_dict()
+    declined = "".join(f", {n} declined ({reason})" for reason, n in layers["declined"].items())
+    moved = f"{experts['loaded_bytes'] / MIB:.1f} MiB"
+    return [
+        ("layers", f"{layers['split']} split{declined}"),
+        ("slots", f"{experts['n_slots']} experts, {experts['pool_bytes'] / MIB:.1f} MiB"),
+        ("covered", _coverage_text(split.coverage())),
+        (
+            "loads",
+            f"{experts['n_loads']} ({moved}), {experts['n_evictions']} evictions, {experts['n_late']} late",
+        ),
+        ("per step", _step_text(split, max(1, generation.metrics.n_steps))),
+    ]
+
+
+def _coverage_text(coverage: float | None) -> str:
+    return "-" if coverage is None else f"{coverage:.1%} of activations found their expert on the device"
+
+
+def _step_text(split: Split, n_steps: int) -> str:
+    """Times of experts per step, summed over the layers; a real device's time is not observed."""
+    host, device = (split.time_us(name) / n_steps / 1e3 for name in ("host_us", "device_us"))
+    device_text = f"{device:.2f} ms" if device else "not observed"
+    scheduler_ms = _number(split.scheduler_dict()["step_us_p50"] / 1e3)
+    return f"host experts {host:.2f} ms, device experts {device_text}, scheduler {scheduler_ms} ms"
+
+
+def _number(value: float | None) -> str:
+    """About three digits; "-" for none."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,117 @@
+"""The split of one context: the engine attached to it, and the scheduler that runs between its steps.
+
+In: a target context and the options. Out: a `Split`, which is the decode loop's `StepHook` and knows the
+figures of what happened. A draft model's context never gets one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspac.engine.engine import Engine
+from pyspac.generate.metrics import StepMetrics
+from pyspac.generate.options import RunOptions
+from pyspac.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from pyspac.engine.devices import Device
+    from pyspac.generate.llama import Context
+
+
+class Split:
+    """An attached engine with its scheduler; close it before the context."""
+
+    def __init__(self, context: Context, device: Device, options: RunOptions) -> None:
+        """Raises EngineError if the device fails or no layer can be split."""
+        assert context.ptr is not None
+        self.context = context
+        self.engine = Engine.attach(context.ptr, options.engine_params(_engine_device(device, options)))
+        with ExitStack() as on_error:
+            on_error.callback(self.engine.close)  # an engine must not outlive its context
+            self.info = self.engine.info()
+            self.scheduler = Scheduler(self.engine.board, options.scheduler_config())
+            self._decide()
+            on_error.pop_all()
+
+    def n_draft_limit(self) -> int | None:
+        """The board's draft-length limit of this sequence; None: none."""
+        limit = int(self.engine.board.n_draft_max[0])
+        return None if limit < 0 else limit
+
+    def after_prompt(self) -> None:
+        self.engine.end_forward()
+        self._decide()
+
+    def after_step(self, index: int, step: StepMetrics) -> None:
+        self.engine.end_forward()
+        self.engine.record_step(
+            step=index,
+            n_draft=step.n_draft,
+            n_accepted=step.n_accepted,
+            n_tokens=step.n_tokens,
+            draft_us=step.draft_us,
+            verify_us=step.verify_us,
+            sample_us=step.sample_us,
+            process_us=step.process_us,
+        )
+        self._decide()
+
+    def _decide(self) -> None:
+        self.scheduler.step()
+        self.engine.apply()  # now, so that copies run while the next tokens are drafted
+
+    def experts_dict(self) -> dict[str, int]:
+        """`experts` of the `--json` object; distinct (layer, expert) pairs per forward pass."""
+        counters = self.engine.board.counters[0]
+        names = ("n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes")
+        return {
+            "n_slots": self.info.n_slots,
+            "pool_bytes": self.info.pool_bytes,
+            **{name: int(counters[name]) for name in names},
+            "n_steps_with_both": int(counters["n_forward_both"]),
+        }
+
+    def layers_dict(self) -> dict[str, Any]:
+        """`layers` of the `--json` object."""
+        return {
+            "split": self.info.n_layer_split,
+            "declined": dict(Counter(self.engine.declined().values())),
+            "unpinned": self.info.n_layer_unpinned,
+        }
+
+    def scheduler_dict(self) -> dict[str, Any]:
+        """`scheduler` of the `--json` object."""
+        stats = self.scheduler.stats()
+        return {
+            "estimator": self.scheduler.config.estimator,
+            "step_us_p50": stats.step_p50_us,
+            "step_us_p99": stats.step_p99_us,
+        }
+
+    def coverage(self) -> float | None:
+        """Share of (token, expert) activations whose expert was on the device; None before the first."""
+        counters = self.engine.board.counters[0]
+        n_hit = int(counters["n_hit_rows"])
+        n_all = n_hit + int(counters["n_miss_rows"]) + int(counters["n_late_rows"])
+        return n_hit / n_all if n_all else None
+
+    def time_us(self, name: str) -> int:
+        """Sum over layers of a time of spac_layer_stats."""
+        return int(self.engine.board.layer_stats[name].sum())
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def _engine_device(device: Device, options: RunOptions) -> str:
+    if options.is_host_only:
+        return "none"
+    return "cpu" if device.is_cpu else device.name

@@ -1,0 +1,50 @@
+"""What one run is asked for: policies by name, with their knobs, and the capacity."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyspac.errors import ConfigError
+from pyspac.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Names of the four policies, each "NAME" or "NAME:KNOB=NUMBER,...", and the capacity."""
+
+    eviction: str = "ema"
+    prefetch: str = "auto"  # what suits the eviction: utility for the estimators, else none
+    miss: str = "auto"  # host for the estimators and fixed allocations, else fetch
+    routing: str = "standard"
+    capacity: str = "5%"  # of all experts' bytes, or MiB
+    without: frozenset[str] = frozenset()  # ablations of the shipping scheduler
+    predictor_accuracy: float = 0.85  # of predictions that the trace does not record
+    seed: int = 0
+    label: str = ""  # of a named combination
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for reports."""
+        return {**asdict(self), "without": sorted(self.without)}
+
+
+def capacity_bytes(text: str, total_bytes: int) -> int:
+    """Read "5%" or a number of MiB; ConfigError if it is neither."""
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    is_share = text.endswith("%")
+    if not 0.0 <= value <= (100.0 if is_share else 1e9):
+        raise ConfigError("--capacity", text, "a share of all experts such as 5%, or a number of MiB")
+    return min(int(value / 100 * total_bytes + 0.5) if is_share else int(value * MIB), total_bytes)
+
+
+def parse(text: str) -> tuple[str, dict[str, float]]:
+    """Split "name:knob=1,other=2" into name and knobs; ConfigError if a value is no number."""
+    name, _, rest = text.partition(":")
+    try:
+        pairs = (part.split("=", 1) for part in rest.split(",") if part)
+        return name, {key: float(value) for key, value in pairs}
+    except ValueError as error:
+        raise ConfigError("policy", text, "NAME or NAME:KNOB=NUMBER,...") from error

@@ -1,0 +1,247 @@
+"""Step 3: utility levels and measured costs in, a threshold tau per layer out (moe-spac.txt 3.3 and C.2).
+
+Experts with utility >= tau are hot: they belong on the device. Per layer and tau in 1 .. n_levels:
+
+    T_cpu(tau) = u_c(tau) * load_us + a_c(tau) * row_us    cold experts and their rows    (eq. 7, ours)
+    T_gpu(tau) = u_g(tau) * device_us                      hot experts in use             (eq. 8)
+    n(tau)     = hot experts that are absent               to be copied
+    minimise |T_cpu - T_gpu|                                                              (eq. 9)
+    subject to link_us * n(tau) <= max(T_cpu, T_gpu) + draft_us / n_layer                 (eq. 10)
+               slots for all hot experts of the layout group                              (eq. 11)
+
+u_c, a_c and u_g are what the paper writes r_c * gamma * k and r_g * b: learned online, per layer, by level.
+tau = K where nothing is feasible. Making the tables by level reads every expert once; the solution itself is
+O(n_layer * n_levels), whatever the number of experts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.engine.board import BoardView, LayoutGroups
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.cost_model import CostModel
+from pyspac.scheduler.occupancy import Occupancy
+
+_REMEMBER = 0.95  # per step: what is left of the past in the tables
+_EVERY = 4  # steps, of which the tables learn from one: what a level means changes slowly
+_N_WARM_UP = 16  # steps that all are learned from
+_NOTHING = 1e-30  # sums below are 0: long before they become denormal, which is slow
+_EVERY_NOTHING = 1024  # steps between looks for those
+
+
+class LevelTables:
+    """How often experts of each level are used, and how many there are.
+
+    Tables are [n_layer, n_levels + 1] and run from the highest level down: column j is level n_levels - j, so
+    that a running sum over columns counts the experts of that level or above.
+    """
+
+    def __init__(self, n_layer: int, n_expert: int, n_levels: int) -> None:
+        """Start with every expert at level 0 and nothing seen."""
+        self.shape = (n_layer, n_levels + 1)
+        self.n_levels = n_levels
+        self.by_level = np.zeros(self.shape, np.int64)  # experts now at each level
+        # decayed sums over the steps learned from: activations, distinct experts used, experts
+        self._sums = np.zeros((3, *self.shape))
+        self.rows, self.used, self.seen = self._sums
+        self.weight = 0.0  # those steps, decayed sum
+        self.n_observed = 0  # all steps
+        self._chance = np.zeros(n_levels + 1)  # use_probability()
+        self._rise = 1e-9 * np.arange(n_levels + 1)
+        # where level 0 of a layer is, and each expert's place, in a flat table; small, as caches are cold
+        small = np.min_scalar_type(n_layer * (n_levels + 1))
+        self._last = (np.arange(n_layer) * (n_levels + 1) + n_levels).astype(small)[:, None]
+        self._index = np.zeros((n_layer, n_expert), small)
+        self._is_used = np.zeros((n_layer, n_expert), bool)
+        self.place(np.zeros((n_layer, n_expert), np.uint8))
+
+    def place(self, levels: NDArray[np.uint8]) -> None:
+        """Take in the levels [n_layer, n_expert] that hold from now on."""
+        np.subtract(self._last, levels, out=self._index)
+        self.by_level = self._histogram(self._index.ravel())
+
+    def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Count the experts of `mask` [n_layer, n_expert] by level."""
+        return self._histogram(self._index.take(mask.ravel().nonzero()[0]))
+
+    def _histogram(self, at: NDArray[Any], weights: NDArray[Any] | None = None) -> NDArray[Any]:
+        return np.bincount(at, weights, self.shape[0] * self.shape[1]).reshape(self.shape)
+
+    def observe(self, counts: NDArray[np.uint32]) -> None:
+        """Take in what the experts did in a step; renew the tables where it is time."""
+        self.n_observed += 1
+        if self.is_renewed():
+            self._learn(counts)
+
+    def is_renewed(self) -> bool:
+        """Whether the last step was learned from: what rests on the tables is worked out again then."""
+        return self.n_observed <= _N_WARM_UP or self.n_observed % _EVERY == 0
+
+    def _learn(self, counts: NDArray[np.uint32]) -> None:
+        """Add a step to the sums, by the level each expert was placed at before it."""
+        np.greater(counts, 0, out=self._is_used)  # nonzero() is fast on bool alone
+        is_used = self._is_used.ravel().nonzero()[0]
+        at = self._index.take(is_used)
+        kept = _REMEMBER if self.n_observed <= _N_WARM_UP else _REMEMBER**_EVERY
+        self._sums *= kept
+        self.rows += self._histogram(at, counts.take(is_used))
+        self.used += self._histogram(at)
+        self.seen += self.by_level
+        self.weight = kept * self.weight + 1.0
+        if self.n_observed % _EVERY_NOTHING == 0:
+            self._sums[self._sums < _NOTHING] = 0.0
+
+    def above(self, table: NDArray[Any]) -> NDArray[Any]:
+        """Sum a table over the levels of tau and above: [n_layer, n_levels], without level 0."""
+        return np.add.accumulate(table[:, : self.n_levels], axis=1)
+
+    def use_probability(self) -> NDArray[np.float64]:
+        """Return [n_levels + 1], by level from 0 up: the chance of use in the next step, always rising.
+
+        By 1e-9 at least: levels decide, and two of them may be worth the same by chance.
+        """
+        if self.is_renewed():
+            used, seen = self.used.sum(axis=0), self.seen.sum(axis=0)
+            mean = used.sum() / max(seen.sum(), 1.0)
+            chance = (used + mean) / (seen + 1.0)
+            self._chance = np.maximum.accumulate(chance[::-1]) + self._rise
+        return self._chance
+
+
+def choose_threshold(
+    t_cpu: NDArray[np.float64], t_gpu: NDArray[np.float64], is_feasible: NDArray[np.bool_] | None = None
+) -> NDArray[np.intp]:
+    """Return [n_layer] the feasible tau in 1 .. K with the least |t_cpu - t_gpu|; K if none is feasible.
+
+    Inputs are [n_layer, K], column K - tau. Equals equation 39 where the feasible set is contiguous and the
+    difference monotone; needs neither. Of equal values the largest tau wins: the fewest copies.
+    """
+    distance = np.abs(t_cpu - t_gpu)
+    if is_feasible is not None:
+        distance[~is_feasible] = np.inf
+    return np.asarray(distance.shape[1] - distance.argmin(axis=1))
+
+
+class Balancer:
+    """Chooses tau per layer, in place, once per step."""
+
+    def __init__(self, board: BoardView, config: SchedulerConfig, cost: CostModel) -> None:
+        """Allocate for the board's geometry."""
+        self.groups = LayoutGroups(board)
+        self.cost = cost
+        self.n_levels = config.effective_levels
+        self.fixed = config.fixed_threshold
+        # eq. 10 layer by layer rounds to "no copy at all" on slow links; all but the paper's own estimator
+        # ration copies by the byte budget of the whole step instead
+        self.is_io_per_layer = config.estimator == "spac"
+        self.uses_free_slots = True  # the lab measures what that gains
+        self.tables = LevelTables(board.n_layer, board.n_expert, self.n_levels)
+        self.tau = np.full(board.n_layer, self.fixed or self.n_levels, np.uint8)  # [n_layer]
+        self.is_balanced = False  # whether measured costs decided the last tau (else capacity alone)
+        self._n_layer = board.n_layer
+        self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
+        self._is_wanted = np.zeros((board.n_layer, board.n_expert), bool)  # hot and absent
+        self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
+        self._times = (np.zeros((board.n_layer, self.n_levels)),) * 2  # T_cpu, T_gpu
+        self._any_level = self._levels_from(np.ones(board.n_layer, np.intp))
+        self._wanted_level = self._levels_from(self._wanted)
+        self._link_bytes = self.groups.expert_bytes[self.groups.of_layer]  # [n_layer]
+
+    def observe(self, counts: NDArray[np.uint32]) -> None:
+        """Learn from a step: what became of the levels that the last solve() was given."""
+        self.tables.observe(counts)
+
+    def solve(self, levels: NDArray[np.uint8], slots: Occupancy) -> NDArray[np.uint8]:
+        """Return tau [n_layer] for these levels, the same array every time."""
+        self.tables.place(levels)
+        if self.fixed is not None:
+            return self.tau
+        np.copyto(self.tau, self.solve_tables(self.absent_hot(slots)), casting="unsafe")
+        if self.uses_free_slots and max(slots.n_free) > 0:
+            self._use_free_slots(levels, slots)
+        return self.tau
+
+    def absent_hot(self, slots: Occupancy) -> NDArray[np.int64] | None:
+        """Return hot experts that are absent [n(tau)]: [n_layer, K], column K - tau.
+
+        None where the link does not bound single layers.
+        """
+        if not self._has_link_limit():
+            return None
+        return self.tables.above(self.tables.by_level - self.tables.count(slots.is_held))
+
+    def solve_tables(self, absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
+        """Return [n_layer] tau for the levels placed last, and absent_hot's table: O(n_layer * K)."""
+        self.is_balanced = self.tables.weight > 0 and self.cost.is_balanceable
+        return self._balance(absent_hot) if self.is_balanced else self._fit_slots(self._any_level)
+
+    def _balance(self, absent_hot: NDArray[np.int64] | None) -> NDArray[np.intp]:
+        """Solve equations 9 to 12: without the slots first (what each layer wants), then within them."""
+        if self.tables.is_renewed():
+            self._times = self.layer_times()
+            self._wanted = choose_threshold(*self._times)
+            self._wanted_level = self._levels_from(self._wanted)
+        if absent_hot is None:
+            # T_cpu - T_gpu is monotone: the nearest allowed tau is best
+            return np.asarray(np.maximum(self._wanted, self._fit_slots(self._wanted_level)))
+        t_cpu, t_gpu = self._times
+        is_feasible = self._has_link_time(t_cpu, t_gpu, absent_hot)
+        wanted = choose_threshold(t_cpu, t_gpu, is_feasible)
+        is_feasible &= self._taus >= self._fit_slots(self._levels_from(wanted))[:, None]
+        return choose_threshold(t_cpu, t_gpu, is_feasible)
+
+    def _levels_from(self, tau: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return [n_group, n_layer, K + 1] 1 for the levels of tau and above in a group's layers, else 0."""
+        is_above = np.arange(self.n_levels, -1, -1) >= tau[:, None]
+        return (self.groups.onehot[:, :, None] * is_above).astype(np.int64)
+
+    def layer_times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return T_cpu and T_gpu in microseconds, each [n_layer, K], column K - tau (equations 7 and 8)."""
+        scale = 1.0 / max(self.tables.weight, 1e-9)
+        load_us, row_us, device_us = scale * self.cost.layer_units()[:, :, None]
+        used, rows = self.tables.used, self.tables.rows
+        host_us = used * load_us + rows * row_us  # by level
+        t_cpu = host_us.sum(axis=1)[:, None] - self.tables.above(host_us)
+        return t_cpu, self.tables.above(used * device_us)
+
+    def _has_link_limit(self) -> bool:
+        """Whether equation 10 binds: a link that is known, and a layer's copies have its time alone."""
+        return self.is_io_per_layer and self.cost.link_us_per_byte is not None
+
+    def _has_link_time(
+        self, t_cpu: NDArray[np.float64], t_gpu: NDArray[np.float64], absent_hot: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Return [n_layer, K] whether the copies fit the layer's time (equation 10)."""
+        window = np.maximum(t_cpu, t_gpu) + self.cost.draft_us / self._n_layer
+        link = self.cost.link_us_per_byte or 0.0
+        return np.asarray(link * self._link_bytes[:, None] * absent_hot <= window)
+
+    def _fit_slots(self, wanted_level: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return [n_layer] the lowest tau at which a layout group's hot experts fit its slots (equation 11).
+
+        One level for all layers of a group: a slot goes where utility is highest, whichever the layer. A
+        layer that wants only some levels (`wanted_level`, as _levels_from) leaves its share to the others. K
+        where they do not fit at all.
+        """
+        n_wanted = np.add.reduce(self.tables.by_level * wanted_level, axis=1)  # [n_group, K + 1]
+        hot = self.tables.above(n_wanted).tolist()  # [n_group, K], rising
+        n_fits = [bisect_right(row, n_slots) for row, n_slots in zip(hot, self.groups.slots, strict=True)]
+        lowest = np.array([self.n_levels + 1 - max(n, 1) for n in n_fits])
+        return np.asarray(lowest.take(self.groups.of_layer))
+
+    def _use_free_slots(self, levels: NDArray[np.uint8], slots: Occupancy) -> None:
+        """Lower tau by one where a group has slots nobody holds beyond what its hot experts will take.
+
+        A whole level rarely fits the slots exactly; without this the remainder would stay empty. Nobody is
+        evicted for it: the plan stops at the free slots.
+        """
+        np.greater_equal(levels, self.tau[:, None], out=self._is_wanted)
+        np.greater(self._is_wanted, slots.is_held, out=self._is_wanted)
+        n_wanted = self.groups.count(self._is_wanted)
+        has_room = np.array([free > n for free, n in zip(slots.n_free, n_wanted, strict=True)])
+        np.maximum(self.tau - has_room[self.groups.of_layer], 1, out=self.tau, casting="unsafe")

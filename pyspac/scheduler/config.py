@@ -1,0 +1,119 @@
+"""Settings of the scheduler: frozen, checked when made, with units in their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pyspac.checks import check_int, check_range
+from pyspac.errors import ConfigError
+
+ESTIMATORS = ("ema", "spac", "lru", "lfu", "last", "static")
+
+# the ablations of moe-spac.txt 4.4: what is taken away
+ABLATIONS = {
+    "specue": "binary utility (n_levels = 1)",
+    "adabc": "fixed boundaries, up = 3 and down = 1 (estimator spac)",
+    "hetwb": "fixed threshold, tau = 2",
+    "prefetch": "static allocation: the pool is filled once",
+    "evict": "a resident expert never leaves",
+    "sd": "plain decoding, no drafts (the decode loop obeys it; the scheduler only records it)",
+}
+
+# levels that suit each estimator: 4 is the paper's K; the others want a finer order for eviction
+DEFAULT_N_LEVELS = {"spac": 4, "ema": 16, "lfu": 16, "static": 16, "lru": 255, "last": 16}
+
+# [gamma] of Algorithm 1 without drafts, for which moe-spac.txt has no rule: its own draft length (4.1)
+GAMMA_WITHOUT_DRAFTS = 8
+# boundaries start at floor(gamma / 2); at 0 they would stay there, and lift the experts that nobody uses
+MIN_GAMMA = 2
+
+# steps within which a swap must pay for itself; the others swap whenever the newcomer's level is higher
+DEFAULT_PAYBACK_STEPS = {"ema": 12.0, "lfu": 12.0}
+
+
+DRAFT_MAX = 255  # tokens of the longest draft that makes sense
+# speeds of a link that are believed, in 1e9 bytes/s
+LINK_GB_S = (1e-3, 1e5)
+
+
+def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
+    """Read ablations from "a,b" or from several names; ConfigError names the unknown ones."""
+    parts = names.split(",") if isinstance(names, str) else list(names)
+    found = frozenset(part.strip() for part in parts if part.strip())
+    unknown = sorted(found - ABLATIONS.keys())
+    if unknown:
+        raise ConfigError("without", ", ".join(unknown), ", ".join(ABLATIONS))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How utilities, thresholds and loads are decided. Symbols of moe-spac.txt in brackets."""
+
+    estimator: str = "ema"  # one of ESTIMATORS
+    n_levels: int | None = None  # [K] utilities are 0 .. n_levels; None: what suits the estimator
+    forgetting: float = 0.1  # [lambda] of spac's boundaries
+    n_draft_max: int = 8  # longest draft; see `gamma`
+    ema_decay: float = 0.97  # of ema, per token: share of the past that is left after one more token
+    static_steps: int = 8  # of static: steps to learn from before it freezes
+    threshold: int | Literal["auto"] = "auto"  # [tau] fixed, or balanced per layer and step
+    payback_steps: float | None = None  # steps within which a swap must save its bytes; 0: any better one may
+    budget_share: float = 0.5  # of the link's time that copies may fill; hosts share their memory with it
+    byte_budget: int | Literal["auto"] | None = "auto"  # bytes per forward; None: no limit
+    link_gb_s: float | None = None  # known speed of the link in 1e9 bytes/s, until copies were measured
+    without: frozenset[str] = frozenset()  # ablations, see ABLATIONS
+
+    def __post_init__(self) -> None:
+        """Check every field; ConfigError names field, value and what is allowed."""
+        if self.estimator not in ESTIMATORS:
+            raise ConfigError("estimator", self.estimator, ", ".join(ESTIMATORS))
+        if self.n_levels is not None:
+            check_int("n_levels", self.n_levels, 1, 255)
+        check_range("forgetting", self.forgetting, 0.0, 1.0)
+        check_int("n_draft_max", self.n_draft_max, 0, DRAFT_MAX)
+        check_range("ema_decay", self.ema_decay, 0.0, 0.9999)
+        check_int("static_steps", self.static_steps, 1, 1_000_000)
+        if self.payback_steps is not None:
+            check_range("payback_steps", self.payback_steps, 0.0, 1e6)
+        check_range("budget_share", self.budget_share, 0.01, 1.0)
+        if self.threshold != "auto":
+            check_int("threshold", self.threshold, 1, 255)
+        if self.byte_budget is not None and self.byte_budget != "auto":
+            check_int("byte_budget", self.byte_budget, 0, 2**63 - 1)
+        if self.link_gb_s is not None:
+            check_range("link_gb_s", self.link_gb_s, *LINK_GB_S)
+        object.__setattr__(self, "without", parse_ablations(self.without))
+
+    @property
+    def effective_levels(self) -> int:
+        """Return n_levels [K] after defaults and the ablation `specue`."""
+        if "specue" in self.without:
+            return 1
+        return self.n_levels if self.n_levels is not None else DEFAULT_N_LEVELS[self.estimator]
+
+    @property
+    def gamma(self) -> int:
+        """Return the draft length of Algorithm 1, never one at which its boundaries are 0."""
+        return max(self.n_draft_max, MIN_GAMMA) if self.n_draft_max > 0 else GAMMA_WITHOUT_DRAFTS
+
+    @property
+    def effective_payback_steps(self) -> float:
+        """Return payback_steps after defaults; 0: no such condition."""
+        if self.payback_steps is not None:
+            return self.payback_steps
+        return DEFAULT_PAYBACK_STEPS.get(self.estimator, 0.0)
+
+    @property
+    def fixed_threshold(self) -> int | None:
+        """Return the fixed tau, within 1 .. effective_levels, or None if it is balanced."""
+        if "hetwb" in self.without:
+            return min(2, self.effective_levels)
+        if self.threshold == "auto":
+            return None
+        return min(self.threshold, self.effective_levels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for results files; `without` as a sorted list."""
+        return {**asdict(self), "without": sorted(self.without)}

@@ -1,0 +1,214 @@
+"""What one expert costs on the host, on the device and on the link, fitted while the model runs.
+
+Host:   T = n_experts * load_us + n_rows * row_us          (algorithms: bytes first, then activations)
+Device: T = n_experts * device_us                          (moe-spac.txt, equation 8)
+Link:   T = bytes * link_us_per_byte
+Unit times are per layout group. Until something is measured, the stated defaults hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.engine.board import BoardView, LayoutGroups
+from pyspac.scheduler.activations import LAYER_STAT, StepRecord
+
+# Defaults, used only until the running graph has told: a host that streams weights at 20e9 bytes/s, one more
+# row costs 10 % of loading the expert, a device 8 times as fast.
+HOST_US_PER_BYTE = 1.0 / 20e3
+ROW_SHARE = 0.1
+DEVICE_SHARE = 1.0 / 8.0
+
+_REMEMBER = 0.95  # per fit: what is left of the past
+_RIDGE = 0.2  # pull of row_us towards ROW_SHARE * load_us, in steps' worth: u and a mostly rise together
+_EVERY = 4  # steps between fits after the first few: unit times change slowly
+_N_WARM_UP = 4  # steps before a fit is believed
+_N_LAYERS_TO_INFER = 3  # of a group; fewer say nothing about differences between layers
+
+_I_DEVICE_EXPERTS = LAYER_STAT["n_device_experts"]
+_I_HOST_EXPERTS = LAYER_STAT["n_host_experts"]
+_I_HOST_ROWS = LAYER_STAT["n_host_rows"]
+_I_DEVICE_US = LAYER_STAT["device_us"]
+_I_HOST_US = LAYER_STAT["host_us"]
+_I_LAYER_US = LAYER_STAT["layer_us"]
+
+
+class CostModel:
+    """Unit times per layout group, renewed by `update` once per step. O(n_layer)."""
+
+    def __init__(self, board: BoardView, *, link_gb_s: float | None = None) -> None:
+        """Start from the defaults; `link_gb_s` is the link's speed in 1e9 bytes/s where it is known."""
+        groups = LayoutGroups(board)
+        self.n_group = groups.n_group
+        self._group = groups.of_layer  # [n_layer]
+        self._onehot = groups.onehot  # [n_group, n_layer]
+        load_us = groups.expert_bytes * HOST_US_PER_BYTE
+        self._units = np.stack((load_us, ROW_SHARE * load_us, DEVICE_SHARE * load_us))
+        # [n_group] each: host, per distinct expert; host, per (token, expert); device, per distinct expert
+        self.load_us, self.row_us, self.device_us = self._units
+        self.is_host_measured = np.zeros(self.n_group, bool)
+        self.is_device_measured = np.zeros(self.n_group, bool)
+        self.is_concurrent = True  # False: device and host experts share the same cores, one after the other
+        self.draft_us = 0.0  # per step
+        self.step_us = 0.0  # per forward, drafting included; 0: not seen
+        self._layers = [np.flatnonzero(row) for row in self._onehot]
+        self._n_updates = 0
+        # decayed sums of x1 x1, x1 x2, x2 x2, x1 y, x2 y, per group
+        self._fit = [[0.0] * 5 for _ in range(self.n_group)]
+        self._n_fit = np.zeros(self.n_group, np.int64)
+        self._layer_fit = [[0.0] * 5 for _ in range(self.n_group)]  # the same for _infer_device
+        self._n_layer_fit = [0] * self.n_group
+        self._device_sums = np.zeros((2, self.n_group))  # decayed microseconds, experts
+        self._link_us = self._link_bytes = 0.0  # decayed sums
+        self._link_known = None if link_gb_s is None else 1e-3 / link_gb_s
+
+    @property
+    def link_us_per_byte(self) -> float | None:
+        """Return microseconds per byte copied; None: neither measured nor given."""
+        if self._link_bytes > 0.0 and self._link_us > 0.0:
+            return self._link_us / self._link_bytes
+        return self._link_known
+
+    @property
+    def is_balanceable(self) -> bool:
+        """Return whether host and device work at once and both sides' times are measured."""
+        return self.is_concurrent and False not in (
+            self.is_host_measured.tolist() + self.is_device_measured.tolist()
+        )
+
+    def update(self, record: StepRecord) -> None:
+        """Take in one step's differences; a step without split forwards changes only the link."""
+        self._update_link(record)
+        if record.counter("n_forward") == 0:
+            return
+        self._update_step(record)
+        self._n_updates += 1
+        if self._n_updates <= _N_WARM_UP or self._n_updates % _EVERY == 0:
+            stats = record.layer_stats.astype(np.float64)  # [n_layer, 8]
+            self._update_host(stats)
+            self._update_device(stats)
+
+    def _update_link(self, record: StepRecord) -> None:
+        n_bytes = record.counter("loaded_bytes")
+        if n_bytes > 0:
+            self._link_us = _REMEMBER * self._link_us + record.counter("load_us")
+            self._link_bytes = _REMEMBER * self._link_bytes + n_bytes
+
+    def _update_host(self, stats: NDArray[np.float64]) -> None:
+        """Least squares over layers and steps of host_us = load_us * x1 + extra * x2.
+
+        x1 = u + ROW_SHARE * a, x2 = a, for u experts and a rows; row_us = ROW_SHARE * load_us + extra. A
+        layer whose time is far off the fit weighs less.
+        """
+        x = stats[:, [_I_HOST_EXPERTS, _I_HOST_ROWS, _I_HOST_US]]  # [n_layer, 3]: u, a, y
+        weighted = x * self._weights(x)[:, None]
+        for g, layers in enumerate(self._layers):
+            (uu, ua, uy), (_, aa, ay), _ = (weighted[layers].T @ x[layers]).tolist()
+            if uu <= 0.0 or uy <= 0.0:
+                continue
+            new = (
+                uu + 2 * ROW_SHARE * ua + ROW_SHARE**2 * aa,
+                ua + ROW_SHARE * aa,
+                aa,
+                uy + ROW_SHARE * ay,
+                ay,
+            )
+            self._fit[g] = [_REMEMBER * old + add for old, add in zip(self._fit[g], new, strict=True)]
+            self._n_fit[g] += 1
+            self.load_us[g], self.row_us[g] = _solve_host(
+                *self._fit[g], ridge=_RIDGE / min(self._n_fit[g], 20)
+            )
+            self.is_host_measured[g] = True
+
+    def _weights(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return [n_layer] weights: 1 near the fit, falling with distance (a page fault, a lost core)."""
+        group = self._group
+        fit = self.load_us[group] * x[:, 0] + self.row_us[group] * x[:, 1]
+        weight = np.minimum(1.0, fit / np.maximum(np.abs(x[:, 2] - fit), 1e-9))
+        weight[self._n_fit[group] < _N_WARM_UP] = 1.0
+        return np.asarray(np.maximum(weight, 1e-3))  # a fit that is far off must still move
+
+    def _update_device(self, stats: NDArray[np.float64]) -> None:
+        """Use the device's own times where the engine has them (in-graph), else what layer times tell."""
+        sums = self._onehot @ stats[:, [_I_DEVICE_US, _I_DEVICE_EXPERTS]]  # [n_group, 2]
+        if sums[:, 0].any():
+            self.is_concurrent = False  # only the in-graph mode can time them: same cores, nothing overlaps
+            has = (sums[:, 1] > 0) & (sums[:, 0] > 0)
+            self._device_sums[:, has] = _REMEMBER * self._device_sums[:, has] + sums.T[:, has]
+            self.device_us[has] = self._device_sums[0, has] / self._device_sums[1, has]
+            self.is_device_measured |= has
+        else:
+            self._infer_device(stats)
+
+    def _infer_device(self, stats: NDArray[np.float64]) -> None:
+        """Fit layer_us = rest + share * host_us + device_us * n_experts over a step's layers, per group.
+
+        An executor's layer takes rest + max(host, device): where the device holds layers up, device_us is its
+        cost; where the host does, it comes out near 0, which is right as well: more experts on the device
+        cost nothing. Sums are taken about each step's mean, so that `rest` may drift (it grows with the
+        context).
+        """
+        x = stats[:, [_I_HOST_US, _I_DEVICE_EXPERTS, _I_LAYER_US]]
+        for g, layers in enumerate(self._layers):
+            timed = x[layers][x[layers, 2] > 0]  # the last layer's time is not known
+            if len(timed) < _N_LAYERS_TO_INFER:
+                continue
+            timed -= timed.mean(axis=0)
+            (hh, hd, hy), (_, dd, dy), _ = (timed.T @ timed).tolist()
+            self._layer_fit[g] = [
+                _REMEMBER * old + new
+                for old, new in zip(self._layer_fit[g], (hh, hd, dd, hy, dy), strict=True)
+            ]
+            self._n_layer_fit[g] += 1
+            if self._layer_fit[g][2] > 0.0 and self._n_layer_fit[g] >= _N_WARM_UP:
+                self.device_us[g] = min(_solve_device(*self._layer_fit[g]), self.load_us[g])
+                self.is_device_measured[g] = True
+
+    def _update_step(self, record: StepRecord) -> None:
+        """Renew the times per step: from step records where somebody writes them, else from layer times."""
+        if record.n_records > 0:
+            n_steps, total_us = record.n_records, float(record.step_us)
+            self.draft_us = _smooth(self.draft_us, record.draft_us / n_steps)
+        else:
+            n_steps, total_us = record.counter("n_forward"), sum(record.layer_stats[:, _I_LAYER_US].tolist())
+        if total_us > 0:
+            self.step_us = _smooth(self.step_us, total_us / n_steps)
+
+    def layer_units(self) -> NDArray[np.float64]:
+        """Return [3, n_layer]: load_us, row_us and device_us."""
+        return self._units.take(self._group, axis=1)
+
+    def step_budget_bytes(self, share: float) -> int | None:
+        """Return the bytes the link can copy in `share` of one step; None: link or step not measured yet."""
+        link = self.link_us_per_byte
+        if link is None or self.step_us <= 0.0:
+            return None
+        return int(share * self.step_us / link)
+
+
+def _solve_host(
+    s11: float, s12: float, s22: float, s1y: float, s2y: float, *, ridge: float
+) -> tuple[float, float]:
+    """Solve the normal equations of one group for load_us and row_us; neither may fall below 0."""
+    s22 *= 1.0 + ridge
+    det = s11 * s22 - s12 * s12
+    extra = (s11 * s2y - s12 * s1y) / det if det > 1e-9 * s11 * s22 else 0.0
+    load = (s1y - s12 * extra) / s11
+    row = ROW_SHARE * load + extra
+    if load <= 0.0 or row < 0.0:  # fit the default ratio alone
+        load = s1y / s11
+        row = ROW_SHARE * load
+    return load, row
+
+
+def _solve_device(hh: float, hd: float, dd: float, hy: float, dy: float) -> float:
+    """Return device_us >= 0 of y = share * h + device_us * d, with the host's share held within 0 .. 1."""
+    det = hh * dd - hd * hd
+    share = (hy * dd - dy * hd) / det if det > 1e-6 * hh * dd else 0.0
+    share = min(max(share, 0.0), 1.0)
+    return max((dy - share * hd) / dd, 0.0)
+
+
+def _smooth(old: float, new: float) -> float:
+    return new if old == 0.0 else 0.9 * old + 0.1 * new

@@ -1,0 +1,257 @@
+"""Step 2: activation counts of one step in, a utility 0 .. n_levels per expert out.
+
+Every estimator writes its levels into `utility` in place, allocates nothing per step, and costs O(n_layer *
+n_expert). Levels mean the same in every layer: the engine compares them across layers when it picks a victim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.scheduler.config import SchedulerConfig
+
+Counts = NDArray[Any]  # [n_layer, n_expert] activations of one step, any unsigned or signed integer type
+Levels = NDArray[np.uint8]  # [n_layer, n_expert]
+
+
+class Estimator:
+    """Base of all estimators: holds the levels, `update` renews them.
+
+    `LEARNED` names the attributes that updates have taught: arrays, or whole and real numbers. Settings, what
+    follows from them, and scratch memory are not among them, so that a state that was kept overrides none.
+    """
+
+    LEARNED: ClassVar[tuple[str, ...]] = ("utility",)
+
+    def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
+        """Start with every expert at level 0."""
+        self.shape = (n_layer, n_expert)
+        self.n_levels = config.effective_levels
+        self.utility: Levels = np.zeros(self.shape, np.uint8)
+
+    def update(self, counts: Counts, n_tokens: int) -> Levels:
+        """Take in one step's counts over n_tokens tokens; return `utility`, the same array every time."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return copies of what was learned, by name; numbers have the shape ()."""
+        return {name.lstrip("_"): np.array(getattr(self, name)) for name in self._learned()}
+
+    def restore(self, state: dict[str, NDArray[Any]]) -> bool:
+        """Go on from another estimator's `state()`.
+
+        Return False, with nothing changed, if that one was of another kind, geometry or number of levels.
+        """
+        own = self.state()
+        fits = own.keys() == state.keys() and all(
+            own[name].shape == state[name].shape and own[name].dtype == state[name].dtype for name in own
+        )
+        fits = fits and int(state["utility"].max(initial=0)) <= self.n_levels
+        if fits:
+            for name in self._learned():
+                self._put(name, state[name.lstrip("_")])
+        return fits
+
+    def _learned(self) -> tuple[str, ...]:
+        return self.LEARNED
+
+    def _put(self, name: str, value: NDArray[Any]) -> None:
+        """Fill an array in place, as `utility` is handed out; set a number."""
+        if value.ndim:
+            np.copyto(getattr(self, name), value)
+        else:
+            setattr(self, name, value.item())
+
+
+class SpacEstimator(Estimator):
+    """Speculative utility (moe-spac.txt, Algorithm 1): a level moves by one when the count's change is large.
+
+    Knobs: n_levels [K], forgetting [lambda], n_draft_max [gamma; `SchedulerConfig.gamma` says how]. Published
+    rule, kept to the letter: since the boundary becomes floor((1 - lambda) * boundary + lambda * |d|), it
+    falls by one whenever 0 < |d| < boundary, and with lambda = 0.1 it rises only if |d| >= boundary + 10. So
+    it ratchets down to 1 and stays there. An expert that is always busy (d = 0) does not rise.
+    """
+
+    LEARNED: ClassVar[tuple[str, ...]] = ("utility", "_level", "_before", "up", "down")
+    # lambda in units of 1 / 10000, so that floor() is exact
+    _UNIT = 10_000
+
+    def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
+        super().__init__(n_layer, n_expert, config)
+        self.is_fixed = "adabc" in config.without
+        start = config.gamma // 2
+        self.up = np.full(self.shape, 3 if self.is_fixed else start, np.int32)
+        self.down = np.full(self.shape, 1 if self.is_fixed else start, np.int32)
+        self._lambda = round(config.forgetting * self._UNIT)
+        self._level = np.zeros(self.shape, np.int8 if self.n_levels < 127 else np.int16)
+        self._before = np.zeros(self.shape, np.int32)  # [f_(t-1)]
+        self._change = np.zeros(self.shape, np.int32)  # [d]
+        self._new = np.zeros(self.shape, np.int32)
+        self._scaled = np.zeros(self.shape, np.int32)
+        self._mask = np.zeros(self.shape, bool)
+        self._other = np.zeros(self.shape, bool)
+
+    def update(self, counts: Counts, n_tokens: int) -> Levels:
+        """Move levels by the old boundaries, then the boundaries."""
+        np.subtract(counts, self._before, out=self._change, casting="unsafe")
+        np.copyto(self._before, counts, casting="unsafe")
+        self._move_levels()
+        if not self.is_fixed:
+            self._move_boundary(self.up)
+            np.negative(self._change, out=self._change)
+            self._move_boundary(self.down)
+        np.copyto(self.utility, self._level, casting="unsafe")
+        return self.utility
+
+    def _learned(self) -> tuple[str, ...]:
+        """Boundaries that are fixed are a setting."""
+        return tuple(name for name in self.LEARNED if not (self.is_fixed and name in ("up", "down")))
+
+    def _move_levels(self) -> None:
+        """Up if d >= up; else down if -d >= down."""
+        is_up, is_down = self._mask, self._other
+        np.greater_equal(self._change, self.up, out=is_up)
+        np.negative(self._change, out=self._new)
+        np.greater_equal(self._new, self.down, out=is_down)
+        np.greater(is_down, is_up, out=is_down)  # "else if": up comes first
+        np.add(self._level, is_up, out=self._level, casting="unsafe")
+        np.subtract(self._level, is_down, out=self._level, casting="unsafe", dtype=self._level.dtype)
+        np.clip(self._level, 0, self.n_levels, out=self._level)
+
+    def _move_boundary(self, boundary: NDArray[np.int32]) -> None:
+        """Where the change is positive: boundary = floor((1 - lambda) * boundary + lambda * change)."""
+        np.greater(self._change, 0, out=self._mask)
+        np.multiply(boundary, self._UNIT - self._lambda, out=self._new)
+        np.multiply(self._change, self._lambda, out=self._scaled)
+        np.add(self._new, self._scaled, out=self._new)
+        np.floor_divide(self._new, self._UNIT, out=self._new)
+        np.copyto(boundary, self._new, where=self._mask)
+
+
+class _RateEstimator(Estimator):
+    """Levels from a rate per token, 0 .. 1, on a square-root scale: fine where most experts are, near 0."""
+
+    LEARNED: ClassVar[tuple[str, ...]] = ("utility", "_sum", "_n_tokens")
+    _NOTHING = np.float32(1e-12)  # sums below are 0: long before they become denormal, which is slow
+    _EVERY = 256  # updates between looks for those
+
+    def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
+        super().__init__(n_layer, n_expert, config)
+        self._sum = np.zeros(self.shape, np.float32)  # activations, decayed
+        self._n_tokens = 0.0  # tokens, decayed alike
+        self._n_updates = 0
+        self._scratch = np.zeros(self.shape, np.float32)
+        self._highest = np.full(self.shape, self.n_levels, np.float32)  # minimum() is slow with a scalar
+
+    def _add(self, counts: Counts, n_tokens: int, decay: float) -> None:
+        if decay < 1.0:
+            np.multiply(self._sum, np.float32(decay), out=self._sum)
+        np.copyto(self._scratch, counts, casting="unsafe")  # a mixed addition takes twice as long
+        np.add(self._sum, self._scratch, out=self._sum)
+        self._n_tokens = decay * self._n_tokens + n_tokens
+        self._n_updates += 1
+        if self._n_updates % self._EVERY == 0:
+            self._sum[self._sum < self._NOTHING] = 0.0
+
+    def _quantise(self) -> Levels:
+        """Return round(n_levels * sqrt(rate))."""
+        scale = np.float32(self.n_levels**2 / max(self._n_tokens, 1e-9))
+        np.multiply(self._sum, scale, out=self._scratch)
+        np.sqrt(self._scratch, out=self._scratch)
+        np.add(self._scratch, np.float32(0.5), out=self._scratch)
+        np.minimum(self._scratch, self._highest, out=self._scratch)
+        np.copyto(self.utility, self._scratch, casting="unsafe")
+        return self.utility
+
+
+class EmaEstimator(_RateEstimator):
+    """Share of recent tokens that picked the expert: an exponential average of counts per token.
+
+    Knob: ema_decay, per token, so that a step of 9 tokens counts as 9 steps of one. Starts as the plain mean.
+    """
+
+    def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
+        super().__init__(n_layer, n_expert, config)
+        self.decay = config.ema_decay
+
+    def update(self, counts: Counts, n_tokens: int) -> Levels:
+        """Forget as many tokens' worth as came in, then add."""
+        self._add(counts, n_tokens, self.decay**n_tokens)
+        return self._quantise()
+
+
+class LfuEstimator(_RateEstimator):
+    """Share of all tokens so far that picked the expert (least frequently used leaves). No knob."""
+
+    def update(self, counts: Counts, n_tokens: int) -> Levels:
+        """Add; nothing is forgotten."""
+        self._add(counts, n_tokens, 1.0)
+        return self._quantise()
+
+
+class StaticEstimator(LfuEstimator):
+    """As LFU for the first static_steps steps, then frozen: a fixed allocation learned at the start."""
+
+    LEARNED: ClassVar[tuple[str, ...]] = (*LfuEstimator.LEARNED, "_n_steps")
+
+    def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
+        super().__init__(n_layer, n_expert, config)
+        self.n_steps_max = config.static_steps
+        self._n_steps = 0  # that it has learned from
+
+    def update(self, counts: Counts, n_tokens: int) -> Levels:
+        """Learn until the steps are used up."""
+        if self._n_steps >= self.n_steps_max:
+            return self.utility
+        self._n_steps += 1
+        return super().update(counts, n_tokens)
+
+
+class LruEstimator(Estimator):
+    """Recency: n_levels for an expert used in this step, one less for every step without use. No knob."""
+
+    def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
+        super().__init__(n_layer, n_expert, config)
+        self._mask = np.zeros(self.shape, bool)
+
+    def update(self, counts: Counts, n_tokens: int) -> Levels:
+        """Age all by one level, then lift those in use."""
+        np.greater(self.utility, 0, out=self._mask)
+        np.subtract(self.utility, self._mask, out=self.utility, dtype=np.uint8, casting="unsafe")
+        np.greater(counts, 0, out=self._mask)
+        np.copyto(self.utility, np.uint8(self.n_levels), where=self._mask)
+        return self.utility
+
+
+class LastEstimator(Estimator):
+    """The last step's counts, capped at n_levels; with n_levels = 1, used or not. No knob."""
+
+    def update(self, counts: Counts, n_tokens: int) -> Levels:
+        """Copy the counts."""
+        np.minimum(counts, self.n_levels, out=self.utility, casting="unsafe")
+        return self.utility
+
+
+REGISTRY: dict[str, Callable[[int, int, SchedulerConfig], Estimator]] = {
+    "ema": EmaEstimator,
+    "spac": SpacEstimator,
+    "lru": LruEstimator,
+    "lfu": LfuEstimator,
+    "last": LastEstimator,
+    "static": StaticEstimator,
+}
+
+
+def make_estimator(n_layer: int, n_expert: int, config: SchedulerConfig) -> Estimator:
+    """Return the estimator that config names.
+
+    The ablation `specue` leaves binary utility: Algorithm 1 with K = 1 for `spac`, used in the last step
+    otherwise.
+    """
+    if "specue" in config.without and config.estimator != "spac":
+        return LastEstimator(n_layer, n_expert, config)
+    return REGISTRY[config.estimator](n_layer, n_expert, config)

@@ -1,0 +1,161 @@
+"""One step of the scheduler: drain, estimate, balance, plan, submit.
+
+Runs once per decoding step (one draft and verify cycle, or one token), in the process of the engine or in
+another: it only reads and writes a board.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.engine.board import NO_BUDGET, BoardView, LayoutGroups
+from pyspac.scheduler.activations import ActivationDrain, StepRecord
+from pyspac.scheduler.balancer import Balancer
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.cost_model import CostModel
+from pyspac.scheduler.estimator import make_estimator
+from pyspac.scheduler.occupancy import Occupancy
+from pyspac.scheduler.prefetch import EMPTY_PLAN, Prefetcher, PrefetchPlan
+
+
+class StepTimes:
+    """The scheduler's own cost: a ring of the last steps' durations in microseconds."""
+
+    def __init__(self, n_kept: int = 1024) -> None:
+        """Keep the last n_kept steps."""
+        self._us = np.zeros(n_kept)
+        self.n_steps = 0
+
+    def add(self, us: float) -> None:
+        """Take in one step."""
+        self._us[self.n_steps % len(self._us)] = us
+        self.n_steps += 1
+
+    def percentile_us(self, percent: float) -> float:
+        """Return a percentile over the kept steps; nan if there is none."""
+        n = min(self.n_steps, len(self._us))
+        return float(np.percentile(self._us[:n], percent)) if n else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """The scheduler's own numbers, for reports."""
+
+    n_steps: int
+    n_loads_planned: int
+    planned_bytes: int
+    step_p50_us: float
+    step_p99_us: float
+    is_balanced: bool  # whether measured costs decided the last tau (else slots alone)
+    byte_budget: int | None
+
+
+class StaticAllocation:
+    """The ablation `prefetch`: after one step, the pool's slots are dealt out once and for all.
+
+    Every layer gets an equal share of its layout group's slots, filled with its most useful experts (the
+    first ones, where utilities are equal). As levels: 1 for those, 0 for the rest, and tau = 1.
+    """
+
+    def __init__(self, board: BoardView) -> None:
+        """Deal out nothing yet."""
+        self.groups = LayoutGroups(board)
+        self.utility = np.zeros((board.n_layer, board.n_expert), np.uint8)
+        self.tau = np.ones(board.n_layer, np.uint8)
+        self.is_dealt = False
+
+    def deal(self, utility: NDArray[np.uint8]) -> None:
+        """Fix the allocation by these utilities; later calls change nothing."""
+        if self.is_dealt:
+            return
+        order = np.argsort(-utility.astype(np.int16), axis=1, kind="stable")
+        for g in range(self.groups.n_group):
+            layers = np.flatnonzero(self.groups.is_split & (self.groups.of_layer == g))
+            for rank, il in enumerate(layers):
+                n_slots, rest = divmod(int(self.groups.slots[g]), len(layers))
+                self.utility[il, order[il, : n_slots + (rank < rest)]] = 1
+        self.is_dealt = True
+
+
+class Scheduler:
+    """Decides, once per step, which experts belong on the device and what to copy."""
+
+    def __init__(self, board: BoardView, config: SchedulerConfig | None = None) -> None:
+        """Allocate everything for the board's geometry; nothing is decided before the first step()."""
+        self.board = board
+        self.config = config or SchedulerConfig()
+        self.activations = ActivationDrain(board)
+        self.estimator = make_estimator(board.n_layer, board.n_expert, self.config)
+        self.cost = CostModel(board, link_gb_s=self.config.link_gb_s)
+        self.slots = Occupancy(board)
+        self.balancer = Balancer(board, self.config, self.cost)
+        self.prefetcher = Prefetcher(board, self.config)
+        self.static = StaticAllocation(board) if "prefetch" in self.config.without else None
+        self.times = StepTimes()
+        self.last_record: StepRecord = self.activations.record
+        self.last_plan = EMPTY_PLAN
+        self._n_loads_planned = 0
+        self._planned_bytes = 0
+        self._budget: int | None = None
+
+    def step(self) -> PrefetchPlan:
+        """Drain, estimate, balance, plan, submit. Draft limits are another's: see pyspac.speculation."""
+        start = perf_counter_ns()
+        record = self.last_record = self.activations.drain()
+        self.cost.update(record)
+        if record.n_tokens > 0:
+            self.balancer.observe(record.counts)
+            self.estimator.update(record.counts, record.n_tokens)
+        utility, tau = self._decide()
+        self._budget = self._byte_budget()
+        plan = self.last_plan = self._plan(utility, tau, record)
+        self._submit(utility, tau, plan)
+        self.times.add((perf_counter_ns() - start) / 1e3)
+        return plan
+
+    def _decide(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return utility and tau: from estimator and balancer, or from the static allocation."""
+        utility = self.estimator.utility
+        tau = self.balancer.solve(utility, self.slots.read(self.board.residency))
+        if self.static is None:
+            return utility, tau
+        if utility.any():
+            self.static.deal(utility)
+        return self.static.utility, self.static.tau
+
+    def _byte_budget(self) -> int | None:
+        if self.config.byte_budget == "auto":
+            return self.cost.step_budget_bytes(self.config.budget_share)
+        return self.config.byte_budget
+
+    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], record: StepRecord) -> PrefetchPlan:
+        worth = self.balancer.tables.use_probability()
+        return self.prefetcher.plan(utility, tau, self.slots, record.counts, worth, self._budget)
+
+    def _submit(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], plan: PrefetchPlan) -> None:
+        """Write the decision to the board."""
+        board = self.board
+        with board.decision():
+            np.copyto(board.utility, utility)
+            np.copyto(board.tau, tau)
+            board.load[: plan.n_load] = plan.load
+            board.n_load[0] = plan.n_load
+            board.byte_budget[0] = NO_BUDGET if self._budget is None else self._budget
+        self._n_loads_planned += plan.n_load
+        self._planned_bytes += plan.load_bytes
+
+    def stats(self) -> SchedulerStats:
+        """Return the scheduler's own numbers so far."""
+        return SchedulerStats(
+            n_steps=self.times.n_steps,
+            n_loads_planned=self._n_loads_planned,
+            planned_bytes=self._planned_bytes,
+            step_p50_us=self.times.percentile_us(50),
+            step_p99_us=self.times.percentile_us(99),
+            is_balanced=self.balancer.is_balanced,
+            byte_budget=self._budget,
+        )

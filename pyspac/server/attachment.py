@@ -1,0 +1,90 @@
+"""A scheduler on an open board: decides, counts and remembers until it is stopped or the server is gone."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from pyspac.engine.board import Board
+from pyspac.scheduler.scheduler import Scheduler
+from pyspac.server import board_file, log, warm_start
+from pyspac.server.board_speculation import BoardSpeculation
+from pyspac.server.options import AttachOptions
+from pyspac.server.pacer import Pacer
+from pyspac.server.stop_flag import StopFlag
+from pyspac.server.totals import StepTotals
+from pyspac.speculation.manager import parse_controller
+
+LOOK_PERIOD_S: Final = 0.5  # how often to look whether the server still lives
+SAVE_PERIOD_S: Final = 60.0  # so that kill -9 loses little
+
+
+def _speculation(board: Board, options: AttachOptions) -> BoardSpeculation | None:
+    """None: the server drafts as long as it was started with."""
+    if not options.has_controller:
+        return None
+    return BoardSpeculation(board, parse_controller(options.speculation), n_draft_max=options.n_draft_max)
+
+
+class Attachment:
+    """A scheduler on an open board, with what it learned before and what may be watched."""
+
+    def __init__(self, name: str, board: Board, options: AttachOptions) -> None:
+        self.name = name
+        self.board = board
+        self.options = options
+        self.scheduler = Scheduler(board, options.scheduler)
+        self.speculation = _speculation(board, options)
+        self.totals = StepTotals()
+        self._file = board_file.look_at(name)
+        self._memory = warm_start.open_store(options.model) if options.warm_start else None
+        self._next_look_s = self._next_save_s = 0.0
+
+    def run(self, stop: StopFlag) -> None:
+        """Decide until told to stop or the server is gone; then keep what was learned."""
+        pacer = Pacer(self.board, self.options.cpu_share)
+        self._next_save_s = time.monotonic() + SAVE_PERIOD_S
+        try:
+            while not stop and self._is_server_there():
+                if pacer.poll():
+                    pacer.rest_after(self._step())
+        finally:
+            self._keep()
+
+    def _step(self) -> float:
+        """One decision; how long it took."""
+        start = time.perf_counter()
+        self.scheduler.step()
+        if self.speculation is not None:
+            self.speculation.step()
+        self.totals.add(self.scheduler.last_record)
+        return time.perf_counter() - start
+
+    def _is_server_there(self) -> bool:
+        """Looked at twice a second; saves on the way."""
+        now = time.monotonic()
+        if now >= self._next_save_s:
+            self._next_save_s = now + SAVE_PERIOD_S
+            self._keep()
+        if now < self._next_look_s:
+            return True
+        self._next_look_s = now + LOOK_PERIOD_S
+        found = board_file.look_at(self.name)
+        is_there = found is not None and found == self._file and found.is_alive
+        if not is_there:
+            log.event(f'board "{self.name}": its server is gone', board=self.name)
+        return is_there
+
+    def recall(self) -> None:
+        """Start from what the last run learned, or from nothing; either way decide once, before any token."""
+        if self._memory is not None and self._memory.recall(self.scheduler):
+            log.event("utilities of the last run were loaded", file=str(self._memory.path))
+        self._step()
+
+    def _keep(self) -> None:
+        if self._memory is None or self.scheduler.times.n_steps < 2:
+            return
+        try:
+            self._memory.keep(self.scheduler)
+        except OSError as error:
+            log.warning(f"utilities cannot be saved to {self._memory.path}: {error.strerror}")

@@ -1,0 +1,382 @@
+"""The commands on tiny models: split equals stock, the JSON, the streams, Ctrl-C, the documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import generate_cli_docs
+import input_models
+import pytest
+from typer.testing import CliRunner, Result
+
+import pyspac
+from pyspac._native import lib
+from pyspac.cli import app
+from pyspac.engine.engine import Engine
+from pyspac.errors import EngineError
+
+KEYS = {
+    *(
+        "mode",
+        "device",
+        "emulated",
+        "model",
+        "draft",
+        "text",
+        "token_ids",
+        "n_tokens",
+        "n_steps",
+        "n_drafted",
+    ),
+    *("ttft_ms", "tpot_ms", "tps", "n_accepted", "acceptance_rate", "acceptance_length"),
+    *("experts", "layers", "scheduler"),
+}
+EXPERT_KEYS = {
+    *("n_slots", "pool_bytes", "n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes"),
+    "n_steps_with_both",
+}
+SCHEDULER_KEYS = {"estimator", "step_us_p50", "step_us_p99"}
+PROMPT = "def f(x): return f(x); def f("
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    input_models.write_target(folder / "target.gguf")
+    input_models.write_draft(folder / "draft.gguf")
+    return folder
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+
+
+def run_json(folder: Path, *arguments: str | Path) -> dict[str, Any]:
+    """`pyspac run` on the target of `folder`; the JSON object."""
+    out = folder / "out.json"
+    common = ("run", "-m", folder / "target.gguf", "--device", "cpu", "-t", "1", "--json", out)
+    result = invoke(*common, "-p", PROMPT, "-n", "40", *arguments)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(out.read_text())
+
+
+# ---- split and stock -----------------------------------------------------------------------------
+
+DRAFTERS = {
+    "draft": ["-md", "draft.gguf", "--speculation", "static"],
+    "ngram": ["--spec-type", "ngram", "--speculation", "static"],
+    "none": [],
+}
+SAMPLERS = {"greedy": [], "sampled": ["--temp", "0.8", "--seed", "5"]}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_split_equals_stock(drafter: str, sampler: str, models: Path) -> None:
+    """On the CPU token for token, drafts and acceptance included, while experts move."""
+    arguments = [str(models / a) if a.endswith(".gguf") else a for a in DRAFTERS[drafter] + SAMPLERS[sampler]]
+    split = run_json(models, "--cache", "40%", *arguments)
+    stock = run_json(models, "--stock", *arguments)
+    for key in ("token_ids", "text", "n_drafted", "n_accepted", "n_steps"):
+        assert split[key] == stock[key], key
+    assert split["experts"]["n_hit"] > 0
+    assert split["experts"]["n_miss"] > 0
+    assert split["experts"]["n_steps_with_both"] > 0
+    assert split["n_tokens"] == 40
+
+
+def test_greedy_text_does_not_depend_on_the_drafts(models: Path) -> None:
+    """Near ties apart (another batch width is another kernel), which this model and prompt do not have."""
+    plain = run_json(models, "--cache", "40%")
+    drafted = run_json(models, "--cache", "40%", "-md", models / "draft.gguf", "--draft-max", "3")
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert 0 < drafted["acceptance_rate"] < 1
+    assert drafted["acceptance_length"] > 1
+
+
+@pytest.mark.parametrize("estimator", ["ema", "spac", "lru", "lfu", "last", "static"])
+def test_every_estimator(estimator: str, models: Path) -> None:
+    result = run_json(models, "--cache", "40%", "--estimator", estimator, "--threshold", "1")
+    assert result["scheduler"]["estimator"] == estimator
+    assert result["token_ids"] == run_json(models, "--stock")["token_ids"]
+
+
+@pytest.mark.parametrize("part", ["specue", "adabc", "hetwb", "prefetch", "evict", "sd"])
+def test_every_ablation(part: str, models: Path) -> None:
+    result = run_json(models, "--cache", "40%", "-md", models / "draft.gguf", "--without", part)
+    assert result["n_tokens"] == 40
+    if part == "evict":
+        assert result["experts"]["n_evictions"] == 0
+    if part == "sd":
+        assert result["n_drafted"] == 0
+        assert result["draft"] is None
+
+
+def test_throttled_link_is_called_emulated(models: Path) -> None:
+    result = run_json(models, "--cache", "40%", "--copy-gb-s", "0.05")
+    assert result["emulated"] is True
+    assert result["token_ids"] == run_json(models, "--stock")["token_ids"]
+
+
+@pytest.fixture
+def rpc_server(bin_dir: Path) -> Iterator[str]:
+    """A ggml-rpc-server whose device is the CPU: HOST:PORT."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [bin_dir / "ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        wait_for_port(port)
+        yield f"127.0.0.1:{port}"
+        server.kill()
+
+
+def wait_for_port(port: int) -> None:
+    end_s = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < end_s, "the server does not listen"
+            time.sleep(0.05)
+
+
+def test_split_with_a_remote_device(models: Path, rpc_server: str, tmp_path: Path) -> None:
+    """In a process of its own, as ggml keeps a remote device for good. Same kernels, so the same text."""
+    texts = []
+    for mode in (["--cache", "40%", "--host-kernels", "ggml"], ["--stock"]):
+        command = [
+            sys.executable,
+            "-m",
+            "pyspac",
+            "run",
+            "-m",
+            str(models / "target.gguf"),
+            "--rpc",
+            rpc_server,
+        ]
+        command += [
+            "-md",
+            str(models / "draft.gguf"),
+            "-p",
+            PROMPT,
+            "-n",
+            "40",
+            "-t",
+            "1",
+            "--json",
+            "-",
+            *mode,
+        ]
+        done = subprocess.run(command, capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        texts.append(json.loads(done.stdout))
+    split, stock = texts
+    assert (split["mode"], split["emulated"], stock["mode"]) == ("split", False, "stock")
+    assert split["device"] == stock["device"] == "RPC0"
+    assert split["token_ids"] == stock["token_ids"]
+    assert split["experts"]["n_steps_with_both"] > 0
+
+
+def test_all_layers_declined_is_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(*_: object) -> Engine:
+        raise EngineError(lib.SPAC_STATUS_NOTHING_TO_SPLIT, "no MoE layer can be split: LoRA (3 layers)")
+
+    monkeypatch.setattr(Engine, "attach", attach)
+    result = invoke("run", "-m", models / "target.gguf", "-p", "x", "-n", "2", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "no MoE layer can be split: LoRA (3 layers)" in result.stderr
+    assert result.stdout == ""
+
+
+def test_declined_layers_are_counted_by_reason(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "declined", lambda self: {0: "LoRA", 1: "LoRA"})
+    assert run_json(models, "--cache", "50%")["layers"] == {
+        "split": 3,
+        "declined": {"LoRA": 2},
+        "unpinned": 0,
+    }
+
+
+# ---- JSON and streams ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["split", "stock"])
+def test_json_object(mode: str, models: Path) -> None:
+    result = run_json(models, *(["--stock"] if mode == "stock" else ["--cache", "40%"]))
+    assert result.keys() >= KEYS
+    assert result["experts"].keys() == EXPERT_KEYS
+    assert result["layers"].keys() == {"split", "declined", "unpinned"}
+    assert result["scheduler"].keys() == SCHEDULER_KEYS
+    assert (result["mode"], result["device"]) == (mode, "CPU")
+    assert result["emulated"] is (mode == "split")
+    assert len(result["token_ids"]) == result["n_tokens"] == 40
+    assert result["n_steps"] == 39
+    assert result["tps"] == pytest.approx(1000 / result["tpot_ms"])
+
+
+def test_json_on_stdout_is_alone_there(models: Path) -> None:
+    """Seen from outside the process, so that what libraries print counts as well."""
+    command = [sys.executable, "-m", "pyspac", "run", "-m", str(models / "target.gguf"), "--device", "cpu"]
+    done = subprocess.run([*command, "-p", "hi", "-n", "4", "--json", "-"], capture_output=True, timeout=120)
+    result = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert b"tokens/s" in done.stderr
+    assert result["text"].encode() in done.stderr
+
+
+def test_text_on_stdout_is_alone_there(models: Path) -> None:
+    common = ("run", "-m", models / "target.gguf", "--device", "cpu", "-p", PROMPT, "-n", "40", "--stock")
+    result = invoke(*common)
+    assert result.stdout == run_json(models, "--stock")["text"] + "\n"
+
+
+def test_table_fits_80_columns(models: Path) -> None:
+    common = ("run", "-m", models / "target.gguf", "-md", models / "draft.gguf", "--device", "cpu")
+    result = invoke(*common, "-p", PROMPT, "-n", "40", "--cache", "40%")
+    lines = result.stderr.splitlines()
+    assert max(map(len, lines)) <= 80
+    for word in ("tokens/s", "accepted", "covered", "loads", "host experts", "device experts", "emulated"):
+        assert word in result.stderr, word
+
+
+def test_prompt_from_a_file_is_the_same_prompt(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text(PROMPT + "\n")
+    common = ("run", "-m", models / "target.gguf", "--device", "cpu", "--stock", "-n", "10")
+    assert invoke(*common, "-f", tmp_path / "prompt.txt").stdout == invoke(*common, "-p", PROMPT).stdout
+
+
+def test_json_replaces_the_old_file_whole(models: Path) -> None:
+    out = models / "out.json"
+    out.write_text("old")
+    assert run_json(models, "--stock")["mode"] == "stock"
+    assert not list(models.glob(".out.json*")), "a temporary file is left"
+
+
+def test_full_context_says_so(models: Path) -> None:
+    common = ("run", "-m", models / "target.gguf", "--device", "cpu", "--cache", "40%", "-p", PROMPT)
+    result = invoke(*common, "-c", "64")
+    assert result.exit_code == 0
+    assert "the context is full (64 tokens" in result.stderr
+    assert "raise -c" in result.stderr
+
+
+@pytest.mark.parametrize("mode", [["--stock"], ["--cache", "40%"]], ids=["stock", "split"])
+def test_ctrl_c_ends_with_the_figures(mode: list[str], tmp_path: Path) -> None:
+    input_models.write_target(tmp_path / "long.gguf", context_length=30_000)
+    command = [
+        sys.executable,
+        "-m",
+        "pyspac",
+        "run",
+        "-m",
+        str(tmp_path / "long.gguf"),
+        "--device",
+        "cpu",
+        *mode,
+    ]
+    command += ["-p", "hi", "-c", "0", "--json", str(tmp_path / "out.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(8)  # it is generating
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert b"stopped: interrupted" in stderr
+    assert b"Traceback" not in stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["stop_reason"] == "interrupted"
+    assert 0 < result["n_tokens"] < 29_000
+
+
+# ---- the other commands --------------------------------------------------------------------------
+
+
+def test_inspect(models: Path) -> None:
+    result = invoke("inspect", models / "target.gguf", "--vram", "0.001")
+    assert result.exit_code == 0
+    for text in ("qwen3moe", "16 per layer, 4 used", "gate,up=Q4_K down=Q6_K", "0.122", "15%"):
+        assert text in result.stdout, text
+
+
+def test_inspect_json(models: Path) -> None:
+    result = json.loads(invoke("inspect", models / "target.gguf", "--vram", "1", "--json", "-").stdout)
+    assert result["fits"] == [{"gib": 1.0, "n_experts": 48}]
+    assert len(result["layers"]) == result["n_layer"] == 3
+
+
+def test_inspect_dense(tmp_path: Path) -> None:
+    result = invoke("inspect", input_models.write_dense(tmp_path / "dense.gguf"))
+    assert result.exit_code == 0
+    assert "no experts to split" in result.stdout
+
+
+@pytest.mark.model
+def test_demo(tmp_path: Path) -> None:
+    result = invoke("demo", "-n", "16", "-t", "1", "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.stderr
+    assert "equal, token for token" in result.stderr
+    assert "emulated on the CPU" in result.stderr
+    both = json.loads((tmp_path / "out.json").read_text())
+    assert both["equal"] is True
+    assert both["split"]["token_ids"] == both["stock"]["token_ids"]
+    assert both["split"]["experts"]["n_steps_with_both"] > 0
+    assert both["split"]["n_accepted"] > 0
+
+
+def test_version_and_help() -> None:
+    assert invoke("--version").stdout == f"pyspac {pyspac.__version__}\n"
+    assert "run" in invoke("--help").stdout
+    command = [sys.executable, "-m", "pyspac", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.startswith("pyspac ")
+
+
+@pytest.mark.parametrize("command", ["run", "demo", "inspect", "doctor"])
+def test_every_option_has_help(command: str) -> None:
+    import typer
+
+    group: Any = typer.main.get_command(app)
+    assert all(param.help for param in group.commands[command].params)
+    assert group.commands[command].help
+
+
+def test_documentation_is_up_to_date() -> None:
+    assert generate_cli_docs.CLI_DOCS.read_text(encoding="utf-8") == generate_cli_docs.render(app), (
+        "docs/cli.md is stale: run python scripts/generate_cli_docs.py"
+    )
+
+
+def test_help_needs_no_library(tmp_path: Path) -> None:
+    """Help and inspect work where nothing is built."""
+    environment = os.environ | {"PYSPAC_BUILD_DIR": str(tmp_path)}
+    model = input_models.write_dense(tmp_path / "dense.gguf")
+    for arguments in (["run", "--help"], ["inspect", str(model)]):
+        command = [sys.executable, "-m", "pyspac", *arguments]
+        assert subprocess.run(command, capture_output=True, timeout=60, env=environment).returncode == 0
+    command = [
+        sys.executable,
+        "-m",
+        "pyspac",
+        "run",
+        "-m",
+        str(model),
+        "-p",
+        "x",
+        "--stock",
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 1
+    assert "no built engine" in done.stderr

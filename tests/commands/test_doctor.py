@@ -1,0 +1,59 @@
+"""pyspac doctor: what it finds here, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pyspac.cli import app
+from pyspac.commands import findings as doctor
+from pyspac.commands.findings import Finding
+from pyspac.errors import PyspacError
+from pyspac.server.build_extras import BuildExtras
+
+
+def test_on_this_machine() -> None:
+    result = CliRunner().invoke(app, ["doctor", "-t", "1", "--json", "-"])
+    report = json.loads(result.stdout)
+    assert result.exit_code == int(not report["ok"])
+    found = {finding["what"]: finding for finding in report["findings"]}
+    assert found["engine"]["level"] == "ok"
+    assert "GB/s read, 1 threads" in found["host memory"]["detail"]
+    assert all(finding["mend"] for finding in report["findings"] if finding["level"] != "ok")
+
+
+def test_text_shows_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = [Finding("ok", "a", "fine"), Finding("problem", "b", "is broken", "mend it so")]
+    monkeypatch.setattr("pyspac.commands.doctor.examine", lambda n_threads: findings)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "is broken" in result.stdout
+    assert "-> mend it so" in result.stdout
+
+
+def test_a_failing_check_is_a_finding_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[Finding]:
+        raise PyspacError("no built engine: run make build")
+
+    monkeypatch.setattr(doctor, "_engine", broken)
+    findings = doctor.examine(1)
+    assert doctor.has_problem(findings)
+    assert "run make build" in next(f.detail for f in findings if f.level == "problem")
+    assert any(finding.what == "host" for finding in findings)
+
+
+def test_other_bindings_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: "0.2.1")
+    (finding,) = doctor._bindings()
+    assert finding.level == "problem"
+    assert "pip install" in finding.mend
+
+
+def test_what_llama_server_lacks_is_said_with_the_way_to_mend_it() -> None:
+    assert [finding.level for finding in doctor._server(BuildExtras(https=True, ui=True))] == ["ok", "ok"]
+    downloads, page = doctor._server(BuildExtras(https=False, ui=False))
+    assert (downloads.level, page.level) == ("note", "note")
+    assert "libssl-dev" in downloads.mend
+    assert "PYSPAC_UI=1 make build" in page.mend

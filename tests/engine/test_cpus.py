@@ -1,0 +1,121 @@
+"""Ranges of cores: what is refused, and where the threads of an engine and of a run may then run."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gguf_models as models
+import pytest
+from llama_helpers import Sequence0, attached_engine, decode, in_new_thread, loaded_model, new_context
+from serving import Serve, complete
+
+from pyspac.engine.cpus import kept_within, parse_cpu_range
+from pyspac.errors import ConfigError, EngineError
+from pyspac.generate.options import RunOptions
+from pyspac.generate.session import Session
+
+DEMO = Path(__file__).resolve().parents[2] / "pyspac/models/demo-moe.gguf"
+OPEN = os.sched_getaffinity(0)
+
+two_cores = pytest.mark.skipif(not {0, 1} <= OPEN, reason="needs cores 0 and 1")
+
+
+def cores_of_threads(pid: int | str = "self") -> dict[str, str]:
+    """Of every thread of a process: where it may run, as in "0-1"."""
+    files = {task.name: task / "status" for task in Path(f"/proc/{pid}/task").iterdir()}
+    return {
+        name: next(line.split()[1] for line in file.read_text().splitlines() if "allowed_list" in line)
+        for name, file in files.items()
+    }
+
+
+def test_a_range_is_both_ends_and_all_between() -> None:
+    core = min(OPEN)
+    assert parse_cpu_range(f"{core}-{core}") == {core}
+
+
+@two_cores
+def test_two_cores_are_a_range() -> None:
+    assert parse_cpu_range("0-1") == {0, 1}
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "0-", "1-0", "a-b", "0-1,3", " 0-1", f"0-{max(OPEN) + 1}"])
+def test_what_is_no_range(text: str) -> None:
+    with pytest.raises(ConfigError, match="--cpu-range"):
+        parse_cpu_range(text)
+
+
+@two_cores
+def test_a_thread_returns_to_all_its_cores() -> None:
+    before = os.sched_getaffinity(0)
+    with kept_within({1}):
+        assert os.sched_getaffinity(0) == {1}
+    assert os.sched_getaffinity(0) == before
+
+
+# three threads; the first core is also the caller's, which waits, so spac's own begin with the second
+CORES = {"spac": {"1": 2, "0": 1}, "ggml": {"0": 2, "1": 1}}
+
+
+@two_cores
+@pytest.mark.parametrize("host_kernels", CORES)
+def test_each_thread_of_the_host_has_one_core(host_kernels: str, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"host_mode": "executor", "n_threads": 3, "cpu_range": "0-1"}
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    with loaded_model(path) as model, new_context(model) as ctx:
+        before, mine = cores_of_threads(), os.sched_getaffinity(0)
+        with attached_engine(ctx, host_kernels=host_kernels, **fields):
+            decode(ctx, Sequence0(1, models.N_VOCAB).next_batch(2))  # ggml makes its threads for a graph
+            after = cores_of_threads()
+    pinned = Counter(after[name] for name in after.keys() - before.keys() if after[name] in ("0", "1"))
+    assert pinned == CORES[host_kernels]
+    assert os.sched_getaffinity(0) == mine
+
+
+@pytest.mark.parametrize("text", ["", "0", "1-0", f"0-{max(OPEN) + 1}"])
+def test_the_engine_refuses_what_it_cannot_obey(text: str, tmp_path: Path) -> None:
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    with (
+        loaded_model(path) as model,
+        new_context(model) as ctx,
+        pytest.raises(EngineError, match=f'cpu_range "{text}"'),
+        attached_engine(ctx, cpu_range=text),
+    ):
+        pass
+
+
+@two_cores
+@pytest.mark.parametrize("stock", [True, False])
+def test_a_run_stays_within_its_cores(stock: bool) -> None:
+    def run() -> None:
+        before, mine = set(cores_of_threads()), os.sched_getaffinity(0)
+        options = RunOptions(
+            model=DEMO, device="cpu", n_predict=4, n_ctx=512, n_threads=2, stock=stock, cpu_range="1-1"
+        )
+        with Session(options) as session:
+            session.generate(session.tokenize("def f(self, text):\n"))
+            after = cores_of_threads()
+        new = after.keys() - before
+        assert new
+        assert {after[name] for name in new} == {"1"}
+        assert os.sched_getaffinity(0) == mine
+
+    in_new_thread(run)  # whose team of OpenMP threads is new
+
+
+@two_cores
+def test_a_run_has_as_many_threads_as_cores() -> None:
+    with Session(RunOptions(model=DEMO, device="cpu", cpu_range="1-1")) as session:
+        assert session.n_threads == 1
+
+
+@two_cores
+def test_a_server_stays_within_its_cores(tmp_path: Path) -> None:
+    with Serve(tmp_path, "-Cr", "1-1") as serve:
+        serve.wait_ready()
+        assert complete(serve.port, 8)["tokens_predicted"] == 8
+        assert set(cores_of_threads(serve.server_pid).values()) == {"1"}
+        assert set(cores_of_threads(serve.scheduler_pid).values()) != {"1"}

@@ -1,0 +1,232 @@
+"""The engine's handle in Python, and the board as numpy arrays, against the real library on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf_models
+import numpy as np
+import pytest
+from llama_helpers import Sequence0, decode, loaded_model, new_context
+
+from pyspac._native import ffi, lib
+from pyspac.engine import engine as native
+from pyspac.engine.board import (
+    COUNTERS_DTYPE,
+    ENGINE_ARRAYS,
+    LAYER_STATS_DTYPE,
+    N_RECORDS,
+    N_SERVER_SLOTS,
+    NO_BUDGET,
+    RECORD_DTYPE,
+    SCHEDULER_ARRAYS,
+    Board,
+    Residency,
+)
+from pyspac.engine.engine import Engine
+from pyspac.engine.limits import MAX_BATCH, MAX_THREADS
+from pyspac.engine.params import EngineParams
+from pyspac.errors import ConfigError, EngineError
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.scheduler import Scheduler
+
+N_STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    path = gguf_models.write_model(tmp_path_factory.mktemp("model") / "qwen3moe.gguf", "qwen3moe")
+    with loaded_model(path) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def ctx(model: Any) -> Iterator[Any]:
+    with new_context(model) as context:
+        yield context
+
+
+def attach(ctx: Any, **fields: Any) -> Engine:
+    return Engine.attach(ctx, EngineParams(**{"device": "cpu", "cache": "50%", **fields}))
+
+
+def test_structs_have_the_size_of_the_c_ones() -> None:
+    assert ffi.sizeof("spac_counters") == COUNTERS_DTYPE.itemsize
+    assert ffi.sizeof("spac_layer_stats") == LAYER_STATS_DTYPE.itemsize
+    assert ffi.sizeof("spac_step_record") == RECORD_DTYPE.itemsize
+    assert (lib.SPAC_N_RECORDS, lib.SPAC_N_SERVER_SLOTS) == (N_RECORDS, N_SERVER_SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("struct", "dtype"),
+    [
+        ("spac_counters", COUNTERS_DTYPE),
+        ("spac_layer_stats", LAYER_STATS_DTYPE),
+        ("spac_step_record", RECORD_DTYPE),
+    ],
+)
+def test_fields_have_the_names_and_places_of_the_c_ones(struct: str, dtype: np.dtype[Any]) -> None:
+    fields = ffi.typeof(struct).fields
+    assert [name for name, _ in fields] == list(dtype.names or ())
+    assert [field.offset for _, field in fields] == [dtype.fields[name][1] for name, _ in fields]  # type: ignore[index]
+
+
+def test_residency_has_the_values_of_the_c_enum() -> None:
+    assert [int(r) for r in Residency] == [getattr(lib, f"SPAC_RESIDENCY_{r.name}") for r in Residency]
+
+
+def test_info_and_board_agree(ctx: Any) -> None:
+    with attach(ctx, max_batch=9) as engine:
+        info, board = engine.info(), engine.board
+        assert (info.n_layer, info.n_expert, info.n_slots) == (board.n_layer, board.n_expert, board.n_slots)
+        assert info.is_emulated
+        assert info.max_batch == board.max_batch == 9
+        assert info.n_layer_split == np.count_nonzero(board.expert_bytes)
+        assert len(engine.declined()) == info.n_layer_declined
+        assert board.counts.shape == (info.n_layer, info.n_expert)
+        assert int(board.byte_budget[0]) == NO_BUDGET
+
+
+def test_engine_arrays_are_read_only(ctx: Any) -> None:
+    with attach(ctx) as engine:
+        for name in ENGINE_ARRAYS:
+            assert not getattr(engine.board, name).flags.writeable, name
+        for name in SCHEDULER_ARRAYS:
+            assert getattr(engine.board, name).flags.writeable, name
+
+
+def test_a_decision_is_carried_out(ctx: Any) -> None:
+    with attach(ctx) as engine:
+        board = engine.board
+        il = int(np.flatnonzero(board.expert_bytes)[0])
+        with board.decision():
+            board.utility[il, 2] = 9
+            board.tau[:] = 5
+            board.load[0] = il * board.n_expert + 2
+            board.n_load[0] = 1
+        engine.apply()
+        engine.wait_idle()
+        assert board.residency[il, 2] == Residency.RESIDENT
+        assert np.count_nonzero(board.residency) == 1
+        assert engine.slot(il, 2) is not None
+        assert engine.slot(il, 3) is None
+
+
+def test_step_records_reach_the_board(ctx: Any) -> None:
+    with attach(ctx) as engine:
+        engine.record_step(step=0, n_draft=4, n_accepted=2, verify_us=900)
+        assert int(engine.board.n_records[0]) == 1
+        assert engine.board.records[0]["n_accepted"] == 2
+        assert engine.board.records[0]["verify_us"] == 900
+
+
+@pytest.mark.parametrize("estimator", ["ema", "spac"])
+def test_scheduler_and_engine_together(ctx: Any, estimator: str) -> None:
+    with attach(ctx) as engine:
+        scheduler = Scheduler(engine.board, SchedulerConfig(estimator=estimator, n_draft_max=4))
+        sequence = Sequence0(0, 200)
+        for _ in range(N_STEPS):
+            decode(ctx, sequence.next_batch(5))
+            engine.end_forward()
+            scheduler.step()
+            assert scheduler.last_record.n_tokens == 5
+            engine.apply()
+        engine.wait_idle()
+        counters = engine.board.counters[0]
+        assert counters["n_loads"] > 0
+        assert counters["n_hit_rows"] > 0
+        assert counters["n_pinned_steals"] == 0
+        assert np.count_nonzero(engine.board.residency) <= engine.board.n_slots
+
+
+def test_a_closed_engine_says_so(ctx: Any) -> None:
+    engine = attach(ctx)
+    board = engine.board
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.apply()
+    with pytest.raises(EngineError, match="closed"):
+        _ = board.counts
+    with pytest.raises(EngineError, match="closed"), board.decision():
+        pass
+
+
+def test_a_dropped_engine_is_freed(ctx: Any) -> None:
+    attach(ctx)
+    with attach(ctx) as engine:  # the context takes one engine at a time
+        assert engine.info().n_slots > 0
+
+
+def test_bad_parameters_are_explained(ctx: Any) -> None:
+    with pytest.raises(EngineError) as error:
+        attach(ctx, cache="much")
+    assert "much" in str(error.value)
+    assert error.value.status == lib.SPAC_STATUS_INVALID_ARGUMENT
+    assert error.value.exit_code == 2
+    with pytest.raises(EngineError, match="nosuch"):
+        attach(ctx, device="nosuch0")
+
+
+@pytest.mark.parametrize(("field", "limit"), [("max_batch", MAX_BATCH), ("n_threads", MAX_THREADS)])
+def test_limits_are_the_engines(ctx: Any, field: str, limit: int) -> None:
+    """Python refuses what spac.h does not allow, and the engine refuses it by itself."""
+    with pytest.raises(ConfigError, match=f"{field} is {limit + 1}.*{limit}"):
+        attach(ctx, **{field: limit + 1})
+    params = ffi.new("spac_engine_params *", lib.spac_engine_default_params())
+    setattr(params, field, limit + 1)
+    out = ffi.new("spac_engine **")
+    status = lib.spac_engine_attach(ffi.cast("struct llama_context *", ctx), params, out)
+    assert status == lib.SPAC_STATUS_INVALID_ARGUMENT
+    text = ffi.string(lib.spac_last_error()).decode()
+    assert f"{field} is {limit + 1}" in text
+    assert str(limit) in text.partition(":")[2]
+    with attach(ctx, **{field: limit}) as engine:
+        assert engine.info().n_slots > 0
+
+
+def test_a_board_opens_by_name(ctx: Any) -> None:
+    name = f"pyspac-test-{os.getpid()}"
+    with attach(ctx, board_name=name) as engine:
+        with Board.open(name) as board:
+            texts = Sequence0(0, 200)
+            decode(ctx, texts.next_batch(3))
+            engine.end_forward()  # a shared board shows a forward when it has ended
+            assert np.array_equal(board.counts, engine.board.counts)
+            assert int(board.counts.sum()) > 0
+            n_before = int(board.counters["n_decisions"][0])
+            with board.decision():
+                board.tau[:] = 7
+            engine.apply()
+            engine.end_forward()
+            decode(ctx, texts.next_batch(1))
+            engine.end_forward()
+            assert int(board.counters["n_decisions"][0]) == n_before + 1
+        with pytest.raises(EngineError, match="closed"):
+            _ = board.counts
+    with pytest.raises(EngineError, match=name):
+        Board.open(name)
+
+
+def test_devices_and_buffer_type() -> None:
+    assert any(device.name.upper().startswith("CPU") for device in native.devices())
+    assert native.cpu_buffer_type() != 0
+
+
+def test_a_missing_library_is_loud(tmp_path: Path) -> None:
+    code = "import pyspac.engine.engine"
+    env = {
+        **os.environ,
+        "PYSPAC_BUILD_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert str(tmp_path) in done.stderr

@@ -1,0 +1,197 @@
+"""Bad input through the command line: a message that says what to do, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import input_models
+import pytest
+from typer.testing import CliRunner
+
+from pyspac.cli import app
+from pyspac.engine.devices import cpu_device
+from pyspac.errors import ModelError
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.preflight import check_run
+from pyspac.model.checks import check_same_vocab
+from pyspac.model.gguf_header import GgufHeader, read_header
+
+Maker = Callable[[Path], Path]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return input_models.write_target(tmp_path_factory.mktemp("models") / "target.gguf")
+
+
+def refused(*arguments: str | Path, folder: Path, says: list[str]) -> None:
+    """`pyspac run` with these arguments fails as bad input should."""
+    before = sorted(path.name for path in folder.iterdir())
+    text = ["-p", "hello", "-n", "2", "--json", str(folder / "out.json")]
+    result = CliRunner().invoke(app, ["run", *text, *map(str, arguments)])
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    for part in says:
+        assert part in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == before, "something was written"
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+FILES: dict[str, tuple[Callable[[Path, Path], object], list[str]]] = {
+    "missing": (lambda path, target: None, ["no such file", "-m"]),
+    "folder": (lambda path, target: path.mkdir(), ["not a file"]),
+    "empty": (lambda path, target: path.write_bytes(b""), ["not a GGUF file", "download"]),
+    "text": (lambda path, target: path.write_text("hello, I am a README"), ["not a GGUF file", "b'hell'"]),
+    "version": (lambda path, target: input_models.write_version(path, target, 9), ["GGUF version 9"]),
+    "cut header": (lambda path, target: input_models.write_cut(path, target, 500), ["cut off", "byte 500"]),
+    "truncated": (
+        lambda path, target: input_models.write_cut(path, target, -1000),
+        ["truncated", "tensor", "download or copy it again"],
+    ),
+    "F64": (lambda path, target: input_models.write_f64(path), ["output_norm.weight is F64", "F32"]),
+    "no tensors": (lambda path, target: input_models.write_vocab_only(path), ["no tensors"]),
+    "dense": (lambda path, target: input_models.write_dense(path), ["dense model", "--stock"]),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_files_that_cannot_be_used(kind: str, target: Path, tmp_path: Path) -> None:
+    make, says = FILES[kind]
+    make(tmp_path / "bad.gguf", target)
+    refused("-m", tmp_path / "bad.gguf", "--device", "cpu", folder=tmp_path, says=["bad.gguf", *says])
+
+
+@pytest.mark.parametrize("kind", sorted(FILES.keys() - {"dense"}))
+def test_drafts_that_cannot_be_used(kind: str, target: Path, tmp_path: Path) -> None:
+    make, says = FILES[kind]
+    make(tmp_path / "bad.gguf", target)
+    arguments = ("-m", target, "-md", tmp_path / "bad.gguf", "--device", "cpu", "--stock")
+    refused(*arguments, folder=tmp_path, says=["bad.gguf", *says])
+
+
+@pytest.mark.parametrize("at", [5, 8, 24, 30, 100, 1000, 3000])
+def test_any_cut_is_found(at: int, target: Path, tmp_path: Path) -> None:
+    cut = input_models.write_cut(tmp_path / "cut.gguf", target, at)
+    refused("-m", cut, "--device", "cpu", folder=tmp_path, says=["cut.gguf", "again"])
+
+
+def test_draft_with_another_vocabulary(target: Path, tmp_path: Path) -> None:
+    draft = input_models.write_other_vocab(tmp_path / "other.gguf")
+    says = ["other.gguf", "another vocabulary", "token 100 is '<0x@@>' in the draft", "--spec-type ngram"]
+    refused("-m", target, "-md", draft, "--device", "cpu", folder=tmp_path, says=says)
+
+
+@pytest.mark.parametrize(("add_bos", "is_refused"), [(True, True), (False, False)])
+def test_other_bos_counts_only_where_it_is_added(
+    add_bos: bool, is_refused: bool, target: Path, tmp_path: Path
+) -> None:
+    header = read_header(target)
+    ours = header.metadata | {"tokenizer.ggml.add_bos_token": add_bos}
+    theirs = ours | {"tokenizer.ggml.bos_token_id": 77}
+    pair = [GgufHeader(header.path, metadata, header.tensors) for metadata in (ours, theirs)]
+    with pytest.raises(ModelError, match="bos_token_id is 77") if is_refused else nullcontext():
+        check_same_vocab(*pair)
+
+
+def test_draft_with_the_same_vocabulary(target: Path, tmp_path: Path) -> None:
+    draft = input_models.write_dense(tmp_path / "draft.gguf")
+    options = RunOptions(model=target, draft=draft, device="cpu", cache=CacheSize(text="50%"))
+    assert check_run(options, cpu_device()).draft == read_header(draft)
+
+
+def test_two_flags_for_the_link() -> None:
+    """One slows copies down and tells the cost model nothing, the other tells it and slows nothing down."""
+    throttled = RunOptions(model=Path("m"), copy_gb_s=2.0)
+    assert throttled.engine_params("cpu").copy_gb_s == 2.0
+    assert throttled.scheduler_config().link_gb_s is None
+    known = RunOptions(model=Path("m"), link_gb_s=2.0)
+    assert known.engine_params("cpu").copy_gb_s == 0.0
+    assert known.scheduler_config().link_gb_s == 2.0
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+SETTINGS: list[tuple[list[str], list[str]]] = [
+    (["--cache", "0"], ["--cache is '0'", "--stock"]),
+    (["--cache", "0%"], ["--cache is '0%'", "--stock"]),
+    (["--cache", "lots"], ["--cache is 'lots'", "17%"]),
+    (["--cache", "170%"], ["--cache is '170%'", "100%"]),
+    (["--cache", "999999999"], ["--cache is '999999999'", "free on CPU"]),
+    (["--cache", "0.01"], ["--cache is '0.01'", "at least one expert"]),
+    (["-c", "513"], ["-c is 513", "at most 512"]),
+    (["-c", "-1"], ["-c is -1"]),
+    (["-n", "-2"], ["-n is -2"]),
+    (["-t", "0"], ["-t is 0"]),
+    (["-ngl", "99"], ["-ngl is 99", "the device is the CPU"]),
+    (["--temp", "-1"], ["--temp is -1"]),
+    (["--top-p", "2"], ["--top-p is 2"]),
+    (["--device", "CUDA99"], ["--device is 'CUDA99'", "cpu"]),
+    (["--rpc", "nowhere"], ["--rpc is 'nowhere'", "HOST:PORT"]),
+    (["--rpc", "127.0.0.1:1"], ["--rpc is '127.0.0.1:1'", "ggml-rpc-server"]),
+    (["--spec-type", "draft"], ["--spec-type is 'draft'", "-md"]),
+    (["--spec-type", "magic"], ["--spec-type is 'magic'", "ngram"]),
+    (["-Cr", "1-0"], ["--cpu-range is '1-0'", "such as 0-7"]),
+    (["--cpu-range", "0-999"], ["--cpu-range is '0-999'", "open to this process"]),
+    (["--draft-max", "4"], ["--draft-max is 4", "-md"]),
+    (["--speculation", "auto"], ["--speculation is 'auto'", "-md", "--spec-type ngram"]),
+    (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max is 0", "--spec-type none"]),
+    (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max is 16", "1 .. 15"]),
+    (["-t", "513"], ["-t is 513", "512"]),
+    (["--draft-p-min", "0.2"], ["--draft-p-min is 0.2", "-md"]),
+    (["--draft-p-min", "2"], ["--draft-p-min is 2", "0 .. 1"]),
+    (["--estimator", "magic"], ["estimator is 'magic'", "spac"]),
+    (["--threshold", "0"], ["threshold is 0", "1 .. 255"]),
+    (["--threshold", "high"], ["--threshold is 'high'", "auto"]),
+    (["--without", "evict,brakes"], ["without is 'brakes'", "prefetch"]),
+    (["--link-gb-s", "-3"], ["--link-gb-s is -3"]),
+    (["--copy-gb-s", "-3"], ["--copy-gb-s is -3"]),
+    (["--repack"], ["--repack", "--stock"]),
+    (["-f", "/nonexistent"], ["-p / -f is 'both'"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), SETTINGS, ids=lambda value: " ".join(value))
+def test_settings_that_cannot_be(arguments: list[str], says: list[str], target: Path, tmp_path: Path) -> None:
+    device = [] if {"--device", "--rpc"} & set(arguments) else ["--device", "cpu"]
+    refused("-m", target, *device, *arguments, folder=tmp_path, says=says)
+
+
+def test_draft_and_another_drafter(target: Path, tmp_path: Path) -> None:
+    arguments = ("-m", target, "-md", target, "--spec-type", "ngram", "--device", "cpu")
+    refused(*arguments, folder=tmp_path, says=["--spec-type is 'ngram'", "-md"])
+
+
+def test_prompt_longer_than_the_context(target: Path, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("word " * 40)
+    result = CliRunner().invoke(
+        app, ["run", "-m", str(target), "--device", "cpu", "--stock", "-f", str(prompt), "-c", "100"]
+    )
+    assert result.exit_code == 2
+    assert "the context only 100" in result.stderr
+    assert result.stdout == ""
+
+
+def test_missing_prompt(target: Path) -> None:
+    result = CliRunner().invoke(app, ["run", "-m", str(target)])
+    assert result.exit_code == 2
+    assert "-p / -f is 'neither'" in result.stderr
+
+
+@pytest.mark.parametrize("json_file", ["nowhere/out.json", "."])
+def test_json_that_cannot_be_written(json_file: str, target: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / json_file)
+    result = CliRunner().invoke(app, ["run", "-m", str(target), "-p", "x", "--device", "cpu", "--json", path])
+    assert result.exit_code == 2
+    assert "--json" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_refuses_the_same_files(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_text("no")
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "bad.gguf")])
+    assert result.exit_code == 2
+    assert "not a GGUF file" in result.stderr

@@ -1,0 +1,94 @@
+"""pyspac profile: the arithmetic by hand, the advice, and one short run on the demo pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pyspac.cli import app
+from pyspac.commands.demo import DRAFT, TARGET
+from pyspac.commands.profile_figure import draw
+from pyspac.speculation.tolerance import Profile, Samples
+
+
+def profile(*costs: float, delta: float = 0.0) -> Profile:
+    """T(1), T(2), ... in plain steps."""
+    verify = {n: Samples((1000 * x,) * 3) for n, x in enumerate(costs, 1)}
+    return Profile(verify=verify, drafters={"n-gram": Samples((1000 * delta,))})
+
+
+def test_by_hand() -> None:
+    """tau(2) = 1 / 1.6; S(1, 0.8) = 1.8 * 0.625 = 1.125 and, with delta 0.1, 1.125 / 1.0625."""
+    found = profile(1.0, 1.6, 2.1)
+    assert found.tau(2) == pytest.approx(0.625)
+    assert found.speedup(1, 0.8, "n-gram") == pytest.approx(1.125)
+    assert profile(1.0, 1.6, delta=0.1).speedup(1, 0.8, "n-gram") == pytest.approx(1.125 / 1.0625)
+    assert found.break_even(1, "n-gram") == pytest.approx(0.6, abs=1e-5)
+    assert found.surface("n-gram").shape == (2, 21)
+    assert found.best_n_draft(0.8, "n-gram") == 2  # 2.44 / 2.1 = 1.16
+    assert found.best_n_draft(0.3, "n-gram") == 0
+
+
+@pytest.mark.parametrize(
+    ("costs", "says"),
+    [
+        ((1.0, 1.6, 2.1), "speculate up to K=2 when acceptance is above 0.66"),
+        ((1.0, 1.75, 2.5), "speculate only when acceptance is above 0.82, up to K=2"),
+        ((1.0, 2.0, 3.0), "do not speculate"),
+    ],
+)
+def test_advice(costs: tuple[float, ...], says: str) -> None:
+    assert says in profile(*costs).advice()
+
+
+def test_spread_and_noise() -> None:
+    samples = Samples((100.0, 110.0, 120.0, 130.0, 140.0))
+    assert samples.median_us == 120
+    assert samples.quartiles_us() == (110, 130)
+    assert samples.spread == pytest.approx(10 / 120)
+    assert not profile(1.0, 1.6).is_noisy
+
+
+def test_figure(tmp_path: Path) -> None:
+    draw(profile(1.0, 1.6, 2.1), tmp_path / "out.png", "title")
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("mode", [["--cache", "50%"], ["--stock"]])
+def test_command(mode: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["-m", str(TARGET), "-md", str(DRAFT), "--device", "cpu", "-t", "1", "--rounds", "3", *mode]
+    result = CliRunner().invoke(app, ["profile", *arguments, "--width-max", "5", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert set(found["verify_us"]) == {"1", "2", "3", "4", "5"}
+    assert found["tau"]["1"] == 1.0
+    assert set(found["drafters"]) == {"model", "n-gram"}
+    assert len(found["drafters"]["model"]["speedup"]["1"]) == len(found["acceptances"])
+    assert "peculate" in found["advice"]
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    if "--stock" not in mode:
+        union = [found["n_experts"][str(n)] for n in range(1, 6)]
+        assert union == sorted(union), "more tokens, more experts"
+        assert union[0] == pytest.approx(4.0), "one token uses n_expert_used of them"
+        assert found["emulated"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--width-max", "17"], "--width-max"),
+        (["--rounds", "0"], "--rounds"),
+        (["--prompt-tokens", "0"], "--prompt-tokens"),
+        (["--png", "/nowhere/at/all.png"], "--png"),
+        (["--rounds", "999999"], "-c"),
+    ],
+)
+def test_bad_settings(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["profile", "-m", str(TARGET), "--device", "cpu", *arguments])
+    assert result.exit_code == 2
+    assert says in result.output

@@ -1,0 +1,166 @@
+"""Controllers in the decode loop: the text never changes, shadows tell the truth, drafters follow lazily."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import cast
+
+import pytest
+from fake_context import FakeContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspac.generate.decode import DecodeLoop, Generation
+from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
+from pyspac.generate.llama import Context
+from pyspac.generate.metrics import StepMetrics
+from pyspac.generate.sampling import Sampler, SamplingParams, argmax
+from pyspac.generate.shadow import ShadowDrafter
+from pyspac.generate.speculation_hook import SpeculationHook
+from pyspac.speculation.controller import Controller, Shared
+from pyspac.speculation.manager import CONTROLLERS, Speculation
+from pyspac.speculation.outcome import StepOutcome
+
+PROMPT = [1, 2, 3]
+SIZES = {"seed": 11, "n_vocab": 97, "n_ctx": 200}
+
+
+class Scripted(Controller):
+    """Draft lengths from a list, over and over."""
+
+    name = "scripted"
+
+    def __init__(self, shared: Shared, n_drafts: list[int]) -> None:
+        super().__init__(shared)
+        self.n_drafts = n_drafts
+        self.outcomes: list[StepOutcome] = []
+
+    def next_n_draft(self) -> int:
+        return self.n_drafts[self.n_steps % len(self.n_drafts)]
+
+    def _observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def generate(context: FakeContext, hook: SpeculationHook | None, n_predict: int = 60) -> Generation:
+    loop = DecodeLoop(
+        cast(Context, context),
+        Sampler(SamplingParams()),
+        hook.drafter if hook else None,
+        n_draft_max=8 if hook else 0,
+        hook=hook,
+    )
+    return loop.run(PROMPT, n_predict)
+
+
+def model_drafter(**sizes: int) -> tuple[ModelDrafter, FakeContext]:
+    """A draft model that is right about half of the time: it looks at fewer tokens."""
+    context = FakeContext(**{**SIZES, **sizes})
+    return ModelDrafter(cast(Context, context), Sampler(SamplingParams())), context
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+@pytest.mark.parametrize("kind", ["ngram", "draft"])
+def test_no_controller_changes_the_text(name: str, kind: str) -> None:
+    drafter = NgramDrafter() if kind == "ngram" else model_drafter()[0]
+    hook = SpeculationHook(Speculation(name, n_draft_max=8), drafter)
+    plain = generate(FakeContext(**SIZES), None)
+    assert generate(FakeContext(**SIZES), hook).token_ids == plain.token_ids
+
+
+def test_limit_is_the_smaller_one() -> None:
+    class Inner:
+        def n_draft_limit(self) -> int | None:
+            return 2
+
+        def after_prompt(self) -> None: ...
+
+        def after_step(self, index: int, times: StepMetrics) -> None: ...
+
+    hook = SpeculationHook(Speculation("static", n_draft_max=5), NgramDrafter(), Inner())
+    assert hook.n_draft_limit() == 2
+
+
+def test_outcomes_are_the_steps() -> None:
+    controller: list[Scripted] = []
+
+    def make(shared: Shared) -> Controller:
+        controller.append(Scripted(shared, [0, 3, 1]))
+        return controller[-1]
+
+    hook = SpeculationHook(Speculation(make, n_draft_max=8), model_drafter()[0])
+    result = generate(FakeContext(**SIZES), hook)
+    steps, outcomes = result.metrics.steps, controller[0].outcomes
+    assert [o.n_draft for o in outcomes] == [s.n_draft for s in steps]
+    assert [o.n_accepted for o in outcomes] == [s.n_accepted for s in steps]
+    assert {o.n_draft for o in outcomes} >= {0, 1, 3}
+    assert all(o.total_us >= o.verify_us >= 0 for o in outcomes)
+
+
+def test_draft_model_catches_up_in_one_batch() -> None:
+    """Off for a long while, then on: the drafter reads all it missed in one decode, not token by token."""
+    drafter, draft_context = model_drafter()
+    speculation = Speculation(lambda shared: Scripted(shared, [0] * 20 + [2]), n_draft_max=8)
+    generate(FakeContext(**SIZES), SpeculationHook(speculation, drafter), 24)
+    assert draft_context.widths[0] == len(PROMPT)  # the prompt
+    assert draft_context.widths[1] == 21  # twenty steps' tokens and the last one: then it drafts
+    assert draft_context.widths[2] == 1
+
+
+def test_off_drafts_nothing() -> None:
+    """K = 0 costs nothing: the draft model is not run at all after the prompt."""
+    drafter, draft_context = model_drafter()
+    generate(FakeContext(**SIZES), SpeculationHook(Speculation("off", n_draft_max=8), drafter))
+    assert draft_context.widths == [len(PROMPT)]
+
+
+class Known(Drafter):
+    """Always drafts the truth, but for one wrong token at a position that depends on the place."""
+
+    def __init__(self, context: FakeContext) -> None:
+        self.context = context
+
+    def draft(self, tokens: list[int], n_max: int) -> DraftResult:  # type: ignore[override]
+        sequence = list(tokens)
+        for _ in range(n_max):
+            sequence.append(argmax(self.context.logits_after(sequence)))
+        draft = sequence[len(tokens) :]
+        wrong = len(tokens) % 9
+        return DraftResult([t + (i == wrong) for i, t in enumerate(draft)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(n_drafts=st.lists(st.sampled_from([0, 0, 0, 2, 4]), min_size=1, max_size=9))
+def test_shadows_say_what_verification_would_have_said(n_drafts: list[int]) -> None:
+    """Of plain steps the true length of agreement is reported; steps that draft need no shadow."""
+    context = FakeContext(**SIZES)
+    known, heard = Known(context), []
+    shadow = ShadowDrafter(known, 5, lambda n_draft, n_held: heard.append((n_draft, n_held)))
+    sequence = list(PROMPT)
+    expected = []
+    for n_draft in n_drafts * 4:
+        draft = shadow.draft(sequence, n_draft).tokens
+        assert len(draft) == n_draft
+        wrong = len(sequence) % 9
+        if n_draft == 0:
+            expected.append((5, min(5, wrong)))
+        for _ in range(1 + min(n_draft, wrong)):  # a step emits what holds, and one more
+            sequence.append(argmax(context.logits_after(sequence)))
+    assert not Counter(heard) - Counter(expected), "nothing is reported that was not so"
+    if set(n_drafts) == {0}:
+        assert len(heard) >= len(expected) - 5, "only the last drafts may still be open"
+
+
+def test_shadow_hears_of_silence() -> None:
+    heard: list[tuple[int, int]] = []
+    shadow = ShadowDrafter(NgramDrafter(), 4, lambda *what: heard.append(what))
+    shadow.draft([1, 2, 3], 0)
+    assert heard == [(0, 0)]
+
+
+def test_only_free_drafters_are_shadowed() -> None:
+    speculation = Speculation("forecast", n_draft_max=4)
+    assert isinstance(SpeculationHook(speculation, NgramDrafter()).drafter, ShadowDrafter)
+    assert isinstance(SpeculationHook(speculation, model_drafter()[0]).drafter, ModelDrafter)
+    cascade = Speculation("cascade", n_draft_max=4)
+    assert isinstance(SpeculationHook(cascade, NgramDrafter()).drafter, NgramDrafter)

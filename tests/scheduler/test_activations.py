@@ -1,0 +1,91 @@
+"""Step 1: cumulative counts to counts per step."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspac.engine.board import N_RECORDS, BoardGeometry, LocalBoard
+from pyspac.scheduler.activations import ActivationDrain
+
+
+def make_board(n_layer: int = 2, n_expert: int = 4, n_expert_used: int = 2) -> LocalBoard:
+    return LocalBoard(
+        BoardGeometry.uniform(n_layer=n_layer, n_expert=n_expert, n_expert_used=n_expert_used, n_slots=4)
+    )
+
+
+def test_drain_reports_the_increase() -> None:
+    # Two layers, four experts, top-2. Before the drain is made: [[5, 0, 1, 0], [0, 3, 3, 0]].
+    # One step of two tokens: layer 0 picks {0, 2} and {0, 3}, layer 1 picks {1, 2} twice.
+    # Increase: [[2, 0, 1, 1], [0, 2, 2, 0]]; four activations per layer / top-2 = two tokens.
+    board = make_board()
+    board.counts[:] = [[5, 0, 1, 0], [0, 3, 3, 0]]
+    drain = ActivationDrain(board)
+    board.counts[:] = [[7, 0, 2, 1], [0, 5, 5, 0]]
+    record = drain.drain()
+    assert record.counts.tolist() == [[2, 0, 1, 1], [0, 2, 2, 0]]
+    assert record.n_tokens == 2
+    assert drain.drain().counts.tolist() == [[0] * 4, [0] * 4]
+    assert drain.record.n_tokens == 0
+
+
+def test_drain_is_right_across_a_wrap() -> None:
+    board = make_board()
+    board.counts[0, 0] = 2**32 - 1
+    drain = ActivationDrain(board)
+    board.counts[0, 0] = 3
+    assert drain.drain().counts[0, 0] == 4
+
+
+def test_drain_keeps_its_arrays() -> None:
+    board = make_board()
+    drain = ActivationDrain(board)
+    first = drain.drain().counts
+    board.counts[0, 0] += 1
+    assert drain.drain().counts is first
+    assert first[0, 0] == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4), min_size=1, max_size=6))
+def test_increases_sum_to_the_total(steps: list[list[int]]) -> None:
+    board = make_board(n_layer=1)
+    drain = ActivationDrain(board)
+    total = np.zeros(4, np.uint32)
+    for step in steps:
+        board.counts[0] += np.array(step, np.uint32)
+        total += drain.drain().counts[0]
+    assert np.array_equal(total, board.counts[0])
+
+
+def test_layer_stats_and_counters_are_differences() -> None:
+    board = make_board()
+    board.counters["n_hit"] = 10
+    drain = ActivationDrain(board)
+    board.counters["n_hit"] = 13
+    board.layer_stats["host_us"][1] = 250
+    record = drain.drain()
+    assert record.counter("n_hit") == 3
+    assert record.layer_stats[1].tolist() == [0, 0, 0, 0, 0, 0, 250, 0]
+
+
+def test_records_are_summed_once() -> None:
+    board = make_board()
+    drain = ActivationDrain(board)
+    board.record_step(n_draft=4, n_accepted=3, draft_us=100, verify_us=900)
+    board.record_step(n_draft=4, n_accepted=1, draft_us=120, verify_us=880, process_us=10, sample_us=5)
+    record = drain.drain()
+    assert (record.n_records, record.n_draft, record.n_accepted) == (2, 8, 4)
+    assert (record.draft_us, record.step_us) == (220, 2015)
+    assert drain.drain().n_records == 0
+
+
+def test_records_lost_in_the_ring_are_counted() -> None:
+    board = make_board()
+    drain = ActivationDrain(board)
+    for _ in range(N_RECORDS + 7):
+        board.record_step(n_draft=1)
+    record = drain.drain()
+    assert (record.n_records, record.n_records_lost, record.n_draft) == (N_RECORDS, 7, N_RECORDS)

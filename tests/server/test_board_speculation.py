@@ -1,0 +1,186 @@
+"""pyspac.server.board_speculation: records in, limits out, one step late."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspac.engine.board import N_RECORDS, BoardGeometry, LocalBoard
+from pyspac.server.board_speculation import BoardSpeculation
+from pyspac.speculation.controller import Controller, Shared
+from pyspac.speculation.manager import CONTROLLERS
+from pyspac.speculation.outcome import StepOutcome
+
+COSTS = [1000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
+
+
+class Server:
+    """Plays the server: drafts up to the limit it saw one step ago."""
+
+    def __init__(self, board: LocalBoard, slot: int, n_hold: int) -> None:
+        self.board, self.slot, self.n_hold = board, slot, n_hold
+        self.limit = int(board.n_draft_max[slot])
+        self.request = 0
+        self.n_tokens = 0
+        self.total_us = 0.0
+
+    def step(self) -> int:
+        n_draft, self.limit = self.limit, int(self.board.n_draft_max[self.slot])
+        n_accepted = min(n_draft, self.n_hold)
+        us = COSTS[n_draft]
+        self.board.record_step(
+            server_slot=self.slot, request=self.request, n_draft=n_draft, n_accepted=n_accepted,
+            n_tokens=1 + n_draft, verify_us=int(us), process_us=20,
+        )  # fmt: skip
+        self.n_tokens += 1 + n_accepted
+        self.total_us += us
+        return n_draft
+
+
+def new_board() -> LocalBoard:
+    return LocalBoard(BoardGeometry.uniform(n_layer=2, n_expert=8, n_expert_used=2, n_slots=4))
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_limits_stay_within_the_cap(name: str) -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, name, n_draft_max=5)
+    server = Server(board, 3, 2)
+    for _ in range(200):
+        assert 0 <= server.step() <= 5
+        assert speculation.step() == 1
+    assert board.n_draft_max.min() >= 0
+    assert board.n_draft_max.max() <= 5
+
+
+@pytest.mark.parametrize(("name", "settled"), [("forecast", 80), ("cascade", 80)])
+@pytest.mark.parametrize(("n_hold", "is_on"), [(8, True), (0, False)])
+def test_good_drafts_turn_it_on_bad_ones_off(name: str, settled: int, n_hold: int, is_on: bool) -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, name, n_draft_max=8)
+    server = Server(board, 0, n_hold)
+    n_drafts = []
+    for _ in range(settled + 150):
+        n_drafts.append(server.step())
+        speculation.step()
+    share_on = sum(n > 0 for n in n_drafts[settled:]) / 150
+    assert share_on > 0.9 if is_on else share_on < 0.15
+
+
+def test_slots_are_apart() -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    good, bad = Server(board, 1, 8), Server(board, 2, 0)
+    for _ in range(200):
+        good.step()
+        bad.step()
+        speculation.step()
+    assert board.n_draft_max[1] == 8
+    assert board.n_draft_max[2] <= 1
+
+
+def test_records_that_were_overwritten_are_left_out() -> None:
+    board = new_board()
+    seen: list[StepOutcome] = []
+
+    class Listener(Controller):
+        name = "listener"
+
+        def next_n_draft(self) -> int:
+            return 1
+
+        def _observe(self, outcome: StepOutcome) -> None:
+            seen.append(outcome)
+
+    speculation = BoardSpeculation(board, Listener, n_draft_max=4)
+    for i in range(N_RECORDS + 10):
+        board.record_step(server_slot=0, n_draft=i % 3, n_tokens=1 + i % 3, verify_us=100)
+    assert speculation.step() == N_RECORDS
+    assert [o.n_draft for o in seen] == [i % 3 for i in range(10, N_RECORDS + 10)]
+    assert speculation.step() == 0
+
+
+def test_earlier_records_are_not_ours() -> None:
+    board = new_board()
+    board.record_step(server_slot=0, n_tokens=1, verify_us=100)
+    assert BoardSpeculation(board, "off", n_draft_max=4).step() == 0
+
+
+def backed_off(name: str) -> tuple[BoardSpeculation, Server]:
+    """A slot whose request drafted in vain for long."""
+    board = new_board()
+    speculation = BoardSpeculation(board, name, n_draft_max=8)
+    server = Server(board, 0, 0)
+    for _ in range(400):
+        server.step()
+        speculation.step()
+    assert board.n_draft_max[0] == 0
+    return speculation, server
+
+
+def test_a_new_request_gets_a_new_controller() -> None:
+    speculation, server = backed_off("forecast")
+    before = speculation.speculation.slot(0)
+    n_samples = speculation.speculation.shared.table.verify.n_samples(1)
+    server.request = 7
+    server.step()
+    speculation.step()
+    after = speculation.speculation.slot(0)
+    assert after is not before
+    assert after.n_steps == 0, "the first step was decided before it"
+    assert before.n_steps == 401, "by the one before, which pays for it"
+    assert speculation.speculation.shared.table.verify.n_samples(1) >= n_samples, "costs are kept"
+    server.step()
+    speculation.step()
+    assert speculation.speculation.slot(0) is after
+
+
+@pytest.mark.parametrize("name", ["forecast", "cascade", "per-k-ema"])
+def test_back_off_does_not_outlive_its_request(name: str) -> None:
+    """The old limit rules the first step of the next request and, late as limits are, the second."""
+    speculation, server = backed_off(name)
+    server.request, server.n_hold = 1, 8
+    n_drafts = []
+    for _ in range(40):
+        n_drafts.append(server.step())
+        speculation.step()
+    assert n_drafts[0] == 0
+    assert max(n_drafts[:20]) > 0
+    assert min(n_drafts[30:]) > 0
+
+
+def test_slots_of_one_board_have_their_own_requests() -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    servers = [Server(board, 0, 0), Server(board, 1, 0)]
+    servers[1].request = 1
+    controllers = [speculation.speculation.slot(slot) for slot in (0, 1)]
+    for _ in range(3):
+        for server in servers:
+            server.step()
+        speculation.step()
+    assert [speculation.speculation.slot(slot) for slot in (0, 1)] == controllers
+
+
+def test_a_writer_that_does_not_know_the_request_starts_none() -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    controller = speculation.speculation.slot(0)
+    for request in (3, -1, 3, -1):
+        board.record_step(server_slot=0, request=request, n_tokens=1, verify_us=100)
+    speculation.step()
+    assert speculation.speculation.slot(0) is controller
+
+
+def test_limits_are_written_outside_of_a_decision() -> None:
+    board = new_board()
+    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    Server(board, 0, 8).step()
+    speculation.step()
+    assert board.n_decisions == 0
+
+
+def test_cap_zero() -> None:
+    board = new_board()
+    BoardSpeculation(board, lambda shared: CONTROLLERS["forecast"](shared), n_draft_max=0).step()
+    assert board.n_draft_max.max() == 0
+    assert Shared(n_draft_max=0).n_draft_max == 0

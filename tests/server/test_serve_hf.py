@@ -1,0 +1,176 @@
+"""`pyspac serve -- -hf USER/MODEL`: llama-server's own way to get a model, against a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from fake_hub import Hub, fake_hub
+from serving import (
+    DRAFT,
+    HOST,
+    ONE_THREAD,
+    TARGET,
+    Serve,
+    assert_nothing_left,
+    complete,
+    run_pyspac,
+    wait_for,
+)
+
+from pyspac.engine.board import Board
+from pyspac.errors import ConfigError, PyspacError
+from pyspac.server import download
+from pyspac.server.build_extras import FILE, build_extras
+from pyspac.server.options import ServeOptions
+from pyspac.server.warm_start import model_hash
+
+REPO, DRAFT_REPO = "someone/demo-moe-GGUF", "someone/demo-draft-GGUF"
+REPOS = {REPO: {"demo-moe-Q4_K_M.gguf": TARGET}, DRAFT_REPO: {"demo-draft-Q8_0.gguf": DRAFT}}
+PASSED = ("-np", "2", *ONE_THREAD)
+
+
+def variables(hub: Hub, folder: Path) -> dict[str, str]:
+    """The hub, and a cache for what comes from it."""
+    return {"MODEL_ENDPOINT": hub.endpoint, "LLAMA_CACHE": str(folder / "hub")}
+
+
+def test_a_model_of_the_hub_is_served(tmp_path: Path) -> None:
+    """Fetched once, checked, split, with a scheduler; its utilities are kept under the file's own hash."""
+    passed = ("-hf", REPO, "-hfd", DRAFT_REPO, "--spec-type", "draft-simple", *PASSED)
+    with (
+        fake_hub(REPOS) as hub,
+        Serve(
+            tmp_path,
+            "--cache",
+            "25%",
+            "--speculation",
+            "auto",
+            passed=passed,
+            target=False,
+            draft=False,
+            variables=variables(hub, tmp_path),
+        ) as serve,
+    ):
+        serve.wait_ready()
+        # as soon as the scheduler, which a busy machine lets wait, has found that it pays
+        wait_for("drafts", lambda: "draft_n" in complete(serve.port, 160)["timings"])
+        with Board.open(serve.board) as board:
+            wait_for("decisions", lambda: board.counters["n_decisions"][0] > 1)
+            assert board.n_slots == 48
+            assert board.counters["n_hit"][0] > 0
+            assert (board.n_draft_max >= 0).all()  # drafts are controlled as those of a file are
+        assert serve.stop() == 0
+        assert_nothing_left(serve)
+        assert sum(path.endswith("demo-moe-Q4_K_M.gguf") for path in hub.requests) <= 2  # HEAD and GET
+    assert (tmp_path / "cache" / "utilities" / f"{model_hash(TARGET)}.npz").is_file()
+
+
+@pytest.mark.parametrize("flag", [("--offline",), ()], ids=["offline", "hub gone"])
+def test_what_was_fetched_is_served_without_the_hub(tmp_path: Path, flag: tuple[str, ...]) -> None:
+    with fake_hub(REPOS) as hub:
+        names = variables(hub, tmp_path)
+        options = ServeOptions(passed=("-hf", REPO))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in names.items():
+                patch.setenv(name, value)
+            found = download.find_models(options, programs(), lambda: False)
+    assert found.model.read_bytes() == TARGET.read_bytes()
+    passed = ("-hf", REPO, *flag, *PASSED)
+    with Serve(tmp_path, passed=passed, target=False, draft=False, variables=names) as serve:
+        assert complete(serve.wait_ready().port, 8)["tokens_predicted"] == 8
+
+
+def test_a_draft_repository_without_a_whole_model_is_llama_servers_affair(tmp_path: Path) -> None:
+    """Parts for the target's own drafting live in such ones; only their size is not known here."""
+    parts = {**REPOS, "someone/parts": {"mtp-demo.gguf": DRAFT}}
+    with fake_hub(parts) as hub, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables(hub, tmp_path).items():
+            patch.setenv(name, value)
+        options = ServeOptions(model=TARGET, passed=("-hfd", "someone/parts"))
+        assert download.find_models(options, programs(), lambda: False).draft is None
+
+
+def programs() -> Path:
+    from pyspac._native import bin_dir
+
+    return bin_dir()
+
+
+@pytest.mark.parametrize(
+    ("passed", "text"),
+    [
+        (("-hf", "someone/else"), "-hf someone/else could not be fetched"),
+        (("-hf", DRAFT_REPO), "dense model"),
+        (("-hf", REPO, "-hff", "missing.gguf"), "could not be fetched"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused(tmp_path: Path, passed: tuple[str, ...], text: str) -> None:
+    with fake_hub(REPOS) as hub:
+        done = run_pyspac(
+            "serve", "--device", "cpu", "--", *passed, cache_dir=tmp_path, variables=variables(hub, tmp_path)
+        )
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "starting" not in done.stderr
+
+
+def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
+    names = {"MODEL_ENDPOINT": f"http://{HOST}:1/", "LLAMA_CACHE": str(tmp_path / "hub")}
+    done = run_pyspac("serve", "--device", "cpu", "--", "-hf", REPO, cache_dir=tmp_path, variables=names)
+    assert done.returncode == 2
+    assert f"the connection to http://{HOST}:1/" in done.stderr
+
+
+def test_a_download_can_be_stopped(tmp_path: Path) -> None:
+    with fake_hub(REPOS, is_stuck=True) as hub:
+        names = variables(hub, tmp_path)
+        with Serve(tmp_path, passed=("-hf", REPO), target=False, draft=False, variables=names) as serve:
+            wait_for("the download", lambda: any("/resolve/" in path for path in hub.requests))
+            assert serve.stop(signal.SIGINT) == 130
+
+
+# ---- without HTTPS
+
+
+@pytest.fixture
+def plain_build(tmp_path: Path) -> Path:
+    """A folder of programs without HTTPS."""
+    (tmp_path / FILE).write_text(json.dumps({"https": False, "ui": False}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        ("-hf", REPO),
+        ("-mu", "https://example.org/model.gguf"),
+        ("-dr", "gemma3"),
+        ("-hf", REPO, "-hfd", DRAFT_REPO),
+    ],
+)
+def test_without_https_a_download_is_refused(
+    plain_build: Path, monkeypatch: pytest.MonkeyPatch, passed: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("MODEL_ENDPOINT", raising=False)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    with pytest.raises(ConfigError, match=r"without HTTPS.*libssl-dev.*make configure build"):
+        download.find_models(ServeOptions(passed=passed), plain_build, lambda: False)
+
+
+@pytest.mark.parametrize("passed", [("-hf", REPO, "--offline"), ("-mu", f"http://{HOST}/model.gguf")])
+def test_without_https_what_needs_none_goes_on(plain_build: Path, passed: tuple[str, ...]) -> None:
+    with pytest.raises(PyspacError, match="llama-download is missing"):
+        download.find_models(ServeOptions(passed=passed), plain_build, lambda: False)
+
+
+def test_a_build_that_does_not_say_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(PyspacError, match="make build"):
+        build_extras(tmp_path)
+
+
+def test_files_are_not_fetched() -> None:
+    options = ServeOptions(model=TARGET, draft=DRAFT)
+    assert download.find_models(options, Path("/nowhere"), lambda: False).model == TARGET

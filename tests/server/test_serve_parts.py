@@ -1,0 +1,421 @@
+"""The parts of pyspac.server that need no server: command lines, memory, ports, pacing, back-off, metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import time
+import urllib.request
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from serving import DRAFT, HOST, TARGET, run_pyspac, wait_for
+from typer.testing import CliRunner
+
+from pyspac.cli import app
+from pyspac.commands.serve import choose_drafting, scheduler_config
+from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.engine.devices import Device
+from pyspac.engine.limits import MAX_BATCH
+from pyspac.errors import ConfigError
+from pyspac.generate.options import CacheSize
+from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import read_header
+from pyspac.scheduler.activations import ActivationDrain
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.scheduler import Scheduler
+from pyspac.server import board_file, log, memory
+from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env, without_secrets
+from pyspac.server.backoff import Backoff
+from pyspac.server.child import Child
+from pyspac.server.exporter import serve_metrics
+from pyspac.server.health import choose_port, get_json, is_healthy
+from pyspac.server.options import AttachOptions, ServeOptions
+from pyspac.server.pacer import IDLE_POLL_S, Pacer
+from pyspac.server.plan import plan_launch
+from pyspac.server.totals import StepTotals
+from pyspac.units import MIB
+
+
+def small_board() -> LocalBoard:
+    return LocalBoard(BoardGeometry.uniform(n_layer=2, n_expert=4, n_expert_used=2, n_slots=3))
+
+
+# ---- command lines
+
+LAUNCH = Launch(port=8081, board="b", cache="25%", n_ctx=512)
+
+
+def test_servers_command_line() -> None:
+    options = ServeOptions(model=Path("t.gguf"), draft=Path("d.gguf"), device="cpu", passed=("-np", "4"))
+    argv = server_argv(options, LAUNCH, Path("/bin"))
+    assert " ".join(argv) == (
+        "/bin/llama-server -m t.gguf -md d.gguf --spec-type draft-simple --spec-draft-n-max 8 -c 512 "
+        "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none -np 4"
+    )
+    assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}
+
+
+def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
+    core = min(os.sched_getaffinity(0))
+    options = ServeOptions(model=Path("t"), cpu_range=f"{core}-{core}")
+    argv = server_argv(options, LAUNCH, Path())
+    assert argv[argv.index("--threads") + 1] == "1"
+    assert "--threads" not in server_argv(replace(options, passed=("-t", "2")), LAUNCH, Path())
+    assert server_env(options)["PYSPAC_CPU_RANGE"] == f"{core}-{core}"
+
+
+def test_keys_are_not_logged() -> None:
+    argv = ["llama-server", "--api-key", "secret", "-np", "2"]
+    assert without_secrets(argv) == ["llama-server", "--api-key", "***", "-np", "2"]
+
+
+def test_a_given_kind_of_drafting_stays() -> None:
+    options = ServeOptions(model=Path("t"), draft=Path("d"), passed=("--spec-type", "draft-eagle3"))
+    argv = server_argv(options, LAUNCH, Path("/bin"))
+    assert argv.count("--spec-type") == 1
+    assert argv[-1] == "draft-eagle3"
+
+
+def test_weights_are_pinned_for_a_real_device_only() -> None:
+    options = ServeOptions(model=Path("t"))
+    real = replace(LAUNCH, is_copied=True)
+    assert "--load-mode" not in server_argv(options, LAUNCH, Path())
+    assert "--load-mode" in server_argv(options, real, Path())
+    assert server_argv(replace(options, passed=("-lm", "mmap")), real, Path()).count("--load-mode") == 0
+
+
+def test_a_page_stands_in_where_the_build_has_none() -> None:
+    options, without = ServeOptions(model=Path("t")), replace(LAUNCH, has_page=False)
+    assert "--path" not in server_argv(options, LAUNCH, Path())
+    argv = server_argv(options, without, Path())
+    assert "PYSPAC_UI=1" in (Path(argv[argv.index("--path") + 1]) / "index.html").read_text()
+    for given in (("--path", "mine"), ("--no-ui",)):
+        argv = server_argv(replace(options, passed=given), without, Path())
+        assert argv.count("--path") == given.count("--path")
+
+
+def test_without_a_device() -> None:
+    options = ServeOptions(model=Path("t"), device="none", host_kernels="spac")
+    argv = server_argv(options, replace(LAUNCH, cache="0"), Path())
+    assert argv[argv.index("--device") + 1] == "none"
+    assert server_env(options) == {
+        "PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "none", "PYSPAC_HOST_KERNELS": "spac",
+        "GLIBC_TUNABLES": HUGE_PAGES,
+    }  # fmt: skip
+    assert not options.has_scheduler
+    assert replace(options, attach=AttachOptions(metrics_port=0)).has_scheduler
+    assert replace(options, attach=AttachOptions(speculation="auto")).has_scheduler
+
+
+def test_schedulers_command_line() -> None:
+    config = SchedulerConfig(estimator="lfu", threshold=3, without=frozenset({"evict", "sd"}))
+    options = AttachOptions(scheduler=config, metrics_port=9, warm_start=False, log_json=True)
+    text = " ".join(attach_argv("b", options)[1:])
+    assert text == (
+        "-m pyspac attach b --estimator lfu --threshold 3 --cpu-share 0.02 --speculation static "
+        "--draft-max 8 --without evict,sd --metrics-port 9 --metrics-host 127.0.0.1 --no-warm-start "
+        "--log-json"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--speculation", "auto"),
+        ("--speculation", "static"),
+        ("--draft-max", "4"),
+        ("--speculation", "auto", "--", "--spec-type", "ngram-mod"),
+    ],
+)
+def test_draft_lengths_nobody_could_obey_are_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = run_pyspac("serve", "-m", str(TARGET), "--device", "cpu", *arguments, cache_dir=tmp_path)
+    assert done.returncode == 2
+    text = " ".join(done.stderr.split())
+    assert f"{arguments[0]} is" in text
+    assert "-md FILE" in text
+    assert "--spec-type ngram-mod" in text
+
+
+@pytest.mark.parametrize(
+    ("speculation", "draft_max", "chosen"),
+    [
+        (None, None, ("forecast", 8)),
+        (None, 6, ("static", 6)),
+        ("auto", 12, ("auto", 12)),
+        ("static", None, ("static", 4)),
+    ],
+)
+def test_the_estimators_longest_draft_is_the_servers(
+    speculation: str | None, draft_max: int | None, chosen: tuple[str, int]
+) -> None:
+    """[gamma] follows --draft-max through the command line of the scheduler's own process."""
+    controller, n_draft_max = choose_drafting(speculation, draft_max)
+    assert (controller, n_draft_max) == chosen
+    config = scheduler_config("spac", "auto", "", None, n_draft_max)
+    argv = attach_argv("b", AttachOptions(scheduler=config, speculation=controller))
+    assert argv[argv.index("--draft-max") + 1] == str(config.n_draft_max) == str(chosen[1])
+
+
+def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[AttachOptions] = []
+    monkeypatch.setattr(board_file, "find_board", lambda name: name)
+    monkeypatch.setattr("pyspac.server.attach.run_attached", lambda _name, options: seen.append(options))
+    for n_draft_max in (12, 0):
+        config = SchedulerConfig(estimator="spac", n_draft_max=n_draft_max)
+        argv = attach_argv("b", AttachOptions(scheduler=config))
+        result = CliRunner().invoke(app, argv[argv.index("attach") :])
+        assert result.exit_code == 0, result.output
+        assert seen[-1].scheduler == config
+    logging.getLogger(log.NAME).handlers.clear()
+
+
+@pytest.mark.parametrize("max_batch", [0, MAX_BATCH + 1])
+def test_batches_too_wide_are_refused_before_anything_starts(max_batch: int) -> None:
+    options = ServeOptions(model=TARGET, device="cpu", max_batch=max_batch)
+    with pytest.raises(ConfigError, match=f"--max-batch is {max_batch}; allowed: 1 .. {MAX_BATCH} tokens"):
+        plan_launch(options, lambda: False)
+
+
+@pytest.mark.parametrize("n_draft_max", ["-1", "256"])
+def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
+    done = run_pyspac(
+        "serve", "-m", str(TARGET), "-md", str(DRAFT), "--draft-max", n_draft_max, cache_dir=tmp_path
+    )
+    assert done.returncode == 2
+    assert f"--draft-max is {n_draft_max}; allowed: 1 .. 255" in done.stderr
+
+
+def test_a_known_link_reaches_the_scheduler() -> None:
+    config = scheduler_config("ema", "auto", "", 12.5, 8)
+    argv = attach_argv("b", AttachOptions(scheduler=config))
+    assert argv[argv.index("--link-gb-s") + 1] == "12.5"
+    with pytest.raises(ConfigError, match="--link-gb-s is 0"):
+        scheduler_config("ema", "auto", "", 0.0, 8)
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "attach"])
+def test_the_link_flag_means_the_same_in_every_command(command: str) -> None:
+    group: Any = typer.main.get_command(app)
+    (link,) = [param for param in group.commands[command].params if "--link-gb-s" in param.opts]
+    assert link.default is None
+    assert "Slows nothing down" in link.help
+
+
+def test_a_model_of_llama_servers_own_choice() -> None:
+    options = ServeOptions(passed=("-hf", "some/model", "--api-key", "secret"))
+    assert options.passed_value("--api-key") == "secret"
+    assert "-m" not in server_argv(options, LAUNCH, Path("/bin"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache": CacheSize(text="0")},
+        {"n_ctx": -1},
+        {"board": "../x"},
+        {"passed": ("--spac-cache=1",)},
+        {"model": None},
+        {"host_kernels": "fast"},
+        {"cpu_range": "1-0"},
+        {"cpu_range": "0-999"},
+        {"passed": ("-Cr", "0-1")},
+        {"passed": ("--cpu-range=0-1",)},
+        {"device": "none", "cache": CacheSize(text="25%")},
+        {"device": "none", "host_kernels": "ggml"},
+        {"draft": Path("d"), "attach": AttachOptions(scheduler=SchedulerConfig(n_draft_max=0))},
+    ],
+)
+def test_bad_options(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ServeOptions(**{"model": Path("t"), **fields})
+
+
+# ---- memory
+
+
+def device(free_bytes: int) -> Device:
+    return Device(name="GPU0", description="", handle=1, memory_free=free_bytes, memory_total=free_bytes)
+
+
+def test_needs_of_the_demo_pair() -> None:
+    target, draft = read_header(TARGET), read_header(DRAFT)
+    needs = memory.estimate_needs(target, draft, n_ctx=1000)
+    geometry = read_geometry(target)
+    assert needs.weights == geometry.model_bytes - geometry.experts_bytes
+    assert needs.draft == sum(tensor.n_bytes for tensor in draft.tensors)
+    n_head_kv, head = int(target.get("attention.head_count_kv")), int(target.get("attention.key_length"))
+    assert memory.kv_bytes(target, 1000) == geometry.n_layer * n_head_kv * 2 * head * 1000 * 2
+    assert needs.total == needs.weights + needs.draft + needs.kv + memory.MARGIN_BYTES
+
+
+def test_latent_attention_keeps_one_row_per_token() -> None:
+    header = SimpleNamespace(
+        get=lambda key, default=None: {
+            "block_count": 2, "attention.kv_lora_rank": 512, "rope.dimension_count": 64,
+        }.get(key, default)
+    )  # fmt: skip
+    assert memory.kv_bytes(header, 10) == 2 * 10 * 2 * (512 + 64)  # type: ignore[arg-type]
+
+
+def test_the_cache_takes_what_is_left() -> None:
+    geometry = read_geometry(read_header(TARGET))
+    needs = memory.Needs(weights=10 * MIB, draft=5 * MIB, kv=MIB)
+    rich, poor = device(needs.total + 3 * MIB), device(needs.total)
+    assert memory.choose_cache("auto", geometry, needs, rich) == "3"
+    assert memory.choose_cache("25%", geometry, needs, poor) == "25%"
+    assert memory.why_tight("25%", geometry, needs, poor) is not None
+    assert memory.why_tight("1", geometry, needs, rich) is None
+    with pytest.raises(ConfigError, match="weights 10, draft 5, kv 1, margin 768"):
+        memory.choose_cache("auto", geometry, needs, poor)
+
+
+def test_the_device_is_asked_in_a_process_of_its_own() -> None:
+    assert memory.probe_device("auto").memory_free > 0
+    with pytest.raises(ConfigError, match="auto, cpu"):
+        memory.probe_device("no-such-device")
+
+
+# ---- ports, names, children
+
+
+def test_ports() -> None:
+    with closing(socket.create_server((HOST, 0))) as listener:
+        taken = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match="in use"):
+            choose_port(HOST, taken)
+        assert choose_port(HOST, None, default=taken) != taken
+        assert not is_healthy(HOST, choose_port(HOST, None, default=taken))
+    with pytest.raises(ConfigError):
+        choose_port("203.0.113.1", None)  # no address of this machine
+
+
+def test_somebody_else_on_the_port_is_not_healthy() -> None:
+    with closing(socket.create_server((HOST, 0))) as listener:
+        assert get_json(HOST, listener.getsockname()[1], "/health") == (0, None)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "-a", "a b", "ä", "a" * 101])
+def test_bad_board_names(name: str) -> None:
+    with pytest.raises(ConfigError):
+        board_file.check_name(name)
+
+
+def test_backoff_doubles_and_forgets() -> None:
+    backoff = Backoff(first_s=0.0, longest_s=3.0)
+    assert [backoff.after(1) for _ in range(5)] == [0.0, 0.5, 1.0, 2.0, 3.0]
+    assert backoff.after(60) == 0.0
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    said = tmp_path / "said"
+    with said.open("wb") as stdout:
+        child = Child("sleeper", [sys.executable, "-c", script], stdout=stdout)
+    wait_for("it to ignore SIGTERM", lambda: said.stat().st_size > 0)
+    assert child.exit_code() is None
+    assert not child.stop(0.3)
+    assert child.end_text() == f"sleeper (process {child.pid}) was killed by SIGKILL"
+
+
+# ---- pacing
+
+
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.naps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.now_s += seconds
+
+
+def test_pacer_by_hand() -> None:
+    """News: the shortest period. Nothing new: longer and longer, up to 20 ms. Of 1 ms: 19 ms of rest."""
+    board, fake = small_board(), FakeTime()
+    pacer = Pacer(board, 0.05, sleep=fake.sleep, clock=lambda: fake.now_s)
+    for _ in range(30):
+        assert not pacer.poll()
+    assert fake.naps[0] < 0.002
+    assert fake.naps == sorted(fake.naps)
+    assert fake.naps[-1] == IDLE_POLL_S
+    board.record_step(n_tokens=1)
+    assert pacer.poll()
+    pacer.rest_after(0.001)
+    board.counters["n_forward"] += 1
+    assert pacer.poll()
+    assert fake.naps[-1] == pytest.approx(0.019)
+
+
+def test_waiting_for_news_is_cheap() -> None:
+    """An idle scheduler costs under 2 % of a core."""
+    pacer, cpu_s, start_s = Pacer(small_board(), 0.05), time.process_time(), time.monotonic()
+    while time.monotonic() - start_s < 1.0:
+        pacer.poll()
+    assert time.process_time() - cpu_s < 0.02
+
+
+def test_totals() -> None:
+    board, totals = small_board(), StepTotals()
+    drain = ActivationDrain(board)
+    board.record_step(n_draft=3, n_accepted=2, draft_us=10, verify_us=20)
+    board.record_step(n_draft=3, n_accepted=0, draft_us=10, verify_us=20)
+    totals.add(drain.drain())
+    assert (totals.n_steps, totals.n_tokens, totals.n_draft, totals.verify_us) == (2, 4, 6, 40)
+
+
+# ---- metrics and log
+
+
+def test_metrics_of_a_board() -> None:
+    board = small_board()
+    board.counters["n_forward"] = 7
+    board.counters["n_hit_rows"] = 30
+    board.residency[1, :2] = Residency.RESIDENT
+    attachment = SimpleNamespace(
+        name="b", board=board, scheduler=Scheduler(board), totals=StepTotals(n_steps=2, n_accepted=3)
+    )
+    with serve_metrics(attachment, HOST, 0) as port:  # type: ignore[arg-type]
+        with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
+            text = response.read().decode()
+        with pytest.raises(ConfigError, match="--metrics-port"), serve_metrics(attachment, HOST, port):  # type: ignore[arg-type]
+            pass
+    for line in (
+        "pyspac_forwards_total 7.0",
+        'pyspac_activations_total{where="device"} 30.0',
+        'pyspac_resident_experts{layer="1"} 2.0',
+        "pyspac_generated_tokens_total 5.0",
+        "pyspac_slots 3.0",
+        "pyspac_byte_budget +Inf",
+    ):
+        assert line in text.splitlines()
+
+
+@pytest.mark.parametrize("command", ["serve", "attach", "top"])
+def test_every_option_has_help(command: str) -> None:
+    group: Any = typer.main.get_command(app)
+    assert all(param.help for param in group.commands[command].params)
+    assert group.commands[command].help
+
+
+def test_log_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_up("serve", as_json=True)
+    log.warning("it ended", event="died", pid=3)
+    line = json.loads(capsys.readouterr().out)
+    assert line["message"] == "it ended"
+    assert (line["level"], line["source"], line["event"], line["pid"]) == ("warning", "serve", "died", 3)
+    log.set_up("serve", as_json=False)
+    log.event("it began", event="began")
+    assert capsys.readouterr().err == "pyspac serve: it began\n"
+    logging.getLogger(log.NAME).handlers.clear()

@@ -1,0 +1,218 @@
+"""pyspac.server.warm_start: what is kept, what is refused, and what a restarted server covers at once."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from serving import ONE_THREAD, TARGET, Serve, complete, wait_for
+
+from pyspac.engine.board import Board, BoardGeometry, LocalBoard, Residency
+from pyspac.scheduler.config import ESTIMATORS, SchedulerConfig
+from pyspac.scheduler.scheduler import Scheduler
+from pyspac.server import log
+from pyspac.server.warm_start import UtilityStore, cache_folder, model_hash, open_store
+
+
+def board(n_expert: int = 8) -> LocalBoard:
+    return LocalBoard(BoardGeometry.uniform(n_layer=3, n_expert=n_expert, n_expert_used=2, n_slots=6))
+
+
+def taught(estimator: str, **settings: Any) -> Scheduler:
+    """A scheduler after some steps of random routing."""
+    local, rng = board(), np.random.default_rng(0)
+    scheduler = Scheduler(local, SchedulerConfig(estimator=estimator, **settings))
+    for _ in range(20):
+        local.counts[np.arange(3)[:, None], rng.integers(0, 4, (3, 2))] += 1
+        local.counters["n_forward"] += 1
+        scheduler.step()
+    return scheduler
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_an_estimator_goes_on_where_it_was(tmp_path: Path, estimator: str) -> None:
+    store, before = UtilityStore(tmp_path / "u" / "m.npz"), taught(estimator)
+    store.keep(before)
+    after = Scheduler(board(), SchedulerConfig(estimator=estimator))
+    assert store.recall(after)
+    assert np.array_equal(after.estimator.utility, before.estimator.utility)
+    counts = np.zeros((3, 8), np.uint32)
+    counts[:, 5] = 3
+    for scheduler in (before, after):
+        scheduler.estimator.update(counts, 2)
+    assert np.array_equal(after.estimator.utility, before.estimator.utility)
+    assert [path.name for path in (tmp_path / "u").iterdir()] == ["m.npz"]
+
+
+def test_the_first_decision_loads_what_was_useful(tmp_path: Path) -> None:
+    store = UtilityStore(tmp_path / "m.npz")
+    store.keep(taught("ema"))
+    local = board()
+    scheduler = Scheduler(local)
+    assert store.recall(scheduler)
+    plan = scheduler.step()
+    assert plan.n_load == 6  # all slots
+    assert set(plan.load % 8) <= {0, 1, 2, 3}
+
+
+def test_nothing_to_recall(tmp_path: Path) -> None:
+    assert not UtilityStore(tmp_path / "m.npz").recall(Scheduler(board()))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_a_damaged_file_is_no_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "m.npz"
+    path.write_bytes(content)
+    assert not UtilityStore(path).recall(Scheduler(board()))
+
+
+def test_another_estimator_or_geometry_is_not_taken(tmp_path: Path) -> None:
+    store = UtilityStore(tmp_path / "m.npz")
+    store.keep(taught("ema"))
+    assert not store.recall(Scheduler(board(), SchedulerConfig(estimator="lfu")))
+    assert not store.recall(Scheduler(board(), SchedulerConfig(n_levels=3)))
+    other = Scheduler(board(n_expert=9))
+    assert not store.recall(other)
+    assert not other.estimator.utility.any()
+
+
+OLD_AND_NEW_SETTINGS = [
+    ("ema", {"ema_decay": 0.5}, {"ema_decay": 0.9}),
+    ("spac", {"forgetting": 0.5}, {"forgetting": 0.25}),
+    ("static", {"static_steps": 5}, {"static_steps": 30}),
+]
+
+
+@pytest.mark.parametrize(("estimator", "old", "new"), OLD_AND_NEW_SETTINGS)
+def test_a_setting_that_has_changed_is_not_overridden(
+    tmp_path: Path, estimator: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    """What was learned goes on under the new settings, as if they had changed on the way."""
+    store, before = UtilityStore(tmp_path / "m.npz"), taught(estimator, **old)
+    store.keep(before)
+    after = Scheduler(board(), SchedulerConfig(estimator=estimator, **new))
+    fresh = settings_of(Scheduler(board(), SchedulerConfig(estimator=estimator, **new)))
+    assert store.recall(after)
+    assert np.array_equal(after.estimator.utility, before.estimator.utility)
+    assert settings_of(after) == fresh
+    counts = np.zeros((3, 8), np.uint32)
+    counts[:, 5] = 40
+    assert after.estimator.update(counts, 40)[0, 5] > 0, "it still learns"
+
+
+def settings_of(scheduler: Scheduler) -> dict[str, Any]:
+    """The estimator's numbers and flags that are not learned."""
+    estimator = scheduler.estimator
+    learned = {"n_updates", *estimator.state()}
+    numbers = {name: value for name, value in vars(estimator).items() if isinstance(value, int | float)}
+    return {name: value for name, value in numbers.items() if name.lstrip("_") not in learned}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_state_is_not_the_estimators_own_memory(estimator: str) -> None:
+    scheduler = taught(estimator)
+    state = scheduler.estimator.state()
+    kept = {name: value.copy() for name, value in state.items()}
+    scheduler.estimator.update(np.full((3, 8), 9, np.uint32), 9)
+    assert all(np.array_equal(state[name], kept[name]) for name in state)
+    assert all(value.shape in ((), (3, 8)) for value in state.values())
+
+
+def test_fixed_boundaries_are_a_setting(tmp_path: Path) -> None:
+    store = UtilityStore(tmp_path / "m.npz")
+    store.keep(taught("spac", without=frozenset({"adabc"})))
+    adaptive = Scheduler(board(), SchedulerConfig(estimator="spac"))
+    assert not store.recall(adaptive)
+    fixed = Scheduler(board(), SchedulerConfig(estimator="spac", without=frozenset({"adabc"})))
+    assert store.recall(fixed)
+
+
+def test_a_file_of_an_older_format_is_said_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Format 1 held whatever the estimator had, its settings included."""
+    monkeypatch.setattr(logging.getLogger(log.NAME), "propagate", True)  # a command may have ended that
+    path, scheduler = tmp_path / "m.npz", taught("ema")
+    arrays = {f"state.{name}": value for name, value in scheduler.estimator.state().items()}
+    header = {"format": 1, "estimator": "ema", "n_levels": scheduler.config.effective_levels}
+    np.savez(path, **header, **arrays, **{"state.decay": 0.1})
+    store = UtilityStore(path)
+    with caplog.at_level(logging.WARNING, log.NAME):
+        assert not store.recall(Scheduler(board()))
+    assert "has format 1, this run needs 2; it is replaced at the end" in caplog.text
+    store.keep(scheduler)
+    assert store.recall(Scheduler(board()))
+
+
+def test_the_hash_is_of_the_content(tmp_path: Path) -> None:
+    content = TARGET.read_bytes()
+    copy, changed = tmp_path / "copy.gguf", tmp_path / "changed.gguf"
+    copy.write_bytes(content)
+    changed.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert model_hash(copy) == model_hash(TARGET)
+    assert model_hash(changed) != model_hash(TARGET)
+    parts = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for part in parts:
+        part.write_bytes(content)
+    first = model_hash(parts[0])
+    parts[1].write_bytes(content[:-1])
+    assert model_hash(parts[0]) != first
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPAC_CACHE_DIR", "/some/where")
+    assert cache_folder() == Path("/some/where")
+    monkeypatch.delenv("PYSPAC_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_folder() == Path("/xdg/pyspac")
+    assert open_store(None) is None
+    assert open_store(Path("/no/such/model.gguf")) is None
+
+
+def coverage(serve: Serve) -> float:
+    """Share of one answer's activations whose expert was on the device."""
+    with Board.open(serve.board) as shared:
+        before = shared.counters.copy()[0]
+        complete(serve.port, 96)
+        after = shared.counters.copy()[0]
+    n_hit, n_miss, n_late = (
+        int(after[name] - before[name]) for name in ("n_hit_rows", "n_miss_rows", "n_late_rows")
+    )
+    return n_hit / (n_hit + n_miss + n_late)
+
+
+def wait_until_full(serve: Serve) -> None:
+    with Board.open(serve.board) as shared:
+        wait_for(
+            "experts", lambda: np.count_nonzero(shared.residency == Residency.RESIDENT) >= shared.n_slots
+        )
+
+
+def test_the_first_answer_after_a_restart_is_as_well_covered(tmp_path: Path) -> None:
+    """Without a warm start the first answer is not: else this would show nothing.
+
+    How far residency follows within an answer depends on when the scheduler gets a core, so equal answers
+    are not covered alike: the first one after the restart must not fall behind the least of the last ones.
+    """
+    passed = ("-np", "1", *ONE_THREAD)
+    with Serve(tmp_path, passed=passed) as serve:
+        cold = coverage(serve.wait_ready())
+        last = [coverage(serve) for _ in range(4)][1:]
+        assert serve.stop() == 0
+    saved = list((tmp_path / "cache" / "utilities").iterdir())
+    assert [path.suffix for path in saved] == [".npz"]
+    with Serve(tmp_path, passed=passed) as serve:
+        wait_until_full(serve.wait_ready())
+        warm = coverage(serve)
+    assert warm >= min(last) - 0.05
+    assert warm > cold + 0.05
+
+
+def test_nothing_is_written_if_it_is_not_wanted(tmp_path: Path) -> None:
+    with Serve(tmp_path, "--no-warm-start") as serve:
+        complete(serve.wait_ready().port, 8)
+        assert serve.stop() == 0
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,156 @@
+"""The package's rooms: no circle of imports, nothing uses what is above it, and speculation is pure.
+
+Every import counts: at the top of a module, inside a function, and under TYPE_CHECKING. A module also needs
+the packages that it lies in.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Final
+
+import pytest
+from conftest import ROOT
+
+PACKAGE: Final = ROOT / "pyspac"
+
+# room -> the rooms that its modules may import from
+ROOMS: Final = {
+    "_native": set[str](),
+    "engine": {"_native"},
+    "model": set[str](),
+    "scheduler": {"engine"},
+    "speculation": set[str](),
+    "generate": {"_native", "engine", "model", "scheduler", "speculation"},
+    "lab": {"_native", "engine", "model", "scheduler", "generate"},
+    "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
+    "commands": {"_native", "engine", "model", "scheduler", "speculation", "generate", "lab", "server"},
+}
+SHARED: Final = ("checks", "errors", "units")  # for all rooms; they import each other alone
+FRONT: Final = ("__main__", "cli")  # they start the commands
+
+# the scheduler and most of the lab run without the native library: of the engine they know the board alone
+BOARD_ONLY: Final = ("scheduler", "lab")
+
+# what arithmetic needs; neither files nor clocks nor processes are among it
+PURE: Final = {
+    "__future__",
+    "abc",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "functools",
+    "itertools",
+    "math",
+    "numpy",
+    "statistics",
+    "typing",
+}
+PURE_SIMULATOR: Final = PURE | {"random"}  # seeded
+INPUT_OUTPUT: Final = {"open", "print", "input", "exec", "eval", "__import__"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """All modules and packages of pyspac by their full names."""
+    return {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text(encoding="utf-8"))
+
+
+def imported(name: str) -> Iterator[str]:
+    """Full names of what a module imports, of pyspac and of others; a name in a module is that module."""
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: a relative import"
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in modules() else node.module
+
+
+def parents(name: str) -> Iterator[str]:
+    """The packages that Python imports before it."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def own_imports(name: str) -> set[str]:
+    """The modules of pyspac that `name` imports."""
+    return {other for other in imported(name) if other in modules()} - {name}
+
+
+def room(name: str) -> str:
+    """The folder under pyspac, or the module that lies beside the folders; "" for pyspac itself."""
+    return ".".join(name.split(".")[1:2])
+
+
+def test_rooms_are_the_folders() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(ROOMS)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {*SHARED, *FRONT, "__init__"}
+    assert {name for name in modules() if room(name) in ROOMS and len(own_imports(name))}  # they are found
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    """`prepare` raises CycleError with the circle."""
+    graph = {name: own_imports(name) | set(parents(name)) for name in modules()}
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_uses_those_below_it_alone(name: str) -> None:
+    allowed = {"", name, *SHARED, *ROOMS[name]}
+    wrong = [
+        f"{module} imports {other}"
+        for module in modules()
+        if room(module) == name
+        for other in sorted(own_imports(module))
+        if room(other) not in allowed
+    ]
+    assert wrong == []
+
+
+def test_the_rooms_have_an_order() -> None:
+    TopologicalSorter(ROOMS).prepare()
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_all_share_imports_no_room(name: str) -> None:
+    assert {room(other) for other in own_imports(f"pyspac.{name}")} <= set(SHARED)
+
+
+def test_pyspac_itself_imports_nothing() -> None:
+    """Its public names come on first use."""
+    assert own_imports("pyspac") == set()
+
+
+@pytest.mark.parametrize("name", BOARD_ONLY)
+def test_of_the_engine_the_board_alone_is_known(name: str) -> None:
+    used = {other for module in modules() if room(module) == name for other in own_imports(module)}
+    assert {other for other in used if room(other) == "engine"} == {"pyspac.engine.board"}
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if room(name) == "speculation"])
+def test_speculation_is_arithmetic(name: str) -> None:
+    """No clock, no file, no process: what it decides follows from what it was told."""
+    allowed = PURE_SIMULATOR if name.endswith(".simulator") else PURE
+    outside = {other.partition(".")[0] for other in imported(name)} - {"pyspac"}
+    assert outside - allowed == set()
+    names = {node.id for node in ast.walk(tree(name)) if isinstance(node, ast.Name)}
+    assert names & INPUT_OUTPUT == set()
