@@ -3,10 +3,10 @@
 #include "host/openmp-team.h"
 #include "status.h"
 
-spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
+spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                                          const spac_dense_matmul * dense, spac_split_ops & ops, int max_batch) :
     plan(plan), groups(groups), host(host), dense(dense), max_batch(max_batch) {
-    for (spac_moe_layer * layer : layers.split()) {
+    for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { &ops, layer };
     }
 }
