@@ -9,6 +9,15 @@
 #include <string>
 #include <vector>
 
+// the parameters, with strings that live on
+struct spac_settings {
+    spac_engine_params params; // its strings may be gone: the ones below are theirs
+    std::string        device, cache, board_name;
+    std::vector<int>   cpus; // that the host's own threads are pinned to; empty: anywhere
+
+    explicit spac_settings(const spac_engine_params & params); // throws as spac_parse_cpu_range does
+};
+
 // bytes of the slot pools for "17%", "4096" (MiB) or "auto", without guard slots
 // total_bytes: of all experts that can be split; guard_bytes: of all guard slots
 // throws SPAC_STATUS_INVALID_ARGUMENT, or SPAC_STATUS_OUT_OF_MEMORY if too little of the device's memory were left

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 // the tensors that together hold the experts of a layer; the last dimension counts experts
 enum spac_part {
@@ -20,11 +19,7 @@ enum spac_part {
     SPAC_N_PARTS,
 };
 
-struct spac_engine;
-
 struct spac_moe_layer {
-    spac_engine * engine = nullptr;
-
     int     il            = -1;
     int64_t n_embd        = 0;
     int64_t n_expert      = 0;
@@ -40,8 +35,10 @@ struct spac_moe_layer {
     bool  clamps_in_one_op  = false; // ggml_swiglu_clamp, instead of two clamps around SiLU
     bool  weight_before_ffn = false;
 
-    int         group = -1;
-    std::string declined; // reason; empty: split
+    // set by attaching
+    std::string declined;            // reason; empty: split
+    int         group       = -1;    // layers of one group share slots
+    bool        own_kernels = false; // the engine's, not ggml's, compute its host experts
 
     bool is_split() const { return declined.empty(); }
 

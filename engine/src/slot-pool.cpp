@@ -45,6 +45,17 @@ void spac_slot_group::allocate(ggml_backend_buffer_type_t buft) {
     bytes = ggml_backend_buffer_get_size(buffer);
 }
 
+spac_slot_groups spac_make_slots(const std::vector<const spac_moe_layer *> & like, const std::vector<int32_t> & n_slots, ggml_backend_buffer_type_t buft) {
+    spac_slot_groups groups;
+    for (size_t g = 0; g < n_slots.size(); g++) {
+        groups.push_back(std::make_unique<spac_slot_group>());
+        groups[g]->like    = like[g];
+        groups[g]->n_slots = n_slots[g];
+        groups[g]->allocate(buft);
+    }
+    return groups;
+}
+
 uint64_t spac_max_slots(const spac_moe_layer & like) {
     uint64_t n_slots = MAX_SLOTS;
     for (int part = 0; part < SPAC_N_PARTS; part++) {

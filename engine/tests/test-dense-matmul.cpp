@@ -1,8 +1,8 @@
 // Matrices that ggml's CPU backend multiplies with the engine's kernels, against a reference in double precision and beside
 // ggml's own: each format, odd sizes, any number of threads; and that other graphs stay ggml's. No model needed.
 #include "check.h"
-#include "host-kernels/dense-matmul.h"
-#include "host-kernels/kernels.h"
+#include "host/dense-matmul.h"
+#include "host/kernels.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"

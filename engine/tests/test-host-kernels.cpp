@@ -2,9 +2,8 @@
 // experts without tokens, biases, scales, fused gate and up, and any number of threads. No model needed.
 #include "check.h"
 #include "expert-ffn.h"
-#include "host-kernels/expert-pool.h"
-#include "host-kernels/host-experts.h"
-#include "split-graph.h"
+#include "host/host-experts.h"
+#include "host/kernel-worker.h"
 
 #include "llama-graph.h" // llm_ffn_op_type
 
@@ -430,14 +429,14 @@ static ggml_tensor input_tensor(const layer_fixture & f, forward_input & in) {
     return cur;
 }
 
-// the same rows as without the pool, layer after layer, with and without work
-static void test_pool(const spac_kernels & kernels, bool stays_awake) {
+// the same rows as without the worker, layer after layer, with and without work
+static void test_worker(const spac_kernels & kernels, bool stays_awake) {
     const layer_fixture f({ "", GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 64, 96 });
     spac_host_experts   experts(kernels);
     std::mt19937        rng(5);
 
     for (int n_threads : { 1, 3 }) {
-        spac_expert_pool pool(kernels, n_threads, stays_awake, std::vector<int>());
+        spac_kernel_worker worker(kernels, n_threads, stays_awake, std::vector<int>());
         for (int i = 0; i < 200; i++) {
             forward_input in = random_input(f, 1 + i % 9, rng);
             if (i % 7 == 0) {
@@ -446,33 +445,33 @@ static void test_pool(const spac_kernels & kernels, bool stays_awake) {
             const std::vector<float> rows = with_kernels(experts, f, in, 1);
 
             const ggml_tensor cur = input_tensor(f, in);
-            pool.submit(&f.layer, &cur, in.ids.data(), in.ids.data(), in.n_tokens);
+            worker.submit(&f.layer, &cur, in.ids.data(), in.ids.data(), in.n_tokens);
             std::fill(in.cur.begin(), in.cur.end(), NAN); // submit has copied what it needs
             if (i % 11 == 0) {                            // an aborted graph, which collects nothing
                 continue;
             }
             if (i % 5 == 0) {
-                pool.rest();
+                worker.rest();
             }
             uint64_t us;
-            CHECK(memcmp(pool.wait(us), rows.data(), rows.size() * sizeof(float)) == 0);
+            CHECK(memcmp(worker.wait(us), rows.data(), rows.size() * sizeof(float)) == 0);
         }
     }
 }
 
 // the time that host experts took is not the time until somebody asked for them
-static void test_pool_time(const spac_kernels & kernels) {
+static void test_worker_time(const spac_kernels & kernels) {
     const layer_fixture f({ "", GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 64, 96 });
     std::mt19937        rng(6);
-    spac_expert_pool    pool(kernels, 1, true, std::vector<int>());
+    spac_kernel_worker  worker(kernels, 1, true, std::vector<int>());
     uint64_t            shortest = UINT64_MAX;
     for (int i = 0; i < 5; i++) { // its thread may have to wait for a core
         forward_input     in  = random_input(f, 3, rng);
         const ggml_tensor cur = input_tensor(f, in);
-        pool.submit(&f.layer, &cur, in.ids.data(), in.ids.data(), in.n_tokens);
+        worker.submit(&f.layer, &cur, in.ids.data(), in.ids.data(), in.n_tokens);
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
         uint64_t us;
-        pool.wait(us);
+        worker.wait(us);
         shortest = std::min(shortest, us);
     }
     CHECK(shortest > 0 && shortest < 50000);
@@ -493,9 +492,9 @@ int main() {
         test_formats(*kernels);
         test_layers(*kernels);
         test_edges(*kernels);
-        test_pool(*kernels, true);
-        test_pool(*kernels, false);
-        test_pool_time(*kernels);
+        test_worker(*kernels, true);
+        test_worker(*kernels, false);
+        test_worker_time(*kernels);
         test_declined(*kernels);
         n_tested++;
     }

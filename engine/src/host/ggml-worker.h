@@ -1,7 +1,7 @@
 // Computes a layer's host experts with ggml's kernels, on threads of its own, while the device works.
 #pragma once
 
-#include "host-worker.h"
+#include "worker.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -13,10 +13,10 @@
 #include <thread>
 #include <vector>
 
-struct spac_host_executor : spac_host_worker {
+struct spac_ggml_worker : spac_host_worker {
     // layers: all that will be submitted; max_batch: most tokens at once; cpus: one per thread in turn, or empty for anywhere
-    spac_host_executor(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads, const std::vector<int> & cpus);
-    ~spac_host_executor() override;
+    spac_ggml_worker(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads, const std::vector<int> & cpus);
+    ~spac_ggml_worker() override;
 
     void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;
     const float * wait(uint64_t & busy_us) override;

@@ -1,9 +1,9 @@
-#include "expert-pool.h"
+#include "kernel-worker.h"
 
-#include "../clock.h"
-#include "../cpus.h"
+#include "clock.h"
+#include "cpus.h"
 
-#include <algorithm>
+#include <chrono>
 #include <cstring>
 
 // how long to stay awake: the next layer, or another thread's last task, comes soon while a forward is in progress, and
@@ -19,7 +19,7 @@ static void pause_briefly() {
 #endif
 }
 
-spac_expert_pool::spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus) :
+spac_kernel_worker::spac_kernel_worker(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus) :
     experts(kernels), n_threads(n_threads), stays_awake(stays_awake) {
     try {
         for (int i = 0; i < n_threads; i++) {
@@ -34,11 +34,11 @@ spac_expert_pool::spac_expert_pool(const spac_kernels & kernels, int n_threads, 
     }
 }
 
-spac_expert_pool::~spac_expert_pool() {
+spac_kernel_worker::~spac_kernel_worker() {
     stop();
 }
 
-void spac_expert_pool::stop() {
+void spac_kernel_worker::stop() {
     {
         std::lock_guard<std::mutex> lock(mutex);
         stopped = true;
@@ -49,7 +49,7 @@ void spac_expert_pool::stop() {
     }
 }
 
-void spac_expert_pool::copy_input(const ggml_tensor * cur) {
+void spac_kernel_worker::copy_input(const ggml_tensor * cur) {
     const int64_t n = cur->ne[0], n_used = cur->ne[1], n_tokens = cur->ne[2];
     input.resize(n * n_used * n_tokens);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
@@ -58,7 +58,7 @@ void spac_expert_pool::copy_input(const ggml_tensor * cur) {
     in = { (const char *) input.data(), n * sizeof(float), n * n_used * sizeof(float) };
 }
 
-void spac_expert_pool::clear_absent(const spac_moe_layer & layer, const int32_t * ids_host, size_t n_rows) {
+void spac_kernel_worker::clear_absent(const spac_moe_layer & layer, const int32_t * ids_host, size_t n_rows) {
     rows.resize(n_rows * layer.n_embd);
     for (size_t i = 0; i < n_rows; i++) {
         if (ids_host[i] < 0) {
@@ -67,7 +67,7 @@ void spac_expert_pool::clear_absent(const spac_moe_layer & layer, const int32_t 
     }
 }
 
-void spac_expert_pool::submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t *, int n_tokens) {
+void spac_kernel_worker::submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t *, int n_tokens) {
     if (gate % 2 == 1) { // nobody collected the last layer: its graph was aborted
         close();
     }
@@ -81,7 +81,7 @@ void spac_expert_pool::submit(const spac_moe_layer * layer, const ggml_tensor * 
     }
 }
 
-const float * spac_expert_pool::wait(uint64_t & busy_us) {
+const float * spac_kernel_worker::wait(uint64_t & busy_us) {
     if (experts.has_work()) {
         work();
         close();
@@ -90,7 +90,7 @@ const float * spac_expert_pool::wait(uint64_t & busy_us) {
     return rows.data();
 }
 
-void spac_expert_pool::open() {
+void spac_kernel_worker::open() {
     is_resting = false;
     gate.fetch_add(1);
     if (n_asleep > 0) {
@@ -101,7 +101,7 @@ void spac_expert_pool::open() {
 }
 
 // returns when no thread is inside: every task is done then
-void spac_expert_pool::close() {
+void spac_kernel_worker::close() {
     gate.fetch_add(1); // who comes only now stays out
     const uint64_t t_nap = spac_now_us() + AWAKE_US;
     while (n_inside > 0) {
@@ -114,7 +114,7 @@ void spac_expert_pool::close() {
 }
 
 // who finds nothing left to do may have come long after the end
-void spac_expert_pool::work() {
+void spac_kernel_worker::work() {
     if (!experts.work(in, rows.data())) {
         return;
     }
@@ -123,7 +123,7 @@ void spac_expert_pool::work() {
     }
 }
 
-void spac_expert_pool::run() {
+void spac_kernel_worker::run() {
     for (uint64_t seen = 0; next_round(seen);) {
         n_inside.fetch_add(1);
         if (gate == seen) {
@@ -133,7 +133,7 @@ void spac_expert_pool::run() {
     }
 }
 
-bool spac_expert_pool::has_opened(uint64_t & seen) const {
+bool spac_kernel_worker::has_opened(uint64_t & seen) const {
     const uint64_t g = gate;
     if (g % 2 == 0 || g == seen) {
         return false;
@@ -142,8 +142,8 @@ bool spac_expert_pool::has_opened(uint64_t & seen) const {
     return true;
 }
 
-// waits for a round after the one seen, awake for a while, then asleep; false: the pool ends
-bool spac_expert_pool::next_round(uint64_t & seen) {
+// waits for a round after the one seen, awake for a while, then asleep; false: the worker ends
+bool spac_kernel_worker::next_round(uint64_t & seen) {
     const uint64_t t_sleep = spac_now_us() + AWAKE_US;
     while (stays_awake && !is_resting && spac_now_us() < t_sleep) {
         if (has_opened(seen)) {

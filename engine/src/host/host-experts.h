@@ -5,8 +5,8 @@
 // taken from the counter before it, so that whoever computes it is at work on it already.
 #pragma once
 
-#include "../moe-layer.h"
 #include "kernels.h"
+#include "moe-layer.h"
 
 #include <atomic>
 #include <cstdint>

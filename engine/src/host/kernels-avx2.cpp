@@ -9,11 +9,18 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #    include "blocks.h"
+#    include "simd-helpers.h"
 
 #    include <immintrin.h>
 #    include <string.h>
 
 namespace {
+
+typedef __m256 vec;
+
+SPAC_INLINE vec zero() {
+    return _mm256_setzero_ps();
+}
 
 struct half_weights {
     __m256i q[4];
@@ -36,17 +43,6 @@ SPAC_INLINE void transpose(__m256i * q) {
 
 SPAC_INLINE __m256i load(const void * p) {
     return _mm256_loadu_si256((const __m256i *) p);
-}
-
-// n bytes of weights, SPAC_PREFETCH_BYTES from here; the address need not be valid
-SPAC_INLINE void prefetch_ahead(const void * p, size_t n) {
-    for (size_t i = 0; i < n; i += 64) {
-        _mm_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_BYTES + i), _MM_HINT_T0);
-    }
-}
-
-SPAC_INLINE float half_to_float(uint16_t h) {
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 }
 
 // 4 floats, one per block of 32, to the lanes
@@ -368,38 +364,6 @@ SPAC_INLINE float sum_of(__m256 x) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-template <typename F, int NT>
-void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, float * const * out) {
-    typedef typename F::block block;
-    constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
-
-    const spac_act_q8 * a[NT];
-    for (int t = 0; t < NT; t++) {
-        a[t] = (const spac_act_q8 *) acts[t];
-    }
-    const int64_t n_whole = n_cols / SPAC_BLOCK, n_rest = n_cols % SPAC_BLOCK / F::N;
-
-    for (int64_t ir = 0; ir < n_rows; ir++) {
-        const block * row = (const block *) (rows + ir * row_bytes);
-        __m256        sums[NT];
-        for (__m256 & sum : sums) {
-            sum = _mm256_setzero_ps();
-        }
-        for (int64_t ib = 0; ib < n_whole; ib++) {
-            prefetch_ahead(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
-            add_block<F, NT>(row + ib * N_BLOCKS, a, ib, sums);
-        }
-        if (n_rest) {
-            block rest[N_BLOCKS] = {}; // zeros meet activations of zero
-            memcpy((void *) rest, row + n_whole * N_BLOCKS, n_rest * sizeof(block));
-            add_block<F, NT>(rest, a, n_whole, sums);
-        }
-        for (int t = 0; t < NT; t++) {
-            out[t][ir] = sum_of(sums[t]);
-        }
-    }
-}
-
 // ---- f16 and bf16 rows, f32 activations
 
 struct f16 {
@@ -448,78 +412,6 @@ void dot_floats(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_c
             }
             out[t][ir] = sum_of(sum);
         }
-    }
-}
-
-// ---- one function per format, for 1 to 8 tokens
-
-#    define SPAC_DOT(name, kernel, format)                                                                                    \
-        void name(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, \
-                  float * const * out) {                                                                                      \
-            switch (n_acts) {                                                                                                 \
-                case 1:                                                                                                       \
-                    return kernel<format, 1>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
-                case 2:                                                                                                       \
-                    return kernel<format, 2>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
-                case 3:                                                                                                       \
-                    return kernel<format, 3>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
-                case 4:                                                                                                       \
-                    return kernel<format, 4>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
-                case 5:                                                                                                       \
-                    return kernel<format, 5>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
-                case 6:                                                                                                       \
-                    return kernel<format, 6>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
-                case 7:                                                                                                       \
-                    return kernel<format, 7>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
-                default:                                                                                                      \
-                    return kernel<format, 8>(rows, row_bytes, n_rows, n_cols, acts, out);                                     \
-            }                                                                                                                 \
-        }
-
-SPAC_DOT(dot_q8_0, dot_rows, q8_0)
-SPAC_DOT(dot_q4_0, dot_rows, q4_0)
-SPAC_DOT(dot_q4_1, dot_rows, q4_1)
-SPAC_DOT(dot_q5_0, dot_rows, q5_0)
-SPAC_DOT(dot_q5_1, dot_rows, q5_1)
-SPAC_DOT(dot_iq4_nl, dot_rows, iq4_nl)
-SPAC_DOT(dot_mxfp4, dot_rows, mxfp4)
-SPAC_DOT(dot_q4_k, dot_rows, q4_k)
-SPAC_DOT(dot_q5_k, dot_rows, q5_k)
-SPAC_DOT(dot_q6_k, dot_rows, q6_k)
-SPAC_DOT(dot_iq4_xs, dot_rows, iq4_xs)
-SPAC_DOT(dot_f16, dot_floats, f16)
-SPAC_DOT(dot_bf16, dot_floats, bf16)
-
-spac_dot find_dot(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_Q8_0:
-            return dot_q8_0;
-        case GGML_TYPE_Q4_0:
-            return dot_q4_0;
-        case GGML_TYPE_Q4_1:
-            return dot_q4_1;
-        case GGML_TYPE_Q5_0:
-            return dot_q5_0;
-        case GGML_TYPE_Q5_1:
-            return dot_q5_1;
-        case GGML_TYPE_IQ4_NL:
-            return dot_iq4_nl;
-        case GGML_TYPE_MXFP4:
-            return dot_mxfp4;
-        case GGML_TYPE_Q4_K:
-            return dot_q4_k;
-        case GGML_TYPE_Q5_K:
-            return dot_q5_k;
-        case GGML_TYPE_Q6_K:
-            return dot_q6_k;
-        case GGML_TYPE_IQ4_XS:
-            return dot_iq4_xs;
-        case GGML_TYPE_F16:
-            return dot_f16;
-        case GGML_TYPE_BF16:
-            return dot_bf16;
-        default:
-            return nullptr;
     }
 }
 
@@ -578,19 +470,6 @@ SPAC_INLINE void quantise_256(const float * x, spac_act_q8 * act) {
     quantise_128(x + 128, act, 1);
 }
 
-void quantise(const float * x, int64_t n_cols, char * act) {
-    spac_act_q8 * to = (spac_act_q8 *) act;
-    int64_t       i  = 0;
-    for (; i + SPAC_BLOCK <= n_cols; i += SPAC_BLOCK) {
-        quantise_256(x + i, to++);
-    }
-    if (i < n_cols) {
-        float rest[SPAC_BLOCK] = {};
-        memcpy(rest, x + i, (n_cols - i) * sizeof(float));
-        quantise_256(rest, to);
-    }
-}
-
 // e^x to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; the power in two factors, so that
 // it may be subnormal or infinite
 SPAC_INLINE __m256 exp_ps(__m256 x) {
@@ -628,9 +507,11 @@ void swish(float * x, int64_t n, float alpha) {
     }
 }
 
-const spac_kernels kernels = { "avx2", quantise, find_dot, swish };
-
 } // namespace
+
+#    include "kernel-table.h"
+
+static const spac_kernels kernels = { "avx2", quantise, find_dot, swish };
 
 const spac_kernels * spac_kernels_avx2() {
     return &kernels;

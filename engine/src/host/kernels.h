@@ -27,7 +27,7 @@ struct spac_kernels {
     void (*swish)(float * x, int64_t n, float alpha);              // x / (1 + exp(-alpha x)), in place
 };
 
-// NULL where the machine lacks the instructions
+// NULL where they were not compiled in; the machine may lack the instructions all the same
 const spac_kernels * spac_kernels_avx512();
 const spac_kernels * spac_kernels_avx2();
 

@@ -1,4 +1,4 @@
-#include "host-executor.h"
+#include "ggml-worker.h"
 
 #include "clock.h"
 #include "cpus.h"
@@ -25,7 +25,7 @@ static ggml_threadpool_params pool_params(int n_threads, const std::vector<int> 
     return params;
 }
 
-spac_host_executor::spac_host_executor(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads, const std::vector<int> & cpus) {
+spac_ggml_worker::spac_ggml_worker(const std::vector<const spac_moe_layer *> & layers, int max_batch, int n_threads, const std::vector<int> & cpus) {
     size_t arena_bytes = 0;
     for (const spac_moe_layer * layer : layers) {
         graph g     = build(layer, max_batch);
@@ -49,7 +49,7 @@ spac_host_executor::spac_host_executor(const std::vector<const spac_moe_layer *>
     }
 }
 
-spac_host_executor::~spac_host_executor() {
+spac_ggml_worker::~spac_ggml_worker() {
     {
         std::lock_guard<std::mutex> lock(mutex);
         stopped = true;
@@ -65,7 +65,7 @@ spac_host_executor::~spac_host_executor() {
     ggml_backend_buffer_free(arena);
 }
 
-spac_host_executor::graph spac_host_executor::build(const spac_moe_layer * layer, int n_tokens) const {
+spac_ggml_worker::graph spac_ggml_worker::build(const spac_moe_layer * layer, int n_tokens) const {
     graph g;
     g.ctx = ggml_init({ N_NODES_MAX * ggml_tensor_overhead() + ggml_graph_overhead_custom(N_NODES_MAX, false), nullptr, true });
 
@@ -88,7 +88,7 @@ spac_host_executor::graph spac_host_executor::build(const spac_moe_layer * layer
 }
 
 // every node gets its own place: layers run one after the other, so all graphs share the arena
-void spac_host_executor::place(graph & g) const {
+void spac_ggml_worker::place(graph & g) const {
     const size_t align = ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
     char *       next  = (char *) ggml_backend_buffer_get_base(arena);
     for (ggml_tensor * t = ggml_get_first_tensor(g.ctx); t; t = ggml_get_next_tensor(g.ctx, t)) {
@@ -101,7 +101,7 @@ void spac_host_executor::place(graph & g) const {
     }
 }
 
-spac_host_executor::graph & spac_host_executor::graph_of(const spac_moe_layer * layer, int n_tokens) {
+spac_ggml_worker::graph & spac_ggml_worker::graph_of(const spac_moe_layer * layer, int n_tokens) {
     graph & g = graphs[{ layer, n_tokens }];
     if (!g.ctx) {
         g = build(layer, n_tokens);
@@ -119,7 +119,7 @@ static void copy_rows(ggml_tensor * dst, const ggml_tensor * src) {
     }
 }
 
-void spac_host_executor::submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) {
+void spac_ggml_worker::submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) {
     graph & g = graph_of(layer, n_tokens);
 
     // the layer before this one may be running still: nobody collected it if its graph was aborted
@@ -146,14 +146,14 @@ void spac_host_executor::submit(const spac_moe_layer * layer, const ggml_tensor 
     changed.notify_all();
 }
 
-const float * spac_host_executor::wait(uint64_t & busy_us) {
+const float * spac_ggml_worker::wait(uint64_t & busy_us) {
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return done || stopped; });
     busy_us = us;
     return done ? (const float *) done->rows->data : nullptr;
 }
 
-void spac_host_executor::run() {
+void spac_ggml_worker::run() {
     std::unique_lock<std::mutex> lock(mutex);
     while (true) {
         changed.wait(lock, [&] { return submitted || stopped; });

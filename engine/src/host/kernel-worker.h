@@ -2,8 +2,8 @@
 // The thread that waits helps with what is left when it comes, which is after the device is done.
 #pragma once
 
-#include "../host-worker.h"
 #include "host-experts.h"
+#include "worker.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -11,12 +11,12 @@
 #include <thread>
 #include <vector>
 
-struct spac_expert_pool : spac_host_worker {
+struct spac_kernel_worker : spac_host_worker {
     // stays_awake: for a moment after a layer; costs more than it gains where others need the cores
-    // n_threads: the pool's own, 1 or more
+    // n_threads: the worker's own, 1 or more
     // cpus: one per thread in turn, the first for the thread that waits, which stays where it is; empty: anywhere
-    spac_expert_pool(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus);
-    ~spac_expert_pool() override;
+    spac_kernel_worker(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus);
+    ~spac_kernel_worker() override;
 
     void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;
     const float * wait(uint64_t & busy_us) override;

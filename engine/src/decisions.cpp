@@ -1,0 +1,61 @@
+#include "decisions.h"
+
+#include "clock.h"
+#include "status.h"
+
+#include <algorithm>
+
+// Forwards may go on for this long without a new decision before the scheduler counts as gone. It decides with nearly
+// every step; when it died, a supervisor brings it back in a second or two, and old decisions are better than none meanwhile.
+static constexpr uint64_t DECISION_LIFE_US = 10'000'000;
+// of the time between two forwards, as much as may have been decoding; the rest was waiting for a request
+static constexpr uint64_t FORWARD_MAX_US = 1'000'000;
+
+spac_decisions::spac_decisions(spac_board & board, spac_expert_cache * cache, std::unique_ptr<spac_default_policy> policy) :
+    board(board), cache(cache), policy(std::move(policy)) {}
+
+// nothing that is read here is trusted: the board may be written by another process
+void spac_decisions::take_over() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!board.read_decision(decision_seen, decision)) {
+        return;
+    }
+    decision_seen = decision.seq;
+    is_scheduled  = true;
+    undecided_us  = 0;
+    if (is_abandoned.exchange(false)) {
+        spac_log("the scheduler decides again");
+    }
+    if (cache) {
+        cache->apply(decision.utility.data(), decision.tau.data(), decision.load.data(), decision.load.size(), decision.byte_budget);
+    }
+}
+
+void spac_decisions::begin_forward() {
+    const uint64_t now = spac_now_us();
+    undecided_us += std::min(now - t_last_forward, FORWARD_MAX_US);
+    t_last_forward = now;
+
+    take_over();
+    if (is_overdue()) {
+        is_abandoned = true;
+        spac_log("no decision for %.0f s of decoding: the scheduler is gone or hangs; until it is back %sdrafts have no limit",
+                 DECISION_LIFE_US / 1e6, policy ? "the engine's own policy decides, and " : "");
+    }
+    if (policy && (!is_scheduled || is_abandoned)) {
+        run_policy();
+    }
+}
+
+bool spac_decisions::is_overdue() const {
+    return board.is_shared() && is_scheduled && !is_abandoned && undecided_us > DECISION_LIFE_US;
+}
+
+void spac_decisions::run_policy() {
+    policy->update(board.counts(), board.residency());
+    cache->apply(policy->utility.data(), policy->tau.data(), policy->load.data(), policy->load.size(), UINT64_MAX);
+}
+
+int32_t spac_decisions::n_draft_max(int32_t server_slot) const {
+    return is_abandoned ? -1 : board.n_draft_max(server_slot);
+}

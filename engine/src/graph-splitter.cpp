@@ -1,0 +1,73 @@
+#include "graph-splitter.h"
+
+#include "host/openmp-team.h"
+#include "status.h"
+
+spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
+                                         const spac_dense_matmul * dense, spac_split_ops & ops, int max_batch) :
+    plan(plan), groups(groups), host(host), dense(dense), max_batch(max_batch) {
+    for (const spac_moe_layer * layer : layers.split()) {
+        nodes[layer->il] = { &ops, layer };
+    }
+}
+
+ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
+    note_graph(p);
+    ggml_tensor * out = can_split(p) ? split(p) : nullptr;
+    built.n_split += out != nullptr;
+    return out;
+}
+
+// hooks see the layers of a graph from first to last
+void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
+    if (p.gf != built.graph || p.il <= built.last_il) {
+        built.graph     = p.gf;
+        built.is_marked = false;
+        built.n_split   = 0;
+    }
+    built.last_il = p.il;
+}
+
+bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
+    const auto it      = nodes.find(p.il);
+    const bool is_ours = it != nodes.end() && spac_same_experts(*it->second.layer, p);
+    const bool fits    = (!plan.has_slots || p.cur->ne[1] <= max_batch) && p.n_expert_used == p.n_expert_used_sum;
+    if (!is_ours || !fits) {
+        return false;
+    }
+    if (p.has_lora && logged.insert(p.il).second) {
+        spac_log("layer %d stays as it is: a LoRA adapter touches its experts", p.il);
+    }
+    return !p.has_lora;
+}
+
+ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
+    spac_split_node * node = &nodes.at(p.il);
+    if (!plan.has_slots) {
+        return spac_build_split_kernels(p, node, nullptr);
+    }
+    const spac_slot_group & group = *groups[node->layer->group];
+    if (plan.host_mode == SPAC_HOST_EXECUTOR) {
+        return spac_build_split_executor(p, node, group);
+    }
+    return node->layer->own_kernels ? spac_build_split_kernels(p, node, &group) : spac_build_split_in_graph(p, node, group);
+}
+
+int32_t spac_graph_splitter::n_threads_of(int32_t n_tokens) {
+    if (dense && built.graph && !built.is_marked && n_tokens > 0) {
+        dense->mark(built.graph);
+        built.is_marked = true;
+    }
+    const bool is_split = is_split_by_executor(n_tokens);
+    if (is_split && !last_was_split && host.has_ggml_worker() && !plan.device_is_cpu()) {
+        spac_end_openmp_team();
+    }
+    last_was_split = is_split;
+    return is_split ? 1 : 0; // the context's other threads would spin in ggml's barrier while collect waits
+}
+
+bool spac_graph_splitter::is_split_by_executor(int32_t n_tokens) const {
+    // of a prompt's graph the last layer alone may be split: only few of its tokens get there
+    const bool is_wide = n_tokens <= 0 || n_tokens > max_batch;
+    return plan.host_mode == SPAC_HOST_EXECUTOR && !is_wide && built.n_split > 0;
+}

@@ -1,0 +1,47 @@
+// What the hook does with the graphs of a context while its engine is at work: which layers are split, and how.
+#pragma once
+
+#include "host-work.h"
+#include "host/dense-matmul.h"
+#include "layers.h"
+#include "plan.h"
+#include "slot-pool.h"
+#include "split-graph.h"
+
+#include <cstdint>
+#include <map>
+#include <set>
+
+struct spac_graph_splitter {
+    // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
+    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
+                        const spac_dense_matmul * dense, spac_split_ops & ops, int max_batch);
+
+    ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
+    int32_t       n_threads_of(int32_t n_tokens);         // of the graph built last, about to be computed; 0: as the context's
+
+  private:
+    void          note_graph(const llama_moe_hook_params & p);
+    ggml_tensor * split(const llama_moe_hook_params & p);
+    bool          can_split(const llama_moe_hook_params & p);
+    bool          is_split_by_executor(int32_t n_tokens) const;
+
+    const spac_plan &               plan;
+    const spac_slot_groups &        groups;
+    const spac_host_work &          host;
+    const spac_dense_matmul * const dense;
+    const int                       max_batch;
+
+    std::map<int, spac_split_node> nodes;  // of the split layers by il
+    std::set<int>                  logged; // layers whose later decline was said
+
+    // the graph built last, which is the one that is computed next
+    struct {
+        ggml_cgraph * graph     = nullptr;
+        bool          is_marked = false; // for `dense`
+        int           last_il   = -1;
+        int           n_split   = 0; // layers of it
+    } built;
+
+    bool last_was_split = false; // the graph computed last: by the executor
+};

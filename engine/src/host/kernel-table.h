@@ -1,0 +1,124 @@
+// The kernels of one instruction set as a table: how rows and activations are gone through, and which format gets which
+// kernel. A kernels-*.cpp includes this after its own part, which is, without linkage:
+//
+//   vec, zero(), sum_of(vec)            a vector of floats
+//   q8_0, q4_0 ... f16, bf16            the formats of the list below
+//   add_block<format, n_tokens>()       256 weights times activations, added to n_tokens sums
+//   dot_floats<format, n_tokens>()      rows of f16 and bf16; the arguments are those of dot_rows()
+//   quantise_256(), swish()
+//
+// Nothing in here has linkage either: each has a copy built with its own instructions.
+#pragma once
+
+#include "blocks.h"
+#include "kernels.h"
+
+#include <string.h>
+
+namespace {
+
+// ---- quantised rows
+
+template <typename F, int NT>
+void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, float * const * out) {
+    typedef typename F::block block;
+    constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
+
+    const spac_act_q8 * a[NT];
+    for (int t = 0; t < NT; t++) {
+        a[t] = (const spac_act_q8 *) acts[t];
+    }
+    const int64_t n_whole = n_cols / SPAC_BLOCK, n_rest = n_cols % SPAC_BLOCK / F::N;
+
+    for (int64_t ir = 0; ir < n_rows; ir++) {
+        const block * row = (const block *) (rows + ir * row_bytes);
+        vec           sums[NT];
+        for (vec & sum : sums) {
+            sum = zero();
+        }
+        for (int64_t ib = 0; ib < n_whole; ib++) {
+            prefetch_ahead(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
+            add_block<F, NT>(row + ib * N_BLOCKS, a, ib, sums);
+        }
+        if (n_rest) {
+            block rest[N_BLOCKS] = {}; // zeros meet activations of zero
+            memcpy((void *) rest, row + n_whole * N_BLOCKS, n_rest * sizeof(block));
+            add_block<F, NT>(rest, a, n_whole, sums);
+        }
+        for (int t = 0; t < NT; t++) {
+            out[t][ir] = sum_of(sums[t]);
+        }
+    }
+}
+
+// ---- one function per format, for 1 to 8 tokens
+
+// format in ggml, what goes through its rows, format here
+#define SPAC_FOR_EACH_FORMAT(X)           \
+    X(GGML_TYPE_Q8_0, dot_rows, q8_0)     \
+    X(GGML_TYPE_Q4_0, dot_rows, q4_0)     \
+    X(GGML_TYPE_Q4_1, dot_rows, q4_1)     \
+    X(GGML_TYPE_Q5_0, dot_rows, q5_0)     \
+    X(GGML_TYPE_Q5_1, dot_rows, q5_1)     \
+    X(GGML_TYPE_IQ4_NL, dot_rows, iq4_nl) \
+    X(GGML_TYPE_MXFP4, dot_rows, mxfp4)   \
+    X(GGML_TYPE_Q4_K, dot_rows, q4_k)     \
+    X(GGML_TYPE_Q5_K, dot_rows, q5_k)     \
+    X(GGML_TYPE_Q6_K, dot_rows, q6_k)     \
+    X(GGML_TYPE_IQ4_XS, dot_rows, iq4_xs) \
+    X(GGML_TYPE_F16, dot_floats, f16)     \
+    X(GGML_TYPE_BF16, dot_floats, bf16)
+
+#define SPAC_DEFINE_DOT(type, kernel, format)                                                                                     \
+    void dot_##format(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, \
+                      float * const * out) {                                                                                      \
+        switch (n_acts) {                                                                                                         \
+            case 1:                                                                                                               \
+                return kernel<format, 1>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+            case 2:                                                                                                               \
+                return kernel<format, 2>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+            case 3:                                                                                                               \
+                return kernel<format, 3>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+            case 4:                                                                                                               \
+                return kernel<format, 4>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+            case 5:                                                                                                               \
+                return kernel<format, 5>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+            case 6:                                                                                                               \
+                return kernel<format, 6>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+            case 7:                                                                                                               \
+                return kernel<format, 7>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+            default:                                                                                                              \
+                return kernel<format, 8>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+        }                                                                                                                         \
+    }
+
+SPAC_FOR_EACH_FORMAT(SPAC_DEFINE_DOT)
+
+spac_dot find_dot(ggml_type type) {
+    switch (type) {
+#define SPAC_CASE(type, kernel, format) \
+    case type:                          \
+        return dot_##format;
+        SPAC_FOR_EACH_FORMAT(SPAC_CASE)
+#undef SPAC_CASE
+        default:
+            return nullptr;
+    }
+}
+
+// ---- activations
+
+void quantise(const float * x, int64_t n_cols, char * act) {
+    spac_act_q8 * to = (spac_act_q8 *) act;
+    int64_t       i  = 0;
+    for (; i + SPAC_BLOCK <= n_cols; i += SPAC_BLOCK) {
+        quantise_256(x + i, to++);
+    }
+    if (i < n_cols) {
+        float rest[SPAC_BLOCK] = {};
+        memcpy(rest, x + i, (n_cols - i) * sizeof(float));
+        quantise_256(rest, to);
+    }
+}
+
+} // namespace

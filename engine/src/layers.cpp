@@ -1,0 +1,106 @@
+#include "layers.h"
+
+#include "status.h"
+
+#include "llama.h"
+
+#include <algorithm>
+
+static std::string read_arch(const llama_model * model) {
+    char arch[64] = "";
+    llama_model_meta_val_str(model, "general.architecture", arch, sizeof(arch));
+    return arch;
+}
+
+spac_layers::spac_layers(spac_context_hook & hook) :
+    n_layer(llama_model_n_layer(llama_get_model(hook.ctx))), arch(read_arch(llama_get_model(hook.ctx))) {
+    llama_moe_hook h = {};
+    h.user_data      = this;
+    h.build          = [](void * layers, const llama_moe_hook_params * p) -> ggml_tensor * {
+        ((spac_layers *) layers)->see(*p);
+        return nullptr;
+    };
+    hook.set(h);
+    check();
+}
+
+void spac_layers::see(const llama_moe_hook_params & p) {
+    if (devices.empty()) {
+        for (int i = 0; i < ggml_backend_sched_get_n_backends(p.sched); i++) {
+            devices.push_back(ggml_backend_get_device(ggml_backend_sched_get_backend(p.sched, i)));
+        }
+    }
+    if (p.il < 0) {
+        return;
+    }
+    const auto it = by_il.find(p.il);
+    if (it == by_il.end()) {
+        add(spac_moe_layer_from_hook(p, arch));
+    } else if (!spac_same_experts(it->second, p)) {
+        it->second.declined = "two sets of experts in one layer";
+    }
+}
+
+void spac_layers::add(const spac_moe_layer & layer) {
+    n_layer       = std::max(n_layer, layer.il + 1);
+    n_expert      = std::max(n_expert, (int32_t) layer.n_expert);
+    n_expert_used = std::max(n_expert_used, (int32_t) layer.n_expert_used);
+    by_il.emplace(layer.il, layer);
+}
+
+void spac_layers::check() const {
+    if (by_il.empty()) {
+        throw spac_dense_model();
+    }
+    std::map<std::string, int> reasons;
+    for (const auto & [il, layer] : by_il) {
+        if (!layer.is_split()) {
+            reasons[layer.declined]++;
+        }
+    }
+    std::string text;
+    for (const auto & [reason, n] : reasons) {
+        text += spac_format("%s%s (%d layers)", text.empty() ? "" : "; ", reason.c_str(), n);
+    }
+    const size_t n_split = split().size();
+    if (n_split == 0) {
+        text = "no MoE layer can be split: " + text;
+        if (reasons.count(SPAC_DECLINED_CALLBACK)) {
+            throw spac_stays_stock(text);
+        }
+        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, text);
+    }
+    if (!reasons.empty()) {
+        spac_log("%zu MoE layers stay as they are: %s", by_il.size() - n_split, text.c_str());
+    }
+}
+
+void spac_layers::form_groups() {
+    std::map<std::string, int> by_key;
+    for (auto & [il, layer] : by_il) {
+        if (!layer.is_split()) {
+            continue;
+        }
+        const auto [it, is_new] = by_key.emplace(layer.layout_key(), (int) by_key.size());
+        layer.group             = it->second;
+        if (is_new) {
+            group_like.push_back(&layer);
+        }
+        total_bytes += layer.n_expert * layer.expert_bytes();
+    }
+}
+
+std::vector<const spac_moe_layer *> spac_layers::split() const {
+    std::vector<const spac_moe_layer *> list;
+    for (const auto & [il, layer] : by_il) {
+        if (layer.is_split()) {
+            list.push_back(&layer);
+        }
+    }
+    return list;
+}
+
+const char * spac_layers::declined_reason(int il) const {
+    const auto it = by_il.find(il);
+    return it == by_il.end() || it->second.is_split() ? nullptr : it->second.declined.c_str();
+}

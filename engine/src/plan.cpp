@@ -1,0 +1,116 @@
+#include "plan.h"
+
+#include "device-probe.h"
+#include "host/host-experts.h"
+#include "slot-pool.h"
+#include "status.h"
+
+#include <algorithm>
+#include <numeric>
+#include <strings.h>
+
+static void choose_device(spac_plan & plan, const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
+    plan.has_slots = strcasecmp(name.c_str(), "none") != 0;
+    plan.device    = spac_choose_device(plan.has_slots ? name : "cpu", devices);
+}
+
+static void choose_kernels(spac_plan & plan, const spac_engine_params & params) {
+    if (!plan.has_slots && (params.host_kernels == SPAC_KERNELS_GGML || params.host_mode == SPAC_HOST_EXECUTOR)) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "device \"none\" runs all experts in the graph, with the engine's own kernels: "
+                                                       "it needs host_kernels auto or spac, and host_mode auto or in-graph");
+    }
+    const bool is_auto   = params.host_kernels == SPAC_KERNELS_AUTO && (!plan.has_slots || !plan.device_is_cpu());
+    const bool is_wanted = params.host_kernels == SPAC_KERNELS_SPAC || is_auto;
+    plan.kernels         = is_wanted ? spac_kernels_best() : nullptr;
+    if (is_wanted && !plan.kernels) {
+        spac_log("no kernels for this processor (they need AVX2, FMA and F16C): ggml's are used");
+    }
+}
+
+static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers) {
+    for (auto & [il, layer] : layers.by_il) {
+        layer.own_kernels = layer.is_split() && plan.kernels && spac_host_experts::can_compute(*plan.kernels, layer);
+        if (layer.is_split() && !plan.has_slots && !layer.own_kernels) {
+            layer.declined = "the engine has no kernels for it";
+        }
+    }
+    if (layers.split().empty()) {
+        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, "device \"none\": the engine has kernels for no layer of this model on this machine");
+    }
+}
+
+static void choose_host_mode(spac_plan & plan, int wanted) {
+    const bool is_cpu = plan.device_is_cpu();
+    if (!plan.has_slots) {
+        plan.host_mode = SPAC_HOST_IN_GRAPH;
+        return;
+    }
+    plan.host_mode = wanted != SPAC_HOST_AUTO ? wanted : is_cpu ? SPAC_HOST_IN_GRAPH
+                                                                : SPAC_HOST_EXECUTOR;
+    if (plan.host_mode == SPAC_HOST_IN_GRAPH && !is_cpu) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("in-graph host experts need the CPU as the device, not %s", ggml_backend_dev_name(plan.device)));
+    }
+}
+
+static void divide_cache(spac_plan & plan, const std::string & cache_size, const spac_layers & layers) {
+    const size_t n_group = layers.group_like.size();
+    if (!plan.has_slots) {
+        plan.group_slots.assign(n_group, 0);
+        return;
+    }
+    std::vector<uint64_t> bytes(n_group), n_experts(n_group);
+    for (const spac_moe_layer * layer : layers.split()) {
+        bytes[layer->group] = layer->expert_bytes();
+        n_experts[layer->group] += layer->n_expert;
+    }
+    for (size_t g = 0; g < n_group; g++) {
+        n_experts[g] = std::min(n_experts[g], spac_max_slots(*layers.group_like[g]));
+    }
+    const uint64_t guards = std::accumulate(bytes.begin(), bytes.end(), uint64_t(0)); // one per group
+    const uint64_t budget = spac_parse_cache(cache_size, layers.total_bytes, guards, plan.device);
+    plan.group_slots      = spac_divide_slots(budget, bytes, n_experts);
+
+    for (size_t g = 0; g < n_group; g++) {
+        if (plan.group_slots[g] == 0) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                             spac_format("cache \"%s\" has no room for one expert of %.2f MiB: use at least %.0f MiB", cache_size.c_str(),
+                                         bytes[g] / 1048576.0, bytes[g] / 1048576.0 * n_group + 1));
+        }
+    }
+}
+
+// memory that is mapped, or that the driver refused to pin
+static void find_unpinned(spac_plan & plan, const spac_layers & layers) {
+    for (const spac_moe_layer * layer : layers.split()) {
+        plan.n_layer_unpinned += !spac_is_pinned(layer->parts[SPAC_PART_DOWN]->buffer, plan.device);
+    }
+    if (plan.n_layer_unpinned > 0) {
+        spac_log("experts of %d layers are not in memory that %s has pinned: copies are slower (load with --load-mode none; the "
+                 "driver may also have refused it)",
+                 plan.n_layer_unpinned, ggml_backend_dev_name(plan.device));
+    }
+}
+
+// a device that does not know of id -1 computes wrongly, or reads where nothing is; the CPU backend is our own
+static void probe_device(const spac_plan & plan, const spac_layers & layers, int max_batch) {
+    if (!plan.has_slots || plan.device_is_cpu()) {
+        return;
+    }
+    for (const spac_moe_layer * layer : layers.group_like) {
+        spac_probe_device(plan.device, *layer, max_batch);
+    }
+}
+
+spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
+    spac_plan plan;
+    choose_device(plan, settings.device, layers.devices);
+    choose_kernels(plan, settings.params);
+    give_kernels_to_layers(plan, layers);
+    layers.form_groups();
+    choose_host_mode(plan, settings.params.host_mode);
+    divide_cache(plan, settings.cache, layers);
+    find_unpinned(plan, layers);
+    probe_device(plan, layers, settings.params.max_batch);
+    return plan;
+}
