@@ -9,6 +9,10 @@
 #include <string>
 #include <vector>
 
+// bytes that "17%" of all experts or "4096" (MiB) asks for, 0 among them; UINT64_MAX: "auto"
+// throws SPAC_STATUS_INVALID_ARGUMENT
+uint64_t spac_read_cache(const std::string & text, uint64_t total_bytes);
+
 // bytes of the slot pools for "17%", "4096" (MiB) or "auto", without guard slots
 // total_bytes: of all experts that can be split; guard_bytes: of all guard slots
 // throws SPAC_STATUS_INVALID_ARGUMENT, or SPAC_STATUS_OUT_OF_MEMORY if too little of the device's memory were left

@@ -54,14 +54,24 @@ def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device)
         return
     largest = max(layer.expert_bytes for layer in geometry.moe_layers)
     if n_bytes < largest:
-        raise ConfigError("--cache", options.cache.text, f"at least one expert, {largest / MIB:.2f} MiB")
-    if n_bytes > device.memory_free:
+        raise ConfigError(
+            "--cache", options.cache.text, f"room for one expert at least, {largest / MIB:.2f} MiB"
+        )
+    room = device.memory_free - _margin_bytes(device)
+    if n_bytes > room:
         raise ConfigError(
             "--cache",
             options.cache.text,
-            f"at most the {device.memory_free / MIB:.0f} MiB that are free on {device.name} "
+            f"at most the {room / MIB:.0f} MiB that it may take of {device.name}'s free memory "
             f"({n_bytes / MIB:.0f} MiB were asked for)",
         )
+
+
+def _margin_bytes(device: Device) -> int:
+    """What the engine wants left of the device's free memory."""
+    from pyspac.engine.limits import MIN_MARGIN_BYTES  # loads the native library, as the rest does anyway
+
+    return 0 if device.is_cpu else MIN_MARGIN_BYTES
 
 
 def _choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:

@@ -41,7 +41,7 @@ class SamplingParams:
 
 def _check(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise ConfigError(f"--{name}", value, f"{low} to {high}")
+        raise ConfigError(f"--{name}", value, f"a number from {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True)

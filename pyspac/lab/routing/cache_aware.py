@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.lab.policy import NEVER, Demand, Floats, Routing, register
 from pyspac.lab.trace import NOT_RUN
 
@@ -34,8 +34,9 @@ class CacheAware(Routing):
                 "--routing", "cache-aware", "a trace with router logits (pyspac trace --logits)"
             )
         if self.run.eviction.may_bypass:
-            raise ConfigError(
-                "--routing", "cache-aware", "not with belady: it knows the future of standard routing"
+            raise UsageError(
+                "--routing cache-aware cannot go with belady, which knows the future of standard routing: "
+                "choose another --eviction"
             )
         self.bonus = float(getattr(self, "lambda"))
         self.delta, self.n_seen = 0.0, 0
