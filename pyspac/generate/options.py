@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from pyspac.checks import check_int, check_range
+from pyspac.checks import check_range
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.values import read_cache_size, read_cpu_range
 from pyspac.errors import ConfigError, UsageError
@@ -97,8 +97,10 @@ class RunOptions:
             raise UsageError(
                 f"--spec-type {self.spec_type} uses no draft model: leave out -md, or choose draft"
             )
-        if self.draft_max is not None:
-            check_int("--draft-max", self.draft_max, 1, self.max_batch - 1)
+        longest = self.max_batch - 1
+        if self.draft_max is not None and not 1 <= self.draft_max <= longest:
+            wanted = f"a whole number from 1 to {longest}, or --spec-type none"
+            raise ConfigError("--draft-max", self.draft_max, wanted)
         check_range("--draft-p-min", self.draft_p_min, 0.0, 1.0)
         self._check_drafter()
         choose_controller(self.speculation, self.draft_max)

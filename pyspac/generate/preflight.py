@@ -55,7 +55,7 @@ def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device)
     largest = max(layer.expert_bytes for layer in geometry.moe_layers)
     if n_bytes < largest:
         raise ConfigError(
-            "--cache", options.cache.text, f"room for one expert at least, {largest / MIB:.2f} MiB"
+            "--cache", options.cache.text, f"room for at least one expert, {largest / MIB:.2f} MiB"
         )
     room = device.memory_free - _margin_bytes(device)
     if n_bytes > room:

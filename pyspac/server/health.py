@@ -21,7 +21,7 @@ def choose_port(host: str, port: int | None, field: str = "--port", default: int
     Raises ConfigError if `port` cannot be used.
     """
     if port is None:
-        return default if _why_not(host, default) is None else _any_free(host, field)
+        return default if _why_not(host, default) is None else _any_free(host)
     if not 1 <= port <= 65535:
         raise ConfigError(field, port, "a port from 1 to 65535")
     reason = _why_not(host, port)
@@ -51,7 +51,7 @@ def _why_not(host: str, port: int) -> str | None:
         return "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
 
 
-def _any_free(host: str, field: str) -> int:
+def _any_free(host: str) -> int:
     try:
         with closing(_bind(host, 0)) as listener:
             return int(listener.getsockname()[1])
