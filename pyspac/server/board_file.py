@@ -19,7 +19,7 @@ PREFIX: Final = "pyspac."
 
 def check_name(name: str) -> str:
     """Return the name; UsageError unless a board may have it."""
-    from pyspac._native import ffi, lib  # here: naming a board needs no native library
+    from pyspac._native import ffi, lib  # loaded here: the command line comes up without it
 
     check_value(lib.spac_board_owner(os.fsencode(name), ffi.new("int32_t *")))
     return name

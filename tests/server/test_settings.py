@@ -123,7 +123,7 @@ def test_a_child_reads_any_text(tmp_path: Path) -> None:
     text = "x" * 300_000
     copy = tmp_path / "copy"
     script = (
-        "import shutil, sys, time; time.sleep(0.2); shutil.copyfileobj(sys.stdin, open(sys.argv[1], 'w'))"
+        "import pathlib, sys, time; time.sleep(0.2); pathlib.Path(sys.argv[1]).write_text(sys.stdin.read())"
     )
     child = Child("reader", [sys.executable, "-c", script, str(copy)], text=text)
     assert child.wait(20)
