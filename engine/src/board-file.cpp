@@ -23,7 +23,7 @@ static std::string path_of(const std::string & name) {
                     name[0] != '.' && name[0] != '-';
     if (!ok) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("the board name cannot be \"%s\": give 1 to %d letters, digits, '_', '.' or '-', "
-                                                                   "the first of them no '.' and no '-'",
+                                                                   "not beginning with '.' or '-'",
                                                                    name.c_str(), SPAC_BOARD_NAME_MAX));
     }
     return spac_format("%s/pyspac.%s", FOLDER, name.c_str());

@@ -77,7 +77,7 @@ def find_board(name: str | None) -> str:
     board = look_at(check_name(name))
     if board is None or (board.is_board and not board.is_alive):
         raise PyspacError(
-            f'no running server has the board "{name}"; there are: {", ".join(running) or "none"}'
+            f'no running server has the board "{name}"; boards in use: {", ".join(running) or "none"}'
         )
     return name
 

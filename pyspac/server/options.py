@@ -125,7 +125,7 @@ class ServeOptions:
             flag = text.partition("=")[0]
             if flag in _OURS:
                 raise UsageError(
-                    f"{text} cannot come after --: pyspac needs it, as {_OURS[flag]} before the --"
+                    f"{text} cannot come after --, as pyspac has to know it: give {_OURS[flag]} before it"
                 )
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
             raise UsageError(
