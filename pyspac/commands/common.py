@@ -67,16 +67,17 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise ConfigError("-f", str(file), f"a text file that can be read ({error.strerror})") from error
 
 
+def check_target(flag: str, path: Path, wanted: str = "a file in a folder that can be written to") -> None:
+    """Raise ConfigError if no file can be written there; before any work is done."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(flag, str(path), wanted)
+
+
 def check_json_target(target: str | None) -> None:
-    """Raise ConfigError if --json cannot be written there; before any work is done."""
-    if target in (None, STDOUT):
-        return
-    assert target is not None
-    folder = Path(target).parent
-    if Path(target).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(
-            "--json", target, "a file in a folder that exists and can be written to, or - for stdout"
-        )
+    """As `check_target`, for --json."""
+    if target is not None and target != STDOUT:
+        check_target("--json", Path(target), "a file in a folder that can be written to, or - for stdout")
 
 
 @contextmanager

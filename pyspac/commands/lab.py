@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pyspac.commands import lab_options as lo
 from pyspac.commands import options as o
-from pyspac.commands.common import check_json_target, error_console, reports_errors
+from pyspac.commands.common import check_json_target, check_target, error_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.errors import ConfigError, UsageError
 from pyspac.lab import report as reports
@@ -118,8 +118,8 @@ def sweep(
 ) -> None:
     """Run policies x capacities x draft lengths x machines in parallel."""
     files = _load_files(policy_file)
-    if output is not None and not output.resolve().parent.is_dir():
-        raise ConfigError("--output", str(output), "a file in a folder that exists")
+    if output is not None:
+        check_target("--output", output)
     lengths = [None] if k is None else [_whole("--k", part) for part in _parts(k)]
     base = Setup(predictor_accuracy=accuracy, seed=seed)
     replays = [_replay(trace, length, accept, phase, seed) for length in lengths]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,6 +14,7 @@ from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import (
     check_json_target,
+    check_target,
     error_console,
     loading_bar,
     output_console,
@@ -23,7 +23,6 @@ from pyspac.commands.common import (
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.profile_figure import draw
-from pyspac.errors import ConfigError
 from pyspac.generate import decode
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import CacheSize, RunOptions
@@ -73,7 +72,8 @@ def profile(
     """  # fmt: skip
     _check(width_max, rounds, prompt_tokens)
     check_json_target(json_file)
-    _check_png(png)
+    if png is not None:
+        check_target("--png", png)
     options = RunOptions(
         model=model, draft=model_draft, n_ctx=ctx_size, n_threads=threads, n_gpu_layers=gpu_layers,
         stock=stock, device=device, rpc=rpc, cache=CacheSize(text=cache),
@@ -164,8 +164,3 @@ def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:
     check_int("--width-max", width_max, MIN_WIDTH, MAX_WIDTH)
     check_int("--rounds", rounds, 1)
     check_int("--prompt-tokens", prompt_tokens, 1)
-
-
-def _check_png(png: Path | None) -> None:
-    if png is not None and not (png.parent.is_dir() and os.access(png.parent, os.W_OK)):
-        raise ConfigError("--png", str(png), "a file in a folder that exists and can be written to")

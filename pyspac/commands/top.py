@@ -13,8 +13,8 @@ import typer
 from rich.table import Table
 
 from pyspac.checks import check_range
-from pyspac.commands.common import output_console, reports_errors
-from pyspac.errors import ConfigError, UsageError
+from pyspac.commands.common import check_target, output_console, reports_errors
+from pyspac.errors import UsageError
 from pyspac.server import board_file
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def _check(once: bool, as_json: bool, svg: Path | None, seconds: float) -> None:
     if once and svg is not None:
         raise UsageError("--svg and --once cannot go together: leave one of them out")
     check_range("--seconds", seconds, 0.05, 3600)
-    if svg is not None and not svg.absolute().parent.is_dir():
-        raise ConfigError("--svg", str(svg), "a file in a folder that exists")
+    if svg is not None:
+        check_target("--svg", svg)
 
 
 def _print(name: str, seen: Observation, as_json: bool) -> None:

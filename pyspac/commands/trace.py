@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,14 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyspac.commands import options as o
-from pyspac.commands.common import EXIT_INTERRUPTED, error_console, loading_bar, read_prompt, reports_errors
-from pyspac.errors import ConfigError
+from pyspac.commands.common import (
+    EXIT_INTERRUPTED,
+    check_target,
+    error_console,
+    loading_bar,
+    read_prompt,
+    reports_errors,
+)
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import RunOptions, parse_spec_type
 from pyspac.generate.sampling import SamplingParams
@@ -55,7 +60,7 @@ def trace(
     The model runs in stock llama.cpp, without a split; drafts are traced too. The trace holds step, position,
     whether a token was drafted, accepted or rejected, and per layer the experts with their router weights.
     """
-    _check_output(output)
+    check_target("--output", output)
     options = RunOptions(
         model=model, draft=model_draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads, device=device,
         stock=True, spec_type=parse_spec_type(spec_type), draft_max=draft_max,
@@ -112,9 +117,3 @@ def _say(trace: Trace, path: Path) -> None:
         f"{count[TokenStatus.SAMPLED] + count[TokenStatus.ACCEPTED]} decoded, of which "
         f"{count[TokenStatus.ACCEPTED]} drafted; {count[TokenStatus.REJECTED]} rejected"
     )
-
-
-def _check_output(path: Path) -> None:
-    folder = path.resolve().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError("--output", str(path), "a file in a folder that exists and can be written to")
