@@ -10,7 +10,7 @@ from pyspac.errors import ConfigError
 def check_range(field: str, value: float, low: float, high: float) -> None:
     """Raise ConfigError unless `value` is a number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ConfigError(field, value, f"a number from {low} to {high}")
+        raise ConfigError(field, value, f"a number from {low:g} to {high:g}")
 
 
 def check_int(field: str, value: Any, low: int, high: int | None = None) -> None:

@@ -141,7 +141,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max cannot be 16", "from 1 to 15"]),
     (["-t", "513"], ["-t cannot be 513", "512"]),
     (["--draft-p-min", "0.2"], ["--draft-p-min 0.2 needs a draft model", "-md"]),
-    (["--draft-p-min", "2"], ["--draft-p-min cannot be 2", "from 0.0 to 1.0"]),
+    (["--draft-p-min", "2"], ["--draft-p-min cannot be 2", "from 0 to 1"]),
     (["--estimator", "magic"], ["estimator cannot be 'magic'", "spac"]),
     (["--threshold", "0"], ["threshold cannot be 0", "from 1 to 255"]),
     (["--threshold", "high"], ["--threshold cannot be 'high'", "auto"]),
