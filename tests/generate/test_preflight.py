@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from pyspac.cli import app
-from pyspac.engine.devices import cpu_device
-from pyspac.errors import ModelError
+from pyspac.engine.devices import Device, cpu_device
+from pyspac.errors import ConfigError, ModelError
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.preflight import check_run
 from pyspac.model.checks import check_same_vocab
 from pyspac.model.gguf_header import GgufHeader, read_header
+from pyspac.units import MIB
 
 Maker = Callable[[Path], Path]
 
@@ -100,6 +101,23 @@ def test_draft_with_the_same_vocabulary(target: Path, tmp_path: Path) -> None:
     draft = input_models.write_dense(tmp_path / "draft.gguf")
     options = RunOptions(model=target, draft=draft, device="cpu", cache=CacheSize(text="50%"))
     assert check_run(options, cpu_device()).draft == read_header(draft)
+
+
+@pytest.mark.parametrize(
+    ("cache", "free_mib", "says"),
+    [
+        ("50%", 300, None),
+        ("50%", 256, "at most the 0 MiB that it may take of GPU0's free memory"),  # the engine's margin
+        ("300", 300, None),  # all experts, which take less
+        ("301", 300, "at most the 44 MiB"),  # beyond the device
+    ],
+)
+def test_a_cache_leaves_the_engines_margin(cache: str, free_mib: int, says: str | None, target: Path) -> None:
+    options = RunOptions(model=target, cache=CacheSize(text=cache))
+    n_bytes = free_mib * MIB
+    device = Device(name="GPU0", description="", handle=1, memory_free=n_bytes, memory_total=n_bytes)
+    with pytest.raises(ConfigError, match=says) if says else nullcontext():
+        check_run(options, device)
 
 
 def test_two_flags_for_the_link() -> None:
