@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.step import RECORD_DTYPE, StepRecord
-from pyspac.errors import ConfigError, EngineError
+from pyspac.errors import ConfigError, EngineError, UsageError
 
 N_RECORDS = 256  # SPAC_N_RECORDS
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
@@ -132,7 +132,9 @@ class LayoutGroups:
         """Read group, group_slots and expert_bytes; layers that are not split count nowhere."""
         self.is_split = np.asarray(board.expert_bytes) > 0  # [n_layer]
         if not self.is_split.any():
-            raise ConfigError("board", "no split layer", "a board whose engine splits at least one MoE layer")
+            raise UsageError(
+                "the board has no split layer: give one whose engine splits at least one MoE layer"
+            )
         self.of_layer = np.where(self.is_split, board.group, 0).astype(np.intp)  # [n_layer]
         self.n_group = int(self.of_layer.max()) + 1
         is_member = (np.arange(self.n_group)[:, None] == self.of_layer) & self.is_split

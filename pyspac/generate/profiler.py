@@ -15,7 +15,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Final
 
 from pyspac.engine.step import StepRecord
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.drafting import Drafter, NgramDrafter
 from pyspac.speculation.cost_table import CostTable
 from pyspac.speculation.tolerance import Profile, Samples
@@ -65,10 +65,10 @@ class Profiler:
 
     def _tokens(self, text: Sequence[int]) -> list[int]:
         if self.n_tokens_needed > self.session.context.n_ctx:
-            allowed = f"{self.n_tokens_needed} or more, for so many rounds after so long a prompt"
-            raise ConfigError("-c", self.session.context.n_ctx, allowed)
+            wanted = f"{self.n_tokens_needed} or more, for so many rounds after so long a prompt"
+            raise ConfigError("-c", self.session.context.n_ctx, wanted)
         if not text:
-            raise ConfigError("-p / -f", "", "a text that is not empty")
+            raise UsageError("the text to measure on is empty: give a longer one with -f")
         return (list(text) * (self.n_tokens_needed // len(text) + 1))[: self.n_tokens_needed]
 
     def _warm_up(self, tokens: Sequence[int]) -> int:
