@@ -100,9 +100,9 @@ test-sanitizers: $(DEPS) build/asan/.configured build/tsan/.configured
 
 # the patched CUDA sources compile, and the tests that need a GPU pass on an emulated one; without nvcc it says so
 check-cuda: build
-	python scripts/check_cuda.py --if-present
+	python -m tools.cuda_emulator.check_nvcc --if-present
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
-	python scripts/emulate_cuda.py --if-present
+	python -m tools.cuda_emulator --if-present
 
 # a server under load while faults come at random: no answer lost, no text different
 soak: build
@@ -110,7 +110,7 @@ soak: build
 
 # --- lint ---
 
-CPP_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tests/cuda-emulator/*.$(kind)))
+CPP_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tools/cuda_emulator/*.$(kind)))
 
 lint: $(DEPS)
 	ruff check .
