@@ -106,7 +106,7 @@ check-cuda: build
 
 # a server under load while faults come at random: no answer lost, no text different
 soak: build
-	python scripts/soak.py --minutes $(MINUTES)
+	python -m tools.soak --minutes $(MINUTES)
 
 # --- lint ---
 

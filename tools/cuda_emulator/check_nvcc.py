@@ -3,8 +3,8 @@
     python -m tools.cuda_emulator.check_nvcc                 for sm_86 and sm_90
     python -m tools.cuda_emulator.check_nvcc --arch sm_120   for another
 
-In: the patched tree (python -m tools.patches prepare) and nvcc of CUDA 13. The headers of cuBLAS come from
-CUDA, or from the package nvidia-cublas, whose headers are kept in build/cuda-headers. Exit code 1 if a file fails.
+In: the patched tree (tools.patches prepare) and nvcc of CUDA 13. The headers of cuBLAS come from CUDA, or
+from the package nvidia-cublas, whose headers are kept in build/cuda-headers. Exit code 1 if a file fails.
 """
 
 from __future__ import annotations
