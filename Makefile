@@ -52,7 +52,7 @@ $(VENV)/bin/python:
 
 # llama-cpp-python goes in first and without its own llama.cpp, from the archive that the build uses as well
 $(VENV)/.bindings: cmake/pin.json | $(VENV)/bin/python
-	archive=$$(python scripts/patches.py sdist) && CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --quiet "$$archive"
+	archive=$$(python -m tools.patches sdist) && CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --quiet "$$archive"
 	touch $@
 
 $(DEPS): pyproject.toml $(VENV)/.bindings
