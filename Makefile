@@ -5,6 +5,7 @@
 #   JOBS=4                     parallel compilations; default: number of cores
 #   PYTHON=python3.12          for .venv
 #   MINUTES=30                 of `make soak`; default: 1
+#   TREE=DIR                   of `make pin-check`: an unpatched llama.cpp
 #   PYSPAC_UI=1                llama-server's web page as well; needs npm. It stays in until PYSPAC_UI=0
 #
 # make configure looks again at what is installed (OpenSSL, CUDA ...).
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo test check-cuda test-python test-engine test-sanitizers soak lint format bench clean distclean
+.PHONY: build configure demo test check-cuda test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -107,6 +108,10 @@ check-cuda: build
 # a server under load while faults come at random: no answer lost, no text different
 soak: build
 	python -m tools.soak --minutes $(MINUTES)
+
+# what would no longer apply or compile if the pin moved to the llama.cpp in the folder TREE
+pin-check: $(DEPS) $(CONFIGURED)
+	python -m tools.pin_check "$(TREE)" --jobs $(JOBS)
 
 # --- lint ---
 

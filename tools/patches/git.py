@@ -31,13 +31,20 @@ GIT_OPTIONS = (
 )  # fmt: skip
 
 
-def git(repo: Path, *args: str, env: dict[str, str] | None = None, stdin: str | None = None) -> str:
+def run_git(
+    repo: Path, *args: str, env: dict[str, str] | None = None, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run git in `repo`, blind to every repository around it and to the user's configuration."""
     ceiling = {"GIT_CEILING_DIRECTORIES": str(repo.resolve().parent)}
     full = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | GIT_ENV | ceiling | (env or {})
-    done = subprocess.run(
+    return subprocess.run(
         ["git", *GIT_OPTIONS, *args], cwd=repo, env=full, input=stdin, capture_output=True, text=True
     )
+
+
+def git(repo: Path, *args: str, env: dict[str, str] | None = None, stdin: str | None = None) -> str:
+    """What `run_git` prints. Raises PatchError with it where git fails."""
+    done = run_git(repo, *args, env=env, stdin=stdin)
     if done.returncode != 0:
         raise PatchError(f"git {' '.join(args)} failed in {repo}:\n{done.stdout}{done.stderr}".rstrip())
     return done.stdout
