@@ -5,8 +5,9 @@
     make pin-check TREE=DIR
 
 Every patch is applied to a copy, in order; every name that is not public is looked up; libspac and the
-patched sources are compiled, with nothing written. CUDA sources are not: they need nvcc. Exit code 0: all of it fits,
-1: something does not, 2: DIR is no llama.cpp tree, or there is no build to take the compiler's options from.
+patched sources are compiled, with nothing written. CUDA sources are not: they need nvcc.
+Exit code 0: all of it fits, 1: something does not, 2: DIR is no llama.cpp tree, or there is no build to take
+the compiler's options from.
 """
 
 from __future__ import annotations
