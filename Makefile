@@ -115,7 +115,7 @@ pin-check: $(DEPS) $(CONFIGURED)
 
 # --- lint ---
 
-CPP_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tools/cuda_emulator/*.$(kind)))
+CPP_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tools/*/*.$(kind)))
 
 lint: $(DEPS)
 	ruff check .
