@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
-from soak_clients import Tally
-from soak_faults import FaultCount
+
+from tools.soak.faults.dealer import FaultCount
+from tools.soak.tally import Tally
 
 MIB: Final = 1 << 20
 ALL_APPLIED_S: Final = 300.0  # by then each kind of fault has come several times, or something is wrong

@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """Compiles the CUDA sources that the patches touch; no GPU needed.
 
-    check_cuda.py                 for sm_86 and sm_90
-    check_cuda.py --arch sm_120   for another
+    python -m tools.cuda_emulator.check_nvcc                 for sm_86 and sm_90
+    python -m tools.cuda_emulator.check_nvcc --arch sm_120   for another
 
-In: the patched tree (scripts/patches.py prepare) and nvcc of CUDA 13. The headers of cuBLAS come from CUDA,
-or from the package nvidia-cublas, whose headers are kept in build/cuda-headers. Exit code 1 if a file fails.
+In: the patched tree (tools.patches prepare) and nvcc of CUDA 13. The headers of cuBLAS come from CUDA, or
+from the package nvidia-cublas, whose headers are kept in build/cuda-headers. Exit code 1 if a file fails.
 """
 
 from __future__ import annotations
@@ -15,19 +14,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks" / "gpu"))
+from tools.cuda_emulator.toolkit import ROOT, TREE, cublas_include
 
-from builder import toolkit_of  # noqa: E402
-
-TREE = ROOT / "build" / "llama.cpp"
-HEADERS = ROOT / "build" / "cuda-headers"
-CUBLAS = "nvidia-cublas==13.0.2.14"
 ARCHITECTURES = ("sm_86", "sm_90")
 # as ggml's own build, but for optimisation: what compiles is the question
 FLAGS = (
@@ -51,27 +42,6 @@ def touched_sources() -> list[Path]:
     return [TREE / name for name in sorted(names)]
 
 
-def cublas_include(nvcc: str) -> Path:
-    """A folder with cublas_v2.h; fetched once where CUDA has none."""
-    beside = toolkit_of(Path(nvcc)) / "include"
-    if (beside / "cublas_v2.h").is_file():
-        return beside
-    found = list(HEADERS.rglob("cublas_v2.h"))
-    return found[0].parent if found else fetch_cublas_headers()
-
-
-def fetch_cublas_headers() -> Path:
-    print(f"fetching the headers of {CUBLAS} (about 400 MB, once)", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, CUBLAS]
-        subprocess.run(download, check=True)
-        wheel = next(Path(folder).glob("*.whl"))
-        with zipfile.ZipFile(wheel) as archive:
-            headers = [name for name in archive.namelist() if "/include/" in name]
-            archive.extractall(HEADERS, headers)
-    return next(HEADERS.rglob("cublas_v2.h")).parent
-
-
 def compile_one(nvcc: str, include: Path, source: Path, architectures: list[str]) -> tuple[Path, str | None]:
     """(source, the compiler's complaint or None)."""
     targets = [f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}" for arch in architectures]
@@ -84,7 +54,9 @@ def compile_one(nvcc: str, include: Path, source: Path, architectures: list[str]
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.cuda_emulator.check_nvcc",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--arch", action="append", help="a GPU architecture, such as sm_90; may be repeated")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilations at once")
@@ -93,7 +65,7 @@ def main() -> int:
 
     nvcc = shutil.which("nvcc")
     if nvcc is None:
-        print("check_cuda.py: no nvcc: install CUDA 13, or put its bin folder on PATH", file=sys.stderr)
+        print("check_nvcc: no nvcc: install CUDA 13, or put its bin folder on PATH", file=sys.stderr)
         return 0 if options.if_present else 2
     include = cublas_include(nvcc)
     sources = touched_sources()
