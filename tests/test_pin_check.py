@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from pyspac.generate.llama import EXPERT_TENSORS
-from pyspac.lab import recorder
+from pyspac.lab import probe
 from tools.patches.pin import read_pin
 from tools.patches.pristine import pristine_tree
 from tools.patches.queue import read_patches
@@ -117,15 +117,15 @@ def test_layouts_are_those_of_the_recorder() -> None:
     assert {name for name, _ in offsets} >= {"type", "ne", "nb", "src", "name"}
     assert {name for name, _ in sizes} == {"ne", "nb", "src", "name"}
     for name, offset in offsets:
-        assert getattr(recorder._Tensor, name).offset == int(offset), name
+        assert getattr(probe._Tensor, name).offset == int(offset), name
     for name, size in sizes:
-        assert getattr(recorder._Tensor, name).size == int(size), name
+        assert getattr(probe._Tensor, name).size == int(size), name
 
 
 def test_nodes_of_the_table_are_those_of_the_recorder() -> None:
     nodes = {name for name in NAMES if name.startswith("ffn_moe_")}
     assert len(nodes) == 6
-    assert all(recorder._NODE.fullmatch(f"{name}-7".encode()) for name in nodes)
+    assert all(probe._NODE.fullmatch(f"{name}-7".encode()) for name in nodes)
 
 
 def test_experts_are_those_of_cpu_moe() -> None:
