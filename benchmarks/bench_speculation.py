@@ -135,11 +135,8 @@ class ModelBench:
 
     def __init__(self, options: RunOptions, drafter: str, args: argparse.Namespace) -> None:
         from pyspac.generate.session import Session
-        from pyspac.generate.speculation_hook import experts_us
 
         self.session = Session(options)
-        split = self.session.split
-        self._experts_us = experts_us(split.engine.board) if split and args.clock == "wall" else None
         self.drafter, self.n_predict, self.n_draft_max = drafter, args.predict, args.draft_max
 
     def run(
@@ -161,7 +158,7 @@ class ModelBench:
         hook: Any = split
         n_draft_max = 0 if controller == OFF else _fixed_length(controller)
         if n_draft_max is None:
-            hook = SpeculationHook(speculation, drafter, split, self._experts_us)
+            hook = SpeculationHook(speculation, drafter, split)
             drafter, n_draft_max = hook.drafter, self.n_draft_max
         loop = DecodeLoop(
             session.context, Sampler(SamplingParams()), drafter, n_draft_max=n_draft_max, hook=hook

@@ -141,8 +141,6 @@ def tokens_per_s(scenario: Scenario, controller: str | MakeController, seed: int
     """Of a whole stream."""
     setting, machine = SETTINGS[scenario.setting], machine_of(scenario)
     speculation = Speculation(controller, n_draft_max=N_DRAFT_MAX, lag_steps=setting.lag_steps)
-    if scenario.drafter == "draft":
-        speculation.shared.budget.share = 0.055
     n_tokens, total_us = 0, 0.0
     for request in range(N_REQUESTS):
         result = Simulation(

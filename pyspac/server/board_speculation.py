@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView
-from pyspac.speculation.budget import SHARE_COSTLY
 from pyspac.speculation.manager import DEFAULT_CONTROLLER, MakeController, Speculation
 from pyspac.speculation.outcome import StepOutcome
 
@@ -36,10 +35,8 @@ class BoardSpeculation:
         """`n_draft_max`: what the server was started with, which no limit may exceed."""
         self.board = board
         self.speculation = Speculation(make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS)
-        self.speculation.shared.budget.share = SHARE_COSTLY  # a server's drafts are seen only when verified
         self._n_read = int(board.n_records[0])
         self._requests: dict[int, int] = {}  # by server slot: the last record's
-        self._experts_us = self._total_experts_us()
         for slot in range(N_SERVER_SLOTS):
             self._write(slot, 0 if n_draft_max == 0 else self.speculation.begin(slot).next_n_draft())
 
@@ -47,14 +44,13 @@ class BoardSpeculation:
         """Take in new records and renew limits; returns how many records there were."""
         n_written = int(self.board.n_records[0])
         n_new = min(n_written - self._n_read, N_RECORDS)  # older ones are overwritten
-        experts_us = self._experts_since(n_new)
         for index in range(n_written - n_new, n_written):
-            self._observe(self.board.records[index % N_RECORDS], experts_us)
+            self._observe(self.board.records[index % N_RECORDS])
         self._n_read = n_written
         return n_new
 
-    def _observe(self, record: Any, experts_us: int) -> None:
-        outcome = _outcome(record, experts_us)
+    def _observe(self, record: Any) -> None:
+        outcome = _outcome(record)
         if self._is_new_request(outcome.slot, int(record["request"])):
             self.speculation.follow(outcome)
         else:
@@ -71,17 +67,8 @@ class BoardSpeculation:
     def _write(self, slot: int, n_draft: int) -> None:
         self.board.n_draft_max[slot] = n_draft
 
-    def _total_experts_us(self) -> int:
-        stats = self.board.layer_stats
-        return int(stats["host_us"].sum()) + int(stats["device_us"].sum())
 
-    def _experts_since(self, n_new: int) -> int:
-        """Experts' time of the last step; 0 (not known) if several steps passed since the last call."""
-        before, self._experts_us = self._experts_us, self._total_experts_us()
-        return self._experts_us - before if n_new == 1 else 0
-
-
-def _outcome(record: Any, experts_us: int) -> StepOutcome:
+def _outcome(record: Any) -> StepOutcome:
     return StepOutcome(
         slot=int(record["server_slot"]),
         n_draft=int(record["n_draft"]),
@@ -90,5 +77,4 @@ def _outcome(record: Any, experts_us: int) -> StepOutcome:
         draft_us=int(record["draft_us"]),
         verify_us=int(record["verify_us"]),
         process_us=int(record["process_us"]) + int(record["sample_us"]),
-        experts_us=experts_us,
     )

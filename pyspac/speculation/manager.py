@@ -68,8 +68,7 @@ class Speculation:
         self.slots: dict[int, Controller] = {}
 
     def begin(self, slot: int = 0) -> Controller:
-        """A new request in this slot: its prompt was another pass."""
-        self.shared.table.pass_by(0)
+        """A new request in this slot."""
         self.slots[slot] = self.make(self.shared)
         return self.slots[slot]
 
@@ -78,7 +77,6 @@ class Speculation:
 
         The controller that decided it takes the step in (its cost, the budget), then a new one begins.
         """
-        self.shared.table.pass_by(0)
         self.observe(first)
         self.slots[first.slot] = self.make(self.shared)
 

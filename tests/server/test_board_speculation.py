@@ -120,7 +120,7 @@ def backed_off(name: str) -> tuple[BoardSpeculation, Server]:
 def test_a_new_request_gets_a_new_controller() -> None:
     speculation, server = backed_off("forecast")
     before = speculation.speculation.slot(0)
-    n_samples = speculation.speculation.shared.table.verify.n_samples(1)
+    n_passes = speculation.speculation.shared.table.passes.n_observed
     server.request = 7
     server.step()
     speculation.step()
@@ -128,7 +128,7 @@ def test_a_new_request_gets_a_new_controller() -> None:
     assert after is not before
     assert after.n_steps == 0, "the first step was decided before it"
     assert before.n_steps == 401, "by the one before, which pays for it"
-    assert speculation.speculation.shared.table.verify.n_samples(1) >= n_samples, "costs are kept"
+    assert speculation.speculation.shared.table.passes.n_observed >= n_passes, "costs are kept"
     server.step()
     speculation.step()
     assert speculation.speculation.slot(0) is after
