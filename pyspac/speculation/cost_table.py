@@ -42,7 +42,8 @@ class Estimate(NamedTuple):
 class _Shape:
     mean: float  # of log T, less the level
     variance: float
-    seen: int  # value of n_observed
+    seen: int = 0  # value of n_observed
+    level: float = 0.0  # when it was seen
 
 
 class TimeCurve:
@@ -60,15 +61,16 @@ class TimeCurve:
         if us <= 0.0:
             return
         self.n_observed += 1
+        x = math.log(max(us, 1.0))  # no clock tells less
         if n in self._shapes:
-            self._learn(self._shapes[n], math.log(us))
+            self._learn(self._shapes[n], x)
         else:
-            self._add(n, math.log(us))
+            self._add(n, x)
+        self._shapes[n].seen, self._shapes[n].level = self.n_observed, self._level
 
     def _learn(self, shape: _Shape, x: float) -> None:
         """Divide what was not expected between the level and the shape."""
         shape.variance = self._variance(shape)
-        shape.seen = self.n_observed
         self._level_variance += LEVEL_DRIFT
         error = x - self._level - shape.mean
         if (surprise := error * error / (FAR * FAR * self._doubt(shape))) > 1.0:
@@ -92,7 +94,7 @@ class TimeCurve:
         least, most = self._bounds(n) or (x, x)
         is_possible = least <= x <= most
         variance = NOISE if is_possible else (most - least) ** 2 / 12.0
-        self._shapes[n] = _Shape(max(least, min(x, most)) - self._level, variance, self.n_observed)
+        self._shapes[n] = _Shape(max(least, min(x, most)) - self._level, variance)
         self._shapes = dict(sorted(self._shapes.items()))
 
     def _bounds(self, n: int) -> tuple[float, float] | None:
@@ -111,7 +113,9 @@ class TimeCurve:
         return least, most
 
     def _variance(self, shape: _Shape) -> float:
-        return shape.variance + SHAPE_DRIFT * (self.n_observed - shape.seen)
+        """Now. What the level has moved by since may have been another width's alone."""
+        moved = self._level - shape.level
+        return shape.variance + SHAPE_DRIFT * (self.n_observed - shape.seen) + moved * moved
 
     def estimate(self, n: int) -> Estimate | None:
         """T(n): measured, or between what it is at least and at most; None: nothing was measured."""

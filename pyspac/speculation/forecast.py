@@ -58,7 +58,7 @@ class Forecast(Controller):
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
         n, held = self.memory.n_drafts, self.memory.n_held
-        self.acceptance = AcceptanceCurve(self.n_draft_max, *((2.0, 2.0 * held / n) if n else ()))
+        self.acceptance = AcceptanceCurve(self.n_draft_max, *((1.0, held / n) if n else ()))
         self.utilities: dict[int, float] = {0: 1.0}
         self._has_shadow = False
         self._n_others = 0  # tokens of other sequences in the batch

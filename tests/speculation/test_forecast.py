@@ -31,21 +31,21 @@ def test_starts_with_a_plain_step() -> None:
 def test_second_request_knows_the_costs() -> None:
     shared = Shared(n_draft_max=8)
     play(Forecast(shared), 90, FLAT, always(8))
-    assert play(Forecast(shared), 4, FLAT, always(8)).n_drafts == [8, 8, 8, 8]
+    assert min(play(Forecast(shared), 4, FLAT, always(8)).n_drafts) >= 5
 
 
 @pytest.mark.parametrize("costs", [FLAT, MOE, SWITCH])
 def test_everything_holds(costs: list[float]) -> None:
     """K = 8 is best: 9 tokens for at most 4.2 plain steps. Hill climbing from K = 1 would not pass SWITCH."""
     played = play(forecast(), 200, costs, always(8))
-    assert played.n_drafts[100:].count(8) >= 97  # but for a plain step now and then
+    assert sum(n >= 7 for n in played.n_drafts[100:]) >= 95  # but for a look at others now and then
 
 
 @pytest.mark.parametrize("costs", [LINEAR, MOE, SWITCH])
 def test_nothing_holds(costs: list[float]) -> None:
     played = play(forecast(), 400, costs, always(0))
     assert played.total_us / played.n_tokens <= STEP * (1 + SHARE + CAPACITY / 400 + 0.01)
-    assert played.n_drafts[200:].count(0) >= 190
+    assert played.n_drafts[200:].count(0) >= 180
 
 
 def test_two_hold() -> None:

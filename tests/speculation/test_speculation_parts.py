@@ -33,7 +33,7 @@ from pyspac.speculation.utility import break_even, expected_tokens, speedup
 
 class TestTimeCurve:
     def test_measured_and_not_measured(self) -> None:
-        """T(1) = 100, T(4) = 200. T(2) lies between 100 and 200, T(8) between 200 and 400: the middle of logs."""
+        """T(1) = 100, T(4) = 200. T(2) lies in 100 .. 200, T(8) in 200 .. 400: the middle of logs."""
         curve = TimeCurve()
         for _ in range(3):
             curve.observe(1, 100)
@@ -94,7 +94,7 @@ class TestTimeCurve:
                 errors.append(abs(nine / one / 9**0.6 - 1))
         errors.sort()
         assert errors[len(errors) // 2] < 0.1
-        assert errors[len(errors) * 95 // 100] < 0.3
+        assert errors[len(errors) * 95 // 100] < 0.35
 
     def test_first_pass_of_all_may_be_slow(self) -> None:
         curve = TimeCurve()
