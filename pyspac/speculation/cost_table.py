@@ -21,14 +21,16 @@ from typing import Any, Final, NamedTuple
 
 from pyspac.speculation.outcome import StepOutcome
 
-# variances of log T. Of one sample: 17 %, what passes scatter by on a machine that others use, too.
+# Variances of log T. Of one sample: 17 %, by which passes scatter on a machine that others use too.
 NOISE: Final = 0.03
-# Of the level, per pass: another program comes and goes within seconds; ten passes follow it.
+# Of the level, per pass: another program comes or goes within seconds, and ten passes should follow it.
 LEVEL_DRIFT: Final = 0.004
 # Of a shape, per pass since it was seen: a context grows, a cache warms up. After a hundred passes without a
-# look a time is in doubt by as much as after one sample.
+# look a time is in doubt by as much as after its first sample.
 SHAPE_DRIFT: Final = 0.0003
-FAR: Final = 2.0  # standard deviations that are believed of a sample: beyond lies an accident
+# Standard deviations that are believed of a sample: what lies beyond is an accident (a page fault, a lost
+# time slice) until it repeats.
+FAR: Final = 2.0
 
 
 class Estimate(NamedTuple):

@@ -6,14 +6,19 @@ lengths that the ledger can afford take the one with the highest
 
     log(E[tokens] / E[time]) + appetite * its standard deviation
 
-With a full ledger (appetite 1) the doubt counts in favour: what is not known is tried. That is how widths are
-measured, how speculation begins again after a while without a look (evidence fades), and how the plain step,
-which is one of the lengths, is measured again when it has not been seen for long. With an empty ledger
-nothing is drafted until it has earned something. A draft length need not be tried to be judged, and a jump
-of T(n) is no hill to climb.
+The appetite is how full the ledger is. At 1 the doubt counts in favour, so what is not known is tried: that
+is how widths are measured, and how speculation begins again after a while without a look, as evidence fades.
+The plain step is one of the lengths, and is measured again when the gain hangs on a time that is not sure
+any more (not seen for long, or all times have moved since). With an empty ledger nothing is drafted until it
+has earned something. A length need not be tried to be judged, and a jump of T(n) is no hill to climb.
 
-With a drafter that costs nothing (n-gram) acceptance is watched in the shadow while speculation is off:
-drafts are compared with the text that follows, so that it is never in doubt.
+What else there is, and why:
+- with a drafter that costs nothing (n-gram), drafts are compared with the text while speculation is off (the
+  shadow), so that acceptance is never in doubt;
+- drafters end drafts by themselves, and a plain step between drafts sets up its graph anew: E[time] has both;
+- the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
+- the others in a batch wait for our drafts, so tokens and losses are counted per batch;
+- the next request's first guess at the acceptance is the mean of those before.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ class Option(NamedTuple):
     """A draft length, as far as it is known."""
 
     n_draft: int
-    utility: float  # tokens per second, of the plain step's
+    utility: float  # tokens per second over those of plain steps: cascade.txt, equation 3
     doubt: float  # standard deviation of log(utility); the plain step's own is option 0's
     loss: float  # plain steps that a step of it may lose, if it goes badly
 

@@ -75,7 +75,7 @@ class Speculation:
     def follow(self, first: StepOutcome) -> None:
         """A new request in `first.slot`, heard of by its first step, whose length was decided before it.
 
-        The controller that decided it takes the step in (its cost, the budget), then a new one begins.
+        The controller that decided it takes the step in (its cost, the ledger), then a new one begins.
         """
         self.observe(first)
         self.slots[first.slot] = self.make(self.shared)
