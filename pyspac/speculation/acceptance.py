@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-# steps until an observation counts half. Phases of a text (a list, a quotation) are a few dozen steps long;
-# 5 takes luck for a phase, 20 notices the end of one too late.
+# steps until an observation counts half. Phases of a text (a list, a quotation) are a few dozen steps long, and
+# evidence should not outlast one.
 HALF_LIFE: Final = 10.0
-# chance that a drafted token holds, before anything was seen; worth one observation. Most drafters reach it
-# on most texts, and it is high enough to be tried.
+# chance that a drafted token holds, before anything was seen: high enough to be tried, and worth only one
+# observation.
 ACCEPTANCE_PRIOR: Final = 0.6
 
 
