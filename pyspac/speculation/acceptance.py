@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-# steps until an observation counts half. Phases of a text (a list, a quotation) are a few dozen steps long, and
-# evidence should not outlast one.
+# steps until an observation counts half. Phases of a text (a list, a quotation) are a few dozen steps long,
+# and evidence should not outlast one.
 HALF_LIFE: Final = 10.0
 # chance that a drafted token holds, before anything was seen: high enough to be tried, and worth only one
 # observation.
