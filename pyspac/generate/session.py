@@ -170,8 +170,7 @@ class Session:
     def _speculation_hook(self) -> SpeculationHook | None:
         if self.speculation is None:
             return None
-        experts_us = self.split.experts_us if self.split else None
-        return SpeculationHook(self.speculation, self.drafter, self.split, experts_us)
+        return SpeculationHook(self.speculation, self.drafter, self.split)
 
     def text_stream(self) -> TextStream:
         from pyspac.generate.llama import TextStream
