@@ -66,7 +66,7 @@ def top(
 
 def _check(once: bool, as_json: bool, svg: Path | None, seconds: float) -> None:
     if as_json and not once:
-        raise UsageError("--json needs --once: the live view is no JSON")
+        raise UsageError("--json needs --once: give both, as the live view is not JSON")
     if once and svg is not None:
         raise UsageError("--svg and --once cannot go together: leave one of them out")
     check_range("--seconds", seconds, 0.05, 3600)

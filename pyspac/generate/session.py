@@ -40,7 +40,7 @@ class Session:
 
         self.options = options
         if options.n_threads is not None:
-            check_n_threads("-t", options.n_threads)
+            check_n_threads("-t", options.n_threads, 1)
         self.device: Device = choose_device(options.device, options.rpc)
         self.preflight: Preflight = check_run(options, self.device)
         self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)

@@ -97,4 +97,4 @@ def find_setup(name: str, base: Setup) -> tuple[Setup, int | None]:
     if name.partition(":")[0] in names("eviction"):
         return replace(base, label=name, eviction=name), None
     known = [*COMBINATIONS, *names("eviction")]
-    raise ConfigError("policy", name, ", ".join(known))
+    raise ConfigError("the policy", name, f"one of {', '.join(known)}")

@@ -48,4 +48,4 @@ def parse(text: str) -> tuple[str, dict[str, float]]:
         pairs = (part.split("=", 1) for part in rest.split(",") if part)
         return name, {key: float(value) for key, value in pairs}
     except ValueError as error:
-        raise ConfigError("policy", text, "NAME or NAME:KNOB=NUMBER,...") from error
+        raise ConfigError("the policy", text, "NAME or NAME:KNOB=NUMBER,...") from error

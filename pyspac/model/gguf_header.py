@@ -100,7 +100,7 @@ def _sibling_paths(header: GgufHeader, n_split: int) -> list[Path]:
 
 def _read_file(path: Path) -> GgufHeader:
     if not path.exists():
-        raise ModelError(f"{path}: no such file; check the path given with -m or -md")
+        raise ModelError(f"{path}: there is no such file; check the path")
     if not path.is_file():
         raise ModelError(f"{path}: not a file; give the path of a GGUF file")
     try:

@@ -44,7 +44,7 @@ def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
     found = frozenset(part.strip() for part in parts if part.strip())
     unknown = sorted(found - ABLATIONS.keys())
     if unknown:
-        raise ConfigError("without", ", ".join(unknown), f"some of {', '.join(ABLATIONS)}")
+        raise ConfigError("without", ", ".join(unknown), f"one or more of {', '.join(ABLATIONS)}")
     return found
 
 

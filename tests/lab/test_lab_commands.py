@@ -234,6 +234,15 @@ def test_bad_input_exits_2(trace_file: Path, args: tuple[str, ...]) -> None:
     assert "pyspac: error:" in result.output
 
 
+def test_an_unknown_knob_is_answered_with_those_there_are(trace_file: Path) -> None:
+    assert (
+        "lfu has no knob 'x' (given: 3): leave it out"
+        in call("lab", "run", trace_file, "--eviction", "lfu:x=3").output
+    )
+    said = call("lab", "run", trace_file, "--eviction", "ema:x=3").output
+    assert "ema has no knob 'x' (given: 3): give one of n_levels, ema_decay" in said
+
+
 def test_bad_files_exit_2(tmp_path: Path) -> None:
     junk = tmp_path / "junk"
     junk.write_text("junk")
