@@ -31,7 +31,7 @@ from pyspac.scheduler.config import parse_ablations
 
 app = typer.Typer(
     name="lab",
-    help="Replay routing traces through caching, prefetching and routing policies. All times are predicted.",
+    help="Replay recorded routing through policies of caching. Times are predicted.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
