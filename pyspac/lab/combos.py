@@ -28,7 +28,7 @@ def _combination(
 
 COMBINATIONS: Final[dict[str, Combination]] = {
     "pyspac": _combination("what pyspac ships: ema utilities, balanced tau, host experts", eviction="ema"),
-    "moe-spac": _combination("MoE-SpAc (moe-spac.txt): Algorithm 1, K = 4, balanced tau", eviction="spac"),
+    "moe-spac": _combination("MoE-SpAc: Algorithm 1, K = 4, balanced tau", eviction="spac"),
     **{
         f"moe-spac-no-{name}": _combination(
             f"its ablation: {about}",

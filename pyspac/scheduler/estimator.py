@@ -68,7 +68,7 @@ class Estimator:
 
 
 class SpacEstimator(Estimator):
-    """Speculative utility (moe-spac.txt, Algorithm 1): a level moves by one when the count's change is large.
+    """Speculative utility (MoE-SpAc, Algorithm 1): a level moves by one when the count's change is large.
 
     Knobs: n_levels [K], forgetting [lambda], n_draft_max [gamma; `SchedulerConfig.gamma` says how]. Published
     rule, kept to the letter: since the boundary becomes floor((1 - lambda) * boundary + lambda * |d|), it

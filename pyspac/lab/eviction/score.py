@@ -1,4 +1,4 @@
-"""Score-based: the expert with the lowest accumulated router weight leaves (Zhu et al. 2025; specmd.txt,
+"""Score-based: the expert with the lowest accumulated router weight leaves (Zhu et al. 2025; SpecMD,
 B). No knob.
 """
 
