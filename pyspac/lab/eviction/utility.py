@@ -48,7 +48,7 @@ class UtilityEviction(Eviction):
     default_miss: ClassVar[str] = "host"
 
     def start(self) -> None:
-        """Nobody is spent."""
+        """No resident is spent."""
         self.is_spent = np.zeros(self.view.n_cell, bool)
 
     def scheduler_setup(self) -> SchedulerSetup:
@@ -101,7 +101,7 @@ class UtilityEviction(Eviction):
         self.is_spent[event.key] = False
 
     def on_step_over(self, event: StepOver) -> None:
-        """The scheduler has decided anew."""
+        """The scheduler has made a new decision."""
         if self.knob["reset"] and self.knob["reset"] != _UNTIL_COPIED:
             self.is_spent[:] = False
 
