@@ -221,6 +221,7 @@ def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
         ("--capacity", "0.0001%"),
         ("--k", "-1"),
         ("--accept", "2"),
+        ("--accuracy", "2"),
         ("--machine", "abacus"),
         ("--without", "nope"),
         ("--phase", "nope"),
@@ -241,6 +242,12 @@ def test_an_unknown_knob_is_answered_with_those_there_are(trace_file: Path) -> N
     )
     said = call("lab", "run", trace_file, "--eviction", "ema:x=3").output
     assert "ema has no knob 'x' (given: 3): give one of n_levels, ema_decay" in said
+
+
+def test_a_sweep_with_fewer_than_no_workers_is_refused(trace_file: Path) -> None:
+    result = call("lab", "sweep", trace_file, "--jobs", "-1")
+    assert result.exit_code == 2
+    assert "--jobs cannot be -1: give a whole number of 0 or more" in result.output
 
 
 def test_bad_files_exit_2(tmp_path: Path) -> None:
