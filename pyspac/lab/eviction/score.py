@@ -1,5 +1,5 @@
 """Score-based: the expert with the lowest accumulated router weight leaves (Zhu et al. 2025; SpecMD,
-B). No knob.
+Appendix B). No knob.
 """
 
 from __future__ import annotations
