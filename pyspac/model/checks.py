@@ -35,8 +35,8 @@ def _check_whole(header: GgufHeader) -> None:
         end, size = tensor.offset + tensor.n_bytes, sizes[tensor.path]
         if end > size:
             raise ModelError(
-                f"{tensor.path}: this file is truncated: tensor {tensor.name} ends at byte {end}, but the file "
-                f"has {size} bytes; download or copy it again"
+                f"{tensor.path}: this file is truncated: tensor {tensor.name} ends at byte {end}, the "
+                f"file at byte {size}; download or copy it again"
             )
 
 

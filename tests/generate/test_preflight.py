@@ -43,17 +43,20 @@ def refused(*arguments: str | Path, folder: Path, says: list[str]) -> None:
 
 FILES: dict[str, tuple[Callable[[Path, Path], object], list[str]]] = {
     "missing": (lambda path, target: None, ["there is no such file; check the path"]),
-    "folder": (lambda path, target: path.mkdir(), ["not a file"]),
-    "empty": (lambda path, target: path.write_bytes(b""), ["not a GGUF file", "download"]),
+    "folder": (lambda path, target: path.mkdir(), ["this is not a file"]),
+    "empty": (lambda path, target: path.write_bytes(b""), ["this is not a GGUF file", "download"]),
     "text": (lambda path, target: path.write_text("hello, I am a README"), ["not a GGUF file", "b'hell'"]),
     "version": (lambda path, target: input_models.write_version(path, target, 9), ["GGUF version 9"]),
-    "cut header": (lambda path, target: input_models.write_cut(path, target, 500), ["cut off", "byte 500"]),
+    "cut header": (
+        lambda path, target: input_models.write_cut(path, target, 500),
+        ["this file is cut off", "byte 500"],
+    ),
     "truncated": (
         lambda path, target: input_models.write_cut(path, target, -1000),
-        ["truncated", "tensor", "download or copy it again"],
+        ["this file is truncated: tensor", "download or copy it again"],
     ),
     "F64": (lambda path, target: input_models.write_f64(path), ["output_norm.weight is F64", "F32"]),
-    "no tensors": (lambda path, target: input_models.write_vocab_only(path), ["no tensors"]),
+    "no tensors": (lambda path, target: input_models.write_vocab_only(path), ["this file has no tensors"]),
     "dense": (
         lambda path, target: input_models.write_dense(path),
         ["is a dense model", "pyspac run --stock"],
