@@ -74,8 +74,8 @@ class Session:
     def _model_params(self) -> ModelParams:
         """The target's: with a device, all layers on it but the routed experts, which stay on the host.
 
-        Weights keep the file's layout unless stock may repack them, so that stock and split compute bit for
-        bit alike. Without a device they are copied into memory with huge pages, if there is room for it
+        Weights keep the file's layout unless stock may repack them, so that stock and split compute the
+        same bits. Without a device they are copied into memory with huge pages, if there is room for it
         beside the file's pages.
         """
         from pyspac.generate.llama import (
