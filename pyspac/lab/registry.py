@@ -64,5 +64,5 @@ def find(dimension: str, name: str) -> Any:
     """Return a policy class; ConfigError lists the known names."""
     load_builtin()
     if name not in _REGISTRY[dimension]:
-        raise ConfigError(f"--{dimension}", name, ", ".join(names(dimension)))
+        raise ConfigError(f"--{dimension}", name, f"one of {', '.join(names(dimension))}")
     return _REGISTRY[dimension][name]

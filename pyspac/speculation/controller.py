@@ -20,7 +20,7 @@ Phase = Literal["baseline", "test", "set", "probe", "choose", "hold"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A change of mind, for `--explain`. utility > 1: speculation pays (cascade.txt, equation 3)."""
+    """A change of mind, for `--explain`. utility > 1: speculation pays (Cascade, equation 3)."""
 
     step: int  # of this sequence, from 0: the first step it holds for
     phase: Phase

@@ -316,6 +316,12 @@ def test_inspect_json(models: Path) -> None:
     assert len(result["layers"]) == result["n_layer"] == 3
 
 
+def test_inspect_refuses_a_size_below_zero(models: Path) -> None:
+    result = invoke("inspect", models / "target.gguf", "--vram", "-1")
+    assert result.exit_code == 2
+    assert "--vram cannot be -1.0: give a number from 0" in result.stderr
+
+
 def test_inspect_dense(tmp_path: Path) -> None:
     result = invoke("inspect", input_models.write_dense(tmp_path / "dense.gguf"))
     assert result.exit_code == 0

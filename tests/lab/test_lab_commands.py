@@ -221,6 +221,7 @@ def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
         ("--capacity", "0.0001%"),
         ("--k", "-1"),
         ("--accept", "2"),
+        ("--accuracy", "2"),
         ("--machine", "abacus"),
         ("--without", "nope"),
         ("--phase", "nope"),
@@ -232,6 +233,21 @@ def test_bad_input_exits_2(trace_file: Path, args: tuple[str, ...]) -> None:
     result = call("lab", "run", trace_file, *args)
     assert result.exit_code == 2, result.output
     assert "pyspac: error:" in result.output
+
+
+def test_an_unknown_knob_is_answered_with_those_there_are(trace_file: Path) -> None:
+    assert (
+        "lfu has no knob 'x' (given: 3): leave it out"
+        in call("lab", "run", trace_file, "--eviction", "lfu:x=3").output
+    )
+    said = call("lab", "run", trace_file, "--eviction", "ema:x=3").output
+    assert "ema has no knob 'x' (given: 3): give one of n_levels, ema_decay" in said
+
+
+def test_a_sweep_with_fewer_than_no_workers_is_refused(trace_file: Path) -> None:
+    result = call("lab", "sweep", trace_file, "--jobs", "-1")
+    assert result.exit_code == 2
+    assert "--jobs cannot be -1: give a whole number of 0 or more" in result.output
 
 
 def test_bad_files_exit_2(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ class TestFormulas:
         assert break_even(0, 1.0, 0.0) is None
 
     def test_large_windows_of_the_paper(self) -> None:
-        """gamma-tolerance.txt, 4.1: lambda = 3 and tau(25) = 0.34 give about 1."""
+        """gamma-tolerance, 4.1: lambda = 3 and tau(25) = 0.34 give about 1."""
         assert pytest.approx(1.0, abs=0.03) == 3 * 0.34
 
 
