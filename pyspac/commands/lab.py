@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pyspac.checks import check_int
 from pyspac.commands import lab_options as lo
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, check_target, error_console, reports_errors
@@ -119,6 +120,7 @@ def sweep(
     policy_file: lo.PolicyFiles = None,
 ) -> None:
     """Run policies x capacities x draft lengths x machines in parallel."""
+    check_int("--jobs", jobs, 0)
     files = _load_files(policy_file)
     if output is not None:
         check_target("--output", output)

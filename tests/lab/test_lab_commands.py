@@ -256,6 +256,17 @@ def test_bad_files_exit_2(tmp_path: Path) -> None:
     assert call("lab", "run", junk).exit_code == 2
     assert call("lab", "sweep", tmp_path / "missing").exit_code == 2
     assert call("lab", "report", junk).exit_code == 2
+
+
+def test_fewer_than_no_workers_exit_2(trace_file: Path) -> None:
+    result = call("lab", "sweep", trace_file, "--policies", "lru", "--capacities", "25%", "-j", "-1")
+    assert result.exit_code == 2, result.output
+    assert "--jobs cannot be -1" in result.output
+
+
+def test_bad_targets_exit_2(tmp_path: Path) -> None:
+    junk = tmp_path / "junk"
+    junk.write_text("junk")
     assert call("trace", "-m", junk, "-p", "x", "-o", tmp_path / "t.parquet").exit_code == 2
     assert call("trace", "-m", junk, "-p", "x", "-o", tmp_path / "no" / "t.parquet").exit_code == 2
     assert not (tmp_path / "t.parquet").exists()
