@@ -44,7 +44,7 @@ def inspect(
     """
     check_json_target(json_file)
     for gib in vram or ():
-        check_range("--vram", gib, 0, MAX_VRAM_GIB)
+        check_range("--vram", gib, 0.0, MAX_VRAM_GIB)
     geometry = read_geometry(check_model_file(model))
     sizes = sorted(vram or DEFAULT_VRAM_GIB)
     if json_file is not None:

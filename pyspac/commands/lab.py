@@ -120,6 +120,7 @@ def sweep(
     policy_file: lo.PolicyFiles = None,
 ) -> None:
     """Run policies x capacities x draft lengths x machines in parallel."""
+    check_int("--jobs", jobs, 0)
     files = _load_files(policy_file)
     check_int("--jobs", jobs, 0)
     if output is not None:

@@ -117,7 +117,8 @@ class TimeCurve:
     def _variance(self, shape: _Shape) -> float:
         """Now. What the level has moved by since may have been another width's alone."""
         moved = self._level - shape.level
-        return shape.variance + SHAPE_DRIFT * (self.n_observed - shape.seen) + moved * moved
+        drift = min(SHAPE_DRIFT * (self.n_observed - shape.seen), 100.0)  # a server runs for years
+        return shape.variance + drift + moved * moved
 
     def estimate(self, n: int) -> Estimate | None:
         """T(n): measured, or between what it is at least and at most; None: nothing was measured."""

@@ -87,6 +87,14 @@ def test_plain_step_is_measured_again_before_it_is_forgotten() -> None:
     assert max(plain) > 500
 
 
+def test_widths_that_were_not_seen_for_a_thousand_million_passes() -> None:
+    """A busy server of 64 slots takes days for that; then it is alone with one request again."""
+    c = forecast()
+    play(c, 200, MOE, always(8))
+    c.shared.table.passes.n_observed += 1_000_000_000
+    assert play(c, 200, MOE, always(8)).n_drafts[100:].count(8) >= 50
+
+
 def test_drafter_with_nothing_to_say_costs_nothing() -> None:
     """Asked but silent: plain steps, no loss, the ledger stays full."""
     c = forecast()
