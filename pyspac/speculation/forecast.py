@@ -15,10 +15,11 @@ has earned something. A length need not be tried to be judged, and a jump of T(n
 What else there is, and why:
 - with a drafter that costs nothing (n-gram), drafts are compared with the text while speculation is off (the
   shadow), so that acceptance is never in doubt;
-- drafters end drafts by themselves, and a plain step between drafts sets up its graph anew: E[time] has both;
+- drafters end drafts by themselves, and each change of widths sets up a graph anew: E[time] has both;
+- a choice that differs from the present one must earn a change of widths while its evidence lasts;
 - the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
 - the others in a batch wait for our drafts, so tokens and losses are counted per batch;
-- the next request's first guess at the acceptance is the mean of those before.
+- the next request's first guess at the acceptance is the mean of those before, as half an observation.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 from pyspac.speculation.ledger import LossLedger
 
-# A choice is kept for so long. Choosing takes 15 us with warm caches and 40 with cold ones, as between two
-# passes: at most 1 or 2 % of the time.
-CHOICE_US: Final = 3000.0
+# A choice is kept for so long, unless it loses a plain step before. Choosing takes 100 us with cold caches, as
+# between two passes: at most 2 % of the time.
+CHOICE_US: Final = 6_000.0
 
 
 @dataclass(slots=True)
@@ -63,16 +64,17 @@ class Forecast(Controller):
     wants_shadow = True
 
     def __init__(self, shared: Shared) -> None:
-        """Plain steps first, if the plain step's time is not known yet."""
+        """Plain steps first, if what they take is not known yet."""
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
         n, held = self.memory.n_drafts, self.memory.n_held
-        self.acceptance = AcceptanceCurve(self.n_draft_max, *((1.0, held / n) if n else ()))
+        self.acceptance = AcceptanceCurve(self.n_draft_max, *((0.5, 0.5 * held / n) if n else ()))
         self.lengths = candidates(self.n_draft_max)
         self.utilities: dict[int, float] = {0: 1.0}
         self._has_shadow = False
         self._n_others = 0  # tokens of other sequences in the batch
         self._chosen_us = 0.0  # time for which the choice was kept
+        self._chosen_level = 0.0  # of the ledger, when it was made
         self._n_draft = 0
         self._phase: Phase = "choose"
         self._choose()
@@ -88,7 +90,8 @@ class Forecast(Controller):
         if self._n_draft > 0 or not self._has_shadow:
             self._learn(self._n_draft, record.n_draft, record.n_accepted)
         self._chosen_us += record.total_us
-        if self._chosen_us >= CHOICE_US or self._phase in ("baseline", "probe"):
+        has_lost = self.memory.ledger.level < self._chosen_level - 1.0
+        if self._chosen_us >= CHOICE_US or has_lost or self._phase == "baseline":
             self._choose()
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
@@ -122,8 +125,8 @@ class Forecast(Controller):
     # ------------------------------------------------------------------------------------- choosing
 
     def _choose(self) -> None:
-        """Decide the next steps' draft length. O(n_draft_max)."""
-        self._chosen_us = 0.0
+        """Decide the next steps' draft length. O(n_draft_max), some 20 us; 100 with cold caches."""
+        self._chosen_us, self._chosen_level = 0.0, self.memory.ledger.level
         if self.n_draft_max == 0:
             return self._set(0, "choose", "the cap is 0")
         plain = self.shared.table.step(0, self._n_others)
@@ -143,8 +146,8 @@ class Forecast(Controller):
         best = first = 0
         best_score = first_score = math.log(utility) + appetite * math.sqrt(plain.variance)
         self.utilities = {0: utility}
-        # drafts that the drafter ends earlier: what they cost, times their chances; the chance that two in a
-        # row end alike
+        # Of drafts that the drafter ends before k: their cost, times their chances, and the chance that two in
+        # a row end alike. `longer`: the chance of all others.
         longer = chances[1]
         shorter = 1.0 - longer
         alike = shorter * shorter

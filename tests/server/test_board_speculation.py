@@ -11,7 +11,7 @@ from pyspac.server.board_speculation import BoardSpeculation
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS, MakeController
 
-COSTS = [1000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
+COSTS = [10_000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
 
 
 class Attached:
