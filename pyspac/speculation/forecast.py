@@ -34,8 +34,8 @@ from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 from pyspac.speculation.ledger import LossLedger
 
-# A choice is kept for so long, unless it loses a plain step before. Choosing takes 100 us with cold caches, as
-# between two passes: at most 2 % of the time.
+# A choice is kept for so long, unless it loses a plain step before. Choosing takes 100 us with cold caches,
+# as between two passes: at most 2 % of the time.
 CHOICE_US: Final = 6_000.0
 
 
@@ -146,8 +146,8 @@ class Forecast(Controller):
         best = first = 0
         best_score = first_score = math.log(utility) + appetite * math.sqrt(plain.variance)
         self.utilities = {0: utility}
-        # Of drafts that the drafter ends before k: their cost, times their chances, and the chance that two in
-        # a row end alike. `longer`: the chance of all others.
+        # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
+        # in a row end alike; `longer`: the chance of all others
         longer = chances[1]
         shorter = 1.0 - longer
         alike = shorter * shorter
