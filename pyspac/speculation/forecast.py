@@ -19,7 +19,7 @@ What else there is, and why:
 - a choice that differs from the present one must earn a change of widths while its evidence lasts;
 - the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
 - the others in a batch wait for our drafts, so tokens and losses are counted per batch;
-- the next request's first guess at the acceptance is the mean of those before, as half an observation.
+- the next request's first guess at the acceptance is the mean of those before.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Forecast(Controller):
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
         n, held = self.memory.n_drafts, self.memory.n_held
-        self.acceptance = AcceptanceCurve(self.n_draft_max, *((0.5, 0.5 * held / n) if n else ()))
+        self.acceptance = AcceptanceCurve(self.n_draft_max, *((1.0, held / n) if n else ()))
         self.lengths = candidates(self.n_draft_max)
         self.utilities: dict[int, float] = {0: 1.0}
         self._has_shadow = False
