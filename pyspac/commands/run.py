@@ -155,6 +155,10 @@ def show_result(session: Session, generation: Generation, json_file: str | None)
         )
     console.print()
     print_table(console, session, generation)
+    if session.options.explain and session.speculation is None:
+        console.print(
+            "nothing drafts, so there is nothing to explain: give -md or --spec-type", style="yellow"
+        )
     if session.options.explain and session.speculation:
         for line in explain_lines(session.speculation.decisions()):
             console.print(line, style="dim", markup=False, soft_wrap=True)
