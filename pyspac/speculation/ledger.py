@@ -2,7 +2,8 @@
 
 In: what each step took and emitted, in plain steps. Out: a balance. It earns SHARE of all time, gains fill
 it, losses drain it, and it never holds more than CAPACITY: so over any stretch of n steps speculation loses
-at most CAPACITY + SHARE * n plain steps and what its last step overdrew, whatever was forecast.
+at most CAPACITY + SHARE * n plain steps and what its last step overdrew. Where a gain is all but certain it
+may be overdrawn, by CAPACITY once more: then nothing is lost unless the forecast is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class LossLedger:
         self.level = min(CAPACITY, self.level + earned + n_gained - n_steps)
 
     def can_lose(self, n_steps: float) -> bool:
-        """Whether `n_steps` plain steps may be lost now."""
+        """Whether `n_steps` plain steps may be lost now; below 0: so many are gained, if things go badly."""
+        if n_steps < 0.0:
+            return self.level > -CAPACITY
         return self.level > 0.0 and self.level >= n_steps
 
     def appetite(self) -> float:

@@ -158,6 +158,22 @@ class TestShadow:
             c.observe(StepRecord(n_draft=n_drafts[-1], n_accepted=0, verify_us=MOE[n_drafts[-1]]))
         assert n_drafts[20:].count(0) == 180, "no probes"
 
+    def test_an_empty_ledger_does_not_hold_back_what_is_sure(self) -> None:
+        """Losses took all that may be lost; then the shadow sees every draft hold."""
+        c = forecast()
+        play(c, 200, MOE, always(8))  # costs are known
+        play(c, 100, MOE, always(0))
+        assert c.next_n_draft() == 0
+        c.memory.ledger.level = -0.5 * CAPACITY
+        n_plain = 0
+        for _ in range(60):
+            if (n := c.next_n_draft()) == 0:
+                n_plain += 1
+                c.observe_shadow(8, 8)
+            c.observe(StepRecord(n_draft=n, n_accepted=n, verify_us=MOE[n]))
+        assert n_plain <= 10
+        assert c.memory.ledger.level > 0.0
+
     def test_sees_drafts_that_begin_to_hold(self) -> None:
         c = forecast()
         for held in [0] * 100 + [8] * 60:
@@ -227,7 +243,7 @@ COSTS = st.lists(st.floats(1.0, 1.9), min_size=8, max_size=8)
 @settings(max_examples=60, deadline=None)
 @given(curve=CURVES, factors=COSTS, data=st.randoms(use_true_random=False))
 def test_loss_is_bounded_whatever_happens(curve: list[float], factors: list[float], data: object) -> None:
-    """Any acceptance, any rising costs up to 10: at most SHARE, a full ledger and its last overdraft."""
+    """Any acceptance, any rising costs up to 10: at most SHARE, a full ledger, and what may be overdrawn."""
     costs = [STEP]
     for factor in factors:
         costs.append(min(10 * STEP, costs[-1] * factor))
@@ -239,7 +255,7 @@ def test_loss_is_bounded_whatever_happens(curve: list[float], factors: list[floa
         return n
 
     played = play(forecast(), 400, costs, accepts)
-    overdraft = 2 * costs[-1] / STEP
+    overdraft = CAPACITY + 2 * costs[-1] / STEP  # by what seemed sure, and by the last step
     n_plain = played.n_tokens  # steps that plain decoding would take
     assert played.total_us / STEP <= n_plain * (1 + SHARE) / (1 - SHARE) + CAPACITY + overdraft
 

@@ -232,7 +232,16 @@ def test_ledger() -> None:
     assert not ledger.can_lose(CAPACITY + 0.1)
     ledger.book(100.0, 1.0)
     assert not ledger.can_lose(0.0)
+    assert not ledger.can_lose(-1.0)
     assert ledger.appetite() == 0.0
+
+
+def test_a_sure_gain_may_overdraw_the_ledger_once() -> None:
+    ledger = LossLedger(level=-0.5 * CAPACITY)
+    assert not ledger.can_lose(0.0)
+    assert ledger.can_lose(-0.1)
+    ledger.book(1.0 + CAPACITY, 1.0)
+    assert not ledger.can_lose(-0.1)
 
 
 class TestPerK:
