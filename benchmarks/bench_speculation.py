@@ -79,7 +79,7 @@ class Results:
     def speedup(self, stream: str, controller: str) -> float:
         """Over plain decoding: every request takes the median of its rounds, so an accident counts once."""
         rows = self.timings[stream]
-        return float(_usual_s(rows[OFF]) / _usual_s(rows[controller]))
+        return _usual_s(rows[OFF]) / _usual_s(rows[controller])
 
     def speedups(self, stream: str, controller: str) -> list[float]:
         """Over plain decoding, by round."""
@@ -96,7 +96,8 @@ class Results:
 
 def _usual_s(rounds: list[Timing]) -> float:
     """Seconds per token of all requests, each the median of its rounds."""
-    return sum(median(times) for times in zip(*(timing.requests for timing in rounds), strict=True))
+    requests = zip(*(timing.requests for timing in rounds), strict=True)
+    return sum(float(median(times)) for times in requests)
 
 
 # --------------------------------------------------------------------------------------------- drafters
