@@ -26,7 +26,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION    2
+#define SPAC_ABI_VERSION    3
 #define SPAC_N_RECORDS      256 // length of the ring of step records
 #define SPAC_N_SERVER_SLOTS 64
 #define SPAC_BOARD_NAME_MAX 100 // letters, digits, '_', '.' and '-'
@@ -84,6 +84,7 @@ typedef struct spac_engine_params {
     bool         verbose;      // log one line per layer group
     int32_t      host_kernels; // spac_host_kernels
     const char * cpu_range;    // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
+    bool         fill;         // experts that were just used take free slots at once, those of prompts included
 } spac_engine_params;
 
 typedef struct spac_engine_info {
@@ -125,6 +126,7 @@ typedef struct spac_counters {
     uint64_t wait_us;         // time the graph waited for the host executor
     uint64_t n_decisions;     // decisions taken over from the board
     uint64_t n_pinned_steals; // must stay 0: a slot in use was taken
+    uint64_t n_prompt_tokens; // tokens of batches wider than max_batch, which are counted in prompt_counts alone
 } spac_counters;
 
 // cumulative per layer; times in microseconds
@@ -165,6 +167,7 @@ typedef struct spac_board_view {
     uint32_t n_load_max; // capacity of load
     // written by the engine
     const uint32_t *         counts;       // [n_layer, n_expert] cumulative activations, wraps
+    const uint32_t *         prompt_counts; // [n_layer, n_expert] the same, of batches wider than max_batch
     const uint8_t *          residency;    // [n_layer, n_expert] spac_residency
     const uint32_t *         expert_bytes; // [n_layer] of one expert; 0: the layer is not split
     const uint32_t *         group;        // [n_layer] layout group: slots are shared within a group only

@@ -17,7 +17,7 @@ static constexpr size_t   ALIGN       = 64;
 
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
-    size_t counts, residency, expert_bytes, group, group_slots, layer_stats, counters; // the engine's, with the header before them
+    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters; // the engine's, with the header before them
     size_t records, n_records;
     size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max; // the scheduler's
     size_t size;
@@ -45,6 +45,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
 
     place(sizeof(spac_board_header));
     l.counts       = place(n_cell * sizeof(uint32_t));
+    l.prompt_counts = place(n_cell * sizeof(uint32_t));
     l.residency    = place(n_cell);
     l.expert_bytes = place(n_layer * sizeof(uint32_t));
     l.group        = place(n_layer * sizeof(uint32_t));
@@ -169,6 +170,10 @@ spac_board::~spac_board() {
 uint32_t * spac_board::counts() const {
     return at<uint32_t>(make_layout(geo).counts);
 }
+
+uint32_t * spac_board::prompt_counts() const {
+    return at<uint32_t>(make_layout(geo).prompt_counts);
+}
 uint8_t * spac_board::residency() const {
     return at<uint8_t>(make_layout(geo).residency);
 }
@@ -200,6 +205,7 @@ spac_board_view spac_board::view() const {
     v.max_batch       = geo.max_batch;
     v.n_load_max      = geo.n_layer * geo.n_expert;
     v.counts          = counts();
+    v.prompt_counts   = prompt_counts();
     v.residency       = residency();
     v.expert_bytes    = expert_bytes();
     v.group           = group();

@@ -53,6 +53,7 @@ struct spac_board {
 
     // the engine's side, writable
     uint32_t *         counts() const;
+    uint32_t *         prompt_counts() const;
     uint8_t *          residency() const;
     uint32_t *         expert_bytes() const;
     uint32_t *         group() const;

@@ -20,7 +20,10 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         make_decisions();
         host = std::make_unique<spac_host_work>(plan, layers, settings, llama_n_threads(ctx));
         make_dense();
-        forward = std::make_unique<spac_forward>(*board, *cache, *decisions, *host, timeline, plan.has_slots ? -1 : layers.split().back()->il);
+        if (plan.has_slots) {
+            prompts = std::make_unique<spac_prompt_counts>(*board, *cache, layers, settings.params.fill);
+        }
+        forward = std::make_unique<spac_forward>(*board, *cache, *decisions, *host, timeline, settings.params.fill, plan.has_slots ? -1 : layers.split().back()->il);
         go_to_work();
         start_worker();
     } catch (...) {
@@ -116,7 +119,7 @@ void spac_engine::start_worker() {
 
 // from here on the graphs that the context builds are split
 void spac_engine::go_to_work() {
-    splitter = std::make_unique<spac_graph_splitter>(plan, layers, groups, *host, dense.get(), *forward, settings.params.max_batch);
+    splitter = std::make_unique<spac_graph_splitter>(plan, layers, groups, *host, dense.get(), *forward, prompts.get(), settings.params.max_batch);
     set_hook(true);
     if (!settings.board_name.empty()) {
         board->share(settings.board_name); // whoever finds it finds an engine at work

@@ -12,6 +12,7 @@
 #include "host/dense-matmul.h"
 #include "layers.h"
 #include "plan.h"
+#include "prompt-counts.h"
 #include "prefetch-worker.h"
 #include "slot-copy.h"
 #include "slot-pool.h"
@@ -79,6 +80,7 @@ struct spac_engine {
     std::unique_ptr<spac_host_work>      host;
     std::unique_ptr<spac_dense_matmul>   dense; // where the device is "none"
     std::unique_ptr<spac_forward>        forward;
+    std::unique_ptr<spac_prompt_counts>  prompts; // NULL where the device is "none"
     std::unique_ptr<spac_graph_splitter> splitter; // NULL while attaching: the hook discovers
 
     std::unique_ptr<spac_slot_copy>       slot_copy;

@@ -11,6 +11,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -50,6 +51,11 @@ struct spac_expert_cache {
     void begin_forward();
     void idle(); // no forward began for a while: renews the byte budget too
 
+    // just used and absent, most useful first: copied into free slots, outside the byte budget, while no load that the
+    // scheduler asked for can start; nobody is evicted. n_held_max: of the layer's experts that hold or await a slot
+    void fill(uint32_t il, const int32_t * experts, size_t n, size_t n_held_max);
+    bool has_free_slot(uint32_t il);
+
     // worker's side
 
     enum class wait_result { LOAD,
@@ -75,6 +81,7 @@ struct spac_expert_cache {
         std::vector<slot>                 slots;
         std::vector<int32_t>              free;
         std::vector<std::vector<int32_t>> by_utility; // resident slots per utility of their owner
+        size_t                            n_fills = 0; // free slots that are spoken for
     };
     struct pinned {
         int32_t  group, slot;
@@ -90,6 +97,10 @@ struct spac_expert_cache {
     void    renew_credit();
     void    unpin_before(uint64_t first_kept);
     bool    take_next(spac_load & load);
+    bool    take_wanted(spac_load & load);
+    bool    take_fill(spac_load & load);
+    void    drop_fills();
+    spac_load claim(uint32_t key, int32_t slot);
     int32_t take_slot(slot_group & group, uint32_t key);
     int32_t take_victim(slot_group & group, uint32_t key);
     bool    is_wanted(uint32_t key) const;
@@ -110,6 +121,7 @@ struct spac_expert_cache {
     std::vector<uint8_t>    tau;        // [n_layer]
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
+    std::deque<uint32_t>    fills; // keys, for free slots
     uint64_t                forward       = 0;
     uint64_t                idle_forward  = 0;          // forward at the last idle()
     uint64_t                byte_budget   = UINT64_MAX; // per forward

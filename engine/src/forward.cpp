@@ -5,8 +5,8 @@
 #include <cstring>
 
 spac_forward::spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, spac_timeline & timeline,
-                           int il_to_publish) :
-    board(board), cache(cache), decisions(decisions), host(host), timeline(timeline), il_to_publish(il_to_publish), times(board.geometry().n_layer),
+                           bool fills, int il_to_publish) :
+    board(board), cache(cache), decisions(decisions), host(host), timeline(timeline), fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer),
     activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
@@ -75,6 +75,9 @@ void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor *
     activations.count(ids, layer.n_expert, board.counts() + (size_t) layer.il * board.geometry().n_expert);
     slots.resize(activations.n_distinct());
     cache.pin(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data());
+    if (fills) {
+        cache.fill(layer.il, activations.experts.data(), slots.size(), SIZE_MAX);
+    }
 }
 
 void spac_forward::record_split(const spac_moe_layer & layer) {

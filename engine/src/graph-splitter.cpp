@@ -4,17 +4,26 @@
 #include "status.h"
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                                         const spac_dense_matmul * dense, spac_split_ops & ops, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), max_batch(max_batch) {
+                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts * prompts,
+                                         int max_batch) :
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), max_batch(max_batch) {
     for (spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { &ops, layer };
     }
+}
+
+// no warm-up, which runs all experts
+static bool is_plain(const llama_moe_hook_params & p) {
+    return p.n_expert_used == p.n_expert_used_sum;
 }
 
 ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
     note_graph(p);
     ggml_tensor * out = can_split(p) ? split(p) : nullptr;
     built.n_split += out != nullptr;
+    if (!out && prompts && p.cur->ne[1] > max_batch && is_plain(p)) {
+        prompts->add_node(p);
+    }
     return out;
 }
 
@@ -31,7 +40,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
 bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
     const auto it      = nodes.find(p.il);
     const bool is_ours = it != nodes.end() && spac_same_experts(*it->second.layer, p);
-    const bool fits    = (!plan.has_slots || p.cur->ne[1] <= max_batch) && p.n_expert_used == p.n_expert_used_sum;
+    const bool fits    = (!plan.has_slots || p.cur->ne[1] <= max_batch) && is_plain(p);
     if (!is_ours || !fits) {
         return false;
     }

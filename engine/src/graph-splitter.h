@@ -5,6 +5,7 @@
 #include "host/dense-matmul.h"
 #include "layers.h"
 #include "plan.h"
+#include "prompt-counts.h"
 #include "slot-pool.h"
 #include "split-graph.h"
 
@@ -13,9 +14,9 @@
 #include <set>
 
 struct spac_graph_splitter {
-    // all outlive the splitter, as do graphs that it built; dense: NULL unless the device is "none"
+    // all outlive the splitter, as do graphs that it built; dense: NULL unless the device is "none", prompts: NULL if it is
     spac_graph_splitter(const spac_plan & plan, spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                        const spac_dense_matmul * dense, spac_split_ops & ops, int max_batch);
+                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts * prompts, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
     int32_t       n_threads_of(int32_t n_tokens);         // of the graph built last, about to be computed; 0: as the context's
@@ -30,6 +31,7 @@ struct spac_graph_splitter {
     const spac_slot_groups &        groups;
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
+    spac_prompt_counts * const      prompts;
     const int                       max_batch;
 
     std::map<int, spac_split_node> nodes;  // of the split layers by il

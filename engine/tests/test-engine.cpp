@@ -131,8 +131,9 @@ static void test_aborted_graphs(int host_mode, int host_kernels) {
     spac_engine_params params = cpu_params();
     params.host_mode          = host_mode;
     params.host_kernels       = host_kernels;
+    const bool is_exact       = host_kernels == SPAC_KERNELS_GGML;
+    params.fill               = is_exact;
     spac_engine * engine      = attach(ctx, params);
-    const bool    is_exact    = host_kernels == SPAC_KERNELS_GGML;
     const floats  before      = is_exact ? expected : decode(ctx, 4); // with other kernels: as long as no expert moves
     int           n_aborted   = 0;
     for (int round = 0; round < N_ABORTS; round++) {
@@ -224,6 +225,54 @@ static void test_threads_of_graphs() {
     llama_free(ctx);
 }
 
+static uint64_t sum(const uint32_t * counts, size_t n) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < n; i++) {
+        total += counts[i];
+    }
+    return total;
+}
+
+// a prompt is counted apart from what is decoded, layer by layer, and fills slots as it goes; its logits stay stock's
+static void test_prompts_count(int host_mode, bool fill) {
+    llama_context * stock    = make_context();
+    const floats    expected = decode(stock, N_TEXT);
+    llama_free(stock);
+
+    llama_context *    ctx    = make_context();
+    spac_engine_params params = cpu_params();
+    params.host_mode          = host_mode;
+    params.max_batch          = 4;
+    params.fill               = fill;
+    spac_engine *   engine    = attach(ctx, params);
+    spac_board_view view      = {};
+    view.size                 = sizeof(view);
+    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    CHECK(decode(ctx, N_TEXT) == expected);
+    CHECK(view.counters->n_prompt_tokens == N_TEXT);
+    for (uint32_t il = 0; il + 1 < view.n_layer; il++) { // the last one computes the tokens alone whose logits are wanted
+        CHECK(sum(view.prompt_counts + il * view.n_expert, view.n_expert) == (uint64_t) N_TEXT * view.n_expert_used);
+        CHECK(sum(view.counts + il * view.n_expert, view.n_expert) == 0);
+    }
+    CHECK(spac_engine_wait_idle(engine, 5000) == SPAC_STATUS_SUCCESS);
+    CHECK((view.counters->n_loads > 0) == fill);
+    for (uint32_t il = 0; il + 1 < view.n_layer; il++) {
+        uint32_t n_held = 0, n_unused = 0;
+        for (uint32_t ie = 0; ie < view.n_expert; ie++) {
+            n_held += view.residency[il * view.n_expert + ie] != SPAC_RESIDENCY_ABSENT;
+            n_unused += view.residency[il * view.n_expert + ie] != SPAC_RESIDENCY_ABSENT && view.prompt_counts[il * view.n_expert + ie] == 0;
+        }
+        CHECK(n_held <= (view.group_slots[il] + view.n_layer - 1) / view.n_layer && n_unused == 0);
+        CHECK((n_held > 0) == fill);
+    }
+    CHECK(decode(ctx, N_TEXT) == expected && view.counters->n_prompt_tokens == 2 * N_TEXT);
+    CHECK(sum(view.counts, (view.n_layer - 1) * view.n_expert) == 0);
+    CHECK(!decode(ctx, 1).empty() && sum(view.counts, view.n_expert) == (uint64_t) N_TEXT * view.n_expert_used);
+    CHECK(view.counters->n_prompt_tokens == 2 * N_TEXT);
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
 extern "C" bool spac_attach_from_env(llama_context * ctx);
 
 static void decide(spac_board * board, const spac_board_view & view, int32_t n_draft_max) {
@@ -275,6 +324,10 @@ int main() {
     model = load_model();
     test_second_engine();
     test_threads_of_graphs();
+    for (bool fill : { true, false }) {
+        test_prompts_count(SPAC_HOST_IN_GRAPH, fill);
+        test_prompts_count(SPAC_HOST_EXECUTOR, fill);
+    }
     test_context_freed_first();
     test_aborted_graphs(SPAC_HOST_IN_GRAPH, SPAC_KERNELS_GGML);
     test_aborted_graphs(SPAC_HOST_EXECUTOR, SPAC_KERNELS_GGML);

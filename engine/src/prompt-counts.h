@@ -1,0 +1,42 @@
+// Prompts count too: what the router chose in batches that are too wide to be split is told to the scheduler, and used to
+// fill free slots while the prompt is still being processed.
+#pragma once
+
+#include "activations.h"
+#include "board.h"
+#include "expert-cache.h"
+#include "layers.h"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+struct spac_prompt_counts {
+    // all outlive it, as do graphs with its nodes
+    spac_prompt_counts(spac_board & board, spac_expert_cache & cache, spac_layers & layers, bool fills);
+
+    // one node on the CPU that reads ids, and nothing else: the layer itself stays stock's; does nothing for other layers
+    void add_node(const llama_moe_hook_params & p);
+
+    // while the graph runs: ids [n_expert_used, n_tokens] of a layer
+    void count(const spac_moe_layer & layer, const ggml_tensor * ids);
+
+  private:
+    struct node {
+        spac_prompt_counts *   counts;
+        const spac_moe_layer * layer;
+        size_t                 n_held_max; // experts of this layer that a prompt may bring to the device, residents included
+    };
+
+    static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
+    void        fill_slots(const node & node);
+
+    spac_board &        board;
+    spac_expert_cache & cache;
+    const bool          fills;
+
+    std::map<int, node>  nodes; // by il
+    int                  last_il = -1;
+    spac_activations     activations;
+    std::vector<int32_t> by_rows; // experts of the layer in progress, most used first
+};
