@@ -71,9 +71,8 @@ struct spac_board {
     int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
 
     // the scheduler's side: a sequence lock, odd while its arrays are being written
-    void     decision_begin();
-    void     decision_end();
-    uint64_t decision_seq() const;
+    void decision_begin();
+    void decision_end();
 
     const spac_board_geometry & geometry() const { return geo; }
 
@@ -83,8 +82,9 @@ struct spac_board {
     template <typename T>
     T * at(size_t offset) const { return (T *) (memory + offset); }
 
-    bool read(size_t offset, void * to, size_t n) const;
-    bool write(size_t offset, size_t n);
+    bool     read(size_t offset, void * to, size_t n) const;
+    bool     write(size_t offset, size_t n);
+    uint64_t decision_seq() const; // of the sequence lock
 
     spac_board_geometry geo;
     char *              memory = nullptr;

@@ -15,10 +15,10 @@ spac_decisions::spac_decisions(spac_board & board, spac_expert_cache * cache, st
     board(board), cache(cache), policy(std::move(policy)) {}
 
 // nothing that is read here is trusted: the board may be written by another process
-bool spac_decisions::take_over() {
+void spac_decisions::take_over() {
     std::lock_guard<std::mutex> lock(mutex);
     if (!board.read_decision(decision_seen, decision)) {
-        return false;
+        return;
     }
     decision_seen = decision.seq;
     is_scheduled  = true;
@@ -29,7 +29,6 @@ bool spac_decisions::take_over() {
     if (cache) {
         cache->apply(decision.utility.data(), decision.tau.data(), decision.load.data(), decision.load.size(), decision.byte_budget);
     }
-    return true;
 }
 
 void spac_decisions::begin_forward() {

@@ -14,7 +14,7 @@ struct spac_decisions {
     // policy: NULL where a scheduler of the engine's own process decides
     spac_decisions(spac_board & board, spac_expert_cache * cache, std::unique_ptr<spac_default_policy> policy);
 
-    bool    take_over();                            // the board's decision, if it is new and whole; by the graph, the worker or the ABI
+    void    take_over();                            // the board's decision, if it is new and whole; by the graph, the worker or the ABI
     void    begin_forward();                        // takes over, and looks after a scheduler that may be gone
     int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
 

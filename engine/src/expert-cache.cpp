@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <chrono>
 
-spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict) :
-    layers(std::move(layers)), n_expert(n_expert), evict(evict), groups(group_slots.size()),
+spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out) :
+    layers(std::move(layers)), n_expert(n_expert), evict(evict), out(out), groups(group_slots.size()),
     state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1) {
     for (size_t i = 0; i < groups.size(); i++) {
         groups[i].slots.resize(group_slots[i]);
@@ -18,8 +18,8 @@ spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector
 }
 
 void spac_expert_cache::set_state(uint32_t key, spac_residency new_state) {
-    state[key]     = new_state;
-    residency[key] = new_state;
+    state[key]         = new_state;
+    out.residency[key] = new_state;
 }
 
 bool spac_expert_cache::is_wanted(uint32_t key) const {
@@ -69,7 +69,7 @@ void spac_expert_cache::apply(const uint8_t * new_utility, const uint8_t * new_t
             queue.push(key, utility[key]);
         }
     }
-    counters->n_decisions++;
+    out.counters->n_decisions++;
     out_of_credit = false;
     work.notify_one();
 }
@@ -137,17 +137,17 @@ void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t
                     s.n_pins++;
                     s.last_used = forward;
                     pins.push_back({ group, slots[i], forward });
-                    counters->n_hit++;
-                    counters->n_hit_rows += n_rows[i];
+                    out.counters->n_hit++;
+                    out.counters->n_hit_rows += n_rows[i];
                 }
                 break;
             case SPAC_RESIDENCY_LOADING:
-                counters->n_late++;
-                counters->n_late_rows += n_rows[i];
+                out.counters->n_late++;
+                out.counters->n_late_rows += n_rows[i];
                 break;
             default:
-                counters->n_miss++;
-                counters->n_miss_rows += n_rows[i];
+                out.counters->n_miss++;
+                out.counters->n_miss_rows += n_rows[i];
                 break;
         }
     }
@@ -224,7 +224,7 @@ int32_t spac_expert_cache::take_victim(slot_group & group, uint32_t key) {
         const uint32_t owner = group.slots[index].owner;
         set_state(owner, SPAC_RESIDENCY_ABSENT);
         slot_index[owner] = -1;
-        counters->n_evictions++;
+        out.counters->n_evictions++;
         return index;
     }
     return -1;
@@ -243,7 +243,7 @@ spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
     const layer_desc & layer = layer_of(key);
     slot &             s     = groups[layer.group].slots[index];
     if (s.n_pins > 0) {
-        counters->n_pinned_steals++;
+        out.counters->n_pinned_steals++;
     }
     s.owner         = key;
     slot_index[key] = index;
@@ -325,19 +325,19 @@ void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us
     const uint32_t key   = load.il * n_expert + load.ie;
     slot_group &   group = groups[layers[load.il].group];
     n_loading--;
-    counters->load_us += us;
+    out.counters->load_us += us;
     if (ok) {
         group.slots[load.slot].last_used = forward;
         group.by_utility[utility[key]].push_back(load.slot);
-        counters->n_loads++;
-        counters->loaded_bytes += load.bytes;
+        out.counters->n_loads++;
+        out.counters->loaded_bytes += load.bytes;
         set_state(key, SPAC_RESIDENCY_RESIDENT);
         return;
     }
     group.slots[load.slot].owner = NONE;
     group.free.push_back(load.slot);
     slot_index[key] = -1;
-    counters->n_load_failures++;
+    out.counters->n_load_failures++;
     set_state(key, SPAC_RESIDENCY_ABSENT);
 }
 

@@ -29,11 +29,13 @@ struct spac_expert_cache {
         uint64_t expert_bytes = 0;
     };
 
-    spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict);
+    // what the engine publishes, written here; never read back: another process may write there
+    struct published {
+        uint8_t *       residency; // [n_layer, n_expert]
+        spac_counters * counters;
+    };
 
-    // what the engine publishes; not owned, and never read back: another process may write there
-    uint8_t *       residency = nullptr; // [n_layer, n_expert]
-    spac_counters * counters  = nullptr;
+    spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out);
 
     // scheduler's side
 
@@ -110,6 +112,7 @@ struct spac_expert_cache {
     const std::vector<layer_desc> layers;
     const uint32_t                n_expert;
     const bool                    evict;
+    const published               out;
 
     std::mutex              mutex; // guards all below
     std::condition_variable work;  // a load may be startable, or stop

@@ -54,7 +54,7 @@ void spac_forward::begin_layer(int il, uint64_t now) {
 
 // ---- dispatch
 
-void spac_forward::dispatch(spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) {
+void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) {
     const uint64_t t0 = spac_now_us();
     begin_layer(layer.il, t0);
     pin_experts(layer, ids);
@@ -111,7 +111,7 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
 
 // ---- executor
 
-void spac_forward::collect(spac_moe_layer & layer, float * rows, size_t n_rows) {
+void spac_forward::collect(const spac_moe_layer & layer, float * rows, size_t n_rows) {
     const uint64_t t0        = spac_now_us();
     uint64_t       busy_us   = 0;
     const float *  host_rows = host.worker_of(layer).wait(busy_us);
@@ -127,21 +127,21 @@ void spac_forward::collect(spac_moe_layer & layer, float * rows, size_t n_rows) 
 
 // ---- in-graph
 
-void spac_forward::plan_host(spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) {
+void spac_forward::plan_host(const spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) {
     host.in_graph->plan(layer, ids_host, n_tokens, n_threads);
 }
 
-void spac_forward::compute_host(spac_moe_layer &, const ggml_tensor * cur, float * rows) {
+void spac_forward::compute_host(const spac_moe_layer &, const ggml_tensor * cur, float * rows) {
     host.in_graph->work({ (const char *) cur->data, cur->nb[1], cur->nb[2] }, rows);
 }
 
-void spac_forward::device_done(spac_moe_layer & layer) {
+void spac_forward::device_done(const spac_moe_layer & layer) {
     call_times & t = times[layer.il];
     t.device       = spac_now_us();
     board.layer_stats()[layer.il].device_us += t.device - t.dispatch;
 }
 
-void spac_forward::host_done(spac_moe_layer & layer) {
+void spac_forward::host_done(const spac_moe_layer & layer) {
     board.layer_stats()[layer.il].host_us += spac_now_us() - times[layer.il].device;
     if (layer.il == il_to_publish) {
         board.publish(); // the next forward may be long in coming

@@ -23,12 +23,12 @@ struct spac_forward : spac_split_ops {
     void end();                                     // no forward is running, and the device is idle
 
     // spac_split_ops
-    void dispatch(spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
-    void collect(spac_moe_layer & layer, float * rows, size_t n_rows) override;
-    void device_done(spac_moe_layer & layer) override;
-    void host_done(spac_moe_layer & layer) override;
-    void plan_host(spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) override;
-    void compute_host(spac_moe_layer & layer, const ggml_tensor * cur, float * rows) override;
+    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
+    void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) override;
+    void device_done(const spac_moe_layer & layer) override;
+    void host_done(const spac_moe_layer & layer) override;
+    void plan_host(const spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) override;
+    void compute_host(const spac_moe_layer & layer, const ggml_tensor * cur, float * rows) override;
 
   private:
     // of a layer's call in progress, in microseconds

@@ -3,11 +3,10 @@
 #include "host/openmp-team.h"
 #include "status.h"
 
-spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts * prompts,
-                                         int max_batch) :
+spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
+                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, int max_batch) :
     plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), max_batch(max_batch) {
-    for (spac_moe_layer * layer : layers.split()) {
+    for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { &ops, layer };
     }
 }
@@ -17,12 +16,16 @@ static bool is_plain(const llama_moe_hook_params & p) {
     return p.n_expert_used == p.n_expert_used_sum;
 }
 
+bool spac_graph_splitter::is_too_wide(const llama_moe_hook_params & p) const {
+    return plan.has_slots && p.cur->ne[1] > max_batch;
+}
+
 ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
     note_graph(p);
     ggml_tensor * out = can_split(p) ? split(p) : nullptr;
     built.n_split += out != nullptr;
-    if (!out && prompts && p.cur->ne[1] > max_batch && is_plain(p)) {
-        prompts->add_node(p);
+    if (!out && is_too_wide(p) && is_plain(p)) {
+        prompts.add_node(p);
     }
     return out;
 }
@@ -40,8 +43,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
 bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
     const auto it      = nodes.find(p.il);
     const bool is_ours = it != nodes.end() && spac_same_experts(*it->second.layer, p);
-    const bool fits    = (!plan.has_slots || p.cur->ne[1] <= max_batch) && is_plain(p);
-    if (!is_ours || !fits) {
+    if (!is_ours || is_too_wide(p) || !is_plain(p)) {
         return false;
     }
     if (p.has_lora && logged.insert(p.il).second) {

@@ -14,9 +14,9 @@
 #include <set>
 
 struct spac_graph_splitter {
-    // all outlive the splitter, as do graphs that it built; dense: NULL unless the device is "none", prompts: NULL if it is
-    spac_graph_splitter(const spac_plan & plan, spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts * prompts, int max_batch);
+    // all outlive the splitter, as do graphs that it built; dense: NULL unless the device is "none"
+    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
+                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
     int32_t       n_threads_of(int32_t n_tokens);         // of the graph built last, about to be computed; 0: as the context's
@@ -25,13 +25,14 @@ struct spac_graph_splitter {
     void          note_graph(const llama_moe_hook_params & p);
     ggml_tensor * split(const llama_moe_hook_params & p);
     bool          can_split(const llama_moe_hook_params & p);
+    bool          is_too_wide(const llama_moe_hook_params & p) const;
     bool          is_split_by_executor(int32_t n_tokens) const;
 
     const spac_plan &               plan;
     const spac_slot_groups &        groups;
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
-    spac_prompt_counts * const      prompts;
+    spac_prompt_counts &            prompts;
     const int                       max_batch;
 
     std::map<int, spac_split_node> nodes;  // of the split layers by il

@@ -2,38 +2,65 @@
 
 #include "status.h"
 
+#include "llama.h"
+
 #include <algorithm>
 
-void spac_layers::see(const llama_moe_hook_params & p, const std::string & arch) {
+static std::string read_arch(const llama_model * model) {
+    char arch[64] = "";
+    llama_model_meta_val_str(model, "general.architecture", arch, sizeof(arch));
+    return arch;
+}
+
+spac_layers::spac_layers(spac_context_hook & hook) :
+    n_layer(llama_model_n_layer(llama_get_model(hook.ctx))), arch(read_arch(llama_get_model(hook.ctx))) {
+    llama_moe_hook h = {};
+    h.user_data      = this;
+    h.build          = [](void * layers, const llama_moe_hook_params * p) -> ggml_tensor * {
+        ((spac_layers *) layers)->see(*p);
+        return nullptr;
+    };
+    hook.set(h);
+    check();
+}
+
+void spac_layers::see(const llama_moe_hook_params & p) {
+    if (devices.empty()) {
+        for (int i = 0; i < ggml_backend_sched_get_n_backends(p.sched); i++) {
+            devices.push_back(ggml_backend_get_device(ggml_backend_sched_get_backend(p.sched, i)));
+        }
+    }
     if (p.il < 0) {
         return;
     }
     const auto it = by_il.find(p.il);
     if (it == by_il.end()) {
-        by_il.emplace(p.il, spac_moe_layer_from_hook(p, arch));
+        add(spac_moe_layer_from_hook(p, arch));
     } else if (!spac_same_experts(it->second, p)) {
         it->second.declined = "two sets of experts in one layer";
     }
 }
 
-void spac_layers::check(int32_t n_layer_of_model) {
+void spac_layers::add(const spac_moe_layer & layer) {
+    n_layer       = std::max(n_layer, layer.il + 1);
+    n_expert      = std::max(n_expert, (int32_t) layer.n_expert);
+    n_expert_used = std::max(n_expert_used, (int32_t) layer.n_expert_used);
+    by_il.emplace(layer.il, layer);
+}
+
+void spac_layers::check() const {
+    if (by_il.empty()) {
+        throw spac_dense_model();
+    }
     std::map<std::string, int> reasons;
     for (const auto & [il, layer] : by_il) {
-        n_layer       = std::max(n_layer, il + 1);
-        n_expert      = std::max(n_expert, (int32_t) layer.n_expert);
-        n_expert_used = std::max(n_expert_used, (int32_t) layer.n_expert_used);
         if (!layer.is_split()) {
             reasons[layer.declined]++;
         }
     }
-    n_layer = std::max(n_layer, n_layer_of_model);
-
-    if (by_il.empty()) {
-        throw spac_dense_model();
-    }
     std::string text;
-    for (const auto & r : reasons) {
-        text += spac_format("%s%s (%d layers)", text.empty() ? "" : "; ", r.first.c_str(), r.second);
+    for (const auto & [reason, n] : reasons) {
+        text += spac_format("%s%s (%d layers)", text.empty() ? "" : "; ", reason.c_str(), n);
     }
     const size_t n_split = split().size();
     if (n_split == 0) {
@@ -50,29 +77,27 @@ void spac_layers::check(int32_t n_layer_of_model) {
 
 void spac_layers::form_groups() {
     std::map<std::string, int> by_key;
-    for (spac_moe_layer * layer : split()) {
-        const auto [it, is_new] = by_key.emplace(layer->layout_key(), (int) by_key.size());
-        layer->group            = it->second;
+    for (auto & [il, layer] : by_il) {
+        if (!layer.is_split()) {
+            continue;
+        }
+        const auto [it, is_new] = by_key.emplace(layer.layout_key(), (int) by_key.size());
+        layer.group             = it->second;
         if (is_new) {
-            group_like.push_back(layer);
+            group_like.push_back(&layer);
         }
-        total_bytes += layer->n_expert * layer->expert_bytes();
+        total_bytes += layer.n_expert * layer.expert_bytes();
     }
-}
-
-std::vector<spac_moe_layer *> spac_layers::split() {
-    std::vector<spac_moe_layer *> list;
-    for (auto & entry : by_il) {
-        if (entry.second.is_split()) {
-            list.push_back(&entry.second);
-        }
-    }
-    return list;
 }
 
 std::vector<const spac_moe_layer *> spac_layers::split() const {
-    const std::vector<spac_moe_layer *> list = const_cast<spac_layers *>(this)->split();
-    return { list.begin(), list.end() };
+    std::vector<const spac_moe_layer *> list;
+    for (const auto & [il, layer] : by_il) {
+        if (layer.is_split()) {
+            list.push_back(&layer);
+        }
+    }
+    return list;
 }
 
 const char * spac_layers::declined_reason(int il) const {

@@ -1,6 +1,7 @@
-// The MoE layers of a model, by their index: what the hook showed while the context reserved its graphs.
+// The MoE layers of a model, by their index: what its context's hook shows while the context reserves its graphs.
 #pragma once
 
+#include "context-hook.h"
 #include "moe-layer.h"
 
 #include <cstdint>
@@ -9,26 +10,33 @@
 #include <vector>
 
 struct spac_layers {
-    // one layer of a graph; a second set of experts under the same index declines it
-    void see(const llama_moe_hook_params & p, const std::string & arch);
+    // sees all layers, and logs which stay as they are; throws if there is nothing to split
+    // the hook is this object's until another one is set
+    explicit spac_layers(spac_context_hook & hook);
 
-    // all were seen: throws if there is nothing to split, and logs what stays as it is
-    void check(int32_t n_layer_of_model);
+    spac_layers(const spac_layers &) = delete;
 
     // puts split layers of equal types and shapes into one layout group
     void form_groups();
 
-    std::vector<spac_moe_layer *>       split();
-    std::vector<const spac_moe_layer *> split() const;
+    std::vector<const spac_moe_layer *> split() const; // in the order of a graph
 
     const char * declined_reason(int il) const; // NULL: split, or not MoE
 
-    std::map<int, spac_moe_layer> by_il; // nodes of graphs point into it
+    std::map<int, spac_moe_layer>   by_il;   // nodes of graphs point into it
+    std::vector<ggml_backend_dev_t> devices; // of the context's scheduler
 
     int32_t n_layer = 0, n_expert = 0, n_expert_used = 0; // of the model; of any layer, the largest
 
     std::vector<const spac_moe_layer *> group_like;      // any layer of each group
     uint64_t                            total_bytes = 0; // of all experts of the split layers
+
+  private:
+    void see(const llama_moe_hook_params & p);
+    void add(const spac_moe_layer & layer);
+    void check() const;
+
+    const std::string arch; // general.architecture of the model
 };
 
 // a layer is known by its experts: a graph may hold others under the same index

@@ -9,9 +9,9 @@
 #include <numeric>
 #include <strings.h>
 
-static void choose_device(spac_plan & plan, const spac_settings & settings, const std::vector<ggml_backend_dev_t> & devices) {
-    plan.has_slots = strcasecmp(settings.device.c_str(), "none") != 0;
-    plan.device    = spac_choose_device(plan.has_slots ? settings.device : "cpu", devices);
+static void choose_device(spac_plan & plan, const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
+    plan.has_slots = strcasecmp(name.c_str(), "none") != 0;
+    plan.device    = spac_choose_device(plan.has_slots ? name : "cpu", devices);
 }
 
 static void choose_kernels(spac_plan & plan, const spac_engine_params & params) {
@@ -28,10 +28,10 @@ static void choose_kernels(spac_plan & plan, const spac_engine_params & params) 
 }
 
 static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers) {
-    for (spac_moe_layer * layer : layers.split()) {
-        layer->own_kernels = plan.kernels && spac_host_experts::can_compute(*plan.kernels, *layer);
-        if (!plan.has_slots && !layer->own_kernels) {
-            layer->declined = "the engine has no kernels for it";
+    for (auto & [il, layer] : layers.by_il) {
+        layer.own_kernels = layer.is_split() && plan.kernels && spac_host_experts::can_compute(*plan.kernels, layer);
+        if (layer.is_split() && !plan.has_slots && !layer.own_kernels) {
+            layer.declined = "the engine has no kernels for it";
         }
     }
     if (layers.split().empty()) {
@@ -102,9 +102,9 @@ static void probe_device(const spac_plan & plan, const spac_layers & layers, int
     }
 }
 
-spac_plan spac_make_plan(const spac_settings & settings, const std::vector<ggml_backend_dev_t> & devices, spac_layers & layers) {
+spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
     spac_plan plan;
-    choose_device(plan, settings, devices);
+    choose_device(plan, settings.device, layers.devices);
     choose_kernels(plan, settings.params);
     give_kernels_to_layers(plan, layers);
     layers.form_groups();

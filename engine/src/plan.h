@@ -21,6 +21,7 @@ struct spac_plan {
     bool device_is_cpu() const { return spac_device_is_cpu(device); }
 };
 
-// devices: of the context's scheduler; declines layers that the device "none" has no kernels for, and forms the groups
+// sets what of the layers attaching decides: who computes their host experts, their groups, and which are declined after
+// all, as the device "none" has no kernels for them
 // throws if the settings do not fit together, nothing is left to split, or the device computes wrongly
-spac_plan spac_make_plan(const spac_settings & settings, const std::vector<ggml_backend_dev_t> & devices, spac_layers & layers);
+spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers);

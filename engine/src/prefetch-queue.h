@@ -45,8 +45,7 @@ struct spac_prefetch_queue {
         return keys;
     }
 
-    bool   empty() const { return n_queued == 0; }
-    size_t size() const { return n_queued; }
+    bool empty() const { return n_queued == 0; }
 
   private:
     std::deque<uint32_t> levels[N_LEVELS];

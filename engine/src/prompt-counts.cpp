@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-spac_prompt_counts::spac_prompt_counts(spac_board & board, spac_expert_cache & cache, spac_layers & layers, bool fills) :
+spac_prompt_counts::spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, bool fills) :
     board(board), cache(cache), fills(fills), activations(board.geometry().n_expert) {
     std::map<int, int> n_layers_of; // by layout group
     for (const spac_moe_layer * layer : layers.split()) {

@@ -13,7 +13,7 @@
 
 struct spac_prompt_counts {
     // all outlive it, as do graphs with its nodes
-    spac_prompt_counts(spac_board & board, spac_expert_cache & cache, spac_layers & layers, bool fills);
+    spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, bool fills);
 
     // one node on the CPU that reads ids, and nothing else: the layer itself stays stock's; does nothing for other layers
     void add_node(const llama_moe_hook_params & p);

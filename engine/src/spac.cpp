@@ -67,7 +67,7 @@ spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info) 
 }
 
 const char * spac_engine_declined_reason(spac_engine * engine, int32_t il) {
-    return engine ? engine->declined_reason(il) : nullptr;
+    return engine ? engine->layers.declined_reason(il) : nullptr;
 }
 
 spac_board * spac_engine_board(spac_engine * engine) {
@@ -77,14 +77,14 @@ spac_board * spac_engine_board(spac_engine * engine) {
 spac_status spac_engine_apply(spac_engine * engine) {
     return spac_guard([&] {
         require(engine, "spac_engine_apply: no engine");
-        engine->apply_decision();
+        engine->decisions.take_over();
     });
 }
 
 spac_status spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms) {
     return spac_guard([&] {
         require(engine, "spac_engine_wait_idle: no engine");
-        if (!engine->cache->wait_idle(timeout_ms)) {
+        if (!engine->cache.wait_idle(timeout_ms)) {
             throw spac_error(SPAC_STATUS_TIMEOUT, spac_format("loads were still under way after %d ms", timeout_ms));
         }
     });
@@ -93,14 +93,14 @@ spac_status spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms) {
 spac_status spac_engine_end_forward(spac_engine * engine) {
     return spac_guard([&] {
         require(engine, "spac_engine_end_forward: no engine");
-        engine->end_forward();
+        engine->forward.end();
     });
 }
 
 spac_status spac_engine_cancel(spac_engine * engine) {
     return spac_guard([&] {
         require(engine, "spac_engine_cancel: no engine");
-        engine->cache->cancel();
+        engine->cache.cancel();
     });
 }
 
@@ -116,7 +116,7 @@ spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32
         require(engine && slot, "spac_engine_slot: no engine, or nowhere to put the slot");
         const spac_board_geometry & g = engine->board->geometry();
         require(il >= 0 && (uint32_t) il < g.n_layer && ie >= 0 && (uint32_t) ie < g.n_expert, "spac_engine_slot: no such layer or expert");
-        *slot = engine->cache->slot_of(il, ie);
+        *slot = engine->cache.slot_of(il, ie);
     });
 }
 

@@ -8,27 +8,27 @@
 struct spac_split_ops {
     // ids: [n_expert_used, n_tokens] as the router chose; ids_device: slots or -1; ids_host: experts or -1
     // cur: NULL in-graph; else the input of the host experts, to be handed to the executor
-    virtual void dispatch(spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) = 0;
+    virtual void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) = 0;
 
     // in-graph, with the engine's own kernels: after dispatch, by one thread, with its ids_host
-    virtual void plan_host(spac_moe_layer &, const int32_t * /*ids_host*/, int64_t /*n_tokens*/, int /*n_threads*/) {}
+    virtual void plan_host(const spac_moe_layer &, const int32_t * /*ids_host*/, int64_t /*n_tokens*/, int /*n_threads*/) {}
 
     // executor: rows [n_embd, n_expert_used, n_tokens] of the host experts
-    virtual void collect(spac_moe_layer & layer, float * rows, size_t n_rows) = 0;
+    virtual void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) = 0;
 
     // in-graph: the device experts are done; the host experts are done
-    virtual void device_done(spac_moe_layer & layer) = 0;
-    virtual void host_done(spac_moe_layer & layer)   = 0;
+    virtual void device_done(const spac_moe_layer & layer) = 0;
+    virtual void host_done(const spac_moe_layer & layer)   = 0;
 
     // in-graph, with the engine's own kernels: ids as given by dispatch, which comes before; called by all threads
-    virtual void compute_host(spac_moe_layer &, const ggml_tensor * /*cur*/, float * /*rows*/) {}
+    virtual void compute_host(const spac_moe_layer &, const ggml_tensor * /*cur*/, float * /*rows*/) {}
 
     virtual ~spac_split_ops() = default;
 };
 
 struct spac_split_node {
-    spac_split_ops * ops;
-    spac_moe_layer * layer;
+    spac_split_ops *       ops;
+    const spac_moe_layer * layer;
 };
 
 // returns the layer's output [n_embd, n_tokens]; node must outlive the graph

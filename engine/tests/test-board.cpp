@@ -118,7 +118,8 @@ static void test_interrupted_decision() {
     board->decision_begin();
     board->decision_begin();
     board->decision_end();
-    CHECK(board->decision_seq() == 2);
+    spac_decision decision;
+    CHECK(board->read_decision(0, decision) && decision.seq == 2);
     delete board;
 }
 

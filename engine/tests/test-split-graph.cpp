@@ -78,12 +78,10 @@ struct mini_engine : spac_split_ops {
         cache({
                   { 0, N_EXPERT, layer.expert_bytes() }
     },
-              { N_SLOTS }, N_EXPERT, true),
+              { N_SLOTS }, N_EXPERT, true, { residency.data(), &counters }),
         slot_copy(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)) {
-        cache.residency = residency.data();
-        cache.counters  = &counters;
-        group.like      = &layer;
-        group.n_slots   = N_SLOTS;
+        group.like    = &layer;
+        group.n_slots = N_SLOTS;
         group.allocate(ggml_backend_cpu_buffer_type());
         if (with_executor) {
             executor = std::make_unique<spac_ggml_worker>(std::vector<const spac_moe_layer *>{ &layer }, MAX_BATCH, 2, std::vector<int>());
@@ -91,7 +89,7 @@ struct mini_engine : spac_split_ops {
         worker = std::make_unique<spac_prefetch_worker>(cache, [&](const spac_load & load) { slot_copy.copy(layer, load.ie, group, load.slot); return true; }, 0);
     }
 
-    void dispatch(spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override {
+    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override {
         cache.unpin_all();
         const int32_t * chosen = (const int32_t *) ids->data;
         const int64_t   n      = ggml_nelements(ids);
@@ -113,13 +111,13 @@ struct mini_engine : spac_split_ops {
         }
     }
 
-    void collect(spac_moe_layer & layer, float * rows, size_t n_rows) override {
+    void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) override {
         uint64_t us;
         memcpy(rows, executor->wait(us), n_rows * layer.n_embd * sizeof(float));
     }
 
-    void device_done(spac_moe_layer &) override {}
-    void host_done(spac_moe_layer &) override {}
+    void device_done(const spac_moe_layer &) override {}
+    void host_done(const spac_moe_layer &) override {}
 };
 
 // what llama.cpp builds: scale, bias, activation, bias, weights and the sum over the experts
@@ -197,7 +195,7 @@ struct fake_gpu {
 };
 
 // engine: NULL for the stock graph; gpu: NULL, or beside the CPU in the scheduler
-static std::vector<float> run(spac_moe_layer & layer, mini_engine * engine, const forward_input & in, int n_threads, fake_gpu * gpu = nullptr) {
+static std::vector<float> run(const spac_moe_layer & layer, mini_engine * engine, const forward_input & in, int n_threads, fake_gpu * gpu = nullptr) {
     ggml_context * ctx = ggml_init({ 128 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
     ggml_backend_t cpu = ggml_backend_cpu_init();
     ggml_backend_cpu_set_n_threads(cpu, n_threads);
