@@ -144,11 +144,10 @@ class ModelBench:
 
     def __init__(self, options: RunOptions, drafter: str, args: argparse.Namespace) -> None:
         from pyspac.generate.session import Session
-        from pyspac.generate.speculation_hook import experts_us
 
         self.session = Session(options)
         split = self.session.split
-        self._experts_us = experts_us(split.engine.board) if split and args.clock == "wall" else None
+        self._experts_us = split.experts_us if split and args.clock == "wall" else None
         self.drafter, self.n_predict, self.n_draft_max = drafter, args.predict, args.draft_max
 
     def run(
@@ -194,9 +193,10 @@ def _fixed_length(controller: str) -> int | None:
 def _count(metrics: Any, timing: Timing) -> None:
     timing.n_tokens += metrics.n_tokens - 1
     timing.seconds += metrics.last_token_s - metrics.first_token_s
-    timing.n_steps += metrics.n_steps
-    timing.n_drafted += metrics.n_drafted
-    timing.n_accepted += metrics.n_accepted
+    totals = metrics.totals
+    timing.n_steps += totals.n_steps
+    timing.n_drafted += totals.n_draft
+    timing.n_accepted += totals.n_accepted
 
 
 def interleave(

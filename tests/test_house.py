@@ -7,6 +7,8 @@ the packages that it lies in.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -24,7 +26,7 @@ ROOMS: Final = {
     "engine": {"_native"},
     "model": set[str](),
     "scheduler": {"engine"},
-    "speculation": set[str](),
+    "speculation": {"engine"},
     "generate": {"_native", "engine", "model", "scheduler", "speculation"},
     "lab": {"_native", "engine", "model", "scheduler", "generate"},
     "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
@@ -33,8 +35,12 @@ ROOMS: Final = {
 SHARED: Final = ("checks", "errors", "units")  # for all rooms; they import each other alone
 FRONT: Final = ("__main__", "cli")  # they start the commands
 
-# the scheduler and most of the lab run without the native library: of the engine they know the board alone
-BOARD_ONLY: Final = ("scheduler", "lab")
+# they run without the native library, the lab for the most part: all that they know of the engine
+WITHOUT_NATIVE: Final = {
+    "scheduler": {"pyspac.engine.board", "pyspac.engine.step"},
+    "lab": {"pyspac.engine.board", "pyspac.engine.step"},
+    "speculation": {"pyspac.engine.step"},
+}
 
 # what arithmetic needs; neither files nor clocks nor processes are among it
 PURE: Final = {
@@ -140,10 +146,15 @@ def test_pyspac_itself_imports_nothing() -> None:
     assert own_imports("pyspac") == set()
 
 
-@pytest.mark.parametrize("name", BOARD_ONLY)
-def test_of_the_engine_the_board_alone_is_known(name: str) -> None:
+@pytest.mark.parametrize("name", WITHOUT_NATIVE)
+def test_of_the_engine_board_and_steps_alone_are_known(name: str) -> None:
     used = {other for module in modules() if room(module) == name for other in own_imports(module)}
-    assert {other for other in used if room(other) == "engine"} == {"pyspac.engine.board"}
+    assert {other for other in used if room(other) == "engine"} == WITHOUT_NATIVE[name]
+
+
+def test_board_and_steps_work_without_the_native_library() -> None:
+    code = "import sys; import pyspac.engine.board; assert 'pyspac._native' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", [name for name in modules() if room(name) == "speculation"])

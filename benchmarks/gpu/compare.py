@@ -22,6 +22,7 @@ from settings import Settings
 
 from pyspac.engine import engine as native
 from pyspac.engine.devices import Device, choose_device
+from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop
 from pyspac.generate.llama import (
     ALL_LAYERS,
@@ -32,7 +33,6 @@ from pyspac.generate.llama import (
     Model,
     ModelParams,
 )
-from pyspac.generate.metrics import StepMetrics
 from pyspac.generate.split import Split
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import read_header
@@ -75,9 +75,9 @@ class Probe:
         if self.split:
             self.split.after_prompt()
 
-    def after_step(self, index: int, step: StepMetrics) -> None:
+    def after_step(self, step: StepRecord) -> None:
         if self.split:
-            self.split.after_step(index, step)
+            self.split.after_step(step)
         self.n_tokens += 1 + step.n_accepted
         if self.marks:
             self.widths.append(step.n_tokens)

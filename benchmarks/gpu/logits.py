@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pyspac.engine import engine as native
 from pyspac.engine.devices import Device, cpu_device
+from pyspac.engine.step import StepRecord
 from pyspac.generate.llama import ALL_LAYERS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
-from pyspac.generate.metrics import StepMetrics
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.split import Split
 
@@ -63,7 +63,7 @@ def logits_of(model: Model, device: Device, n_threads: int, options: RunOptions 
             first = context.n_past
             out.append(context.decode(tokens[first : first + width], width).copy())
             if split:
-                split.after_step(i, StepMetrics(n_draft=width - 1, n_accepted=width - 1, n_tokens=width))
+                split.after_step(StepRecord(step=i, n_draft=width - 1, n_accepted=width - 1, n_tokens=width))
         if split:
             check_that_both_sides_worked(split)
     return np.concatenate(out)

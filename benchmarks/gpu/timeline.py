@@ -72,12 +72,12 @@ def record(
     context: Any, split: Any, prompt: list[int], is_gpu: bool
 ) -> tuple[list[tuple[str, int, float, float]], str]:
     """Spans (kind, layer, begin, end in us) of the last step, and where the device's come from."""
-    from pyspac.generate.metrics import StepMetrics
+    from pyspac.engine.step import StepRecord
 
     def step(index: int) -> None:
         first = prompt[0] + index * WIDTH % 100
         context.decode(range(first, first + WIDTH), WIDTH)
-        split.after_step(index, StepMetrics(n_draft=WIDTH - 1, n_accepted=WIDTH - 1, n_tokens=WIDTH))
+        split.after_step(StepRecord(step=index, n_draft=WIDTH - 1, n_accepted=WIDTH - 1, n_tokens=WIDTH))
 
     context.decode(prompt, 1)
     split.after_prompt()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyspac.engine.step import RECORD_DTYPE, StepRecord
 from pyspac.errors import ConfigError, EngineError
 
 N_RECORDS = 256  # SPAC_N_RECORDS
@@ -43,12 +44,6 @@ LAYER_STATS_FIELDS = (
 )  # fmt: skip
 COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
 LAYER_STATS_DTYPE = np.dtype([(name, np.uint64) for name in LAYER_STATS_FIELDS])
-RECORD_DTYPE = np.dtype(
-    [("step", np.uint64)]
-    + [(name, np.int32) for name in ("server_slot", "request", "n_draft", "n_accepted", "n_tokens")]
-    + [(name, np.uint32) for name in ("draft_us", "verify_us", "process_us", "sample_us")],
-    align=True,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,14 +203,9 @@ class LocalBoard(BoardView):
     def _end(self) -> None:
         self.n_decisions += 1
 
-    def record_step(self, **fields: int) -> None:
-        """Append a step record, as spac_engine_record_step does; fields as in RECORD_DTYPE."""
-        index = int(self.n_records[0])
-        entry = self.records[index % N_RECORDS : index % N_RECORDS + 1]
-        entry[:] = np.zeros(1, RECORD_DTYPE)
-        entry["step"] = index
-        for name, value in fields.items():
-            entry[name] = value
+    def record_step(self, record: StepRecord) -> None:
+        """Append a step record, as spac_engine_record_step does."""
+        self.records[int(self.n_records[0]) % N_RECORDS] = record.to_row()
         self.n_records[0] += np.uint64(1)
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from pyspac._native import check, ffi, lib
-from pyspac.engine.board import RECORD_DTYPE, Board
+from pyspac.engine.board import Board
 from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.params import HOST_KERNELS, HOST_MODES, EngineParams
+from pyspac.engine.step import StepRecord
 from pyspac.errors import EngineError
 
 __all__ = [
@@ -143,13 +144,9 @@ class Engine:
         """Say that no forward is running: pins are released, the byte budget is renewed."""
         check(lib.spac_engine_end_forward(self._live()))
 
-    def record_step(self, **fields: int) -> None:
-        """Append a step record to the board; fields as in spac_step_record, those left out are 0."""
-        record = ffi.new("spac_step_record *")
-        for name, value in fields.items():
-            assert name in (RECORD_DTYPE.names or ()), name
-            setattr(record, name, value)
-        check(lib.spac_engine_record_step(self._live(), record))
+    def record_step(self, record: StepRecord) -> None:
+        """Append a step record to the board."""
+        check(lib.spac_engine_record_step(self._live(), ffi.new("spac_step_record *", record.to_row())))
 
     def take_spans(self) -> list[Span]:
         """Return the executor's spans since the last call, by their ends; the first call starts recording."""

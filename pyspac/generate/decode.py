@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from pyspac.engine.step import StepRecord
 from pyspac.errors import PyspacError
 from pyspac.generate.drafting import Drafter, NoDrafter
-from pyspac.generate.metrics import Metrics, StepMetrics
+from pyspac.generate.metrics import Metrics
 from pyspac.generate.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class StepHook(Protocol):
     def after_prompt(self) -> None:
         """The prompt is processed."""
 
-    def after_step(self, index: int, times: StepMetrics) -> None:
-        """Step `index` is done."""
+    def after_step(self, record: StepRecord) -> None:
+        """A step is done; the hook may add what it knows of it."""
 
 
 @dataclass(slots=True)
@@ -177,7 +178,8 @@ class DecodeLoop:
         t4 = _now_us()
         reason = self._emit(verdict.tokens)
         self._finish_step(
-            StepMetrics(
+            StepRecord(
+                step=len(self.result.metrics.steps),
                 n_draft=len(draft.tokens),
                 n_accepted=verdict.n_accepted,
                 n_tokens=len(logits),
@@ -189,13 +191,10 @@ class DecodeLoop:
         )
         return reason
 
-    def _finish_step(self, times: StepMetrics) -> None:
-        steps = self.result.metrics.steps
+    def _finish_step(self, record: StepRecord) -> None:
         if self.hook:
-            t0 = _now_us()
-            self.hook.after_step(len(steps), times)
-            times.schedule_us = _now_us() - t0
-        steps.append(times)
+            self.hook.after_step(record)
+        self.result.metrics.steps.append(record)
 
     def _emit(self, tokens: Sequence[int]) -> StopReason | None:
         """Append `tokens` up to the end token."""

@@ -9,19 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
-@dataclass(slots=True, kw_only=True)
-class StepMetrics:
-    """One decoding step (one draft + verify cycle); times in microseconds."""
-
-    n_draft: int
-    n_accepted: int
-    n_tokens: int  # width of the verified batch
-    draft_us: int = 0
-    verify_us: int = 0
-    sample_us: int = 0  # verification's decision
-    process_us: int = 0  # taking rejected tokens back
-    schedule_us: int = 0  # the scheduler's step
+from pyspac.engine.step import StepRecord, StepTotals
 
 
 @dataclass(slots=True)
@@ -33,7 +21,7 @@ class Metrics:
     start_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
-    steps: list[StepMetrics] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
 
     def mark_tokens(self, n: int, now_s: float) -> None:
         """`n` tokens came out at `now_s`."""
@@ -44,16 +32,9 @@ class Metrics:
         self.n_tokens += n
 
     @property
-    def n_steps(self) -> int:
-        return len(self.steps)
-
-    @property
-    def n_drafted(self) -> int:
-        return sum(step.n_draft for step in self.steps)
-
-    @property
-    def n_accepted(self) -> int:
-        return sum(step.n_accepted for step in self.steps)
+    def totals(self) -> StepTotals:
+        """Sums over the steps so far."""
+        return StepTotals().add(self.steps)
 
     @property
     def ttft_ms(self) -> float | None:
@@ -71,25 +52,17 @@ class Metrics:
     def tps(self) -> float | None:
         return 1e3 / self.tpot_ms if self.tpot_ms else None
 
-    @property
-    def acceptance_rate(self) -> float | None:
-        """None if nothing was drafted."""
-        return self.n_accepted / self.n_drafted if self.n_drafted else None
-
-    @property
-    def acceptance_length(self) -> float | None:
-        return 1 + self.n_accepted / self.n_steps if self.n_steps else None
-
     def to_dict(self) -> dict[str, float | int | None]:
         """The figures under their names in `--json`."""
+        totals = self.totals
         return {
             "n_tokens": self.n_tokens,
             "ttft_ms": self.ttft_ms,
             "tpot_ms": self.tpot_ms,
             "tps": self.tps,
-            "n_steps": self.n_steps,
-            "n_drafted": self.n_drafted,
-            "n_accepted": self.n_accepted,
-            "acceptance_rate": self.acceptance_rate,
-            "acceptance_length": self.acceptance_length,
+            "n_steps": totals.n_steps,
+            "n_drafted": totals.n_draft,
+            "n_accepted": totals.n_accepted,
+            "acceptance_rate": totals.acceptance_rate,
+            "acceptance_length": totals.acceptance_length,
         }

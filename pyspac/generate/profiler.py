@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Final
 
+from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.generate.drafting import Drafter, NgramDrafter
-from pyspac.generate.metrics import StepMetrics
 from pyspac.speculation.cost_table import CostTable
 from pyspac.speculation.tolerance import Profile, Samples
 
@@ -86,8 +86,8 @@ class Profiler:
         """Go on in the text, as a decoding step would."""
         self.session.context.decode(tokens, 1)
         if self.session.split:
-            step = StepMetrics(n_draft=len(tokens) - 1, n_accepted=len(tokens) - 1, n_tokens=len(tokens))
-            self.session.split.after_step(0, step)
+            n = len(tokens)
+            self.session.split.after_step(StepRecord(n_draft=n - 1, n_accepted=n - 1, n_tokens=n))
 
     def _forward(self, tokens: Sequence[int]) -> float:
         """Time one pass that gives all logits, and take it back; microseconds."""

@@ -119,15 +119,15 @@ def _speed_rows(generation: Generation) -> list[tuple[str, str]]:
 
 
 def _speculation_rows(session: Session, generation: Generation) -> list[tuple[str, str]]:
-    m = generation.metrics
     if session.options.effective_draft_max == 0:
         return [("drafting", "none")]
-    rate = "nothing drafted" if m.acceptance_rate is None else f"{m.acceptance_rate:.0%} accepted"
+    totals = generation.metrics.totals
+    rate = "nothing drafted" if totals.acceptance_rate is None else f"{totals.acceptance_rate:.0%} accepted"
     return [
         (
             "drafting",
-            f"{session.options.effective_spec_type}, {m.n_drafted} drafted, {rate}, "
-            f"{_number(m.acceptance_length)} tokens per step",
+            f"{session.options.effective_spec_type}, {totals.n_draft} drafted, {rate}, "
+            f"{_number(totals.acceptance_length)} tokens per step",
         )
     ]
 
@@ -146,7 +146,7 @@ def _split_rows(session: Session, generation: Generation) -> list[tuple[str, str
             "loads",
             f"{experts['n_loads']} ({moved}), {experts['n_evictions']} evictions, {experts['n_late']} late",
         ),
-        ("per step", _step_text(split, max(1, generation.metrics.n_steps))),
+        ("per step", _step_text(split, max(1, len(generation.metrics.steps)))),
     ]
 
 

@@ -20,7 +20,7 @@ from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDraf
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run
 from pyspac.generate.sampling import Sampler, SamplingParams
-from pyspac.generate.speculation_hook import SpeculationHook, experts_us
+from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.manager import Speculation
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ class Session:
     def _speculation_hook(self) -> SpeculationHook | None:
         if self.speculation is None:
             return None
-        board = self.split.engine.board if self.split else None
-        return SpeculationHook(self.speculation, self.drafter, self.split, experts_us(board))
+        experts_us = self.split.experts_us if self.split else None
+        return SpeculationHook(self.speculation, self.drafter, self.split, experts_us)
 
     def text_stream(self) -> TextStream:
         from pyspac.generate.llama import TextStream

@@ -10,27 +10,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pyspac.engine.step import StepRecord
 from pyspac.generate.drafting import Drafter, NgramDrafter
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.budget import SHARE_COSTLY
 from pyspac.speculation.controller import Controller
 from pyspac.speculation.manager import Speculation
-from pyspac.speculation.outcome import StepOutcome
 
 if TYPE_CHECKING:
-    from pyspac.engine.board import BoardView
     from pyspac.generate.decode import StepHook
-    from pyspac.generate.metrics import StepMetrics
-
-ExpertsUs = Callable[[], int]  # time of experts so far, microseconds
-
-
-def experts_us(board: BoardView | None) -> ExpertsUs | None:
-    """Reads a board's experts' time; None without one. About 5 us."""
-    if board is None:
-        return None
-    host, device = board.layer_stats["host_us"], board.layer_stats["device_us"]  # views
-    return lambda: int(host.sum()) + int(device.sum())
 
 
 class SpeculationHook:
@@ -41,17 +29,15 @@ class SpeculationHook:
         speculation: Speculation,
         drafter: Drafter,
         inner: StepHook | None = None,
-        experts_us: ExpertsUs | None = None,
+        experts_us: Callable[[], int] | None = None,
     ) -> None:
-        """`experts_us` is read after each step."""
+        """`experts_us` tells what the last step's experts took, in microseconds; None: nobody knows."""
         self.speculation = speculation
         self.controller: Controller = speculation.begin()
         self.inner = inner
         self.drafter = self._wrapped(drafter)
-        self._read_experts_us = experts_us
+        self._experts_us = experts_us
         self._last_ns = time.perf_counter_ns()
-        self._experts_us = experts_us() if experts_us else 0
-        self._is_listening = True
 
     def _wrapped(self, drafter: Drafter) -> Drafter:
         """Watch a drafter that costs nothing in the shadow, if the controller looks at it."""
@@ -69,40 +55,18 @@ class SpeculationHook:
     def after_prompt(self) -> None:
         if self.inner:
             self.inner.after_prompt()
-        self._experts_step_us()
         self._step_us()
 
-    def after_step(self, index: int, times: StepMetrics) -> None:
+    def after_step(self, record: StepRecord) -> None:
         if self.inner:
-            self.inner.after_step(index, times)
-        experts_us = self._experts_step_us() if self._is_listening else 0
-        process_us = times.sample_us + times.process_us
-        overhead_us = self._step_us() - times.draft_us - times.verify_us - process_us
-        self.controller.observe(
-            StepOutcome(
-                n_draft=times.n_draft,
-                n_accepted=times.n_accepted,
-                n_tokens=times.n_tokens,
-                draft_us=times.draft_us,
-                verify_us=times.verify_us,
-                process_us=process_us,
-                overhead_us=max(0.0, overhead_us),
-                experts_us=experts_us,
-            )
-        )
-        was_listening, self._is_listening = self._is_listening, self.controller.is_listening()
-        if self._is_listening and not was_listening:
-            self._experts_step_us()
+            self.inner.after_step(record)
+        if self._experts_us and self.controller.is_listening():
+            record.experts_us = self._experts_us()
+        record.overhead_us = max(0.0, self._step_us() - record.total_us)
+        self.controller.observe(record)
         self._step_us()  # what looking takes is not the draft length's fault
 
     def _step_us(self) -> float:
         """Time since the last call: the whole step, in which speculation saves what a step costs besides."""
         before, self._last_ns = self._last_ns, time.perf_counter_ns()
         return (self._last_ns - before) / 1e3
-
-    def _experts_step_us(self) -> int:
-        """What experts took since the last call."""
-        if self._read_experts_us is None:
-            return 0
-        before, self._experts_us = self._experts_us, self._read_experts_us()
-        return self._experts_us - before

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspac.engine.engine import Engine
-from pyspac.generate.metrics import StepMetrics
+from pyspac.engine.step import StepRecord
 from pyspac.generate.options import RunOptions
 from pyspac.scheduler.scheduler import Scheduler
 
@@ -44,23 +44,18 @@ class Split:
         self.engine.end_forward()
         self._decide()
 
-    def after_step(self, index: int, step: StepMetrics) -> None:
+    def after_step(self, record: StepRecord) -> None:
         self.engine.end_forward()
-        self.engine.record_step(
-            step=index,
-            n_draft=step.n_draft,
-            n_accepted=step.n_accepted,
-            n_tokens=step.n_tokens,
-            draft_us=step.draft_us,
-            verify_us=step.verify_us,
-            sample_us=step.sample_us,
-            process_us=step.process_us,
-        )
+        self.engine.record_step(record)
         self._decide()
 
     def _decide(self) -> None:
         self.scheduler.step()
         self.engine.apply()  # now, so that copies run while the next tokens are drafted
+
+    def experts_us(self) -> int:
+        """Time of the last step's experts, on host and device."""
+        return self.scheduler.activity.experts_us
 
     def experts_dict(self) -> dict[str, int]:
         """`experts` of the `--json` object; distinct (layer, expert) pairs per forward pass."""

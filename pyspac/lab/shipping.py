@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.engine.step import StepRecord
 from pyspac.lab.state import RunState
-from pyspac.scheduler.activations import StepRecord
+from pyspac.scheduler.activations import Activity
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.prefetch import PrefetchPlan
 from pyspac.scheduler.scheduler import Scheduler
@@ -26,9 +27,9 @@ class LabScheduler(Scheduler):
         super().__init__(board, config)
         self.is_spent = np.zeros((board.n_layer, board.n_expert), bool)
 
-    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], record: StepRecord) -> PrefetchPlan:
+    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], activity: Activity) -> PrefetchPlan:
         """Plan as if spent residents had utility 0: a newcomer may take their slots."""
-        return super()._plan(np.where(self.is_spent & self.slots.is_resident, 0, utility), tau, record)
+        return super()._plan(np.where(self.is_spent & self.slots.is_resident, 0, utility), tau, activity)
 
 
 class ShippingScheduler:
@@ -84,11 +85,14 @@ class ShippingScheduler:
         self._observe_copies()
         board.counters["n_forward"] += np.uint64(1)
         board.record_step(
-            n_draft=run.step.n_draft,
-            n_accepted=max(run.step.n_emitted - 1, 0),
-            n_tokens=len(run.step.tokens),
-            draft_us=round(run.times.draft_us),
-            verify_us=round(run.times.verify_us),
+            StepRecord(
+                step=run.step_index,
+                n_draft=run.step.n_draft,
+                n_accepted=max(run.step.n_emitted - 1, 0),
+                n_tokens=len(run.step.tokens),
+                draft_us=round(run.times.draft_us),
+                verify_us=round(run.times.verify_us),
+            )
         )
 
     def _observe_copies(self) -> None:

@@ -1,4 +1,4 @@
-"""Step 1: the engine's cumulative counters in, what happened since the last step out (a StepRecord).
+"""Step 1: the engine's counters and step records in, what happened since the last step out (an `Activity`).
 
 The engine only ever adds; the scheduler subtracts what it saw before. Unsigned subtraction is right across a
 wrap.
@@ -12,91 +12,71 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import COUNTER_FIELDS, LAYER_STATS_FIELDS, N_RECORDS, BoardView
-
-_COUNTER = {name: i for i, name in enumerate(COUNTER_FIELDS)}
-LAYER_STAT = {name: i for i, name in enumerate(LAYER_STATS_FIELDS)}
+from pyspac.engine.board import COUNTERS_DTYPE, LAYER_STATS_DTYPE, N_RECORDS, BoardView
+from pyspac.engine.step import StepRecord, StepTotals
 
 
-@dataclass(slots=True)
-class StepRecord:
-    """What happened since the previous drain. The next drain overwrites the arrays."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What happened on a board between two drains."""
 
     counts: NDArray[np.uint32]  # [n_layer, n_expert] activations
-    layer_stats: NDArray[np.uint64]  # [n_layer, 8] differences, columns as LAYER_STATS_FIELDS
-    counters: NDArray[np.uint64]  # [17] differences, columns as COUNTER_FIELDS
-    n_tokens: int = 0  # tokens that were routed: activations of the busiest layer / n_expert_used
-    n_records: int = 0  # step records read; the sums below are over them
-    n_draft: int = 0
-    n_accepted: int = 0
-    draft_us: int = 0
-    verify_us: int = 0
-    process_us: int = 0
-    sample_us: int = 0
-    n_records_lost: int = 0  # overwritten in the ring before they were read
+    n_tokens: int  # that were routed: activations of the busiest layer / n_expert_used
+    layer_stats: NDArray[Any]  # [n_layer] LAYER_STATS_DTYPE
+    counters: NDArray[Any]  # [1] COUNTERS_DTYPE
+    steps: list[StepRecord]  # in their order
+    totals: StepTotals  # of `steps`
 
     def counter(self, name: str) -> int:
         """Return the increase of one of spac_counters' fields."""
-        return int(self.counters[_COUNTER[name]])
+        return int(self.counters[name][0])
 
     @property
-    def step_us(self) -> int:
-        """Return the time of the recorded steps: draft, verify, process and sample."""
-        return self.draft_us + self.verify_us + self.process_us + self.sample_us
+    def experts_us(self) -> int:
+        """Return the time of all experts, on host and device."""
+        return int(self.layer_stats["host_us"].sum() + self.layer_stats["device_us"].sum())
 
 
 class _Difference:
-    """One cumulative array: `drain` reads it once and leaves the increase in `delta`."""
+    """One cumulative array of one type of numbers; `drain` returns its increase since the last call."""
 
     def __init__(self, source: NDArray[Any]) -> None:
         self._before = source.copy()
-        self.delta = np.zeros_like(self._before)
 
-    def drain(self, source: NDArray[Any]) -> None:
-        np.subtract(source, self._before, out=self.delta)
-        np.add(self._before, self.delta, out=self._before)  # not a second read: the engine writes meanwhile
+    def drain(self, source: NDArray[Any]) -> NDArray[Any]:
+        before, self._before = self._before, source.copy()  # one look at it: the engine writes meanwhile
+        return np.asarray(self._before - before)
 
 
 class ActivationDrain:
-    """Turns a board's cumulative arrays into one StepRecord per call, in place. O(n_layer * n_expert)."""
+    """The one reader of a board's counters and ring of records. O(n_layer * n_expert)."""
 
     def __init__(self, board: BoardView) -> None:
-        """Start at the board's present counts: the first drain reports what comes after."""
+        """Start at the board's present state: the first drain reports what comes after."""
         self.board = board
         self._counts = _Difference(board.counts)
         self._layer_stats = _Difference(board.layer_stats.view(np.uint64))
         self._counters = _Difference(board.counters.view(np.uint64))
         self._n_records = int(board.n_records[0])
-        self._rows = np.zeros(board.n_layer, np.uint32)  # [n_layer] activations
-        layer_stats = self._layer_stats.delta.reshape(-1, len(LAYER_STATS_FIELDS))
-        self.record = StepRecord(self._counts.delta, layer_stats, self._counters.delta)
 
-    def drain(self) -> StepRecord:
-        """Return what happened since the last call; the same object every time."""
+    def drain(self) -> Activity:
+        """Return what happened since the last call."""
         board = self.board
-        self._counts.drain(board.counts)
-        self._layer_stats.drain(board.layer_stats.view(np.uint64))
-        self._counters.drain(board.counters.view(np.uint64))
-        np.add.reduce(self._counts.delta, axis=1, out=self._rows)
-        self.record.n_tokens = -(-max(self._rows.tolist()) // board.n_expert_used)
-        self._drain_records()
-        return self.record
+        steps, n_lost = self._read_steps()  # first: a step's times are written before its record
+        counts = self._counts.drain(board.counts)
+        return Activity(
+            counts=counts,
+            n_tokens=-(-int(counts.sum(axis=1).max()) // board.n_expert_used),
+            layer_stats=self._layer_stats.drain(board.layer_stats.view(np.uint64)).view(LAYER_STATS_DTYPE),
+            counters=self._counters.drain(board.counters.view(np.uint64)).view(COUNTERS_DTYPE),
+            steps=steps,
+            totals=StepTotals().add(steps, n_lost),
+        )
 
-    def _drain_records(self) -> None:
-        """Sum the step records written since the last call; what the ring lost is counted."""
-        board, record = self.board, self.record
-        n_ever = int(board.n_records[0])
-        n_new = min(n_ever - self._n_records, N_RECORDS)
-        record.n_records_lost = n_ever - self._n_records - n_new
-        record.n_records = n_new
-        record.n_draft = record.n_accepted = 0
-        record.draft_us = record.verify_us = record.process_us = record.sample_us = 0
-        for index in range(n_ever - n_new, n_ever):
-            entry = board.records[index % N_RECORDS]
-            record.n_draft += int(entry["n_draft"])
-            record.n_accepted += int(entry["n_accepted"])
-            record.draft_us += int(entry["draft_us"])
-            record.verify_us += int(entry["verify_us"])
-            record.process_us += int(entry["process_us"])
-            record.sample_us += int(entry["sample_us"])
-        self._n_records = n_ever
+    def _read_steps(self) -> tuple[list[StepRecord], int]:
+        """Return the records written since the last call, and how many the ring lost."""
+        before, self._n_records = self._n_records, int(self.board.n_records[0])
+        first = max(before, self._n_records - N_RECORDS)
+        records = self.board.records
+        steps = [StepRecord.from_row(records[i % N_RECORDS]) for i in range(first, self._n_records)]
+        return steps, first - before

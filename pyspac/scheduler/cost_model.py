@@ -8,11 +8,13 @@ Unit times are per layout group. Until something is measured, the stated default
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import BoardView, LayoutGroups
-from pyspac.scheduler.activations import LAYER_STAT, StepRecord
+from pyspac.scheduler.activations import Activity
 
 # Defaults, used only until the running graph has told: a host that streams weights at 20e9 bytes/s, one more
 # row costs 10 % of loading the expert, a device 8 times as fast.
@@ -26,13 +28,6 @@ _EVERY = 4  # steps between fits after the first few: unit times change slowly
 _N_WARM_UP = 4  # steps before a fit is believed
 _N_LAYERS_TO_INFER = 3  # of a group; fewer say nothing about differences between layers
 
-_I_DEVICE_EXPERTS = LAYER_STAT["n_device_experts"]
-_I_HOST_EXPERTS = LAYER_STAT["n_host_experts"]
-_I_HOST_ROWS = LAYER_STAT["n_host_rows"]
-_I_DEVICE_US = LAYER_STAT["device_us"]
-_I_HOST_US = LAYER_STAT["host_us"]
-_I_LAYER_US = LAYER_STAT["layer_us"]
-
 
 class CostModel:
     """Unit times per layout group, renewed by `update` once per step. O(n_layer)."""
@@ -43,10 +38,10 @@ class CostModel:
         self.n_group = groups.n_group
         self._group = groups.of_layer  # [n_layer]
         self._onehot = groups.onehot  # [n_group, n_layer]
-        load_us = groups.expert_bytes * HOST_US_PER_BYTE
-        self._units = np.stack((load_us, ROW_SHARE * load_us, DEVICE_SHARE * load_us))
-        # [n_group] each: host, per distinct expert; host, per (token, expert); device, per distinct expert
-        self.load_us, self.row_us, self.device_us = self._units
+        # [n_group] each
+        self.load_us = groups.expert_bytes * HOST_US_PER_BYTE  # host, per distinct expert
+        self.row_us = ROW_SHARE * self.load_us  # host, per (token, expert)
+        self.device_us = DEVICE_SHARE * self.load_us  # device, per distinct expert
         self.is_host_measured = np.zeros(self.n_group, bool)
         self.is_device_measured = np.zeros(self.n_group, bool)
         self.is_concurrent = True  # False: device and host experts share the same cores, one after the other
@@ -54,12 +49,12 @@ class CostModel:
         self.step_us = 0.0  # per forward, drafting included; 0: not seen
         self._layers = [np.flatnonzero(row) for row in self._onehot]
         self._n_updates = 0
-        # decayed sums of x1 x1, x1 x2, x2 x2, x1 y, x2 y, per group
-        self._fit = [[0.0] * 5 for _ in range(self.n_group)]
+        self._fit = np.zeros((self.n_group, 5))  # decayed sums: x1 x1, x1 x2, x2 x2, x1 y, x2 y
         self._n_fit = np.zeros(self.n_group, np.int64)
-        self._layer_fit = [[0.0] * 5 for _ in range(self.n_group)]  # the same for _infer_device
-        self._n_layer_fit = [0] * self.n_group
-        self._device_sums = np.zeros((2, self.n_group))  # decayed microseconds, experts
+        self._layer_fit = np.zeros((self.n_group, 5))  # the same for _infer_device
+        self._n_layer_fit = np.zeros(self.n_group, np.int64)
+        self._device_times = np.zeros(self.n_group)  # decayed microseconds
+        self._device_experts = np.zeros(self.n_group)  # and experts
         self._link_us = self._link_bytes = 0.0  # decayed sums
         self._link_known = None if link_gb_s is None else 1e-3 / link_gb_s
 
@@ -73,52 +68,43 @@ class CostModel:
     @property
     def is_balanceable(self) -> bool:
         """Return whether host and device work at once and both sides' times are measured."""
-        return self.is_concurrent and False not in (
-            self.is_host_measured.tolist() + self.is_device_measured.tolist()
-        )
+        return self.is_concurrent and bool(self.is_host_measured.all() and self.is_device_measured.all())
 
-    def update(self, record: StepRecord) -> None:
-        """Take in one step's differences; a step without split forwards changes only the link."""
-        self._update_link(record)
-        if record.counter("n_forward") == 0:
+    def update(self, activity: Activity) -> None:
+        """Take in one step; one without split forwards changes only the link."""
+        self._update_link(activity)
+        if activity.counter("n_forward") == 0:
             return
-        self._update_step(record)
+        self._update_step(activity)
         self._n_updates += 1
         if self._n_updates <= _N_WARM_UP or self._n_updates % _EVERY == 0:
-            stats = record.layer_stats.astype(np.float64)  # [n_layer, 8]
-            self._update_host(stats)
-            self._update_device(stats)
+            self._update_host(activity.layer_stats)
+            self._update_device(activity.layer_stats)
 
-    def _update_link(self, record: StepRecord) -> None:
-        n_bytes = record.counter("loaded_bytes")
+    def _update_link(self, activity: Activity) -> None:
+        n_bytes = activity.counter("loaded_bytes")
         if n_bytes > 0:
-            self._link_us = _REMEMBER * self._link_us + record.counter("load_us")
+            self._link_us = _REMEMBER * self._link_us + activity.counter("load_us")
             self._link_bytes = _REMEMBER * self._link_bytes + n_bytes
 
-    def _update_host(self, stats: NDArray[np.float64]) -> None:
+    def _update_host(self, stats: NDArray[Any]) -> None:
         """Least squares over layers and steps of host_us = load_us * x1 + extra * x2.
 
         x1 = u + ROW_SHARE * a, x2 = a, for u experts and a rows; row_us = ROW_SHARE * load_us + extra. A
         layer whose time is far off the fit weighs less.
         """
-        x = stats[:, [_I_HOST_EXPERTS, _I_HOST_ROWS, _I_HOST_US]]  # [n_layer, 3]: u, a, y
+        x = _columns(stats, "n_host_experts", "n_host_rows", "host_us")  # [n_layer, 3]: u, a, y
         weighted = x * self._weights(x)[:, None]
         for g, layers in enumerate(self._layers):
             (uu, ua, uy), (_, aa, ay), _ = (weighted[layers].T @ x[layers]).tolist()
             if uu <= 0.0 or uy <= 0.0:
                 continue
-            new = (
-                uu + 2 * ROW_SHARE * ua + ROW_SHARE**2 * aa,
-                ua + ROW_SHARE * aa,
-                aa,
-                uy + ROW_SHARE * ay,
-                ay,
-            )
-            self._fit[g] = [_REMEMBER * old + add for old, add in zip(self._fit[g], new, strict=True)]
+            x1x1, x1x2 = uu + 2 * ROW_SHARE * ua + ROW_SHARE**2 * aa, ua + ROW_SHARE * aa
+            x1y = uy + ROW_SHARE * ay
+            self._fit[g] = _REMEMBER * self._fit[g] + (x1x1, x1x2, aa, x1y, ay)
             self._n_fit[g] += 1
-            self.load_us[g], self.row_us[g] = _solve_host(
-                *self._fit[g], ridge=_RIDGE / min(self._n_fit[g], 20)
-            )
+            ridge = _RIDGE / min(int(self._n_fit[g]), 20)
+            self.load_us[g], self.row_us[g] = _solve_host(*self._fit[g].tolist(), ridge=ridge)
             self.is_host_measured[g] = True
 
     def _weights(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -129,19 +115,20 @@ class CostModel:
         weight[self._n_fit[group] < _N_WARM_UP] = 1.0
         return np.asarray(np.maximum(weight, 1e-3))  # a fit that is far off must still move
 
-    def _update_device(self, stats: NDArray[np.float64]) -> None:
+    def _update_device(self, stats: NDArray[Any]) -> None:
         """Use the device's own times where the engine has them (in-graph), else what layer times tell."""
-        sums = self._onehot @ stats[:, [_I_DEVICE_US, _I_DEVICE_EXPERTS]]  # [n_group, 2]
-        if sums[:, 0].any():
-            self.is_concurrent = False  # only the in-graph mode can time them: same cores, nothing overlaps
-            has = (sums[:, 1] > 0) & (sums[:, 0] > 0)
-            self._device_sums[:, has] = _REMEMBER * self._device_sums[:, has] + sums.T[:, has]
-            self.device_us[has] = self._device_sums[0, has] / self._device_sums[1, has]
-            self.is_device_measured |= has
-        else:
+        if not stats["device_us"].any():
             self._infer_device(stats)
+            return
+        self.is_concurrent = False  # only the in-graph mode can time them: same cores, nothing overlaps
+        us, n_experts = self._onehot @ stats["device_us"], self._onehot @ stats["n_device_experts"]
+        has = (us > 0) & (n_experts > 0)  # [n_group]
+        self._device_times[has] = _REMEMBER * self._device_times[has] + us[has]
+        self._device_experts[has] = _REMEMBER * self._device_experts[has] + n_experts[has]
+        self.device_us[has] = self._device_times[has] / self._device_experts[has]
+        self.is_device_measured |= has
 
-    def _infer_device(self, stats: NDArray[np.float64]) -> None:
+    def _infer_device(self, stats: NDArray[Any]) -> None:
         """Fit layer_us = rest + share * host_us + device_us * n_experts over a step's layers, per group.
 
         An executor's layer takes rest + max(host, device): where the device holds layers up, device_us is its
@@ -149,35 +136,33 @@ class CostModel:
         cost nothing. Sums are taken about each step's mean, so that `rest` may drift (it grows with the
         context).
         """
-        x = stats[:, [_I_HOST_US, _I_DEVICE_EXPERTS, _I_LAYER_US]]
+        x = _columns(stats, "host_us", "n_device_experts", "layer_us")
         for g, layers in enumerate(self._layers):
             timed = x[layers][x[layers, 2] > 0]  # the last layer's time is not known
             if len(timed) < _N_LAYERS_TO_INFER:
                 continue
             timed -= timed.mean(axis=0)
             (hh, hd, hy), (_, dd, dy), _ = (timed.T @ timed).tolist()
-            self._layer_fit[g] = [
-                _REMEMBER * old + new
-                for old, new in zip(self._layer_fit[g], (hh, hd, dd, hy, dy), strict=True)
-            ]
+            self._layer_fit[g] = _REMEMBER * self._layer_fit[g] + (hh, hd, dd, hy, dy)
             self._n_layer_fit[g] += 1
-            if self._layer_fit[g][2] > 0.0 and self._n_layer_fit[g] >= _N_WARM_UP:
-                self.device_us[g] = min(_solve_device(*self._layer_fit[g]), self.load_us[g])
+            is_varied = self._layer_fit[g, 2] > 0.0  # else the layers' device experts were all as many
+            if is_varied and self._n_layer_fit[g] >= _N_WARM_UP:
+                self.device_us[g] = min(_solve_device(*self._layer_fit[g].tolist()), self.load_us[g])
                 self.is_device_measured[g] = True
 
-    def _update_step(self, record: StepRecord) -> None:
+    def _update_step(self, activity: Activity) -> None:
         """Renew the times per step: from step records where somebody writes them, else from layer times."""
-        if record.n_records > 0:
-            n_steps, total_us = record.n_records, float(record.step_us)
-            self.draft_us = _smooth(self.draft_us, record.draft_us / n_steps)
+        n_steps, total_us = activity.totals.n_steps, activity.totals.total_us
+        if n_steps > 0:
+            self.draft_us = _smooth(self.draft_us, activity.totals.draft_us / n_steps)
         else:
-            n_steps, total_us = record.counter("n_forward"), sum(record.layer_stats[:, _I_LAYER_US].tolist())
+            n_steps, total_us = activity.counter("n_forward"), int(activity.layer_stats["layer_us"].sum())
         if total_us > 0:
             self.step_us = _smooth(self.step_us, total_us / n_steps)
 
     def layer_units(self) -> NDArray[np.float64]:
         """Return [3, n_layer]: load_us, row_us and device_us."""
-        return self._units.take(self._group, axis=1)
+        return np.stack((self.load_us, self.row_us, self.device_us))[:, self._group]
 
     def step_budget_bytes(self, share: float) -> int | None:
         """Return the bytes the link can copy in `share` of one step; None: link or step not measured yet."""
@@ -185,6 +170,11 @@ class CostModel:
         if link is None or self.step_us <= 0.0:
             return None
         return int(share * self.step_us / link)
+
+
+def _columns(stats: NDArray[Any], *names: str) -> NDArray[np.float64]:
+    """Return [n_layer, len(names)]: some of the fields of LAYER_STATS_DTYPE."""
+    return np.column_stack([stats[name] for name in names]).astype(np.float64)
 
 
 def _solve_host(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import NO_BUDGET, BoardView, LayoutGroups
-from pyspac.scheduler.activations import ActivationDrain, StepRecord
+from pyspac.scheduler.activations import ActivationDrain, Activity
 from pyspac.scheduler.balancer import Balancer
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
@@ -96,7 +96,7 @@ class Scheduler:
         self.prefetcher = Prefetcher(board, self.config)
         self.static = StaticAllocation(board) if "prefetch" in self.config.without else None
         self.times = StepTimes()
-        self.last_record: StepRecord = self.activations.record
+        self.activity = self.activations.drain()  # of the last step; nothing yet
         self.last_plan = EMPTY_PLAN
         self._n_loads_planned = 0
         self._planned_bytes = 0
@@ -105,14 +105,14 @@ class Scheduler:
     def step(self) -> PrefetchPlan:
         """Drain, estimate, balance, plan, submit. Draft limits are another's: see pyspac.speculation."""
         start = perf_counter_ns()
-        record = self.last_record = self.activations.drain()
-        self.cost.update(record)
-        if record.n_tokens > 0:
-            self.balancer.observe(record.counts)
-            self.estimator.update(record.counts, record.n_tokens)
+        activity = self.activity = self.activations.drain()
+        self.cost.update(activity)
+        if activity.n_tokens > 0:
+            self.balancer.observe(activity.counts)
+            self.estimator.update(activity.counts, activity.n_tokens)
         utility, tau = self._decide()
         self._budget = self._byte_budget()
-        plan = self.last_plan = self._plan(utility, tau, record)
+        plan = self.last_plan = self._plan(utility, tau, activity)
         self._submit(utility, tau, plan)
         self.times.add((perf_counter_ns() - start) / 1e3)
         return plan
@@ -132,9 +132,9 @@ class Scheduler:
             return self.cost.step_budget_bytes(self.config.budget_share)
         return self.config.byte_budget
 
-    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], record: StepRecord) -> PrefetchPlan:
+    def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], activity: Activity) -> PrefetchPlan:
         worth = self.balancer.tables.use_probability()
-        return self.prefetcher.plan(utility, tau, self.slots, record.counts, worth, self._budget)
+        return self.prefetcher.plan(utility, tau, self.slots, activity.counts, worth, self._budget)
 
     def _submit(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], plan: PrefetchPlan) -> None:
         """Write the decision to the board."""

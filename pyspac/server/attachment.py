@@ -6,13 +6,13 @@ import time
 from typing import Final
 
 from pyspac.engine.board import Board
+from pyspac.engine.step import StepTotals
 from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import board_file, log, warm_start
 from pyspac.server.board_speculation import BoardSpeculation
 from pyspac.server.options import AttachOptions
 from pyspac.server.pacer import Pacer
 from pyspac.server.stop_flag import StopFlag
-from pyspac.server.totals import StepTotals
 from pyspac.speculation.manager import parse_controller
 
 LOOK_PERIOD_S: Final = 0.5  # how often to look whether the server still lives
@@ -55,9 +55,10 @@ class Attachment:
         """One decision; how long it took."""
         start = time.perf_counter()
         self.scheduler.step()
+        activity = self.scheduler.activity
         if self.speculation is not None:
-            self.speculation.step()
-        self.totals.add(self.scheduler.last_record)
+            self.speculation.observe(activity)
+        self.totals.add(activity.steps, activity.totals.n_lost)
         return time.perf_counter() - start
 
     def _is_server_there(self) -> bool:

@@ -1,8 +1,8 @@
 """Speculation control through a board: step records in, draft-length limits out.
 
-For a scheduler process beside a server: `step()` reads the records written since the last call, and writes
-their slots' limits for the next step. A limit takes effect one step late, which the controllers know
-(`lag_steps`).
+For a scheduler process beside a server: `observe` takes in the records that the scheduler's drain has found,
+and writes their slots' limits for the next step. A limit takes effect one step late, which the controllers
+know (`lag_steps`).
 
 No request is announced: the first record that carries another request than its slot's last one shows it. So
 the first step of a request runs under the limit that the slot's last request has left, and the second may, as
@@ -12,12 +12,13 @@ every limit is one step late; from then on the new controller's limit holds, wha
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView
+from pyspac.engine.board import N_SERVER_SLOTS, BoardView
+from pyspac.engine.step import StepRecord
+from pyspac.scheduler.activations import Activity
 from pyspac.speculation.budget import SHARE_COSTLY
 from pyspac.speculation.manager import DEFAULT_CONTROLLER, MakeController, Speculation
-from pyspac.speculation.outcome import StepOutcome
 
 LAG_STEPS: Final = 1
 NO_REQUEST: Final = -1  # of a record whose writer does not know
@@ -37,29 +38,24 @@ class BoardSpeculation:
         self.board = board
         self.speculation = Speculation(make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS)
         self.speculation.shared.budget.share = SHARE_COSTLY  # a server's drafts are seen only when verified
-        self._n_read = int(board.n_records[0])
         self._requests: dict[int, int] = {}  # by server slot: the last record's
-        self._experts_us = self._total_experts_us()
         for slot in range(N_SERVER_SLOTS):
             self._write(slot, 0 if n_draft_max == 0 else self.speculation.begin(slot).next_n_draft())
 
-    def step(self) -> int:
-        """Take in new records and renew limits; returns how many records there were."""
-        n_written = int(self.board.n_records[0])
-        n_new = min(n_written - self._n_read, N_RECORDS)  # older ones are overwritten
-        experts_us = self._experts_since(n_new)
-        for index in range(n_written - n_new, n_written):
-            self._observe(self.board.records[index % N_RECORDS], experts_us)
-        self._n_read = n_written
-        return n_new
+    def observe(self, activity: Activity) -> None:
+        """Take in the records of one drain of the board, and renew their slots' limits."""
+        if len(activity.steps) == 1:  # of several, nobody knows what the experts of each took
+            activity.steps[0].experts_us = activity.experts_us
+        for record in activity.steps:
+            self._observe(record)
 
-    def _observe(self, record: Any, experts_us: int) -> None:
-        outcome = _outcome(record, experts_us)
-        if self._is_new_request(outcome.slot, int(record["request"])):
-            self.speculation.follow(outcome)
+    def _observe(self, record: StepRecord) -> None:
+        slot = record.server_slot
+        if self._is_new_request(slot, record.request):
+            self.speculation.follow(record)
         else:
-            self.speculation.observe(outcome)
-        self._write(outcome.slot, self.speculation.next_n_draft(outcome.slot))
+            self.speculation.observe(record)
+        self._write(slot, self.speculation.next_n_draft(slot))
 
     def _is_new_request(self, slot: int, request: int) -> bool:
         """Whether the slot's last record was of another one; the first record of all is of its controller."""
@@ -70,25 +66,3 @@ class BoardSpeculation:
 
     def _write(self, slot: int, n_draft: int) -> None:
         self.board.n_draft_max[slot] = n_draft
-
-    def _total_experts_us(self) -> int:
-        stats = self.board.layer_stats
-        return int(stats["host_us"].sum()) + int(stats["device_us"].sum())
-
-    def _experts_since(self, n_new: int) -> int:
-        """Experts' time of the last step; 0 (not known) if several steps passed since the last call."""
-        before, self._experts_us = self._experts_us, self._total_experts_us()
-        return self._experts_us - before if n_new == 1 else 0
-
-
-def _outcome(record: Any, experts_us: int) -> StepOutcome:
-    return StepOutcome(
-        slot=int(record["server_slot"]),
-        n_draft=int(record["n_draft"]),
-        n_accepted=int(record["n_accepted"]),
-        n_tokens=int(record["n_tokens"]),
-        draft_us=int(record["draft_us"]),
-        verify_us=int(record["verify_us"]),
-        process_us=int(record["process_us"]) + int(record["sample_us"]),
-        experts_us=experts_us,
-    )

@@ -31,13 +31,6 @@ _COUNTERS: Final = (
     ("wait_seconds", "wait_us", 1e-6, "Time the graph waited for the host's experts"),
     ("decisions", "n_decisions", 1, "Decisions that the engine took over"),
 )
-_STEP_COUNTERS: Final = (
-    ("steps", "n_steps", 1, "Decoding steps recorded"),
-    ("steps_lost", "n_lost", 1, "Step records overwritten before they were read"),
-    ("generated_tokens", "n_tokens", 1, "Tokens generated in the recorded steps"),
-    ("draft_tokens", "n_draft", 1, "Tokens drafted"),
-    ("accepted_tokens", "n_accepted", 1, "Drafted tokens that were accepted"),
-)
 _WHERE: Final = (("device", "n_hit_rows"), ("host", "n_miss_rows"), ("late", "n_late_rows"))
 
 
@@ -67,11 +60,18 @@ class SchedulerCollector(Collector):
 
     def _steps(self) -> Iterable[Metric]:
         totals = self.attachment.totals
-        for name, field, factor, text in _STEP_COUNTERS:
-            yield CounterMetricFamily(f"pyspac_{name}", text, value=getattr(totals, field) * factor)
+        for name, value, text in (
+            ("steps", totals.n_steps, "Decoding steps recorded"),
+            ("steps_lost", totals.n_lost, "Step records overwritten before they were read"),
+            ("generated_tokens", totals.n_tokens, "Tokens generated in the recorded steps"),
+            ("draft_tokens", totals.n_draft, "Tokens drafted"),
+            ("accepted_tokens", totals.n_accepted, "Drafted tokens that were accepted"),
+        ):
+            yield CounterMetricFamily(f"pyspac_{name}", text, value=value)
         seconds = CounterMetricFamily("pyspac_step_seconds", "Time of the recorded steps", labels=["phase"])
-        for phase in ("draft", "verify", "process"):
-            seconds.add_metric([phase], getattr(totals, f"{phase}_us") * 1e-6)
+        seconds.add_metric(["draft"], totals.draft_us * 1e-6)
+        seconds.add_metric(["verify"], totals.verify_us * 1e-6)
+        seconds.add_metric(["process"], totals.process_us * 1e-6)
         yield seconds
 
     def _gauges(self) -> Iterable[Metric]:

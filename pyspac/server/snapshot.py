@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView, Residency
-from pyspac.scheduler.activations import ActivationDrain, StepRecord
+from pyspac.engine.step import StepTotals
+from pyspac.scheduler.activations import ActivationDrain, Activity
 
 
 def ratio(part: float, whole: float) -> float | None:
@@ -64,15 +65,30 @@ class Observation:
 
     def to_dict(self) -> dict[str, Any]:
         """For `pyspac top --json`."""
-        names = (
-            "seconds", "n_forward", "n_steps", "n_tokens", "n_decisions", "n_loads", "n_evictions",
-            "loaded_bytes", "tokens_per_s", "loads_per_s", "loaded_bytes_per_s", "covered", "draft_length",
-            "acceptance_rate", "draft_us", "verify_us", "process_us", "n_draft_max", "byte_budget", "n_slots",
-            "n_resident",
-        )  # fmt: skip
-        values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        values["layers"] = [self._layer_dict(il) for il in range(len(self.tau))]
-        return values
+        return {
+            "seconds": self.seconds,
+            "n_forward": self.n_forward,
+            "n_steps": self.n_steps,
+            "n_tokens": self.n_tokens,
+            "n_decisions": self.n_decisions,
+            "n_loads": self.n_loads,
+            "n_evictions": self.n_evictions,
+            "loaded_bytes": self.loaded_bytes,
+            "tokens_per_s": self.tokens_per_s,
+            "loads_per_s": self.loads_per_s,
+            "loaded_bytes_per_s": self.loaded_bytes_per_s,
+            "covered": self.covered,
+            "draft_length": self.draft_length,
+            "acceptance_rate": self.acceptance_rate,
+            "draft_us": self.draft_us,
+            "verify_us": self.verify_us,
+            "process_us": self.process_us,
+            "n_draft_max": self.n_draft_max,
+            "byte_budget": self.byte_budget,
+            "n_slots": self.n_slots,
+            "n_resident": self.n_resident,
+            "layers": [self._layer_dict(il) for il in range(len(self.tau))],
+        }
 
     def _layer_dict(self, il: int) -> dict[str, Any]:
         return {
@@ -95,31 +111,31 @@ class BoardWatch:
 
     def look(self) -> Observation:
         """Copies what it returns: the board goes on."""
-        record, now_s = self._drain.drain(), self._clock()
+        activity, now_s = self._drain.drain(), self._clock()
         seconds, self._before_s = max(1e-6, now_s - self._before_s), now_s
-        n_hit = record.counter("n_hit_rows")
-        n_rows = n_hit + record.counter("n_miss_rows") + record.counter("n_late_rows")
         return Observation(
-            seconds=seconds,
-            n_steps=record.n_records,
-            n_tokens=record.n_records + record.n_accepted,
-            covered=ratio(n_hit, n_rows),
-            draft_length=ratio(record.n_draft, record.n_records),
-            acceptance_rate=ratio(record.n_accepted, record.n_draft),
-            **_counters(record),
-            **_times(record),
-            **_decision(self.board),
+            seconds=seconds, **_engine_part(activity), **_steps_part(activity.totals), **_decision(self.board)
         )
 
 
-def _counters(record: StepRecord) -> dict[str, Any]:
+def _engine_part(activity: Activity) -> dict[str, Any]:
+    n_hit = activity.counter("n_hit_rows")
+    n_rows = n_hit + activity.counter("n_miss_rows") + activity.counter("n_late_rows")
     names = ("n_forward", "n_decisions", "n_loads", "n_evictions", "loaded_bytes")
-    return {name: record.counter(name) for name in names}
+    return {"covered": ratio(n_hit, n_rows), **{name: activity.counter(name) for name in names}}
 
 
-def _times(record: StepRecord) -> dict[str, Any]:
-    names = ("draft_us", "verify_us", "process_us")
-    return {name: ratio(getattr(record, name), record.n_records) for name in names}
+def _steps_part(totals: StepTotals) -> dict[str, Any]:
+    n_steps = totals.n_steps
+    return {
+        "n_steps": n_steps,
+        "n_tokens": totals.n_tokens,
+        "draft_length": ratio(totals.n_draft, n_steps),
+        "acceptance_rate": totals.acceptance_rate,
+        "draft_us": ratio(totals.draft_us, n_steps),
+        "verify_us": ratio(totals.verify_us, n_steps),
+        "process_us": ratio(totals.process_us, n_steps),
+    }
 
 
 def _limits(board: BoardView) -> dict[int, int]:

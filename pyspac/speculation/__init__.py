@@ -1,6 +1,6 @@
 """Speculation that never hurts: how many tokens to draft in the next step, none included.
 
-    step outcome -> cost table T(n)      \\
+    step record  -> cost table T(n)      \\
                  -> acceptance / utility -> controller -> draft length of the next step
                  -> loss budget          /
 
@@ -14,7 +14,7 @@
 - per_k_ema        an average for each draft length
 - static           a fixed length, and none
 - tolerance        what `pyspac profile` found, and what follows from it
-- explain          decisions as text; outcome: what a step did
+- explain          decisions as text
 
 The decode loop's side is `pyspac.generate.speculation_hook`, a server's `pyspac.server.board_speculation`.
 """

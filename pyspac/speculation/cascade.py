@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.speculation.controller import Controller, Phase, Shared
-from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.utility import UtilityAnalyzer
 
 # what can be taken away, as in figure 18
@@ -109,7 +109,7 @@ class Cascade(Controller):
         self._n_set_steps = self.config.n_set_steps
         self._baseline_age = 0
         self._was_off = False  # the last set phase had K = 0
-        self._n_unsettled = 0  # outcomes that still belong to the draft length before
+        self._n_unsettled = 0  # records that still belong to the draft length before
         if self.n_draft_max == 0:
             self._enter("set", 0, None, "the cap is 0")
         else:
@@ -126,12 +126,12 @@ class Cascade(Controller):
         self.analyzer.start_window()
         self._decide(phase, n_draft, n_steps=n_steps, why=why, utilities=dict(self.trials))
 
-    def _observe(self, outcome: StepOutcome) -> None:
+    def _observe(self, record: StepRecord) -> None:
         self._baseline_age += 1
         if self._n_unsettled:
             self._n_unsettled -= 1
             return
-        self.analyzer.observe(outcome)
+        self.analyzer.observe(record)
         if self._n_left is not None:
             self._n_left -= 1
             if self._n_left == 0:

@@ -1,4 +1,4 @@
-"""What a speculation controller sees and says: outcomes of steps in, a draft length out.
+"""What a speculation controller sees and says: records of steps in, a draft length out.
 
 One controller per sequence (request, server slot). Each step: `next_n_draft()`, then `observe()` of what
 happened. What several sequences share (costs, history, the loss budget) is in `Shared`.
@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from pyspac.engine.step import StepRecord
 from pyspac.speculation.budget import LossBudget
 from pyspac.speculation.cost_table import CostTable
-from pyspac.speculation.outcome import StepOutcome
 
 N_DECISIONS_KEPT: Final = 4096
 Phase = Literal["baseline", "test", "set", "probe", "choose", "hold"]
@@ -65,18 +65,18 @@ class Controller(ABC):
     def next_n_draft(self) -> int:
         """The longest draft for the next step, 0 .. n_draft_max. Asking twice changes nothing."""
 
-    def observe(self, outcome: StepOutcome) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Take in what the step did. O(1) per step."""
-        self.shared.table.observe(outcome)
-        self._observe(outcome)
+        self.shared.table.observe(record)
+        self._observe(record)
         self.n_steps += 1
 
     @abstractmethod
-    def _observe(self, outcome: StepOutcome) -> None:
+    def _observe(self, record: StepRecord) -> None:
         """The policy's own part; the cost table is already renewed."""
 
     def is_listening(self) -> bool:
-        """Whether the next outcome's `experts_us` is looked at, which takes time to read."""
+        """Whether the next record's `experts_us` is looked at, which takes time to read."""
         return True
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:  # noqa: B027  most do not look

@@ -1,6 +1,6 @@
 """The one table of costs: how long a step of each class takes at each width, learned while the model runs.
 
-In: step outcomes. Out: T(n) in microseconds for the classes draft (by tokens drafted), verify (by tokens in
+In: step records. Out: T(n) in microseconds for the classes draft (by tokens drafted), verify (by tokens in
 the batch; the experts' part apart where it is known) and process. Speculation control decides by it, `pyspac
 profile` shows it. The balancer has costs of its own, per expert (pyspac/scheduler/cost_model.py).
 
@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspac.speculation.outcome import StepOutcome
+from pyspac.engine.step import StepRecord
 
 NOISE: Final = 0.03  # variances of log T: of a sample
 LEVEL_DRIFT: Final = 0.004  # of the level, per observation
@@ -199,15 +199,15 @@ class CostTable:
         self._last_width = 0  # 0: some other work came between
         self._switched_us: float | None = None  # of the last pass, if it was a switch
 
-    def observe(self, outcome: StepOutcome, *, is_draft_typical: bool = True) -> None:
+    def observe(self, record: StepRecord, *, is_draft_typical: bool = True) -> None:
         """Take in one step's times; drafting counts if it is typical (there was nothing to catch up)."""
         self.n_observed += 1
-        self.observe_verify(outcome.width, outcome.verify_us, outcome.experts_us)
-        if self.n_observed % N_SMALL == 1 or not self.process.n_samples(outcome.width):
-            self.process.observe(outcome.width, outcome.process_us)
-            self.overhead.observe(ANY_WIDTH, outcome.overhead_us)
-        if outcome.n_draft and is_draft_typical:
-            self.draft.observe(outcome.n_draft, outcome.draft_us)
+        self.observe_verify(record.width, record.verify_us, record.experts_us)
+        if self.n_observed % N_SMALL == 1 or not self.process.n_samples(record.width):
+            self.process.observe(record.width, record.process_us + record.sample_us)
+            self.overhead.observe(ANY_WIDTH, record.overhead_us)
+        if record.n_draft and is_draft_typical:
+            self.draft.observe(record.n_draft, record.draft_us)
 
     def pass_by(self, n_tokens: int) -> None:
         """A forward pass that is not looked at; 0: anything else that sets up a graph, such as a prompt."""

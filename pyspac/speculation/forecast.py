@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from pyspac.engine.step import StepRecord
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.controller import Controller, Phase, Shared
-from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.prices import N_COST_SAMPLES, Prices
 
 LADDER: Final = (1, 2, 3, 5, 8, 12, 15)
@@ -74,7 +74,7 @@ class Forecast(Controller):
         self._prices = Prices(shared.table, self.lengths)
         self._n_price_steps = 0  # left until prices are renewed
         self._usual: dict[tuple[int, int], float | None] = {}  # see _usual_us
-        self._unseen: list[StepOutcome] = []  # since the last look
+        self._unseen: list[StepRecord] = []  # since the last look
         self._unseen_us = 0.0  # that they took more than plain steps for their tokens
         self._n_look_steps = 1  # from one look to the next; doubles while the choice stays
         self._n_idle = 0  # plain steps without a look so far
@@ -92,21 +92,21 @@ class Forecast(Controller):
         """See Controller: in some of the steps, where those are short."""
         return not self._may_idle() and len(self._unseen) + 1 >= self._n_look_steps
 
-    def observe(self, outcome: StepOutcome) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Take in a step. About 1 us where nothing is looked at, else some 50 us, 100 with cold caches."""
-        if not self.is_listening() and self._is_usual(outcome):
-            self._pass_by(outcome)
+        if not self.is_listening() and self._is_usual(record):
+            self._pass_by(record)
             self.n_steps += 1
             return
         unseen, self._unseen, self._unseen_us = self._unseen, [], 0.0
         for other in unseen:
             self._pay(other, None)
             self._observe(other)
-        self._take(outcome)
-        self._observe(outcome)
+        self._take(record)
+        self._observe(record)
         self.n_steps += 1
         self._choose()
-        self._n_look_steps = self._next_look(_n_look_steps_max(outcome))
+        self._n_look_steps = self._next_look(_n_look_steps_max(record))
 
     def _next_look(self, n_steps_max: int) -> int:
         """Steps until the next look: twice as many as before while the choice stays."""
@@ -115,43 +115,43 @@ class Forecast(Controller):
         is_new = self.decisions[-1].step == self.n_steps
         return max(1, int(LOOK_SOON * n_steps_max)) if is_new else min(2 * self._n_look_steps, n_steps_max)
 
-    def _is_usual(self, outcome: StepOutcome) -> bool:
+    def _is_usual(self, record: StepRecord) -> bool:
         """Whether the step did what was decided, in the company of the last ones."""
-        return outcome.n_draft <= self._n_draft and outcome.n_others == self._n_others
+        return record.n_draft <= self._n_draft and record.n_others == self._n_others
 
-    def _pass_by(self, outcome: StepOutcome) -> None:
+    def _pass_by(self, record: StepRecord) -> None:
         """A step that nobody looks at."""
         if self._may_idle():
             self._n_idle += 1
             self._pay_plain()
         else:
-            self._unseen.append(outcome)
-            self._unseen_us += outcome.total_us - outcome.n_emitted * self.shared.plain_us
-            if self._unseen_us > UNSEEN_LOSS * outcome.total_us:  # more than one draft in vain
+            self._unseen.append(record)
+            self._unseen_us += record.total_us - record.n_emitted * self.shared.plain_us
+            if self._unseen_us > UNSEEN_LOSS * record.total_us:  # more than one draft in vain
                 self._n_look_steps = 1
-        self.shared.table.pass_by(outcome.width)
+        self.shared.table.pass_by(record.width)
 
     def _may_idle(self) -> bool:
         """Whether a plain step may pass without a look."""
         is_off = self._n_draft == 0 and self._phase in ("choose", "hold")
         return is_off and self._n_idle < self._n_idle_max
 
-    def _take(self, outcome: StepOutcome) -> None:
+    def _take(self, record: StepRecord) -> None:
         """Costs; drafting times after a pause hold the drafter's catching up and do not count."""
         table = self.shared.table
-        is_new = table.verify.n_samples(outcome.width) < N_COST_SAMPLES
-        expected = table.step_us(outcome.n_draft, outcome.n_others) if is_new else None
-        table.observe(outcome, is_draft_typical=self._was_drafting or table.draft.n_observed == 0)
-        self._pay(outcome, expected)
+        is_new = table.verify.n_samples(record.width) < N_COST_SAMPLES
+        expected = table.step_us(record.n_draft, record.n_others) if is_new else None
+        table.observe(record, is_draft_typical=self._was_drafting or table.draft.n_observed == 0)
+        self._pay(record, expected)
 
-    def _observe(self, outcome: StepOutcome) -> None:
-        self._n_others = outcome.n_others
+    def _observe(self, record: StepRecord) -> None:
+        self._n_others = record.n_others
         if self._n_draft > 0 or not self._has_shadow:
-            self._learn(outcome.n_draft, outcome.n_accepted, n_asked=self._n_draft)
-        if self._phase == "test" and outcome.n_draft:
+            self._learn(record.n_draft, record.n_accepted, n_asked=self._n_draft)
+        if self._phase == "test" and record.n_draft:
             self._n_tries[self._n_draft] += 1
-        if self._phase == "probe" and outcome.n_draft:
-            self._end_probe(is_success=outcome.n_accepted == outcome.n_draft)
+        if self._phase == "probe" and record.n_draft:
+            self._end_probe(is_success=record.n_accepted == record.n_draft)
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
         """See Controller."""
@@ -169,24 +169,24 @@ class Forecast(Controller):
             self.acceptance.forget(1 + self._n_idle, self.shared.acceptance)
         self.acceptance.observe_length(n_asked, n_draft)
 
-    def _pay(self, outcome: StepOutcome, expected: float | None) -> None:
+    def _pay(self, record: StepRecord, expected: float | None) -> None:
         """Book what the step gained or lost against the mean plain step.
 
         It is charged what it took, up to OUTLIER times the usual time, or what was `expected` of a new width:
         the rest is an accident, and not speculation's fault.
         """
-        shared, n_others = self.shared, outcome.n_others
-        if outcome.n_draft == 0:
-            self._learn_plain(outcome)
+        shared, n_others = self.shared, record.n_others
+        if record.n_draft == 0:
+            self._learn_plain(record)
             return self._pay_plain()
         self._was_drafting = True
         if self._n_missed:
-            self._pay_catch_up(outcome)
-        usual = expected or self._usual_us(outcome.n_draft, n_others)
+            self._pay_catch_up(record)
+        usual = expected or self._usual_us(record.n_draft, n_others)
         base = shared.plain_us if n_others == 0 else shared.table.step_us(0, n_others)
         if not usual or not base:
             return None
-        return shared.budget.pay(min(outcome.total_us, OUTLIER * usual), outcome.n_emitted, base)
+        return shared.budget.pay(min(record.total_us, OUTLIER * usual), record.n_emitted, base)
 
     def _pay_plain(self) -> None:
         """Book a plain step: the first one after drafts changes widths, which is theirs to pay."""
@@ -202,18 +202,18 @@ class Forecast(Controller):
             self._usual[key] = self.shared.table.step_us(n_draft, n_others)
         return self._usual[key]
 
-    def _learn_plain(self, outcome: StepOutcome) -> None:
+    def _learn_plain(self, record: StepRecord) -> None:
         """The mean plain step, for the budget; the table's is the shortest of three."""
-        if outcome.n_others == 0 and (usual := self._usual_us(0, 0)):
-            us = min(outcome.total_us, OUTLIER * usual)
+        if record.n_others == 0 and (usual := self._usual_us(0, 0)):
+            us = min(record.total_us, OUTLIER * usual)
             old = self.shared.plain_us or us
             self.shared.plain_us = old + PLAIN_GAIN * (us - old)
 
-    def _pay_catch_up(self, outcome: StepOutcome) -> None:
+    def _pay_catch_up(self, record: StepRecord) -> None:
         """Book what the drafter took to read the tokens it missed."""
-        base, typical = self.shared.table.step_us(0), self.shared.table.draft.us(outcome.n_draft)
+        base, typical = self.shared.table.step_us(0), self.shared.table.draft.us(record.n_draft)
         if base and typical is not None:
-            extra = max(0.0, outcome.draft_us - typical) / base
+            extra = max(0.0, record.draft_us - typical) / base
             self.shared.budget.pay(extra, 0, 1.0)
             self._catch_up = extra
         self._n_missed = 0
@@ -334,7 +334,7 @@ class Forecast(Controller):
         self._phase, self._n_draft = phase, n_draft
 
 
-def _n_look_steps_max(outcome: StepOutcome) -> int:
+def _n_look_steps_max(record: StepRecord) -> int:
     """Steps from one look to the next: one, unless steps are so short that a look is felt."""
-    wanted = LOOK_US / (LOOK_SHARE * max(outcome.total_us, 1.0))
+    wanted = LOOK_US / (LOOK_SHARE * max(record.total_us, 1.0))
     return max(1, min(N_LOOK_STEPS_MAX, int(wanted)))

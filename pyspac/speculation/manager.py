@@ -1,6 +1,6 @@
 """All sequences of a run: one controller each, by server slot, and what they share.
 
-In: a controller's name and the cap. Out: `next_n_draft(slot)` and `observe(outcome)`.
+In: a controller's name and the cap. Out: `next_n_draft(slot)` and `observe(record)`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.speculation.cascade import OPTIMISATIONS, Cascade, CascadeConfig
 from pyspac.speculation.controller import Controller, Decision, Shared
 from pyspac.speculation.forecast import Forecast
-from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.per_k_ema import PerKEma
 from pyspac.speculation.static import Off, Static
 
@@ -73,14 +73,14 @@ class Speculation:
         self.slots[slot] = self.make(self.shared)
         return self.slots[slot]
 
-    def follow(self, first: StepOutcome) -> None:
-        """A new request in `first.slot`, heard of by its first step, whose length was decided before it.
+    def follow(self, first: StepRecord) -> None:
+        """A new request in its server slot, heard of by its first step, whose length was decided before it.
 
         The controller that decided it takes the step in (its cost, the budget), then a new one begins.
         """
         self.shared.table.pass_by(0)
         self.observe(first)
-        self.slots[first.slot] = self.make(self.shared)
+        self.slots[first.server_slot] = self.make(self.shared)
 
     def slot(self, slot: int = 0) -> Controller:
         """The controller of a slot; a new one if there was none."""
@@ -90,9 +90,9 @@ class Speculation:
         """The longest draft for the slot's next step."""
         return self.slot(slot).next_n_draft()
 
-    def observe(self, outcome: StepOutcome) -> None:
-        """Take in one step of `outcome.slot`."""
-        self.slot(outcome.slot).observe(outcome)
+    def observe(self, record: StepRecord) -> None:
+        """Take in one step of `record.server_slot`."""
+        self.slot(record.server_slot).observe(record)
 
     def decisions(self, slot: int = 0) -> list[Decision]:
         """What the slot's controller decided, and why."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pyspac.engine.step import StepRecord
 from pyspac.speculation.controller import Controller, Phase, Shared
-from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.utility import Window
 
 LADDER: Final = (0, 1, 2, 3, 5, 8)
@@ -49,12 +49,12 @@ class PerKEma(Controller):
         utilities = {k: rate / base for k, rate in self.rates.items()} if base else {}
         self._decide(phase, n_draft, n_steps=n_steps, utilities=utilities, why=why)
 
-    def _observe(self, outcome: StepOutcome) -> None:
+    def _observe(self, record: StepRecord) -> None:
         self._since_probe += 1
         if self._n_unsettled:
             self._n_unsettled -= 1
             return
-        self._window.add(outcome)
+        self._window.add(record)
         self._n_left -= 1
         if self._n_left == 0:
             self._end_window()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pyspac.engine.step import StepRecord
 from pyspac.speculation.controller import Controller
-from pyspac.speculation.outcome import StepOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +92,16 @@ class Simulation:
             limit = self.controller.next_n_draft()
             n_draft = limit if self.text.hits[position] else 0
             n_accepted = min(n_draft, self.text.holds[position])
-            outcome = self._outcome(n_draft, n_accepted, position / len(self.text))
-            self._observe(outcome, position, limit)
-            position += outcome.n_emitted
-            result.n_tokens += outcome.n_emitted
+            record = self._record(n_draft, n_accepted, position / len(self.text))
+            self._observe(record, position, limit)
+            position += record.n_emitted
+            result.n_tokens += record.n_emitted
             result.n_steps += 1
-            result.total_us += outcome.total_us
+            result.total_us += record.total_us
             result.n_drafted.append(n_draft)
         return result
 
-    def _outcome(self, n_draft: int, n_accepted: int, progress: float) -> StepOutcome:
+    def _record(self, n_draft: int, n_accepted: int, progress: float) -> StepRecord:
         machine = self.machine
         draft_us = machine.draft_us * n_draft + (machine.catch_up_us * self._n_behind if n_draft else 0.0)
         self._n_behind = 0 if n_draft else self._n_behind + 1
@@ -109,7 +109,7 @@ class Simulation:
         if n_draft != self._last_n_draft:
             verify_us += machine.switch_us
         self._last_n_draft = n_draft
-        return StepOutcome(
+        return StepRecord(
             n_draft=n_draft,
             n_accepted=n_accepted,
             draft_us=draft_us * self._noise(),
@@ -123,14 +123,14 @@ class Simulation:
             self.machine.outlier_factor if self.rng.random() < self.machine.outlier_rate else 1.0
         )
 
-    def _observe(self, outcome: StepOutcome, position: int, limit: int) -> None:
+    def _observe(self, record: StepRecord, position: int, limit: int) -> None:
         if self.has_shadow and limit == 0:  # a step earlier than in truth, where the text must come first
             if self.text.hits[position]:
                 n_max = self.controller.n_draft_max
                 self.controller.observe_shadow(n_max, min(n_max, self.text.holds[position]))
             else:
                 self.controller.observe_shadow(0, 0)
-        self.controller.observe(outcome)
+        self.controller.observe(record)
 
 
 def simulate(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pyspac.engine.step import StepRecord
 from pyspac.speculation.controller import Controller, Shared
-from pyspac.speculation.outcome import StepOutcome
 
 
 class Static(Controller):
@@ -20,7 +20,7 @@ class Static(Controller):
     def next_n_draft(self) -> int:
         return self._n_draft
 
-    def _observe(self, outcome: StepOutcome) -> None:
+    def _observe(self, record: StepRecord) -> None:
         pass
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from pyspac.speculation.outcome import StepOutcome
+from pyspac.engine.step import StepRecord
 
 
 def expected_tokens(n_draft: int, acceptance: float) -> float:
@@ -44,11 +44,11 @@ class Window:
     n_emitted: int = 0
     total_us: float = 0.0
 
-    def add(self, outcome: StepOutcome) -> None:
+    def add(self, record: StepRecord) -> None:
         """Take in one step."""
         self.n_steps += 1
-        self.n_emitted += outcome.n_emitted
-        self.total_us += outcome.total_us
+        self.n_emitted += record.n_emitted
+        self.total_us += record.total_us
 
     def utility(self, base_us: float) -> float:
         """ETR / cost; 0 if nothing was measured."""
@@ -70,11 +70,11 @@ class UtilityAnalyzer:
         self.window = Window()
         self._plain = []
 
-    def observe(self, outcome: StepOutcome) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Take in one step of the current window."""
-        self.window.add(outcome)
-        if outcome.n_draft == 0:
-            self._plain.append(outcome.total_us)
+        self.window.add(record)
+        if record.n_draft == 0:
+            self._plain.append(record.total_us)
 
     def set_base(self, n_last: int) -> None:
         """Take the median of the window's last `n_last` plain steps as the baseline."""

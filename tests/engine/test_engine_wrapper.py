@@ -23,7 +23,6 @@ from pyspac.engine.board import (
     N_RECORDS,
     N_SERVER_SLOTS,
     NO_BUDGET,
-    RECORD_DTYPE,
     SCHEDULER_ARRAYS,
     Board,
     Residency,
@@ -31,6 +30,7 @@ from pyspac.engine.board import (
 from pyspac.engine.engine import Engine
 from pyspac.engine.limits import MAX_BATCH, MAX_THREADS
 from pyspac.engine.params import EngineParams
+from pyspac.engine.step import RECORD_DTYPE, StepRecord
 from pyspac.errors import ConfigError, EngineError
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
@@ -119,7 +119,7 @@ def test_a_decision_is_carried_out(ctx: Any) -> None:
 
 def test_step_records_reach_the_board(ctx: Any) -> None:
     with attach(ctx) as engine:
-        engine.record_step(step=0, n_draft=4, n_accepted=2, verify_us=900)
+        engine.record_step(StepRecord(n_draft=4, n_accepted=2, verify_us=900))
         assert int(engine.board.n_records[0]) == 1
         assert engine.board.records[0]["n_accepted"] == 2
         assert engine.board.records[0]["verify_us"] == 900
@@ -134,7 +134,7 @@ def test_scheduler_and_engine_together(ctx: Any, estimator: str) -> None:
             decode(ctx, sequence.next_batch(5))
             engine.end_forward()
             scheduler.step()
-            assert scheduler.last_record.n_tokens == 5
+            assert scheduler.activity.n_tokens == 5
             engine.apply()
         engine.wait_idle()
         counters = engine.board.counters[0]

@@ -11,10 +11,10 @@ from fake_context import FakeContext
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation, Interrupt, PromptError
 from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter, NoDrafter
 from pyspac.generate.llama import Context
-from pyspac.generate.metrics import StepMetrics
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
 
 PROMPT = [1, 2, 3]
@@ -64,7 +64,7 @@ def test_plain_decoding_is_the_greedy_continuation() -> None:
     assert result.token_ids == expected[3:]
     assert result.stop_reason == "length"
     assert result.metrics.n_prompt == 3
-    assert result.metrics.n_steps == 9  # the prompt gives the first token
+    assert result.metrics.totals.n_steps == 9  # the prompt gives the first token
 
 
 @pytest.mark.parametrize("wrong_every", [1, 2, 3, 1000])
@@ -75,12 +75,12 @@ def test_drafts_never_change_the_text(wrong_every: int, n_draft_max: int) -> Non
     result = loop(context, drafter, n_draft_max).run(PROMPT, 20)
     assert result.token_ids == plain(20, **SIZES).token_ids
     assert context.cache == [*PROMPT, *result.token_ids][:-1]
-    assert result.metrics.n_accepted == sum(drafter.accepted)
+    assert result.metrics.totals.n_accepted == sum(drafter.accepted)
     if wrong_every == 1:
-        assert result.metrics.n_accepted == 0
+        assert result.metrics.totals.n_accepted == 0
     if wrong_every == 1000:
-        assert result.metrics.acceptance_rate == 1.0
-        assert result.metrics.n_steps < 20
+        assert result.metrics.totals.acceptance_rate == 1.0
+        assert result.metrics.totals.n_steps < 20
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(0, 8), st.sampled_from(["model", "ngram"]))
@@ -195,7 +195,7 @@ class RecordingHook:
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self.steps: list[StepMetrics] = []
+        self.steps: list[StepRecord] = []
         self.n_prompts = 0
 
     def n_draft_limit(self) -> int | None:
@@ -204,9 +204,9 @@ class RecordingHook:
     def after_prompt(self) -> None:
         self.n_prompts += 1
 
-    def after_step(self, index: int, step: StepMetrics) -> None:
-        assert index == len(self.steps)
-        self.steps.append(step)
+    def after_step(self, record: StepRecord) -> None:
+        assert record.step == len(self.steps)
+        self.steps.append(record)
 
 
 @pytest.mark.parametrize(("limit", "longest"), [(None, 4), (9, 4), (2, 2), (0, 0)])
@@ -221,5 +221,5 @@ def test_hook_sees_every_step_and_limits_drafts(limit: int | None, longest: int)
 
 def test_no_drafter_drafts_nothing() -> None:
     result = loop(FakeContext(**SIZES), NoDrafter(), 4).run(PROMPT, 5)
-    assert result.metrics.n_drafted == 0
-    assert result.metrics.acceptance_rate is None
+    assert result.metrics.totals.n_draft == 0
+    assert result.metrics.totals.acceptance_rate is None

@@ -2,11 +2,8 @@
 
 import pytest
 
-from pyspac.generate.metrics import Metrics, StepMetrics
-
-
-def step(n_draft: int, n_accepted: int, **times: int) -> StepMetrics:
-    return StepMetrics(n_draft=n_draft, n_accepted=n_accepted, n_tokens=1 + n_draft, **times)
+from pyspac.engine.step import StepRecord
+from pyspac.generate.metrics import Metrics
 
 
 def test_by_hand() -> None:
@@ -19,12 +16,12 @@ def test_by_hand() -> None:
     m.mark_tokens(1, 10.5)
     m.mark_tokens(3, 10.7)
     m.mark_tokens(1, 10.9)
-    m.steps += [step(4, 2), step(2, 0)]
+    m.steps += [StepRecord(n_draft=4, n_accepted=2), StepRecord(n_draft=2)]
     assert m.ttft_ms == pytest.approx(500)
     assert m.tpot_ms == pytest.approx(100)
     assert m.tps == pytest.approx(10)
-    assert m.acceptance_rate == pytest.approx(1 / 3)
-    assert m.acceptance_length == pytest.approx(2.0)
+    assert m.totals.acceptance_rate == pytest.approx(1 / 3)
+    assert m.totals.acceptance_length == pytest.approx(2.0)
     assert m.to_dict()["n_steps"] == 2
     assert m.to_dict()["n_tokens"] == 5
 

@@ -10,16 +10,15 @@ from fake_context import FakeContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation
 from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
 from pyspac.generate.llama import Context
-from pyspac.generate.metrics import StepMetrics
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS, Speculation
-from pyspac.speculation.outcome import StepOutcome
 
 PROMPT = [1, 2, 3]
 SIZES = {"seed": 11, "n_vocab": 97, "n_ctx": 200}
@@ -33,13 +32,13 @@ class Scripted(Controller):
     def __init__(self, shared: Shared, n_drafts: list[int]) -> None:
         super().__init__(shared)
         self.n_drafts = n_drafts
-        self.outcomes: list[StepOutcome] = []
+        self.records: list[StepRecord] = []
 
     def next_n_draft(self) -> int:
         return self.n_drafts[self.n_steps % len(self.n_drafts)]
 
-    def _observe(self, outcome: StepOutcome) -> None:
-        self.outcomes.append(outcome)
+    def _observe(self, record: StepRecord) -> None:
+        self.records.append(record)
 
 
 def generate(context: FakeContext, hook: SpeculationHook | None, n_predict: int = 60) -> Generation:
@@ -75,13 +74,13 @@ def test_limit_is_the_smaller_one() -> None:
 
         def after_prompt(self) -> None: ...
 
-        def after_step(self, index: int, times: StepMetrics) -> None: ...
+        def after_step(self, record: StepRecord) -> None: ...
 
     hook = SpeculationHook(Speculation("static", n_draft_max=5), NgramDrafter(), Inner())
     assert hook.n_draft_limit() == 2
 
 
-def test_outcomes_are_the_steps() -> None:
+def test_the_controller_gets_the_loops_records() -> None:
     controller: list[Scripted] = []
 
     def make(shared: Shared) -> Controller:
@@ -90,11 +89,29 @@ def test_outcomes_are_the_steps() -> None:
 
     hook = SpeculationHook(Speculation(make, n_draft_max=8), model_drafter()[0])
     result = generate(FakeContext(**SIZES), hook)
-    steps, outcomes = result.metrics.steps, controller[0].outcomes
-    assert [o.n_draft for o in outcomes] == [s.n_draft for s in steps]
-    assert [o.n_accepted for o in outcomes] == [s.n_accepted for s in steps]
-    assert {o.n_draft for o in outcomes} >= {0, 1, 3}
-    assert all(o.total_us >= o.verify_us >= 0 for o in outcomes)
+    records = controller[0].records
+    assert all(a is b for a, b in zip(result.metrics.steps, records, strict=True))
+    assert {record.n_draft for record in records} >= {0, 1, 3}
+    assert all(record.total_us >= record.verify_us >= 0 for record in records)
+    assert any(record.overhead_us > 0 for record in records)
+
+
+def test_experts_are_timed_while_the_controller_listens() -> None:
+    class Half(Scripted):
+        def is_listening(self) -> bool:
+            return self.n_steps % 2 == 0
+
+    controllers: list[Half] = []
+
+    def make(shared: Shared) -> Controller:
+        controllers.append(Half(shared, [0]))
+        return controllers[-1]
+
+    speculation = Speculation(make, n_draft_max=8)
+    generate(
+        FakeContext(**SIZES), SpeculationHook(speculation, NgramDrafter(), experts_us=lambda: 7), n_predict=5
+    )
+    assert [record.experts_us for record in controllers[0].records] == [7, 0, 7, 0]
 
 
 def test_draft_model_catches_up_in_one_batch() -> None:

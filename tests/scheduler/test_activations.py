@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspac.engine.board import N_RECORDS, BoardGeometry, LocalBoard
+from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import ActivationDrain
 
 
@@ -24,11 +25,12 @@ def test_drain_reports_the_increase() -> None:
     board.counts[:] = [[5, 0, 1, 0], [0, 3, 3, 0]]
     drain = ActivationDrain(board)
     board.counts[:] = [[7, 0, 2, 1], [0, 5, 5, 0]]
-    record = drain.drain()
-    assert record.counts.tolist() == [[2, 0, 1, 1], [0, 2, 2, 0]]
-    assert record.n_tokens == 2
-    assert drain.drain().counts.tolist() == [[0] * 4, [0] * 4]
-    assert drain.record.n_tokens == 0
+    activity = drain.drain()
+    assert activity.counts.tolist() == [[2, 0, 1, 1], [0, 2, 2, 0]]
+    assert activity.n_tokens == 2
+    idle = drain.drain()
+    assert idle.counts.tolist() == [[0] * 4, [0] * 4]
+    assert idle.n_tokens == 0
 
 
 def test_drain_is_right_across_a_wrap() -> None:
@@ -39,13 +41,14 @@ def test_drain_is_right_across_a_wrap() -> None:
     assert drain.drain().counts[0, 0] == 4
 
 
-def test_drain_keeps_its_arrays() -> None:
+def test_what_was_drained_stays() -> None:
     board = make_board()
     drain = ActivationDrain(board)
-    first = drain.drain().counts
     board.counts[0, 0] += 1
-    assert drain.drain().counts is first
-    assert first[0, 0] == 1
+    first = drain.drain()
+    board.counts[0, 0] += 2
+    assert drain.drain().counts[0, 0] == 2
+    assert first.counts[0, 0] == 1
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,26 +69,38 @@ def test_layer_stats_and_counters_are_differences() -> None:
     drain = ActivationDrain(board)
     board.counters["n_hit"] = 13
     board.layer_stats["host_us"][1] = 250
-    record = drain.drain()
-    assert record.counter("n_hit") == 3
-    assert record.layer_stats[1].tolist() == [0, 0, 0, 0, 0, 0, 250, 0]
+    activity = drain.drain()
+    assert activity.counter("n_hit") == 3
+    assert activity.counters["n_miss"].tolist() == [0]
+    assert activity.layer_stats["host_us"].tolist() == [0, 250]
+    assert activity.layer_stats["layer_us"].tolist() == [0, 0]
+    assert activity.experts_us == 250
 
 
-def test_records_are_summed_once() -> None:
+def test_records_are_read_once() -> None:
     board = make_board()
+    board.record_step(StepRecord(n_draft=9))
     drain = ActivationDrain(board)
-    board.record_step(n_draft=4, n_accepted=3, draft_us=100, verify_us=900)
-    board.record_step(n_draft=4, n_accepted=1, draft_us=120, verify_us=880, process_us=10, sample_us=5)
-    record = drain.drain()
-    assert (record.n_records, record.n_draft, record.n_accepted) == (2, 8, 4)
-    assert (record.draft_us, record.step_us) == (220, 2015)
-    assert drain.drain().n_records == 0
+    written = [
+        StepRecord(step=7, server_slot=3, request=-1, n_draft=4, n_accepted=3, draft_us=100, verify_us=900),
+        StepRecord(n_draft=4, n_accepted=1, draft_us=120, verify_us=880, process_us=10, sample_us=5),
+    ]
+    for record in written:
+        board.record_step(record)
+    activity = drain.drain()
+    assert activity.steps == written
+    totals = activity.totals
+    assert (totals.n_steps, totals.n_draft, totals.n_accepted, totals.n_lost) == (2, 8, 4, 0)
+    assert (totals.draft_us, totals.total_us) == (220, 2015)
+    assert drain.drain().steps == []
 
 
 def test_records_lost_in_the_ring_are_counted() -> None:
     board = make_board()
     drain = ActivationDrain(board)
-    for _ in range(N_RECORDS + 7):
-        board.record_step(n_draft=1)
-    record = drain.drain()
-    assert (record.n_records, record.n_records_lost, record.n_draft) == (N_RECORDS, 7, N_RECORDS)
+    for step in range(N_RECORDS + 7):
+        board.record_step(StepRecord(step=step, n_draft=1))
+    activity = drain.drain()
+    totals = activity.totals
+    assert (totals.n_steps, totals.n_lost, totals.n_draft) == (N_RECORDS, 7, N_RECORDS)
+    assert [record.step for record in activity.steps] == list(range(7, N_RECORDS + 7))

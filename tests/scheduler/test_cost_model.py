@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pyspac.engine.board import BoardGeometry, LocalBoard
+from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import ActivationDrain
 from pyspac.scheduler.cost_model import DEVICE_SHARE, HOST_US_PER_BYTE, ROW_SHARE, CostModel
 
@@ -148,7 +149,7 @@ def test_known_link_serves_until_measured() -> None:
 
 def test_step_time_comes_from_records_where_there_are_any() -> None:
     graph = Graph(link_gb_s=1.0)
-    graph.board.record_step(draft_us=400, verify_us=600)
+    graph.board.record_step(StepRecord(draft_us=400, verify_us=600))
     graph.step(n_host_experts=1, n_host_rows=1, host_us=100, layer_us=200)
     assert (graph.cost.step_us, graph.cost.draft_us) == (1000, 400)
 

@@ -151,7 +151,7 @@ def test_counts_that_wrap_are_no_trouble() -> None:
     engine.board.counts[:] = 2**32 - 3
     scheduler = Scheduler(engine.board)
     run(engine, scheduler, Router(), 3)
-    assert scheduler.last_record.n_tokens == 5
+    assert scheduler.activity.n_tokens == 5
 
 
 def test_draft_limits_are_not_its_affair() -> None:

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pyspac.engine.board import N_RECORDS, BoardGeometry, LocalBoard
+from pyspac.engine.step import StepRecord
+from pyspac.scheduler.activations import ActivationDrain
 from pyspac.server.board_speculation import BoardSpeculation
 from pyspac.speculation.controller import Controller, Shared
-from pyspac.speculation.manager import CONTROLLERS
-from pyspac.speculation.outcome import StepOutcome
+from pyspac.speculation.manager import CONTROLLERS, MakeController
 
 COSTS = [1000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
+
+
+class Attached:
+    """BoardSpeculation as an attachment runs it: fed by a drain of the board."""
+
+    def __init__(self, board: LocalBoard, controller: str | MakeController, n_draft_max: int) -> None:
+        self.drain = ActivationDrain(board)
+        self.on_board = BoardSpeculation(board, controller, n_draft_max=n_draft_max)
+        self.speculation = self.on_board.speculation
+
+    def step(self) -> int:
+        """Returns how many records there were."""
+        activity = self.drain.drain()
+        self.on_board.observe(activity)
+        return len(activity.steps)
+
+
+class Listener(Controller):
+    """Keeps what it hears."""
+
+    name = "listener"
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.heard: list[StepRecord] = []
+
+    def next_n_draft(self) -> int:
+        return 1
+
+    def _observe(self, record: StepRecord) -> None:
+        self.heard.append(record)
 
 
 class Server:
@@ -27,10 +60,10 @@ class Server:
         n_draft, self.limit = self.limit, int(self.board.n_draft_max[self.slot])
         n_accepted = min(n_draft, self.n_hold)
         us = COSTS[n_draft]
-        self.board.record_step(
+        self.board.record_step(StepRecord(
             server_slot=self.slot, request=self.request, n_draft=n_draft, n_accepted=n_accepted,
             n_tokens=1 + n_draft, verify_us=int(us), process_us=20,
-        )  # fmt: skip
+        ))  # fmt: skip
         self.n_tokens += 1 + n_accepted
         self.total_us += us
         return n_draft
@@ -43,7 +76,7 @@ def new_board() -> LocalBoard:
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_limits_stay_within_the_cap(name: str) -> None:
     board = new_board()
-    speculation = BoardSpeculation(board, name, n_draft_max=5)
+    speculation = Attached(board, name, n_draft_max=5)
     server = Server(board, 3, 2)
     for _ in range(200):
         assert 0 <= server.step() <= 5
@@ -56,7 +89,7 @@ def test_limits_stay_within_the_cap(name: str) -> None:
 @pytest.mark.parametrize(("n_hold", "is_on"), [(8, True), (0, False)])
 def test_good_drafts_turn_it_on_bad_ones_off(name: str, settled: int, n_hold: int, is_on: bool) -> None:
     board = new_board()
-    speculation = BoardSpeculation(board, name, n_draft_max=8)
+    speculation = Attached(board, name, n_draft_max=8)
     server = Server(board, 0, n_hold)
     n_drafts = []
     for _ in range(settled + 150):
@@ -68,7 +101,7 @@ def test_good_drafts_turn_it_on_bad_ones_off(name: str, settled: int, n_hold: in
 
 def test_slots_are_apart() -> None:
     board = new_board()
-    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    speculation = Attached(board, "forecast", n_draft_max=8)
     good, bad = Server(board, 1, 8), Server(board, 2, 0)
     for _ in range(200):
         good.step()
@@ -78,37 +111,45 @@ def test_slots_are_apart() -> None:
     assert board.n_draft_max[2] <= 1
 
 
+def heard(speculation: Attached) -> list[StepRecord]:
+    listener = speculation.speculation.slot(0)
+    assert isinstance(listener, Listener)
+    return listener.heard
+
+
 def test_records_that_were_overwritten_are_left_out() -> None:
     board = new_board()
-    seen: list[StepOutcome] = []
-
-    class Listener(Controller):
-        name = "listener"
-
-        def next_n_draft(self) -> int:
-            return 1
-
-        def _observe(self, outcome: StepOutcome) -> None:
-            seen.append(outcome)
-
-    speculation = BoardSpeculation(board, Listener, n_draft_max=4)
+    speculation = Attached(board, Listener, n_draft_max=4)
     for i in range(N_RECORDS + 10):
-        board.record_step(server_slot=0, n_draft=i % 3, n_tokens=1 + i % 3, verify_us=100)
+        board.record_step(StepRecord(n_draft=i % 3, n_tokens=1 + i % 3, verify_us=100))
     assert speculation.step() == N_RECORDS
-    assert [o.n_draft for o in seen] == [i % 3 for i in range(10, N_RECORDS + 10)]
+    assert [record.n_draft for record in heard(speculation)] == [i % 3 for i in range(10, N_RECORDS + 10)]
     assert speculation.step() == 0
+
+
+def test_experts_times_are_known_where_one_record_is_new() -> None:
+    board = new_board()
+    board.layer_stats["host_us"] = 1000  # before the drain was made
+    speculation = Attached(board, Listener, n_draft_max=4)
+    for n_new in (1, 2, 1):
+        board.layer_stats["host_us"] += np.uint64(30)  # in each of two layers
+        board.layer_stats["device_us"][1] += np.uint64(5)
+        for _ in range(n_new):
+            board.record_step(StepRecord(verify_us=100))
+        speculation.step()
+    assert [record.experts_us for record in heard(speculation)] == [65, 0, 0, 65]
 
 
 def test_earlier_records_are_not_ours() -> None:
     board = new_board()
-    board.record_step(server_slot=0, n_tokens=1, verify_us=100)
-    assert BoardSpeculation(board, "off", n_draft_max=4).step() == 0
+    board.record_step(StepRecord(server_slot=0, n_tokens=1, verify_us=100))
+    assert Attached(board, "off", n_draft_max=4).step() == 0
 
 
-def backed_off(name: str) -> tuple[BoardSpeculation, Server]:
+def backed_off(name: str) -> tuple[Attached, Server]:
     """A slot whose request drafted in vain for long."""
     board = new_board()
-    speculation = BoardSpeculation(board, name, n_draft_max=8)
+    speculation = Attached(board, name, n_draft_max=8)
     server = Server(board, 0, 0)
     for _ in range(400):
         server.step()
@@ -150,7 +191,7 @@ def test_back_off_does_not_outlive_its_request(name: str) -> None:
 
 def test_slots_of_one_board_have_their_own_requests() -> None:
     board = new_board()
-    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    speculation = Attached(board, "forecast", n_draft_max=8)
     servers = [Server(board, 0, 0), Server(board, 1, 0)]
     servers[1].request = 1
     controllers = [speculation.speculation.slot(slot) for slot in (0, 1)]
@@ -163,17 +204,17 @@ def test_slots_of_one_board_have_their_own_requests() -> None:
 
 def test_a_writer_that_does_not_know_the_request_starts_none() -> None:
     board = new_board()
-    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    speculation = Attached(board, "forecast", n_draft_max=8)
     controller = speculation.speculation.slot(0)
     for request in (3, -1, 3, -1):
-        board.record_step(server_slot=0, request=request, n_tokens=1, verify_us=100)
+        board.record_step(StepRecord(server_slot=0, request=request, n_tokens=1, verify_us=100))
     speculation.step()
     assert speculation.speculation.slot(0) is controller
 
 
 def test_limits_are_written_outside_of_a_decision() -> None:
     board = new_board()
-    speculation = BoardSpeculation(board, "forecast", n_draft_max=8)
+    speculation = Attached(board, "forecast", n_draft_max=8)
     Server(board, 0, 8).step()
     speculation.step()
     assert board.n_decisions == 0
@@ -181,6 +222,6 @@ def test_limits_are_written_outside_of_a_decision() -> None:
 
 def test_cap_zero() -> None:
     board = new_board()
-    BoardSpeculation(board, lambda shared: CONTROLLERS["forecast"](shared), n_draft_max=0).step()
+    Attached(board, lambda shared: CONTROLLERS["forecast"](shared), n_draft_max=0).step()
     assert board.n_draft_max.max() == 0
     assert Shared(n_draft_max=0).n_draft_max == 0

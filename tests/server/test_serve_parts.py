@@ -25,6 +25,7 @@ from pyspac.commands.serve import choose_drafting, scheduler_config
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.engine.devices import Device
 from pyspac.engine.limits import MAX_BATCH
+from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.errors import ConfigError
 from pyspac.generate.options import CacheSize
 from pyspac.model.geometry import read_geometry
@@ -41,7 +42,6 @@ from pyspac.server.health import choose_port, get_json, is_healthy
 from pyspac.server.options import AttachOptions, ServeOptions
 from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
-from pyspac.server.totals import StepTotals
 from pyspac.units import MIB
 
 
@@ -350,7 +350,7 @@ def test_pacer_by_hand() -> None:
     assert fake.naps[0] < 0.002
     assert fake.naps == sorted(fake.naps)
     assert fake.naps[-1] == IDLE_POLL_S
-    board.record_step(n_tokens=1)
+    board.record_step(StepRecord(n_tokens=1))
     assert pacer.poll()
     pacer.rest_after(0.001)
     board.counters["n_forward"] += 1
@@ -369,9 +369,9 @@ def test_waiting_for_news_is_cheap() -> None:
 def test_totals() -> None:
     board, totals = small_board(), StepTotals()
     drain = ActivationDrain(board)
-    board.record_step(n_draft=3, n_accepted=2, draft_us=10, verify_us=20)
-    board.record_step(n_draft=3, n_accepted=0, draft_us=10, verify_us=20)
-    totals.add(drain.drain())
+    board.record_step(StepRecord(n_draft=3, n_accepted=2, draft_us=10, verify_us=20))
+    board.record_step(StepRecord(n_draft=3, n_accepted=0, draft_us=10, verify_us=20))
+    totals.add(drain.drain().steps)
     assert (totals.n_steps, totals.n_tokens, totals.n_draft, totals.verify_us) == (2, 4, 6, 40)
 
 

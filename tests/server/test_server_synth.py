@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from serving import llama_server, post
 
-from pyspac.engine.board import N_RECORDS, Board
+from pyspac.engine.board import Board
+from pyspac.scheduler.activations import ActivationDrain
 from pyspac.server.board_speculation import BoardSpeculation
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -31,34 +31,17 @@ RATES = {  # of position 1, 2, ... being accepted, all before it included
 }
 
 
-class ScriptedTimes:
-    """A board whose records take given times."""
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-        self.n_draft_max = board.n_draft_max
-        self.layer_stats = board.layer_stats
-
-    @property
-    def n_records(self) -> np.ndarray:
-        return self.board.n_records
-
-    @property
-    def records(self) -> list[Any]:
-        records = self.board.records.copy()
-        records["draft_us"] = records["process_us"] = records["sample_us"] = 0
-        records["verify_us"] = [int(10_000 * COSTS[min(n, N_DRAFT_MAX)]) for n in records["n_draft"]]
-        return list(records)
-
-
 class Follower(threading.Thread):
-    """Steps the controller while the server generates; keeps the draft lengths in their order."""
+    """Steps the controller while the server generates; keeps the draft lengths in their order.
+
+    To the controller every step takes the time that COSTS says.
+    """
 
     def __init__(self, board: Board, controller: str) -> None:
         super().__init__(daemon=True)
         self.board = board
-        scripted: Any = ScriptedTimes(board)
-        self.speculation = BoardSpeculation(scripted, controller, n_draft_max=N_DRAFT_MAX)
+        self.drain = ActivationDrain(board)
+        self.speculation = BoardSpeculation(board, controller, n_draft_max=N_DRAFT_MAX)
         self.n_drafts: list[int] = []
         self.is_done = threading.Event()
         self._n_seen = int(board.n_records[0])
@@ -68,14 +51,13 @@ class Follower(threading.Thread):
             if int(self.board.n_records[0]) == self._n_seen:
                 time.sleep(0.0002)
                 continue
-            self.speculation.step()
-            self._keep()
-
-    def _keep(self) -> None:
-        n_written = int(self.board.n_records[0])
-        first = max(self._n_seen, n_written - N_RECORDS)
-        self.n_drafts += [int(self.board.records[i % N_RECORDS]["n_draft"]) for i in range(first, n_written)]
-        self._n_seen = n_written
+            activity = self.drain.drain()
+            self._n_seen += len(activity.steps) + activity.totals.n_lost
+            for step in activity.steps:
+                step.draft_us = step.process_us = step.sample_us = 0
+                step.verify_us = int(10_000 * COSTS[min(step.n_draft, N_DRAFT_MAX)])
+                self.n_drafts.append(step.n_draft)
+            self.speculation.observe(activity)
 
 
 def generate(bin_dir: Path, folder: Path, rates: Sequence[float], controller: str) -> list[int]:

@@ -16,6 +16,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.engine.step import StepRecord
 from pyspac.server.figures import figures
 from pyspac.server.heat_map import HeatMap, colour_codes, legend
 from pyspac.server.live_view import Chart, LiveView
@@ -42,8 +43,8 @@ def test_an_observation_by_hand() -> None:
     local = board()
     local.counters["n_hit_rows"] = 1000  # before the watch
     watch = BoardWatch(local, Clock())
-    local.record_step(n_draft=3, n_accepted=2, draft_us=1000, verify_us=3000)
-    local.record_step(n_draft=3, n_accepted=0, draft_us=2000, verify_us=5000)
+    local.record_step(StepRecord(n_draft=3, n_accepted=2, draft_us=1000, verify_us=3000))
+    local.record_step(StepRecord(n_draft=3, n_accepted=0, draft_us=2000, verify_us=5000))
     for name, n in (("n_hit_rows", 30), ("n_miss_rows", 8), ("n_late_rows", 2), ("n_loads", 6)):
         local.counters[name] += n
     local.residency[0, :3] = Residency.RESIDENT
@@ -103,7 +104,7 @@ def test_the_live_view_shows_what_happens() -> None:
 
     async def play() -> None:
         async with view.run_test(size=(160, 50)) as pilot:
-            local.record_step(n_draft=2, n_accepted=1)
+            local.record_step(StepRecord(n_draft=2, n_accepted=1))
             view.refresh_view()
             await pilot.pause()
             assert len(view.query(Chart)) == 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pyspac.engine.step import StepRecord
 from pyspac.speculation.controller import Controller
-from pyspac.speculation.outcome import StepOutcome
 
 Costs = Sequence[float]  # [n] time of a step that drafts 0, 1, ... tokens, microseconds
 Accepts = Callable[[int, int], int]  # (step, n_draft) -> n_accepted
@@ -29,7 +29,7 @@ def play(controller: Controller, n_steps: int, costs: Costs, accepts: Accepts, *
         assert n_draft == controller.next_n_draft(), "asking twice must change nothing"
         assert 0 <= n_draft <= controller.n_draft_max
         n_accepted = accepts(step, n_draft)
-        controller.observe(StepOutcome(n_draft=n_draft, n_accepted=n_accepted, verify_us=costs[n_draft]))
+        controller.observe(StepRecord(n_draft=n_draft, n_accepted=n_accepted, verify_us=costs[n_draft]))
         played.n_drafts.append(n_draft)
         played.n_tokens += 1 + n_accepted
         played.total_us += costs[n_draft]

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from scripted import always, play
 
+from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.speculation.cascade import Cascade, CascadeConfig, Trial, next_trial
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.outcome import StepOutcome
 
 FLAT = [100.0] * 9  # verification for nothing
 LINEAR = [100.0 * (1 + k) for k in range(9)]  # as dear as one by one
@@ -146,7 +146,7 @@ def test_plain_set_phase_renews_the_baseline() -> None:
 def test_a_page_fault_in_the_baseline_moves_nothing() -> None:
     c = cascade()
     for us in (100, 9000, 100, 100):
-        c.observe(StepOutcome(n_draft=0, n_accepted=0, verify_us=us))
+        c.observe(StepRecord(n_draft=0, n_accepted=0, verify_us=us))
     assert c.analyzer.base_us == 100
 
 
@@ -166,7 +166,7 @@ def test_lag_leaves_out_steps_of_the_length_before() -> None:
     wanted = 0
     for _ in range(60):
         in_force, wanted = wanted, c.next_n_draft()  # the limit arrives one step late
-        c.observe(StepOutcome(n_draft=in_force, n_accepted=in_force, verify_us=FLAT[in_force]))
+        c.observe(StepRecord(n_draft=in_force, n_accepted=in_force, verify_us=FLAT[in_force]))
     sets = [d for d in c.decisions if d.phase == "set"]
     assert sets[0].utilities == {3: 4.0}, "four steps at K = 3 and nothing else"
 

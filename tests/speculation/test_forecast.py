@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import always, play
 
+from pyspac.engine.step import StepRecord
 from pyspac.speculation.budget import CAPACITY, SHARE
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.forecast import BASELINE_AGE_MAX, Forecast
 from pyspac.speculation.manager import CONTROLLERS
-from pyspac.speculation.outcome import StepOutcome
 
 STEP = 10_000.0  # of a plain step, microseconds: long enough for a look at each
 FLAT = [STEP] * 9
@@ -92,7 +92,7 @@ def test_drafter_with_nothing_to_say_costs_nothing() -> None:
     c = forecast()
     for _ in range(100):
         c.next_n_draft()
-        c.observe(StepOutcome(n_draft=0, n_accepted=0, verify_us=STEP))
+        c.observe(StepRecord(n_draft=0, n_accepted=0, verify_us=STEP))
     assert c.shared.budget.level == pytest.approx(CAPACITY)
 
 
@@ -106,7 +106,7 @@ class TestShadow:
             n_drafts.append(c.next_n_draft())
             if n_drafts[-1] == 0:
                 c.observe_shadow(8, 0)
-            c.observe(StepOutcome(n_draft=n_drafts[-1], n_accepted=0, verify_us=MOE[n_drafts[-1]]))
+            c.observe(StepRecord(n_draft=n_drafts[-1], n_accepted=0, verify_us=MOE[n_drafts[-1]]))
         assert n_drafts[20:].count(0) == 180, "no probes"
 
     def test_sees_drafts_that_begin_to_hold(self) -> None:
@@ -115,7 +115,7 @@ class TestShadow:
             n = c.next_n_draft()
             if n == 0:
                 c.observe_shadow(8, held)
-            c.observe(StepOutcome(n_draft=n, n_accepted=min(n, held), verify_us=MOE[n]))
+            c.observe(StepRecord(n_draft=n, n_accepted=min(n, held), verify_us=MOE[n]))
         assert c.next_n_draft() == 8
 
 
@@ -125,7 +125,7 @@ def test_other_sequences_in_the_batch() -> None:
     for _ in range(150):
         n = c.next_n_draft()
         verify_us = STEP * (1 + 0.2 * (3 + n))
-        c.observe(StepOutcome(n_draft=n, n_accepted=min(n, 1), n_tokens=4 + n, verify_us=verify_us))
+        c.observe(StepRecord(n_draft=n, n_accepted=min(n, 1), n_tokens=4 + n, verify_us=verify_us))
     assert c.next_n_draft() in (1, 2), "2 is nearly as good, and shows whether the second token holds"
 
 
@@ -182,12 +182,12 @@ def test_short_steps_are_looked_at_now_and_then() -> None:
 
 @pytest.mark.parametrize("name", CONTROLLERS)
 @settings(max_examples=25, deadline=None)
-@given(outcomes=st.lists(st.tuples(st.integers(0, 8), st.floats(0, 1e6)), min_size=1, max_size=300))
-def test_every_controller_stays_in_range(name: str, outcomes: list[tuple[int, float]]) -> None:
+@given(records=st.lists(st.tuples(st.integers(0, 8), st.floats(0, 1e6)), min_size=1, max_size=300))
+def test_every_controller_stays_in_range(name: str, records: list[tuple[int, float]]) -> None:
     """Drafts shorter than asked for, times of zero, anything."""
     c: Controller = CONTROLLERS[name](Shared(n_draft_max=5))
-    for n_accepted, us in outcomes:
+    for n_accepted, us in records:
         limit = c.next_n_draft()
         assert 0 <= limit <= 5
         n_draft = min(limit, n_accepted)
-        c.observe(StepOutcome(n_draft=n_draft, n_accepted=n_draft // 2, verify_us=us))
+        c.observe(StepRecord(n_draft=n_draft, n_accepted=n_draft // 2, verify_us=us))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scripted import always, play
 
+from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.generate.options import RunOptions
 from pyspac.generate.sampling import SamplingParams
@@ -24,7 +25,6 @@ from pyspac.speculation.manager import (
     choose_controller,
     parse_controller,
 )
-from pyspac.speculation.outcome import StepOutcome
 from pyspac.speculation.per_k_ema import PerKEma, ladder
 from pyspac.speculation.utility import break_even, expected_tokens, speedup
 
@@ -100,8 +100,8 @@ class TestCostTable:
     def test_classes_add_up(self) -> None:
         table = CostTable()
         for _ in range(3):
-            table.observe(StepOutcome(n_draft=0, n_accepted=0, verify_us=100, process_us=10))
-            table.observe(StepOutcome(n_draft=2, n_accepted=1, verify_us=180, process_us=12, draft_us=30))
+            table.observe(StepRecord(n_draft=0, n_accepted=0, verify_us=100, process_us=10))
+            table.observe(StepRecord(n_draft=2, n_accepted=1, verify_us=180, process_us=12, draft_us=30))
         assert table.step_us(2) == pytest.approx(222)
         assert table.cost(2) == pytest.approx(222 / 110)
         assert table.tolerance(3) == pytest.approx(100 / 180)
@@ -205,7 +205,7 @@ class TestSpeculation:
     def test_slots_are_apart_but_share_costs(self) -> None:
         speculation = Speculation("forecast", n_draft_max=4)
         for _ in range(20):
-            speculation.observe(StepOutcome(slot=3, n_draft=0, n_accepted=0, verify_us=100))
+            speculation.observe(StepRecord(server_slot=3, n_draft=0, n_accepted=0, verify_us=100))
         assert speculation.slot(3).n_steps == 20
         assert speculation.slot(1).n_steps == 0
         assert speculation.slot(1).shared.table.verify.n_samples(1) > 0

@@ -1,0 +1,124 @@
+"""One decoding step: what a step did in (a `StepRecord`), sums over steps out (`StepTotals`).
+
+A record is spac.h's spac_step_record, and what Python alone knows of the step. The decode loop or a server
+makes it, the board's ring carries it to the scheduler, and controllers and reports read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any, Final, Self, get_origin, get_type_hints
+
+import numpy as np
+
+# a field's type in Python, and in spac_step_record
+_Int32 = Annotated[int, np.int32]
+_UInt64 = Annotated[int, np.uint64]
+_Us = Annotated[float, np.uint32]
+
+
+@dataclass(slots=True, kw_only=True)  # one for each step: frozen ones take twice as long to make
+class StepRecord:
+    """One draft + verify cycle of one sequence. Times in microseconds; whole numbers on the board."""
+
+    step: _UInt64 = 0  # of the sequence, from 0
+    server_slot: _Int32 = 0
+    request: _Int32 = 0  # the server's task; -1: the writer does not know
+    n_draft: _Int32 = 0  # tokens drafted and verified; may be fewer than asked for
+    n_accepted: _Int32 = 0
+    n_tokens: _Int32 = 0  # width of the verified batch, all sequences in it; 0: 1 + n_draft
+    draft_us: _Us = 0
+    verify_us: _Us = 0
+    process_us: _Us = 0  # taking rejected tokens back, handing out
+    sample_us: _Us = 0  # verification's decision
+    # these are not on the board
+    overhead_us: float = 0  # what else the step took: scheduling, the loop itself
+    experts_us: float = 0  # the experts' part of verify_us; 0: not known
+
+    @property
+    def width(self) -> int:
+        """Tokens of the verified batch."""
+        return max(self.n_tokens, 1 + self.n_draft)
+
+    @property
+    def n_others(self) -> int:
+        """Tokens of other sequences in the same batch."""
+        return self.width - 1 - self.n_draft
+
+    @property
+    def n_emitted(self) -> int:
+        """Accepted drafts and the target's own token."""
+        return 1 + self.n_accepted
+
+    @property
+    def total_us(self) -> float:
+        """Time of the whole step."""
+        return self.draft_us + self.verify_us + self.process_us + self.sample_us + self.overhead_us
+
+    @classmethod
+    def from_row(cls, row: Any) -> Self:
+        """Read a row of the board's ring, RECORD_DTYPE."""
+        return cls(**dict(zip(_NAMES, row.item(), strict=True)))
+
+    def to_row(self) -> tuple[int, ...]:
+        """Return what the board carries, in the order of spac_step_record."""
+        return tuple(int(value) for value in _row_of(self))
+
+
+def _c_fields() -> list[tuple[str, Any]]:
+    hints = get_type_hints(StepRecord, include_extras=True)
+    return [(name, hint.__metadata__[0]) for name, hint in hints.items() if get_origin(hint) is Annotated]
+
+
+RECORD_DTYPE: Final = np.dtype(_c_fields(), align=True)
+_NAMES: Final = RECORD_DTYPE.names or ()
+_row_of: Final = attrgetter(*_NAMES)
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over step records; times in microseconds."""
+
+    n_steps: int = 0
+    n_lost: int = 0  # records overwritten in the ring before they were read
+    n_draft: int = 0
+    n_accepted: int = 0
+    draft_us: float = 0
+    verify_us: float = 0
+    process_us: float = 0
+    sample_us: float = 0
+
+    def add(self, steps: Iterable[StepRecord], n_lost: int = 0) -> Self:
+        """Take in some steps, and how many were lost besides; returns itself."""
+        self.n_lost += n_lost
+        for step in steps:
+            self.n_steps += 1
+            self.n_draft += step.n_draft
+            self.n_accepted += step.n_accepted
+            self.draft_us += step.draft_us
+            self.verify_us += step.verify_us
+            self.process_us += step.process_us
+            self.sample_us += step.sample_us
+        return self
+
+    @property
+    def n_tokens(self) -> int:
+        """Generated: each step yields the accepted drafts and one more."""
+        return self.n_steps + self.n_accepted
+
+    @property
+    def total_us(self) -> float:
+        """Time of the steps, as the board carries it: without overhead."""
+        return self.draft_us + self.verify_us + self.process_us + self.sample_us
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / drafted; None if nothing was drafted."""
+        return self.n_accepted / self.n_draft if self.n_draft else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per step; None without a step."""
+        return self.n_tokens / self.n_steps if self.n_steps else None

@@ -1,0 +1,61 @@
+"""pyspac.engine.step: records of steps and their sums. What the C header says is in test_engine_wrapper."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspac.engine.step import RECORD_DTYPE, StepRecord, StepTotals
+
+
+def records() -> st.SearchStrategy[StepRecord]:
+    def numbers(name: str) -> st.SearchStrategy[int]:
+        limits = np.iinfo(RECORD_DTYPE[name])
+        return st.integers(limits.min, limits.max)
+
+    return st.builds(StepRecord, **{name: numbers(name) for name in RECORD_DTYPE.names or ()})
+
+
+@given(records())
+def test_a_row_of_the_ring_is_the_record(record: StepRecord) -> None:
+    ring = np.zeros(2, RECORD_DTYPE)
+    ring[1] = record.to_row()
+    assert StepRecord.from_row(ring[1]) == record
+
+
+def test_only_python_knows_overhead_and_experts() -> None:
+    assert {f.name for f in fields(StepRecord)} - set(RECORD_DTYPE.names or ()) == {
+        "overhead_us",
+        "experts_us",
+    }
+
+
+def test_a_step_in_company_by_hand() -> None:
+    """Three drafted, two of them accepted; five tokens of other sequences in the batch of nine."""
+    step = StepRecord(
+        n_draft=3, n_accepted=2, n_tokens=9, draft_us=10, verify_us=70, process_us=2, sample_us=3,
+        overhead_us=5, experts_us=40,
+    )  # fmt: skip
+    assert (step.width, step.n_others, step.n_emitted) == (9, 5, 3)
+    assert step.total_us == 90  # the experts' time is part of verify_us
+
+
+def test_a_width_that_was_not_told_is_the_drafts() -> None:
+    assert (StepRecord(n_draft=4).width, StepRecord(n_draft=4).n_others) == (5, 0)
+
+
+def test_totals_by_hand() -> None:
+    totals = StepTotals().add([StepRecord(n_draft=4, n_accepted=2, verify_us=50)], n_lost=1)
+    totals.add([StepRecord(n_draft=2, draft_us=5, process_us=1, sample_us=4), StepRecord()], n_lost=2)
+    assert (totals.n_steps, totals.n_lost, totals.n_draft, totals.n_accepted) == (3, 3, 6, 2)
+    assert (totals.n_tokens, totals.total_us) == (5, 60)
+    assert totals.acceptance_rate == pytest.approx(1 / 3)
+    assert totals.acceptance_length == pytest.approx(5 / 3)
+
+
+def test_no_steps_have_no_rates() -> None:
+    assert (StepTotals().acceptance_rate, StepTotals().acceptance_length) == (None, None)
