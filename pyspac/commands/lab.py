@@ -18,10 +18,12 @@ from pyspac.errors import ConfigError
 from pyspac.lab import report as reports
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
 from pyspac.lab.machine import PRESETS, load_machine
-from pyspac.lab.policy import DIMENSIONS, find, load_file, names
+from pyspac.lab.policy import DIMENSIONS
+from pyspac.lab.registry import find, load_file, names
 from pyspac.lab.setup import Setup
 from pyspac.lab.sweep import Job, Replay, make_jobs, run_job, run_with_oracle
-from pyspac.lab.trace import Trace, read_trace
+from pyspac.lab.trace import Trace
+from pyspac.lab.trace_file import read_trace
 from pyspac.lab.workload import DEFAULT_ACCEPT, Phase
 from pyspac.scheduler.config import parse_ablations
 
@@ -161,7 +163,7 @@ def list_names(
         return
     console = output_console()
     for dimension in DIMENSIONS:
-        entries = {name: _about(find(dimension, name)) for name in names(dimension)}
+        entries = {name: find(dimension, name).about() for name in names(dimension)}
         console.print(_name_table(dimension, entries))
     console.print(_name_table("combinations", {name: found.about for name, found in COMBINATIONS.items()}))
     speeds = {
@@ -281,14 +283,6 @@ def _whole(name: str, text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(name, text, "whole numbers, with commas")
     return int(text)
-
-
-def _about(policy: type) -> str:
-    """The first sentence of the policy's file."""
-    text = (policy.__doc__ if getattr(policy, "estimator", "") else None) or (
-        sys.modules[policy.__module__].__doc__ or ""
-    ).strip()
-    return " ".join(text.split("\n\n")[0].split())
 
 
 def _name_table(title: str, entries: dict[str, str]) -> Table:

@@ -16,7 +16,8 @@ from pyspac.errors import ConfigError
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import RunOptions, SpecType
 from pyspac.generate.sampling import SamplingParams
-from pyspac.lab.trace import TokenStatus, Trace, write_trace
+from pyspac.lab.trace import TokenStatus, Trace
+from pyspac.lab.trace_file import write_trace
 
 
 @reports_errors
@@ -98,12 +99,14 @@ def record(
     is_shown: bool,
 ) -> Trace:
     """Load, generate with a progress bar, and return the trace."""
-    from pyspac.lab.recorder import RoutingProbe, TraceSession, trace_geometry
+    from pyspac.lab.probe import RoutingProbe
+    from pyspac.lab.recorder import TraceSession
+    from pyspac.lab.trace_builder import trace_geometry
 
     trace_geometry(options.model)  # a dense model is refused before it is loaded
     probe = RoutingProbe(wants_logits=wants_logits, wants_early=wants_early)
     with loading_bar(interrupt) as progress:
-        session = TraceSession.with_probe(probe, options, progress)
+        session = TraceSession(probe, options, progress)
     columns = (TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with session, Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("tokens", total=options.n_predict if options.n_predict > 0 else None)

@@ -36,7 +36,7 @@ class Residency(IntEnum):
 COUNTER_FIELDS = (
     "n_forward", "n_forward_both", "n_hit", "n_miss", "n_late", "n_hit_rows", "n_miss_rows", "n_late_rows",
     "n_loads", "n_load_failures", "n_evictions", "loaded_bytes", "load_us", "dispatch_us", "wait_us",
-    "n_decisions", "n_pinned_steals",
+    "n_decisions", "n_pinned_steals", "n_prompt_tokens",
 )  # fmt: skip
 LAYER_STATS_FIELDS = (
     "n_calls", "n_device_experts", "n_host_experts", "n_device_rows", "n_host_rows",
@@ -89,6 +89,7 @@ class BoardView:
     n_load_max: int
     # written by the engine
     counts: NDArray[np.uint32]  # [n_layer, n_expert] cumulative activations, wraps
+    prompt_counts: NDArray[np.uint32]  # [n_layer, n_expert] the same, of batches wider than max_batch
     residency: NDArray[np.uint8]  # [n_layer, n_expert] Residency
     expert_bytes: NDArray[np.uint32]  # [n_layer] of one expert; 0: the layer is not split
     group: NDArray[np.uint32]  # [n_layer]
@@ -153,7 +154,7 @@ class LayoutGroups:
         return np.asarray(self.onehot @ per_layer)
 
 
-ENGINE_ARRAYS = ("counts", "residency", "expert_bytes", "group", "group_slots", "layer_stats", "counters",
+ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots", "layer_stats", "counters",
                  "records", "n_records")  # fmt: skip
 SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max")
 
@@ -163,6 +164,7 @@ def _layout(n_layer: int, n_expert: int, n_load_max: int) -> dict[str, tuple[Any
     per_expert = (n_layer, n_expert)
     return {
         "counts": (np.uint32, per_expert),
+        "prompt_counts": (np.uint32, per_expert),
         "residency": (np.uint8, per_expert),
         "expert_bytes": (np.uint32, (n_layer,)),
         "group": (np.uint32, (n_layer,)),

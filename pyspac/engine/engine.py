@@ -179,7 +179,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
     texts = {name: ffi.new("char[]", text.encode()) for name, text in _named_texts(params).items()}
     for name, text in texts.items():
         setattr(c_params, name, text)
-    for name in ("n_threads", "max_batch", "copy_gb_s", "evict", "verbose"):
+    for name in ("n_threads", "max_batch", "copy_gb_s", "evict", "verbose", "fill"):
         setattr(c_params, name, getattr(params, name))
     c_params.host_mode = HOST_MODES.index(params.host_mode)
     c_params.host_kernels = HOST_KERNELS.index(params.host_kernels)

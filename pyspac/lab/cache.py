@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from pyspac.engine.board import Residency
 from pyspac.lab.books import Books
-from pyspac.lab.demand import Bools, Keys
+from pyspac.lab.demand import Bools, Floats, Indices, Keys
+from pyspac.lab.events import Evicted, Loaded
 from pyspac.lab.trace import TraceGeometry
 
 NONE: Final = -1
@@ -45,16 +45,16 @@ class Choice(Protocol):
     may_bypass: ClassVar[bool]
     is_fixed: ClassVar[bool]
 
-    def loaded(self, key: int) -> None:
+    def on_loaded(self, event: Loaded) -> None:
         """Note that a copy into a slot has completed."""
 
-    def evicted(self, key: int) -> None:
+    def on_evicted(self, event: Evicted) -> None:
         """Note that an expert has left."""
 
     def may_leave(self, candidates: Keys, newcomer: int) -> Bools | None:
         """Return [n] which candidates may make room for a prefetched newcomer; None: all."""
 
-    def victims(self, candidates: Keys, n: int) -> npt.NDArray[np.intp]:
+    def victims(self, candidates: Keys, n: int) -> Indices:
         """Return indices of the n candidates that leave, first one first."""
 
 
@@ -62,7 +62,7 @@ class ExpertCache:
     """Which expert is in which slot. Arrays over all experts are flat: key = il * n_expert + ie."""
 
     def __init__(self, geometry: TraceGeometry, group_slots: list[int], books: Books) -> None:
-        """Start empty."""
+        """Start empty; `group_slots` counts the slots of each layout group."""
         n_cell = geometry.n_layer * geometry.n_expert
         self.books = books
         self.n_expert = geometry.n_expert
@@ -110,11 +110,20 @@ class ExpertCache:
                 self.residency[key] = RESIDENT
                 self.n_preloaded += 1
 
-    def admit(self, keys: Keys) -> Bools:
+    def admit(self, keys: Keys, share: Floats) -> Bools:
         """Give slots to experts of one layer that were fetched on demand; return [n] which ones were kept.
 
-        The others were used and not kept: no slot could be freed for them, or the policy bypasses.
+        `share` [n] is what was copied of their bytes. Those not kept were only used: no slot could be freed
+        for them, the policy bypasses, or what is resident is fixed.
         """
+        kept = np.zeros(len(keys), bool) if self.eviction.is_fixed else self._find_slots(keys)
+        self.share[keys[kept]] = share[kept]
+        for key in keys[kept].tolist():
+            self.eviction.on_loaded(Loaded(self.step, key, float(self.share[key])))
+        return kept
+
+    def _find_slots(self, keys: Keys) -> Bools:
+        """Settle as many as possible; return [n] which ones have a slot."""
         kept = np.ones(len(keys), bool)
         free = self.free[self.group_of[keys[0]]]
         n_missing_slots = len(keys) - len(free)
@@ -181,7 +190,7 @@ class ExpertCache:
         """Make a completed copy usable."""
         self.residency[key] = RESIDENT
         self.last_used[key] = self.forward
-        self.eviction.loaded(key)
+        self.eviction.on_loaded(Loaded(self.step, key))
 
     def _settle(self, key: int, slot: int) -> None:
         self.slot_of[key] = slot
@@ -195,12 +204,12 @@ class ExpertCache:
         self.residency[key] = ABSENT
         self.evicted_in[key] = self.step
         self.books.evictions += 1
-        self.eviction.evicted(key)
+        self.eviction.on_evicted(Evicted(self.step, key))
         return slot
 
     # ---- questions
 
-    def is_resident(self, keys: Keys) -> npt.NDArray[np.bool_]:
+    def is_resident(self, keys: Keys) -> Bools:
         """Return [n] which experts may be computed on the device now."""
         return np.asarray(self.residency[keys] == RESIDENT)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspac.errors import ConfigError
-from pyspac.lab.policy import names
+from pyspac.lab.registry import names
 from pyspac.lab.setup import Setup
 from pyspac.scheduler.config import ABLATIONS
 
@@ -88,10 +88,12 @@ DEFAULT_SWEEP: Final = (
 def find_setup(name: str, base: Setup) -> tuple[Setup, int | None]:
     """Return the setup of a combination or an eviction policy, with `base`'s capacity and so on."""
     if name in COMBINATIONS:
-        found = COMBINATIONS[name]
-        setup = found.setup
-        policies = {f: getattr(setup, f) for f in ("eviction", "prefetch", "miss", "routing", "without")}
-        return replace(base, label=name, **policies), found.k
+        found = COMBINATIONS[name].setup
+        setup = replace(
+            base, label=name, eviction=found.eviction, prefetch=found.prefetch, miss=found.miss,
+            routing=found.routing, without=found.without,
+        )  # fmt: skip
+        return setup, COMBINATIONS[name].k
     if name.partition(":")[0] in names("eviction"):
         return replace(base, label=name, eviction=name), None
     known = [*COMBINATIONS, *names("eviction")]

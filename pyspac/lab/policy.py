@@ -1,57 +1,144 @@
-"""What a policy is: four small base classes, what they see of a run, and the registry of names.
+"""What a policy is: four small base classes. They are told events, they see a view, and they answer.
 
-A policy is one class in one file: its docstring says the idea, where it comes from, and its one knob.
-Register it with `@register("eviction", "name")`; a file outside the package is loaded with `load_file`
-(`--policy-file`).
+Methods `on_...` are told what has happened (`events.py`); the others are asked, and return a plan that the
+simulator carries out. What a policy may know is the type of its `view` (`view.py`). A policy is one class in
+one file: its docstring says the idea, where it comes from, and its knobs.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import pkgutil
-from collections.abc import Callable
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib import import_module
-from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.errors import ConfigError, PyspacError
-from pyspac.lab.demand import NEVER, Bools, Demand, Floats, Keys
-from pyspac.lab.setup import parse
-from pyspac.lab.state import RunState
-
-__all__ = [  # all that a policy's file needs
-    "DIMENSIONS",
-    "DROP",
-    "FETCH",
-    "HOST",
-    "NEVER",
-    "SUBSTITUTE",
-    "Bools",
-    "Demand",
-    "Eviction",
-    "Fate",
-    "Floats",
-    "Keys",
-    "Miss",
-    "MissPlan",
-    "Policy",
-    "Prefetch",
-    "Routing",
-    "find",
-    "load_builtin",
-    "load_file",
-    "names",
-    "parse",
-    "register",
-]
+from pyspac.errors import ConfigError
+from pyspac.lab.demand import Bools, Demand, Floats, Indices, Keys
+from pyspac.lab.events import Access, Evicted, Loaded, Routed, StepBegun, StepOver
+from pyspac.lab.predict.predictor import Predictor
+from pyspac.lab.shipping import SchedulerSetup
+from pyspac.lab.view import View
 
 Dimension = Literal["eviction", "prefetch", "miss", "routing"]
 DIMENSIONS: Final[tuple[Dimension, ...]] = ("eviction", "prefetch", "miss", "routing")
+
+
+class Policy:
+    """Base of all policies."""
+
+    name: ClassVar[str] = ""  # set by `register`
+    dimension: ClassVar[Dimension]
+    knobs: ClassVar[Mapping[str, float]] = {}  # name: default
+    is_clairvoyant: ClassVar[bool] = False  # a bound: its view is an OracleView
+    needs_logits: ClassVar[bool] = False  # the trace has to hold the router's
+    view: View
+
+    def __init__(self, view: View, knobs: Mapping[str, float]) -> None:
+        """Keep the view and the knobs' values; ConfigError names an unknown knob."""
+        for name, value in knobs.items():
+            if name not in self.knobs:
+                raise ConfigError(f"{self.name}:{name}", value, ", ".join(self.knobs) or "no knob")
+        self.view = view
+        self.knob = {**self.knobs, **knobs}
+        self.start()
+
+    def start(self) -> None:
+        """Allocate state."""
+
+    def on_step_over(self, event: StepOver) -> None:
+        """Look back: the step's layers have all run."""
+
+    @classmethod
+    def about(cls) -> str:
+        """Return the idea in a sentence: how the policy's file begins."""
+        text = (sys.modules[cls.__module__].__doc__ or "").strip()
+        return " ".join(text.split("\n\n")[0].split())
+
+
+class Eviction(Policy):
+    """Decides who leaves. The base class evicts the least `worth`; ties by lowest slot."""
+
+    dimension = "eviction"
+    may_bypass: ClassVar[bool] = False  # a newcomer that is worth least is used and not kept
+    is_fixed: ClassVar[bool] = False  # what is resident at the start stays, nothing comes
+    ignores_capacity: ClassVar[bool] = False  # there is room for everything
+    default_prefetch: ClassVar[str] = "none"  # what suits it, where `auto` is asked for
+    default_miss: ClassVar[str] = "fetch"
+    worth: Floats  # [n_cell]
+
+    def start(self) -> None:
+        """All experts are worth the same."""
+        self.worth = np.zeros(self.view.n_cell)
+
+    def preload(self) -> Keys:
+        """Return what is resident before the first step (loaded for free)."""
+        return np.zeros(0, np.intp)
+
+    def on_access(self, access: Access) -> None:
+        """Note that a layer asks for experts."""
+
+    def on_loaded(self, event: Loaded) -> None:
+        """Note that a copy into a slot has completed."""
+
+    def on_evicted(self, event: Evicted) -> None:
+        """Note that an expert has left."""
+
+    def rank(self, candidates: Keys) -> Floats:
+        """Return [n] what each candidate is worth now; the lowest leaves first."""
+        return self.worth[candidates]
+
+    def victims(self, candidates: Keys, n: int) -> Indices:
+        """Return indices of the n candidates that leave, first one first; candidates come by slot."""
+        rank = self.rank(candidates)
+        if n == 1:
+            return np.array([rank.argmin()])
+        return np.argsort(rank, kind="stable")[:n]
+
+    def may_leave(self, candidates: Keys, newcomer: int) -> Bools | None:
+        """Return [n] which candidates may make room for a prefetched newcomer; None: all."""
+        return None
+
+    def runs_on_device(self, keys: Keys) -> Bools | None:
+        """Return [n] which residents are computed where they are, the others on the host; None: all."""
+        return None
+
+    def needs_host(self) -> bool:
+        """Whether it leaves residents to the host, so that misses have to go there as well."""
+        return False
+
+    def scheduler_setup(self) -> SchedulerSetup | None:
+        """Return how to run the shipping scheduler beside this policy; None: it does not ask for one."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Experts to copy ahead, in this order; those that are not absent are passed over."""
+
+    keys: Keys  # [n]
+    level: int = 1  # higher levels go first
+    at_us: float | None = None  # when they are asked for, while drafting; None: now
+
+
+class Prefetch(Policy):
+    """Decides what to copy before it is asked for. Copies are queued as they are yielded."""
+
+    dimension = "prefetch"
+    expires: ClassVar[bool] = True  # waiting copies for a layer that has run are dropped
+    obeys_scheduler: ClassVar[bool] = False  # after each step the shipping scheduler's plan is carried out
+    predictor: Predictor | None = None  # whom it believes; reports name it
+
+    def while_drafting(self, event: StepBegun) -> Iterable[Copies]:
+        """Return what to copy while the step's draft is made."""
+        return ()
+
+    def after_router(self, access: Access) -> Iterable[Copies]:
+        """Return what to copy now: a layer's experts are known and its misses are on their way."""
+        return ()
 
 
 class Fate(IntEnum):
@@ -67,158 +154,31 @@ class Fate(IntEnum):
 FETCH, HOST, DROP, SUBSTITUTE = (int(fate) for fate in Fate)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MissPlan:
-    """One entry per missing expert."""
+    """What happens to n missing experts."""
 
     fate: npt.NDArray[np.int8]  # [n] Fate
     share: Floats | None = None  # [n] of the expert's bytes that a fetch moves; None: all
-
-
-class Policy:
-    """Base of all policies. `run` gives access to cache, machine, workload and the present step."""
-
-    name: ClassVar[str] = ""
-    dimension: ClassVar[str] = ""
-    knobs: ClassVar[dict[str, float]] = {}  # name: default
-
-    def __init__(self, run: RunState, **knobs: float) -> None:
-        """Set every knob as an attribute; ConfigError names an unknown one."""
-        self.run = run
-        for key, value in {**self.knobs, **knobs}.items():
-            if key not in self.knobs:
-                raise ConfigError(f"{self.name}:{key}", value, ", ".join(self.knobs) or "no knob")
-            setattr(self, key, value)
-        self.start()
-
-    def start(self) -> None:
-        """Allocate state."""
-
-    def begin_step(self) -> None:
-        """Prepare for a step: drafting, if any, begins now."""
-
-    def end_step(self) -> None:
-        """Look back: the step's layers have all run."""
-
-
-class Eviction(Policy):
-    """Decides who leaves. The base class evicts the least `worth`; ties by lowest slot."""
-
-    may_bypass: ClassVar[bool] = False  # a newcomer that is worth least is used and not kept
-    is_fixed: ClassVar[bool] = False  # what is resident at the start stays, nothing comes
-    worth: Floats  # [n_layer * n_expert]
-
-    def start(self) -> None:
-        """All experts are worth the same."""
-        self.worth = np.zeros(self.run.n_cell)
-
-    def preload(self) -> Keys:
-        """Return what is resident before the first step (loaded for free)."""
-        return np.zeros(0, np.intp)
-
-    def use(self, demand: Demand, is_hit: Bools) -> None:
-        """Note that a layer asks for experts."""
-
-    def loaded(self, key: int) -> None:
-        """Note that a copy into a slot has completed."""
-
-    def evicted(self, key: int) -> None:
-        """Note that an expert has left."""
-
-    def rank(self, candidates: Keys) -> Floats:
-        """Return [n] what each candidate is worth now; the lowest leaves first."""
-        return self.worth[candidates]
-
-    def may_leave(self, candidates: Keys, newcomer: int) -> Bools | None:
-        """Return [n] which candidates may make room for a prefetched newcomer; None: all."""
-        return None
-
-    def runs_on_device(self, keys: Keys) -> Bools | None:
-        """Return [n] which residents are computed where they are, the others on the host; None: all."""
-        return None
-
-    def victims(self, candidates: Keys, n: int) -> npt.NDArray[np.intp]:
-        """Return indices of the n candidates that leave, first one first."""
-        rank = self.rank(candidates)
-        if n == 1:
-            return np.array([rank.argmin()])
-        return np.argsort(rank, kind="stable")[:n]
-
-
-class Prefetch(Policy):
-    """Decides what to copy before it is asked for, with `self.run.prefetch(keys)`."""
-
-    expires: ClassVar[bool] = True  # waiting copies for a layer that has run are dropped
-
-    def after_router(self, demand: Demand) -> None:
-        """React: this layer's experts are known and its misses are on their way."""
+    admit: Copies | None = None  # for the next time
 
 
 class Miss(Policy):
     """Decides what happens to experts that are not resident."""
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
-        """Return the fate of demand.keys[missing]."""
+    dimension = "miss"
+
+    def handle(self, access: Access) -> MissPlan:
+        """Return the fate of the missing experts; there is at least one."""
         raise NotImplementedError
 
 
 class Routing(Policy):
     """May change what the router selected."""
 
-    def route(self, demand: Demand) -> Demand:
+    dimension = "routing"
+    is_lossy: ClassVar[bool] = False  # changes the routing, so that nobody can know the future of it
+
+    def route(self, routed: Routed) -> Demand:
         """Return the demand to serve."""
-        return demand
-
-
-PolicyClass = TypeVar("PolicyClass", bound=type[Policy])
-_REGISTRY: dict[str, dict[str, type[Policy]]] = {dimension: {} for dimension in DIMENSIONS}
-_is_loaded = False
-
-
-def register(dimension: Dimension, name: str) -> Callable[[PolicyClass], PolicyClass]:
-    """Return a class decorator that makes a policy known by name."""
-
-    def add(cls: PolicyClass) -> PolicyClass:
-        cls.name, cls.dimension = name, dimension
-        _REGISTRY[dimension][name] = cls
-        return cls
-
-    return add
-
-
-def load_builtin() -> None:
-    """Import every policy of the package."""
-    global _is_loaded
-    if _is_loaded:
-        return
-    _is_loaded = True
-    for dimension in DIMENSIONS:
-        package = import_module(f"pyspac.lab.{dimension}")
-        for module in pkgutil.iter_modules(package.__path__):
-            import_module(f"{package.__name__}.{module.name}")
-
-
-def load_file(path: Path) -> None:
-    """Import a file that registers policies of its own; PyspacError if it fails."""
-    spec = importlib.util.spec_from_file_location(f"pyspac_policy_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError("--policy-file", str(path), "a Python file that registers policies")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise PyspacError(f"{path}: importing this policy file failed: {error!r}") from error
-
-
-def names(dimension: str) -> list[str]:
-    """Return the known names, sorted."""
-    load_builtin()
-    return sorted(_REGISTRY[dimension])
-
-
-def find(dimension: str, name: str) -> Any:
-    """Return a policy class; ConfigError lists the known names."""
-    load_builtin()
-    if name not in _REGISTRY[dimension]:
-        raise ConfigError(f"--{dimension}", name, ", ".join(names(dimension)))
-    return _REGISTRY[dimension][name]
+        return routed.demand

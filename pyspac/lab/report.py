@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from pyspac.errors import ConfigError, PyspacError
-from pyspac.lab.predictor import ASSUMED
+from pyspac.lab.predict.assumed import ASSUMED
 
 Row = dict[str, Any]
 

@@ -1,90 +1,50 @@
-"""The state of one simulation: what policies read, and the one thing they may do.
+"""Where a simulation stands: cache, link, clock, books and the last decision. The simulator moves it on.
 
-The simulator moves it on. Policies hold a reference to it, and are known to it by what it asks of them alone:
-so neither needs the other's module.
+Policies see it through `view.py` alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pyspac.errors import ConfigError
 from pyspac.lab.books import Books
-from pyspac.lab.cache import ABSENT, Choice, ExpertCache, divide_slots
-from pyspac.lab.demand import Keys
+from pyspac.lab.cache import ExpertCache, divide_slots
 from pyspac.lab.link import Link
 from pyspac.lab.machine import Machine
-from pyspac.lab.setup import Setup, capacity_bytes, parse
-from pyspac.lab.workload import Step, Workload
+from pyspac.lab.setup import Setup
+from pyspac.lab.workload import Workload
 
 
 @dataclass(slots=True)
-class LayerTimes:
-    """What the balancer learns from, predicted: microseconds of one layer."""
+class Decision:
+    """What the shipping scheduler decided last, as the engine applied it; nothing without a scheduler."""
 
-    n_device: int = 0
-    n_host: int = 0
-    device_rows: int = 0
-    host_rows: int = 0
-    host_us: float = 0.0
-    layer_us: float = 0.0
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """The same for a step."""
-
-    draft_us: float = 0.0
-    verify_us: float = 0.0
-    layers: dict[int, LayerTimes] = field(default_factory=dict)
-
-
-class Decisions(Protocol):
-    """What the policies that share the shipping scheduler ask of it."""
-
-    is_engine: bool
-
-    def step(self) -> None:
-        """Decide, once per step of the run."""
-
-    def apply(self) -> None:
-        """Take the decision over as the engine does."""
+    utility: npt.NDArray[np.uint8]  # [n_cell]
+    tau: npt.NDArray[np.uint8]  # [n_layer]
+    is_obeyed: bool = False  # its plan is carried out, so that the engine's rules hold
 
 
 class RunState:
     """One workload on one machine, with an empty cache and an idle link."""
 
-    def __init__(self, workload: Workload, setup: Setup, machine: Machine) -> None:
-        """Make cache and link; ConfigError names what does not fit."""
+    def __init__(self, workload: Workload, setup: Setup, machine: Machine, capacity_bytes: int) -> None:
+        """Make cache and link; ConfigError if a layout group gets no slot."""
         self.workload, self.setup, self.machine = workload, setup, machine
+        self.capacity_bytes = capacity_bytes
         self.trace = workload.trace
         self.geometry = g = self.trace.geometry
-        self.n_expert, self.n_layer = g.n_expert, g.n_layer
         self.n_cell = g.n_layer * g.n_expert
-        self.layer_of = np.repeat(np.arange(g.n_layer), g.n_expert)  # [n_cell]
-        self.k = workload.k
         self.books = Books(g.n_layer)
-        is_unbounded = parse(setup.eviction)[0] == "unbounded"
-        budget = g.total_bytes if is_unbounded else capacity_bytes(setup.capacity, g.total_bytes)
-        self.group_slots = divide_slots(budget, g)
+        self.group_slots = divide_slots(capacity_bytes, g)
         if min(self.group_slots) < 1:
             raise ConfigError("--capacity", setup.capacity, "room for one expert of each layout group")
         self.cache = ExpertCache(g, self.group_slots, self.books)
         self.link = Link(machine, self.cache)
-        self.now = 0.0
-        self.step_index = -1
-        self.step: Step = workload.steps[0]
-        self.il = 0
-        self.times = StepTimes()
-        self.eviction: Choice  # set by the simulator, before any other policy is made
-        self.shipping: Decisions | None = None  # made by the policies that run the shipping scheduler
-
-    def prefetch(self, keys: Keys, level: int = 1) -> None:
-        """Queue copies of those experts that are absent; higher levels go first."""
-        if self.eviction.is_fixed:
-            return
-        absent = keys[self.cache.residency[keys] == ABSENT]
-        self.link.submit([(int(key), level) for key in absent], self.now)
+        self.decision = Decision(np.zeros(self.n_cell, np.uint8), np.ones(g.n_layer, np.uint8))
+        self.now_us = 0.0
+        self.step = -1  # index of the running one
+        self.il = 0  # layer that runs

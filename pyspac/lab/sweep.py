@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pyspac.lab.combos import find_setup
 from pyspac.lab.machine import Machine
-from pyspac.lab.policy import load_file
+from pyspac.lab.registry import load_file
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run, simulate
 from pyspac.lab.workload import DEFAULT_ACCEPT, Phase, Workload, cached_workload

@@ -37,6 +37,10 @@ class Estimator:
         """Take in one step's counts over n_tokens tokens; return `utility`, the same array every time."""
         raise NotImplementedError
 
+    def learn_prompt(self, counts: Counts, n_tokens: int) -> Levels:  # noqa: ARG002  most rules are for steps
+        """Take in what a prompt of n_tokens used, where the rule has a place for it; return `utility`."""
+        return self.utility
+
     def state(self) -> dict[str, NDArray[Any]]:
         """Return copies of what was learned, by name; numbers have the shape ()."""
         return {name.lstrip("_"): np.array(getattr(self, name)) for name in self._learned()}

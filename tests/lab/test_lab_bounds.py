@@ -13,7 +13,7 @@ from tiny import MIB, make_trace
 from pyspac.lab.cache import divide_slots
 from pyspac.lab.combos import COMBINATIONS, find_setup
 from pyspac.lab.machine import PRESETS
-from pyspac.lab.policy import names
+from pyspac.lab.registry import names
 from pyspac.lab.setup import Setup, capacity_bytes
 from pyspac.lab.simulator import Run, simulate
 from pyspac.lab.trace import Trace, TraceGeometry

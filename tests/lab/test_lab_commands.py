@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP
-from pyspac.lab.policy import DIMENSIONS, names
-from pyspac.lab.trace import TokenStatus, read_trace, write_trace
+from pyspac.lab.policy import DIMENSIONS
+from pyspac.lab.registry import names
+from pyspac.lab.trace import TokenStatus
+from pyspac.lab.trace_file import read_trace, write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_TRACE = ROOT / "tests" / "data" / "demo-trace.parquet"
-EXAMPLE = ROOT / "examples" / "lab" / "second_chance.py"
+EXAMPLE = ROOT / "examples" / "lab" / "fading_count.py"
 KEYS = {
     "accesses", "hits", "misses", "late_loads", "collision_misses", "loads", "evictions", "bytes_moved",
     "coverage", "expert_coverage", "coverage_per_gb", "activations", "covered_activations", "fidelity",
@@ -182,10 +184,10 @@ def test_the_default_sweep_is_twelve_by_eight() -> None:
 def test_the_documented_policy_file_works(trace_file: Path) -> None:
     # the example of docs/policies.md; in a process of its own, as it stays registered
     args = ("--policy-file", EXAMPLE, "--capacity", "25%", "--no-oracle")
-    row = call_json("lab", "run", trace_file, "--eviction", "second-chance:spared=2", *args)
-    assert row["eviction"] == "second-chance"
+    row = call_json("lab", "run", trace_file, "--eviction", "fading-count:keep=0.5", *args)
+    assert row["eviction"] == "fading-count"
     assert 0 < row["hits"] < row["accesses"]
-    assert 30 <= len(EXAMPLE.read_text().splitlines()) <= 80
+    assert len(EXAMPLE.read_text().splitlines()) <= 25
     assert EXAMPLE.read_text().strip() in (ROOT / "docs" / "policies.md").read_text()
 
 

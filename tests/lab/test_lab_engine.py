@@ -19,10 +19,12 @@ from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
 from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
 from pyspac.lab.machine import PRESETS
-from pyspac.lab.recorder import RoutingProbe, TracedContext, build_trace, trace_geometry
+from pyspac.lab.probe import RoutingProbe
+from pyspac.lab.recorder import TracedContext
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
 from pyspac.lab.trace import Trace
+from pyspac.lab.trace_builder import build_trace, trace_geometry
 from pyspac.lab.workload import make_workload
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
@@ -70,16 +72,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 def lab_run(trace: Trace, setup: Setup) -> tuple[Run, list[dict[str, Any]]]:
     """Run the lab; return it with the decision and the residency after every step."""
     run = Run(make_workload(trace), setup, PRESETS["instant"])
-    assert run.shipping is not None
-    board, apply = run.shipping.board, run.shipping.apply
+    assert run.scheduler is not None
+    board, apply = run.scheduler.board, run.scheduler.apply
     steps: list[dict[str, Any]] = []
 
-    def apply_and_note() -> None:
+    def apply_and_note(now_us: float) -> None:
         decision = {name: getattr(board, name).copy() for name in ("utility", "tau", "load", "n_load")}
-        apply()
-        steps.append(decision | {"residency": run.cache.residency.copy()})
+        apply(now_us)
+        steps.append(decision | {"residency": run.state.cache.residency.copy()})
 
-    run.shipping.apply = apply_and_note  # type: ignore[method-assign]
+    run.scheduler.apply = apply_and_note  # type: ignore[method-assign]
     run.run()
     return run, steps
 
@@ -138,7 +140,7 @@ def test_engine_replays_the_labs_decisions(recorded: Recorded, estimator: str, c
 def test_the_shipping_scheduler_decides_alike_on_board_and_lab(recorded: Recorded, estimator: str) -> None:
     setup = Setup(eviction=f"{estimator}:budget=0,threshold=1", capacity="25%")
     run, _ = lab_run(recorded.trace, setup)
-    config = SchedulerConfig(estimator=estimator, n_draft_max=run.k, byte_budget=None, threshold=1)
+    config = SchedulerConfig(estimator=estimator, n_draft_max=run.workload.k, byte_budget=None, threshold=1)
     with open_model(recorded.path) as model, Context(model, CONTEXT) as context:
         assert context.ptr is not None
         with Engine.attach(context.ptr, EngineParams(device="cpu", cache="25%")) as engine:

@@ -7,8 +7,9 @@ import pytest
 from tiny import letters, make_trace, observe, one_layer
 
 from pyspac.errors import ConfigError
+from pyspac.lab.events import Access, StepOver, StepTimes
 from pyspac.lab.machine import PRESETS
-from pyspac.lab.policy import names
+from pyspac.lab.registry import names
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
 from pyspac.lab.workload import make_workload
@@ -147,7 +148,7 @@ def test_last_evicts_what_the_last_step_did_not_use() -> None:
 
 def spac_boundaries(knobs: str, k: int) -> set[int]:
     run = observe(one_layer("aaaa"), 2, k=k, eviction=f"spac{knobs}")
-    return set(run.shipping.scheduler.estimator.up[0, 1:].tolist())  # type: ignore[union-attr, attr-defined]
+    return set(run.scheduler.scheduler.estimator.up[0, 1:].tolist())  # type: ignore[union-attr, attr-defined]
 
 
 def test_spac_without_drafts_takes_the_papers_gamma() -> None:
@@ -172,14 +173,14 @@ def test_reset_lets_go_what_was_used_until_it_is_copied_again() -> None:
 
 def test_reset_until_the_next_decision() -> None:
     run = Run(make_workload(BOTH, 0), Setup(eviction="last:reset=1", capacity="1"), PRESETS["instant"])
-    assert run.shipping is not None
-    run.step_index, demand = 0, run.step.layers[0]
-    run.shipping.utility[:2] = 1
-    may_leave = [run.eviction.may_leave(np.array([0]), 1)]
-    run.eviction.use(demand, np.ones(2, bool))
-    may_leave.append(run.eviction.may_leave(np.array([0]), 1))
-    run.eviction.end_step()
-    may_leave.append(run.eviction.may_leave(np.array([0]), 1))
+    state, eviction, demand = run.state, run.policies.eviction, run.workload.steps[0].layers[0]
+    state.decision.utility[:2] = 1
+    may_leave = [eviction.may_leave(np.array([0]), 1)]
+    access = Access(0, np.array([0]), demand, np.ones(2, bool), np.zeros(0, np.intp), None)
+    eviction.on_access(access)
+    may_leave.append(eviction.may_leave(np.array([0]), 1))
+    eviction.on_step_over(StepOver(0, 1, 0, 1, [demand], StepTimes()))
+    may_leave.append(eviction.may_leave(np.array([0]), 1))
     assert [bool(found) for found in may_leave if found is not None] == [False, True, False]
 
 
@@ -202,7 +203,7 @@ def test_cold_residents_cannot_be_fetched() -> None:
 def test_every_policy_explains_itself(name: str) -> None:
     import sys
 
-    from pyspac.lab.policy import find
+    from pyspac.lab.registry import find
 
     doc = sys.modules[find("eviction", name).__module__].__doc__ or ""
     assert "nob" in doc, "the docstring names the knob, or says that there is none"

@@ -30,14 +30,14 @@ SIMPLE = Machine(
 
 def test_fetch_waits_for_the_link() -> None:
     run = observe(make_trace([[[0, 1]]]), 4, machine=SIMPLE, eviction="lru", miss="fetch")
-    assert run.now == pytest.approx(10 + 2000 + 10)  # dense, two copies, the second expert
+    assert run.state.now_us == pytest.approx(10 + 2000 + 10)  # dense, two copies, the second expert
     assert run.books.stall_us == pytest.approx(2000 - 10)
     assert run.books.bytes_moved == 2 * MIB
 
 
 def test_host_computes_and_copies_nothing() -> None:
     run = observe(make_trace([[[0, 1]]]), 4, machine=SIMPLE, eviction="lru", miss="host")
-    assert run.now == pytest.approx(10 + 400)
+    assert run.state.now_us == pytest.approx(10 + 400)
     assert run.books.loads == 0
 
 
@@ -95,7 +95,7 @@ def test_balance_splits_between_link_and_host() -> None:
     # six misses: one copy takes 1000 us, five on the host take 1000 us: any other split is slower
     run = observe(make_trace([[[0, 1, 2, 3, 4, 5]]]), 8, machine=SIMPLE, eviction="lru", miss="balance")
     assert run.books.loads == 1
-    assert run.now == pytest.approx(10 + 1000 + 10)
+    assert run.state.now_us == pytest.approx(10 + 1000 + 10)
 
 
 def logits_trace(base: float, second: tuple[float, float]) -> Trace:
@@ -143,7 +143,7 @@ def test_a_stand_in_has_the_weight_that_the_router_gives_it() -> None:
 
 def test_a_stand_ins_weight_counts_for_what_comes_after() -> None:
     run = observe(logits_trace(1.0, (8.5, 9.0)), 4, eviction="score", routing="cache-aware:lambda=0.25")
-    assert run.eviction.worth[0] == pytest.approx(1 + np.exp(-0.5))
+    assert run.policies.eviction.worth[0] == pytest.approx(1 + np.exp(-0.5))
 
 
 def test_cache_aware_needs_logits() -> None:

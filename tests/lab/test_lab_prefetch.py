@@ -41,7 +41,7 @@ def test_next_layer_copies_the_recorded_guess_in_time() -> None:
     assert observe(right, 4, eviction="lru", prefetch="next-layer").books.hits == 1  # type: ignore[arg-type]
     run = observe(wrong, 4, eviction="lru", prefetch="next-layer")  # type: ignore[arg-type]
     assert (run.books.hits, run.books.loads) == (0, 3)
-    assert run.prefetch_policy.predictor.source == "recorded"  # type: ignore[attr-defined]
+    assert run.policies.prefetch.predictor.source == "recorded"  # type: ignore[union-attr]
 
 
 def test_overfetch_copies_more() -> None:
@@ -68,7 +68,7 @@ def test_the_draft_gate_is_always_assumed(knob: str, said: str) -> None:
     # the recorded guesses are the previous layer's, not the draft's
     trace = early_trace([[0], [3]], [[[0], [3]]])
     run = observe(trace, 4, eviction="lru", prefetch=f"draft-gate{knob}", predictor_accuracy=0.6)  # type: ignore[arg-type]
-    assert run.prefetch_policy.predictor.source == said  # type: ignore[attr-defined]
+    assert run.policies.prefetch.predictor.source == said  # type: ignore[union-attr]
 
 
 def test_a_copy_that_comes_late_is_a_miss_but_not_fetched_twice() -> None:
@@ -76,15 +76,15 @@ def test_a_copy_that_comes_late_is_a_miss_but_not_fetched_twice() -> None:
     trace = early_trace([[0], [3]], [[[0], [3]]])
     run = observe(trace, 4, machine=COPY_1MS, eviction="lru", prefetch="next-layer")  # type: ignore[arg-type]
     assert (run.books.misses, run.books.late_loads, run.books.loads) == (2, 1, 2)
-    assert run.now == pytest.approx(2000, rel=0.02)  # two copies, one after the other
+    assert run.state.now_us == pytest.approx(2000, rel=0.02)  # two copies, one after the other
 
 
 def test_an_assumed_guess_is_as_good_as_it_says() -> None:
     rng = np.random.default_rng(0)
     trace = make_trace([[[int(e)] for e in rng.integers(0, 64, 2)] for _ in range(400)], n_expert=64)
     run = observe(trace, 64, eviction="lru", prefetch="next-layer", predictor_accuracy=0.75)
-    assert run.prefetch_policy.predictor.source == "assumed 0.75"  # type: ignore[attr-defined]
-    predictor = run.prefetch_policy.predictor  # type: ignore[attr-defined]
+    assert run.policies.prefetch.predictor.source == "assumed 0.75"  # type: ignore[union-attr]
+    predictor = run.policies.prefetch.predictor  # type: ignore[attr-defined]
     found = [trace.experts[t, 1, 0] + 64 in predictor.top(1, np.array([t]), 1) for t in range(400)]
     assert np.mean(found) == pytest.approx(0.75, abs=0.06)
 
@@ -117,7 +117,7 @@ def test_draft_gate_uses_the_drafting_window() -> None:
     run = observe(
         make_trace(tokens), 8, machine=COPY_1MS, k=2, eviction="lru", prefetch="draft-gate:accuracy=1"
     )
-    assert run.prefetch_policy.cutoff == 2  # type: ignore[attr-defined]
+    assert run.policies.prefetch.cutoff == 2  # type: ignore[attr-defined]
     first = run.workload.steps[0]
     assert first.n_draft == 2
     assert run.books.hits >= 4 - 1  # the last copy ends as the window does

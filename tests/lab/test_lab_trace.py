@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tiny import make_trace
 
-from pyspac.lab.trace import NOT_RUN, TokenStatus, Trace, TraceError, read_trace, write_trace
+from pyspac.lab.trace import NOT_RUN, TokenStatus, Trace, TraceError
+from pyspac.lab.trace_file import read_trace, write_trace
 
 CSV = """# route_trace v1
 # model=tiny.gguf arch=qwen3moe n_layer=2 n_expert=4 n_expert_used=2

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pyspac.lab.events import Evicted
 from pyspac.lab.machine import PRESETS, Machine
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
@@ -56,13 +57,13 @@ def observe(
     found = PRESETS[machine] if isinstance(machine, str) else machine
     run = Observed(make_workload(trace, k), Setup(capacity=str(n_slots), **policies), found)
     run.left = []
-    evicted = run.eviction.evicted
+    on_evicted = run.policies.eviction.on_evicted
 
-    def note(key: int) -> None:
-        run.left.append(key)
-        evicted(key)
+    def note(event: Evicted) -> None:
+        run.left.append(event.key)
+        on_evicted(event)
 
-    run.eviction.evicted = note  # type: ignore[method-assign]
+    run.policies.eviction.on_evicted = note  # type: ignore[method-assign]
     run.run()
     return run
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import Bools, Demand, Eviction, Keys, register
+from pyspac.lab.demand import Indices, Keys
+from pyspac.lab.events import Access, Evicted, Loaded
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
 
 
 class _Lists:
+    """The four lists of one layout group."""
+
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots
         self.target = 0.0  # of T1
@@ -25,6 +29,7 @@ class _Lists:
         self.b2: OrderedDict[int, None] = OrderedDict()
 
     def touch(self, key: int) -> None:
+        """A resident was used."""
         if key in self.t1:
             del self.t1[key]
             self.t2[key] = None
@@ -32,6 +37,7 @@ class _Lists:
             self.t2.move_to_end(key)
 
     def come(self, key: int) -> None:
+        """An expert has taken a slot."""
         is_known = key in self.b1 or key in self.b2
         if key in self.b1:
             self.target = min(self.target + max(len(self.b2) / len(self.b1), 1.0), self.n_slots)
@@ -42,6 +48,7 @@ class _Lists:
         (self.t2 if is_known else self.t1)[key] = None
 
     def go(self, key: int) -> None:
+        """An expert has left its slot."""
         for alive, ghost in ((self.t1, self.b1), (self.t2, self.b2)):
             if key in alive:
                 del alive[key]
@@ -50,32 +57,32 @@ class _Lists:
                     ghost.popitem(last=False)
 
 
-@register("eviction", "arc")
+@register("arc")
 class Arc(Eviction):
     """Victims are the oldest of T1 while it is above its target, else of T2."""
 
     def start(self) -> None:
         """Make the lists of each group."""
         super().start()
-        self.lists = [_Lists(n) for n in self.run.group_slots]
+        self.lists = [_Lists(n) for n in self.view.cache.group_slots]
 
     def _of(self, key: int) -> _Lists:
-        return self.lists[int(self.run.cache.group_of[key])]
+        return self.lists[int(self.view.cache.group_of[key])]
 
-    def use(self, demand: Demand, is_hit: Bools) -> None:
+    def on_access(self, access: Access) -> None:
         """Move hits to the young end of T2."""
-        for key in demand.keys[is_hit].tolist():
+        for key in access.demand.keys[access.is_hit].tolist():
             self._of(key).touch(key)
 
-    def loaded(self, key: int) -> None:
+    def on_loaded(self, event: Loaded) -> None:
         """Enter T1, or T2 if a ghost list remembers it."""
-        self._of(key).come(key)
+        self._of(event.key).come(event.key)
 
-    def evicted(self, key: int) -> None:
+    def on_evicted(self, event: Evicted) -> None:
         """Enter the ghost list."""
-        self._of(key).go(key)
+        self._of(event.key).go(event.key)
 
-    def victims(self, candidates: Keys, n: int) -> npt.NDArray[np.intp]:
+    def victims(self, candidates: Keys, n: int) -> Indices:
         """Take from T1 while it is too large, else from T2."""
         lists = self._of(int(candidates[0]))
         where = {key: i for i, key in enumerate(candidates.tolist())}

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pyspac.lab.policy import Bools, Demand, Eviction, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
+from pyspac.lab.view import OracleView
 
 
-@register("eviction", "belady")
+@register("belady")
 class Belady(Eviction):
     """Worth falls with the time to the next use; newcomers compete with residents."""
 
     may_bypass: ClassVar[bool] = True
+    is_clairvoyant: ClassVar[bool] = True
+    view: OracleView
 
     def start(self) -> None:
         """Look up everybody's first use."""
-        self.worth = -self.run.workload.first_use.astype(float)
+        self.worth = -self.view.future.first_use.astype(float)
 
-    def use(self, demand: Demand, is_hit: Bools) -> None:
+    def on_access(self, access: Access) -> None:
         """Look up the next use."""
-        self.worth[demand.keys] = -demand.next_use.astype(float)
+        demand = access.demand
+        self.worth[demand.keys] = -self.view.future.next_use(access.step, demand.il).astype(float)

@@ -11,34 +11,37 @@ from typing import ClassVar
 
 import numpy as np
 
-from pyspac.lab.policy import Bools, Demand, Eviction, Floats, Keys, register
+from pyspac.lab.demand import Floats, Keys
+from pyspac.lab.events import Access, Loaded
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
 
 
-@register("eviction", "least-stale")
+@register("least-stale")
 class LeastStale(Eviction):
     """Worth is the layer, plus a whole pass for experts of the present pass."""
 
     knobs: ClassVar[dict[str, float]] = {"cyclic": 0}
-    cyclic: float
 
     def start(self) -> None:
         """Mark everything as never used."""
         super().start()
-        self.last_step = np.full(self.run.n_cell, -1)
+        self.last_step = np.full(self.view.n_cell, -1)
 
-    def use(self, demand: Demand, is_hit: Bools) -> None:
+    def on_access(self, access: Access) -> None:
         """Make the layer's experts current; equals leave by oldest use."""
-        self.last_step[demand.keys] = self.run.step_index
-        self.worth[demand.keys] = self.run.step_index * 1e-6
+        self.last_step[access.demand.keys] = access.step
+        self.worth[access.demand.keys] = access.step * 1e-6
 
-    def loaded(self, key: int) -> None:
+    def on_loaded(self, event: Loaded) -> None:
         """Make a prefetched expert current."""
-        self.last_step[key] = self.run.step_index
+        self.last_step[event.key] = event.step
 
     def rank(self, candidates: Keys) -> Floats:
         """Return the order of the two queues, stale before current."""
-        is_current = self.last_step[candidates] == self.run.step_index
-        layer = self.run.layer_of[candidates]
-        if self.cyclic:
-            layer = -((layer - self.run.il - 1) % self.run.n_layer)
-        return np.asarray(is_current * float(self.run.n_layer) + layer + self.worth[candidates])
+        view = self.view
+        is_current = self.last_step[candidates] == view.step
+        layer = view.layer_of[candidates]
+        if self.knob["cyclic"]:
+            layer = -((layer - view.il - 1) % view.n_layer)
+        return np.asarray(is_current * float(view.n_layer) + layer + self.worth[candidates])

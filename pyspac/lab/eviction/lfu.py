@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pyspac.lab.policy import Bools, Demand, Eviction, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
 
 
-@register("eviction", "lfu")
+@register("lfu")
 class Lfu(Eviction):
     """Worth is the count of uses over the whole history; the fraction orders equals by last use."""
 
@@ -14,8 +16,9 @@ class Lfu(Eviction):
         super().start()
         self.count = self.worth.copy()
 
-    def use(self, demand: Demand, is_hit: Bools) -> None:
+    def on_access(self, access: Access) -> None:
         """Count one use per expert and step."""
-        self.count[demand.keys] += 1.0
-        now = self.run.step_index * self.run.n_layer + demand.il
-        self.worth[demand.keys] = self.count[demand.keys] + now * 1e-9
+        keys = access.demand.keys
+        self.count[keys] += 1.0
+        now = access.step * self.view.n_layer + access.demand.il
+        self.worth[keys] = self.count[keys] + now * 1e-9

@@ -6,10 +6,12 @@ for the miss policies `fetch-lowest-bit` and `fetch-priority`; with `fetch` it e
 
 from __future__ import annotations
 
-from pyspac.lab.policy import Bools, Demand, Eviction, Keys, register
+from pyspac.lab.events import Access, Loaded
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
 
 
-@register("eviction", "lhu")
+@register("lhu")
 class Lhu(Eviction):
     """Worth is the count of high-precision uses; the fraction orders equals by last use."""
 
@@ -18,17 +20,15 @@ class Lhu(Eviction):
         super().start()
         self.count = self.worth.copy()
 
-    def use(self, demand: Demand, is_hit: Bools) -> None:
+    def on_access(self, access: Access) -> None:
         """Count the uses; a miss is counted when its copy turns out to be of full precision."""
-        keys = demand.keys[is_hit]
-        self.count[keys] += self.run.cache.share[keys] >= 1.0
-        self._stamp(demand.keys)
+        demand = access.demand
+        hits = demand.keys[access.is_hit]
+        self.count[hits] += self.view.cache.share[hits] >= 1.0
+        now = access.step * self.view.n_layer + demand.il
+        self.worth[demand.keys] = self.count[demand.keys] + now * 1e-9
 
-    def loaded(self, key: int) -> None:
+    def on_loaded(self, event: Loaded) -> None:
         """Count a full-precision copy as one use."""
-        self.count[key] += self.run.cache.share[key] >= 1.0
-        self.worth[key] = self.count[key] + (self.worth[key] % 1.0)
-
-    def _stamp(self, keys: Keys) -> None:
-        now = self.run.step_index * self.run.n_layer + self.run.il
-        self.worth[keys] = self.count[keys] + now * 1e-9
+        self.count[event.key] += event.share >= 1.0
+        self.worth[event.key] = self.count[event.key] + (self.worth[event.key] % 1.0)

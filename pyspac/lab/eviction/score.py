@@ -4,13 +4,15 @@ B). No knob.
 
 from __future__ import annotations
 
-from pyspac.lab.policy import Bools, Demand, Eviction, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
 
 
-@register("eviction", "score")
+@register("score")
 class Score(Eviction):
     """Worth is the sum of all router weights the expert was ever given."""
 
-    def use(self, demand: Demand, is_hit: Bools) -> None:
+    def on_access(self, access: Access) -> None:
         """Add the step's weights."""
-        self.worth[demand.keys] += demand.weight
+        self.worth[access.demand.keys] += access.demand.weight

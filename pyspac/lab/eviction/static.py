@@ -11,20 +11,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from pyspac.lab.policy import Eviction, Keys, register
-from pyspac.lab.setup import capacity_bytes
+from pyspac.lab.demand import Keys
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
 
 
-@register("eviction", "static")
+@register("static")
 class Static(Eviction):
     """Keeps whole layers."""
 
     is_fixed: ClassVar[bool] = True
+    default_miss: ClassVar[str] = "host"
 
     def preload(self) -> Keys:
         """Return the experts of the layers that fit, in the capacity's bytes whatever their layout group."""
-        run, g = self.run, self.run.geometry
-        room = capacity_bytes(run.setup.capacity, g.total_bytes)
+        g, room = self.view.geometry, self.view.capacity_bytes
         chosen: list[int] = []
         for il in range(g.n_layer - 1, -1, -1):
             size = g.n_expert * g.expert_bytes[il]

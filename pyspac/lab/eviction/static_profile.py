@@ -11,19 +11,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from pyspac.lab.policy import Eviction, Keys, register
+from pyspac.lab.demand import Keys
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
 
 
-@register("eviction", "static-profile")
+@register("static-profile")
 class StaticProfile(Eviction):
     """Keeps the hottest experts of the prompt."""
 
     is_fixed: ClassVar[bool] = True
+    default_miss: ClassVar[str] = "host"
 
     def preload(self) -> Keys:
         """Return experts by falling count; the cache takes what each group has room for."""
-        count = np.zeros(self.run.n_cell)
-        prompt = self.run.workload.prompt
-        for demand in prompt.layers if prompt is not None else []:
-            count[demand.keys] += demand.rows
+        count = self.view.prompt_counts()
         return np.argsort(-count, kind="stable")[: np.count_nonzero(count)]

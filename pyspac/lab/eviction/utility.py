@@ -16,10 +16,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from pyspac.errors import ConfigError
-from pyspac.lab.policy import Bools, Demand, Eviction, Floats, Keys, parse, register
-from pyspac.lab.shipping import ShippingScheduler
+from pyspac.lab.demand import Bools, Floats, Keys
+from pyspac.lab.events import Access, Loaded, StepOver
+from pyspac.lab.policy import Eviction
+from pyspac.lab.registry import register
+from pyspac.lab.shipping import SchedulerSetup
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.estimator import REGISTRY
 
@@ -39,82 +42,113 @@ _UNTIL_COPIED = 2
 class UtilityEviction(Eviction):
     """Evicts the least utility; `estimator` names the shipping one."""
 
-    estimator: ClassVar[str] = "ema"
+    estimator: ClassVar[str]
     knobs: ClassVar[dict[str, float]] = {**KNOBS, **DEPARTURES}
-    reset: float
-    cold_on_host: float
-    free_slots: float
+    default_prefetch: ClassVar[str] = "utility"
+    default_miss: ClassVar[str] = "host"
 
     def start(self) -> None:
-        """Start the shipping scheduler with this estimator."""
-        super().start()
-        self.shipping = self.run.shipping = ShippingScheduler(self.run, self._config())
-        self.shipping.scheduler.balancer.uses_free_slots = bool(self.free_slots)
-        self.is_spent = self.shipping.scheduler.is_spent.reshape(-1)  # [n_layer * n_expert]
-        if self.cold_on_host and parse(self.run.setup.miss)[0] not in ("auto", "host"):
-            raise ConfigError("--miss", self.run.setup.miss, "host, as cold_on_host leaves residents to it")
+        """Nobody is spent."""
+        self.is_spent = np.zeros(self.view.n_cell, bool)
 
-    def _config(self) -> SchedulerConfig:
-        fields: dict[str, Any] = {
-            name: getattr(self, name) for name in KNOBS if getattr(self, name) != SHIPPED
-        }
+    def scheduler_setup(self) -> SchedulerSetup:
+        """Return the shipping scheduler's settings with this estimator and these knobs."""
+        fields: dict[str, Any] = {name: self.knob[name] for name in KNOBS if self.knob[name] != SHIPPED}
         budget = fields.pop("budget", None)
-        fields["n_draft_max"] = fields.pop("gamma", self.run.k)
+        fields["n_draft_max"] = fields.pop("gamma", self.view.k)
         fields |= {name: int(fields[name]) for name in _WHOLE if name in fields}
-        return SchedulerConfig(
-            estimator=self.estimator,
-            without=self.run.setup.without,
-            byte_budget="auto" if budget is None else int(budget) or None,
-            **fields,
-        )
+        if budget is not None:
+            fields["byte_budget"] = int(budget) or None
+        config = SchedulerConfig(estimator=self.estimator, **fields)
+        return SchedulerSetup(config, bool(self.knob["free_slots"]), self.is_spent)
 
-    @property
-    def _worth(self) -> Any:
-        """[n_layer * n_expert] uint8, as the evictor sees it."""
-        utility = self.shipping.utility
-        return np.where(self.is_spent, 0, utility) if self.reset else utility
+    def needs_host(self) -> bool:
+        """Whether cold residents are left to it."""
+        return bool(self.knob["cold_on_host"])
+
+    def _worth(self) -> npt.NDArray[np.uint8]:
+        """Return [n_cell] the utilities as the evictor sees them."""
+        utility = self.view.decision.utility
+        return np.where(self.is_spent, np.uint8(0), utility) if self.knob["reset"] else utility
 
     def rank(self, candidates: Keys) -> Floats:
         """Return utility first, then last use."""
-        cache = self.run.cache
-        return np.asarray(self._worth[candidates] * 2.0**40 + cache.last_used[candidates])
+        last_used = self.view.cache.last_used[candidates]
+        return np.asarray(self._worth()[candidates] * 2.0**40 + last_used)
 
     def may_leave(self, candidates: Keys, newcomer: int) -> Bools | None:
         """Apply the engine's rules where the engine's plan is carried out."""
-        if not self.shipping.is_engine:
+        decision = self.view.decision
+        if not decision.is_obeyed:
             return None
-        worth = self._worth[candidates]
-        below = worth < self.shipping.tau[self.run.layer_of[candidates]]
-        return np.asarray(below & (worth < self.shipping.utility[newcomer]))
+        worth = self._worth()[candidates]
+        below = worth < decision.tau[self.view.layer_of[candidates]]
+        return np.asarray(below & (worth < decision.utility[newcomer]))
 
     def runs_on_device(self, keys: Keys) -> Bools | None:
         """Leave cold residents to the host, if asked to."""
-        if not self.cold_on_host:
+        if not self.knob["cold_on_host"]:
             return None
-        return np.asarray(self.shipping.utility[keys] >= self.shipping.tau[self.run.layer_of[keys]])
+        return self.view.decision.is_hot(keys, self.view.layer_of[keys])
 
-    def use(self, demand: Demand, is_hit: Bools) -> None:
+    def on_access(self, access: Access) -> None:
         """Note who is spent; while its layer runs an expert is pinned."""
-        if self.reset:
-            self.is_spent[demand.keys] = True
+        if self.knob["reset"]:
+            self.is_spent[access.demand.keys] = True
 
-    def loaded(self, key: int) -> None:
+    def on_loaded(self, event: Loaded) -> None:
         """A fresh copy is worth its utility."""
-        self.is_spent[key] = False
+        self.is_spent[event.key] = False
 
-    def end_step(self) -> None:
-        """Let the estimator see the step."""
-        self.shipping.step()
-        if self.reset and self.reset != _UNTIL_COPIED:
+    def on_step_over(self, event: StepOver) -> None:
+        """The scheduler has decided anew."""
+        if self.knob["reset"] and self.knob["reset"] != _UNTIL_COPIED:
             self.is_spent[:] = False
 
+    @classmethod
+    def about(cls) -> str:
+        """Return what the estimator says of itself."""
+        text = (REGISTRY[cls.estimator].__doc__ or "").split("\n\n")[0]
+        return f"Utility by the shipping estimator {cls.estimator}: {text}"
 
-def _add(name: str, estimator: str) -> None:
-    about = (REGISTRY[estimator].__doc__ or "").split("\n\n")[0]
-    fields = {"estimator": estimator, "__doc__": f"Utility by the shipping estimator {estimator}: {about}"}
-    register("eviction", name)(type(f"Utility_{estimator}", (UtilityEviction,), fields))
+
+@register("ema")
+class Ema(UtilityEviction):
+    """What pyspac ships."""
+
+    estimator = "ema"
 
 
-for _name, _estimator in (("ema", "ema"), ("spac", "spac"), ("last", "last"), ("utility-lru", "lru"),
-                          ("utility-lfu", "lfu"), ("utility-static", "static")):  # fmt: skip
-    _add(_name, _estimator)
+@register("spac")
+class Spac(UtilityEviction):
+    """Algorithm 1 of moe-spac.txt."""
+
+    estimator = "spac"
+
+
+@register("last")
+class Last(UtilityEviction):
+    """The last step's counts."""
+
+    estimator = "last"
+
+
+@register("utility-lru")
+class UtilityLru(UtilityEviction):
+    """Recency in levels."""
+
+    estimator = "lru"
+
+
+@register("utility-lfu")
+class UtilityLfu(UtilityEviction):
+    """Share of all tokens so far."""
+
+    estimator = "lfu"
+
+
+@register("utility-static")
+class UtilityStatic(UtilityEviction):
+    """A share that is learned at the start and kept."""
+
+    estimator = "static"

@@ -7,26 +7,27 @@ trying all, with the machine's own times. No knob.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import FETCH, HOST, Demand, Miss, MissPlan, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import FETCH, HOST, Miss, MissPlan
+from pyspac.lab.registry import register
 
 
-@register("miss", "balance")
+@register("balance")
 class Balance(Miss):
     """Minimises the longer of the two sides."""
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+    def handle(self, access: Access) -> MissPlan:
         """Try every split; O(misses)."""
-        machine, size = self.run.machine, float(self.run.geometry.expert_bytes[demand.il])
-        order = np.argsort(-demand.rows[missing], kind="stable")
-        rows = demand.rows[missing][order]
+        machine, demand = self.view.machine, access.demand
+        size = float(self.view.geometry.expert_bytes[demand.il])
+        order = np.argsort(-demand.rows[access.missing], kind="stable")
+        rows = demand.rows[access.missing][order]
         rows_left = rows[::-1].cumsum()[::-1]  # from the i-th on
-        n = len(missing)
-        wait = max(self.run.link.free_at - self.run.now, 0.0) if self.run.link.in_flight >= 0 else 0.0
+        n, wait_us = len(order), self.view.link.free_in_us
         best, best_us = 0, float("inf")
         for n_fetch in range(n + 1):
-            link_us = wait + n_fetch * machine.copy_us(size) if n_fetch else 0.0
+            link_us = wait_us + n_fetch * machine.copy_us(size) if n_fetch else 0.0
             n_host = n - n_fetch
             host_us = (
                 machine.host_us(n_host * size, size * float(rows_left[n_fetch]), link_us) if n_host else 0.0

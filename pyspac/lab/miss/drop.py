@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import DROP, FETCH, Demand, Miss, MissPlan, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import DROP, FETCH, Miss, MissPlan
+from pyspac.lab.registry import register
 
 
-@register("miss", "drop")
+@register("drop")
 class Drop(Miss):
     """Models tolerate a changed expert beyond their two best ones."""
 
     knobs: ClassVar[dict[str, float]] = {"keep": 2}
-    keep: float
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+    def handle(self, access: Access) -> MissPlan:
         """Fetch what is some token's first or second choice."""
-        is_kept = demand.rank[missing] < self.keep
+        is_kept = access.demand.rank[access.missing] < self.knob["keep"]
         return MissPlan(np.where(is_kept, FETCH, DROP).astype(np.int8))

@@ -5,15 +5,16 @@ cache). No knob.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import FETCH, Demand, Miss, MissPlan, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import FETCH, Miss, MissPlan
+from pyspac.lab.registry import register
 
 
-@register("miss", "fetch")
+@register("fetch")
 class Fetch(Miss):
     """Everything is computed on the device."""
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+    def handle(self, access: Access) -> MissPlan:
         """Fetch all."""
-        return MissPlan(np.full(len(missing), FETCH, np.int8))
+        return MissPlan(np.full(len(access.missing), FETCH, np.int8))

@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import FETCH, Demand, Miss, MissPlan, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import FETCH, Miss, MissPlan
+from pyspac.lab.registry import register
 
 
-@register("miss", "fetch-lowest-bit")
+@register("fetch-lowest-bit")
 class FetchLowestBit(Miss):
     """A slot holds either precision; the bytes moved differ."""
 
     knobs: ClassVar[dict[str, float]] = {"share": 0.5}
-    share: float
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+    def handle(self, access: Access) -> MissPlan:
         """Fetch all, in low precision."""
-        n = len(missing)
-        return MissPlan(np.full(n, FETCH, np.int8), np.full(n, self.share))
+        n = len(access.missing)
+        return MissPlan(np.full(n, FETCH, np.int8), np.full(n, self.knob["share"]))

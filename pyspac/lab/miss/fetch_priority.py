@@ -10,24 +10,23 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import FETCH, Demand, Miss, MissPlan, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import FETCH, Miss, MissPlan
+from pyspac.lab.registry import register
 
 
-@register("miss", "fetch-priority")
+@register("fetch-priority")
 class FetchPriority(Miss):
     """Falls back by importance."""
 
     knobs: ClassVar[dict[str, float]] = {"low": 0.6, "share": 0.5}
-    low: float
-    share: float
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+    def handle(self, access: Access) -> MissPlan:
         """Fetch all; degrade those in the lower part of the layer's weights."""
-        cache = self.run.cache
+        cache, weight, missing = self.view.cache, access.demand.weight, access.missing
         share = np.ones(len(missing))
-        if not cache.free[cache.group_of[demand.keys[0]]]:
-            limit = np.quantile(demand.weight, self.low)
-            share[demand.weight[missing] <= limit] = self.share
+        if not cache.n_free(cache.group_of[access.demand.keys[0]]):
+            limit = np.quantile(weight, self.knob["low"])
+            share[weight[missing] <= limit] = self.knob["share"]
         return MissPlan(np.full(len(missing), FETCH, np.int8), share)

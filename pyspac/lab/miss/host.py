@@ -5,15 +5,16 @@ engine). No knob.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import HOST, Demand, Miss, MissPlan, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import HOST, Miss, MissPlan
+from pyspac.lab.registry import register
 
 
-@register("miss", "host")
+@register("host")
 class Host(Miss):
     """Copies nothing: only the prefetch policy brings experts to the device."""
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+    def handle(self, access: Access) -> MissPlan:
         """Leave all to the host."""
-        return MissPlan(np.full(len(missing), HOST, np.int8))
+        return MissPlan(np.full(len(access.missing), HOST, np.int8))

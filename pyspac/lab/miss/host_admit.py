@@ -10,20 +10,21 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import HOST, Demand, Miss, MissPlan, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import HOST, Copies, Miss, MissPlan
+from pyspac.lab.registry import register
 
 
-@register("miss", "host-admit")
+@register("host-admit")
 class HostAdmit(Miss):
     """The misses with most rows are queued behind everything else."""
 
     knobs: ClassVar[dict[str, float]] = {"per_layer": 2}
-    per_layer: float
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+    def handle(self, access: Access) -> MissPlan:
         """Leave all to the host; queue the busiest."""
-        order = np.argsort(-demand.rows[missing], kind="stable")[: int(self.per_layer)]
-        self.run.prefetch(demand.keys[missing[order]], level=0)
-        return MissPlan(np.full(len(missing), HOST, np.int8))
+        demand, missing = access.demand, access.missing
+        busiest = np.argsort(-demand.rows[missing], kind="stable")[: int(self.knob["per_layer"])]
+        admit = Copies(demand.keys[missing[busiest]], level=0)
+        return MissPlan(np.full(len(missing), HOST, np.int8), admit=admit)

@@ -11,44 +11,44 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import FETCH, SUBSTITUTE, Demand, Floats, Miss, MissPlan, register
+from pyspac.lab.demand import Floats
+from pyspac.lab.events import Access
+from pyspac.lab.policy import FETCH, SUBSTITUTE, Miss, MissPlan
+from pyspac.lab.registry import register
 
 
-@register("miss", "substitute")
+@register("substitute")
 class Substitute(Miss):
     """Takes the resident expert of the layer, not in use already, whose score is nearest."""
 
     knobs: ClassVar[dict[str, float]] = {"tolerance": 0.1}
-    tolerance: float
 
     def start(self) -> None:
         """Know no scores yet."""
-        self.score = np.zeros((self.run.n_layer, self.run.n_expert))
-        self.count = np.zeros((self.run.n_layer, self.run.n_expert))
+        self.weight = np.zeros((self.view.n_layer, self.view.n_expert))
+        self.count = np.zeros((self.view.n_layer, self.view.n_expert))
 
-    def handle(self, demand: Demand, missing: npt.NDArray[np.intp]) -> MissPlan:
+    def handle(self, access: Access) -> MissPlan:
         """Deal out the residents, nearest score first, each to one missing expert."""
-        il, first = demand.il, demand.il * self.run.n_expert
-        score = self._scores(demand)
-        spare = np.flatnonzero(self.run.cache.is_resident(np.arange(first, first + self.run.n_expert)))
-        spare = spare[~np.isin(spare + first, demand.keys)]
+        keys, missing, n_expert = access.demand.keys, access.missing, self.view.n_expert
+        score, first = self._scores(access), access.demand.il * n_expert
+        spare = np.flatnonzero(self.view.cache.is_resident(np.arange(first, first + n_expert)))
+        spare = spare[~np.isin(spare + first, keys)]
         fate = np.full(len(missing), FETCH, np.int8)
-        for i, expert in enumerate(demand.keys[missing] - il * self.run.n_expert):
+        for i, expert in enumerate(keys[missing] - first):
             distance = np.abs(score[spare] - score[expert])
-            if len(spare) and distance.min() <= self.tolerance:
+            if len(spare) and distance.min() <= self.knob["tolerance"]:
                 spare = np.delete(spare, int(distance.argmin()))
                 fate[i] = SUBSTITUTE
         return MissPlan(fate)
 
-    def _scores(self, demand: Demand) -> Floats:
-        logits = self.run.trace.logits
-        if logits is not None:
-            z = logits[self.run.step.tokens, demand.il].astype(np.float64)
-            e = np.exp(z - z.max(axis=1, keepdims=True))
-            return np.asarray((e / e.sum(axis=1, keepdims=True)).mean(axis=0))
-        experts = demand.keys - demand.il * self.run.n_expert
-        self.score[demand.il, experts] += demand.weight
+    def _scores(self, access: Access) -> Floats:
+        """Return [n_expert] of the layer."""
+        if access.router is not None:
+            return np.asarray(access.router.probabilities().mean(axis=0))
+        demand = access.demand
+        experts = demand.keys - demand.il * self.view.n_expert
+        self.weight[demand.il, experts] += demand.weight
         self.count[demand.il, experts] += demand.rows
-        return np.asarray(self.score[demand.il] / np.maximum(self.count[demand.il], 1.0))
+        return np.asarray(self.weight[demand.il] / np.maximum(self.count[demand.il], 1.0))

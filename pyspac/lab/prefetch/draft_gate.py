@@ -10,42 +10,43 @@ token (0: n_expert_used).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pyspac.lab.cutoff import cutoff_layer
-from pyspac.lab.policy import Prefetch, register
-from pyspac.lab.predictor import Predictor
+from pyspac.lab.events import StepBegun
+from pyspac.lab.policy import Copies, Prefetch
+from pyspac.lab.predict.predictor import Predictor
+from pyspac.lab.registry import register
 
 
-@register("prefetch", "draft-gate")
+@register("draft-gate")
 class DraftGate(Prefetch):
-    """Submits guesses at the time when the draft would make them."""
+    """Asks for the guesses at the time when the draft would make them."""
 
     knobs: ClassVar[dict[str, float]] = {"accuracy": -1, "critical": 0}
-    accuracy: float
-    critical: float
+    predictor: Predictor
 
     def start(self) -> None:
         """Solve for the cutoff layer; the draft has the target's layers, as SP-MoE requires."""
-        run = self.run
-        self.n_critical = int(self.critical) or run.geometry.n_expert_used
-        accuracy = self.accuracy if self.accuracy >= 0 else None
-        self.predictor = Predictor(run, accuracy=accuracy, can_use_record=False)
-        self.layer_us = run.machine.draft_us / run.n_layer
+        view = self.view
+        self.n_critical = int(self.knob["critical"]) or view.geometry.n_expert_used
+        accuracy = self.knob["accuracy"] if self.knob["accuracy"] >= 0 else None
+        self.predictor = view.predictor("draft-gate", accuracy)
+        self.layer_us = view.machine.draft_us / view.n_layer
         self.cutoff = cutoff_layer(
-            [self.n_critical] * run.n_layer,
+            [self.n_critical] * view.n_layer,
             layer_us=self.layer_us,
-            copy_us=run.machine.copy_us(run.cache.bytes_of.max()),
-            n_draft=run.k,
-            n_layer_draft=run.n_layer,
-            n_experts_room=sum(run.group_slots),
+            copy_us=view.machine.copy_us(view.cache.bytes_of.max()),
+            n_draft=view.k,
+            n_layer_draft=view.n_layer,
+            n_experts_room=sum(view.cache.group_slots),
         )
 
-    def begin_step(self) -> None:
-        """Submit token by token and layer by layer while drafting."""
-        run = self.run
-        for i in range(run.step.n_draft):
+    def while_drafting(self, event: StepBegun) -> Iterator[Copies]:
+        """Guess token by token and layer by layer."""
+        for i in range(event.n_draft):
             for il in range(self.cutoff):
-                now = run.now + i * run.machine.draft_us + (il + 1) * self.layer_us
-                guess = self.predictor.top(il, run.step.tokens[i : i + 1], self.n_critical)
-                run.link.submit([(int(key), 1) for key in guess], now)
+                at_us = self.view.now_us + i * self.view.machine.draft_us + (il + 1) * self.layer_us
+                guess = self.predictor.top(il, event.tokens[i : i + 1], self.n_critical)
+                yield Copies(guess, at_us=at_us)

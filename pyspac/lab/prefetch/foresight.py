@@ -7,65 +7,67 @@ as one use on the host), and `ahead`, copies waiting at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.lab.policy import NEVER, Demand, Keys, Prefetch, register
+from pyspac.engine.board import Residency
+from pyspac.lab.demand import Keys, Times
+from pyspac.lab.events import Access, StepBegun
+from pyspac.lab.future import NEVER
+from pyspac.lab.policy import Copies, Prefetch
+from pyspac.lab.registry import register
+from pyspac.lab.view import OracleView
 
 
-@register("prefetch", "foresight")
+@register("foresight")
 class Foresight(Prefetch):
     """Looks up next uses for all experts."""
 
     knobs: ClassVar[dict[str, float]] = {"uses": 1, "ahead": 4}
-    uses: float
-    ahead: float
     expires: ClassVar[bool] = False
+    is_clairvoyant: ClassVar[bool] = True
+    view: OracleView
 
     def start(self) -> None:
         """Look up everybody's first uses; kept up to date as uses pass, one layer at a time."""
-        ends = self.run.workload.use_end
+        cache, ends = self.view.cache, self.view.future.use_end
         self.at = np.concatenate([[0], ends[:-1]])  # [n_cell] index of the next use
-        self.times = np.append(self.run.workload.use_times, NEVER)
-        everything = np.arange(self.run.n_cell)
+        everything = np.arange(self.view.n_cell)
         self.next_use = self._time_of_use(everything, 1)
-        self.worth_it = self._time_of_use(everything, int(self.uses))  # time of the use that pays for a copy
-        self.members = [
-            np.flatnonzero(self.run.cache.group_of == g) for g in range(len(self.run.group_slots))
-        ]
+        # [n_cell] time of the use that pays for a copy
+        self.worth_it = self._time_of_use(everything, int(self.knob["uses"]))
+        self.members = [np.flatnonzero(cache.group_of == g) for g in range(len(cache.group_slots))]
 
-    def begin_step(self) -> None:
+    def while_drafting(self, event: StepBegun) -> Iterator[Copies]:
         """Use the drafting window too."""
-        self._submit()
+        return self._refill()
 
-    def after_router(self, demand: Demand) -> None:
+    def after_router(self, access: Access) -> Iterator[Copies]:
         """Note that the layer's experts were used, then fill the queue."""
-        self.at[demand.keys] += 1
-        self.next_use[demand.keys] = self._time_of_use(demand.keys, 1)
-        self.worth_it[demand.keys] = self._time_of_use(demand.keys, int(self.uses))
-        self._submit()
+        keys = access.demand.keys
+        self.at[keys] += 1
+        self.next_use[keys] = self._time_of_use(keys, 1)
+        self.worth_it[keys] = self._time_of_use(keys, int(self.knob["uses"]))
+        return self._refill()
 
-    def _time_of_use(self, keys: Keys, n: int) -> npt.NDArray[np.int64]:
-        """Return when each expert is used for the n-th time from now, or NEVER."""
-        at = np.minimum(self.at[keys] + n - 1, self.run.workload.use_end[keys] - 1)
-        found = self.times[np.maximum(at, 0)]
-        return np.where(self.at[keys] + n - 1 < self.run.workload.use_end[keys], found, NEVER)
+    def _time_of_use(self, keys: Keys, n: int) -> Times:
+        """Return [n] when each expert is used for the n-th time from now, or NEVER."""
+        return self.view.future.use_at(keys, self.at[keys] + n - 1)
 
-    def _submit(self) -> None:
+    def _refill(self) -> Iterator[Copies]:
         """Refill a queue that is half empty: O(n_layer * n_expert)."""
-        cache, link = self.run.cache, self.run.link
-        n = int(self.ahead) - len(link.waiting)
-        if n < self.ahead / 2:
+        cache, link = self.view.cache, self.view.link
+        n = int(self.knob["ahead"]) - link.n_waiting
+        if n < self.knob["ahead"] / 2:
             return
-        for group, owners in enumerate(cache.owner):
-            mine = self.members[group]
-            when = np.where(cache.residency[mine] == 0, self.worth_it[mine], NEVER)
+        for group, mine in enumerate(self.members):
+            when = np.where(cache.residency[mine] == Residency.ABSENT, self.worth_it[mine], NEVER)
             soonest = np.argpartition(when, min(n, len(when) - 1))[:n]
             soonest = soonest[np.argsort(when[soonest], kind="stable")]
-            there = owners[owners >= 0]
+            there = cache.owners(group)
             last = int(self.next_use[there].max()) if len(there) else 0
-            n_free = len(cache.free[group]) - len(link.waiting)
+            n_free = cache.n_free(group) - link.n_waiting
             may_come = (when[soonest] < last) | (np.arange(len(soonest)) < n_free)
-            self.run.prefetch(mine[soonest[may_come & (when[soonest] < NEVER)]])
+            yield Copies(mine[soonest[may_come & (when[soonest] < NEVER)]])

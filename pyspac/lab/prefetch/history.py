@@ -6,28 +6,30 @@ Needs no router output, so it can look several layers ahead. Knob: `depth`, laye
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
-from pyspac.lab.policy import Demand, Prefetch, register
+from pyspac.lab.events import Access
+from pyspac.lab.policy import Copies, Prefetch
+from pyspac.lab.registry import register
 
 
-@register("prefetch", "history")
+@register("history")
 class History(Prefetch):
     """Counts activations per expert, and copies each coming layer's n_expert_used most frequent."""
 
     knobs: ClassVar[dict[str, float]] = {"depth": 3}
-    depth: float
 
     def start(self) -> None:
         """Count nothing yet."""
-        self.count = np.zeros((self.run.n_layer, self.run.n_expert))
+        self.count = np.zeros((self.view.n_layer, self.view.n_expert))
 
-    def after_router(self, demand: Demand) -> None:
-        """Count this layer, then submit for the next ones, nearest first."""
-        self.count.ravel()[demand.keys] += demand.rows
-        n = self.run.geometry.n_expert_used
-        for il in range(demand.il + 1, min(demand.il + 1 + int(self.depth), self.run.n_layer)):
-            best = np.argsort(-self.count[il], kind="stable")[:n]
-            self.run.prefetch(il * self.run.n_expert + best[self.count[il, best] > 0])
+    def after_router(self, access: Access) -> Iterator[Copies]:
+        """Count this layer, then copy for the next ones, nearest first."""
+        view, il = self.view, access.demand.il
+        self.count.ravel()[access.demand.keys] += access.demand.rows
+        for ahead in range(il + 1, min(il + 1 + int(self.knob["depth"]), view.n_layer)):
+            best = np.argsort(-self.count[ahead], kind="stable")[: view.geometry.n_expert_used]
+            yield Copies(ahead * view.n_expert + best[self.count[ahead, best] > 0])

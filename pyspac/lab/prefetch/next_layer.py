@@ -7,26 +7,29 @@ number.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
-from pyspac.lab.policy import Demand, Prefetch, register
-from pyspac.lab.predictor import Predictor
+from pyspac.lab.events import Access
+from pyspac.lab.policy import Copies, Prefetch
+from pyspac.lab.predict.predictor import Predictor
+from pyspac.lab.registry import register
 
 
-@register("prefetch", "next-layer")
+@register("next-layer")
 class NextLayer(Prefetch):
     """Copies the guess for layer il + 1."""
 
     knobs: ClassVar[dict[str, float]] = {"overfetch": 1.0}
-    overfetch: float
+    predictor: Predictor
 
     def start(self) -> None:
-        """Make the predictor."""
-        self.predictor = Predictor(self.run)
+        """Find out who guesses."""
+        self.predictor = self.view.predictor("next-layer")
 
-    def after_router(self, demand: Demand) -> None:
-        """Guess and submit."""
-        il = demand.il + 1
-        if il < self.run.n_layer and self.run.geometry.expert_bytes[il]:
-            n = round(self.overfetch * self.run.geometry.n_expert_used)
-            self.run.prefetch(self.predictor.top(il, self.run.step.tokens, n))
+    def after_router(self, access: Access) -> Iterator[Copies]:
+        """Copy what the next layer's tokens are guessed to want."""
+        il, g = access.demand.il + 1, self.view.geometry
+        if il < g.n_layer and g.expert_bytes[il]:
+            n = round(self.knob["overfetch"] * g.n_expert_used)
+            yield Copies(self.predictor.top(il, access.tokens, n))

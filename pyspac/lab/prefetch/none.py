@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pyspac.lab.policy import Prefetch, register
+from pyspac.lab.policy import Prefetch
+from pyspac.lab.registry import register
 
 
-@register("prefetch", "none")
+@register("none")
 class NoPrefetch(Prefetch):
     """Copies on demand alone."""

@@ -9,26 +9,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pyspac.lab.policy import Prefetch, register
-from pyspac.lab.shipping import ShippingScheduler
-from pyspac.scheduler.config import SchedulerConfig
+from pyspac.lab.policy import Prefetch
+from pyspac.lab.registry import register
 
 
-@register("prefetch", "utility")
+@register("utility")
 class UtilityPrefetch(Prefetch):
-    """Carries out the shipping scheduler's plan after every step."""
+    """Has the shipping scheduler's plan carried out after every step."""
 
     expires: ClassVar[bool] = False
-
-    def start(self) -> None:
-        """Share the eviction policy's scheduler, or make one."""
-        if self.run.shipping is None:
-            config = SchedulerConfig(n_draft_max=self.run.k, without=self.run.setup.without)
-            self.run.shipping = ShippingScheduler(self.run, config)
-        self.shipping = self.run.shipping
-        self.shipping.is_engine = True
-
-    def end_step(self) -> None:
-        """Decide and submit."""
-        self.shipping.step()
-        self.shipping.apply()
+    obeys_scheduler: ClassVar[bool] = True

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pyspac.lab.policy import Routing, register
+from pyspac.lab.policy import Routing
+from pyspac.lab.registry import register
 
 
-@register("routing", "standard")
+@register("standard")
 class Standard(Routing):
     """Changes nothing."""

@@ -1,0 +1,15 @@
+"""Which predictor a run gets: the trace's own guesses where it holds them, else assumed ones."""
+
+from __future__ import annotations
+
+from pyspac.lab.predict.assumed import AssumedPredictor
+from pyspac.lab.predict.predictor import Predictor, Source
+from pyspac.lab.predict.recorded import RecordedPredictor
+from pyspac.lab.trace import Trace
+
+
+def choose_predictor(source: Source, trace: Trace, accuracy: float, seed: int) -> Predictor:
+    """Return a predictor. No trace records what a draft model's hidden states would have guessed."""
+    if source == "next-layer" and trace.early_logits is not None:
+        return RecordedPredictor(trace.early_logits)
+    return AssumedPredictor(trace, accuracy, seed)

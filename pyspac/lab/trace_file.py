@@ -1,0 +1,143 @@
+"""Traces as files: `write_trace` writes Parquet, `read_trace` reads that and the CSV of `trace_csv.py`.
+
+Parquet has one row per (token, layer) that ran, and the model's geometry in its metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspac.lab import trace_csv
+from pyspac.lab.trace import NOT_RUN, Trace, TraceError, TraceGeometry
+
+FORMAT_VERSION: Final = 1
+METADATA_KEY: Final = b"pyspac.trace"
+PARQUET_MAGIC: Final = b"PAR1"
+NEEDED: Final = ("step", "position", "status", "token", "layer", "experts", "weights")
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a Parquet or CSV trace; TraceError says what is wrong with the file."""
+    if not path.is_file():
+        raise TraceError(
+            f"{path}: there is no such trace file. Record one with `pyspac trace -m MODEL -o FILE`."
+        )
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(trace_csv.MAGIC))
+    except OSError as error:
+        raise TraceError(f"{path}: this trace cannot be read ({error.strerror}).") from error
+    if magic.startswith(PARQUET_MAGIC):
+        return _read_parquet(path)
+    if magic == trace_csv.MAGIC.encode():
+        return trace_csv.read_csv(path)
+    raise TraceError(
+        f"{path}: this is neither a Parquet trace nor a CSV that begins with {trace_csv.MAGIC!r}. "
+        "Record a trace with `pyspac trace`."
+    )
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write Parquet; TraceError if the file cannot be written or pyarrow is missing."""
+    pa = _pyarrow()
+    g = trace.geometry
+    ran = np.flatnonzero((trace.experts[:, :, 0] != NOT_RUN).ravel())
+    token, layer = np.divmod(ran, g.n_layer)
+    columns = {
+        "step": pa.array(trace.step[token]),
+        "position": pa.array(trace.position[token]),
+        "status": pa.array(trace.status[token]),
+        "token": pa.array(token.astype(np.int32)),
+        "layer": pa.array(layer.astype(np.int16)),
+    }
+    arrays: dict[str, npt.NDArray[Any] | None] = {
+        "experts": trace.experts, "weights": trace.weights,
+        "logits": trace.logits, "early_logits": trace.early_logits,
+    }  # fmt: skip
+    for name, values in arrays.items():
+        if values is not None:
+            flat = values.reshape(-1, values.shape[-1])[ran]
+            columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), values.shape[-1])
+    header = json.dumps({"version": FORMAT_VERSION, "geometry": asdict(g)})
+    table = pa.table(columns).replace_schema_metadata({METADATA_KEY: header.encode()})
+    try:
+        pa.parquet.write_table(table, path, compression="zstd")
+    except OSError as error:
+        raise TraceError(f"{path}: this trace cannot be written ({error}).") from error
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise TraceError(
+            "Parquet traces need pyarrow. Install it with `pip install 'pyspac[lab]'`."
+        ) from error
+    return pyarrow
+
+
+def _read_parquet(path: Path) -> Trace:
+    pa = _pyarrow()
+    try:
+        table = pa.parquet.read_table(path)
+        header = json.loads((table.schema.metadata or {})[METADATA_KEY])
+        fields: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in header["geometry"].items()
+        }
+        version = header["version"]
+    except KeyError as error:
+        raise TraceError(
+            f"{path}: this is a Parquet file, but not a trace of `pyspac trace` (it has no {error})."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise TraceError(
+            f"{path}: this file cannot be read as Parquet; it may be cut off ({error})."
+        ) from error
+    if version != FORMAT_VERSION:
+        raise TraceError(
+            f"{path}: this trace has format version {version}; this pyspac reads {FORMAT_VERSION}."
+        )
+    return _from_table(TraceGeometry(**fields), table, path)
+
+
+def _from_table(geometry: TraceGeometry, table: Any, path: Path) -> Trace:
+    has = set(table.column_names)
+    missing = sorted(set(NEEDED) - has)
+    if missing:
+        raise TraceError(f"{path}: this trace lacks the columns {', '.join(missing)}.")
+    token, layer = (table[name].to_numpy() for name in ("token", "layer"))
+    n_token = int(token.max()) + 1 if len(token) else 0
+
+    def per_token(name: str) -> npt.NDArray[Any]:
+        """[n_token]"""
+        column = table[name].to_numpy()
+        out = np.zeros(n_token, column.dtype)
+        out[token] = column
+        return out
+
+    def per_layer(name: str, fill: float) -> npt.NDArray[Any]:
+        """[n_token, n_layer, n], with `fill` where a layer did not run."""
+        values = table[name].combine_chunks()
+        flat = values.flatten().to_numpy(zero_copy_only=False).reshape(len(token), -1)
+        out = np.full((n_token, geometry.n_layer, flat.shape[1]), fill, flat.dtype)
+        out[token, layer] = flat
+        return out
+
+    return Trace(
+        geometry=geometry,
+        step=per_token("step"),
+        position=per_token("position"),
+        status=per_token("status"),
+        experts=per_layer("experts", NOT_RUN),
+        weights=per_layer("weights", 0.0),
+        logits=per_layer("logits", np.nan) if "logits" in has else None,
+        early_logits=per_layer("early_logits", np.nan) if "early_logits" in has else None,
+        source=str(path),
+    )
