@@ -107,8 +107,8 @@ class Scheduler:
         start = perf_counter_ns()
         activity = self.activity = self.activations.drain()
         self.cost.update(activity)
-        if (n_prompt := activity.counter("n_prompt_tokens")) > 0:
-            self.estimator.learn_prompt(activity.prompt_counts, n_prompt)
+        if activity.prompt_tokens.any():
+            self.estimator.learn_prompt(activity.prompt_counts, activity.prompt_tokens)
         if activity.n_tokens > 0:
             self.balancer.observe(activity.counts)
             self.estimator.update(activity.counts, activity.n_tokens)
