@@ -84,40 +84,37 @@ void spac_expert_cache::cancel() {
 }
 
 void spac_expert_cache::drop_fills() {
-    for (uint32_t key : fills) {
+    for (uint32_t key : fills.drain()) {
         set_state(key, SPAC_RESIDENCY_ABSENT);
     }
-    fills.clear();
     for (slot_group & group : groups) {
         group.n_fills = 0;
     }
 }
 
-bool spac_expert_cache::has_free_slot(uint32_t il) {
-    std::lock_guard<std::mutex> lock(mutex);
-    const slot_group & group = groups[layers[il].group];
-    return group.free.size() > group.n_fills;
-}
-
-void spac_expert_cache::fill(uint32_t il, const int32_t * experts, size_t n, size_t n_held_max) {
+void spac_expert_cache::fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max) {
     std::lock_guard<std::mutex> lock(mutex);
 
     slot_group & group = groups[layers[il].group];
     if (group.free.size() <= group.n_fills) {
         return;
     }
-    const uint8_t * begin = &state[il * n_expert];
-    size_t          room  = group.free.size() - group.n_fills;
-    const size_t    held  = n_expert - std::count(begin, begin + n_expert, (uint8_t) SPAC_RESIDENCY_ABSENT);
-    room                  = std::min(room, n_held_max - std::min(n_held_max, held));
-    for (size_t i = 0; i < n && room > 0; i++) {
-        const uint32_t key = il * n_expert + experts[i];
-        if (state[key] == SPAC_RESIDENCY_ABSENT) {
-            set_state(key, SPAC_RESIDENCY_QUEUED);
-            fills.push_back(key);
-            group.n_fills++;
-            room--;
+    const uint8_t * states = &state[il * n_expert];
+    const size_t    n_held = n_expert - std::count(states, states + n_expert, (uint8_t) SPAC_RESIDENCY_ABSENT);
+    const size_t    room   = std::min(group.free.size() - group.n_fills, n_held_max - std::min(n_held_max, n_held));
+
+    std::vector<size_t> absent;
+    for (size_t i = 0; i < n; i++) {
+        if (states[experts[i]] == SPAC_RESIDENCY_ABSENT) {
+            absent.push_back(i);
         }
+    }
+    std::stable_sort(absent.begin(), absent.end(), [&](size_t a, size_t b) { return n_rows[a] > n_rows[b]; });
+    for (size_t i = 0; i < std::min(absent.size(), room); i++) {
+        const uint32_t key = il * n_expert + experts[absent[i]];
+        set_state(key, SPAC_RESIDENCY_QUEUED);
+        fills.push(key, (uint8_t) std::min<uint64_t>(255, 255ull * n_rows[absent[i]] / n_tokens));
+        group.n_fills++;
     }
     work.notify_one();
 }
@@ -290,9 +287,7 @@ bool spac_expert_cache::take_wanted(spac_load & load) {
 
 // of those that were just used, while slots are free
 bool spac_expert_cache::take_fill(spac_load & load) {
-    while (!fills.empty()) {
-        const uint32_t key = fills.front();
-        fills.pop_front();
+    for (uint32_t key; fills.pop(key);) {
         slot_group & group = groups[layer_of(key).group];
         group.n_fills--;
         if (group.free.empty()) { // the scheduler's loads came first

@@ -11,7 +11,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -53,10 +52,10 @@ struct spac_expert_cache {
     void begin_forward();
     void idle(); // no forward began for a while: renews the byte budget too
 
-    // just used and absent, most useful first: copied into free slots, outside the byte budget, while no load that the
-    // scheduler asked for can start; nobody is evicted. n_held_max: of the layer's experts that hold or await a slot
-    void fill(uint32_t il, const int32_t * experts, size_t n, size_t n_held_max);
-    bool has_free_slot(uint32_t il);
+    // n experts that n_tokens tokens just used, n_rows times each: those absent are copied into free slots, outside the byte
+    // budget, while no load that the scheduler asked for can start; most used first, and nobody is evicted for them
+    // n_held_max: of the layer's experts that hold or await a slot
+    void fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max);
 
     // worker's side
 
@@ -124,7 +123,7 @@ struct spac_expert_cache {
     std::vector<uint8_t>    tau;        // [n_layer]
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
-    std::deque<uint32_t>    fills; // keys, for free slots
+    spac_prefetch_queue     fills; // for free slots; level: the share of tokens that used an expert
     uint64_t                forward       = 0;
     uint64_t                idle_forward  = 0;          // forward at the last idle()
     uint64_t                byte_budget   = UINT64_MAX; // per forward

@@ -1,7 +1,6 @@
 #include "prompt-counts.h"
 
-#include <algorithm>
-#include <numeric>
+#include <map>
 
 spac_prompt_counts::spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, bool fills) :
     board(board), cache(cache), fills(fills), activations(board.geometry().n_expert) {
@@ -44,23 +43,10 @@ void spac_prompt_counts::count(const spac_moe_layer & layer, const ggml_tensor *
     last_il = layer.il == nodes.rbegin()->first ? -1 : layer.il;
     activations.count(ids, layer.n_expert, board.prompt_counts() + (size_t) layer.il * board.geometry().n_expert);
     if (fills) {
-        fill_slots(nodes.at(layer.il));
+        cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), activations.n_distinct(), ids->ne[1],
+                   nodes.at(layer.il).n_held_max);
     }
     if (last_il < 0) {
         board.publish();
     }
-}
-
-void spac_prompt_counts::fill_slots(const node & node) {
-    if (!cache.has_free_slot(node.layer->il)) {
-        return;
-    }
-    std::vector<size_t> order(activations.n_distinct());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return activations.n_rows[a] > activations.n_rows[b]; });
-    by_rows.clear();
-    for (size_t i : order) {
-        by_rows.push_back(activations.experts[i]);
-    }
-    cache.fill(node.layer->il, by_rows.data(), by_rows.size(), node.n_held_max);
 }

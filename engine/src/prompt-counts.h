@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <map>
-#include <vector>
 
 struct spac_prompt_counts {
     // all outlive it, as do graphs with its nodes
@@ -29,14 +28,12 @@ struct spac_prompt_counts {
     };
 
     static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
-    void        fill_slots(const node & node);
 
     spac_board &        board;
     spac_expert_cache & cache;
     const bool          fills;
 
-    std::map<int, node>  nodes; // by il
-    int                  last_il = -1;
-    spac_activations     activations;
-    std::vector<int32_t> by_rows; // experts of the layer in progress, most used first
+    std::map<int, node> nodes;        // by il
+    int                 last_il = -1; // of the batch in progress
+    spac_activations    activations;
 };

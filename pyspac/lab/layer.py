@@ -14,7 +14,6 @@ import numpy as np
 from pyspac.lab.assembly import Policies
 from pyspac.lab.cache import ABSENT, LOADING
 from pyspac.lab.demand import Bools, Demand, Floats, Indices, Keys
-from pyspac.lab.link import fill_levels
 from pyspac.lab.events import Access, LayerTimes, Routed, RouterOutput
 from pyspac.lab.policy import DROP, FETCH, HOST, SUBSTITUTE, Copies, MissPlan
 from pyspac.lab.state import RunState
@@ -55,8 +54,7 @@ class LayerRunner:
         self.cache.pin(demand.keys[access.is_hit])
         self.policies.eviction.on_access(access)
         if self.state.decision.fills:
-            levels = fill_levels(demand.rows, len(step.tokens))
-            self.link.fill(demand.keys, levels, self.cache.n_expert, self.state.now_us)
+            self.link.fill(demand, len(step.tokens), self.cache.n_expert, self.state.now_us)
         self._expire(il)
         service = self._serve(access)
         self.submit(self.policies.prefetch.after_router(access))

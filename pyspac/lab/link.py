@@ -9,11 +9,10 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyspac.engine.board import NO_BUDGET
 from pyspac.lab.cache import ABSENT, QUEUED, ExpertCache
-from pyspac.lab.demand import Floats, Keys
+from pyspac.lab.demand import Demand, Floats, Keys
 from pyspac.lab.machine import Machine
 
 
@@ -48,14 +47,15 @@ class Link:
                 self.cache.residency[key] = QUEUED
         self.advance(now)
 
-    def fill(self, keys: Keys, levels: NDArray[np.uint8], n_held_max: int, now: float) -> None:
-        """Copy what was just used into free slots while nothing of the queue can begin; higher levels go first.
+    def fill(self, demand: Demand, n_tokens: int, n_held_max: int, now: float) -> None:
+        """Copy what was just used into free slots while nothing of the queue can begin; most used first.
 
-        As spac_expert_cache::fill: keys [n] of one layer, most useful first, outside the byte budget, and nobody
-        leaves for them. n_held_max: of the layer's experts that hold or await a slot.
+        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. n_tokens: of the batch;
+        n_held_max: of the layer's experts that hold or await a slot.
         """
-        level_of = dict(zip(keys.tolist(), levels.tolist(), strict=True))
-        for key in self.cache.promise(keys, n_held_max).tolist():
+        order = np.argsort(-demand.rows, kind="stable")
+        level_of = dict(zip(demand.keys.tolist(), (255 * demand.rows // n_tokens).tolist(), strict=True))
+        for key in self.cache.promise(demand.keys[order], n_held_max).tolist():
             self._number += 1
             heapq.heappush(self.fills, (-level_of[key], self._number, key))
         self.advance(now)
@@ -194,8 +194,3 @@ class Link:
         """Renew the budget; what is left over may be saved up to one expert's worth."""
         if self.byte_budget != NO_BUDGET:
             self.credit = min(self.credit + self.byte_budget, self.byte_budget + self._largest)
-
-
-def fill_levels(rows: NDArray[np.int64], n_tokens: int) -> NDArray[np.uint8]:
-    """Return [n] the level of a fill: the share of the batch's tokens that chose the expert, in 255ths."""
-    return (255 * rows // n_tokens).astype(np.uint8)

@@ -16,7 +16,6 @@ from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.engine.step import StepRecord
 from pyspac.lab.demand import Bools, Demand
 from pyspac.lab.events import StepOver
-from pyspac.lab.link import fill_levels
 from pyspac.lab.state import RunState
 from pyspac.scheduler.activations import Activity
 from pyspac.scheduler.config import SchedulerConfig
@@ -85,9 +84,7 @@ class ShippingScheduler:
             group = self.board.group[demand.il]
             n_layers = int(np.count_nonzero((self.board.group == group) & (self.board.expert_bytes > 0)))
             share = -(-int(self.board.group_slots[demand.il]) // n_layers)
-            order = np.argsort(-demand.rows, kind="stable")
-            levels = fill_levels(demand.rows[order], n_tokens)
-            self.link.fill(demand.keys[order], levels, share, now_us)
+            self.link.fill(demand, n_tokens, share, now_us)
 
     def end_prompt(self, now_us: float) -> None:
         """Decide before the first step."""
