@@ -5,6 +5,7 @@
 #   JOBS=4                     parallel compilations; default: number of cores
 #   PYTHON=python3.12          for .venv
 #   MINUTES=30                 of `make soak`; default: 1
+#   TREE=DIR                   of `make pin-check`: an unpatched llama.cpp
 #   PYSPAC_UI=1                llama-server's web page as well; needs npm. It stays in until PYSPAC_UI=0
 #
 # make configure looks again at what is installed (OpenSSL, CUDA ...).
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo test check-cuda test-python test-engine test-sanitizers soak lint format bench clean distclean
+.PHONY: build configure demo test check-cuda test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -52,7 +53,7 @@ $(VENV)/bin/python:
 
 # llama-cpp-python goes in first and without its own llama.cpp, from the archive that the build uses as well
 $(VENV)/.bindings: cmake/pin.json | $(VENV)/bin/python
-	archive=$$(python scripts/patches.py sdist) && CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --quiet "$$archive"
+	archive=$$(python -m tools.patches sdist) && CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --quiet "$$archive"
 	touch $@
 
 $(DEPS): pyproject.toml $(VENV)/.bindings
@@ -100,17 +101,21 @@ test-sanitizers: $(DEPS) build/asan/.configured build/tsan/.configured
 
 # the patched CUDA sources compile, and the tests that need a GPU pass on an emulated one; without nvcc it says so
 check-cuda: build
-	python scripts/check_cuda.py --if-present
+	python -m tools.cuda_emulator.check_nvcc --if-present
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
-	python scripts/emulate_cuda.py --if-present
+	python -m tools.cuda_emulator --if-present
 
 # a server under load while faults come at random: no answer lost, no text different
 soak: build
-	python scripts/soak.py --minutes $(MINUTES)
+	python -m tools.soak --minutes $(MINUTES)
+
+# what would no longer apply or compile if the pin moved to the llama.cpp in the folder TREE
+pin-check: $(DEPS) $(CONFIGURED)
+	python -m tools.pin_check "$(TREE)" --jobs $(JOBS)
 
 # --- lint ---
 
-CPP_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tests/cuda-emulator/*.$(kind)))
+CPP_FILES = $(foreach kind,h c cpp,$(wildcard engine/include/*.$(kind) engine/src/*.$(kind) engine/src/*/*.$(kind) engine/tests/*.$(kind) tools/*/*.$(kind)))
 
 lint: $(DEPS)
 	ruff check .

@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import urllib.request
@@ -33,8 +32,8 @@ from pyspac._native import bin_dir
 from pyspac.engine.board import Board
 from pyspac.server.child import Child
 from pyspac.server.health import is_healthy
+from tools.served import HOST, free_port
 
-HOST = "127.0.0.1"
 MODELS = Path(__file__).resolve().parent.parent / "pyspac" / "models"
 MIN_RATIO = 0.95
 START_S = 60.0
@@ -62,11 +61,6 @@ class Contender:
 
 
 # ---- the servers ---------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.create_server((HOST, 0))) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -6,14 +6,15 @@ plain decoding by stream and controller, medians with the lowest and highest rou
     python benchmarks/bench_speculation.py demo --drafter ngram
     python benchmarks/bench_speculation.py demo --drafter draft --prompts DIR
     python benchmarks/bench_speculation.py synthetic --model synthetic.gguf
-    python benchmarks/bench_speculation.py simulated
+
+Without a model, on simulated curves: benchmarks/replay_speculation.py.
 
 Every request of a stream is run by every controller before the next one, in another order each round, so all
 meet the same disturbances. A controller starts each stream knowing nothing, as in the first seconds of a
 process; with --keep it keeps what it learned in the rounds before, as in a server that runs for longer (the
 first round is run once more then, unmeasured). `demo`: the model's own text, greedy. `synthetic`: the model
 (scripts/make_synthetic_gguf.py) goes on with token t + 1, so drafts can be made to hold by chance, with given
-acceptances; verification is real. `simulated`: no model; given costs.
+acceptances; verification is real.
 """
 
 from __future__ import annotations
@@ -31,31 +32,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import machine
+from replay_speculation import CURVES, WANTED, WANTED_MIX
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
 from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.speculation.budget import SHARE_COSTLY
 from pyspac.speculation.manager import Speculation
-from pyspac.speculation.simulator import Machine, Phase, simulate
 from pyspac.speculation.static import Static
 
 OFF = "off"
 CONTROLLERS = (OFF, "static-1", "static-3", "static-8", "cascade", "per-k-ema", "forecast")
 STREAMS = ("code", "prose", "lists", "mix")
 MIX = ("code", "prose", "lists", "prose")
-WORST_SLOWDOWN = {"ngram": 0.05, "draft": 0.08}  # what is wanted
 N_SCRIPTED = 8  # tokens that a scripted drafter prepares
-MIX_TOLERANCE = 0.02  # behind the best fixed length
-
-# of synthetic and simulated drafts: (acceptance at positions 1, 2, ..., share of steps with a draft)
-CURVES = {
-    "code": ((0.85, 0.88, 0.9), 0.7),
-    "prose": ((0.3, 0.4, 0.5), 0.4),
-    "lists": ((0.95, 0.97), 0.9),
-}
 
 
 @dataclass(slots=True)
@@ -146,8 +137,6 @@ class ModelBench:
         from pyspac.generate.session import Session
 
         self.session = Session(options)
-        split = self.session.split
-        self._experts_us = split.experts_us if split and args.clock == "wall" else None
         self.drafter, self.n_predict, self.n_draft_max = drafter, args.predict, args.draft_max
 
     def run(
@@ -169,7 +158,7 @@ class ModelBench:
         hook: Any = split
         n_draft_max = 0 if controller == OFF else _fixed_length(controller)
         if n_draft_max is None:
-            hook = SpeculationHook(speculation, drafter, split, self._experts_us)
+            hook = SpeculationHook(speculation, drafter, split)
             drafter, n_draft_max = hook.drafter, self.n_draft_max
         loop = DecodeLoop(
             session.context, Sampler(SamplingParams()), drafter, n_draft_max=n_draft_max, hook=hook
@@ -228,7 +217,7 @@ def _maker(controller: str) -> Any:
     return controller if length is None else lambda shared: Static(shared, length)
 
 
-# ------------------------------------------------------------------------------------------ the three runs
+# -------------------------------------------------------------------------------------------- the two runs
 
 
 def run_demo(args: argparse.Namespace) -> Results:
@@ -274,45 +263,6 @@ def run_synthetic(args: argparse.Namespace) -> Results:
         requests = [(kind, i) for i, kind in enumerate(kinds)]
         interleave(results, stream, lambda i, r=requests: r, run, args)
     return results
-
-
-def run_simulated(args: argparse.Namespace) -> Results:
-    """No model: T(n) as the union of experts of published traces makes it, or with a switch of kernels."""
-    results = Results(args.drafter)
-    costs = _simulated_machine(args)
-
-    def run(name: str, speculation: Speculation, request: tuple[str, int], timing: Timing) -> None:
-        kind, seed = request
-        curve, hit_rate = CURVES[kind]
-        hit_rate = hit_rate if args.drafter == "ngram" else 1.0
-        if args.drafter == "draft":
-            speculation.shared.budget.share = SHARE_COSTLY
-        phase = Phase(n_tokens=args.predict, acceptance=curve, hit_rate=hit_rate)
-        result = simulate(
-            costs, [phase], speculation.begin, n_max=args.draft_max, seed=seed, shadow=args.drafter == "ngram"
-        )
-        timing.n_tokens += result.n_tokens
-        timing.seconds += result.total_us / 1e6
-
-    for stream in STREAMS:
-        kinds = _kinds(stream, args.requests)
-
-        def requests(i: int, kinds: list[str] = kinds) -> list[tuple[str, int]]:
-            return [(kind, 100 * i + j) for j, kind in enumerate(kinds)]
-
-        interleave(results, stream, requests, run, args)
-    return results
-
-
-def _simulated_machine(args: argparse.Namespace) -> Machine:
-    n = range(args.draft_max + 1)
-    shapes = {
-        "union": [0.25 + 0.75 * (1 + i) ** 0.65 for i in n],  # 4.2 times the experts at 9 tokens
-        "switch": [1.0 if i == 0 else 2.5 + 0.12 * i for i in n],
-        "cheap": [1.0 + 0.06 * i for i in n],
-    }
-    drafting = {"draft_us": 500.0, "catch_up_us": 60.0} if args.drafter == "draft" else {}
-    return Machine(verify_us=[1e4 * x for x in shapes[args.costs]], **drafting)
 
 
 def _kinds(stream: str, n: int) -> list[str]:
@@ -406,7 +356,7 @@ def verdicts(results: Results) -> Iterator[str]:
     """One line per controller."""
     static = [name for name in results.controllers() if name.startswith("static")]
     best = max(median(results.speedups("mix", name)) for name in [*static])
-    allowed = WORST_SLOWDOWN[results.drafter]
+    allowed = WANTED[results.drafter]
     for name in results.controllers():
         if name == OFF:
             continue
@@ -415,7 +365,7 @@ def verdicts(results: Results) -> Iterator[str]:
         yield (
             f"{name:10} worst slowdown {max(0.0, slowdown):6.1%} (wanted: at most {allowed:.0%}: "
             f"{'yes' if slowdown <= allowed else 'NO'}); mix over the best fixed length {mix:.3f} "
-            f"(wanted: {1 - MIX_TOLERANCE:.2f}: {'yes' if mix >= 1 - MIX_TOLERANCE else 'NO'})"
+            f"(wanted: {WANTED_MIX:.2f}: {'yes' if mix >= WANTED_MIX else 'NO'})"
         )
 
 
@@ -463,14 +413,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("demo", "synthetic", "simulated"), nargs="?", default="demo")
+    parser.add_argument("what", choices=("demo", "synthetic"), nargs="?", default="demo")
     parser.add_argument("--drafter", choices=("ngram", "draft"), default="ngram")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--model-draft", type=Path)
     parser.add_argument("--prompts", type=Path, metavar="DIR", help="human_eval.jsonl and spec_bench.jsonl")
-    parser.add_argument(
-        "--costs", choices=("union", "switch", "cheap"), default="union", help="simulated T(n)"
-    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=8, help="per stream")
     parser.add_argument("--predict", type=int, default=256, help="tokens per request")
@@ -502,9 +449,10 @@ def main() -> None:
             sys.exit("--clock cpu needs --threads 1: other threads' time would be missing")
         use_cpu_clock()
     here = machine.describe()
-    results = {"demo": run_demo, "synthetic": run_synthetic, "simulated": run_simulated}[args.what](args)
-    kind = f"simulated, costs {args.costs}" if args.what == "simulated" else args.what
-    title = f"{kind}, drafter {args.drafter}, {args.requests} x {args.predict} tokens, {args.rounds} rounds"
+    results = {"demo": run_demo, "synthetic": run_synthetic}[args.what](args)
+    title = (
+        f"{args.what}, drafter {args.drafter}, {args.requests} x {args.predict} tokens, {args.rounds} rounds"
+    )
     title += ", controllers keep what they learned" if args.keep else ""
     title += ", CPU time of the decoding thread" if args.clock == "cpu" else ""
     show(results, title)

@@ -18,7 +18,8 @@ import re
 import sys
 from pathlib import Path
 
-from policy_sections import DEMO, FIGURES, FILES, SECTIONS, Bench, Row
+from policy_bench import DEMO, FILES, Bench, Row
+from policy_sections import FIGURES, SECTIONS
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

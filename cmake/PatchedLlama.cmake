@@ -4,16 +4,16 @@
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 
 # redo the tree when the pin or a patch changes; files whose content stays are not touched, hence not rebuilt
-set(patches_py "${CMAKE_SOURCE_DIR}/scripts/patches.py")
 set(pin_json "${CMAKE_SOURCE_DIR}/cmake/pin.json")
-file(GLOB patches CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/patches/*/*.patch")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${patches} "${patches_py}" "${pin_json}")
+file(GLOB patches CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/patches/*/*.patch" "${CMAKE_SOURCE_DIR}/tools/patches/*.py")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${patches} "${pin_json}")
 
 execute_process(
-    COMMAND "${Python3_EXECUTABLE}" "${patches_py}" --build "${PYSPAC_WORK_DIR}" prepare
+    COMMAND "${Python3_EXECUTABLE}" -m tools.patches --build "${PYSPAC_WORK_DIR}" prepare
+    WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}"
     OUTPUT_VARIABLE PYSPAC_LLAMA_DIR OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE result)
 if(NOT result EQUAL 0)
-    message(FATAL_ERROR "the patched llama.cpp could not be made: see the message of scripts/patches.py above")
+    message(FATAL_ERROR "the patched llama.cpp could not be made: see the message above")
 endif()
 
 # Names in llama.cpp's --version. It asks git too, and would get the commit of the repository around it, so that each

@@ -21,12 +21,17 @@ class ConfigError(PyspacError):
 
     exit_code = 2
 
-    def __init__(self, field: str, value: Any, allowed: str) -> None:
-        """Name the setting, the value it had, and what is allowed."""
-        super().__init__(f"{field} is {value!r}; allowed: {allowed}")
-        self.field = field
-        self.value = value
-        self.allowed = allowed
+    def __init__(self, field: str, value: Any, wanted: str) -> None:
+        """Name the setting, the value it had, and what to give instead: the end of "give ..."."""
+        super().__init__(f"{field} cannot be {value!r}: give {wanted}")
+
+
+class UsageError(ConfigError):
+    """Settings do not go together, or one is missing: there is no single value to name."""
+
+    def __init__(self, text: str) -> None:
+        """Take the whole sentence."""
+        PyspacError.__init__(self, text)
 
 
 class ModelError(PyspacError):

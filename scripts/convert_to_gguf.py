@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -88,7 +89,7 @@ def find_quantizer(bin_dir: Path) -> Path:
     raise UserError(f"no {QUANTIZER} in {bin_dir}; build that target, or name another build: --bin-dir DIR")
 
 
-def read_json(path: Path) -> dict:
+def read_json(path: Path) -> Any:
     if not path.is_file():
         raise UserError(
             f"no {path.name} in {path.parent}; give a folder made by Hugging Face's save_pretrained"
@@ -220,7 +221,7 @@ def run_check(gguf: Path, folder: Path, bin_dir: Path, report: Path) -> None:
     report.write_text(json.dumps(seen))
 
 
-def tokenize(llama: object, model: object, text: str) -> list[int]:
+def tokenize(llama: Any, model: Any, text: str) -> list[int]:
     vocab, raw = llama.llama_model_get_vocab(model), text.encode()
     ids = (llama.llama_token * (len(raw) + 8))()
     n_token = llama.llama_tokenize(vocab, raw, len(raw), ids, len(ids), False, False)
@@ -234,10 +235,10 @@ def reference_tokens(folder: Path, text: str) -> list[int] | None:
         return None
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids
+    return list(Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids)
 
 
-def generate(llama: object, model: object, ids: list[int]) -> str:
+def generate(llama: Any, model: Any, ids: list[int]) -> str:
     """Greedy continuation of N_CHECK_TOKENS tokens."""
     params = llama.llama_context_default_params()
     params.n_ctx = params.n_batch = 256
@@ -253,7 +254,7 @@ def generate(llama: object, model: object, ids: list[int]) -> str:
     return raw.decode(errors="replace")
 
 
-def piece(llama: object, vocab: object, token: int) -> bytes:
+def piece(llama: Any, vocab: Any, token: int) -> bytes:
     buffer = ctypes.create_string_buffer(256)
     n_byte = llama.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
     return buffer.raw[: max(0, n_byte)]
@@ -282,7 +283,7 @@ def make_gguf(args: argparse.Namespace, part: Path) -> str:
     converter, pre = find_converter(args.llama_cpp), args.pre or find_pre_tokenizer(args.folder)
     direct = CONVERTER_TYPES.get(args.quant)
     bin_dir = None if direct and args.no_check else find_bin_dir(args.bin_dir)
-    quantizer = None if direct else find_quantizer(bin_dir)
+    quantizer = None if direct or bin_dir is None else find_quantizer(bin_dir)
     with tqdm(total=3, bar_format="{desc:<12} {bar:24} {n_fmt}/{total_fmt} {elapsed}", leave=False) as bar:
         bar.set_description("converting")
         base = part if direct else part.with_name("base.gguf")
@@ -294,7 +295,7 @@ def make_gguf(args: argparse.Namespace, part: Path) -> str:
             base.unlink()
         bar.update()
         bar.set_description("checking")
-        return "" if args.no_check else check(part, args.folder, bin_dir)
+        return "" if args.no_check or bin_dir is None else check(part, args.folder, bin_dir)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -72,7 +72,7 @@ def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _section(name: str, command: Any) -> str:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    options = [param for param in command.params if param.param_type_name == "option"]
+    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
     usage = " ".join(["pyspac", name, *(param.metavar for param in arguments), "[OPTIONS]"])
     rows = [f"| `{param.metavar}` | {param.help} |" for param in arguments] + [
         _row(param) for param in options

@@ -8,11 +8,15 @@ pattern occurs.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
+
+Array = npt.NDArray[Any]
 
 # byte offsets of the fp16 scale fields of a block: (d, minimum, minimum / d that makes the mean about zero)
 _SCALE_FIELDS: dict[Type, tuple[int, int | None, float]] = {
@@ -47,10 +51,10 @@ def row_bytes(qtype: Type, n_per_row: int) -> int:
         raise ValueError(
             f"rows of {n_per_row} values do not divide into {qtype.name} blocks of {block} values"
         )
-    return n_per_row // block * size
+    return int(n_per_row // block * size)
 
 
-def random_blocks(rng: np.random.Generator, qtype: Type, shape: tuple[int, ...], std: float) -> np.ndarray:
+def random_blocks(rng: np.random.Generator, qtype: Type, shape: tuple[int, ...], std: float) -> Array:
     """Values of `shape` (slowest dimension first, rows last) with about the given standard deviation.
 
     Returns float32/float16 of `shape` for F32/F16, else uint8 of [*shape[:-1], row_bytes].
@@ -67,7 +71,7 @@ def random_blocks(rng: np.random.Generator, qtype: Type, shape: tuple[int, ...],
     return _random_bits(rng, qtype, n_blocks, scale).reshape(*shape[:-1], n_bytes)
 
 
-def _random_floats(rng: np.random.Generator, qtype: Type, shape: tuple[int, ...], std: float) -> np.ndarray:
+def _random_floats(rng: np.random.Generator, qtype: Type, shape: tuple[int, ...], std: float) -> Array:
     values = rng.standard_normal(shape, dtype=np.float32)
     values *= np.float32(std)
     if qtype == Type.F32:
@@ -77,11 +81,11 @@ def _random_floats(rng: np.random.Generator, qtype: Type, shape: tuple[int, ...]
     return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(np.uint8)  # BF16: the upper half
 
 
-def _random_bits(rng: np.random.Generator, qtype: Type, n_blocks: int, scale: float) -> np.ndarray:
+def _random_bits(rng: np.random.Generator, qtype: Type, n_blocks: int, scale: float) -> Array:
     """[n_blocks, block_bytes] uint8; random bits with the blocks' scales within 25 % of `scale`."""
     size = GGML_QUANT_SIZES[qtype][1]
     words = rng.bit_generator.random_raw(-(-n_blocks * size // 8))  # uint64
-    blocks = words.view(np.uint8)[: n_blocks * size].reshape(n_blocks, size)
+    blocks: Array = words.view(np.uint8)[: n_blocks * size].reshape(n_blocks, size)
     if qtype == Type.MXFP4:
         blocks[:, _MXFP4_EXPONENT] = 127 + round(float(np.log2(scale)))
         return blocks

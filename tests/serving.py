@@ -1,17 +1,12 @@
-"""Running servers in tests: what scripts/served.py has, and that nothing of it stays."""
+"""Running servers in tests: what tools/served.py has, and that nothing of it stays."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import psutil
 
 from pyspac.server import board_file
 from pyspac.server.health import choose_port
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-from served import (
+from tools.served import (
     DRAFT,
     HOST,
     ONE_THREAD,

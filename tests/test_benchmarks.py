@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT
@@ -66,3 +67,16 @@ def test_machine_names_what_it_ran_on() -> None:
     assert machine["n_cores"] >= 1
     assert machine["memory_gib"] > 0
     assert len(machine["llama_cpp_pin"]) == 9
+
+
+def test_figure_of_the_readme_is_drawn_from_the_rows(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run_script(ROOT / "benchmarks/figures.py", "--output", tmp_path / "speed.svg")
+    assert texts(tmp_path / "speed.svg") == texts(ROOT / "docs/speed.svg")
+
+
+def texts(path: Path) -> list[str]:
+    """What an SVG file says: titles, ticks, and the ratios beside the points."""
+    return [
+        element.text or "" for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
+    ]

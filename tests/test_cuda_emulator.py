@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "tests" / "cuda-emulator"))
-
-from translate import translate
+from tools.cuda_emulator.translate import translate
 
 LAUNCHES = {
     "k<<<g, b>>>(x, y);": 'emu_launch(g, b).run("k", [=](auto... emu_args) { k(emu_args...); }, x, y);',

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from gguf import GGUFReader
+
+from tools.train_demo import __main__ as trainer
+from tools.train_demo.corpus import Module
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "pyspac" / "models"
@@ -88,66 +89,71 @@ def test_model_card_names_both() -> None:
 # ---------------------------------------------------------------------------------------------------------
 # The trainer's pieces
 
-NEEDED = ("torch", "tokenizers", "safetensors", "tqdm")
-MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+MISSING = [name for name in trainer.PACKAGES if importlib.util.find_spec(name) is None]
 needs_train = pytest.mark.skipif(
     bool(MISSING),
     reason=f"the extra `train` is not installed (no {', '.join(MISSING)}): pip install 'pyspac[train]'",
 )
 
 
-@pytest.fixture(scope="module")
-def trainer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_demo_models", ROOT / "scripts/train_demo_models.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.train
 @needs_train
-def test_acceptance_length_by_hand(trainer: ModuleType) -> None:
+def test_acceptance_length_by_hand() -> None:
     """right right wrong right | with 4 drafted: a step of 3 tokens, then one cut off after 1."""
-    assert trainer.acceptance_length([True, True, False, True], 4) == 2
-    assert trainer.acceptance_length([False] * 6, 4) == 1
-    assert trainer.acceptance_length([True] * 10, 4) == 5
-    assert trainer.acceptance_length([True] * 10, 1) == 2
+    from tools.train_demo.held_out import acceptance_length
+
+    assert acceptance_length([True, True, False, True], 4) == 2
+    assert acceptance_length([False] * 6, 4) == 1
+    assert acceptance_length([True] * 10, 4) == 5
+    assert acceptance_length([True] * 10, 1) == 2
 
 
 @pytest.mark.train
 @needs_train
-def test_learning_rate_warms_up_stays_and_falls(trainer: ModuleType) -> None:
-    optim = trainer.OptimConfig()
-    factors = [trainer.lr_factor(optim, x) for x in (0, optim.warmup / 2, 0.1, optim.decay_from, 1)]
+def test_learning_rate_warms_up_stays_and_falls() -> None:
+    from tools.train_demo.optimiser import OptimConfig, lr_factor
+
+    optim = OptimConfig()
+    factors = [lr_factor(optim, x) for x in (0, optim.warmup / 2, 0.1, optim.decay_from, 1)]
     assert factors == pytest.approx([0, 0.5, 1, 1, 0], abs=1e-3)
 
 
-@pytest.mark.train
-@needs_train
-def test_held_out_modules_are_a_fixed_few(trainer: ModuleType) -> None:
+def test_what_training_needs_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trainer, "PACKAGES", ("json", "no_such_package"))
+    assert trainer.main([]) == 2
+    assert "no_such_package is not installed" in capsys.readouterr().err
+
+
+def test_held_out_modules_are_a_fixed_few() -> None:
     names = [f"package/module_{i}.py" for i in range(2000)]
-    held_out = [name for name in names if trainer.Module(name, "").is_held_out]
-    assert held_out == [name for name in names if trainer.Module(name, "other text").is_held_out]
+    held_out = [name for name in names if Module(name, "").is_held_out]
+    assert held_out == [name for name in names if Module(name, "other text").is_held_out]
     assert 0.03 < len(held_out) / len(names) < 0.07
 
 
 @pytest.mark.train
 @needs_train
-def test_windows_cover_an_epoch_without_overlap(trainer: ModuleType) -> None:
+def test_windows_cover_an_epoch_without_overlap() -> None:
     import torch
 
-    windows = trainer.Windows(torch.arange(10 * trainer.N_CTX), seed=1)
+    from tools.train_demo.common import N_CTX
+    from tools.train_demo.data import Windows
+
+    windows = Windows(torch.arange(10 * N_CTX), seed=1)
     starts = sorted(int(windows(k)[0]) for k in range(windows.n_per_epoch))
-    assert len(windows(0)) == trainer.N_CTX + 1
-    assert {b - a for a, b in itertools.pairwise(starts)} == {trainer.N_CTX}
+    assert len(windows(0)) == N_CTX + 1
+    assert {b - a for a, b in itertools.pairwise(starts)} == {N_CTX}
 
 
 @pytest.mark.train
 @needs_train
-def test_grouped_linear_equals_one_matrix_per_expert(trainer: ModuleType) -> None:
+def test_grouped_linear_equals_one_matrix_per_expert() -> None:
     """Forward and both gradients against plain torch, float32."""
     import torch
+
+    from tools.train_demo.ffn import GroupedLinear
 
     torch.manual_seed(0)
     bounds, x, w = (
@@ -158,17 +164,19 @@ def test_grouped_linear_equals_one_matrix_per_expert(trainer: ModuleType) -> Non
     rows = torch.tensor([0, 0, 0, 2, 2, 2, 2])
     expected = torch.einsum("ri,roi->ro", x, w[rows])
     grads = torch.autograd.grad(expected.square().sum(), (x, w))
-    seen = trainer.GroupedLinear.apply(x, w, bounds)
+    seen = GroupedLinear.apply(x, w, bounds)
     torch.testing.assert_close(seen, expected)
     torch.testing.assert_close(torch.autograd.grad(seen.square().sum(), (x, w)), grads)
 
 
 @pytest.mark.train
 @needs_train
-def test_pair_loss_gradients_equal_autograd(trainer: ModuleType) -> None:
+def test_pair_loss_gradients_equal_autograd() -> None:
     """The hand-written gradients against those of the losses written out, float32."""
     import torch
     import torch.nn.functional as F
+
+    from tools.train_demo.distillation import PairLoss
 
     torch.manual_seed(0)
     p, q = (torch.randn(6, 11, requires_grad=True) for _ in range(2))
@@ -177,16 +185,19 @@ def test_pair_loss_gradients_equal_autograd(trainer: ModuleType) -> None:
     blend = share * teacher + (1 - share) * F.one_hot(labels, 11)
     loss = F.cross_entropy(p, labels) - (blend * F.log_softmax(q, -1)).sum(-1).mean()
     expected = torch.autograd.grad(loss, (p, q))
-    main, report = trainer.PairLoss.apply(p, q, labels, share)
+    main, report = PairLoss.apply(p, q, labels, share)
     torch.testing.assert_close(torch.autograd.grad(main, (p, q)), expected)
     torch.testing.assert_close(report[0], F.cross_entropy(p, labels).detach())
 
 
 @pytest.mark.train
 @needs_train
-def test_tokenizer_keeps_every_byte(trainer: ModuleType) -> None:
+def test_tokenizer_keeps_every_byte() -> None:
+    from tools.train_demo.common import EOS
+    from tools.train_demo.tokenizer import train_tokenizer
+
     texts = ["def f(x):\n    return x + 12\n" * 50, "class A:\n\tpass\n" * 50]
-    tokenizer = trainer.train_tokenizer(texts, 280)
+    tokenizer = train_tokenizer(texts, 280)
     text = "def g(ä):\r\n\treturn '12' \n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    assert tokenizer.token_to_id(trainer.EOS) == 279
+    assert tokenizer.token_to_id(EOS) == 279

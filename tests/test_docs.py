@@ -14,7 +14,7 @@ NOT_OURS = {"build", "dist", "llama.cpp", "node_modules"}  # and whatever begins
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)[^)]*\)")
 CODE = re.compile(r"`([^`\n]+)`")
 MENTIONED_FILE = re.compile(
-    r"(docs|engine|pyspac|patches|scripts|tests|benchmarks|cmake|packaging)/[\w./-]+\.\w+"
+    r"(docs|engine|pyspac|patches|scripts|tools|tests|benchmarks|cmake|packaging)/[\w./-]+\.\w+"
 )
 
 

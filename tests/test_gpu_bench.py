@@ -366,7 +366,8 @@ def test_sources_of_the_bundle_need_no_network(tmp_path: Path) -> None:
     assert launch.unpack(archive, source) == len(names)
     assert launch.unpack(archive, source) == 0
     prepared = subprocess.run(
-        [sys.executable, str(source / "scripts" / "patches.py"), "prepare"],
+        [sys.executable, "-m", "tools.patches", "prepare"],
+        cwd=source,
         env=os.environ | {"PYSPAC_SDIST": "/nowhere"},
         capture_output=True,
         text=True,

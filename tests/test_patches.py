@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-import patches as tool  # noqa: E402
+from tools.patches.check import header_problems, readme_problems, round_trip_problems
+from tools.patches.git import git
+from tools.patches.pin import PatchError, read_pin
+from tools.patches.pristine import find_sdist
+from tools.patches.queue import PATCH_DIR, parse_patch, read_patches, touched
+from tools.patches.repository import HOOK_STATUS, apply_to_repo, export_repo, make_repo
+from tools.patches.table import README
+from tools.patches.tree import fingerprint, patch_files, sync_tree
 
-PATCHES = tool.read_patches()
-PIN = tool.read_pin()
+ROOT = Path(__file__).resolve().parent.parent
+PATCHES = read_patches()
+PIN = read_pin()
 BUILD = ROOT / "build"
 BODY = "Why it is needed.\n\nUpstream-Status: {status}\nRemove-When: never\n"
 
@@ -26,12 +31,12 @@ BODY = "Why it is needed.\n\nUpstream-Status: {status}\nRemove-When: never\n"
 
 
 def test_patches_apply_in_order_and_export_unchanged():
-    assert tool.round_trip_problems(BUILD, PATCHES) == []
+    assert round_trip_problems(BUILD, PATCHES) == []
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_header_is_complete(patch):
-    assert tool.header_problems(patch) == []
+    assert header_problems(patch) == []
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
@@ -42,13 +47,13 @@ def test_body_says_why(patch):
 
 
 def test_table_of_the_readme_is_current():
-    assert tool.readme_problems(PATCHES) == []
-    listed = re.findall(r"`((?:upstream|hooks)/[^`]+\.patch)`", tool.README.read_text())
+    assert readme_problems(PATCHES) == []
+    listed = re.findall(r"`((?:upstream|hooks)/[^`]+\.patch)`", README.read_text())
     assert listed == [patch.name for patch in PATCHES]
 
 
 def test_no_other_file_lies_among_the_patches():
-    files = {str(path.relative_to(tool.PATCH_DIR)) for path in tool.PATCH_DIR.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(PATCH_DIR)) for path in PATCH_DIR.rglob("*") if path.is_file()}
     assert files == {"README.md", *(patch.name for patch in PATCHES)}
 
 
@@ -104,20 +109,20 @@ def tree(tmp_path):
 
 def commit(repo: Path, subject: str, status: str = "Pending") -> None:
     who = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@localhost"}
-    tool.git(repo, "add", "--all")
-    tool.git(repo, "commit", "-m", f"{subject}\n\n{BODY.format(status=status)}", env=who)
+    git(repo, "add", "--all")
+    git(repo, "commit", "-m", f"{subject}\n\n{BODY.format(status=status)}", env=who)
 
 
 @pytest.fixture
 def repo(tree, tmp_path):
     """The tree as a repository: two upstream commits that touch the same line, a hook that adds a file."""
     folder = tmp_path / "repo"
-    tool.make_repo(folder, tree, PIN)
+    make_repo(folder, tree, PIN)
     for text in ("TWO", "Two"):
         (folder / "src/a.c").write_text(f"one\n{text}\nthree\n")
         commit(folder, f"src : write {text}")
     (folder / "hook.h").write_text("hook\n")
-    commit(folder, "llama : add a hook", tool.HOOK_STATUS)
+    commit(folder, "llama : add a hook", HOOK_STATUS)
     return folder
 
 
@@ -127,23 +132,23 @@ def names(patches) -> list[str]:
 
 def test_export_names_folders_and_numbers(repo):
     expected = ["upstream/0001-src-write-TWO.patch", "upstream/0002-src-write-Two.patch"]
-    patches = tool.export_repo(repo, [])
+    patches = export_repo(repo, [])
     assert names(patches) == [*expected, "hooks/0001-llama-add-a-hook.patch"]
     assert [(patch.n_added, patch.n_removed) for patch in patches] == [(1, 1), (1, 1), (1, 0)]
     assert patches[2].paths == ("hook.h",)
-    assert all(tool.header_problems(patch) == [] for patch in patches)
+    assert all(header_problems(patch) == [] for patch in patches)
 
 
 def test_export_of_apply_is_the_same(repo, tree, tmp_path):
-    patches = tool.export_repo(repo, [])
-    tool.make_repo(tmp_path / "again", tree, PIN, only=tool.touched(patches))
-    tool.apply_to_repo(tmp_path / "again", patches)
-    assert tool.export_repo(tmp_path / "again", patches) == patches
+    patches = export_repo(repo, [])
+    make_repo(tmp_path / "again", tree, PIN, only=touched(patches))
+    apply_to_repo(tmp_path / "again", patches)
+    assert export_repo(tmp_path / "again", patches) == patches
 
 
 def test_export_keeps_gaps_in_the_numbers(repo):
-    known = [tool.parse_patch("upstream/0004-src-write-Two.patch", "")]
-    assert names(tool.export_repo(repo, known))[:2] == [
+    known = [parse_patch("upstream/0004-src-write-Two.patch", "")]
+    assert names(export_repo(repo, known))[:2] == [
         "upstream/0001-src-write-TWO.patch",
         "upstream/0004-src-write-Two.patch",
     ]
@@ -152,26 +157,26 @@ def test_export_keeps_gaps_in_the_numbers(repo):
 def test_export_refuses_an_upstream_patch_after_a_hook(repo):
     (repo / "b.txt").write_text("B\n")
     commit(repo, "src : late")
-    with pytest.raises(tool.PatchError, match="rebase -i pin"):
-        tool.export_repo(repo, [])
+    with pytest.raises(PatchError, match="rebase -i pin"):
+        export_repo(repo, [])
 
 
 def test_a_long_subject_is_unfolded(repo):
     subject = "src : " + "a long way to say very little about one file " * 3
     (repo / "hook.h").write_text("hook 2\n")
-    commit(repo, subject.strip(), tool.HOOK_STATUS)
-    assert tool.export_repo(repo, [])[-1].subject == subject.strip()
+    commit(repo, subject.strip(), HOOK_STATUS)
+    assert export_repo(repo, [])[-1].subject == subject.strip()
 
 
 def prepare(tree: Path, target: Path, patches) -> int:
     scratch = target.parent / f"scratch-{time.monotonic_ns()}"
     scratch.mkdir()
-    patched = tool.patch_files(scratch, tree, patches)
-    return tool.sync_tree(tree, patched, tool.touched(patches), target)
+    patched = patch_files(scratch, tree, patches)
+    return sync_tree(tree, patched, touched(patches), target)
 
 
 def test_prepare_writes_only_what_changes(repo, tree, tmp_path):
-    patches, target = tool.export_repo(repo, []), tmp_path / "target"
+    patches, target = export_repo(repo, []), tmp_path / "target"
     assert prepare(tree, target, patches) == 3
     assert (target / "src/a.c").read_text() == "one\nTwo\nthree\n"
     os.utime(target / "b.txt", (1, 1))
@@ -180,7 +185,7 @@ def test_prepare_writes_only_what_changes(repo, tree, tmp_path):
 
 
 def test_prepare_takes_a_patch_back(repo, tree, tmp_path):
-    patches, target = tool.export_repo(repo, []), tmp_path / "target"
+    patches, target = export_repo(repo, []), tmp_path / "target"
     prepare(tree, target, patches)
     os.utime(tree / "src/a.c", (1, 1))
     assert prepare(tree, target, []) == 1
@@ -191,19 +196,19 @@ def test_prepare_takes_a_patch_back(repo, tree, tmp_path):
 
 def test_prepare_inside_another_repository_still_patches(repo, tree, tmp_path):
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    prepare(tree, tmp_path / "target", tool.export_repo(repo, []))
+    prepare(tree, tmp_path / "target", export_repo(repo, []))
     assert (tmp_path / "target/hook.h").is_file()
 
 
 def test_a_patch_that_does_not_apply_is_named(repo, tree, tmp_path):
-    patches = tool.export_repo(repo, [])
-    with pytest.raises(tool.PatchError, match=r"0002-src-write-Two\.patch does not apply"):
+    patches = export_repo(repo, [])
+    with pytest.raises(PatchError, match=r"0002-src-write-Two\.patch does not apply"):
         prepare(tree, tmp_path / "target", patches[1:])
 
 
 def test_fingerprint_depends_on_every_patch(repo):
-    patches = tool.export_repo(repo, [])
-    prints = {tool.fingerprint(PIN, part) for part in (patches, patches[:2], patches[::-1], [])}
+    patches = export_repo(repo, [])
+    prints = {fingerprint(PIN, part) for part in (patches, patches[:2], patches[::-1], [])}
     assert len(prints) == 4
 
 
@@ -214,18 +219,18 @@ def test_fingerprint_depends_on_every_patch(repo):
         ("Remove-When: never", "Remove: never", "Remove-When"),
         ("src : write TWO", "Write TWO", "area : what changed"),
         ("+TWO", "+pyspac", "could not be submitted"),
-        ("Upstream-Status: Pending", f"Upstream-Status: {tool.HOOK_STATUS}", "hooks/"),
+        ("Upstream-Status: Pending", f"Upstream-Status: {HOOK_STATUS}", "hooks/"),
     ],
 )
 def test_a_bad_header_is_reported(repo, replace, by, problem):
-    good = tool.export_repo(repo, [])[0]
-    bad = tool.parse_patch(good.name, good.text.replace(replace, by))
-    assert problem in "\n".join(tool.header_problems(bad))
+    good = export_repo(repo, [])[0]
+    bad = parse_patch(good.name, good.text.replace(replace, by))
+    assert problem in "\n".join(header_problems(bad))
 
 
 def test_a_wrong_archive_is_refused(monkeypatch, tmp_path):
     archive = tmp_path / "wrong.tar.gz"
     archive.write_bytes(b"not it")
     monkeypatch.setenv("PYSPAC_SDIST", str(archive))
-    with pytest.raises(tool.PatchError, match="sha256"):
-        tool.find_sdist(tmp_path, PIN)
+    with pytest.raises(PatchError, match="sha256"):
+        find_sdist(tmp_path, PIN)

@@ -20,28 +20,20 @@ import psutil
 import pytest
 from gguf import GGUFReader
 from rich.console import Console
-from serving import ROOT, TARGET
+from serving import TARGET
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import soak
-import soak_adapters
-import soak_faults
-import soak_namespace
-from soak_clients import (
-    MIN_TOKENS,
-    Answer,
-    Question,
-    Tally,
-    adapter_scales,
-    all_questions,
-    ask_and_compare,
-    ask_everything,
-    certain_part,
-    margins,
-    n_certain,
-)
-from soak_faults import FAULTS, Fault, FaultCount, FaultDealer, FaultError, Site
-from soak_report import MIB, Report, summarise_memory
+from tools.soak import __main__ as program
+from tools.soak import adapters, namespace
+from tools.soak.clients import ask_everything
+from tools.soak.faults import FAULTS, board, disks, requests
+from tools.soak.faults import scheduler as scheduler_faults
+from tools.soak.faults.dealer import FaultCount, FaultDealer
+from tools.soak.faults.fault import Fault, FaultError, Site
+from tools.soak.questions import Answer, Question, adapter_scales, all_questions
+from tools.soak.references import MIN_TOKENS, certain_part, margins, n_certain
+from tools.soak.report import MIB, Report, summarise_memory
+from tools.soak.run import is_scheduler_back
+from tools.soak.tally import Tally, ask_and_compare
 
 QUESTION = Question("x = ", is_chat=False, n_tokens=8)
 ADAPTED = replace(QUESTION, adapter=1)
@@ -265,11 +257,11 @@ def scheduler(site: Site) -> Iterator[psutil.Process]:
 
 
 def test_kill(site: Site, scheduler: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = soak_faults.Kill(site, 0)
-    monkeypatch.setattr(soak_faults, "SPARED", 1.0)
+    fault = scheduler_faults.Kill(site, 0)
+    monkeypatch.setattr(scheduler_faults, "SPARED", 1.0)
     assert not fault.apply()  # too young
     assert scheduler.is_running()
-    monkeypatch.setattr(soak_faults, "LONG_LIFE_S", 0.0)
+    monkeypatch.setattr(scheduler_faults, "LONG_LIFE_S", 0.0)
     assert fault.apply()
     scheduler.wait(10)
     assert not fault.apply()  # gone
@@ -285,7 +277,7 @@ def test_stop_lets_it_go_on(site: Site, scheduler: psutil.Process, monkeypatch: 
         seen.append(scheduler.status())
 
     monkeypatch.setattr(Site, "wait", look)
-    assert soak_faults.Stop(site, 0).apply()
+    assert scheduler_faults.Stop(site, 0).apply()
     assert seen == [psutil.STATUS_STOPPED]
     assert scheduler.status() != psutil.STATUS_STOPPED
 
@@ -295,11 +287,11 @@ def test_scribble_puts_back_what_was_there(site: Site, monkeypatch: pytest.Monke
     written: list[int] = []
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: written.append(at) or write(fd, data, at))
-    assert soak_faults.Scribble(site, 0).apply()
+    assert board.Scribble(site, 0).apply()
     assert len(written) > 2
     assert site.board_path.read_bytes() == before
     site.board_path.unlink()
-    assert not soak_faults.Scribble(site, 0).apply()
+    assert not board.Scribble(site, 0).apply()
 
 
 @contextmanager
@@ -321,11 +313,11 @@ def mending(path: Path) -> Iterator[None]:
 
 
 def test_truncate_waits_until_the_engine_has_mended_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = soak_faults.Truncate(site, 0)
+    fault = board.Truncate(site, 0)
     with mending(site.board_path):
         assert fault.apply()
     assert site.board_path.stat().st_size == SIZE
-    monkeypatch.setattr(soak_faults, "REPAIR_S", 0.05)
+    monkeypatch.setattr(board, "REPAIR_S", 0.05)
     with pytest.raises(FaultError, match="of 20000 bytes"):
         fault.apply()
     site.board_path.unlink()
@@ -333,18 +325,18 @@ def test_truncate_waits_until_the_engine_has_mended_it(site: Site, monkeypatch: 
 
 
 def test_truncated_sizes_and_nonsense(site: Site) -> None:
-    rng = soak_faults.Truncate(site, 0).rng
-    sizes = {soak_faults.truncated_size(rng, SIZE) for _ in range(300)}
+    rng = board.Truncate(site, 0).rng
+    sizes = {board.truncated_size(rng, SIZE) for _ in range(300)}
     assert {0, 1, 4095, 4096, SIZE - 1} <= sizes
     assert max(sizes) < SIZE
-    assert all(soak_faults.truncated_size(rng, 10) < 10 for _ in range(50))
-    assert all(len(soak_faults.nonsense(rng, n)) == n for n in (0, 1, 64) for _ in range(9))
+    assert all(board.truncated_size(rng, 10) < 10 for _ in range(50))
+    assert all(len(board.nonsense(rng, n)) == n for n in (0, 1, 64) for _ in range(9))
 
 
 def test_remove_brings_the_same_board_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     path, inode, seen = site.board_path, site.board_path.stat().st_ino, []
     monkeypatch.setattr(Site, "wait", lambda _site, _seconds: seen.append(path.exists()))
-    fault = soak_faults.Remove(site, 0)
+    fault = board.Remove(site, 0)
     assert fault.apply()
     assert seen == [False]
     assert path.stat().st_ino == inode
@@ -355,10 +347,10 @@ def test_remove_brings_the_same_board_back(site: Site, monkeypatch: pytest.Monke
 
 
 def test_remove_for_good(site: Site, scheduler: psutil.Process) -> None:
-    soak_faults.Remove(site, 0).for_good()
+    board.Remove(site, 0).for_good()
     scheduler.wait(10)
     assert not site.board_path.exists()
-    assert not soak_faults.Remove(site, 0).apply()
+    assert not board.Remove(site, 0).apply()
 
 
 @pytest.mark.parametrize(
@@ -374,8 +366,8 @@ def test_a_twin_must_be_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, code: int, stderr: str, text: str | None
 ) -> None:
     done = subprocess.CompletedProcess([], code, "", stderr)
-    monkeypatch.setattr(soak_faults, "run_pyspac", lambda *_arguments, **_more: done)
-    fault = soak_faults.Twin(site, 0)
+    monkeypatch.setattr(board, "run_pyspac", lambda *_arguments, **_more: done)
+    fault = board.Twin(site, 0)
     if text is None:
         assert fault.apply()
     else:
@@ -389,13 +381,13 @@ def test_a_twin_must_leave_the_board(site: Site, monkeypatch: pytest.MonkeyPatch
         site.board_path.write_bytes(b"its own")
         return subprocess.CompletedProcess([], 2, "", "in use")
 
-    monkeypatch.setattr(soak_faults, "run_pyspac", take)
+    monkeypatch.setattr(board, "run_pyspac", take)
     with pytest.raises(FaultError, match="took the board"):
-        soak_faults.Twin(site, 0).apply()
+        board.Twin(site, 0).apply()
 
 
 def test_disconnect_looks_at_what_came_before(site: Site) -> None:
-    fault, tally = soak_faults.Disconnect(site, 0), site.tally
+    fault, tally = requests.Disconnect(site, 0), site.tally
     for _ in range(8):
         assert fault.apply()
     assert tally.n_asked == tally.n_cut > 8
@@ -415,7 +407,7 @@ def test_slots_of_adapters_are_left_alone(site: Site, monkeypatch: pytest.Monkey
         (site.slots_folder / name).touch()
     with posts(site, monkeypatch) as seen:
         for _ in range(40):
-            soak_faults.Slots(site, len(seen)).apply()
+            requests.Slots(site, len(seen)).apply()
     paths = {path for path, _ in seen}
     assert paths == {f"/slots/{slot}?action={a}" for slot in range(3) for a in ("save", "restore", "erase")}
     restored = {body["filename"] for path, body in seen if "restore" in path}
@@ -426,11 +418,11 @@ def test_slots_may_fail_only_while_the_disk_is_full(site: Site, monkeypatch: pyt
     half = site.slots_folder / "slot-1"
     with posts(site, monkeypatch, FaultError("500 Unable to save slot")):
         with pytest.raises(FaultError, match="Unable to save"):
-            soak_faults.Slots(site, 0).apply()
+            requests.Slots(site, 0).apply()
         site.is_disk_full = True
         for seed in range(40):
             half.touch()
-            assert soak_faults.Slots(site, seed).apply()
+            assert requests.Slots(site, seed).apply()
             if not half.exists():
                 break
     assert not half.exists()  # a file saved meanwhile may be half of one
@@ -438,7 +430,7 @@ def test_slots_may_fail_only_while_the_disk_is_full(site: Site, monkeypatch: pyt
 
 def test_adapters_are_swapped_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with posts(site, monkeypatch) as seen:
-        assert soak_faults.Adapters(site, 0).apply()
+        assert requests.Adapters(site, 0).apply()
     scales = [[entry["scale"] for entry in body] for _path, body in seen]
     assert sorted(scales[::2]) == [[0.0, 1.0], [1.0, 0.0]]
     assert scales[1::2] == [[0.0, 0.0]] * 2
@@ -447,7 +439,7 @@ def test_adapters_are_swapped_back(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_full_file_systems_are_our_own_or_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (soak_faults.FullShm, soak_faults.FullDisk):
+    for kind in (disks.FullShm, disks.FullDisk):
         assert "not allowed here" in str(kind(site, 0).why_not())
     site.shm_folder = site.disk_folder = site.slots_folder
     seen: list[tuple[bool, list[Path]]] = []
@@ -455,9 +447,9 @@ def test_full_file_systems_are_our_own_or_none(site: Site, monkeypatch: pytest.M
     def look(_site: Site, _seconds: float) -> None:
         seen.append((site.is_disk_full, list(site.slots_folder.iterdir())))
 
-    monkeypatch.setattr(soak_faults, "fill", Path.touch)
+    monkeypatch.setattr(disks, "fill", Path.touch)
     monkeypatch.setattr(Site, "wait", look)
-    for kind in (soak_faults.FullShm, soak_faults.FullDisk):
+    for kind in (disks.FullShm, disks.FullDisk):
         fault = kind(site, 0)
         assert fault.why_not() is None
         assert fault.apply()
@@ -467,7 +459,7 @@ def test_full_file_systems_are_our_own_or_none(site: Site, monkeypatch: pytest.M
 
 
 def test_filling_ends() -> None:
-    soak_faults.fill(Path("/dev/full"))
+    disks.fill(Path("/dev/full"))
 
 
 # ---- dealing them --------------------------------------------------------------------------------
@@ -535,26 +527,26 @@ def test_a_fault_that_breaks_is_a_failure() -> None:
 
 def test_names_of_faults() -> None:
     every = [fault.name for fault in FAULTS]
-    assert soak.parse_arguments([]).faults == every
-    assert soak.parse_arguments(["--faults", "twin,kill"]).faults == ["twin", "kill"]
-    assert soak.parse_arguments(["--without", "kill,twin"]).faults == [
+    assert program.parse_arguments([]).faults == every
+    assert program.parse_arguments(["--faults", "twin,kill"]).faults == ["twin", "kill"]
+    assert program.parse_arguments(["--without", "kill,twin"]).faults == [
         n for n in every if n not in ("kill", "twin")
     ]
     for bad in (["--faults", "flood"], ["--minutes", "0"], ["--clients", "0"]):
         with pytest.raises(SystemExit) as exit_:
-            soak.parse_arguments(bad)
+            program.parse_arguments(bad)
         assert exit_.value.code == 2
 
 
 def test_another_model_has_no_draft_model_unless_it_is_named() -> None:
-    assert soak.parse_arguments([]).draft == soak.DRAFT
-    assert soak.parse_arguments(["--model", "other.gguf"]).draft is None
-    assert soak.parse_arguments(["--model", "other.gguf", "--draft", "its.gguf"]).draft == Path("its.gguf")
+    assert program.parse_arguments([]).draft == program.DRAFT
+    assert program.parse_arguments(["--model", "other.gguf"]).draft is None
+    assert program.parse_arguments(["--model", "other.gguf", "--draft", "its.gguf"]).draft == Path("its.gguf")
 
 
 def test_help_says_what_each_fault_does(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        soak.parse_arguments(["--help"])
+        program.parse_arguments(["--help"])
     text = capsys.readouterr().out
     for fault in FAULTS:
         assert fault.what in text
@@ -565,33 +557,33 @@ def test_a_scheduler_is_back_when_the_last_one_has_decided(site: Site, scheduler
         return SimpleNamespace(events=[{"event": name} for name in names])
 
     assert scheduler.is_running()
-    assert soak.is_scheduler_back(events("scheduler_started", "attached"), site)
-    assert not soak.is_scheduler_back(events("scheduler_started", "attached", "scheduler_started"), site)
+    assert is_scheduler_back(events("scheduler_started", "attached"), site)
+    assert not is_scheduler_back(events("scheduler_started", "attached", "scheduler_started"), site)
     died_early = events("scheduler_started", "scheduler_died", "scheduler_started", "attached")
-    assert soak.is_scheduler_back(died_early, site)
-    assert not soak.is_scheduler_back(events(), site)
+    assert is_scheduler_back(died_early, site)
+    assert not is_scheduler_back(events(), site)
 
 
 def test_adapters_fit_the_model(tmp_path: Path) -> None:
-    attention, experts = soak_adapters.write_adapters(tmp_path, TARGET)
+    attention, experts = adapters.write_adapters(tmp_path, TARGET)
     shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in GGUFReader(TARGET).tensors}
     for path, part in ((attention, "attn_q"), (experts, "ffn_up_exps")):
         tensors = {tensor.name: tuple(map(int, tensor.shape)) for tensor in GGUFReader(path).tensors}
         assert any(part in name for name in tensors)
         for name, shape in tensors.items():
             n_in, n_out, *n_expert = shapes[name.rpartition(".lora_")[0]]
-            rank = soak_adapters.RANK
+            rank = adapters.RANK
             assert shape == ((n_in, rank, *n_expert) if name.endswith("_a") else (rank, n_out, *n_expert))
     with pytest.raises(ValueError, match="has no tensor"):
-        soak_adapters.write_adapter(tmp_path / "none.gguf", TARGET, soak_adapters.re.compile("nothing"), 0)
+        adapters.write_adapter(tmp_path / "none.gguf", TARGET, adapters.re.compile("nothing"), 0)
 
 
 def test_small_file_systems_only_in_a_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPAC_SOAK_NAMESPACE", raising=False)
-    with soak_namespace.mounted(tmp_path, 1) as folder:
+    with namespace.mounted(tmp_path, 1) as folder:
         assert folder is None
     monkeypatch.setattr(
         subprocess, "run", lambda *_a, **_k: (_ for _ in ()).throw(FileNotFoundError("unshare"))
     )
-    assert not soak_namespace.is_allowed()
-    soak_namespace.enter(["nothing"])  # returns
+    assert not namespace.is_allowed()
+    namespace.enter(["nothing"])  # returns

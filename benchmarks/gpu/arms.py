@@ -50,7 +50,7 @@ class Arm:
             stock=not self.is_split,
             device=s.device,
             rpc=s.rpc,
-            n_threads=s.split_threads or None,  # of the engine: its context is opened by compare.py
+            n_threads=s.split_threads or None,  # of the engine: its context is opened by bench.py
             cache=CacheSize(text=s.cache),
             spec_type="ngram" if self.speculates else "none",  # the drafter itself is replaced
             draft_max=s.draft_max if self.speculates else None,
@@ -64,7 +64,12 @@ class Arm:
 
 def all_arms() -> list[Arm]:
     """Controls first; each group has the baseline, so that its ratios are paired within the group."""
-    controls = [
+    return controls() + ablations()
+
+
+def controls() -> list[Arm]:
+    """Stock, with its experts on the host or placed by layers, and the split with each estimator."""
+    return [
         Arm(
             name="stock-ar",
             group="controls",
@@ -100,7 +105,11 @@ def all_arms() -> list[Arm]:
             host_kernels="ggml",
         ),
     ]
-    ablations = [
+
+
+def ablations() -> list[Arm]:
+    """The paper's system, whole and with one part left out."""
+    return [
         Arm(name=BASELINE, group="ablations", what="stock, all experts on the host, with drafts"),
         Arm(
             name="split-spac",
@@ -122,7 +131,6 @@ def all_arms() -> list[Arm]:
             for name in PAPER_ABLATIONS
         ),
     ]
-    return controls + ablations
 
 
 def chosen_arms(s: Settings) -> list[Arm]:

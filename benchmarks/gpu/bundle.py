@@ -43,7 +43,7 @@ BUILD_TOOLS = ("cmake>=3.24", "ninja")  # 3.24: CMAKE_CUDA_ARCHITECTURES=native
 
 # what the benchmark's build reads of our own files, and of llama.cpp's
 OUR_FILES = ("CMakeLists.txt", "CMakePresets.json", "LICENSE", "pyproject.toml")
-OUR_FOLDERS = ("cmake", "engine", "patches", "pyspac", "scripts", "benchmarks")
+OUR_FOLDERS = ("cmake", "engine", "patches", "pyspac", "scripts", "tools/patches", "benchmarks")
 LLAMA_FILES = ("CMakeLists.txt", "LICENSE", "ggml/CMakeLists.txt", "vendor/CMakeLists.txt")
 LLAMA_FOLDERS = (
     "cmake",
@@ -99,7 +99,7 @@ def llama_files(tree: Path) -> Iterator[Path]:
 
 
 def write_sources(path: Path, tree: Path) -> int:
-    """The patched llama.cpp lies where scripts/patches.py would make it, so that nothing is left to patch."""
+    """The patched llama.cpp lies where `tools.patches` would make it, so that nothing is left to patch."""
     members = {f"build/llama.cpp/{file.relative_to(tree)}": file for file in llama_files(tree)}
     members["build/llama.cpp.stamp"] = ROOT / "build" / "llama.cpp.stamp"
     members |= {str(file.relative_to(ROOT)): file for file in files_of(ROOT, OUR_FILES, OUR_FOLDERS)}
@@ -120,7 +120,7 @@ def write_sources(path: Path, tree: Path) -> int:
 def patched_tree() -> Path:
     """build/llama.cpp, made if it is missing or old."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "patches.py"), "prepare"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tools.patches", "prepare"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     if done.returncode != 0:
         raise BundleError("llama.cpp could not be prepared: see above")
@@ -159,7 +159,8 @@ def collect_wheels(folder: Path, python: str, with_cmake: bool) -> None:
 def bindings_wheel(folder: Path) -> Path:
     """Pure Python, so it fits every Python; built from the archive that the build uses as well."""
     found = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "patches.py"), "sdist"],
+        [sys.executable, "-m", "tools.patches", "sdist"],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         check=True,

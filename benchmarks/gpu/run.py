@@ -215,7 +215,7 @@ def write_rows(s: Settings, rows: list[dict[str, Any]], described: dict[str, Any
 
 
 def print_report(
-    rows: list[dict[str, Any]], described: dict[str, Any], progress: Progress, path: Path
+    rows: list[dict[str, Any]], described: dict[str, Any], progress: Progress, path: Path | None
 ) -> None:
     import machine
 

@@ -114,12 +114,22 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    d = Settings()
     parser = argparse.ArgumentParser(
         description="Build, test and measure pyspac on a CUDA machine, in ten minutes and without a network.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    d = Settings()
+    add_general(parser, d)
+    add_build(parser.add_argument_group("build"), d)
+    add_model(parser.add_argument_group("model"), d)
+    comparison = parser.add_argument_group("comparison")
+    add_memory_and_drafts(comparison, d)
+    add_visits(comparison, d)
+    return parser
+
+
+def add_general(parser: argparse.ArgumentParser, d: Settings) -> None:
     add = parser.add_argument
     add("--phases", type=names, default=PHASES, metavar="LIST", help="which phases (default: all)")
     add(
@@ -139,7 +149,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="rows (default: benchmarks/results; of rehearsals, a folder in --work)",
     )
-    build = parser.add_argument_group("build")
+
+
+def add_build(build: argparse._ArgumentGroup, d: Settings) -> None:
     build.add_argument("--no-build", action="store_true", help="use the build that `make build` made")
     build.add_argument("--build-dir", metavar="DIR", help="cmake's folder (default: in --work)")
     build.add_argument("--jobs", type=int, default=d.jobs, help="compilations at once (default: all cores)")
@@ -150,11 +162,15 @@ def make_parser() -> argparse.ArgumentParser:
         help="leave those kernels out: about half the build time; stock is then slower as well",
     )
     build.add_argument("--no-sanitizer", dest="sanitizer", action="store_false", help="no compute-sanitizer")
-    model = parser.add_argument_group("model")
+
+
+def add_model(model: argparse._ArgumentGroup, d: Settings) -> None:
     model.add_argument("--like", default=d.like, metavar="NAME", help=f"its shape (default: {d.like})")
     model.add_argument("--layers", type=int, help="layers (default: all; fewer if time or memory is short)")
     model.add_argument("--model", metavar="FILE", help="a GGUF file instead of a synthetic one")
-    runs = parser.add_argument_group("comparison")
+
+
+def add_memory_and_drafts(runs: argparse._ArgumentGroup, d: Settings) -> None:
     runs.add_argument(
         "--cache",
         default=d.cache,
@@ -183,6 +199,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="time that drafting one token is made to take (default: 0)",
     )
+
+
+def add_visits(runs: argparse._ArgumentGroup, d: Settings) -> None:
     runs.add_argument(
         "--tokens", type=int, default=d.tokens, help=f"measured per visit (default: {d.tokens})"
     )
@@ -208,4 +227,3 @@ def make_parser() -> argparse.ArgumentParser:
         help="of the engine's host experts (default: the engine's own, one less than stock's above 4)",
     )
     runs.add_argument("--seed", type=int, default=0, help="of the drafts (default: 0)")
-    return parser

@@ -37,14 +37,15 @@ MARK = "pyspac-clock"
 
 def run(s: Settings, model_path: str) -> dict[str, Any]:
     """One row with the spans of the last step, and a figure of them beside the rows."""
-    import compare
     from arms import Arm
+    from bench import open_bench, say
+    from visit import opened
 
     arm = Arm(name="timeline", group="", what="", is_split=True, host_mode="executor")
     with contextlib.ExitStack() as stack:
-        bench = compare.open_bench(s, Path(model_path), stack, compare.say)
+        bench = open_bench(s, Path(model_path), stack, say)
         bench.n_threads = s.threads or psutil.cpu_count(logical=False) or 1
-        context, split, _ = stack.enter_context(compare.opened(bench, arm))
+        context, split, _ = stack.enter_context(opened(bench, arm))
         spans, source = record(context, split, bench.prompt(), is_gpu=not bench.device.is_cpu)
         row = {
             "row": "timeline",

@@ -26,12 +26,14 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION    3
-#define SPAC_N_RECORDS      256 // length of the ring of step records
-#define SPAC_N_SERVER_SLOTS 64
-#define SPAC_BOARD_NAME_MAX 100 // letters, digits, '_', '.' and '-'
-#define SPAC_MAX_BATCH      512 // tokens of the widest batch that can be split
-#define SPAC_MAX_THREADS    512 // of the host executor, and cores that can be named: as many as ggml has room for
+#define SPAC_ABI_VERSION     3
+#define SPAC_N_RECORDS       256 // length of the ring of step records
+#define SPAC_N_SERVER_SLOTS  64
+#define SPAC_BOARD_NAME_MAX  100 // letters, digits, '_', '.' and '-'
+#define SPAC_MAX_BATCH       512 // tokens of the widest batch that can be split
+#define SPAC_MAX_THREADS     512 // of the host executor, and cores that can be named: as many as ggml has room for
+#define SPAC_AUTO_MARGIN_MIB 768 // of a device's free memory, left by the cache "auto" for what still grows: CUDA's modules and graphs, compute buffers
+#define SPAC_MIN_MARGIN_MIB  256 // the least that a cache of a given size has to leave
 
 struct llama_context;
 
@@ -248,6 +250,10 @@ SPAC_API void *      spac_cpu_buffer_type(void);                                
 SPAC_API void *      spac_host_buffer_type(void);                                // the same: huge pages, weights as in the file
 SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);   // streaming read
 SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s); // host to device copies
+
+// values as they are written in options, flags and the environment: how each is read is decided here alone
+SPAC_API spac_status spac_read_cache_size(const char * text, uint64_t experts_bytes, uint64_t * bytes); // "17%" of experts_bytes, "4096" MiB; UINT64_MAX: "auto"
+SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);           // "0-7", all open to this process
 
 // cdef-end
 

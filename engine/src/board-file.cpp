@@ -22,8 +22,8 @@ static std::string path_of(const std::string & name) {
     const bool ok     = !name.empty() && name.size() <= SPAC_BOARD_NAME_MAX && std::all_of(name.begin(), name.end(), is_fit) &&
                     name[0] != '.' && name[0] != '-';
     if (!ok) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("board name \"%s\": use 1 to %d letters, digits, '_', '.' or '-', the first a "
-                                                                   "letter, a digit or '_'",
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("the board name cannot be \"%s\": give 1 to %d letters, digits, '_', '.' or '-', "
+                                                                   "not beginning with '.' or '-'",
                                                                    name.c_str(), SPAC_BOARD_NAME_MAX));
     }
     return spac_format("%s/pyspac.%s", FOLDER, name.c_str());

@@ -5,14 +5,17 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
+#include <locale>
+#include <numeric>
+#include <sstream>
 #include <strings.h>
 
 static_assert(SPAC_MAX_THREADS == GGML_MAX_N_THREADS, "spac.h has to follow ggml.h");
 
-// of the device's free memory: kept for what still grows (CUDA's modules and graphs, compute buffers) by "auto", and the
-// least that a size given by hand has to leave
-static constexpr uint64_t AUTO_MARGIN_BYTES = 768ull << 20, MIN_MARGIN_BYTES = 256ull << 20;
+static constexpr uint64_t MIB               = 1 << 20;
+static constexpr uint64_t AUTO_MARGIN_BYTES = SPAC_AUTO_MARGIN_MIB * MIB, MIN_MARGIN_BYTES = SPAC_MIN_MARGIN_MIB * MIB;
+static constexpr double   MAX_CACHE_MIB = 1e9; // more than that is a slip
+
 // share of the experts that "auto" holds where the device is the CPU: a second copy of all would gain nothing
 static constexpr double AUTO_CPU_SHARE = 0.25;
 
@@ -37,25 +40,53 @@ static uint64_t auto_bytes(uint64_t total_bytes, uint64_t guard_bytes, ggml_back
     return std::min(total_bytes, free_bytes - AUTO_MARGIN_BYTES - guard_bytes);
 }
 
+// digits, and a fraction if there is a point: no sign, no exponent
+static bool is_number(const std::string & text) {
+    static const char * const digits = "0123456789";
+    const size_t              point  = text.find_first_not_of(digits);
+    if (point == std::string::npos) {
+        return !text.empty();
+    }
+    return point > 0 && text[point] == '.' && point + 1 < text.size() && text.find_first_not_of(digits, point + 1) == std::string::npos;
+}
+
+// -1: it is none. A stream, as strtod would ask the program's locale for the point
+static double read_number(const std::string & text) {
+    std::istringstream stream(text);
+    stream.imbue(std::locale::classic());
+    double value = -1.0;
+    return is_number(text) && stream >> value ? value : -1.0;
+}
+
+uint64_t spac_read_cache(const std::string & text, uint64_t total_bytes) {
+    if (text == "auto") {
+        return UINT64_MAX;
+    }
+    const bool   is_share = !text.empty() && text.back() == '%';
+    const double value    = read_number(is_share ? text.substr(0, text.size() - 1) : text);
+    if (value < 0 || value > (is_share ? 100.0 : MAX_CACHE_MIB)) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("the cache size cannot be \"%s\": give a share of the experts, such as 17%% (at most 100%%), "
+                                     "a number of MiB, or auto",
+                                     text.c_str()));
+    }
+    return is_share ? (uint64_t) (value / 100 * total_bytes + 0.5) : (uint64_t) (value * MIB);
+}
+
 uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device) {
     size_t free_bytes = 0, all_bytes = 0;
     ggml_backend_dev_memory(device, &free_bytes, &all_bytes);
 
-    if (text == "auto") {
+    const uint64_t asked = spac_read_cache(text, total_bytes);
+    if (asked == UINT64_MAX) {
         return auto_bytes(total_bytes, guard_bytes, device, free_bytes);
     }
-
-    char *            end        = nullptr;
-    const double      value      = strtod(text.c_str(), &end);
-    const std::string unit       = end;
-    const bool        is_percent = unit == "%";
-    const bool        ok         = end != text.c_str() && value > 0 && (is_percent ? value <= 100 : unit.empty() && value < 1e9);
-    if (!ok) {
+    if (asked == 0) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("cache \"%s\": give a share of the experts (17%%, up to 100%%), a number of MiB above 0, or auto", text.c_str()));
+                         spac_format("the cache size cannot be \"%s\" with the device %s: give more than 0, or no device",
+                                     text.c_str(), ggml_backend_dev_name(device)));
     }
-
-    const uint64_t bytes  = is_percent ? (uint64_t) (value / 100 * total_bytes + 0.5) : std::min((uint64_t) (value * 1048576), total_bytes);
+    const uint64_t bytes  = std::min(asked, total_bytes);
     const uint64_t margin = spac_device_is_cpu(device) ? 0 : MIN_MARGIN_BYTES;
     if (free_bytes > 0 && bytes + guard_bytes + margin > free_bytes) {
         throw spac_error(SPAC_STATUS_OUT_OF_MEMORY,
@@ -96,31 +127,30 @@ ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vecto
     throw spac_error(SPAC_STATUS_DEVICE, spac_format("device \"%s\" is not used by this context, which has: %s", name.c_str(), names.c_str()));
 }
 
-static bool read_range(const std::string & text, int & low, int & high) {
+// the numbers from the first to the last; none if it is no range
+static std::vector<int> read_range(const std::string & text) {
+    int          low = 0, high = 0;
     const char * end   = text.data() + text.size();
     const auto   first = std::from_chars(text.data(), end, low);
     if (first.ec != std::errc() || first.ptr == end || *first.ptr != '-') {
-        return false;
+        return {};
     }
     const auto second = std::from_chars(first.ptr + 1, end, high);
-    return second.ec == std::errc() && second.ptr == end && low >= 0 && low <= high && high < SPAC_MAX_THREADS;
+    if (second.ec != std::errc() || second.ptr != end || low < 0 || high < low || high >= SPAC_MAX_THREADS) {
+        return {};
+    }
+    std::vector<int> range(high - low + 1);
+    std::iota(range.begin(), range.end(), low);
+    return range;
 }
 
 std::vector<int> spac_parse_cpu_range(const std::string & text) {
-    int low = 0, high = 0;
-    if (!read_range(text, low, high)) {
+    const std::vector<int> open = spac_open_cpus(), cpus = read_range(text);
+    if (cpus.empty() || !std::includes(open.begin(), open.end(), cpus.begin(), cpus.end())) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("cpu_range \"%s\": give the first and the last core, such as 0-7, from 0 to %d", text.c_str(), SPAC_MAX_THREADS - 1));
-    }
-    const std::vector<int> open = spac_open_cpus();
-    std::vector<int>       cpus;
-    for (int cpu = low; cpu <= high; cpu++) {
-        if (!std::binary_search(open.begin(), open.end(), cpu)) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                             spac_format("cpu_range \"%s\": core %d is not open to this process: give some of its %zu cores, from %d to %d",
-                                         text.c_str(), cpu, open.size(), open.front(), open.back()));
-        }
-        cpus.push_back(cpu);
+                         spac_format("the cpu range cannot be \"%s\": give the first and the last core, such as 0-7, of the %zu cores "
+                                     "that are open to this process, from %d to %d",
+                                     text.c_str(), open.size(), open.front(), open.back()));
     }
     return cpus;
 }

@@ -17,6 +17,9 @@ struct spac_settings {
 
     explicit spac_settings(const spac_engine_params & params); // throws as spac_parse_cpu_range does
 };
+// bytes that "17%" of all experts or "4096" (MiB) asks for, 0 among them; UINT64_MAX: "auto"
+// throws SPAC_STATUS_INVALID_ARGUMENT
+uint64_t spac_read_cache(const std::string & text, uint64_t total_bytes);
 
 // bytes of the slot pools for "17%", "4096" (MiB) or "auto", without guard slots
 // total_bytes: of all experts that can be split; guard_bytes: of all guard slots

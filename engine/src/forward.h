@@ -1,4 +1,5 @@
-// The forward in progress: what the nodes of split layers call while the graph runs, one thread at a time.
+// The forward in progress: what the nodes of split layers call while the graph runs, compute_host() from all of its
+// threads, the rest from one at a time.
 #pragma once
 
 #include "activations.h"

@@ -14,7 +14,7 @@
 #include <set>
 
 struct spac_graph_splitter {
-    // all outlive the splitter, as do graphs that it built; dense: NULL unless the device is "none"
+    // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
     spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, int max_batch);
 

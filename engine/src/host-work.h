@@ -11,7 +11,7 @@
 #include <memory>
 
 struct spac_host_work {
-    // n_threads_of_context: as many the engine's own threads are, unless the settings say
+    // n_threads_of_context: the engine's own threads are about as many, unless the settings say
     spac_host_work(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings, int n_threads_of_context);
 
     spac_host_worker & worker_of(const spac_moe_layer & layer); // with the executor

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 // the tensors that together hold the experts of a layer; the last dimension counts experts
 enum spac_part {

@@ -1,4 +1,4 @@
-// What attaching decides before it takes any memory: the device, who computes the host's experts, and how many slots.
+// What attaching decides before it takes memory for good: the device, who computes the host's experts, and how many slots.
 #pragma once
 
 #include "engine-params.h"

@@ -2,8 +2,6 @@
 
 #include "clock.h"
 
-#include <chrono>
-
 spac_prefetch_worker::spac_prefetch_worker(spac_expert_cache & cache, std::function<bool(const spac_load &)> copy, double copy_gb_s,
                                            std::function<void()> on_idle) :
     cache(cache), copy(std::move(copy)), copy_gb_s(copy_gb_s), on_idle(std::move(on_idle)), thread([this] { run(); }) {}

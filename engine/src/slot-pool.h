@@ -36,5 +36,5 @@ spac_slot_groups spac_make_slots(const std::vector<const spac_moe_layer *> & lik
 uint64_t spac_max_slots(const spac_moe_layer & like);
 
 // how many slots each group gets out of budget_bytes: in proportion to its experts' bytes, at most all of them, and 65534
-// group_bytes: of all experts of the group; guard slots come on top
+// expert_bytes, n_experts: of each group; guard slots come on top
 std::vector<int32_t> spac_divide_slots(uint64_t budget_bytes, const std::vector<uint64_t> & expert_bytes, const std::vector<uint64_t> & n_experts);

@@ -1,5 +1,6 @@
 // The ABI: checks arguments, turns exceptions into a status.
 #include "board-file.h"
+#include "engine-params.h"
 #include "engine.h"
 #include "sized-struct.h"
 #include "status.h"
@@ -12,7 +13,7 @@ static void require(bool ok, const char * what) {
 
 static void require_between(const char * name, int32_t value, int32_t low, int32_t high) {
     if (value < low || value > high) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s is %d: give %d to %d", name, value, low, high));
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s cannot be %d: give %d to %d", name, value, low, high));
     }
 }
 
@@ -41,9 +42,9 @@ static spac_engine_params checked(const spac_engine_params * params) {
     }
     require_between("max_batch", p.max_batch, 1, SPAC_MAX_BATCH);
     require_between("n_threads", p.n_threads, 0, SPAC_MAX_THREADS);
-    require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode: auto, in-graph or executor");
-    require(p.host_kernels >= SPAC_KERNELS_AUTO && p.host_kernels <= SPAC_KERNELS_GGML, "host_kernels: auto, spac or ggml");
-    require(p.copy_gb_s == 0 || p.copy_gb_s >= 0.001, "copy_gb_s: 0 (no throttle), or 0.001 and more");
+    require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode has to be auto, in-graph or executor");
+    require(p.host_kernels >= SPAC_KERNELS_AUTO && p.host_kernels <= SPAC_KERNELS_GGML, "host_kernels has to be auto, spac or ggml");
+    require(p.copy_gb_s == 0 || p.copy_gb_s >= 0.001, "copy_gb_s has to be 0 (no throttle), or 0.001 and more");
     return p;
 }
 
@@ -172,4 +173,22 @@ void spac_decision_end(spac_board * board) {
     if (board) {
         board->decision_end();
     }
+}
+
+// ---- values
+
+spac_status spac_read_cache_size(const char * text, uint64_t experts_bytes, uint64_t * bytes) {
+    return spac_guard([&] {
+        require(text && bytes, "spac_read_cache_size: no text, or nowhere to put the bytes");
+        *bytes = spac_read_cache(text, experts_bytes);
+    });
+}
+
+spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last) {
+    return spac_guard([&] {
+        require(text && first && last, "spac_read_cpu_range: no text, or nowhere to put the cores");
+        const std::vector<int> cpus = spac_parse_cpu_range(text);
+        *first                      = cpus.front();
+        *last                       = cpus.back();
+    });
 }

@@ -3,7 +3,6 @@
 #include "expert-ffn.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 static spac_split_node * node_of(void * user_data) {

@@ -4,7 +4,7 @@
 #include "moe-layer.h"
 #include "slot-pool.h"
 
-// What the nodes call while the graph runs. layer: as given to spac_build_split; all tensors are in host memory.
+// What the nodes call while the graph runs. layer: as given to spac_build_split_*(); all tensors are in host memory.
 struct spac_split_ops {
     // ids: [n_expert_used, n_tokens] as the router chose; ids_device: slots or -1; ids_host: experts or -1
     // cur: NULL in-graph; else the input of the host experts, to be handed to the executor

@@ -1,4 +1,4 @@
-// The size of the pool against the memory of a device, a fake one with 2 GiB free and a pinned type of its own; ranges of
+// Cache sizes as text; the size of the pool against the memory of a device, a fake one with 2 GiB free and a pinned type of its own; ranges of
 // cores.
 #include "check.h"
 
@@ -36,12 +36,35 @@ static void test_margin() {
     ggml_backend_device cpu = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_CPU; });
 
     CHECK(spac_parse_cache("1792", 100 * FREE_MIB * MIB, 0, &gpu) == 1792 * MIB); // leaves 256
+    CHECK(refusal("0", 0, &gpu).find("cannot be \"0\" with the device FAKE0") != std::string::npos);
     CHECK(refusal("1793", 0, &gpu).find("2048 MiB free, of which 256 MiB have to stay free") != std::string::npos);
     CHECK(!refusal("1792", 1, &gpu).empty()); // no room for the guard slot
     CHECK(!refusal("1%", 0, &gpu).empty());
     CHECK(spac_parse_cache("2048", 100 * FREE_MIB * MIB, 0, &cpu) == 2048 * MIB);
     CHECK(spac_parse_cache("auto", 100 * FREE_MIB * MIB, 4 * MIB, &gpu) == (2048 - 768 - 4) * MIB);
     CHECK(spac_parse_cache("auto", 100 * MIB, 4 * MIB, &gpu) == 100 * MIB);
+}
+
+static std::string refused_size(const char * text) {
+    try {
+        spac_read_cache(text, 100 * MIB);
+    } catch (const spac_error & error) {
+        CHECK(error.status == SPAC_STATUS_INVALID_ARGUMENT);
+        return error.what();
+    }
+    return "";
+}
+
+static void test_cache_sizes() {
+    CHECK(spac_read_cache("auto", 100 * MIB) == UINT64_MAX);
+    CHECK(spac_read_cache("12.5%", 100 * MIB) == 25 * MIB / 2);
+    CHECK(spac_read_cache("100%", 100 * MIB) == 100 * MIB);
+    CHECK(spac_read_cache("0.5", 100 * MIB) == MIB / 2);
+    CHECK(spac_read_cache("4096", 100 * MIB) == 4096 * MIB); // as asked for: more than there are
+    CHECK(spac_read_cache("0", 100 * MIB) == 0 && spac_read_cache("0%", 100 * MIB) == 0);
+    for (const char * text : { "", "%", "17x", "-1", "+1", "1e3", "0x10", "inf", "nan", "1.", ".5", " 5", "5 ", "17%%", "100.1%", "1e10", "2000000000" }) {
+        CHECK(refused_size(text).find(spac_format("cannot be \"%s\": give a share", text)) != std::string::npos);
+    }
 }
 
 static void test_pinned() {
@@ -96,6 +119,7 @@ static void test_cpu_range() {
 
 int main() {
     test_margin();
+    test_cache_sizes();
     test_pinned();
     test_slots();
     test_max_slots();

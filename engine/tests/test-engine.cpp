@@ -273,6 +273,37 @@ static void test_prompts_count(int host_mode, bool fill) {
     llama_free(ctx);
 }
 
+// without slots there is no worker: what a forward counted is out when its last layer is done, not when the next one begins
+static void test_published_without_slots() {
+    const std::string  name   = "test-engine-none-" + std::to_string(getpid());
+    llama_context *    ctx    = make_context();
+    spac_engine_params params = spac_engine_default_params();
+    params.device             = "none";
+    params.board_name         = name.c_str();
+    spac_engine * engine      = attach(ctx, params);
+
+    spac_board * board = nullptr;
+    CHECK(spac_board_open(name.c_str(), &board) == SPAC_STATUS_SUCCESS);
+    spac_board_view view = {};
+    view.size            = sizeof(view);
+    CHECK(spac_board_get_view(board, &view) == SPAC_STATUS_SUCCESS);
+    spac_engine_info info = {};
+    info.size             = sizeof(info);
+    CHECK(spac_engine_get_info(engine, &info) == SPAC_STATUS_SUCCESS);
+    for (uint64_t n_tokens = N_TEXT; n_tokens <= 2 * N_TEXT; n_tokens += N_TEXT) {
+        CHECK(!decode(ctx, N_TEXT).empty());
+        uint64_t n_activations = 0;
+        for (uint32_t key = 0; key < view.n_layer * view.n_expert; key++) {
+            n_activations += view.counts[key];
+        }
+        // of the last layer only the last token's: its logits are all that is asked for
+        CHECK(n_activations == ((info.n_layer_split - 1) * n_tokens + n_tokens / N_TEXT) * info.n_expert_used);
+    }
+    spac_board_close(board);
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
 extern "C" bool spac_attach_from_env(llama_context * ctx);
 
 static void decide(spac_board * board, const spac_board_view & view, int32_t n_draft_max) {
@@ -328,6 +359,7 @@ int main() {
         test_prompts_count(SPAC_HOST_IN_GRAPH, fill);
         test_prompts_count(SPAC_HOST_EXECUTOR, fill);
     }
+    test_published_without_slots();
     test_context_freed_first();
     test_aborted_graphs(SPAC_HOST_IN_GRAPH, SPAC_KERNELS_GGML);
     test_aborted_graphs(SPAC_HOST_EXECUTOR, SPAC_KERNELS_GGML);

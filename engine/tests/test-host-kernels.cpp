@@ -4,7 +4,6 @@
 #include "expert-ffn.h"
 #include "host/host-experts.h"
 #include "host/kernel-worker.h"
-#include "split-graph.h"
 
 #include "llama-graph.h" // llm_ffn_op_type
 

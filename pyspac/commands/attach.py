@@ -2,72 +2,72 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pyspac.commands.common import LinkGbS, reports_errors
-from pyspac.commands.serve import (
-    DEFAULT_ESTIMATOR,
-    CpuShare,
-    DraftMax,
-    Estimator,
-    LogJson,
-    MetricsHost,
-    MetricsPort,
-    Speculation,
-    Threshold,
-    WarmStart,
-    Without,
+from pyspac.commands import options as o
+from pyspac.commands.common import reports_errors
+from pyspac.server import board_file, log
+from pyspac.server.options import (
+    DEFAULT_CPU_SHARE,
+    DEFAULT_HOST,
+    AttachOptions,
     choose_drafting,
     scheduler_config,
 )
-from pyspac.server import board_file, log
-from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_HOST, AttachOptions
+from pyspac.server.settings import read_settings
+
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="The server's --spac-board. Default: the only one running."),
+]
+Settings = Annotated[
+    str | None,
+    typer.Option(
+        "--settings",
+        metavar="FILE",
+        hidden=True,
+        help="All settings as JSON, of `pyspac serve`; - for stdin.",
+    ),
+]
 
 
 @reports_errors
 def attach(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="The server's --spac-board. Default: the only one running."),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option("-m", "--model", metavar="FILE", help="The server's model, for the warm start."),
-    ] = None,
-    speculation: Speculation = None,
-    draft_max: DraftMax = None,
-    estimator: Estimator = DEFAULT_ESTIMATOR,
-    threshold: Threshold = "auto",
-    without: Without = "",
-    link_gb_s: LinkGbS = None,
-    cpu_share: CpuShare = DEFAULT_CPU_SHARE,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = DEFAULT_HOST,
-    warm_start: WarmStart = True,
-    log_json: LogJson = False,
+    name: Name = None,
+    model: o.ModelIfAny = None,
+    speculation: o.SpeculationName = None,
+    draft_max: o.DraftMax = None,
+    estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
+    threshold: o.Threshold = "auto",
+    without: o.Without = "",
+    link_gb_s: o.LinkGbS = None,
+    cpu_share: o.CpuShare = DEFAULT_CPU_SHARE,
+    metrics_port: o.MetricsPort = None,
+    metrics_host: o.MetricsHost = DEFAULT_HOST,
+    warm_start: o.WarmStart = True,
+    log_json: o.LogJson = False,
+    settings: Settings = None,
 ) -> None:
     """Run a scheduler for a server that was started by hand.
 
     That server is llama-server with --spac-cache SIZE and --spac-board NAME. Ends when the server does.
     Without a scheduler the server keeps the last decisions for 10 s of decoding; then the engine's own simple
     policy decides, and drafts have no limit. --draft-max is the server's own limit (0: it drafts nothing);
-    unless --speculation is static, drafts of every kind are held below it.
+    unless --speculation is static, drafts of every kind are held below it. -m, the server's model, is for the
+    warm start.
     """
-    log.set_up("attach", as_json=log_json)
-    controller, n_draft_max = choose_drafting(speculation, draft_max, lowest=0)
-    options = AttachOptions(
-        scheduler=scheduler_config(estimator, threshold, without, link_gb_s, n_draft_max),
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        cpu_share=cpu_share,
-        speculation=controller,
-        warm_start=warm_start,
-        model=model,
-        log_json=log_json,
-    )
+    if settings is not None:
+        options = read_settings(settings)
+    else:
+        controller, n_draft_max = choose_drafting(speculation, draft_max, lowest=0)
+        options = AttachOptions(
+            scheduler=scheduler_config(estimator, threshold, without, link_gb_s, n_draft_max),
+            metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
+            speculation=controller, warm_start=warm_start, model=model, log_json=log_json,
+        )  # fmt: skip
+    log.set_up("attach", as_json=options.log_json)
     from pyspac.server.attach import run_attached  # loads the engine
 
     run_attached(board_file.find_board(name), options)

@@ -8,24 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final, ParamSpec
+from typing import Final, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from pyspac.commands.json_file import STDOUT
-from pyspac.errors import ConfigError, PyspacError
+from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.generate.decode import Interrupt
-
-LinkGbS = Annotated[
-    float | None,
-    typer.Option(
-        "--link-gb-s",
-        metavar="GB/S",
-        help="Speed of the link, if it is known: holds until copies were measured. Slows nothing down.",
-    ),
-]
 
 P = ParamSpec("P")
 EXIT_INTERRUPTED: Final = 130
@@ -65,9 +56,8 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The text of -p, or the contents of -f without one final newline. Raises ConfigError."""
     if (prompt is None) == (file is None):
-        raise ConfigError(
-            "-p / -f", "both" if file else "neither", "one of them: a text, or a file with the text"
-        )
+        found = "both -p and -f are given" if file else "there is no prompt"
+        raise UsageError(f"{found}: give -p TEXT, or -f FILE with the text in it")
     if file is None:
         assert prompt is not None
         return prompt
@@ -77,16 +67,17 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise ConfigError("-f", str(file), f"a text file that can be read ({error.strerror})") from error
 
 
+def check_target(flag: str, path: Path, wanted: str = "a file in a folder that can be written to") -> None:
+    """Raise ConfigError if no file can be written there; before any work is done."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(flag, str(path), wanted)
+
+
 def check_json_target(target: str | None) -> None:
-    """Raise ConfigError if --json cannot be written there; before any work is done."""
-    if target in (None, STDOUT):
-        return
-    assert target is not None
-    folder = Path(target).parent
-    if Path(target).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(
-            "--json", target, "a file in a folder that exists and can be written to, or - for stdout"
-        )
+    """As `check_target`, for --json."""
+    if target is not None and target != STDOUT:
+        check_target("--json", Path(target), "a file in a folder that can be written to, or - for stdout")
 
 
 @contextmanager

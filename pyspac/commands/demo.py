@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import pyspac
+from pyspac.commands import options as o
 from pyspac.commands.common import (
     EXIT_INTERRUPTED,
     check_json_target,
@@ -32,26 +33,18 @@ TARGET: Final = MODELS / "demo-moe.gguf"
 DRAFT: Final = MODELS / "demo-draft.gguf"
 N_PROMPT_LINES: Final = 60
 
+# always as many, so that both runs draft alike
+DraftMax = Annotated[int, typer.Option("--draft-max", metavar="N", help="Tokens to draft per step.")]
+
 
 @reports_errors
 def demo(
-    n_predict: Annotated[
-        int, typer.Option("-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate.")
-    ] = 128,
-    cache: Annotated[
-        str,
-        typer.Option("--cache", metavar="SIZE", help="Device memory for experts: a share of all, or MiB."),
-    ] = "25%",
-    draft_max: Annotated[int, typer.Option("--draft-max", metavar="N", help="Tokens to draft per step.")] = 4,
-    threads: Annotated[
-        int | None,
-        typer.Option("-t", "--threads", metavar="N", help="CPU threads. Default: one per physical core."),
-    ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write both runs as one JSON object; - for stdout."),
-    ] = None,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log.")] = False,
+    n_predict: o.Predict = 128,
+    cache: o.Cache = "25%",
+    draft_max: DraftMax = 4,
+    threads: o.Threads = None,
+    json_file: o.JsonFile = None,
+    verbose: o.Verbose = False,
 ) -> None:
     """Show the split at work, without a download.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.findings import Finding, examine, has_problem, to_dict
 from pyspac.commands.json_file import STDOUT, write_json
@@ -19,18 +20,13 @@ STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
 
 @reports_errors
 def doctor(
-    threads: Annotated[
-        int | None,
-        typer.Option("-t", "--threads", metavar="N", help="Threads for the measurement of host memory."),
-    ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write it as one JSON object; - for stdout.")
-    ] = None,
+    threads: o.Threads = None,
+    json_file: o.JsonFile = None,
 ) -> None:
     """Look at this machine.
 
     Devices, memory, measured speed of host memory and link, versions of the libraries, what is wrong and how
-    to mend it. The exit code is 1 if there is a problem.
+    to mend it. Host memory is measured with --threads. The exit code is 1 if there is a problem.
     """
     check_json_target(json_file)
     findings = examine(threads or default_n_threads())

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.model.checks import check_model_file
@@ -32,9 +33,7 @@ def inspect(
             help="Say how many experts fit into so many GiB; may be given several times.",
         ),
     ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write it as one JSON object; - for stdout.")
-    ] = None,
+    json_file: o.JsonFile = None,
 ) -> None:
     """Show a model's layers and experts.
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pyspac.commands.common import check_json_target, error_console, reports_errors
+from pyspac.commands import lab_options as lo
+from pyspac.commands import options as o
+from pyspac.commands.common import check_json_target, check_target, error_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.lab import report as reports
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
 from pyspac.lab.machine import PRESETS, load_machine
@@ -35,98 +37,30 @@ app = typer.Typer(
 )
 
 DEFAULTS = Setup()
+DEFAULT_POLICIES = ",".join(DEFAULT_SWEEP)
 DEFAULT_CAPACITIES = "1%,2.5%,5%,10%,17%,25%,40%,60%"
-TraceFile = Annotated[
-    Path,
-    typer.Argument(metavar="TRACE", help="A trace of `pyspac trace`, or a CSV that begins # route_trace v1."),
-]
-Accept = Annotated[
-    float,
-    typer.Option("--accept", metavar="P", help="With --k: chance that a drafted token is accepted."),
-]
-PhaseOption = Annotated[
-    str,
-    typer.Option(
-        "--phase", metavar="decode|all", help="all: the prompt is the first step, under the same policies."
-    ),
-]
-Accuracy = Annotated[
-    float,
-    typer.Option(
-        "--accuracy",
-        metavar="P",
-        help="Assumed: of guesses of a layer's experts, where the trace records none.",
-    ),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Of accepted drafts and of assumed predictions.")
-]
-PolicyFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--policy-file", metavar="FILE", help="A Python file that registers policies of your own."),
-]
 
 
 @app.command()
 @reports_errors
 def run(
-    trace: TraceFile,
-    policy: Annotated[
-        str | None,
-        typer.Option("--policy", metavar="NAME", help="A named combination; see `pyspac lab list`."),
-    ] = None,
-    eviction: Annotated[
-        str, typer.Option("--eviction", metavar="NAME", help="Who leaves; NAME:KNOB=NUMBER,... sets knobs.")
-    ] = DEFAULTS.eviction,
-    prefetch: Annotated[
-        str,
-        typer.Option(
-            "--prefetch",
-            metavar="NAME",
-            help="What is copied ahead; auto: utility for estimators, else none.",
-        ),
-    ] = "auto",
-    miss: Annotated[
-        str,
-        typer.Option(
-            "--miss", metavar="NAME", help="What happens to misses; auto: host for estimators, else fetch."
-        ),
-    ] = "auto",
-    routing: Annotated[
-        str, typer.Option("--routing", metavar="NAME", help="Whether the cache may change the routing.")
-    ] = "standard",
-    without: Annotated[
-        str, typer.Option("--without", metavar="LIST", help="Ablations of the shipping scheduler.")
-    ] = "",
-    capacity: Annotated[
-        str, typer.Option("--capacity", metavar="SIZE", help="A share of all experts' bytes (5%), or MiB.")
-    ] = DEFAULTS.capacity,
-    k: Annotated[
-        int | None,
-        typer.Option(
-            "--k", metavar="N", help="Emulated draft length. Default: as recorded; 0 if without drafts."
-        ),
-    ] = None,
-    machine: Annotated[
-        str,
-        typer.Option(
-            "--machine", metavar="NAME", help=f"{', '.join(PRESETS)}, or a JSON file (also of `doctor`)."
-        ),
-    ] = "rtx4090",
-    accept: Accept = DEFAULT_ACCEPT,
-    phase: PhaseOption = "decode",
-    accuracy: Accuracy = DEFAULTS.predictor_accuracy,
-    seed: Seed = 0,
-    oracle: Annotated[
-        bool,
-        typer.Option(
-            "--oracle/--no-oracle", help="Run the oracle too, to say which share of its TPS is reached."
-        ),
-    ] = True,
-    policy_file: PolicyFiles = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write one JSON object; - for stdout.")
-    ] = None,
+    trace: lo.TraceFile,
+    policy: lo.Policy = None,
+    eviction: lo.Eviction = DEFAULTS.eviction,
+    prefetch: lo.Prefetch = DEFAULTS.prefetch,
+    miss: lo.Miss = DEFAULTS.miss,
+    routing: lo.Routing = DEFAULTS.routing,
+    without: o.Without = "",
+    capacity: lo.Capacity = DEFAULTS.capacity,
+    k: lo.DraftLength = None,
+    machine: lo.MachineName = "rtx4090",
+    accept: lo.Accept = DEFAULT_ACCEPT,
+    phase: lo.PhaseName = "decode",
+    accuracy: lo.Accuracy = DEFAULTS.predictor_accuracy,
+    seed: lo.Seed = 0,
+    oracle: lo.Oracle = True,
+    policy_file: lo.PolicyFiles = None,
+    json_file: o.JsonFile = None,
 ) -> None:
     """Run one set of policies over a trace and show its measures."""
     check_json_target(json_file)
@@ -147,12 +81,7 @@ def run(
 
 @app.command("list")
 @reports_errors
-def list_names(
-    policy_file: PolicyFiles = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the names as JSON; - for stdout.")
-    ] = None,
-) -> None:
+def list_names(policy_file: lo.PolicyFiles = None, json_file: o.JsonFile = None) -> None:
     """List policies by dimension, named combinations and machines."""
     check_json_target(json_file)
     _load_files(policy_file)
@@ -176,44 +105,29 @@ def list_names(
 @app.command()
 @reports_errors
 def sweep(
-    trace: TraceFile,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write all rows: .json (for `report`) or .csv."),
-    ] = None,
-    policies: Annotated[
-        str,
-        typer.Option("--policies", metavar="LIST", help="Combinations or eviction policies, with commas."),
-    ] = ",".join(DEFAULT_SWEEP),
-    capacities: Annotated[
-        str, typer.Option("--capacities", metavar="LIST", help="Shares of all experts' bytes, or MiB.")
-    ] = DEFAULT_CAPACITIES,
-    k: Annotated[
-        str | None,
-        typer.Option("--k", metavar="LIST", help="Emulated draft lengths. Default: as recorded, or 0."),
-    ] = None,
-    machines: Annotated[
-        str, typer.Option("--machines", metavar="LIST", help="Machines, with commas.")
-    ] = "rtx4090",
-    accept: Accept = DEFAULT_ACCEPT,
-    phase: PhaseOption = "decode",
-    accuracy: Accuracy = DEFAULTS.predictor_accuracy,
-    seed: Seed = 0,
-    jobs: Annotated[
-        int, typer.Option("-j", "--jobs", metavar="N", help="Worker processes; 0: one per core.")
-    ] = 0,
-    policy_file: PolicyFiles = None,
+    trace: lo.TraceFile,
+    output: lo.Rows = None,
+    policies: lo.Policies = DEFAULT_POLICIES,
+    capacities: lo.Capacities = DEFAULT_CAPACITIES,
+    k: lo.DraftLengths = None,
+    machines: lo.MachineNames = "rtx4090",
+    accept: lo.Accept = DEFAULT_ACCEPT,
+    phase: lo.PhaseName = "decode",
+    accuracy: lo.Accuracy = DEFAULTS.predictor_accuracy,
+    seed: lo.Seed = 0,
+    jobs: lo.Jobs = 0,
+    policy_file: lo.PolicyFiles = None,
 ) -> None:
     """Run policies x capacities x draft lengths x machines in parallel."""
     files = _load_files(policy_file)
-    if output is not None and not output.resolve().parent.is_dir():
-        raise ConfigError("--output", str(output), "a file in a folder that exists")
+    if output is not None:
+        check_target("--output", output)
     lengths = [None] if k is None else [_whole("--k", part) for part in _parts(k)]
     base = Setup(predictor_accuracy=accuracy, seed=seed)
     replays = [_replay(trace, length, accept, phase, seed) for length in lengths]
     todo = make_jobs(replays, _parts(policies), _parts(capacities), map(load_machine, _parts(machines)), base)
     if not todo:
-        raise ConfigError("--policies", policies, "at least one policy, capacity and machine")
+        raise UsageError("there is nothing to run: give at least one policy, capacity and machine")
     with _progress() as bar:
         task = bar.add_task("runs", total=None)
         rows = run_with_oracle(
@@ -227,15 +141,7 @@ def sweep(
 
 @app.command()
 @reports_errors
-def report(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A JSON file of `pyspac lab sweep -o`.")],
-    folder: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write CSV and PNG figures there.")
-    ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - for stdout.")
-    ] = None,
-) -> None:
+def report(results: lo.Results, folder: lo.Folder = None, json_file: o.JsonFile = None) -> None:
     """Show a sweep's results as a table; write CSV and figures."""
     check_json_target(json_file)
     rows = reports.read_rows(results)
@@ -262,7 +168,7 @@ def _replay(trace: Path, k: int | None, accept: float, phase: str, seed: int) ->
     """Check the trace, so that a bad file is reported before anything runs."""
     found: Trace = read_trace(trace)
     if phase not in ("decode", "all"):
-        raise ConfigError("--phase", phase, "decode, all")
+        raise ConfigError("--phase", phase, "decode or all")
     checked: Phase = "all" if phase == "all" else "decode"
     if k is None and not found.has_drafts:
         k = 0
@@ -281,7 +187,7 @@ def _parts(text: str) -> list[str]:
 
 def _whole(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(name, text, "whole numbers, with commas")
+        raise ConfigError(name, text, "whole numbers with commas between them")
     return int(text)
 
 

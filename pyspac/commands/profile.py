@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,8 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 import pyspac
+from pyspac.checks import check_int
+from pyspac.commands import options as o
 from pyspac.commands.common import (
     check_json_target,
+    check_target,
     error_console,
     loading_bar,
     output_console,
@@ -21,7 +23,6 @@ from pyspac.commands.common import (
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.profile_figure import draw
-from pyspac.errors import ConfigError
 from pyspac.generate import decode
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import CacheSize, RunOptions
@@ -30,64 +31,39 @@ from pyspac.generate.report import device_text
 from pyspac.generate.session import Session
 from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile
 
-WIDTH_MAX: Final = 16
-WIDTH_MIN: Final = 2
+MIN_WIDTH: Final = 2
+MAX_WIDTH: Final = 16
+
+MeasuredText = Annotated[
+    Path | None,
+    typer.Option("-f", "--file", metavar="FILE", help="The text to measure on. Default: a module of pyspac."),
+]
+WidthMax = Annotated[int, typer.Option("--width-max", metavar="N", help="Widest forward pass, in tokens.")]
+Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How often each width is measured.")]
+PromptTokens = Annotated[
+    int, typer.Option("--prompt-tokens", metavar="N", help="Tokens in the context before.")
+]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the figure; needs matplotlib.")]
 
 
 @reports_errors
 def profile(
-    model: Annotated[Path, typer.Option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")],
-    model_draft: Annotated[
-        Path | None,
-        typer.Option("-md", "--model-draft", metavar="FILE", help="A draft model, to measure it as well."),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "-f", "--file", metavar="FILE", help="The text to measure on. Default: a module of pyspac."
-        ),
-    ] = None,
-    width_max: Annotated[
-        int, typer.Option("--width-max", metavar="N", help="Widest forward pass, in tokens.")
-    ] = WIDTH_MAX,
-    rounds: Annotated[
-        int, typer.Option("--rounds", metavar="N", help="How often each width is measured.")
-    ] = 15,
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", metavar="N", help="Tokens in the context before.")
-    ] = 128,
-    ctx_size: Annotated[
-        int | None, typer.Option("-c", "--ctx-size", metavar="N", help="Context in tokens.")
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option("-t", "--threads", metavar="N", help="CPU threads. Default: one per physical core."),
-    ] = None,
-    gpu_layers: Annotated[
-        int | None,
-        typer.Option("-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="As for `pyspac run`."),
-    ] = None,
-    cache: Annotated[
-        str,
-        typer.Option("--cache", metavar="SIZE", help="Device memory for experts, as for `pyspac run`."),
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option("-dev", "--device", metavar="NAME", help="As for `pyspac run`.")
-    ] = "auto",
-    rpc: Annotated[
-        str | None, typer.Option("--rpc", metavar="HOST:PORT", help="Use the device of a ggml-rpc-server.")
-    ] = None,
-    stock: Annotated[
-        bool, typer.Option("--stock", help="Plain llama.cpp: no engine, all experts on the host.")
-    ] = False,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write everything as one JSON object; - for stdout."),
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw the figure; needs matplotlib.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log.")] = False,
+    model: o.Model,
+    model_draft: o.ModelDraft = None,
+    file: MeasuredText = None,
+    width_max: WidthMax = MAX_WIDTH,
+    rounds: Rounds = 15,
+    prompt_tokens: PromptTokens = 128,
+    ctx_size: o.CtxSize = None,
+    threads: o.Threads = None,
+    gpu_layers: o.GpuLayers = None,
+    cache: o.Cache = "auto",
+    device: o.Device = "auto",
+    rpc: o.Rpc = None,
+    stock: o.Stock = False,
+    json_file: o.JsonFile = None,
+    png: Png = None,
+    verbose: o.Verbose = False,
 ) -> None:
     """Measure what verifying several tokens at once costs on this machine, with this model and placement.
 
@@ -96,21 +72,13 @@ def profile(
     """  # fmt: skip
     _check(width_max, rounds, prompt_tokens)
     check_json_target(json_file)
-    _check_png(png)
+    if png is not None:
+        check_target("--png", png)
     options = RunOptions(
-        model=model,
-        draft=model_draft,
-        n_ctx=ctx_size,
-        n_threads=threads,
-        n_gpu_layers=gpu_layers,
-        stock=stock,
-        device=device,
-        rpc=rpc,
-        cache=CacheSize(text=cache),
-        spec_type="draft" if model_draft else "ngram",
-        draft_max=width_max - 1,
-        verbose=verbose,
-    )
+        model=model, draft=model_draft, n_ctx=ctx_size, n_threads=threads, n_gpu_layers=gpu_layers,
+        stock=stock, device=device, rpc=rpc, cache=CacheSize(text=cache),
+        spec_type="draft" if model_draft else "ngram", draft_max=width_max - 1, verbose=verbose,
+    )  # fmt: skip
     with (
         Interrupt.watch() as interrupt,
         loading_bar(interrupt) as progress,
@@ -193,14 +161,6 @@ def _text(file: Path | None) -> str:
 
 
 def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:
-    if not WIDTH_MIN <= width_max <= WIDTH_MAX:
-        raise ConfigError("--width-max", width_max, f"{WIDTH_MIN} .. {WIDTH_MAX}")
-    if rounds < 1:
-        raise ConfigError("--rounds", rounds, "1 or more")
-    if prompt_tokens < 1:
-        raise ConfigError("--prompt-tokens", prompt_tokens, "1 or more")
-
-
-def _check_png(png: Path | None) -> None:
-    if png is not None and not (png.parent.is_dir() and os.access(png.parent, os.W_OK)):
-        raise ConfigError("--png", str(png), "a file in a folder that exists and can be written to")
+    check_int("--width-max", width_max, MIN_WIDTH, MAX_WIDTH)
+    check_int("--rounds", rounds, 1)
+    check_int("--prompt-tokens", prompt_tokens, 1)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.table import Table
 
-from pyspac.commands.common import output_console, reports_errors
-from pyspac.errors import ConfigError
+from pyspac.checks import check_range
+from pyspac.commands.common import check_target, output_console, reports_errors
+from pyspac.errors import UsageError
 from pyspac.server import board_file
 
 if TYPE_CHECKING:
@@ -65,13 +66,12 @@ def top(
 
 def _check(once: bool, as_json: bool, svg: Path | None, seconds: float) -> None:
     if as_json and not once:
-        raise ConfigError("--json", True, "with --once")
+        raise UsageError("--json needs --once: the live view is no JSON")
     if once and svg is not None:
-        raise ConfigError("--svg", str(svg), "without --once")
-    if not 0.05 <= seconds <= 3600:
-        raise ConfigError("--seconds", seconds, "0.05 .. 3600")
-    if svg is not None and not svg.absolute().parent.is_dir():
-        raise ConfigError("--svg", str(svg), "a file in a folder that exists")
+        raise UsageError("--svg and --once cannot go together: leave one of them out")
+    check_range("--seconds", seconds, 0.05, 3600)
+    if svg is not None:
+        check_target("--svg", svg)
 
 
 def _print(name: str, seen: Observation, as_json: bool) -> None:

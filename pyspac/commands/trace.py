@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,71 +10,61 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pyspac.commands.common import EXIT_INTERRUPTED, error_console, loading_bar, read_prompt, reports_errors
-from pyspac.errors import ConfigError
+from pyspac.commands import options as o
+from pyspac.commands.common import (
+    EXIT_INTERRUPTED,
+    check_target,
+    error_console,
+    loading_bar,
+    read_prompt,
+    reports_errors,
+)
 from pyspac.generate.decode import Interrupt
-from pyspac.generate.options import RunOptions, SpecType
+from pyspac.generate.options import RunOptions, parse_spec_type
 from pyspac.generate.sampling import SamplingParams
 from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_file import write_trace
 
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace to write, Parquet.")]
+Logits = Annotated[
+    bool,
+    typer.Option("--logits", help="Record the router's scores of all experts, not only of the selected."),
+]
+Early = Annotated[
+    bool,
+    typer.Option("--early", help="Record each router applied one layer early: what a prefetcher could know."),
+]
+NoDisplay = Annotated[bool, typer.Option("--no-display", help="Do not show the text.")]
+
 
 @reports_errors
 def trace(
-    model: Annotated[Path, typer.Option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The trace to write, Parquet.")
-    ],
-    model_draft: Annotated[
-        Path | None,
-        typer.Option(
-            "-md", "--model-draft", metavar="FILE", help="Draft with this model; drafts are traced too."
-        ),
-    ] = None,
-    prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt.")
-    ] = None,
-    n_predict: Annotated[
-        int, typer.Option("-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate at most.")
-    ] = 128,
-    ctx_size: Annotated[
-        int | None,
-        typer.Option("-c", "--ctx-size", metavar="N", help="Context in tokens, as in `pyspac run`."),
-    ] = None,
-    threads: Annotated[int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.")] = None,
-    device: Annotated[
-        str, typer.Option("-dev", "--device", metavar="NAME", help="auto, cpu, or a name such as CUDA0.")
-    ] = "auto",
-    spec_type: Annotated[
-        str | None, typer.Option("--spec-type", metavar="draft|ngram|none", help="Who drafts.")
-    ] = None,
-    draft_max: Annotated[
-        int | None, typer.Option("--draft-max", metavar="N", help="Tokens to draft per step.")
-    ] = None,
-    temp: Annotated[float, typer.Option("--temp", metavar="T", help="Temperature; 0: greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option("-s", "--seed", metavar="N", help="Of sampling; -1: random.")] = -1,
-    logits: Annotated[
-        bool,
-        typer.Option("--logits", help="Record the router's scores of all experts, not only of the selected."),
-    ] = False,
-    early: Annotated[
-        bool,
-        typer.Option(
-            "--early", help="Record each router applied one layer early: what a prefetcher could know."
-        ),
-    ] = False,
-    no_display: Annotated[bool, typer.Option("--no-display", help="Do not show the text.")] = False,
+    model: o.Model,
+    output: Output,
+    model_draft: o.ModelDraft = None,
+    prompt: o.Prompt = None,
+    file: o.PromptFile = None,
+    n_predict: o.Predict = 128,
+    ctx_size: o.CtxSize = None,
+    threads: o.Threads = None,
+    device: o.Device = "auto",
+    spec_type: o.SpecTypeName = None,
+    draft_max: o.DraftMax = None,
+    temp: o.Temp = 0.0,
+    seed: o.Seed = -1,
+    logits: Logits = False,
+    early: Early = False,
+    no_display: NoDisplay = False,
 ) -> None:
     """Record a routing trace for `pyspac lab`.
 
-    The model runs in stock llama.cpp, without a split. The trace holds step, position, whether a token was
-    drafted, accepted or rejected, and per layer the experts with their router weights.
+    The model runs in stock llama.cpp, without a split; drafts are traced too. The trace holds step, position,
+    whether a token was drafted, accepted or rejected, and per layer the experts with their router weights.
     """
-    _check_output(output)
+    check_target("--output", output)
     options = RunOptions(
         model=model, draft=model_draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads, device=device,
-        stock=True, spec_type=_spec_type(spec_type), draft_max=draft_max,
+        stock=True, spec_type=parse_spec_type(spec_type), draft_max=draft_max,
         sampling=replace(SamplingParams(), temp=temp, seed=seed),
     )  # fmt: skip
     text = read_prompt(prompt, file)
@@ -131,16 +120,3 @@ def _say(trace: Trace, path: Path) -> None:
         f"{count[TokenStatus.SAMPLED] + count[TokenStatus.ACCEPTED]} decoded, of which "
         f"{count[TokenStatus.ACCEPTED]} drafted; {count[TokenStatus.REJECTED]} rejected"
     )
-
-
-def _check_output(path: Path) -> None:
-    folder = path.resolve().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError("--output", str(path), "a file in a folder that exists and can be written to")
-
-
-def _spec_type(name: str | None) -> SpecType | None:
-    match name:
-        case None | "draft" | "ngram" | "none":
-            return name
-    raise ConfigError("--spec-type", name, "draft, ngram, none")

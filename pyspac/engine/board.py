@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.step import RECORD_DTYPE, StepRecord
-from pyspac.errors import ConfigError, EngineError
+from pyspac.errors import ConfigError, EngineError, UsageError
 
 N_RECORDS = 256  # SPAC_N_RECORDS
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
@@ -60,12 +60,15 @@ class BoardGeometry:
 
     def __post_init__(self) -> None:
         """Check sizes; ConfigError names the field."""
-        for field in ("n_layer", "n_expert", "n_expert_used", "max_batch"):
-            if getattr(self, field) < 1:
-                raise ConfigError(field, getattr(self, field), "1 or more")
-        for field in ("expert_bytes", "group", "group_slots"):
-            if len(getattr(self, field)) != self.n_layer:
-                raise ConfigError(field, len(getattr(self, field)), f"one entry per layer, {self.n_layer}")
+        sizes = {"n_layer": self.n_layer, "n_expert": self.n_expert, "n_expert_used": self.n_expert_used,
+                 "max_batch": self.max_batch}  # fmt: skip
+        for field, size in sizes.items():
+            if size < 1:
+                raise ConfigError(field, size, "1 or more")
+        columns = {"expert_bytes": self.expert_bytes, "group": self.group, "group_slots": self.group_slots}
+        for field, column in columns.items():
+            if len(column) != self.n_layer:
+                raise ConfigError(field, len(column), f"one entry per layer, {self.n_layer}")
 
     @classmethod
     def uniform(
@@ -130,24 +133,22 @@ class LayoutGroups:
         """Read group, group_slots and expert_bytes; layers that are not split count nowhere."""
         self.is_split = np.asarray(board.expert_bytes) > 0  # [n_layer]
         if not self.is_split.any():
-            raise ConfigError("board", "no split layer", "a board whose engine splits at least one MoE layer")
+            raise UsageError(
+                "the board has no split layer: give one whose engine splits at least one MoE layer"
+            )
         self.of_layer = np.where(self.is_split, board.group, 0).astype(np.intp)  # [n_layer]
         self.n_group = int(self.of_layer.max()) + 1
-        ids = np.arange(self.n_group)
-        self.onehot = (np.equal.outer(ids, self.of_layer) & self.is_split).astype(
-            np.float64
-        )  # [n_group, n_layer]
-        slots = np.zeros(self.n_group, np.int64)
-        slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
-        self.slots: list[int] = slots.tolist()  # [n_group]
+        is_member = (np.arange(self.n_group)[:, None] == self.of_layer) & self.is_split
+        self.layers = [np.flatnonzero(row) for row in is_member]  # of each group
+        self.onehot: NDArray[np.float64] = is_member.astype(np.float64)  # [n_group, n_layer]
+        self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
+        self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
         self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
         np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
 
-    def count(self, mask: NDArray[np.bool_]) -> list[int]:
-        """Count [n_group] the experts of `mask` [n_layer, n_expert], which has none of layers not split."""
-        if self.n_group == 1:
-            return [int(np.count_nonzero(mask))]
-        return [int(n) for n in self.total(mask.sum(axis=1))]
+    def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Count [n_group] the experts of `mask` [n_layer, n_expert] in layers that are split."""
+        return np.array([np.count_nonzero(mask[layers]) for layers in self.layers])
 
     def total(self, per_layer: NDArray[Any]) -> NDArray[np.float64]:
         """Sum over the layers of each group: [n_layer, ...] -> [n_group, ...]."""
@@ -229,8 +230,8 @@ class Board(BoardView):
         view = ffi.new("spac_board_view *")
         view.size = ffi.sizeof("spac_board_view")
         check(lib.spac_board_get_view(handle, view))
-        for name in ("n_layer", "n_expert", "n_expert_used", "n_slots", "max_batch", "n_load_max"):
-            setattr(self, name, int(getattr(view, name)))
+        self.n_layer, self.n_expert, self.n_expert_used = view.n_layer, view.n_expert, view.n_expert_used
+        self.n_slots, self.max_batch, self.n_load_max = view.n_slots, view.max_batch, view.n_load_max
         for name, (dtype, shape) in _layout(self.n_layer, self.n_expert, self.n_load_max).items():
             setattr(self, name, self._array(getattr(view, name), np.dtype(dtype), shape))
         for name in ENGINE_ARRAYS:

@@ -81,7 +81,7 @@ def choose_device(name: str, rpc: str | None = None) -> Device:
         if device.name.lower() == name.lower():
             return device
     raise ConfigError(
-        "--device", name, ", ".join(["auto", "cpu", "none", *(device.name for device in devices)])
+        "--device", name, "one of " + ", ".join(["auto", "cpu", "none", *(device.name for device in devices)])
     )
 
 
@@ -101,8 +101,8 @@ def _add_rpc(endpoint: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), RPC_TIMEOUT_S).close()
     except OSError as error:
-        allowed = f"the address of a running ggml-rpc-server (connecting failed: {error})"
-        raise ConfigError("--rpc", endpoint, allowed) from error
+        wanted = f"the address of a running ggml-rpc-server (connecting failed: {error})"
+        raise ConfigError("--rpc", endpoint, wanted) from error
     from pyspac.engine import engine
 
     engine.add_rpc(endpoint)

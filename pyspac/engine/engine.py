@@ -176,23 +176,22 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
     check_n_threads("n_threads", params.n_threads)
     check_max_batch("max_batch", params.max_batch)
     c_params = ffi.new("spac_engine_params *", lib.spac_engine_default_params())
-    texts = {name: ffi.new("char[]", text.encode()) for name, text in _named_texts(params).items()}
-    for name, text in texts.items():
-        setattr(c_params, name, text)
-    for name in ("n_threads", "max_batch", "copy_gb_s", "evict", "verbose", "fill"):
-        setattr(c_params, name, getattr(params, name))
+    texts: list[Any] = []
+
+    def c_text(text: str | None) -> Any:
+        if text is None:
+            return ffi.NULL
+        texts.append(ffi.new("char[]", text.encode()))
+        return texts[-1]
+
+    c_params.device, c_params.cache = c_text(params.device), c_text(params.cache)
+    c_params.board_name, c_params.cpu_range = c_text(params.board_name), c_text(params.cpu_range)
+    c_params.n_threads, c_params.max_batch = params.n_threads, params.max_batch
+    c_params.copy_gb_s = params.copy_gb_s
+    c_params.evict, c_params.fill, c_params.verbose = params.evict, params.fill, params.verbose
     c_params.host_mode = HOST_MODES.index(params.host_mode)
     c_params.host_kernels = HOST_KERNELS.index(params.host_kernels)
-    return c_params, list(texts.values())
-
-
-def _named_texts(params: EngineParams) -> dict[str, str]:
-    texts = {"device": params.device, "cache": params.cache}
-    if params.board_name is not None:
-        texts["board_name"] = params.board_name
-    if params.cpu_range is not None:
-        texts["cpu_range"] = params.cpu_range
-    return texts
+    return c_params, texts
 
 
 def load_backends() -> None:

@@ -10,18 +10,22 @@ from typing import Final
 
 from pyspac._native import lib
 from pyspac.errors import ConfigError
+from pyspac.units import MIB
 
 MAX_BATCH: Final = int(lib.SPAC_MAX_BATCH)  # tokens of the widest batch that can be split
 MAX_THREADS: Final = int(lib.SPAC_MAX_THREADS)  # of a context, and of the host executor
+# of a device's free memory: what the cache "auto" leaves, and what one of a given size has to
+AUTO_MARGIN_BYTES: Final = int(lib.SPAC_AUTO_MARGIN_MIB) * MIB
+MIN_MARGIN_BYTES: Final = int(lib.SPAC_MIN_MARGIN_MIB) * MIB
 
 
 def check_max_batch(name: str, n_tokens: int) -> None:
     """Raise ConfigError, which calls the setting `name`, unless the engine can split batches so wide."""
     if not 1 <= n_tokens <= MAX_BATCH:
-        raise ConfigError(name, n_tokens, f"1 .. {MAX_BATCH} tokens")
+        raise ConfigError(name, n_tokens, f"a number of tokens from 1 to {MAX_BATCH}")
 
 
 def check_n_threads(name: str, n_threads: int) -> None:
     """Raise ConfigError, which calls the setting `name`, unless ggml can run so many; 0: as the context's."""
     if not 0 <= n_threads <= MAX_THREADS:
-        raise ConfigError(name, n_threads, f"0 .. {MAX_THREADS} threads")
+        raise ConfigError(name, n_threads, f"a number of threads from 0 to {MAX_THREADS}")

@@ -31,9 +31,9 @@ class EngineParams:
     def __post_init__(self) -> None:
         """Check every field; the engine checks device, cache, board_name, cpu_range, and what is too much."""
         if self.host_mode not in HOST_MODES:
-            raise ConfigError("host_mode", self.host_mode, ", ".join(HOST_MODES))
+            raise ConfigError("host_mode", self.host_mode, f"one of {', '.join(HOST_MODES)}")
         if self.host_kernels not in HOST_KERNELS:
-            raise ConfigError("host_kernels", self.host_kernels, ", ".join(HOST_KERNELS))
+            raise ConfigError("host_kernels", self.host_kernels, f"one of {', '.join(HOST_KERNELS)}")
         check_int("n_threads", self.n_threads, 0)
         check_int("max_batch", self.max_batch, 1)
         check_range("copy_gb_s", self.copy_gb_s, 0.0, 1e5)

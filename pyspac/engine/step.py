@@ -33,9 +33,8 @@ class StepRecord:
     verify_us: _Us = 0
     process_us: _Us = 0  # taking rejected tokens back, handing out
     sample_us: _Us = 0  # verification's decision
-    # these are not on the board
+    # this is not on the board
     overhead_us: float = 0  # what else the step took: scheduling, the loop itself
-    experts_us: float = 0  # the experts' part of verify_us; 0: not known
 
     @property
     def width(self) -> int:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from pyspac.checks import check_range
-from pyspac.engine.cpus import parse_cpu_range
 from pyspac.engine.params import HOST_KERNELS, EngineParams
-from pyspac.errors import ConfigError
+from pyspac.engine.values import read_cache_size, read_cpu_range
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.sampling import SamplingParams
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
 from pyspac.speculation.manager import FIXED, choose_controller
-from pyspac.units import MIB
 
 SpecType = Literal["draft", "ngram", "none"]
+Threshold = int | Literal["auto"]
 
 DEFAULT_N_CTX: Final = 4096
 DEFAULT_DRAFT_MAX: Final = 4  # of a fixed draft length
 DEFAULT_DRAFT_CAP: Final = 8  # of one that is controlled
+_MANY_BYTES: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,24 +30,16 @@ class CacheSize:
     text: str  # as given: "17%", a number of MiB, "auto", "0"
 
     def __post_init__(self) -> None:
-        if self.text != "auto" and not re.fullmatch(r"\d+(\.\d+)?%?", self.text):
-            raise ConfigError(
-                "--cache", self.text, "a share such as 17%, a number of MiB, auto, or 0 with --stock"
-            )
-        if self.text.endswith("%") and float(self.text[:-1]) > 100:
-            raise ConfigError("--cache", self.text, "0% .. 100% of the experts' bytes")
+        """Raises UsageError if it is none."""
+        self.n_bytes(0)
 
     @property
     def is_zero(self) -> bool:
-        return self.text != "auto" and float(self.text.rstrip("%")) == 0
+        return self.n_bytes(_MANY_BYTES) == 0
 
     def n_bytes(self, experts_bytes: int) -> int | None:
         """Bytes, given those of all experts; None: whatever is free."""
-        if self.text == "auto":
-            return None
-        if self.text.endswith("%"):
-            return int(float(self.text[:-1]) / 100 * experts_bytes)
-        return int(float(self.text) * MIB)
+        return read_cache_size(self.text, experts_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +66,7 @@ class RunOptions:
     speculation: str | None = None  # a name of pyspac.speculation.CONTROLLERS, or auto; see choose_controller
     explain: bool = False
     estimator: str = SchedulerConfig().estimator
-    threshold: int | None = None  # None: balanced
+    threshold: Threshold = "auto"  # auto: balanced
     without: frozenset[str] = frozenset()  # of pyspac.scheduler.config.ABLATIONS
     copy_gb_s: float = 0.0  # throttle of copies, in 1e9 bytes/s; 0: none
     link_gb_s: float | None = None  # known speed of the link, in 1e9 bytes/s; None: measured while running
@@ -91,50 +83,51 @@ class RunOptions:
             check_range("--copy-gb-s", self.copy_gb_s, *LINK_GB_S)
         check_host_kernels(self.host_kernels)
         if self.cpu_range is not None:
-            parse_cpu_range(self.cpu_range)
+            read_cpu_range(self.cpu_range)
         self._check_speculation()
         self._check_mode()
         self.scheduler_config()
 
     def _check_speculation(self) -> None:
         if self.spec_type == "draft" and self.draft is None:
-            raise ConfigError("--spec-type", "draft", "a draft model too, with -md; or ngram, or none")
+            raise UsageError(
+                "--spec-type draft needs a draft model: give one with -md, or choose ngram or none"
+            )
         if self.spec_type in ("ngram", "none") and self.draft is not None:
-            raise ConfigError("--spec-type", self.spec_type, "draft, as -md is given; or leave -md out")
-        if self.draft_max is not None and not 1 <= self.draft_max < self.max_batch:
-            raise ConfigError(
-                "--draft-max", self.draft_max, f"1 .. {self.max_batch - 1}; for none, --spec-type none"
+            raise UsageError(
+                f"--spec-type {self.spec_type} uses no draft model: leave out -md, or choose draft"
             )
-        if self.draft_max is not None and self.wanted_spec_type == "none":
-            raise ConfigError(
-                "--draft-max", self.draft_max, "only with a draft model (-md) or --spec-type ngram"
-            )
-        if self.speculation is not None and self.wanted_spec_type == "none":
-            raise ConfigError(
-                "--speculation", self.speculation, "only with a draft model (-md) or --spec-type ngram"
-            )
-        if not 0.0 <= self.draft_p_min <= 1.0:
-            raise ConfigError("--draft-p-min", self.draft_p_min, "a probability, 0 .. 1")
-        if self.draft_p_min > 0.0 and self.wanted_spec_type != "draft":
-            raise ConfigError("--draft-p-min", self.draft_p_min, "only with a draft model (-md)")
+        longest = self.max_batch - 1
+        if self.draft_max is not None and not 1 <= self.draft_max <= longest:
+            wanted = f"a whole number from 1 to {longest}, or --spec-type none"
+            raise ConfigError("--draft-max", self.draft_max, wanted)
+        check_range("--draft-p-min", self.draft_p_min, 0.0, 1.0)
+        self._check_drafter()
         choose_controller(self.speculation, self.draft_max)
+
+    def _check_drafter(self) -> None:
+        """What says how to draft needs somebody who drafts."""
+        if self.wanted_spec_type == "none":
+            for flag, value in (("--draft-max", self.draft_max), ("--speculation", self.speculation)):
+                if value is not None:
+                    raise UsageError(
+                        f"{flag} {value} has no effect, as nothing drafts: give a draft model with -md, or "
+                        "--spec-type ngram"
+                    )
+        if self.draft_p_min > 0.0 and self.wanted_spec_type != "draft":
+            raise UsageError(f"--draft-p-min {self.draft_p_min:g} needs a draft model: give one with -md")
 
     def _check_mode(self) -> None:
         if self.repack and not self.stock:
-            raise ConfigError(
-                "--repack", True, "only with --stock: the split needs the file's own layout of weights"
-            )
+            raise UsageError("--repack needs --stock: the split uses the weights as they lie in the file")
         if self.stock:
             return
+        if self.rpc and self.device.lower() in ("cpu", "none"):
+            raise UsageError(f"--rpc needs --device auto or its device's name, not {self.device}")
         if self.is_host_only:
-            if self.rpc:
-                raise ConfigError("--device", "none", "auto or an RPC device's name, as --rpc is given")
-            check_host_only(self.host_kernels, self.cache, without_engine="--stock")
-            return
-        if self.cache.is_zero:
+            check_host_only(self.host_kernels, self.cache, without_engine="add --stock")
+        elif self.cache.is_zero:
             raise ConfigError("--cache", self.cache.text, "more than 0; to run without a cache, add --stock")
-        if self.rpc and self.device == "cpu":
-            raise ConfigError("--device", "cpu", "auto or an RPC device's name, as --rpc is given")
 
     @property
     def is_host_only(self) -> bool:
@@ -171,7 +164,7 @@ class RunOptions:
     def scheduler_config(self) -> SchedulerConfig:
         return SchedulerConfig(
             estimator=self.estimator,
-            threshold="auto" if self.threshold is None else self.threshold,
+            threshold=self.threshold,
             without=self.without,
             n_draft_max=self.effective_draft_max,
             link_gb_s=self.link_gb_s,
@@ -199,6 +192,23 @@ def choose_draft_max(wanted: int | None, controller: str) -> int:
     return DEFAULT_DRAFT_MAX if controller == FIXED else DEFAULT_DRAFT_CAP
 
 
+def parse_spec_type(name: str | None) -> SpecType | None:
+    """Raises ConfigError."""
+    match name:
+        case None | "draft" | "ngram" | "none":
+            return name
+    raise ConfigError("--spec-type", name, "draft, ngram or none")
+
+
+def parse_threshold(text: str) -> Threshold:
+    """Raises ConfigError."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise ConfigError("--threshold", text, "auto, or a whole number from 1")
+    return int(text)
+
+
 def check_link_gb_s(value: float | None) -> None:
     """Raises ConfigError."""
     if value is not None:
@@ -213,15 +223,17 @@ def is_host_only(device: str) -> bool:
 def check_host_kernels(name: str) -> None:
     """Raises ConfigError."""
     if name not in HOST_KERNELS:
-        raise ConfigError("--host-kernels", name, ", ".join(HOST_KERNELS))
+        raise ConfigError("--host-kernels", name, f"one of {', '.join(HOST_KERNELS)}")
 
 
 def check_host_only(host_kernels: str, cache: CacheSize, without_engine: str) -> None:
     """Raise ConfigError for what --device none cannot have; `without_engine`: how to run ggml's kernels."""
     if host_kernels == "ggml":
-        raise ConfigError("--host-kernels", "ggml", f"auto or spac with --device none; or {without_engine}")
+        raise UsageError(
+            f"--device none has the engine's own kernels: leave out --host-kernels ggml, or {without_engine}"
+        )
     if cache.text not in ("auto", "0"):
-        raise ConfigError("--cache", cache.text, "nothing, as --device none has no slots")
+        raise UsageError(f"--device none has no slots: leave out --cache {cache.text}")
 
 
 def _check_at_least(name: str, value: float | None, low: float) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pyspac.engine.devices import Device
 from pyspac.errors import ConfigError, ModelError
-from pyspac.generate.options import DEFAULT_N_CTX, RunOptions
+from pyspac.generate.options import DEFAULT_N_CTX, CacheSize, RunOptions
 from pyspac.model.checks import check_model_file, check_same_vocab
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
@@ -54,13 +54,24 @@ def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device)
         return
     largest = max(layer.expert_bytes for layer in geometry.moe_layers)
     if n_bytes < largest:
-        raise ConfigError("--cache", options.cache.text, f"at least one expert, {largest / MIB:.2f} MiB")
-    if n_bytes > device.memory_free:
+        raise ConfigError(
+            "--cache", options.cache.text, f"room for at least one expert, {largest / MIB:.2f} MiB"
+        )
+    _check_fits(options.cache, geometry, device)
+
+
+def _check_fits(cache: CacheSize, geometry: MoeGeometry, device: Device) -> None:
+    """With the engine's margin, for as many experts as there are; and never more than the device has."""
+    from pyspac.engine.limits import MIN_MARGIN_BYTES  # loads the native library, as the rest does anyway
+
+    asked = cache.n_bytes(geometry.experts_bytes) or 0
+    room = max(0, device.memory_free - (0 if device.is_cpu else MIN_MARGIN_BYTES))
+    if asked > device.memory_free or min(asked, geometry.experts_bytes) > room:
         raise ConfigError(
             "--cache",
-            options.cache.text,
-            f"at most the {device.memory_free / MIB:.0f} MiB that are free on {device.name} "
-            f"({n_bytes / MIB:.0f} MiB were asked for)",
+            cache.text,
+            f"at most the {room / MIB:.0f} MiB that it may take of {device.name}'s free memory "
+            f"({asked / MIB:.0f} MiB were asked for)",
         )
 
 

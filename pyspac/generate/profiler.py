@@ -15,9 +15,8 @@ from statistics import mean
 from typing import TYPE_CHECKING, Final
 
 from pyspac.engine.step import StepRecord
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.drafting import Drafter, NgramDrafter
-from pyspac.speculation.cost_table import CostTable
 from pyspac.speculation.tolerance import Profile, Samples
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ class Profiler:
         self.widths = range(1, width_max + 1)
         self.n_rounds = n_rounds
         self.n_prompt = n_prompt
-        self.table = CostTable()  # the same numbers as the controller would have them
         self._verify: dict[int, list[float]] = defaultdict(list)
         self._draft: dict[str, list[float]] = defaultdict(list)
         self._n_experts: dict[int, list[float]] = defaultdict(list)
@@ -65,10 +63,10 @@ class Profiler:
 
     def _tokens(self, text: Sequence[int]) -> list[int]:
         if self.n_tokens_needed > self.session.context.n_ctx:
-            allowed = f"{self.n_tokens_needed} or more, for so many rounds after so long a prompt"
-            raise ConfigError("-c", self.session.context.n_ctx, allowed)
+            wanted = f"{self.n_tokens_needed} or more, for so many rounds after so long a prompt"
+            raise ConfigError("-c", self.session.context.n_ctx, wanted)
         if not text:
-            raise ConfigError("-p / -f", "", "a text that is not empty")
+            raise UsageError("the text to measure on is empty: give a longer one with -f")
         return (list(text) * (self.n_tokens_needed // len(text) + 1))[: self.n_tokens_needed]
 
     def _warm_up(self, tokens: Sequence[int]) -> int:
@@ -108,8 +106,6 @@ class Profiler:
         us = self._forward(tokens)
         n_experts, experts_us, n_calls = (b - a for a, b in zip(before, self._layer_sums(), strict=True))
         self._verify[n].append(us)
-        self.table.pass_by(n)
-        self.table.observe_verify(n, us, experts_us)
         if n_calls:
             self._n_experts[n].append(n_experts / n_calls)
             if experts_us:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.errors import ConfigError, PyspacError
+from pyspac.checks import check_int, check_range
+from pyspac.errors import PyspacError
 
 Probs = npt.NDArray[np.float64]  # [n_vocab] or [n, n_vocab]; sums to 1
 
@@ -32,16 +33,11 @@ class SamplingParams:
     seed: int = -1  # -1: random
 
     def __post_init__(self) -> None:
-        _check("temp", self.temp, 0.0, 100.0)
-        _check("top-k", self.top_k, 0, 2**31 - 1)
-        _check("top-p", self.top_p, 0.0, 1.0)
-        _check("min-p", self.min_p, 0.0, 1.0)
-        _check("seed", self.seed, -1, 2**63 - 1)
-
-
-def _check(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"--{name}", value, f"{low} to {high}")
+        check_range("--temp", self.temp, 0.0, 100.0)
+        check_int("--top-k", self.top_k, 0, 2**31 - 1)
+        check_range("--top-p", self.top_p, 0.0, 1.0)
+        check_range("--min-p", self.min_p, 0.0, 1.0)
+        check_int("--seed", self.seed, -1, 2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)

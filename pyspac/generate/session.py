@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pyspac.engine.cpus import default_n_threads, kept_within, parse_cpu_range
+from pyspac.engine.cpus import default_n_threads, kept_within
 from pyspac.engine.devices import Device, choose_device, fits_memory
+from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
@@ -42,7 +43,7 @@ class Session:
             check_n_threads("-t", options.n_threads)
         self.device: Device = choose_device(options.device, options.rpc)
         self.preflight: Preflight = check_run(options, self.device)
-        self.cpus = None if options.cpu_range is None else parse_cpu_range(options.cpu_range)
+        self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         self.n_threads = options.n_threads or default_n_threads(self.cpus)
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
@@ -169,8 +170,7 @@ class Session:
     def _speculation_hook(self) -> SpeculationHook | None:
         if self.speculation is None:
             return None
-        experts_us = self.split.experts_us if self.split else None
-        return SpeculationHook(self.speculation, self.drafter, self.split, experts_us)
+        return SpeculationHook(self.speculation, self.drafter, self.split)
 
     def text_stream(self) -> TextStream:
         from pyspac.generate.llama import TextStream

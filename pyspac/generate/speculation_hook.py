@@ -7,13 +7,11 @@ hears of every step; `drafter` is what the loop must draft with.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.drafting import Drafter, NgramDrafter
 from pyspac.generate.shadow import ShadowDrafter
-from pyspac.speculation.budget import SHARE_COSTLY
 from pyspac.speculation.controller import Controller
 from pyspac.speculation.manager import Speculation
 
@@ -29,21 +27,17 @@ class SpeculationHook:
         speculation: Speculation,
         drafter: Drafter,
         inner: StepHook | None = None,
-        experts_us: Callable[[], int] | None = None,
     ) -> None:
-        """`experts_us` tells what the last step's experts took, in microseconds; None: nobody knows."""
         self.speculation = speculation
         self.controller: Controller = speculation.begin()
         self.inner = inner
         self.drafter = self._wrapped(drafter)
-        self._experts_us = experts_us
         self._last_ns = time.perf_counter_ns()
 
     def _wrapped(self, drafter: Drafter) -> Drafter:
         """Watch a drafter that costs nothing in the shadow, if the controller looks at it."""
         if isinstance(drafter, NgramDrafter) and self.controller.wants_shadow:
             return ShadowDrafter(drafter, self.controller.n_draft_max, self.controller.observe_shadow)
-        self.speculation.shared.budget.share = SHARE_COSTLY
         return drafter
 
     def n_draft_limit(self) -> int | None:
@@ -60,8 +54,6 @@ class SpeculationHook:
     def after_step(self, record: StepRecord) -> None:
         if self.inner:
             self.inner.after_step(record)
-        if self._experts_us and self.controller.is_listening():
-            record.experts_us = self._experts_us()
         record.overhead_us = max(0.0, self._step_us() - record.total_us)
         self.controller.observe(record)
         self._step_us()  # what looking takes is not the draft length's fault

@@ -53,10 +53,6 @@ class Split:
         self.scheduler.step()
         self.engine.apply()  # now, so that copies run while the next tokens are drafted
 
-    def experts_us(self) -> int:
-        """Time of the last step's experts, on host and device."""
-        return self.scheduler.activity.experts_us
-
     def experts_dict(self) -> dict[str, int]:
         """`experts` of the `--json` object; distinct (layer, expert) pairs per forward pass."""
         counters = self.engine.board.counters[0]

@@ -186,7 +186,8 @@ class ExpertCache:
         if room <= 0:
             return keys[:0]
         n_held = int(np.count_nonzero(self.residency[first : first + self.n_expert] != ABSENT))
-        got = keys[self.residency[keys] == ABSENT][: max(min(room, n_held_max - n_held), 0)]
+        absent = keys[self.residency[keys] == ABSENT]
+        got: Keys = absent[: max(min(room, n_held_max - n_held), 0)]
         self.residency[got] = QUEUED
         self.n_promised[group] += len(got)
         return got

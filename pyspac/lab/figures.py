@@ -18,7 +18,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise PyspacError("figures need matplotlib: pip install 'pyspac[lab]'") from error
+        raise PyspacError("figures need matplotlib: install it with `pip install 'pyspac[lab]'`") from error
     mpl.use("Agg")
     from matplotlib import pyplot
 

@@ -131,18 +131,20 @@ class LayerRunner:
         plan = self.policies.miss.handle(access)
         if plan.admit is not None:
             self.submit((plan.admit,))
-        replaced = plan.fate == SUBSTITUTE
-        self.books.lost_weight += float(demand.weight[missing[(plan.fate == DROP) | replaced]].sum())
-        on_host = missing[plan.fate == HOST]
+        is_replaced = plan.fate == SUBSTITUTE
+        is_lost = is_replaced | (plan.fate == DROP)
+        if is_lost.any():
+            self.books.lost_weight += float(demand.weight[missing[is_lost]].sum())
         link_busy_us = self.link.busy_us(self.state.now_us)
         arrived_us = self._fetch(access, plan)
+        on_device = access.is_hit.copy()
+        on_device[missing[is_replaced | (plan.fate == FETCH)]] = True
+        on_host, host_us = missing[plan.fate == HOST], 0.0
         if len(on_host):
             link_busy_us = max(link_busy_us, arrived_us - self.state.now_us)
-        host_bytes = self.cache.bytes_of[demand.keys[on_host]]
-        row_bytes = float(host_bytes @ demand.rows[on_host])
-        host_us = self.machine.host_us(float(host_bytes.sum()), row_bytes, link_busy_us)
-        on_device = access.is_hit.copy()
-        on_device[missing[(plan.fate == FETCH) | replaced]] = True
+            n_bytes = self.cache.bytes_of[demand.keys[on_host]]
+            row_bytes = float(n_bytes @ demand.rows[on_host])
+            host_us = self.machine.host_us(float(n_bytes.sum()), row_bytes, link_busy_us)
         return _Service(on_device, on_host, host_us, arrived_us)
 
     def _fetch(self, access: Access, plan: MissPlan) -> float:

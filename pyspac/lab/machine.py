@@ -47,7 +47,7 @@ class Machine:
             is_speed = f.name.endswith("_s")
             if not isinstance(value, (int, float)) or value < 0 or (is_speed and value == 0):
                 raise ConfigError(
-                    f"machine {self.name}: {f.name}", value, "above 0" if is_speed else "0 or more"
+                    f"machine {self.name}: {f.name}", value, "a number above 0" if is_speed else "0 or more"
                 )
 
     def copy_us(self, n_bytes: float) -> float:

@@ -112,7 +112,7 @@ class RoutingProbe:
         pointer = tensor.src[index]
         source = _Tensor.from_address(pointer)
         if source.type not in _ROUTER_TYPES:
-            raise TraceError(f"--early reads routers of F32 and F16; this one is of ggml type {source.type}.")
+            raise TraceError(f"--early reads routers of F32 and F16; this one is of ggml type {source.type}")
         return self._rows(pointer, source, _ROUTER_TYPES[source.type]).astype(np.float32)
 
     def _rows(self, pointer: int, tensor: _Tensor, dtype: Any) -> Array:

@@ -51,7 +51,7 @@ def load_file(path: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise PyspacError(f"{path}: this policy file cannot be imported, as it raises {error!r}.") from error
+        raise PyspacError(f"{path}: this policy file cannot be imported, as it raises {error!r}") from error
 
 
 def names(dimension: str) -> list[str]:

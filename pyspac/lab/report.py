@@ -101,7 +101,7 @@ def _open(path: Path) -> Any:
     try:
         return path.open("w", encoding="utf-8", newline="")
     except OSError as error:
-        raise PyspacError(f"{path}: cannot be written ({error.strerror})") from error
+        raise PyspacError(f"{path}: this file cannot be written ({error.strerror})") from error
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,12 +32,12 @@ class Setup:
 
 
 def capacity_bytes(text: str, total_bytes: int) -> int:
-    """Read "5%" or a number of MiB; ConfigError if it is neither."""
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = -1.0
+    """Read "5%" or a number of MiB; ConfigError if it is neither.
+
+    The rule of spac_read_cache_size, written again as the lab runs without libspac; tests compare the two.
+    """
     is_share = text.endswith("%")
+    value = float(text.removesuffix("%")) if re.fullmatch(r"[0-9]+(\.[0-9]+)?%?", text) else -1.0
     if not 0.0 <= value <= (100.0 if is_share else 1e9):
         raise ConfigError("--capacity", text, "a share of all experts such as 5%, or a number of MiB")
     return min(int(value / 100 * total_bytes + 0.5) if is_share else int(value * MIB), total_bytes)

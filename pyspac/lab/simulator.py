@@ -56,7 +56,8 @@ class Run:
         It takes llama.cpp's path, which leaves the cache alone, and the scheduler hears of it as in the engine.
         """
         prompt, state = self.workload.prompt, self.state
-        if prompt is None or self.scheduler is None or state.setup.is_cold or self.workload.steps[0] is prompt:
+        is_step = self.workload.steps[0] is prompt
+        if prompt is None or is_step or self.scheduler is None or state.setup.is_cold:
             return 0.0
         layer_us = prompt_us(prompt, state.geometry, self.machine) / len(prompt.layers)
         for demand in prompt.layers:

@@ -49,11 +49,11 @@ class TraceGeometry:
     def __post_init__(self) -> None:
         for name, sizes in (("expert_bytes", self.expert_bytes), ("dense_bytes", self.dense_bytes)):
             if len(sizes) != self.n_layer:
-                raise TraceError(f"The trace has {len(sizes)} {name}, but {self.n_layer} layers.")
+                raise TraceError(f"the trace has {len(sizes)} {name}, but {self.n_layer} layers")
         if min(self.n_layer, self.n_expert, self.n_expert_used) < 1 or self.n_expert_used > self.n_expert:
             raise TraceError(
-                f"The trace's geometry makes no sense: it says {self.n_layer} layers and {self.n_expert} "
-                f"experts, of which a token uses {self.n_expert_used}."
+                f"the trace's geometry makes no sense: it says {self.n_layer} layers and {self.n_expert} "
+                f"experts, of which a token uses {self.n_expert_used}"
             )
         if not self.group:
             first_seen = {size: i for i, size in enumerate(dict.fromkeys(b for b in self.expert_bytes if b))}
@@ -93,15 +93,13 @@ class Trace:
         g, n = self.geometry, len(self.step)
         shape = (n, g.n_layer, g.n_expert_used)
         if self.experts.shape != shape or self.weights.shape != shape:
-            raise TraceError(
-                f"The trace's experts have the shape {self.experts.shape}; it should be {shape}."
-            )
+            raise TraceError(f"the trace's experts have the shape {self.experts.shape}; it should be {shape}")
         if n == 0:
-            raise TraceError("The trace holds no token.")
+            raise TraceError("the trace holds no token")
         if np.any(np.diff(self.step) < 0):
-            raise TraceError("The trace's steps do not rise from token to token.")
+            raise TraceError("the trace's steps do not rise from token to token")
         if self.experts.max() >= g.n_expert or self.experts.min() < NOT_RUN:
-            raise TraceError(f"The trace names experts outside 0 .. {g.n_expert - 1}.")
+            raise TraceError(f"the trace names experts outside 0 .. {g.n_expert - 1}")
 
     @property
     def n_token(self) -> int:

@@ -31,7 +31,7 @@ def trace_geometry(path: Path) -> TraceGeometry:
     header = read_header(path)
     geometry = read_geometry(header)
     if not geometry.is_moe:
-        raise TraceError(f"{path}: this model is dense; it has no routing to trace.")
+        raise TraceError(f"{path}: this model is dense; it has no routing to trace")
     layouts = {layout: i for i, layout in enumerate(dict.fromkeys(x.layout for x in geometry.moe_layers))}
     return TraceGeometry(
         model=path.name,
@@ -58,7 +58,7 @@ def build_trace(geometry: TraceGeometry, passes: list[Pass], n_prompt: int) -> T
     """Lay passes out token by token. A layer that ran for the last tokens only is NOT_RUN for the others."""
     layers = [layer for one in passes for layer in one.layers.values()]
     if not layers:
-        raise TraceError("No router was seen: the graph of this architecture gives its nodes other names.")
+        raise TraceError("no router was seen: the graph of this architecture gives its nodes other names")
     n, n_layer = sum(one.n_token for one in passes), geometry.n_layer
     per_choice, per_expert = (n, n_layer, geometry.n_expert_used), (n, n_layer, geometry.n_expert)
     arrays: dict[str, Any] = {

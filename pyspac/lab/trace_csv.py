@@ -25,16 +25,16 @@ def read_csv(path: Path) -> Trace:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     n_head = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     if n_head == len(lines) or lines[n_head].strip() != COLUMNS:
-        raise TraceError(f"{path}: after its header this trace needs the columns {COLUMNS}, and lacks them.")
+        raise TraceError(f"{path}: after its header this trace needs the columns {COLUMNS}, and lacks them")
     geometry = _geometry(path, lines[:n_head])
     if len(lines) == n_head + 1:
-        raise TraceError(f"{path}: this trace ends after its header; it has no rows.")
+        raise TraceError(f"{path}: this trace ends after its header; it has no rows")
     try:
         rows = np.loadtxt(lines[n_head + 1 :], delimiter=",", ndmin=2)  # [n_row, 9] float64
     except ValueError as error:
-        raise TraceError(f"{path}: a row cannot be read; the file may be cut off ({error}).") from error
+        raise TraceError(f"{path}: a row cannot be read; the file may be cut off ({error})") from error
     if rows.shape[1] != len(COLUMNS.split(",")):
-        raise TraceError(f"{path}: the rows have {rows.shape[1]} columns, but they should be {COLUMNS}.")
+        raise TraceError(f"{path}: the rows have {rows.shape[1]} columns, but they should be {COLUMNS}")
     return _trace(path, geometry, rows)
 
 
@@ -54,7 +54,7 @@ def _geometry(path: Path, header: Sequence[str]) -> TraceGeometry:
             dense_bytes=tuple(sizes.get(il, (0, 0))[1] for il in range(n_layer)),
         )
     except (KeyError, ValueError) as error:
-        raise TraceError(f"{path}: the trace's header lacks a readable {error}.") from error
+        raise TraceError(f"{path}: the trace's header lacks a readable {error}") from error
 
 
 def _trace(path: Path, geometry: TraceGeometry, rows: npt.NDArray[np.float64]) -> Trace:
@@ -62,7 +62,7 @@ def _trace(path: Path, geometry: TraceGeometry, rows: npt.NDArray[np.float64]) -
     turn, phase, step, layer, slot, expert = rows[:, :6].astype(np.int64).T
     is_inside = layer.max() < geometry.n_layer and slot.max() < geometry.n_expert_used
     if not is_inside or min(layer.min(), slot.min()) < 0:
-        raise TraceError(f"{path}: a row names a layer or a rank that lies outside the header's geometry.")
+        raise TraceError(f"{path}: a row names a layer or a rank that lies outside the header's geometry")
     _, first, token = np.unique(turn * (step.max() + 1) + step, return_index=True, return_inverse=True)
     shape = (len(first), geometry.n_layer, geometry.n_expert_used)
     experts = np.full(shape, NOT_RUN, np.int16)

@@ -26,20 +26,20 @@ def read_trace(path: Path) -> Trace:
     """Read a Parquet or CSV trace; TraceError says what is wrong with the file."""
     if not path.is_file():
         raise TraceError(
-            f"{path}: there is no such trace file. Record one with `pyspac trace -m MODEL -o FILE`."
+            f"{path}: there is no such trace file: record one with `pyspac trace -m MODEL -o FILE`"
         )
     try:
         with path.open("rb") as file:
             magic = file.read(len(trace_csv.MAGIC))
     except OSError as error:
-        raise TraceError(f"{path}: this trace cannot be read ({error.strerror}).") from error
+        raise TraceError(f"{path}: this trace cannot be read ({error.strerror})") from error
     if magic.startswith(PARQUET_MAGIC):
         return _read_parquet(path)
     if magic == trace_csv.MAGIC.encode():
         return trace_csv.read_csv(path)
     raise TraceError(
-        f"{path}: this is neither a Parquet trace nor a CSV that begins with {trace_csv.MAGIC!r}. "
-        "Record a trace with `pyspac trace`."
+        f"{path}: this is neither a Parquet trace nor a CSV that begins with {trace_csv.MAGIC!r}: "
+        "record a trace with `pyspac trace`"
     )
 
 
@@ -69,7 +69,7 @@ def write_trace(trace: Trace, path: Path) -> None:
     try:
         pa.parquet.write_table(table, path, compression="zstd")
     except OSError as error:
-        raise TraceError(f"{path}: this trace cannot be written ({error}).") from error
+        raise TraceError(f"{path}: this trace cannot be written ({error})") from error
 
 
 def _pyarrow() -> Any:
@@ -78,7 +78,7 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise TraceError(
-            "Parquet traces need pyarrow. Install it with `pip install 'pyspac[lab]'`."
+            "Parquet traces need pyarrow: install it with `pip install 'pyspac[lab]'`"
         ) from error
     return pyarrow
 
@@ -94,15 +94,15 @@ def _read_parquet(path: Path) -> Trace:
         version = header["version"]
     except KeyError as error:
         raise TraceError(
-            f"{path}: this is a Parquet file, but not a trace of `pyspac trace` (it has no {error})."
+            f"{path}: this is a Parquet file, but not a trace of `pyspac trace` (it has no {error})"
         ) from error
     except (OSError, ValueError) as error:
         raise TraceError(
-            f"{path}: this file cannot be read as Parquet; it may be cut off ({error})."
+            f"{path}: this file cannot be read as Parquet; it may be cut off ({error})"
         ) from error
     if version != FORMAT_VERSION:
         raise TraceError(
-            f"{path}: this trace has format version {version}; this pyspac reads {FORMAT_VERSION}."
+            f"{path}: this trace has format version {version}; this pyspac reads {FORMAT_VERSION}"
         )
     return _from_table(TraceGeometry(**fields), table, path)
 
@@ -111,7 +111,7 @@ def _from_table(geometry: TraceGeometry, table: Any, path: Path) -> Trace:
     has = set(table.column_names)
     missing = sorted(set(NEEDED) - has)
     if missing:
-        raise TraceError(f"{path}: this trace lacks the columns {', '.join(missing)}.")
+        raise TraceError(f"{path}: this trace lacks the columns {', '.join(missing)}")
     token, layer = (table[name].to_numpy() for name in ("token", "layer"))
     n_token = int(token.max()) + 1 if len(token) else 0
 

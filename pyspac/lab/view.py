@@ -6,13 +6,13 @@ they are bounds.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pyspac.lab.cache import ExpertCache
-from pyspac.lab.demand import Bools, Keys
+from pyspac.lab.demand import Bools, Floats, Keys
 from pyspac.lab.link import Link
 from pyspac.lab.predict.choose import choose_predictor
 from pyspac.lab.predict.predictor import Predictor, Source
@@ -126,7 +126,7 @@ class View:
         """Time since the start."""
         return self._state.now_us
 
-    def prompt_counts(self) -> npt.NDArray[Any]:
+    def prompt_counts(self) -> Floats:
         """Return [n_cell] activations in the prompt."""
         counts = np.zeros(self.n_cell)
         prompt = self._state.workload.prompt

@@ -33,11 +33,6 @@ class Activity:
         """Return the increase of one of spac_counters' fields."""
         return int(self.counters[name][0])
 
-    @property
-    def experts_us(self) -> int:
-        """Return the time of all experts, on host and device."""
-        return int(self.layer_stats["host_us"].sum() + self.layer_stats["device_us"].sum())
-
 
 class _Difference:
     """One cumulative array of one type of numbers; `drain` returns its increase since the last call."""

@@ -16,7 +16,6 @@ O(n_layer * n_levels), whatever the number of experts.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ _REMEMBER = 0.95  # per step: what is left of the past in the tables
 _EVERY = 4  # steps, of which the tables learn from one: what a level means changes slowly
 _N_WARM_UP = 16  # steps that all are learned from
 _NOTHING = 1e-30  # sums below are 0: long before they become denormal, which is slow
-_EVERY_NOTHING = 1024  # steps between looks for those
 
 
 class LevelTables:
@@ -45,32 +43,29 @@ class LevelTables:
         """Start with every expert at level 0 and nothing seen."""
         self.shape = (n_layer, n_levels + 1)
         self.n_levels = n_levels
-        self.by_level = np.zeros(self.shape, np.int64)  # experts now at each level
-        # decayed sums over the steps learned from: activations, distinct experts used, experts
-        self._sums = np.zeros((3, *self.shape))
-        self.rows, self.used, self.seen = self._sums
+        # decayed sums over the steps learned from
+        self.rows = np.zeros(self.shape)  # activations
+        self.used = np.zeros(self.shape)  # distinct experts used
+        self.seen = np.zeros(self.shape)  # experts
         self.weight = 0.0  # those steps, decayed sum
         self.n_observed = 0  # all steps
         self._chance = np.zeros(n_levels + 1)  # use_probability()
-        self._rise = 1e-9 * np.arange(n_levels + 1)
-        # where level 0 of a layer is, and each expert's place, in a flat table; small, as caches are cold
-        small = np.min_scalar_type(n_layer * (n_levels + 1))
-        self._last = (np.arange(n_layer) * (n_levels + 1) + n_levels).astype(small)[:, None]
-        self._index = np.zeros((n_layer, n_expert), small)
-        self._is_used = np.zeros((n_layer, n_expert), bool)
+        # [n_layer, 1] cell of a layer's level 0 in a flat table; its level j lies j cells before
+        self._level_0 = (np.arange(n_layer) * (n_levels + 1) + n_levels)[:, None]
         self.place(np.zeros((n_layer, n_expert), np.uint8))
 
     def place(self, levels: NDArray[np.uint8]) -> None:
         """Take in the levels [n_layer, n_expert] that hold from now on."""
-        np.subtract(self._last, levels, out=self._index)
-        self.by_level = self._histogram(self._index.ravel())
+        self._cell = self._level_0 - levels  # [n_layer, n_expert]
+        self.by_level = self._histogram(self._cell.ravel())  # experts now at each level
 
     def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Count the experts of `mask` [n_layer, n_expert] by level."""
-        return self._histogram(self._index.take(mask.ravel().nonzero()[0]))
+        return self._histogram(self._cell[mask])
 
-    def _histogram(self, at: NDArray[Any], weights: NDArray[Any] | None = None) -> NDArray[Any]:
-        return np.bincount(at, weights, self.shape[0] * self.shape[1]).reshape(self.shape)
+    def _histogram(self, cells: NDArray[np.intp], weights: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Count how often each cell comes, or sum up its weights."""
+        return np.bincount(cells, weights, self.shape[0] * self.shape[1]).reshape(self.shape)
 
     def observe(self, counts: NDArray[np.uint32]) -> None:
         """Take in what the experts did in a step; renew the tables where it is time."""
@@ -84,32 +79,27 @@ class LevelTables:
 
     def _learn(self, counts: NDArray[np.uint32]) -> None:
         """Add a step to the sums, by the level each expert was placed at before it."""
-        np.greater(counts, 0, out=self._is_used)  # nonzero() is fast on bool alone
-        is_used = self._is_used.ravel().nonzero()[0]
-        at = self._index.take(is_used)
         kept = _REMEMBER if self.n_observed <= _N_WARM_UP else _REMEMBER**_EVERY
-        self._sums *= kept
-        self.rows += self._histogram(at, counts.take(is_used))
-        self.used += self._histogram(at)
-        self.seen += self.by_level
+        used = np.flatnonzero(counts > 0)
+        cells = self._cell.ravel()[used]
+        self.rows = kept * self.rows + self._histogram(cells, counts.ravel()[used])
+        self.used = kept * self.used + self._histogram(cells)
+        self.seen = kept * self.seen + self.by_level
         self.weight = kept * self.weight + 1.0
-        if self.n_observed % _EVERY_NOTHING == 0:
-            self._sums[self._sums < _NOTHING] = 0.0
+        for table in (self.rows, self.used, self.seen):
+            table[table < _NOTHING] = 0.0
 
     def above(self, table: NDArray[Any]) -> NDArray[Any]:
         """Sum a table over the levels of tau and above: [n_layer, n_levels], without level 0."""
-        return np.add.accumulate(table[:, : self.n_levels], axis=1)
+        return np.asarray(table[:, : self.n_levels].cumsum(axis=1))
 
     def use_probability(self) -> NDArray[np.float64]:
-        """Return [n_levels + 1], by level from 0 up: the chance of use in the next step, always rising.
-
-        By 1e-9 at least: levels decide, and two of them may be worth the same by chance.
-        """
+        """Return [n_levels + 1], by level from 0 up: the chance of use in the next step, never falling."""
         if self.is_renewed():
             used, seen = self.used.sum(axis=0), self.seen.sum(axis=0)
             mean = used.sum() / max(seen.sum(), 1.0)
-            chance = (used + mean) / (seen + 1.0)
-            self._chance = np.maximum.accumulate(chance[::-1]) + self._rise
+            chance = (used + mean) / (seen + 1.0)  # from the highest level down
+            self._chance = np.maximum.accumulate(chance[::-1])
         return self._chance
 
 
@@ -145,9 +135,8 @@ class Balancer:
         self.is_balanced = False  # whether measured costs decided the last tau (else capacity alone)
         self._n_layer = board.n_layer
         self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
-        self._is_wanted = np.zeros((board.n_layer, board.n_expert), bool)  # hot and absent
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
-        self._times = (np.zeros((board.n_layer, self.n_levels)),) * 2  # T_cpu, T_gpu
+        self._times = self.layer_times()  # T_cpu, T_gpu
         self._any_level = self._levels_from(np.ones(board.n_layer, np.intp))
         self._wanted_level = self._levels_from(self._wanted)
         self._link_bytes = self.groups.expert_bytes[self.groups.of_layer]  # [n_layer]
@@ -161,8 +150,8 @@ class Balancer:
         self.tables.place(levels)
         if self.fixed is not None:
             return self.tau
-        np.copyto(self.tau, self.solve_tables(self.absent_hot(slots)), casting="unsafe")
-        if self.uses_free_slots and max(slots.n_free) > 0:
+        self.tau[:] = self.solve_tables(self.absent_hot(slots))
+        if self.uses_free_slots and slots.n_free.max() > 0:
             self._use_free_slots(levels, slots)
         return self.tau
 
@@ -198,7 +187,7 @@ class Balancer:
     def _levels_from(self, tau: NDArray[np.intp]) -> NDArray[np.int64]:
         """Return [n_group, n_layer, K + 1] 1 for the levels of tau and above in a group's layers, else 0."""
         is_above = np.arange(self.n_levels, -1, -1) >= tau[:, None]
-        return (self.groups.onehot[:, :, None] * is_above).astype(np.int64)
+        return np.asarray(self.groups.onehot[:, :, None] * is_above, np.int64)
 
     def layer_times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return T_cpu and T_gpu in microseconds, each [n_layer, K], column K - tau (equations 7 and 8)."""
@@ -228,11 +217,11 @@ class Balancer:
         layer that wants only some levels (`wanted_level`, as _levels_from) leaves its share to the others. K
         where they do not fit at all.
         """
-        n_wanted = np.add.reduce(self.tables.by_level * wanted_level, axis=1)  # [n_group, K + 1]
-        hot = self.tables.above(n_wanted).tolist()  # [n_group, K], rising
-        n_fits = [bisect_right(row, n_slots) for row, n_slots in zip(hot, self.groups.slots, strict=True)]
-        lowest = np.array([self.n_levels + 1 - max(n, 1) for n in n_fits])
-        return np.asarray(lowest.take(self.groups.of_layer))
+        n_wanted = (self.tables.by_level * wanted_level).sum(axis=1)  # [n_group, K + 1]
+        hot = self.tables.above(n_wanted)  # [n_group, K], column K - tau
+        n_fits = (hot <= self.groups.slots[:, None]).sum(axis=1)  # [n_group] taus, from K down
+        lowest = self.n_levels + 1 - np.maximum(n_fits, 1)
+        return np.asarray(lowest[self.groups.of_layer])
 
     def _use_free_slots(self, levels: NDArray[np.uint8], slots: Occupancy) -> None:
         """Lower tau by one where a group has slots nobody holds beyond what its hot experts will take.
@@ -240,8 +229,6 @@ class Balancer:
         A whole level rarely fits the slots exactly; without this the remainder would stay empty. Nobody is
         evicted for it: the plan stops at the free slots.
         """
-        np.greater_equal(levels, self.tau[:, None], out=self._is_wanted)
-        np.greater(self._is_wanted, slots.is_held, out=self._is_wanted)
-        n_wanted = self.groups.count(self._is_wanted)
-        has_room = np.array([free > n for free, n in zip(slots.n_free, n_wanted, strict=True)])
-        np.maximum(self.tau - has_room[self.groups.of_layer], 1, out=self.tau, casting="unsafe")
+        is_wanted = (levels >= self.tau[:, None]) & ~slots.is_held
+        has_room = slots.n_free > self.groups.count(is_wanted)  # [n_group]
+        self.tau[:] = np.maximum(self.tau - has_room[self.groups.of_layer], 1)

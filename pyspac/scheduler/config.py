@@ -44,7 +44,7 @@ def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
     found = frozenset(part.strip() for part in parts if part.strip())
     unknown = sorted(found - ABLATIONS.keys())
     if unknown:
-        raise ConfigError("without", ", ".join(unknown), ", ".join(ABLATIONS))
+        raise ConfigError("without", ", ".join(unknown), f"some of {', '.join(ABLATIONS)}")
     return found
 
 
@@ -68,7 +68,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         """Check every field; ConfigError names field, value and what is allowed."""
         if self.estimator not in ESTIMATORS:
-            raise ConfigError("estimator", self.estimator, ", ".join(ESTIMATORS))
+            raise ConfigError("estimator", self.estimator, f"one of {', '.join(ESTIMATORS)}")
         if self.n_levels is not None:
             check_int("n_levels", self.n_levels, 1, 255)
         check_range("forgetting", self.forgetting, 0.0, 1.0)

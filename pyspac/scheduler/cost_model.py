@@ -34,27 +34,24 @@ class CostModel:
 
     def __init__(self, board: BoardView, *, link_gb_s: float | None = None) -> None:
         """Start from the defaults; `link_gb_s` is the link's speed in 1e9 bytes/s where it is known."""
-        groups = LayoutGroups(board)
-        self.n_group = groups.n_group
-        self._group = groups.of_layer  # [n_layer]
-        self._onehot = groups.onehot  # [n_group, n_layer]
+        self.groups = LayoutGroups(board)
+        n_group = self.groups.n_group
         # [n_group] each
-        self.load_us = groups.expert_bytes * HOST_US_PER_BYTE  # host, per distinct expert
+        self.load_us = self.groups.expert_bytes * HOST_US_PER_BYTE  # host, per distinct expert
         self.row_us = ROW_SHARE * self.load_us  # host, per (token, expert)
         self.device_us = DEVICE_SHARE * self.load_us  # device, per distinct expert
-        self.is_host_measured = np.zeros(self.n_group, bool)
-        self.is_device_measured = np.zeros(self.n_group, bool)
+        self.is_host_measured = np.zeros(n_group, bool)
+        self.is_device_measured = np.zeros(n_group, bool)
         self.is_concurrent = True  # False: device and host experts share the same cores, one after the other
         self.draft_us = 0.0  # per step
         self.step_us = 0.0  # per forward, drafting included; 0: not seen
-        self._layers = [np.flatnonzero(row) for row in self._onehot]
         self._n_updates = 0
-        self._fit = np.zeros((self.n_group, 5))  # decayed sums: x1 x1, x1 x2, x2 x2, x1 y, x2 y
-        self._n_fit = np.zeros(self.n_group, np.int64)
-        self._layer_fit = np.zeros((self.n_group, 5))  # the same for _infer_device
-        self._n_layer_fit = np.zeros(self.n_group, np.int64)
-        self._device_times = np.zeros(self.n_group)  # decayed microseconds
-        self._device_experts = np.zeros(self.n_group)  # and experts
+        self._fit = np.zeros((n_group, 5))  # decayed sums: x1 x1, x1 x2, x2 x2, x1 y, x2 y
+        self._n_fit = np.zeros(n_group, np.int64)
+        self._layer_fit = np.zeros((n_group, 5))  # the same for _infer_device
+        self._n_layer_fit = np.zeros(n_group, np.int64)
+        self._device_times = np.zeros(n_group)  # decayed microseconds
+        self._device_experts = np.zeros(n_group)  # and experts
         self._link_us = self._link_bytes = 0.0  # decayed sums
         self._link_known = None if link_gb_s is None else 1e-3 / link_gb_s
 
@@ -95,7 +92,7 @@ class CostModel:
         """
         x = _columns(stats, "n_host_experts", "n_host_rows", "host_us")  # [n_layer, 3]: u, a, y
         weighted = x * self._weights(x)[:, None]
-        for g, layers in enumerate(self._layers):
+        for g, layers in enumerate(self.groups.layers):
             (uu, ua, uy), (_, aa, ay), _ = (weighted[layers].T @ x[layers]).tolist()
             if uu <= 0.0 or uy <= 0.0:
                 continue
@@ -109,7 +106,7 @@ class CostModel:
 
     def _weights(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return [n_layer] weights: 1 near the fit, falling with distance (a page fault, a lost core)."""
-        group = self._group
+        group = self.groups.of_layer
         fit = self.load_us[group] * x[:, 0] + self.row_us[group] * x[:, 1]
         weight = np.minimum(1.0, fit / np.maximum(np.abs(x[:, 2] - fit), 1e-9))
         weight[self._n_fit[group] < _N_WARM_UP] = 1.0
@@ -121,7 +118,7 @@ class CostModel:
             self._infer_device(stats)
             return
         self.is_concurrent = False  # only the in-graph mode can time them: same cores, nothing overlaps
-        us, n_experts = self._onehot @ stats["device_us"], self._onehot @ stats["n_device_experts"]
+        us, n_experts = self.groups.total(stats["device_us"]), self.groups.total(stats["n_device_experts"])
         has = (us > 0) & (n_experts > 0)  # [n_group]
         self._device_times[has] = _REMEMBER * self._device_times[has] + us[has]
         self._device_experts[has] = _REMEMBER * self._device_experts[has] + n_experts[has]
@@ -137,7 +134,7 @@ class CostModel:
         context).
         """
         x = _columns(stats, "host_us", "n_device_experts", "layer_us")
-        for g, layers in enumerate(self._layers):
+        for g, layers in enumerate(self.groups.layers):
             timed = x[layers][x[layers, 2] > 0]  # the last layer's time is not known
             if len(timed) < _N_LAYERS_TO_INFER:
                 continue
@@ -162,7 +159,7 @@ class CostModel:
 
     def layer_units(self) -> NDArray[np.float64]:
         """Return [3, n_layer]: load_us, row_us and device_us."""
-        return np.stack((self.load_us, self.row_us, self.device_us))[:, self._group]
+        return np.stack((self.load_us, self.row_us, self.device_us))[:, self.groups.of_layer]
 
     def step_budget_bytes(self, share: float) -> int | None:
         """Return the bytes the link can copy in `share` of one step; None: link or step not measured yet."""
@@ -174,7 +171,7 @@ class CostModel:
 
 def _columns(stats: NDArray[Any], *names: str) -> NDArray[np.float64]:
     """Return [n_layer, len(names)]: some of the fields of LAYER_STATS_DTYPE."""
-    return np.column_stack([stats[name] for name in names]).astype(np.float64)
+    return np.array([stats[name] for name in names], np.float64).T
 
 
 def _solve_host(

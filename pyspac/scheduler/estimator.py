@@ -1,7 +1,7 @@
 """Step 2: activation counts of one step in, a utility 0 .. n_levels per expert out.
 
-Every estimator writes its levels into `utility` in place, allocates nothing per step, and costs O(n_layer *
-n_expert). Levels mean the same in every layer: the engine compares them across layers when it picks a victim.
+Every estimator writes its levels into `utility` in place, and costs O(n_layer * n_expert) per step. Levels
+mean the same in every layer: the engine compares them across layers when it picks a victim.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SpacEstimator(Estimator):
     it ratchets down to 1 and stays there. An expert that is always busy (d = 0) does not rise.
     """
 
-    LEARNED: ClassVar[tuple[str, ...]] = ("utility", "_level", "_before", "up", "down")
+    LEARNED: ClassVar[tuple[str, ...]] = ("utility", "_before", "up", "down")
     # lambda in units of 1 / 10000, so that floor() is exact
     _UNIT = 10_000
 
@@ -93,49 +93,29 @@ class SpacEstimator(Estimator):
         self.up = np.full(self.shape, 3 if self.is_fixed else start, np.int32)
         self.down = np.full(self.shape, 1 if self.is_fixed else start, np.int32)
         self._lambda = round(config.forgetting * self._UNIT)
-        self._level = np.zeros(self.shape, np.int8 if self.n_levels < 127 else np.int16)
         self._before = np.zeros(self.shape, np.int32)  # [f_(t-1)]
-        self._change = np.zeros(self.shape, np.int32)  # [d]
-        self._new = np.zeros(self.shape, np.int32)
-        self._scaled = np.zeros(self.shape, np.int32)
-        self._mask = np.zeros(self.shape, bool)
-        self._other = np.zeros(self.shape, bool)
 
     def update(self, counts: Counts, n_tokens: int) -> Levels:
         """Move levels by the old boundaries, then the boundaries."""
-        np.subtract(counts, self._before, out=self._change, casting="unsafe")
-        np.copyto(self._before, counts, casting="unsafe")
-        self._move_levels()
+        change = counts.astype(np.int32) - self._before  # [d]
+        self._before[:] = counts
+        is_up = change >= self.up
+        is_down = ~is_up & (-change >= self.down)
+        level = self.utility.astype(np.int32) + is_up - is_down
+        self.utility[:] = np.clip(level, 0, self.n_levels)
         if not self.is_fixed:
-            self._move_boundary(self.up)
-            np.negative(self._change, out=self._change)
-            self._move_boundary(self.down)
-        np.copyto(self.utility, self._level, casting="unsafe")
+            self._move_boundary(self.up, change)
+            self._move_boundary(self.down, -change)
         return self.utility
 
     def _learned(self) -> tuple[str, ...]:
         """Boundaries that are fixed are a setting."""
         return tuple(name for name in self.LEARNED if not (self.is_fixed and name in ("up", "down")))
 
-    def _move_levels(self) -> None:
-        """Up if d >= up; else down if -d >= down."""
-        is_up, is_down = self._mask, self._other
-        np.greater_equal(self._change, self.up, out=is_up)
-        np.negative(self._change, out=self._new)
-        np.greater_equal(self._new, self.down, out=is_down)
-        np.greater(is_down, is_up, out=is_down)  # "else if": up comes first
-        np.add(self._level, is_up, out=self._level, casting="unsafe")
-        np.subtract(self._level, is_down, out=self._level, casting="unsafe", dtype=self._level.dtype)
-        np.clip(self._level, 0, self.n_levels, out=self._level)
-
-    def _move_boundary(self, boundary: NDArray[np.int32]) -> None:
+    def _move_boundary(self, boundary: NDArray[np.int32], change: NDArray[np.int32]) -> None:
         """Where the change is positive: boundary = floor((1 - lambda) * boundary + lambda * change)."""
-        np.greater(self._change, 0, out=self._mask)
-        np.multiply(boundary, self._UNIT - self._lambda, out=self._new)
-        np.multiply(self._change, self._lambda, out=self._scaled)
-        np.add(self._new, self._scaled, out=self._new)
-        np.floor_divide(self._new, self._UNIT, out=self._new)
-        np.copyto(boundary, self._new, where=self._mask)
+        moved = ((self._UNIT - self._lambda) * boundary + self._lambda * change) // self._UNIT
+        boundary[:] = np.where(change > 0, moved, boundary)
 
 
 class _RateEstimator(Estimator):
@@ -150,14 +130,9 @@ class _RateEstimator(Estimator):
         self._sum = np.zeros(self.shape, np.float32)  # activations, decayed
         self._n_tokens = 0.0  # tokens, decayed alike
         self._n_updates = 0
-        self._scratch = np.zeros(self.shape, np.float32)
-        self._highest = np.full(self.shape, self.n_levels, np.float32)  # minimum() is slow with a scalar
 
     def _add(self, counts: Counts, n_tokens: int, decay: float) -> None:
-        if decay < 1.0:
-            np.multiply(self._sum, np.float32(decay), out=self._sum)
-        np.copyto(self._scratch, counts, casting="unsafe")  # a mixed addition takes twice as long
-        np.add(self._sum, self._scratch, out=self._sum)
+        self._sum[:] = decay * self._sum + counts.astype(np.float32)
         self._n_tokens = decay * self._n_tokens + n_tokens
         self._n_updates += 1
         if self._n_updates % self._EVERY == 0:
@@ -179,12 +154,8 @@ class _RateEstimator(Estimator):
 
     def _quantise(self) -> Levels:
         """Return round(n_levels * sqrt(rate))."""
-        scale = np.float32(self.n_levels**2 / max(self._n_tokens, 1e-9))
-        np.multiply(self._sum, scale, out=self._scratch)
-        np.sqrt(self._scratch, out=self._scratch)
-        np.add(self._scratch, np.float32(0.5), out=self._scratch)
-        np.minimum(self._scratch, self._highest, out=self._scratch)
-        np.copyto(self.utility, self._scratch, casting="unsafe")
+        scale = self.n_levels**2 / max(self._n_tokens, 1e-9)
+        self.utility[:] = np.minimum(np.sqrt(scale * self._sum) + 0.5, self.n_levels)
         return self.utility
 
 
@@ -252,16 +223,10 @@ class StaticEstimator(LfuEstimator):
 class LruEstimator(Estimator):
     """Recency: n_levels for an expert used in this step, one less for every step without use. No knob."""
 
-    def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
-        super().__init__(n_layer, n_expert, config)
-        self._mask = np.zeros(self.shape, bool)
-
     def update(self, counts: Counts, n_tokens: int) -> Levels:
         """Age all by one level, then lift those in use."""
-        np.greater(self.utility, 0, out=self._mask)
-        np.subtract(self.utility, self._mask, out=self.utility, dtype=np.uint8, casting="unsafe")
-        np.greater(counts, 0, out=self._mask)
-        np.copyto(self.utility, np.uint8(self.n_levels), where=self._mask)
+        self.utility -= self.utility > 0
+        self.utility[counts > 0] = self.n_levels
         return self.utility
 
 
@@ -270,7 +235,7 @@ class LastEstimator(Estimator):
 
     def update(self, counts: Counts, n_tokens: int) -> Levels:
         """Copy the counts."""
-        np.minimum(counts, self.n_levels, out=self.utility, casting="unsafe")
+        self.utility[:] = np.minimum(counts, self.n_levels)
         return self.utility
 
 

@@ -73,10 +73,9 @@ class StaticAllocation:
         if self.is_dealt:
             return
         order = np.argsort(-utility.astype(np.int16), axis=1, kind="stable")
-        for g in range(self.groups.n_group):
-            layers = np.flatnonzero(self.groups.is_split & (self.groups.of_layer == g))
+        for n_group_slots, layers in zip(self.groups.slots.tolist(), self.groups.layers, strict=True):
             for rank, il in enumerate(layers):
-                n_slots, rest = divmod(int(self.groups.slots[g]), len(layers))
+                n_slots, rest = divmod(n_group_slots, len(layers))
                 self.utility[il, order[il, : n_slots + (rank < rest)]] = 1
         self.is_dealt = True
 
@@ -142,8 +141,8 @@ class Scheduler:
         """Write the decision to the board."""
         board = self.board
         with board.decision():
-            np.copyto(board.utility, utility)
-            np.copyto(board.tau, tau)
+            board.utility[:] = utility
+            board.tau[:] = tau
             board.load[: plan.n_load] = plan.load
             board.n_load[0] = plan.n_load
             board.byte_budget[0] = NO_BUDGET if self._budget is None else self._budget

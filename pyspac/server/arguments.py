@@ -9,8 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspac.engine.cpus import default_n_threads, parse_cpu_range
-from pyspac.server.options import AttachOptions, ServeOptions
+from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.values import read_cpu_range
+from pyspac.server.options import ServeOptions
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
@@ -65,7 +66,7 @@ def _core_arguments(options: ServeOptions) -> list[str]:
     """No more threads than cores that the process is kept on: they would wait for each other, awake."""
     if options.cpu_range is None or options.passed_value("-t", "--threads"):
         return []
-    return ["--threads", str(default_n_threads(parse_cpu_range(options.cpu_range)))]
+    return ["--threads", str(default_n_threads(read_cpu_range(options.cpu_range)))]
 
 
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
@@ -94,25 +95,9 @@ def server_env(options: ServeOptions) -> dict[str, str]:
     return env
 
 
-def attach_argv(board: str, options: AttachOptions) -> list[str]:
-    """The command line of the scheduler's process: `pyspac attach`."""
-    config = options.scheduler
-    argv = [sys.executable, "-m", "pyspac", "attach", board, "--estimator", config.estimator]
-    argv += ["--threshold", str(config.threshold), "--cpu-share", str(options.cpu_share)]
-    argv += ["--speculation", options.speculation, "--draft-max", str(options.n_draft_max)]
-    if config.without:
-        argv += ["--without", ",".join(sorted(config.without))]
-    if config.link_gb_s is not None:
-        argv += ["--link-gb-s", str(config.link_gb_s)]
-    if options.metrics_port is not None:
-        argv += ["--metrics-port", str(options.metrics_port), "--metrics-host", options.metrics_host]
-    if options.model is not None:
-        argv += ["-m", str(options.model)]
-    if not options.warm_start:
-        argv.append("--no-warm-start")
-    if options.log_json:
-        argv.append("--log-json")
-    return argv
+def attach_argv(board: str) -> list[str]:
+    """The command line of the scheduler's process, which reads its settings from stdin."""
+    return [sys.executable, "-m", "pyspac", "attach", board, "--settings", "-"]
 
 
 def without_secrets(argv: list[str]) -> list[str]:

@@ -5,21 +5,23 @@ In: a board's name. Out: a `BoardFile`. What is in it is for `pyspac.engine.boar
 
 from __future__ import annotations
 
-import re
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pyspac.errors import ConfigError, PyspacError
+from pyspac.engine.values import check_value
+from pyspac.errors import ConfigError, PyspacError, UsageError
 
 FOLDER: Final = Path("/dev/shm")  # where Linux keeps POSIX shared memory
 PREFIX: Final = "pyspac."
 
 
 def check_name(name: str) -> str:
-    """Return the name; ConfigError unless it suits a file and a command line."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
-        raise ConfigError("board name", name, "1 to 100 letters, digits, '_', '.' or '-'")
+    """Return the name; UsageError unless a board may have it."""
+    from pyspac._native import ffi, lib  # loaded here: the command line comes up without it
+
+    check_value(lib.spac_board_owner(os.fsencode(name), ffi.new("int32_t *")))
     return name
 
 
@@ -45,14 +47,14 @@ def path_of(name: str) -> Path:
 
 def look_at(name: str) -> BoardFile | None:
     """Return the board called `name`; None if there is none that this user may read."""
-    from pyspac._native import ffi, lib  # here: checking a name needs no native library
+    from pyspac._native import ffi, lib
 
     try:
         inode = path_of(name).stat().st_ino
     except OSError:
         return None
     pid = ffi.new("int32_t *")
-    is_board = lib.spac_board_owner(name.encode(), pid) == lib.SPAC_STATUS_SUCCESS
+    is_board = lib.spac_board_owner(os.fsencode(name), pid) == lib.SPAC_STATUS_SUCCESS
     return BoardFile(name, inode, is_board, int(pid[0]) if is_board else 0)
 
 
@@ -69,13 +71,13 @@ def find_board(name: str | None) -> str:
     if name is None and len(running) == 1:
         return running[0]
     if name is None and running:
-        raise ConfigError("NAME", "not given", f"one of the running servers' boards: {', '.join(running)}")
+        raise UsageError(f"several servers are running: give the name of one's board, {' or '.join(running)}")
     if name is None:
         raise PyspacError("no server with a board is running; start one with `pyspac serve`")
     board = look_at(check_name(name))
     if board is None or (board.is_board and not board.is_alive):
         raise PyspacError(
-            f'no running server has the board "{name}"; those with a board: {", ".join(running) or "none"}'
+            f'no running server has the board "{name}"; boards in use: {", ".join(running) or "none"}'
         )
     return name
 
@@ -85,7 +87,7 @@ def check_free(name: str) -> None:
     board = look_at(check_name(name))
     if board is not None and board.is_alive:
         raise ConfigError(
-            "--board", name, f"a name that is not in use (process {board.pid} has it), or stop that process"
+            "--board", name, f"a name that is not in use, or stop the process that has it, {board.pid}"
         )
 
 

@@ -17,7 +17,6 @@ from typing import Final
 from pyspac.engine.board import N_SERVER_SLOTS, BoardView
 from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import Activity
-from pyspac.speculation.budget import SHARE_COSTLY
 from pyspac.speculation.manager import DEFAULT_CONTROLLER, MakeController, Speculation
 
 LAG_STEPS: Final = 1
@@ -37,15 +36,12 @@ class BoardSpeculation:
         """`n_draft_max`: what the server was started with, which no limit may exceed."""
         self.board = board
         self.speculation = Speculation(make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS)
-        self.speculation.shared.budget.share = SHARE_COSTLY  # a server's drafts are seen only when verified
         self._requests: dict[int, int] = {}  # by server slot: the last record's
         for slot in range(N_SERVER_SLOTS):
             self._write(slot, 0 if n_draft_max == 0 else self.speculation.begin(slot).next_n_draft())
 
     def observe(self, activity: Activity) -> None:
         """Take in the records of one drain of the board, and renew their slots' limits."""
-        if len(activity.steps) == 1:  # of several, nobody knows what the experts of each took
-            activity.steps[0].experts_us = activity.experts_us
         for record in activity.steps:
             self._observe(record)
 

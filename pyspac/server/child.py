@@ -5,12 +5,13 @@ In: a command line. Out: a `Child` that can be asked, signalled and stopped.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -18,8 +19,20 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be 
 KILL_WAIT_S: Final = 10.0
 
 
+@contextlib.contextmanager
+def _stdin_with(text: str) -> Iterator[int]:
+    """A file in memory, without a name: unlike a pipe it holds any text before somebody reads."""
+    if not text:
+        yield subprocess.DEVNULL
+        return
+    with os.fdopen(os.memfd_create("stdin"), "w+", encoding="utf-8") as file:
+        file.write(text)
+        file.seek(0)
+        yield file.fileno()
+
+
 class Child:
-    """A running program. Its stdin is empty and its stdout goes to our stderr: ours holds what we say alone.
+    """A running program. Its stdin holds `text`; its stdout goes to our stderr, as ours is for what we say.
 
     A group of its own keeps Ctrl-C for us: we decide in which order things end. Start it from the main
     thread, as the kernel ties `death_signal` to the thread that forked.
@@ -35,6 +48,7 @@ class Child:
         pass_stdout: bool = False,
         stdout: IO[bytes] | None = None,  # where its stdout goes instead
         is_quiet: bool = False,  # its output goes nowhere
+        text: str = "",  # what it reads from stdin
     ) -> None:
         parent = os.getpid()
 
@@ -45,15 +59,16 @@ class Child:
 
         self.name = name
         self.started_s = time.monotonic()
-        self._process = subprocess.Popen(
-            list(argv),
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout or (subprocess.DEVNULL if is_quiet else None if pass_stdout else 2),
-            stderr=subprocess.DEVNULL if is_quiet else None,
-            process_group=0,
-            preexec_fn=die_with_parent,
-        )
+        with _stdin_with(text) as stdin:
+            self._process = subprocess.Popen(
+                list(argv),
+                env={**os.environ, **(env or {})},
+                stdin=stdin,
+                stdout=stdout or (subprocess.DEVNULL if is_quiet else None if pass_stdout else 2),
+                stderr=subprocess.DEVNULL if is_quiet else None,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
 
     @property
     def pid(self) -> int:

@@ -9,7 +9,7 @@ import socket
 from contextlib import closing
 from typing import Any, Final
 
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 
 DEFAULT_PORT: Final = 8080  # llama-server's
 _TIMEOUT_S: Final = 2.0
@@ -21,9 +21,9 @@ def choose_port(host: str, port: int | None, field: str = "--port", default: int
     Raises ConfigError if `port` cannot be used.
     """
     if port is None:
-        return default if _why_not(host, default) is None else _any_free(host, field)
+        return default if _why_not(host, default) is None else _any_free(host)
     if not 1 <= port <= 65535:
-        raise ConfigError(field, port, "1 .. 65535")
+        raise ConfigError(field, port, "a port from 1 to 65535")
     reason = _why_not(host, port)
     if reason is not None:
         raise ConfigError(field, port, f"a port that can be listened on at {host} ({reason})")
@@ -51,13 +51,13 @@ def _why_not(host: str, port: int) -> str | None:
         return "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
 
 
-def _any_free(host: str, field: str) -> int:
+def _any_free(host: str) -> int:
     try:
         with closing(_bind(host, 0)) as listener:
             return int(listener.getsockname()[1])
     except OSError as error:
-        raise ConfigError(
-            field, "any", f"an address of this machine to listen on, not {host} ({error})"
+        raise UsageError(
+            f"{host} cannot be listened on ({error}): give an address of this machine"
         ) from error
 
 

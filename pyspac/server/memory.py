@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from pyspac.engine.devices import Device, choose_device, cpu_device
-from pyspac.errors import ConfigError, PyspacError
+from pyspac.engine.limits import AUTO_MARGIN_BYTES
+from pyspac.engine.values import read_cache_size
+from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
+from pyspac.server.options import SERVER_N_CTX
 from pyspac.units import MIB
 
-MARGIN_BYTES: Final = 768 * MIB  # for compute buffers that still grow, as the engine's own
-DEFAULT_N_CTX: Final = 16384
 _KV_BYTES: Final = 2  # F16
 _PROBE_TIMEOUT_S: Final = 120
 
@@ -33,7 +34,7 @@ def probe_device(name: str) -> Device:
     argv = [sys.executable, "-m", "pyspac.server.memory", name]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
     if done.returncode == ConfigError.exit_code:
-        raise ConfigError("--device", name, done.stdout.strip())
+        raise UsageError(done.stdout.strip())
     if done.returncode != 0:
         raise PyspacError(f"the devices could not be listed: {done.stderr.strip()[-500:]}")
     return Device(**json.loads(done.stdout))
@@ -43,7 +44,7 @@ def _answer_probe(name: str) -> int:
     try:
         print(json.dumps(asdict(choose_device(name))))
     except ConfigError as error:
-        print(error.allowed)
+        print(error)
         return error.exit_code
     return 0
 
@@ -55,7 +56,7 @@ class Needs:
     weights: int  # of the target, without its routed experts
     draft: int
     kv: int
-    margin: int = MARGIN_BYTES
+    margin: int = AUTO_MARGIN_BYTES
 
     @property
     def total(self) -> int:
@@ -64,8 +65,8 @@ class Needs:
 
 def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
     """The context in tokens, over all server slots; 0 asks for the model's own."""
-    n_train = geometry.n_ctx_train or DEFAULT_N_CTX
-    return min(n_train, DEFAULT_N_CTX) if wanted is None else wanted or n_train
+    n_train = geometry.n_ctx_train or SERVER_N_CTX
+    return min(n_train, SERVER_N_CTX) if wanted is None else wanted or n_train
 
 
 def estimate_needs(target: GgufHeader, draft: GgufHeader | None, n_ctx: int) -> Needs:
@@ -115,25 +116,16 @@ def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device)
         return text  # "auto" is the engine's own share on the CPU
     left = device.memory_free - needs.total
     if left < max(layer.expert_bytes for layer in geometry.moe_layers):
-        raise ConfigError("--cache", text, _too_little(needs, device))
+        raise UsageError(f"no room is left for experts: {_too_little(needs, device)}")
     return str(min(left, geometry.experts_bytes) // MIB or 1)
 
 
 def why_tight(text: str, geometry: MoeGeometry, needs: Needs, device: Device) -> str | None:
     """Why a given size may be too much; None: it fits. The estimate is an upper bound, so it is no error."""
-    if (
-        text == "auto"
-        or device.is_cpu
-        or needs.total + _bytes(text, geometry.experts_bytes) <= device.memory_free
-    ):
+    asked = read_cache_size(text, geometry.experts_bytes)
+    if asked is None or device.is_cpu or needs.total + asked <= device.memory_free:
         return None
     return _too_little(needs, device)
-
-
-def _bytes(text: str, experts_bytes: int) -> int:
-    if text.endswith("%"):
-        return int(float(text[:-1]) / 100 * experts_bytes)
-    return int(float(text) * MIB)
 
 
 def _too_little(needs: Needs, device: Device) -> str:

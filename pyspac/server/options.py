@@ -8,16 +8,27 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspac.engine.cpus import parse_cpu_range
-from pyspac.errors import ConfigError
-from pyspac.generate.options import CacheSize, check_host_kernels, check_host_only, is_host_only
-from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig
+from pyspac.checks import check_int, check_range
+from pyspac.engine.values import read_cpu_range
+from pyspac.errors import ConfigError, UsageError
+from pyspac.generate.options import (
+    CacheSize,
+    check_host_kernels,
+    check_host_only,
+    check_link_gb_s,
+    choose_draft_max,
+    is_host_only,
+    parse_threshold,
+)
+from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig, parse_ablations
 from pyspac.server.board_file import check_name
-from pyspac.speculation.manager import FIXED, parse_controller
+from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
 
+MAX_PORT: Final = 65535
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_MAX_BATCH: Final = 40  # llama-server's four slots, each with eight drafts and one token more
 DEFAULT_CPU_SHARE: Final = 0.02
+SERVER_N_CTX: Final = 16384  # over all server slots, if the model has as many
 
 # llama-server's arguments that have to agree with ours, and how to give them instead
 _OURS: Final = {
@@ -50,11 +61,10 @@ class AttachOptions:
     log_json: bool = False
 
     def __post_init__(self) -> None:
-        if not 0.001 <= self.cpu_share <= 1:
-            raise ConfigError("--cpu-share", self.cpu_share, "0.001 .. 1, a share of one core")
+        check_range("--cpu-share", self.cpu_share, 0.001, 1)
         parse_controller(self.speculation)
-        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
-            raise ConfigError("--metrics-port", self.metrics_port, "0 (any free one) .. 65535")
+        if self.metrics_port is not None:
+            check_int("--metrics-port", self.metrics_port, 0, MAX_PORT)
 
     @property
     def n_draft_max(self) -> int:
@@ -89,31 +99,37 @@ class ServeOptions:
     def __post_init__(self) -> None:
         check_host_kernels(self.host_kernels)
         if self.cpu_range is not None:
-            parse_cpu_range(self.cpu_range)
+            read_cpu_range(self.cpu_range)
         if self.is_host_only:
-            check_host_only(self.host_kernels, self.cache, without_engine="run llama-server")
+            check_host_only(self.host_kernels, self.cache, without_engine="run llama-server by itself")
         elif self.cache.is_zero:
-            raise ConfigError("--cache", self.cache.text, "more than 0; without a cache, run llama-server")
-        if self.n_ctx is not None and self.n_ctx < 0:
-            raise ConfigError("-c", self.n_ctx, "0 or more")
+            raise ConfigError(
+                "--cache", self.cache.text, "more than 0; to run without a cache, use llama-server by itself"
+            )
+        if self.n_ctx is not None:
+            check_int("-c", self.n_ctx, 0)
         if self.board is not None:
             check_name(self.board)
         if self.has_draft and self.attach.n_draft_max == 0:
-            raise ConfigError("--draft-max", 0, f"1 .. {DRAFT_MAX}; to draft nothing, no draft model")
+            raise ConfigError(
+                "--draft-max", 0, f"1 to {DRAFT_MAX}; to draft nothing, leave out the draft model"
+            )
         self._check_passed()
 
     def _check_passed(self) -> None:
         if self.passed and not self.passed[0].startswith("-"):
-            raise ConfigError("argument", self.passed[0], "options; those of llama-server come after --")
+            raise UsageError(
+                f"{self.passed[0]!r} belongs to no option; llama-server's own options come after --"
+            )
         for text in self.passed:
             flag = text.partition("=")[0]
             if flag in _OURS:
-                raise ConfigError(
-                    f"{flag} after --", text, f"{_OURS[flag]} before the --, as pyspac needs it"
+                raise UsageError(
+                    f"{text} cannot come after --, as pyspac has to know it: give {_OURS[flag]} before it"
                 )
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
-            raise ConfigError(
-                "-m", "not given", "a GGUF file, or a model after the --, such as -- -hf USER/MODEL"
+            raise UsageError(
+                "there is no model: give -m FILE, or one after the --, such as -- -hf USER/MODEL"
             )
 
     @property
@@ -138,3 +154,36 @@ class ServeOptions:
             if flag in flags:
                 return value
         return default
+
+
+def choose_drafting(speculation: str | None, draft_max: int | None, *, lowest: int = 1) -> tuple[str, int]:
+    """Who decides how long to draft, and the limit, `lowest` or more. Raises ConfigError."""
+    if draft_max is not None:
+        check_int("--draft-max", draft_max, lowest, DRAFT_MAX)
+    controller = choose_controller(speculation, draft_max)
+    return controller, choose_draft_max(draft_max, controller)
+
+
+def no_drafting(speculation: str | None, draft_max: int | None) -> tuple[str, int]:
+    """As `choose_drafting` where there is no draft model. Raises UsageError for what could have no effect."""
+    for flag, value in (("--speculation", speculation), ("--draft-max", draft_max)):
+        if value is not None:
+            raise UsageError(
+                f"{flag} {value} needs a draft model: give -md FILE (or -- -hfd USER/MODEL); what drafts "
+                "without one (-- --spec-type ngram-mod, draft-mtp, ...) keeps llama-server's own lengths"
+            )
+    return FIXED, 0
+
+
+def scheduler_config(
+    estimator: str, threshold: str, without: str, link_gb_s: float | None, n_draft_max: int
+) -> SchedulerConfig:
+    """From the options as text. Raises ConfigError."""
+    check_link_gb_s(link_gb_s)
+    return SchedulerConfig(
+        estimator=estimator,
+        threshold=parse_threshold(threshold),
+        without=parse_ablations(without),
+        n_draft_max=n_draft_max,
+        link_gb_s=link_gb_s,
+    )

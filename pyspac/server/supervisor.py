@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from pyspac.engine.cpus import kept_within, parse_cpu_range
+from pyspac.engine.cpus import kept_within
+from pyspac.engine.values import read_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets
@@ -26,6 +27,7 @@ from pyspac.server.download import StoppedError
 from pyspac.server.health import is_healthy
 from pyspac.server.options import ServeOptions
 from pyspac.server.plan import plan_launch
+from pyspac.server.settings import to_json
 
 TICK_S: Final = 0.1
 HEALTH_PERIOD_S: Final = 0.2
@@ -98,7 +100,7 @@ class Supervisor:
 
         argv = server_argv(self.options, self.launch, bin_dir())
         if not Path(argv[0]).is_file():
-            raise PyspacError(f"{argv[0]} is missing: run `make build` (or `pip install .`) again")
+            raise PyspacError(f"{argv[0]} is missing; run `make build` (or `pip install .`) again")
         board_file.remove_stale(self.launch.board)
         public = without_secrets(argv)
         log.event(f"starting {shlex.join(public)}", argv=public)
@@ -108,7 +110,7 @@ class Supervisor:
     def _on_its_cores(self) -> contextlib.AbstractContextManager[None]:
         """What starts meanwhile stays on --cpu-range."""
         text = self.options.cpu_range
-        return contextlib.nullcontext() if text is None else kept_within(parse_cpu_range(text))
+        return contextlib.nullcontext() if text is None else kept_within(read_cpu_range(text))
 
     def _wait_until_healthy(self) -> bool:
         """False: it died, or a signal came."""
@@ -187,7 +189,8 @@ class Supervisor:
         attach = replace(self.options.attach, model=self.launch.model)
         self.scheduler = Child(
             "scheduler",
-            attach_argv(self.launch.board, attach),
+            attach_argv(self.launch.board),
+            text=to_json(attach),
             death_signal=signal.SIGKILL,  # it may be stopped; it saves every minute
             pass_stdout=attach.log_json,
         )

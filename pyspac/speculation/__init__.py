@@ -2,14 +2,14 @@
 
     step record  -> cost table T(n)      \\
                  -> acceptance / utility -> controller -> draft length of the next step
-                 -> loss budget          /
+                 -> loss ledger          /
 
 - controller       what a controller sees and says; `Speculation` holds one per sequence
-- cost_table       T(n) of draft, verify and process, learned online, kept across requests
+- cost_table       what steps take by width, learned online, kept across requests
 - utility          utility (cascade.txt) and equation 1 (gamma-tolerance.txt)
 - acceptance       expected tokens per step for any draft length
-- budget           what speculation may lose against plain decoding
-- forecast         the default: both curves, and the best of their quotient
+- ledger           what speculation may still lose against plain decoding
+- forecast         the default: both curves, and the best of their quotient with its doubt
 - cascade          the paper's test-and-set
 - per_k_ema        an average for each draft length
 - static           a fixed length, and none

@@ -7,7 +7,7 @@ tests (5.5), hill climbing over draft lengths (5.6). Each of the last three can 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pyspac.engine.step import StepRecord
@@ -95,6 +95,13 @@ def _towards(trials: list[Trial], direction: int, n_draft_max: int) -> NextTrial
     return NextTrial(k, "up" if direction > 0 else "down")
 
 
+@dataclass(slots=True)
+class CascadeMemory:
+    """What all requests of a run share."""
+
+    best_utility: dict[int, float] = field(default_factory=dict)  # recent, by draft length >= 1
+
+
 class Cascade(Controller):
     """The speculation manager of one request."""
 
@@ -104,6 +111,7 @@ class Cascade(Controller):
         """Begin with the baseline; costs of an earlier request are not trusted, as in the paper."""
         super().__init__(shared)
         self.config = config or CascadeConfig()
+        self.memory = shared.memory(CascadeMemory)
         self.analyzer = UtilityAnalyzer()
         self.trials: list[Trial] = []
         self._n_set_steps = self.config.n_set_steps
@@ -161,7 +169,7 @@ class Cascade(Controller):
             return default, "K_start"
         if self._was_off:
             return 1, "carefully, after K = 0"
-        history = self.shared.best_utility
+        history = self.memory.best_utility
         if history:
             return max(history, key=lambda k: history[k]), "the best of recent history"
         return default, "K_start"
@@ -201,5 +209,5 @@ class Cascade(Controller):
 
     def _remember(self, n_draft: int, utility: float) -> None:
         """The history that K_start comes from, over all requests."""
-        old = self.shared.best_utility.get(n_draft, utility)
-        self.shared.best_utility[n_draft] = old + HISTORY_GAIN * (utility - old)
+        old = self.memory.best_utility.get(n_draft, utility)
+        self.memory.best_utility[n_draft] = old + HISTORY_GAIN * (utility - old)

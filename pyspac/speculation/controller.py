@@ -1,7 +1,7 @@
 """What a speculation controller sees and says: records of steps in, a draft length out.
 
 One controller per sequence (request, server slot). Each step: `next_n_draft()`, then `observe()` of what
-happened. What several sequences share (costs, history, the loss budget) is in `Shared`.
+happened. What several sequences share is in `Shared`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar, cast
 
 from pyspac.engine.step import StepRecord
-from pyspac.speculation.budget import LossBudget
 from pyspac.speculation.cost_table import CostTable
 
 N_DECISIONS_KEPT: Final = 4096
@@ -31,17 +30,23 @@ class Decision:
     why: str = ""
 
 
+Memory = TypeVar("Memory")
+
+
 @dataclass(slots=True)
 class Shared:
     """What the sequences of one run have in common, and the next ones start from."""
 
     n_draft_max: int  # the cap
-    table: CostTable = field(default_factory=CostTable)
-    budget: LossBudget = field(default_factory=LossBudget)
-    best_utility: dict[int, float] = field(default_factory=dict)  # recent, by draft length >= 1
-    acceptance: float | None = None  # long-run share of first drafted tokens that hold
-    plain_us: float = 0.0  # of a mean plain step; 0: not measured
     lag_steps: int = 0  # steps until a new limit takes effect (1 through a server's board)
+    table: CostTable = field(default_factory=CostTable)
+    _memories: dict[type, Any] = field(default_factory=dict)
+
+    def memory(self, kind: type[Memory]) -> Memory:
+        """What one class of controllers keeps for its next requests: its own object, made at first."""
+        if kind not in self._memories:
+            self._memories[kind] = kind()
+        return cast(Memory, self._memories[kind])
 
 
 class Controller(ABC):
@@ -55,6 +60,7 @@ class Controller(ABC):
         assert shared.n_draft_max >= 0
         self.shared = shared
         self.n_steps = 0
+        self.was_drafting = False  # in its last step
         self.decisions: deque[Decision] = deque(maxlen=N_DECISIONS_KEPT)
 
     @property
@@ -67,17 +73,14 @@ class Controller(ABC):
 
     def observe(self, record: StepRecord) -> None:
         """Take in what the step did. O(1) per step."""
-        self.shared.table.observe(record)
+        self.shared.table.observe(record, was_drafting=self.was_drafting)
         self._observe(record)
+        self.was_drafting = record.n_draft > 0
         self.n_steps += 1
 
     @abstractmethod
     def _observe(self, record: StepRecord) -> None:
         """The policy's own part; the cost table is already renewed."""
-
-    def is_listening(self) -> bool:
-        """Whether the next record's `experts_us` is looked at, which takes time to read."""
-        return True
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:  # noqa: B027  most do not look
         """A draft of `n_draft` tokens was compared with the text: the first `n_held` would have held."""

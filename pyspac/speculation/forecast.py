@@ -1,54 +1,59 @@
-"""Our controller: forecast tokens per second of every draft length, from two curves, and take the best.
+"""Our controller: forecast tokens per second of every draft length, with its uncertainty, and take the best.
 
-Expected tokens come from the acceptance curve (`acceptance.py`), times from the cost table
-(`cost_table.py`): both are learned from every step, so a draft length need not be tried to be judged, and a
-jump of T(n) is no hill to climb. What the forecast cannot know it buys, out of the loss budget
-(`budget.py`), which also bounds what a wrong forecast can lose. With a drafter that costs nothing (n-gram)
-acceptance is watched in the shadow while speculation is off: drafts are compared with the text that follows,
-so that trying out is never needed. Where drafters end drafts by themselves is learned as well. The knob is
-the budget's share of time.
+Two curves are learned from every step: which drafts hold (`acceptance.py`) and what steps take
+(`cost_table.py`). A third thing keeps count of what speculation has lost (`ledger.py`). One rule: of all
+lengths that the ledger can afford take the one with the highest
 
-Utility of K = E[tokens | K] / (E[cost(n)] + P(n changes) * switch), where n <= K is where the drafter ends a
-draft by itself, and switch what a change of widths costs.
+    log(E[tokens] / E[time]) + appetite * its standard deviation
+
+The appetite is how full the ledger is. At 1 the doubt counts in favour, so what is not known is tried: that
+is how widths are measured, and how speculation begins again after a while without a look, as evidence fades.
+The plain step is one of the lengths, and is measured again when the gain hangs on a time that is not sure
+any more (not seen for long, or all times have moved since). With an empty ledger nothing is drafted until it
+has earned something. A length need not be tried to be judged, and a jump of T(n) is no hill to climb.
+
+What else there is, and why:
+- with a drafter that costs nothing (n-gram), drafts are compared with the text while speculation is off (the
+  shadow), so that acceptance is never in doubt;
+- drafters end drafts by themselves, and a plain step between drafts sets up its graph anew: E[time] has both;
+- the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
+- the others in a batch wait for our drafts, so tokens and losses are counted per batch;
+- the next request's first guess at the acceptance is the mean of those before.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pyspac.engine.step import StepRecord
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.controller import Controller, Phase, Shared
-from pyspac.speculation.prices import N_COST_SAMPLES, Prices
+from pyspac.speculation.cost_table import FAR, NOISE, Estimate
+from pyspac.speculation.ledger import LossLedger
 
-LADDER: Final = (1, 2, 3, 5, 8, 12, 15)
-N_BASELINE_STEPS: Final = 4
-N_RENEWAL_STEPS: Final = 2  # in a row when it is measured again: the first one pays for the change of widths
-N_TRIES: Final = 4  # per draft length and request, to measure its width
-N_IDLE_STEPS: Final = 3  # that a choice of 0 is kept at first; up to the next while nothing happens
-N_IDLE_STEPS_MAX: Final = 12
-LOOK_US: Final = 120.0  # of a look, with cold caches
-LOOK_SHARE: Final = 0.004  # of the time, that looks may take
-N_LOOK_STEPS_MAX: Final = 12  # steps from one look to the next
-LOOK_SOON: Final = 0.25  # of them, after a change of mind
-UNSEEN_LOSS: Final = 1.0  # steps' time that may be lost before the next look is taken at once
-N_PRICE_STEPS: Final = 2  # looks for which costs are kept
-BASELINE_AGE_MAX: Final = 96  # steps until a plain one is run for the cost table
-DOUBT: Final = 0.35  # |log|; if all times seem to have moved by more, a plain step must confirm it
-CLEAR: Final = 1.5  # utility from which no such doubt can change the choice
-OFF_UTILITY: Final = 0.9  # to go on with them: coming back takes reading what was missed
-ON_UTILITY: Final = 1.08  # to begin with drafts; estimates scatter, and the best of many flatters
-N_CHANGE_STEPS: Final = 16  # in which it must earn what it costs to change widths
-PROBE_DISTANCE: Final = 8  # steps between probes at first; doubles while they fail
-PROBE_DISTANCE_MAX: Final = 64
-RISK_SHARE: Final = 0.5  # of the expected gain that counts against what a step may lose
-OUTLIER: Final = 1.5  # times the usual time; what a step takes beyond that is an accident
-PLAIN_GAIN: Final = 0.1  # of the mean plain step
-MEMORY_GAIN: Final = 0.005  # of the long-run acceptance, per draft
+
+@dataclass(slots=True)
+class ForecastMemory:
+    """What all requests of a run share."""
+
+    ledger: LossLedger = field(default_factory=LossLedger)
+    n_drafts: int = 0
+    n_held: int = 0  # of them, those whose first token held
+
+
+class Option(NamedTuple):
+    """A draft length, as far as it is known."""
+
+    n_draft: int
+    utility: float  # tokens per second over those of plain steps: cascade.txt, equation 3
+    doubt: float  # standard deviation of log(utility); the plain step's own is option 0's
+    loss: float  # plain steps that a step of it may lose, if it goes badly
 
 
 class Forecast(Controller):
-    """One request's choices; costs, budget and long-run acceptance are shared with all others."""
+    """One request's choices."""
 
     name = "forecast"
     wants_shadow = True
@@ -56,31 +61,14 @@ class Forecast(Controller):
     def __init__(self, shared: Shared) -> None:
         """Plain steps first, if the plain step's time is not known yet."""
         super().__init__(shared)
-        self.acceptance = AcceptanceCurve(shared.n_draft_max, shared.acceptance)
-        self.lengths = [k for k in LADDER if k < shared.n_draft_max] + [shared.n_draft_max]
+        self.memory = shared.memory(ForecastMemory)
+        n, held = self.memory.n_drafts, self.memory.n_held
+        self.acceptance = AcceptanceCurve(self.n_draft_max, *((1.0, held / n) if n else ()))
         self.utilities: dict[int, float] = {0: 1.0}
         self._has_shadow = False
-        self._n_tries = dict.fromkeys(self.lengths, 0)  # surveys; a drafter may have shorter drafts only
-        self._n_others = 0
-        self._probe_distance = PROBE_DISTANCE
-        self._next_probe = 0  # step
-        self._was_drafting = False
-        self._n_missed = 0  # plain steps that the drafter has not read
-        self._last_plain = 0  # step
-        self._catch_up = 0.0  # plain steps that reading them took the last time: one batch, however many
-        self._chances: list[float] = []  # of drafts at least so long; this and the next two by _choose
-        self._tokens: list[float] = []  # expected
-        self._shorter: list[tuple[float, float]] = []  # see _price_shorter
-        self._prices = Prices(shared.table, self.lengths)
-        self._n_price_steps = 0  # left until prices are renewed
-        self._usual: dict[tuple[int, int], float | None] = {}  # see _usual_us
-        self._unseen: list[StepRecord] = []  # since the last look
-        self._unseen_us = 0.0  # that they took more than plain steps for their tokens
-        self._n_look_steps = 1  # from one look to the next; doubles while the choice stays
-        self._n_idle = 0  # plain steps without a look so far
-        self._n_idle_max = N_IDLE_STEPS
+        self._n_others = 0  # tokens of other sequences in the batch
         self._n_draft = 0
-        self._phase: Phase = "choose"
+        self._phase: Phase = "baseline"
         self._choose()
 
     def next_n_draft(self) -> int:
@@ -88,253 +76,90 @@ class Forecast(Controller):
 
     # ------------------------------------------------------------------------------------ observing
 
-    def is_listening(self) -> bool:
-        """See Controller: in some of the steps, where those are short."""
-        return not self._may_idle() and len(self._unseen) + 1 >= self._n_look_steps
-
-    def observe(self, record: StepRecord) -> None:
-        """Take in a step. About 1 us where nothing is looked at, else some 50 us, 100 with cold caches."""
-        if not self.is_listening() and self._is_usual(record):
-            self._pass_by(record)
-            self.n_steps += 1
-            return
-        unseen, self._unseen, self._unseen_us = self._unseen, [], 0.0
-        for other in unseen:
-            self._pay(other, None)
-            self._observe(other)
-        self._take(record)
-        self._observe(record)
-        self.n_steps += 1
-        self._choose()
-        self._n_look_steps = self._next_look(_n_look_steps_max(record))
-
-    def _next_look(self, n_steps_max: int) -> int:
-        """Steps until the next look: twice as many as before while the choice stays."""
-        if self._phase not in ("choose", "hold"):
-            return 1
-        is_new = self.decisions[-1].step == self.n_steps
-        return max(1, int(LOOK_SOON * n_steps_max)) if is_new else min(2 * self._n_look_steps, n_steps_max)
-
-    def _is_usual(self, record: StepRecord) -> bool:
-        """Whether the step did what was decided, in the company of the last ones."""
-        return record.n_draft <= self._n_draft and record.n_others == self._n_others
-
-    def _pass_by(self, record: StepRecord) -> None:
-        """A step that nobody looks at."""
-        if self._may_idle():
-            self._n_idle += 1
-            self._pay_plain()
-        else:
-            self._unseen.append(record)
-            self._unseen_us += record.total_us - record.n_emitted * self.shared.plain_us
-            if self._unseen_us > UNSEEN_LOSS * record.total_us:  # more than one draft in vain
-                self._n_look_steps = 1
-        self.shared.table.pass_by(record.width)
-
-    def _may_idle(self) -> bool:
-        """Whether a plain step may pass without a look."""
-        is_off = self._n_draft == 0 and self._phase in ("choose", "hold")
-        return is_off and self._n_idle < self._n_idle_max
-
-    def _take(self, record: StepRecord) -> None:
-        """Costs; drafting times after a pause hold the drafter's catching up and do not count."""
-        table = self.shared.table
-        is_new = table.verify.n_samples(record.width) < N_COST_SAMPLES
-        expected = table.step_us(record.n_draft, record.n_others) if is_new else None
-        table.observe(record, is_draft_typical=self._was_drafting or table.draft.n_observed == 0)
-        self._pay(record, expected)
-
     def _observe(self, record: StepRecord) -> None:
         self._n_others = record.n_others
+        self._book(record)
         if self._n_draft > 0 or not self._has_shadow:
-            self._learn(record.n_draft, record.n_accepted, n_asked=self._n_draft)
-        if self._phase == "test" and record.n_draft:
-            self._n_tries[self._n_draft] += 1
-        if self._phase == "probe" and record.n_draft:
-            self._end_probe(is_success=record.n_accepted == record.n_draft)
+            self._learn(self._n_draft, record.n_draft, record.n_accepted)
+        self._choose()
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
         """See Controller."""
         self._has_shadow = True
-        if n_held:
-            self._n_idle_max = N_IDLE_STEPS  # something happens: look sooner
-        self._learn(n_draft, n_held, n_asked=self.n_draft_max)
+        self._learn(self.n_draft_max, n_draft, n_held)
 
-    def _learn(self, n_draft: int, n_held: int, *, n_asked: int) -> None:
-        if n_draft:
-            self.acceptance.observe(n_draft, n_held)
-            old = self.acceptance.prior if self.shared.acceptance is None else self.shared.acceptance
-            self.shared.acceptance = old + MEMORY_GAIN * ((n_held > 0) - old)
-        else:
-            self.acceptance.forget(1 + self._n_idle, self.shared.acceptance)
-        self.acceptance.observe_length(n_asked, n_draft)
+    def _learn(self, n_asked: int, n_draft: int, n_held: int) -> None:
+        self.acceptance.observe(n_asked, n_draft, n_held)
+        self.memory.n_drafts += n_draft > 0
+        self.memory.n_held += n_held > 0
 
-    def _pay(self, record: StepRecord, expected: float | None) -> None:
-        """Book what the step gained or lost against the mean plain step.
+    def _book(self, record: StepRecord) -> None:
+        """Charge what the step took, but for accidents. A plain step is a loss only after a draft."""
+        n_others = record.n_others
+        n_steps = n_gained = 1.0
+        if record.n_draft or self.was_drafting:
+            table = self.shared.table
+            plain, usual = table.step(0, n_others), table.step(record.n_draft, n_others)
+            if plain is None or usual is None:
+                return  # no times are told
+            most_us = usual.us * math.exp(FAR * math.sqrt(NOISE))
+            n_steps = min(record.total_us, most_us) / plain.us
+            n_gained = self._gained(record.n_emitted)
+        self.memory.ledger.book(n_steps, n_gained, 1 + n_others)
 
-        It is charged what it took, up to OUTLIER times the usual time, or what was `expected` of a new width:
-        the rest is an accident, and not speculation's fault.
-        """
-        shared, n_others = self.shared, record.n_others
-        if record.n_draft == 0:
-            self._learn_plain(record)
-            return self._pay_plain()
-        self._was_drafting = True
-        if self._n_missed:
-            self._pay_catch_up(record)
-        usual = expected or self._usual_us(record.n_draft, n_others)
-        base = shared.plain_us if n_others == 0 else shared.table.step_us(0, n_others)
-        if not usual or not base:
-            return None
-        return shared.budget.pay(min(record.total_us, OUTLIER * usual), record.n_emitted, base)
-
-    def _pay_plain(self) -> None:
-        """Book a plain step: the first one after drafts changes widths, which is theirs to pay."""
-        self._n_missed += 1
-        self._last_plain = self.n_steps
-        self.shared.budget.pay(1.0 + self._was_drafting * self._prices.switch, 1, 1.0)
-        self._was_drafting = False
-
-    def _usual_us(self, n_draft: int, n_others: int) -> float | None:
-        """The table's time of a step, as it was when prices were renewed."""
-        key = n_draft, n_others
-        if key not in self._usual:
-            self._usual[key] = self.shared.table.step_us(n_draft, n_others)
-        return self._usual[key]
-
-    def _learn_plain(self, record: StepRecord) -> None:
-        """The mean plain step, for the budget; the table's is the shortest of three."""
-        if record.n_others == 0 and (usual := self._usual_us(0, 0)):
-            us = min(record.total_us, OUTLIER * usual)
-            old = self.shared.plain_us or us
-            self.shared.plain_us = old + PLAIN_GAIN * (us - old)
-
-    def _pay_catch_up(self, record: StepRecord) -> None:
-        """Book what the drafter took to read the tokens it missed."""
-        base, typical = self.shared.table.step_us(0), self.shared.table.draft.us(record.n_draft)
-        if base and typical is not None:
-            extra = max(0.0, record.draft_us - typical) / base
-            self.shared.budget.pay(extra, 0, 1.0)
-            self._catch_up = extra
-        self._n_missed = 0
-
-    def _end_probe(self, *, is_success: bool) -> None:
-        """A success earns another probe at once, a failure waits twice as long."""
-        if is_success:
-            self._probe_distance, self._next_probe = PROBE_DISTANCE, self.n_steps
-        else:
-            self._next_probe = self.n_steps + self._probe_distance
-            self._probe_distance = min(2 * self._probe_distance, PROBE_DISTANCE_MAX)
+    def _gained(self, n_tokens: float) -> float:
+        """Plain steps that a batch with so many tokens of ours is worth: the others wait for ours, too."""
+        return (self._n_others + n_tokens) / (self._n_others + 1)
 
     # ------------------------------------------------------------------------------------- choosing
 
     def _choose(self) -> None:
-        """Decide the next step's draft length. O(number of lengths)."""
-        self._n_idle = 0
+        """Decide the next step's draft length. O(n_draft_max)."""
         if self.n_draft_max == 0:
-            return self._set("choose", 0, "the cap is 0")
-        if self._needs_baseline():
-            return self._set("baseline", 0, "the plain step's time")
-        self._chances = self.acceptance.chances()
-        self._tokens = self.acceptance.expected_tokens(self._chances)
-        self._renew_prices()
-        self._price_shorter()
-        self.utilities = {0: 1.0} | {k: self._utility(k, self._prices.cost[k]) for k in self.lengths}
-        if (survey := self._survey()) is not None:
-            return self._set("test", survey, "its time is not known, and it may be the best")
-        best = self._best()
-        if best > 0:
-            self._probe_distance, self._next_probe = PROBE_DISTANCE, self.n_steps + PROBE_DISTANCE
-            return self._set("choose", best, "the best forecast")
-        if max(self.utilities.values()) > ON_UTILITY:
-            return self._set("hold", 0, "the loss budget does not allow a length that may pay")
-        return self._choose_off()
+            return self._set(0, "choose", "the cap is 0")
+        plain = self.shared.table.step(0, self._n_others)
+        if plain is None:
+            return self._set(0, "baseline", "nothing was measured")
+        if self._phase == "baseline" and self.was_drafting:
+            return None  # the first plain step after a draft is none to measure: one more
+        options, ledger = self._options(plain), self.memory.ledger
+        appetite = ledger.appetite()
+        options.sort(key=lambda option: math.log(option.utility) + appetite * option.doubt, reverse=True)
+        best = next(option for option in options if option.n_draft == 0 or ledger.can_lose(option.loss))
+        self.utilities = {option.n_draft: option.utility for option in options}
+        return self._set(best.n_draft, *self._reason(best, options[0]))
 
-    def _choose_off(self) -> None:
-        """Speculation does not pay; look now and then whether it would again."""
-        is_due = self.n_steps >= self._next_probe and not self._has_shadow
-        loss = self._prices.cost[self.lengths[0]] - 1.0 + self._catch_up + 2.0 * self._prices.switch
-        if is_due and self.shared.budget.can_lose(loss):
-            return self._set("probe", self.lengths[0], "whether drafts hold again")
-        was_off = self._phase == "choose" and self._n_draft == 0
-        self._n_idle_max = min(2 * self._n_idle_max, N_IDLE_STEPS_MAX) if was_off else N_IDLE_STEPS
-        if not self._has_shadow:  # plain steps say nothing about drafts
-            self._n_idle_max = max(self._n_idle_max, min(self._next_probe - self.n_steps, PROBE_DISTANCE_MAX))
-        k = max(self.lengths, key=lambda k: self.utilities[k])
-        return self._set("choose", 0, f"no forecast reaches 1 (best: K = {k})")
+    def _options(self, plain: Estimate) -> list[Option]:
+        """What there is to choose from: all lengths, none included."""
+        table, n_others = self.shared.table, self._n_others
+        tokens, chances, doubt = self.acceptance.forecast()
+        options = [Option(0, 1.0, math.sqrt(plain.variance), 0.0)]
+        price = 1.0
+        # what drafts cost that the drafter ends before k tokens, times their chances
+        shorter = (1.0 - chances[1]) * (1.0 + chances[1] * table.return_us(n_others) / plain.us)
+        for k in range(1, self.n_draft_max + 1):
+            step = table.step(k, n_others) or plain
+            price = max(price, step.us / plain.us)  # no step is shorter than one with fewer tokens
+            cost, variance = shorter + chances[k] * price, step.variance
+            gained = self._gained(tokens[k])
+            unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)
+            loss = cost * math.exp(FAR * math.sqrt(variance)) - (gained - unsure)
+            options.append(Option(k, gained / cost, math.sqrt(variance + (unsure / gained) ** 2), loss))
+            shorter += (chances[k] - chances[k + 1]) * price if k < self.n_draft_max else 0.0
+        return options
 
-    def _needs_baseline(self) -> bool:
-        """Whether the plain step's time is unknown, old, or in doubt; other sequences hide it."""
-        if self._n_others:
-            return False
-        curve = self.shared.table.verify
-        age = curve.age(1)
-        if age is None or curve.n_samples(1) < N_BASELINE_STEPS:
-            return True
-        if self._phase == "baseline" and self._n_missed < N_RENEWAL_STEPS:
-            return True
-        is_old = max(age, self.n_steps - self._last_plain) >= BASELINE_AGE_MAX
-        is_clear = max(self.utilities.values()) > CLEAR
-        return is_old or (curve.drift(1) > DOUBT and not is_clear)
+    def _reason(self, best: Option, first: Option) -> tuple[Phase, str]:
+        """What a choice is called, and why; `first`: what it would have been with a full ledger."""
+        likeliest = max(self.utilities, key=lambda k: self.utilities[k])
+        if best.n_draft == 0 and first.n_draft > 0:
+            return "hold", f"the loss ledger does not allow K = {first.n_draft}, which may pay"
+        if best.n_draft == likeliest:
+            return "choose", "the best forecast"
+        if best.n_draft == 0:
+            return "baseline", "the plain step's time is not sure"
+        return "probe", f"may be better than K = {likeliest}: that is not sure"
 
-    def _renew_prices(self) -> None:
-        """Every few steps, and after each that measured something new."""
-        self._n_price_steps -= 1
-        if self._n_price_steps < 0 or self._phase != "choose":
-            self._prices.renew(self._n_others)
-            self._usual.clear()
-            self._n_price_steps = N_PRICE_STEPS
-
-    def _best(self) -> int:
-        """The best length that the budget allows: after losses only small stakes."""
-        least = OFF_UTILITY if self._n_draft else ON_UTILITY
-        allowed = [k for k in self.lengths if self.utilities[k] > least and self._can_risk(k)]
-        best = max(allowed, key=lambda k: self.utilities[k], default=0)
-        is_kept = self._phase == "choose" and (self._n_draft == 0 or self._n_draft in allowed)
-        margin = 1.0 + self._prices.switch / N_CHANGE_STEPS
-        if is_kept and self.utilities[best] < margin * self.utilities[self._n_draft]:
-            return self._n_draft
-        return best
-
-    def _can_risk(self, k: int) -> bool:
-        """Whether a step at this length may fail; half of what it should gain counts."""
-        if 0 < k <= self._n_draft:
-            return self.shared.budget.can_lose(0.0)  # what it took to begin is lost already
-        risk = self._prices.cost[k] - 1.0 - RISK_SHARE * (self._tokens[k] - 1.0)
-        return self.shared.budget.can_lose(max(0.0, risk))
-
-    def _survey(self) -> int | None:
-        """A length whose time is not known well, if it were the best should it cost as little as it may."""
-        best, prices = max(ON_UTILITY, max(self.utilities.values())), self._prices
-        for k in prices.unsure:
-            could_win = self._n_tries[k] < N_TRIES and self._utility(k, prices.least[k]) > best
-            if could_win and self._can_risk(k):
-                return k
-        return None
-
-    def _price_shorter(self) -> None:
-        """For each length: the cost of drafts that end before it, times their chances, and the chance that
-        two of them in a row end alike."""
-        self._shorter, cost, alike = [], 0.0, 0.0
-        chances = [*self._chances, 0.0]
-        for k, price in enumerate(self._prices.by_length):
-            self._shorter.append((cost, alike))
-            if (ends := chances[k] - chances[k + 1]) > 0.0:
-                cost += ends * price
-                alike += ends * ends
-
-    def _utility(self, k: int, cost: float) -> float:
-        chance, (shorter_cost, shorter_alike) = self._chances[k], self._shorter[k]
-        changes = 1.0 - shorter_alike - chance * chance
-        return self._tokens[k] / (shorter_cost + chance * cost + changes * self._prices.switch)
-
-    def _set(self, phase: Phase, n_draft: int, why: str) -> None:
+    def _set(self, n_draft: int, phase: Phase, why: str) -> None:
         if (phase, n_draft) != (self._phase, self._n_draft) or not self.decisions:
             self._decide(phase, n_draft, utilities=dict(self.utilities), why=why)
         self._phase, self._n_draft = phase, n_draft
-
-
-def _n_look_steps_max(record: StepRecord) -> int:
-    """Steps from one look to the next: one, unless steps are so short that a look is felt."""
-    wanted = LOOK_US / (LOOK_SHARE * max(record.total_us, 1.0))
-    return max(1, min(N_LOOK_STEPS_MAX, int(wanted)))

@@ -68,17 +68,15 @@ class Speculation:
         self.slots: dict[int, Controller] = {}
 
     def begin(self, slot: int = 0) -> Controller:
-        """A new request in this slot: its prompt was another pass."""
-        self.shared.table.pass_by(0)
+        """A new request in this slot."""
         self.slots[slot] = self.make(self.shared)
         return self.slots[slot]
 
     def follow(self, first: StepRecord) -> None:
         """A new request in its server slot, heard of by its first step, whose length was decided before it.
 
-        The controller that decided it takes the step in (its cost, the budget), then a new one begins.
+        The controller that decided it takes the step in (its cost, the ledger), then a new one begins.
         """
-        self.shared.table.pass_by(0)
         self.observe(first)
         self.slots[first.server_slot] = self.make(self.shared)
 

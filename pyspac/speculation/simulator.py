@@ -7,7 +7,7 @@ and the same luck. Times come from a given T(n) with noise. All results are simu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Costs in microseconds. verify_us[n - 1] is T(n); a step in it is a switch of kernels."""
+    """Costs in microseconds. verify_us[n - 1] is T(n), for all tokens of a batch; a step in it is a switch of
+    kernels."""
 
     verify_us: Sequence[float]
     draft_us: float = 0.0  # per drafted token
@@ -39,6 +40,8 @@ class Machine:
     outlier_rate: float = 0.005
     outlier_factor: float = 4.0
     drift: float = 0.0  # of log(verify), over the stream; a longer context (> 0), a warmer cache (< 0)
+    slow_rate: float = 0.0  # chance per step that another program comes to the same core, or goes
+    slow_factor: float = 1.7  # of all passes while it is there
 
 
 @dataclass(slots=True)
@@ -73,49 +76,66 @@ class Text:
 
 
 class Simulation:
-    """Runs one controller through one text on one machine."""
+    """Runs one controller per sequence through a text each, on one machine; a step is one batch of all.
+
+    In every step each sequence that is not done drafts, one batch verifies all drafts, and each controller
+    hears of its own. Times are the batch's: what one sequence drafts, all wait for.
+    """
 
     def __init__(
-        self, machine: Machine, text: Text, controller: Controller, *, seed: int, shadow: bool
+        self,
+        machine: Machine,
+        texts: Sequence[Text],
+        controllers: Sequence[Controller],
+        *,
+        seed: int,
+        shadow: bool = False,
+        lag_steps: int = 0,
     ) -> None:
-        """`shadow`: the drafter is free, and watched if the controller wants it."""
-        self.machine, self.text, self.controller = machine, text, controller
+        """`shadow`: the drafter is free, and watched if the controller wants it; `lag_steps`: 0 or 1."""
+        self.machine = machine
+        self.sequences = [_Sequence(*pair) for pair in zip(texts, controllers, strict=True)]
         self.rng = np.random.default_rng(seed)
-        self.has_shadow = shadow and controller.wants_shadow
-        self._n_behind = 0  # tokens that the drafter has not read
-        self._last_n_draft = -1
+        self.has_shadow = shadow and controllers[0].wants_shadow
+        self.lag_steps = lag_steps
+        self._last_width = -1
+        self._is_slow = False
 
     def run(self) -> Result:
         result = Result()
-        position = 0
-        while position < len(self.text):
-            limit = self.controller.next_n_draft()
-            n_draft = limit if self.text.hits[position] else 0
-            n_accepted = min(n_draft, self.text.holds[position])
-            record = self._record(n_draft, n_accepted, position / len(self.text))
-            self._observe(record, position, limit)
-            position += record.n_emitted
-            result.n_tokens += record.n_emitted
+        running = self.sequences
+        while running := [sequence for sequence in running if not sequence.is_done()]:
+            drafts = [sequence.draft(self.lag_steps) for sequence in running]
+            width = len(running) + sum(n for n, _ in drafts)
+            draft_us = [self._draft_us(s, n) for s, (n, _) in zip(running, drafts, strict=True)]
+            verify_us = self._verify_us(width, running[0].progress())
+            process_us = self.machine.process_us * self._noise()
+            result.total_us += sum(draft_us) + verify_us + process_us
             result.n_steps += 1
-            result.total_us += record.total_us
-            result.n_drafted.append(n_draft)
+            for i, (sequence, (n_draft, n_accepted)) in enumerate(zip(running, drafts, strict=True)):
+                record = StepRecord(
+                    server_slot=i, n_draft=n_draft, n_accepted=n_accepted, n_tokens=width,
+                    draft_us=draft_us[i], verify_us=verify_us, process_us=process_us,
+                )  # fmt: skip
+                sequence.observe(record, has_shadow=self.has_shadow)
+                result.n_tokens += record.n_emitted
+                result.n_drafted.append(n_draft)
         return result
 
-    def _record(self, n_draft: int, n_accepted: int, progress: float) -> StepRecord:
+    def _draft_us(self, sequence: _Sequence, n_draft: int) -> float:
         machine = self.machine
-        draft_us = machine.draft_us * n_draft + (machine.catch_up_us * self._n_behind if n_draft else 0.0)
-        self._n_behind = 0 if n_draft else self._n_behind + 1
-        verify_us = machine.verify_us[n_draft] * math.exp(machine.drift * progress)
-        if n_draft != self._last_n_draft:
-            verify_us += machine.switch_us
-        self._last_n_draft = n_draft
-        return StepRecord(
-            n_draft=n_draft,
-            n_accepted=n_accepted,
-            draft_us=draft_us * self._noise(),
-            verify_us=verify_us * self._noise(),
-            process_us=machine.process_us * self._noise(),
-        )
+        us = machine.draft_us * n_draft + (machine.catch_up_us * sequence.n_behind if n_draft else 0.0)
+        sequence.n_behind = 0 if n_draft else sequence.n_behind + 1
+        return us * self._noise()
+
+    def _verify_us(self, width: int, progress: float) -> float:
+        machine = self.machine
+        us = machine.verify_us[width - 1] * math.exp(machine.drift * progress)
+        if width != self._last_width:
+            us += machine.switch_us
+        self._last_width = width
+        self._is_slow ^= bool(self.rng.random() < machine.slow_rate)
+        return us * self._noise() * (machine.slow_factor if self._is_slow else 1.0)
 
     def _noise(self) -> float:
         factor = math.exp(self.machine.noise * self.rng.standard_normal())
@@ -123,25 +143,34 @@ class Simulation:
             self.machine.outlier_factor if self.rng.random() < self.machine.outlier_rate else 1.0
         )
 
-    def _observe(self, record: StepRecord, position: int, limit: int) -> None:
-        if self.has_shadow and limit == 0:  # a step earlier than in truth, where the text must come first
-            if self.text.hits[position]:
-                n_max = self.controller.n_draft_max
-                self.controller.observe_shadow(n_max, min(n_max, self.text.holds[position]))
-            else:
-                self.controller.observe_shadow(0, 0)
+
+@dataclass(slots=True)
+class _Sequence:
+    """One request under way."""
+
+    text: Text
+    controller: Controller
+    position: int = 0
+    n_behind: int = 0  # tokens that the drafter has not read
+    limit: int = 0  # of this step
+    late_limit: int = 0  # what was decided for the last step and takes effect a step late
+
+    def is_done(self) -> bool:
+        return self.position >= len(self.text)
+
+    def progress(self) -> float:
+        return self.position / len(self.text)
+
+    def draft(self, lag_steps: int) -> tuple[int, int]:
+        """(n_draft, n_accepted) of the next step."""
+        wanted = self.controller.next_n_draft()
+        self.limit, self.late_limit = (self.late_limit, wanted) if lag_steps else (wanted, wanted)
+        n_draft = self.limit if self.text.hits[self.position] else 0
+        return n_draft, min(n_draft, self.text.holds[self.position])
+
+    def observe(self, record: StepRecord, *, has_shadow: bool) -> None:
+        if has_shadow and self.limit == 0:  # a step earlier than in truth, where the text must come first
+            n_max = self.controller.n_draft_max if self.text.hits[self.position] else 0
+            self.controller.observe_shadow(n_max, min(n_max, self.text.holds[self.position]))
         self.controller.observe(record)
-
-
-def simulate(
-    machine: Machine,
-    phases: Sequence[Phase],
-    make: Callable[[], Controller],
-    *,
-    n_max: int,
-    seed: int,
-    shadow: bool = False,
-) -> Result:
-    """One run; equal seeds give every controller the same text."""
-    text = Text(phases, n_max, seed)
-    return Simulation(machine, text, make(), seed=seed + 1, shadow=shadow).run()
+        self.position += record.n_emitted

@@ -176,7 +176,7 @@ def test_bad_parameters_are_explained(ctx: Any) -> None:
 @pytest.mark.parametrize(("field", "limit"), [("max_batch", MAX_BATCH), ("n_threads", MAX_THREADS)])
 def test_limits_are_the_engines(ctx: Any, field: str, limit: int) -> None:
     """Python refuses what spac.h does not allow, and the engine refuses it by itself."""
-    with pytest.raises(ConfigError, match=f"{field} is {limit + 1}.*{limit}"):
+    with pytest.raises(ConfigError, match=f"{field} cannot be {limit + 1}.*{limit}"):
         attach(ctx, **{field: limit + 1})
     params = ffi.new("spac_engine_params *", lib.spac_engine_default_params())
     setattr(params, field, limit + 1)
@@ -184,7 +184,7 @@ def test_limits_are_the_engines(ctx: Any, field: str, limit: int) -> None:
     status = lib.spac_engine_attach(ffi.cast("struct llama_context *", ctx), params, out)
     assert status == lib.SPAC_STATUS_INVALID_ARGUMENT
     text = ffi.string(lib.spac_last_error()).decode()
-    assert f"{field} is {limit + 1}" in text
+    assert f"{field} cannot be {limit + 1}" in text
     assert str(limit) in text.partition(":")[2]
     with attach(ctx, **{field: limit}) as engine:
         assert engine.info().n_slots > 0

@@ -1,4 +1,4 @@
-"""The split on a CUDA device: a real one, or the emulated one of scripts/emulate_cuda.py."""
+"""The split on a CUDA device: a real one, or the emulated one of tools/cuda_emulator."""
 
 from __future__ import annotations
 

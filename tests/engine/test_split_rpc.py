@@ -35,6 +35,7 @@ from llama_helpers import (
 from pyspac._native import lib
 from pyspac.engine import engine as native
 from pyspac.generate.llama import EXPERT_TENSORS
+from tools.served import free_port
 
 START_S = 20.0
 
@@ -43,12 +44,6 @@ class _BuftOverride(ctypes.Structure):
     """struct llama_model_tensor_buft_override."""
 
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until_it_listens(server: subprocess.Popen[bytes], port: int) -> None:

@@ -27,21 +27,18 @@ def test_a_row_of_the_ring_is_the_record(record: StepRecord) -> None:
     assert StepRecord.from_row(ring[1]) == record
 
 
-def test_only_python_knows_overhead_and_experts() -> None:
-    assert {f.name for f in fields(StepRecord)} - set(RECORD_DTYPE.names or ()) == {
-        "overhead_us",
-        "experts_us",
-    }
+def test_only_python_knows_the_overhead() -> None:
+    assert {f.name for f in fields(StepRecord)} - set(RECORD_DTYPE.names or ()) == {"overhead_us"}
 
 
 def test_a_step_in_company_by_hand() -> None:
     """Three drafted, two of them accepted; five tokens of other sequences in the batch of nine."""
     step = StepRecord(
         n_draft=3, n_accepted=2, n_tokens=9, draft_us=10, verify_us=70, process_us=2, sample_us=3,
-        overhead_us=5, experts_us=40,
+        overhead_us=5,
     )  # fmt: skip
     assert (step.width, step.n_others, step.n_emitted) == (9, 5, 3)
-    assert step.total_us == 90  # the experts' time is part of verify_us
+    assert step.total_us == 90
 
 
 def test_a_width_that_was_not_told_is_the_drafts() -> None:

@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from pyspac.cli import app
-from pyspac.engine.devices import cpu_device
-from pyspac.errors import ModelError
+from pyspac.engine.devices import Device, cpu_device
+from pyspac.errors import ConfigError, ModelError
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.preflight import check_run
 from pyspac.model.checks import check_same_vocab
 from pyspac.model.gguf_header import GgufHeader, read_header
+from pyspac.units import MIB
 
 Maker = Callable[[Path], Path]
 
@@ -102,6 +103,23 @@ def test_draft_with_the_same_vocabulary(target: Path, tmp_path: Path) -> None:
     assert check_run(options, cpu_device()).draft == read_header(draft)
 
 
+@pytest.mark.parametrize(
+    ("cache", "free_mib", "says"),
+    [
+        ("50%", 300, None),
+        ("50%", 256, "at most the 0 MiB that it may take of GPU0's free memory"),  # the engine's margin
+        ("300", 300, None),  # all experts, which take less
+        ("301", 300, "at most the 44 MiB"),  # beyond the device
+    ],
+)
+def test_a_cache_leaves_the_engines_margin(cache: str, free_mib: int, says: str | None, target: Path) -> None:
+    options = RunOptions(model=target, cache=CacheSize(text=cache))
+    n_bytes = free_mib * MIB
+    device = Device(name="GPU0", description="", handle=1, memory_free=n_bytes, memory_total=n_bytes)
+    with pytest.raises(ConfigError, match=says) if says else nullcontext():
+        check_run(options, device)
+
+
 def test_two_flags_for_the_link() -> None:
     """One slows copies down and tells the cost model nothing, the other tells it and slows nothing down."""
     throttled = RunOptions(model=Path("m"), copy_gb_s=2.0)
@@ -115,41 +133,41 @@ def test_two_flags_for_the_link() -> None:
 # ---- settings ------------------------------------------------------------------------------------
 
 SETTINGS: list[tuple[list[str], list[str]]] = [
-    (["--cache", "0"], ["--cache is '0'", "--stock"]),
-    (["--cache", "0%"], ["--cache is '0%'", "--stock"]),
-    (["--cache", "lots"], ["--cache is 'lots'", "17%"]),
-    (["--cache", "170%"], ["--cache is '170%'", "100%"]),
-    (["--cache", "999999999"], ["--cache is '999999999'", "free on CPU"]),
-    (["--cache", "0.01"], ["--cache is '0.01'", "at least one expert"]),
-    (["-c", "513"], ["-c is 513", "at most 512"]),
-    (["-c", "-1"], ["-c is -1"]),
-    (["-n", "-2"], ["-n is -2"]),
-    (["-t", "0"], ["-t is 0"]),
-    (["-ngl", "99"], ["-ngl is 99", "the device is the CPU"]),
-    (["--temp", "-1"], ["--temp is -1"]),
-    (["--top-p", "2"], ["--top-p is 2"]),
-    (["--device", "CUDA99"], ["--device is 'CUDA99'", "cpu"]),
-    (["--rpc", "nowhere"], ["--rpc is 'nowhere'", "HOST:PORT"]),
-    (["--rpc", "127.0.0.1:1"], ["--rpc is '127.0.0.1:1'", "ggml-rpc-server"]),
-    (["--spec-type", "draft"], ["--spec-type is 'draft'", "-md"]),
-    (["--spec-type", "magic"], ["--spec-type is 'magic'", "ngram"]),
-    (["-Cr", "1-0"], ["--cpu-range is '1-0'", "such as 0-7"]),
-    (["--cpu-range", "0-999"], ["--cpu-range is '0-999'", "open to this process"]),
-    (["--draft-max", "4"], ["--draft-max is 4", "-md"]),
-    (["--speculation", "auto"], ["--speculation is 'auto'", "-md", "--spec-type ngram"]),
-    (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max is 0", "--spec-type none"]),
-    (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max is 16", "1 .. 15"]),
-    (["-t", "513"], ["-t is 513", "512"]),
-    (["--draft-p-min", "0.2"], ["--draft-p-min is 0.2", "-md"]),
-    (["--draft-p-min", "2"], ["--draft-p-min is 2", "0 .. 1"]),
-    (["--estimator", "magic"], ["estimator is 'magic'", "spac"]),
-    (["--threshold", "0"], ["threshold is 0", "1 .. 255"]),
-    (["--threshold", "high"], ["--threshold is 'high'", "auto"]),
-    (["--without", "evict,brakes"], ["without is 'brakes'", "prefetch"]),
-    (["--link-gb-s", "-3"], ["--link-gb-s is -3"]),
-    (["--copy-gb-s", "-3"], ["--copy-gb-s is -3"]),
+    (["--cache", "0"], ["--cache cannot be '0'", "--stock"]),
+    (["--cache", "0%"], ["--cache cannot be '0%'", "--stock"]),
+    (["--cache", "lots"], ['cache size cannot be "lots"', "17%"]),
+    (["--cache", "170%"], ['cache size cannot be "170%"', "100%"]),
+    (["--cache", "999999999"], ["--cache cannot be '999999999'", "CPU's free memory"]),
+    (["--cache", "0.01"], ["--cache cannot be '0.01'", "at least one expert"]),
+    (["-c", "513"], ["-c cannot be 513", "at most 512"]),
+    (["-c", "-1"], ["-c cannot be -1"]),
+    (["-n", "-2"], ["-n cannot be -2"]),
+    (["-t", "0"], ["-t cannot be 0"]),
+    (["-ngl", "99"], ["-ngl cannot be 99", "the device is the CPU"]),
+    (["--temp", "-1"], ["--temp cannot be -1"]),
+    (["--top-p", "2"], ["--top-p cannot be 2"]),
+    (["--device", "CUDA99"], ["--device cannot be 'CUDA99'", "cpu"]),
+    (["--rpc", "nowhere"], ["--rpc cannot be 'nowhere'", "HOST:PORT"]),
+    (["--rpc", "127.0.0.1:1"], ["--rpc cannot be '127.0.0.1:1'", "ggml-rpc-server"]),
+    (["--spec-type", "draft"], ["--spec-type draft needs a draft model", "-md"]),
+    (["--spec-type", "magic"], ["--spec-type cannot be 'magic'", "ngram"]),
+    (["-Cr", "1-0"], ['cpu range cannot be "1-0"', "such as 0-7"]),
+    (["--cpu-range", "0-999"], ['cpu range cannot be "0-999"', "open to this process"]),
+    (["--draft-max", "4"], ["--draft-max 4 has no effect", "-md"]),
+    (["--speculation", "auto"], ["--speculation auto has no effect", "-md", "--spec-type ngram"]),
+    (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max cannot be 0", "--spec-type none"]),
+    (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max cannot be 16", "from 1 to 15"]),
+    (["-t", "513"], ["-t cannot be 513", "512"]),
+    (["--draft-p-min", "0.2"], ["--draft-p-min 0.2 needs a draft model", "-md"]),
+    (["--draft-p-min", "2"], ["--draft-p-min cannot be 2", "from 0 to 1"]),
+    (["--estimator", "magic"], ["estimator cannot be 'magic'", "spac"]),
+    (["--threshold", "0"], ["threshold cannot be 0", "from 1 to 255"]),
+    (["--threshold", "high"], ["--threshold cannot be 'high'", "auto"]),
+    (["--without", "evict,brakes"], ["without cannot be 'brakes'", "prefetch"]),
+    (["--link-gb-s", "-3"], ["--link-gb-s cannot be -3"]),
+    (["--copy-gb-s", "-3"], ["--copy-gb-s cannot be -3"]),
     (["--repack"], ["--repack", "--stock"]),
-    (["-f", "/nonexistent"], ["-p / -f is 'both'"]),
+    (["-f", "/nonexistent"], ["both -p and -f are given"]),
 ]
 
 
@@ -161,7 +179,7 @@ def test_settings_that_cannot_be(arguments: list[str], says: list[str], target: 
 
 def test_draft_and_another_drafter(target: Path, tmp_path: Path) -> None:
     arguments = ("-m", target, "-md", target, "--spec-type", "ngram", "--device", "cpu")
-    refused(*arguments, folder=tmp_path, says=["--spec-type is 'ngram'", "-md"])
+    refused(*arguments, folder=tmp_path, says=["--spec-type ngram uses no draft model", "-md"])
 
 
 def test_prompt_longer_than_the_context(target: Path, tmp_path: Path) -> None:
@@ -178,7 +196,7 @@ def test_prompt_longer_than_the_context(target: Path, tmp_path: Path) -> None:
 def test_missing_prompt(target: Path) -> None:
     result = CliRunner().invoke(app, ["run", "-m", str(target)])
     assert result.exit_code == 2
-    assert "-p / -f is 'neither'" in result.stderr
+    assert "there is no prompt: give -p TEXT, or -f FILE" in result.stderr
 
 
 @pytest.mark.parametrize("json_file", ["nowhere/out.json", "."])

@@ -159,5 +159,5 @@ def test_a_seed_repeats_a_run() -> None:
     ("field", "value"), [("temp", -1.0), ("top_k", -1), ("top_p", 1.5), ("min_p", -0.1), ("seed", -2)]
 )
 def test_settings_out_of_range(field: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"--{field.replace('_', '-')} is {value}"):
+    with pytest.raises(ConfigError, match=f"--{field.replace('_', '-')} cannot be {value}"):
         SamplingParams(**{field: value})  # type: ignore[arg-type]

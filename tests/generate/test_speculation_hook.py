@@ -96,24 +96,6 @@ def test_the_controller_gets_the_loops_records() -> None:
     assert any(record.overhead_us > 0 for record in records)
 
 
-def test_experts_are_timed_while_the_controller_listens() -> None:
-    class Half(Scripted):
-        def is_listening(self) -> bool:
-            return self.n_steps % 2 == 0
-
-    controllers: list[Half] = []
-
-    def make(shared: Shared) -> Controller:
-        controllers.append(Half(shared, [0]))
-        return controllers[-1]
-
-    speculation = Speculation(make, n_draft_max=8)
-    generate(
-        FakeContext(**SIZES), SpeculationHook(speculation, NgramDrafter(), experts_us=lambda: 7), n_predict=5
-    )
-    assert [record.experts_us for record in controllers[0].records] == [7, 0, 7, 0]
-
-
 def test_draft_model_catches_up_in_one_batch() -> None:
     """Off for a long while, then on: the drafter reads all it missed in one decode, not token by token."""
     drafter, draft_context = model_drafter()

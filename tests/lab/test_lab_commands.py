@@ -191,6 +191,12 @@ def test_the_documented_policy_file_works(trace_file: Path) -> None:
     assert EXAMPLE.read_text().strip() in (ROOT / "docs" / "policies.md").read_text()
 
 
+def test_list_shows_policies_of_a_file() -> None:
+    listed = call("lab", "list", "--policy-file", EXAMPLE)
+    assert listed.exit_code == 0, listed.output
+    assert "Fading count:" in listed.stdout
+
+
 def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
     host = {"what": "host memory", "detail": "20.0 GB/s read, 2 threads"}
     doctor = {"findings": [host, {"what": "link", "detail": "8.0 GB/s to CUDA0"}]}

@@ -26,7 +26,7 @@ def tables() -> Iterator[ModuleType]:
         import policy_tables
 
         yield policy_tables
-        for name in ("policy_tables", "policy_sections"):
+        for name in ("policy_tables", "policy_sections", "policy_bench"):
             sys.modules.pop(name, None)
 
 

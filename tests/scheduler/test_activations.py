@@ -74,7 +74,6 @@ def test_layer_stats_and_counters_are_differences() -> None:
     assert activity.counters["n_miss"].tolist() == [0]
     assert activity.layer_stats["host_us"].tolist() == [0, 250]
     assert activity.layer_stats["layer_us"].tolist() == [0, 0]
-    assert activity.experts_us == 250
 
 
 def test_records_are_read_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,10 +108,38 @@ def test_byte_limit_counts_what_is_under_way() -> None:
 
 
 def test_admission_by_hand() -> None:
-    # newcomers 9 7 4, one free slot, victims 3 5: 9 is free, 7 - 3 = 4 >= 2, 4 - 5 < 2
-    assert n_admitted(np.array([9.0, 7, 4]), 1, np.array([3.0, 5]), 2.0) == 2
-    assert n_admitted(np.array([9.0, 7, 4]), -1, np.array([3.0, 5]), 2.0) == 2  # 9 - 3, 7 - 5
-    assert n_admitted(np.array([9.0]), 5, np.array([]), 2.0) == 1
+    # worth = level. Newcomers 9 7 4, one free slot, victims 3 5: 9 is free, 7 - 3 = 4 >= 2, 4 - 5 < 2
+    worth = np.arange(10.0)
+    assert admitted([9, 7, 4], 1, [3, 5], worth, 2.0) == 2
+    assert admitted([9, 7, 4], -1, [3, 5], worth, 2.0) == 2  # 9 - 3, 7 - 5
+    assert admitted([9], 5, [], worth, 2.0) == 1
+
+
+def test_only_a_higher_level_takes_a_slot() -> None:
+    """Also where no margin is asked for, and where levels are worth the same by chance."""
+    worth = np.array([0.0, 0.5, 0.5, 0.5])
+    assert admitted([3, 2], 0, [2, 2], worth, 0.0) == 1
+    assert admitted([3], 0, [2], worth, 0.1) == 0
+
+
+def admitted(newcomers: list[int], n_free: int, victims: list[int], worth: np.ndarray, margin: float) -> int:
+    return n_admitted(np.array(newcomers, np.uint8), n_free, np.array(victims, np.uint8), worth, margin)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_order_in_plain_python(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    utility, counts = rng.integers(0, 4, (3, 6)), rng.integers(0, 5, (3, 6))
+    expert_bytes = rng.choice([10, 15, 20, 7], 3).tolist()
+    plan = make_plan(
+        utility.tolist(), [2, 1, 3], [[A] * 6] * 3, counts=counts.tolist(), expert_bytes=expert_bytes
+    )
+    hot = [(il, ie) for il in range(3) for ie in range(6) if utility[il, ie] >= [2, 1, 3][il]]
+    hot.sort(
+        key=lambda e: (-int(utility[e]), -Fraction(int(counts[e]), expert_bytes[e[0]]), e[0], e[1])
+    )  # level, activations per byte, layer
+    assert plan.load.tolist() == [il * 6 + ie for il, ie in hot]
 
 
 @settings(max_examples=60, deadline=None)

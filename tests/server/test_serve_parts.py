@@ -21,10 +21,9 @@ from serving import DRAFT, HOST, TARGET, run_pyspac, wait_for
 from typer.testing import CliRunner
 
 from pyspac.cli import app
-from pyspac.commands.serve import choose_drafting, scheduler_config
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.engine.devices import Device
-from pyspac.engine.limits import MAX_BATCH
+from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.errors import ConfigError
 from pyspac.generate.options import CacheSize
@@ -39,9 +38,10 @@ from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.exporter import serve_metrics
 from pyspac.server.health import choose_port, get_json, is_healthy
-from pyspac.server.options import AttachOptions, ServeOptions
+from pyspac.server.options import AttachOptions, ServeOptions, choose_drafting, scheduler_config
 from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
+from pyspac.server.settings import to_json
 from pyspac.units import MIB
 
 
@@ -116,17 +116,6 @@ def test_without_a_device() -> None:
     assert replace(options, attach=AttachOptions(speculation="auto")).has_scheduler
 
 
-def test_schedulers_command_line() -> None:
-    config = SchedulerConfig(estimator="lfu", threshold=3, without=frozenset({"evict", "sd"}))
-    options = AttachOptions(scheduler=config, metrics_port=9, warm_start=False, log_json=True)
-    text = " ".join(attach_argv("b", options)[1:])
-    assert text == (
-        "-m pyspac attach b --estimator lfu --threshold 3 --cpu-share 0.02 --speculation static "
-        "--draft-max 8 --without evict,sd --metrics-port 9 --metrics-host 127.0.0.1 --no-warm-start "
-        "--log-json"
-    )
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -140,7 +129,7 @@ def test_draft_lengths_nobody_could_obey_are_refused(tmp_path: Path, arguments: 
     done = run_pyspac("serve", "-m", str(TARGET), "--device", "cpu", *arguments, cache_dir=tmp_path)
     assert done.returncode == 2
     text = " ".join(done.stderr.split())
-    assert f"{arguments[0]} is" in text
+    assert f"{arguments[0]} {arguments[1]} needs a draft model" in text
     assert "-md FILE" in text
     assert "--spec-type ngram-mod" in text
 
@@ -157,12 +146,10 @@ def test_draft_lengths_nobody_could_obey_are_refused(tmp_path: Path, arguments: 
 def test_the_estimators_longest_draft_is_the_servers(
     speculation: str | None, draft_max: int | None, chosen: tuple[str, int]
 ) -> None:
-    """[gamma] follows --draft-max through the command line of the scheduler's own process."""
+    """[gamma] follows --draft-max."""
     controller, n_draft_max = choose_drafting(speculation, draft_max)
     assert (controller, n_draft_max) == chosen
-    config = scheduler_config("spac", "auto", "", None, n_draft_max)
-    argv = attach_argv("b", AttachOptions(scheduler=config, speculation=controller))
-    assert argv[argv.index("--draft-max") + 1] == str(config.n_draft_max) == str(chosen[1])
+    assert scheduler_config("spac", "auto", "", None, n_draft_max).gamma == chosen[1]
 
 
 def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +158,8 @@ def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.M
     monkeypatch.setattr("pyspac.server.attach.run_attached", lambda _name, options: seen.append(options))
     for n_draft_max in (12, 0):
         config = SchedulerConfig(estimator="spac", n_draft_max=n_draft_max)
-        argv = attach_argv("b", AttachOptions(scheduler=config))
-        result = CliRunner().invoke(app, argv[argv.index("attach") :])
+        argv, text = attach_argv("b"), to_json(AttachOptions(scheduler=config))
+        result = CliRunner().invoke(app, argv[argv.index("attach") :], input=text)
         assert result.exit_code == 0, result.output
         assert seen[-1].scheduler == config
     logging.getLogger(log.NAME).handlers.clear()
@@ -181,7 +168,9 @@ def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.M
 @pytest.mark.parametrize("max_batch", [0, MAX_BATCH + 1])
 def test_batches_too_wide_are_refused_before_anything_starts(max_batch: int) -> None:
     options = ServeOptions(model=TARGET, device="cpu", max_batch=max_batch)
-    with pytest.raises(ConfigError, match=f"--max-batch is {max_batch}; allowed: 1 .. {MAX_BATCH} tokens"):
+    with pytest.raises(
+        ConfigError, match=f"--max-batch cannot be {max_batch}: give a number of tokens from 1 to {MAX_BATCH}"
+    ):
         plan_launch(options, lambda: False)
 
 
@@ -191,14 +180,12 @@ def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
         "serve", "-m", str(TARGET), "-md", str(DRAFT), "--draft-max", n_draft_max, cache_dir=tmp_path
     )
     assert done.returncode == 2
-    assert f"--draft-max is {n_draft_max}; allowed: 1 .. 255" in done.stderr
+    assert f"--draft-max cannot be {n_draft_max}: give a whole number from 1 to 255" in done.stderr
 
 
 def test_a_known_link_reaches_the_scheduler() -> None:
-    config = scheduler_config("ema", "auto", "", 12.5, 8)
-    argv = attach_argv("b", AttachOptions(scheduler=config))
-    assert argv[argv.index("--link-gb-s") + 1] == "12.5"
-    with pytest.raises(ConfigError, match="--link-gb-s is 0"):
+    assert scheduler_config("ema", "auto", "", 12.5, 8).link_gb_s == 12.5
+    with pytest.raises(ConfigError, match="--link-gb-s cannot be 0"):
         scheduler_config("ema", "auto", "", 0.0, 8)
 
 
@@ -254,7 +241,7 @@ def test_needs_of_the_demo_pair() -> None:
     assert needs.draft == sum(tensor.n_bytes for tensor in draft.tensors)
     n_head_kv, head = int(target.get("attention.head_count_kv")), int(target.get("attention.key_length"))
     assert memory.kv_bytes(target, 1000) == geometry.n_layer * n_head_kv * 2 * head * 1000 * 2
-    assert needs.total == needs.weights + needs.draft + needs.kv + memory.MARGIN_BYTES
+    assert needs.total == needs.weights + needs.draft + needs.kv + AUTO_MARGIN_BYTES
 
 
 def test_latent_attention_keeps_one_row_per_token() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import always, play
 
 from pyspac.engine.step import StepRecord
-from pyspac.speculation.budget import CAPACITY, SHARE
 from pyspac.speculation.controller import Controller, Shared
-from pyspac.speculation.forecast import BASELINE_AGE_MAX, Forecast
+from pyspac.speculation.forecast import Forecast
+from pyspac.speculation.ledger import CAPACITY, SHARE
 from pyspac.speculation.manager import CONTROLLERS
 
-STEP = 10_000.0  # of a plain step, microseconds: long enough for a look at each
+STEP = 10_000.0  # of a plain step, microseconds
 FLAT = [STEP] * 9
 LINEAR = [STEP * (1 + k) for k in range(9)]
 MOE = [STEP * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]  # the union of experts
@@ -26,28 +24,28 @@ def forecast(n_draft_max: int = 8) -> Forecast:
     return Forecast(Shared(n_draft_max=n_draft_max))
 
 
-def test_starts_with_four_plain_steps() -> None:
-    assert play(forecast(), 5, FLAT, always(8)).n_drafts[:4] == [0, 0, 0, 0]
+def test_starts_with_a_plain_step() -> None:
+    assert play(forecast(), 1, FLAT, always(8)).n_drafts == [0]
 
 
 def test_second_request_knows_the_costs() -> None:
     shared = Shared(n_draft_max=8)
     play(Forecast(shared), 90, FLAT, always(8))
-    assert play(Forecast(shared), 4, FLAT, always(8)).n_drafts == [8, 8, 8, 8]
+    assert min(play(Forecast(shared), 4, FLAT, always(8)).n_drafts) >= 5
 
 
 @pytest.mark.parametrize("costs", [FLAT, MOE, SWITCH])
 def test_everything_holds(costs: list[float]) -> None:
     """K = 8 is best: 9 tokens for at most 4.2 plain steps. Hill climbing from K = 1 would not pass SWITCH."""
     played = play(forecast(), 200, costs, always(8))
-    assert played.n_drafts[100:].count(8) >= 97  # but for a plain step now and then
+    assert sum(n >= 7 for n in played.n_drafts[100:]) >= 95  # but for a look at others now and then
 
 
 @pytest.mark.parametrize("costs", [LINEAR, MOE, SWITCH])
 def test_nothing_holds(costs: list[float]) -> None:
     played = play(forecast(), 400, costs, always(0))
     assert played.total_us / played.n_tokens <= STEP * (1 + SHARE + CAPACITY / 400 + 0.01)
-    assert played.n_drafts[200:].count(0) >= 190
+    assert played.n_drafts[200:].count(0) >= 180
 
 
 def test_two_hold() -> None:
@@ -80,20 +78,22 @@ def test_costs_rise() -> None:
     assert played.n_drafts[100:].count(0) >= 90
 
 
-def test_plain_steps_are_renewed() -> None:
-    n_drafts = play(forecast(), 400, FLAT, always(8)).n_drafts
-    plain = [i for i, n in enumerate(n_drafts) if n == 0][4:]
-    assert 4 <= len(plain) <= 8, "two each time: the first one is a switch of widths"
-    assert all(b - a == 1 or b - a >= BASELINE_AGE_MAX for a, b in pairwise(plain))
+def test_plain_step_is_measured_again_before_it_is_forgotten() -> None:
+    """Drafting pays a little: whether it still does hangs on a time that was not seen for long."""
+    costs = [STEP, *[1.6 * STEP] * 8]
+    n_drafts = play(forecast(), 1000, costs, always(1)).n_drafts
+    plain = [i for i, n in enumerate(n_drafts) if n == 0]
+    assert 4 <= len([i for i in plain if i > 100]) <= 60
+    assert max(plain) > 500
 
 
 def test_drafter_with_nothing_to_say_costs_nothing() -> None:
-    """Asked but silent: plain steps, no loss, the budget stays full."""
+    """Asked but silent: plain steps, no loss, the ledger stays full."""
     c = forecast()
     for _ in range(100):
         c.next_n_draft()
         c.observe(StepRecord(n_draft=0, n_accepted=0, verify_us=STEP))
-    assert c.shared.budget.level == pytest.approx(CAPACITY)
+    assert c.memory.ledger.level == pytest.approx(CAPACITY)
 
 
 class TestShadow:
@@ -120,20 +120,54 @@ class TestShadow:
 
 
 def test_other_sequences_in_the_batch() -> None:
-    """Three other tokens in each batch: costs are those of widths 4 and up, measured there."""
+    """Three other tokens in each batch: costs are those of widths 4 and up, measured there; they wait too."""
     c = forecast()
     for _ in range(150):
         n = c.next_n_draft()
-        verify_us = STEP * (1 + 0.2 * (3 + n))
+        verify_us = STEP * (1 + 0.1 * n)
         c.observe(StepRecord(n_draft=n, n_accepted=min(n, 1), n_tokens=4 + n, verify_us=verify_us))
     assert c.next_n_draft() in (1, 2), "2 is nearly as good, and shows whether the second token holds"
+
+
+def test_three_sequences_gain_together_or_not_at_all() -> None:
+    """Each would be faster alone with drafts, at the others' cost: a draft that holds half of the time gains
+    half a token of three for a pass of 1.2 the time. Together they would lose."""
+    shared = Shared(n_draft_max=1)
+    controllers = [Forecast(shared) for _ in range(3)]
+    n_tokens, total_us = 0, 0.0
+    for step in range(400):
+        n_drafts = [c.next_n_draft() for c in controllers]
+        width = 3 + sum(n_drafts)
+        us = STEP * (1 + 0.3 * (width - 3))
+        for i, (c, n) in enumerate(zip(controllers, n_drafts, strict=True)):
+            n_accepted = min(n, (step + i) % 2)
+            c.observe(
+                StepRecord(server_slot=i, n_draft=n, n_accepted=n_accepted, n_tokens=width, verify_us=us)
+            )
+            n_tokens += 1 + n_accepted
+        total_us += us
+    assert n_tokens / total_us >= 0.95 * 3 / STEP
+
+
+def test_new_requests_start_from_what_others_saw() -> None:
+    """Drafts held for nobody so far: the next request begins without."""
+    shared = Shared(n_draft_max=8)
+    play(Forecast(shared), 200, MOE, always(0))
+    assert Forecast(shared).utilities[1] < forecast_utility_of_a_first_request()
+
+
+def forecast_utility_of_a_first_request() -> float:
+    """At the same costs."""
+    shared = Shared(n_draft_max=8)
+    play(Forecast(shared), 200, MOE, always(8))
+    return Forecast(shared).utilities[1]
 
 
 def test_explains_itself() -> None:
     c = forecast()
     play(c, 200, MOE, always(0))
     phases = {d.phase for d in c.decisions}
-    assert {"baseline", "test", "probe", "choose"} <= phases
+    assert {"baseline", "probe", "choose"} <= phases
     assert all(d.why for d in c.decisions)
 
 
@@ -141,19 +175,13 @@ CURVES = st.lists(st.floats(0.0, 1.0), min_size=8, max_size=8)
 COSTS = st.lists(st.floats(1.0, 1.9), min_size=8, max_size=8)
 
 
-@pytest.mark.parametrize("step_us", [STEP, 500.0], ids=["long steps", "short steps"])
 @settings(max_examples=60, deadline=None)
 @given(curve=CURVES, factors=COSTS, data=st.randoms(use_true_random=False))
-def test_loss_is_bounded_whatever_happens(
-    step_us: float, curve: list[float], factors: list[float], data: object
-) -> None:
-    """Any acceptance, any rising costs up to 10: at most SHARE, the bucket and its last overdraft.
-
-    Short steps pass by in groups, which may lose a little more before they are looked at.
-    """
-    costs = [step_us]
+def test_loss_is_bounded_whatever_happens(curve: list[float], factors: list[float], data: object) -> None:
+    """Any acceptance, any rising costs up to 10: at most SHARE, a full ledger and its last overdraft."""
+    costs = [STEP]
     for factor in factors:
-        costs.append(min(10 * step_us, costs[-1] * factor))
+        costs.append(min(10 * STEP, costs[-1] * factor))
 
     def accepts(step: int, n_draft: int) -> int:
         n = 0
@@ -162,22 +190,9 @@ def test_loss_is_bounded_whatever_happens(
         return n
 
     played = play(forecast(), 400, costs, accepts)
-    overdraft = (2 if step_us == STEP else 4) * costs[-1] / step_us
+    overdraft = 2 * costs[-1] / STEP
     n_plain = played.n_tokens  # steps that plain decoding would take
-    assert played.total_us / step_us <= n_plain * (1 + SHARE) / (1 - SHARE) + CAPACITY + overdraft
-
-
-def test_short_steps_are_looked_at_now_and_then() -> None:
-    """At 500 us each a look would be felt; but a loss is noticed within a few steps."""
-    costs = [cost / 20 for cost in MOE]
-    c = forecast()
-    play(c, 200, costs, always(8))
-    n_listened = 0
-    for _ in range(160):
-        n_listened += c.is_listening()
-        play(c, 1, costs, always(8))
-    assert 10 <= n_listened <= 40
-    assert play(c, 40, costs, always(0)).n_drafts[12:].count(0) >= 24
+    assert played.total_us / STEP <= n_plain * (1 + SHARE) / (1 - SHARE) + CAPACITY + overdraft
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)

@@ -3,7 +3,7 @@
 #include "clock.h"
 #include "cpus.h"
 
-#include <algorithm>
+#include <chrono>
 #include <cstring>
 
 // how long to stay awake: the next layer, or another thread's last task, comes soon while a forward is in progress, and

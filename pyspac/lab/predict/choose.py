@@ -9,7 +9,10 @@ from pyspac.lab.trace import Trace
 
 
 def choose_predictor(source: Source, trace: Trace, accuracy: float, seed: int) -> Predictor:
-    """Return a predictor. No trace records what a draft model's hidden states would have guessed."""
+    """Return a predictor; `accuracy` is that of assumed guesses.
+
+    No trace records what a draft model's hidden states would have guessed.
+    """
     if source == "next-layer" and trace.early_logits is not None:
         return RecordedPredictor(trace.early_logits)
     return AssumedPredictor(trace, accuracy, seed)

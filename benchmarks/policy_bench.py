@@ -1,0 +1,102 @@
+"""Rows of the runs that docs/policies.md shows: which runs are wanted, their means, and Markdown of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Final
+
+from pyspac.lab.combos import find_setup
+from pyspac.lab.machine import PRESETS
+from pyspac.lab.report import is_assumed
+from pyspac.lab.setup import Setup
+from pyspac.lab.sweep import ORACLES, Job, Replay
+from pyspac.lab.workload import DEFAULT_ACCEPT
+
+Row = dict[str, Any]
+
+QWEN, GEMMA, DEMO = "Qwen3", "Gemma-4", "the demo model"
+FILES: Final = {QWEN: "qwen.route.csv", GEMMA: "gemma.route.csv"}  # in the folder --traces
+SEEDS: Final = (0, 1, 2)  # of emulated drafts; what is shown is the mean
+MACHINE: Final = "rtx4090"
+MEASURES: Final = ("coverage", "bytes_moved", "predicted_tps", "misses", "collision_misses", "fidelity")
+
+
+@dataclass
+class Bench:
+    """Gives rows of runs. `results` is None while the runs are collected in `wanted`."""
+
+    traces: dict[str, Path]
+    results: dict[Job, Row] | None = None
+    wanted: dict[Job, None] = field(default_factory=dict)  # a set that keeps its order
+    seen: list[Row] = field(default_factory=list)  # rows of the present section
+
+    def row(self, trace: str, policy: str, capacity: str, k: int | None, **options: Any) -> Row:
+        """Return the mean over the seeds of one policy's run; `options`: `machine`, or fields of Setup."""
+        if policy == "oracle":
+            found = [self._mean(trace, setup, capacity, k, **options) for setup in ORACLES]
+            return max(found, key=lambda row: float(row["predicted_tps"]))
+        setup, forced_k = find_setup(policy, Setup())
+        return self._mean(trace, setup, capacity, k if forced_k is None else forced_k, **options)
+
+    def _mean(
+        self, trace: str, setup: Setup, capacity: str, k: int | None, machine: str = MACHINE, **fields: Any
+    ) -> Row:
+        setup = replace(setup, capacity=capacity, **fields)
+        jobs = [
+            Job(Replay(source=str(self.traces[trace]), k=k, seed=seed), setup, PRESETS[machine])
+            for seed in (SEEDS if k else SEEDS[:1])
+        ]
+        rows = [self._one(job) for job in jobs]
+        mean = {name: sum(row[name] for row in rows) / len(rows) for name in MEASURES}
+        row = {**rows[0], **mean, "trace_name": trace, "asked_k": k}
+        self.seen.append(row)
+        return row
+
+    def _one(self, job: Job) -> Row:
+        if self.results is not None:
+            return self.results[job]
+        self.wanted[job] = None
+        return defaultdict(lambda: 1.0, policy=job.setup.label, predictor=None, machine=job.machine.name)
+
+    def made_of(self) -> str:
+        """Say what of the section's rows was replayed, emulated, predicted and assumed."""
+        traces = " and ".join(dict.fromkeys(row["trace_name"] for row in self.seen))
+        machines = ", ".join(f"`{name}`" for name in dict.fromkeys(row["machine"] for row in self.seen))
+        parts = [f"Replayed: the routing of {traces}."]
+        if any(row["asked_k"] for row in self.seen):
+            parts.append(
+                f"Emulated: drafts, each token accepted with {DEFAULT_ACCEPT:g} (mean of {len(SEEDS)} seeds)."
+            )
+        parts.append(f"Predicted: all times, of {machines}.")
+        if any(is_assumed(row) for row in self.seen):
+            parts.append("Assumed: how often guesses are right, in the rows that say so.")
+        return "\n".join(wrap(" ".join(parts), 118))
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def share_and_speed(row: Row) -> str:
+    """Return covered activations / GB moved / predicted tokens per second."""
+    return f"{row['coverage']:.2f} / {row['bytes_moved'] / 1e9:.1f} / {row['predicted_tps']:.0f}"
+
+
+def tps(row: Row) -> str:
+    speed = row["predicted_tps"]
+    return f"{speed:.1f}" if speed < 30 else f"{speed:.0f}"
+
+
+def shown_name(name: str, row: Row) -> str:
+    """Return a policy's name for a table, with what was assumed beside it."""
+    return f"{name}, {row['predictor']}" if is_assumed(row) else name
+
+
+def percent(capacity: str) -> str:
+    return capacity.replace("%", " %")

@@ -1,0 +1,212 @@
+"""The options that more than one command has, each written once: its type, flags and help.
+
+A command's signature names them and gives the defaults; options of one command lie beside that command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pyspac.generate.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, DEFAULT_N_CTX
+from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, SchedulerConfig
+from pyspac.server.options import SERVER_N_CTX
+from pyspac.speculation.manager import CONTROLLERS
+
+# ---- models and prompts
+
+_MODEL: Final = typer.Option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
+Model = Annotated[Path, _MODEL]
+ModelIfAny = Annotated[Path | None, _MODEL]
+ModelDraft = Annotated[
+    Path | None,
+    typer.Option(
+        "-md", "--model-draft", metavar="FILE", help="A small model of the same family that drafts tokens."
+    ),
+]
+Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
+PromptFile = Annotated[
+    Path | None, typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt.")
+]
+Predict = Annotated[
+    int,
+    typer.Option(
+        "-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate; -1: until the end token."
+    ),
+]
+
+# ---- the machine
+
+CtxSize = Annotated[
+    int | None,
+    typer.Option(
+        "-c",
+        "--ctx-size",
+        metavar="N",
+        help="Context in tokens (of a server: of all its slots together); 0: the model's own. "
+        f"Default: the model's own, at most {DEFAULT_N_CTX} (of a server: {SERVER_N_CTX}).",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "-t",
+        "--threads",
+        metavar="N",
+        help="CPU threads. Default: one per physical core that may be used.",
+    ),
+]
+CpuRange = Annotated[
+    str | None,
+    typer.Option(
+        "-Cr",
+        "--cpu-range",
+        metavar="LO-HI",
+        help="Cores to stay on, such as 0-7; the engine's own threads for the host's experts are pinned, "
+        "each to one of them. Default: all.",
+    ),
+]
+GpuLayers = Annotated[
+    int | None,
+    typer.Option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        metavar="N",
+        help="Layers on the device, without their experts. Default: all; none if it is the CPU.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "-dev",
+        "--device",
+        metavar="NAME",
+        help="auto (the first GPU, else the CPU), cpu (an emulated device), none (every expert on the host, "
+        "with the engine's own kernels and no --cache), or a name such as CUDA0.",
+    ),
+]
+Rpc = Annotated[
+    str | None, typer.Option("--rpc", metavar="HOST:PORT", help="Use the device of a ggml-rpc-server.")
+]
+
+# ---- the split
+
+Cache = Annotated[
+    str,
+    typer.Option(
+        "--cache",
+        metavar="SIZE",
+        help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free).",
+    ),
+]
+HostKernels = Annotated[
+    str,
+    typer.Option(
+        "--host-kernels",
+        metavar="NAME",
+        help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
+        "llama.cpp), or auto (ggml where the device is the CPU, else spac).",
+    ),
+]
+Stock = Annotated[
+    bool,
+    typer.Option(
+        "--stock",
+        help="Plain llama.cpp for comparison: no engine, all experts on the host, same drafting and same "
+        "layout of weights. The settings of the split have no effect.",
+    ),
+]
+
+# ---- sampling and drafting
+
+Temp = Annotated[float, typer.Option("--temp", metavar="T", help="Temperature; 0: greedy.")]
+Seed = Annotated[int, typer.Option("-s", "--seed", metavar="N", help="Of sampling; -1: random.")]
+SpecTypeName = Annotated[
+    str | None,
+    typer.Option(
+        "--spec-type",
+        metavar="draft|ngram|none",
+        help="Who drafts: the draft model, earlier text (prompt lookup), nobody. "
+        "Default: draft with -md, else none.",
+    ),
+]
+DraftMax = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-max",
+        metavar="N",
+        help=f"Tokens to draft per step at most. Default: {DEFAULT_DRAFT_MAX}; {DEFAULT_DRAFT_CAP} where "
+        "--speculation decides.",
+    ),
+]
+SpeculationName = Annotated[
+    str | None,
+    typer.Option(
+        "--speculation",
+        metavar="NAME",
+        help=f"How many tokens to draft: {', '.join(CONTROLLERS)}, or auto (the best of these). static "
+        "drafts alike in every run, so that sampled text repeats with its seed; the others draft as long "
+        "as it pays. Default: auto; static with --draft-max, or with --temp and --seed.",
+    ),
+]
+
+# ---- the scheduler
+
+DEFAULT_ESTIMATOR: Final = SchedulerConfig().estimator
+Estimator = Annotated[
+    str, typer.Option("--estimator", metavar="NAME", help=f"Of expected demand: {', '.join(ESTIMATORS)}.")
+]
+Threshold = Annotated[
+    str,
+    typer.Option(
+        "--threshold",
+        metavar="auto|N",
+        help="Utility from which an expert belongs on the device; auto: balanced.",
+    ),
+]
+Without = Annotated[
+    str,
+    typer.Option(
+        "--without", metavar="LIST", help=f"Leave parts out, to measure them: {','.join(ABLATIONS)}."
+    ),
+]
+LinkGbS = Annotated[
+    float | None,
+    typer.Option(
+        "--link-gb-s",
+        metavar="GB/S",
+        help="Speed of the link, if it is known: holds until copies were measured. Slows nothing down.",
+    ),
+]
+CpuShare = Annotated[
+    float, typer.Option("--cpu-share", metavar="X", help="Share of one core that the scheduler may take.")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="N",
+        help="Serve the scheduler's Prometheus metrics there; 0: any free port.",
+    ),
+]
+MetricsHost = Annotated[str, typer.Option("--metrics-host", metavar="HOST", help="Where the metrics listen.")]
+WarmStart = Annotated[
+    bool,
+    typer.Option(
+        "--warm-start/--no-warm-start", help="Load what the last run learned, save it at the end; or neither."
+    ),
+]
+
+# ---- output
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as one JSON object; - for stdout."),
+]
+LogJson = Annotated[
+    bool, typer.Option("--log-json", help="Log as JSON on stdout; llama-server's own log stays on stderr.")
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log.")]

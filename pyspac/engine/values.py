@@ -1,0 +1,37 @@
+"""Values that libspac reads from text: its rules hold for options, llama-server's flags and the environment.
+
+In: the text. Out: what libspac made of it, or a UsageError with its sentence. Nothing is loaded before the
+first call, so that settings can be described without the library.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyspac.errors import UsageError
+
+
+def read_cache_size(text: str, experts_bytes: int) -> int | None:
+    """What a cache size asks for, such as "17%" of `experts_bytes` or "4096" MiB; None: whatever is free."""
+    from pyspac._native import ffi, lib
+
+    n_bytes = ffi.new("uint64_t *")
+    check_value(lib.spac_read_cache_size(os.fsencode(text), experts_bytes, n_bytes))
+    return None if text == "auto" else int(n_bytes[0])
+
+
+def read_cpu_range(text: str) -> set[int]:
+    """The cores of a range such as "0-7", all open to this process."""
+    from pyspac._native import ffi, lib
+
+    first, last = ffi.new("int32_t *"), ffi.new("int32_t *")
+    check_value(lib.spac_read_cpu_range(os.fsencode(text), first, last))
+    return set(range(first[0], last[0] + 1))
+
+
+def check_value(status: int) -> None:
+    """Raise UsageError if that is what libspac says of a value."""
+    from pyspac._native import ffi, lib
+
+    if status == lib.SPAC_STATUS_INVALID_ARGUMENT:
+        raise UsageError(ffi.string(lib.spac_last_error()).decode(errors="replace"))

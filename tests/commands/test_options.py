@@ -1,0 +1,71 @@
+"""The options of all commands together: one meaning each, quick to show, and none too long to read."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from pyspac.cli import app
+from pyspac.commands.common import read_prompt
+from pyspac.errors import UsageError
+
+# what one flag means in several commands, where that is not the same
+DIFFERENT = {
+    "--draft-max",  # demo: fixed, so that both of its runs draft alike
+    "--file",  # profile: a text to measure on, not a prompt
+    "--json",  # top: a switch
+    "--k",  # lab sweep: a list
+    "--output",  # of trace, lab sweep and lab report: each writes something else
+    "--seed",  # lab: of what it assumes, not of sampling
+}
+MAX_LINES = 60
+
+
+def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def test_a_flag_has_one_meaning() -> None:
+    meanings: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
+    for command in COMMANDS.values():
+        for option in command.params:
+            if option.param_type_name == "option":
+                long = next(flag for flag in option.opts if flag.startswith("--"))
+                meanings[long].add((tuple(option.opts), option.metavar, option.help))
+    assert {flag for flag, found in meanings.items() if len(found) > 1} == DIFFERENT
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_can_be_read_at_once(name: str) -> None:
+    lines, _ = inspect.getsourcelines(inspect.unwrap(COMMANDS[name].callback))
+    assert len(lines) <= MAX_LINES
+
+
+def test_help_needs_no_native_library() -> None:
+    code = "import sys, pyspac.cli; print([name for name in sys.modules if '_native' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_prompt_is_given_once(tmp_path: Any) -> None:
+    file = tmp_path / "prompt"
+    file.write_text("text\n")
+    assert read_prompt("text", None) == read_prompt(None, file) == "text"
+    with pytest.raises(UsageError, match="there is no prompt: give -p TEXT, or -f FILE"):
+        read_prompt(None, None)
+    with pytest.raises(UsageError, match="both -p and -f are given: give -p TEXT, or -f FILE"):
+        read_prompt("text", file)
