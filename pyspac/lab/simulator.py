@@ -53,7 +53,7 @@ class Run:
     def _run_prompt(self) -> float:
         """Let the scheduler see a prompt that is no step, layer by layer; return when it is over.
 
-        It takes llama.cpp's path, which leaves the cache alone, and the scheduler hears of it as in the engine.
+        It takes llama.cpp's path, which leaves the cache alone; the scheduler hears of it as in the engine.
         """
         prompt, state = self.workload.prompt, self.state
         is_step = self.workload.steps[0] is prompt

@@ -52,7 +52,7 @@ def ctx(model: Any) -> Iterator[Any]:
 
 
 def attach(ctx: Any, **fields: Any) -> Engine:
-    return Engine.attach(ctx, EngineParams(**{"device": "cpu", "cache": "50%", **fields}))
+    return Engine.attach(ctx, EngineParams(**{"device": "cpu", "cache": "50%", "fill": False, **fields}))
 
 
 def test_structs_have_the_size_of_the_c_ones() -> None:
