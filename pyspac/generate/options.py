@@ -178,7 +178,7 @@ class RunOptions:
             max_batch=self.max_batch,
             copy_gb_s=self.copy_gb_s,
             evict="evict" not in self.without,
-            fill="prefetch" not in self.without,
+            fill=not {"prefetch", "prompt"} & self.without,
             host_kernels=self.host_kernels,
             cpu_range=self.cpu_range,
             verbose=self.verbose,

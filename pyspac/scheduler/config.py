@@ -18,6 +18,7 @@ ABLATIONS = {
     "hetwb": "fixed threshold, tau = 2",
     "prefetch": "static allocation: the pool is filled once",
     "evict": "a resident expert never leaves",
+    "prompt": "prompts teach nothing, and free slots wait for the plan (ours)",
     "sd": "plain decoding, no drafts (the decode loop obeys it; the scheduler only records it)",
 }
 

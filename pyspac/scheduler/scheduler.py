@@ -106,7 +106,7 @@ class Scheduler:
         start = perf_counter_ns()
         activity = self.activity = self.activations.drain()
         self.cost.update(activity)
-        if activity.prompt_tokens.any():
+        if activity.prompt_tokens.any() and "prompt" not in self.config.without:
             self.estimator.learn_prompt(activity.prompt_counts, activity.prompt_tokens)
         if activity.n_tokens > 0:
             self.balancer.observe(activity.counts)
