@@ -27,7 +27,7 @@ from pyspac.scheduler.scheduler import Scheduler
 SHAPES = {"48x128": (48, 128, 8), "61x384": (61, 384, 8)}  # n_layer, n_expert, n_expert_used
 BUDGET_US = {"48x128": 200.0, "61x384": 1000.0}
 N_TOKENS = 9  # per step: eight drafted and one sampled
-CACHE_SHARE = 0.17  # of all experts, as in moe-spac.txt 4.1
+CACHE_SHARE = 0.17  # of all experts, as in MoE-SpAc 4.1
 
 
 def machine() -> str:

@@ -1,4 +1,4 @@
-"""Makes every table and figure of docs/policies.md anew, from the two routing traces that it names.
+"""Makes every table and figure of docs/policies.md, from the two routing traces that it names.
 
     python benchmarks/policy_tables.py --traces DIR            rewrites docs/policies.md and its figures
     python benchmarks/policy_tables.py --traces DIR --check    writes nothing; exit code 1 if tables differ

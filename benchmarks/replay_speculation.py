@@ -82,6 +82,7 @@ class Setting:
 SWITCH_US: Final = 200.0  # a graph of another width, whatever a step takes
 SETTINGS: Final = {
     "10ms": Setting(machine={"switch_us": SWITCH_US}),
+    "0.7ms": Setting(step_us=700.0, machine={"switch_us": SWITCH_US, "noise": 0.1}),
     "1ms": Setting(step_us=1_000.0, machine={"switch_us": SWITCH_US}),
     "100ms": Setting(step_us=100_000.0, machine={"switch_us": SWITCH_US}),
     "shared": Setting(machine={"noise": 0.1, "outlier_rate": 0.02, "slow_rate": 0.02}),

@@ -16,7 +16,7 @@ times them from the running graph.
 
 Each folder may use those above it in this list, never those below:
 
-- engine, _native   the door to libspac: board, step records, devices, cores
+- engine, _native   how Python reaches libspac: board, step records, devices, cores
 - model             what a model's file says
 - scheduler         the data flow above
 - speculation       how many tokens to draft: pure arithmetic on what steps took

@@ -21,20 +21,23 @@ INTRODUCTION: Final = """# Command line
 <!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
 
 Flags are spelt as in llama.cpp where it has them. Exit codes: 0 done, 1 failed, 2 bad input (nothing is
-written), 130 stopped with Ctrl-C (after the figures so far were printed). The generated text goes to stdout,
+written), 130 stopped with Ctrl-C (the figures so far are printed first). The generated text goes to stdout,
 everything else to stderr; with `--json -` stdout holds the JSON object alone.
 """
 
 
 JSON_FIELDS: Final = """## The object of `pyspac run --json`
 
-`pyspac demo --json` writes `{"equal": ..., "split": ..., "stock": ...}` with two of them. What was not
+`pyspac demo --json` writes `{"equal": ..., "split": ..., "stock": ...}`, with two of them. What was not
 measured is `null`.
 
-| | | |---|---| | `mode` | `split` or `stock` |
+| field | meaning |
+|---|---|
+| `mode` | `split` or `stock` |
 | `device`, `emulated` | ggml's name of the device; whether it, or the speed of its link, is emulated |
 | `model`, `draft` | the files; `draft` is `null` without a draft model |
 | `spec_type`, `draft_max` | who drafts, and how many tokens at most |
+| `speculation` | what chose the draft lengths: `forecast`, `static`, ... |
 | `seed` | of sampling; `null` if greedy |
 | `text`, `token_ids`, `n_tokens` | what was generated, without the end token |
 | `stop_reason` | `eog`, `length`, `context` (it is full) or `interrupted` |
@@ -49,7 +52,9 @@ measured is `null`.
 | `experts.n_loads`, `.n_evictions`, `.loaded_bytes` | copies to the device |
 | `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
 | `layers.split`, `.declined` | layers that are split; `{reason: count}` of those that are not |
-| `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | its name; its own time per step |
+| `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
+| `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | estimator; the scheduler's time per step |
+| `decisions`, `costs` | with `--explain`: each change of the draft length; the times it rests on |
 """
 
 
@@ -83,7 +88,7 @@ def _section(name: str, command: Any) -> str:
 
 
 def _row(option: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in option.opts)
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
     value = f" `{_escape(option.metavar)}`" if option.metavar and not option.is_flag else ""
     return f"| {names}{value} | {_escape(option.help)}{_default(option)} |"
 

@@ -14,7 +14,7 @@ from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, SchedulerConfig, pars
 
 
 def test_defaults_are_the_papers_where_it_has_them() -> None:
-    # moe-spac.txt 4.1: gamma = 8, lambda = 0.1, K = 4
+    # MoE-SpAc 4.1: gamma = 8, lambda = 0.1, K = 4
     config = SchedulerConfig(estimator="spac")
     assert (config.n_draft_max, config.forgetting, config.effective_levels) == (8, 0.1, 4)
 

@@ -61,6 +61,13 @@ def dead_links(path: Path) -> list[str]:
     return dead
 
 
+def torn_tables(text: str) -> list[str]:
+    """Lines that hold a table's rule (|---|) and something else, as when lines were joined."""
+    return [
+        line for line in text.splitlines() if re.search(r"\|\s*:?---", line) and re.search(r"[^|\s:-]", line)
+    ]
+
+
 def test_checks_by_hand(tmp_path: Path) -> None:
     other = tmp_path / "other.md"
     other.write_text("# A `name`, (twice)\n\n## Same\n## Same\n\n```\n# no heading\n```\n")
@@ -71,6 +78,8 @@ def test_checks_by_hand(tmp_path: Path) -> None:
         "    [f](none.md)\n\n[g](none.md) ![h](none.png) [i](other.md#no-heading) [j](#nowhere)\n"
     )
     assert dead_links(page) == ["none.md", "none.png", "other.md#no-heading", "#nowhere"]
+    assert torn_tables("| a | b |\n|---|:--- |\n| c |") == []
+    assert torn_tables("| a | b | |---|---| | c |") == ["| a | b | |---|---| | c |"]
 
 
 def test_there_are_pages() -> None:
@@ -81,6 +90,11 @@ def test_there_are_pages() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
     assert dead_links(path) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_tables_are_whole(path: Path) -> None:
+    assert torn_tables(prose(path)) == []
 
 
 OWN_PAGES = [path for path in PAGES if path.parent.name != "patches"]  # its table names llama.cpp's files

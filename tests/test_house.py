@@ -1,4 +1,5 @@
-"""The package's rooms: no circle of imports, nothing uses what is above it, and speculation is pure.
+"""The package's folders: no circle of imports, nothing uses what is above it, speculation is pure, and no
+function or file is long.
 
 Every import counts: at the top of a module, inside a function, and under TYPE_CHECKING. A module also needs
 the packages that it lies in.
@@ -19,9 +20,11 @@ import pytest
 from conftest import ROOT
 
 PACKAGE: Final = ROOT / "pyspac"
+MAX_FUNCTION_LINES: Final = 60
+MAX_FILE_LINES: Final = 400  # of the package
 
-# room -> the rooms that its modules may import from
-ROOMS: Final = {
+# folder -> the folders that its modules may import from
+FOLDERS: Final = {
     "_native": set[str](),
     "engine": {"_native"},
     "model": set[str](),
@@ -32,7 +35,7 @@ ROOMS: Final = {
     "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
     "commands": {"_native", "engine", "model", "scheduler", "speculation", "generate", "lab", "server"},
 }
-SHARED: Final = ("checks", "errors", "units")  # for all rooms; they import each other alone
+SHARED: Final = ("checks", "errors", "units")  # for all folders; they import each other alone
 FRONT: Final = ("__main__", "cli")  # they start the commands
 
 # they run without the native library, the lab for the most part: all that they know of the engine
@@ -101,16 +104,18 @@ def own_imports(name: str) -> set[str]:
     return {other for other in imported(name) if other in modules()} - {name}
 
 
-def room(name: str) -> str:
+def folder(name: str) -> str:
     """The folder under pyspac, or the module that lies beside the folders; "" for pyspac itself."""
     return ".".join(name.split(".")[1:2])
 
 
-def test_rooms_are_the_folders() -> None:
+def test_every_folder_is_listed() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert folders == set(ROOMS)
+    assert folders == set(FOLDERS)
     assert {path.stem for path in PACKAGE.glob("*.py")} == {*SHARED, *FRONT, "__init__"}
-    assert {name for name in modules() if room(name) in ROOMS and len(own_imports(name))}  # they are found
+    assert {
+        name for name in modules() if folder(name) in FOLDERS and len(own_imports(name))
+    }  # they are found
 
 
 def test_there_is_no_circle_of_imports() -> None:
@@ -119,26 +124,26 @@ def test_there_is_no_circle_of_imports() -> None:
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("name", ROOMS)
-def test_a_room_uses_those_below_it_alone(name: str) -> None:
-    allowed = {"", name, *SHARED, *ROOMS[name]}
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_uses_those_below_it_alone(name: str) -> None:
+    allowed = {"", name, *SHARED, *FOLDERS[name]}
     wrong = [
         f"{module} imports {other}"
         for module in modules()
-        if room(module) == name
+        if folder(module) == name
         for other in sorted(own_imports(module))
-        if room(other) not in allowed
+        if folder(other) not in allowed
     ]
     assert wrong == []
 
 
-def test_the_rooms_have_an_order() -> None:
-    TopologicalSorter(ROOMS).prepare()
+def test_the_folders_have_an_order() -> None:
+    TopologicalSorter(FOLDERS).prepare()
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_all_share_imports_no_room(name: str) -> None:
-    assert {room(other) for other in own_imports(f"pyspac.{name}")} <= set(SHARED)
+def test_what_all_share_imports_no_folder(name: str) -> None:
+    assert {folder(other) for other in own_imports(f"pyspac.{name}")} <= set(SHARED)
 
 
 def test_pyspac_itself_imports_nothing() -> None:
@@ -148,8 +153,8 @@ def test_pyspac_itself_imports_nothing() -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_NATIVE)
 def test_of_the_engine_board_and_steps_alone_are_known(name: str) -> None:
-    used = {other for module in modules() if room(module) == name for other in own_imports(module)}
-    assert {other for other in used if room(other) == "engine"} == WITHOUT_NATIVE[name]
+    used = {other for module in modules() if folder(module) == name for other in own_imports(module)}
+    assert {other for other in used if folder(other) == "engine"} == WITHOUT_NATIVE[name]
 
 
 def test_board_and_steps_work_without_the_native_library() -> None:
@@ -157,7 +162,7 @@ def test_board_and_steps_work_without_the_native_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if room(name) == "speculation"])
+@pytest.mark.parametrize("name", [name for name in modules() if folder(name) == "speculation"])
 def test_speculation_is_arithmetic(name: str) -> None:
     """No clock, no file, no process: what it decides follows from what it was told."""
     allowed = PURE_SIMULATOR if name.endswith(".simulator") else PURE
@@ -165,3 +170,23 @@ def test_speculation_is_arithmetic(name: str) -> None:
     assert outside - allowed == set()
     names = {node.id for node in ast.walk(tree(name)) if isinstance(node, ast.Name)}
     assert names & INPUT_OUTPUT == set()
+
+
+def long_functions(path: Path) -> list[str]:
+    """Functions with more than MAX_FUNCTION_LINES lines, from `def` to the end."""
+    return [
+        f"{path.relative_to(ROOT)}: {node.name} has {length} lines"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+
+
+@pytest.mark.parametrize("name", ["pyspac", "tools", "benchmarks", "scripts", "cmake"])
+def test_functions_are_short(name: str) -> None:
+    assert [said for path in sorted((ROOT / name).rglob("*.py")) for said in long_functions(path)] == []
+
+
+def test_files_of_the_package_are_short() -> None:
+    lengths = {name: path.read_text(encoding="utf-8").count("\n") for name, path in modules().items()}
+    assert {name: n for name, n in lengths.items() if n > MAX_FILE_LINES} == {}

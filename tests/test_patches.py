@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tarfile
+import threading
 import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from tools.patches import pristine
+from tools.patches.__main__ import main
 from tools.patches.check import header_problems, readme_problems, round_trip_problems
 from tools.patches.git import git
 from tools.patches.pin import PatchError, read_pin
-from tools.patches.pristine import find_sdist
+from tools.patches.pristine import extract_sdist, find_sdist
 from tools.patches.queue import PATCH_DIR, parse_patch, read_patches, touched
 from tools.patches.repository import HOOK_STATUS, apply_to_repo, export_repo, make_repo
 from tools.patches.table import README
@@ -234,3 +238,31 @@ def test_a_wrong_archive_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PYSPAC_SDIST", str(archive))
     with pytest.raises(PatchError, match="sha256"):
         find_sdist(tmp_path, PIN)
+
+
+def test_two_that_unpack_at_once_take_turns(monkeypatch, tmp_path):
+    archive, inside = tmp_path / "a.tar.gz", f"{PIN.sdist_stem}/{PIN.sdist_tree}/CMakeLists.txt"
+    (tmp_path / "CMakeLists.txt").write_text("text")
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "CMakeLists.txt", inside)
+    entered = []
+
+    def extract(tar, members, folder, real=pristine.extract_members):
+        entered.append(folder)
+        time.sleep(0.1)
+        real(tar, members, folder)
+
+    monkeypatch.setattr(pristine, "extract_members", extract)
+    threads = [threading.Thread(target=extract_sdist, args=(archive, tmp_path / "s", PIN)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(entered) == 1  # the second finds what the first has unpacked
+    assert (tmp_path / "s" / inside).read_text() == "text"
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, capsys):
+    (tmp_path / "build").write_text("a file")
+    assert main(["--build", str(tmp_path / "build"), "prepare"]) == 1
+    assert "error:" in capsys.readouterr().err

@@ -162,6 +162,21 @@ def moved(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+def test_a_copy_may_be_written_to_and_its_links_may_lead_nowhere(tmp_path: Path) -> None:
+    source = tmp_path / "tree" / "src" / "llama.cpp"
+    source.parent.mkdir(parents=True)
+    source.write_text("text")
+    (source.parent / "link").symlink_to("/nowhere")
+    source.chmod(0o444)
+    source.parent.chmod(0o555)
+    try:
+        copy = copy_tree(tmp_path / "tree", tmp_path / "copy") / "src"
+    finally:
+        source.parent.chmod(0o755)
+    assert [path.stat().st_mode & 0o200 for path in (copy, copy / "llama.cpp")] == [0o200, 0o200]
+    assert (copy / "link").is_symlink()
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     code = main([*arguments, "--no-compile", "--json", "-"])
     return code, json.loads(capsys.readouterr().out)
@@ -249,3 +264,10 @@ def test_without_a_build_it_says_what_to_do(
 ) -> None:
     assert main([str(pristine), "--build", str(tmp_path)]) == 2
     assert "make build" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_told_before_any_work(
+    pristine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(pristine), "--no-compile", "--json", str(tmp_path / "no" / "report")]) == 2
+    assert "no folder that exists" in capsys.readouterr().err

@@ -532,7 +532,7 @@ def test_names_of_faults() -> None:
     assert program.parse_arguments(["--without", "kill,twin"]).faults == [
         n for n in every if n not in ("kill", "twin")
     ]
-    for bad in (["--faults", "flood"], ["--minutes", "0"], ["--clients", "0"]):
+    for bad in (["--faults", "flood"], ["--minutes", "0"], ["--minutes", "nan"], ["--clients", "0"]):
         with pytest.raises(SystemExit) as exit_:
             program.parse_arguments(bad)
         assert exit_.value.code == 2

@@ -88,7 +88,7 @@ class Serve:
         models = [*(["-m", str(pair[0])] if target else []), *(["-md", str(pair[1])] if draft else [])]
         argv = [sys.executable, "-m", "pyspac", "serve", *models, "--device", device, "--log-json"]
         cache = [] if "--cache" in arguments or device == "none" else ["--cache", "25%"]
-        # drafts alike in every run
+        # drafts the same in every run
         fixed = ["--speculation", "static"] if draft and "--speculation" not in arguments else []
         port = [] if "--port" in arguments else ["--port", str(free_port())]
         self.stderr_path = folder / f"serve-{time.monotonic_ns()}.log"

@@ -216,7 +216,7 @@ def commit() -> str:
 
 
 def make_bundle(out: Path, python: str, with_cmake: bool, with_wheels: bool = True) -> dict[str, object]:
-    """Write the folder anew; return its description. Wheels that are there already are kept."""
+    """Write the folder again; return its description. Wheels that are there already are kept."""
     tree = patched_tree()
     out.mkdir(parents=True, exist_ok=True)
     kind = f"{python} {'with' if with_cmake else 'without'} cmake {' '.join(our_requirements())}"

@@ -234,7 +234,7 @@ bool spac_board::read(size_t offset, void * to, size_t n) const {
     if (file) {
         return file->read(offset, to, n);
     }
-    memcpy(to, memory + offset, n);
+    std::copy_n(memory + offset, n, (char *) to); // of an empty decision nothing, to nowhere
     return true;
 }
 

@@ -1,8 +1,8 @@
 // The board: one block of memory through which engine and scheduler see each other.
 //
 // The engine's own copy is private memory. A board with a name is also a file in shared memory (/dev/shm/pyspac.NAME),
-// which others map; the engine only ever reads and writes it with pread and pwrite, so that nobody who truncates, removes
-// or scribbles on the file can crash it or change what it counts. Every field has one writer.
+// which others map; the engine only ever reads and writes it with pread and pwrite, so that truncating, removing
+// or scribbling on the file can neither crash it nor change what it counts. Every field has one writer.
 #pragma once
 
 #include "spac.h"

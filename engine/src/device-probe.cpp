@@ -113,12 +113,12 @@ static std::vector<float> run(ggml_backend_t backend, const spac_moe_layer & lay
 
     const buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend), ggml_backend_buffer_free);
     if (!buffer) {
-        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("%s has no room for two experts of %.1f MiB", device_name(backend).c_str(),
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("%s has no room for two experts of %.1f MiB: free memory there, or use another --device", device_name(backend).c_str(),
                                                                 layer.expert_bytes() / 1048576.0));
     }
     fill(g, layer);
     if (ggml_backend_graph_compute(backend, g.gf) != GGML_STATUS_SUCCESS) {
-        throw spac_error(SPAC_STATUS_DEVICE, spac_format("%s failed to compute two experts", device_name(backend).c_str()));
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("%s failed to compute two experts: use another --device, or none", device_name(backend).c_str()));
     }
     std::vector<float> rows(ggml_nelements(g.rows));
     ggml_backend_tensor_get(g.rows, rows.data(), 0, ggml_nbytes(g.rows));
@@ -166,7 +166,7 @@ void spac_probe_device(ggml_backend_dev_t device, const spac_moe_layer & layer, 
     const backend_ptr backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
     const backend_ptr cpu(ggml_backend_cpu_init(), ggml_backend_free);
     if (!backend || !cpu) {
-        throw spac_error(SPAC_STATUS_DEVICE, spac_format("device %s could not be opened", ggml_backend_dev_name(device)));
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("device %s could not be opened: use another --device, or none", ggml_backend_dev_name(device)));
     }
     check(backend.get(), cpu.get(), layer, 2, probe::FIRST_MATRIX);
     check(backend.get(), cpu.get(), layer, 2, probe::FFN);

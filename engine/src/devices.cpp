@@ -123,7 +123,7 @@ spac_status spac_measure_link_gb_s(const char * name, double * gb_s) {
         const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> buffer(
             backend ? ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) : nullptr, ggml_backend_buffer_free);
         if (!buffer) {
-            throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("%s has no room for the %zu MiB of the measurement", name, LINK_BYTES >> 20));
+            throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("%s has no room for the %zu MiB of the measurement: free memory there", name, LINK_BYTES >> 20));
         }
         // pinned where the device can, as the experts are
         ggml_backend_buffer_type_t                                                      host_buft = ggml_backend_dev_host_buffer_type(device);

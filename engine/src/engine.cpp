@@ -162,7 +162,7 @@ void spac_engine::log_attached() const {
         spac_log("host experts of %d layers use the engine's %s kernels", i.n_layer_kernels, i.kernels);
     }
     if (dense) {
-        spac_log("so do %zu matrices that are no experts", dense->n_weights());
+        spac_log("%zu other matrices use them too", dense->n_weights());
     }
 }
 

@@ -1,4 +1,4 @@
-// Loads waiting for the worker: one level per utility, first in first out within a level (moe-spac.txt 3.4).
+// Loads waiting for the worker: one level per utility, first in first out within a level (MoE-SpAc 3.4).
 // Not locked: the expert cache's mutex guards it.
 #pragma once
 

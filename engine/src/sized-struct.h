@@ -1,4 +1,4 @@
-// Structs of the ABI begin with their size: an older caller's is filled as far as it goes.
+// Structs of the ABI begin with their size: an older caller's shorter struct is filled as far as it goes.
 #pragma once
 
 #include "status.h"

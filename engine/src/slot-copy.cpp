@@ -11,7 +11,7 @@ static constexpr size_t PIECE_BYTES = 512 << 10;
 spac_slot_copy::spac_slot_copy(ggml_backend_dev_t device) :
     backend(ggml_backend_dev_init(device, nullptr)) {
     if (!backend) {
-        throw spac_error(SPAC_STATUS_DEVICE, spac_format("device %s could not be opened for copies", ggml_backend_dev_name(device)));
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("device %s could not be opened for copies: use another --device, or none", ggml_backend_dev_name(device)));
     }
 }
 

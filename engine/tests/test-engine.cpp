@@ -121,7 +121,7 @@ static bool count_down(void * data) {
 
 static constexpr int N_ABORTS = 100;
 
-// wherever a graph is aborted, the next one starts anew
+// wherever a graph is aborted, the next one starts from the beginning
 static void test_aborted_graphs(int host_mode, int host_kernels) {
     llama_context * stock    = make_context();
     const floats    expected = decode(stock, 4);

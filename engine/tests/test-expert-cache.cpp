@@ -238,7 +238,7 @@ static void test_many_wishes() {
     const clock_t start = clock(); // of this process alone
     CHECK(f.cache.wait_for_load(load) == spac_expert_cache::wait_result::IDLE);
     const double ms = 1e3 * (clock() - start) / CLOCKS_PER_SEC;
-    printf("%zu wishes without a slot took %.1f ms\n", others.size(), ms);
+    printf("%zu loads without a slot took %.1f ms\n", others.size(), ms);
     CHECK(ms < 60);
     f.cache.check();
 }

@@ -1,4 +1,4 @@
-"""The door to libspac: `ffi`, `lib`, `check(rc)`, and the folders of the libraries and programs.
+"""How Python reaches libspac: `ffi`, `lib`, `check(rc)`, and the folders of the libraries and programs.
 
 Importing it loads the module `_ffi` from the folder of the libraries and points llama-cpp-python at the same
 libllama, so it comes before any import of `llama_cpp`. A library that is missing or of another ABI is an

@@ -60,7 +60,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise UsageError(f"{found}: give -p TEXT, or -f FILE with the text in it")
     if file is None:
         assert prompt is not None
-        return prompt
+        return os.fsencode(prompt).decode(errors="replace")  # as a file's text: it may be no UTF-8
     try:
         return file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
     except OSError as error:

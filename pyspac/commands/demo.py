@@ -33,7 +33,7 @@ TARGET: Final = MODELS / "demo-moe.gguf"
 DRAFT: Final = MODELS / "demo-draft.gguf"
 N_PROMPT_LINES: Final = 60
 
-# always as many, so that both runs draft alike
+# a fixed number, so that both runs draft the same
 DraftMax = Annotated[int, typer.Option("--draft-max", metavar="N", help="Tokens to draft per step.")]
 
 

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.findings import Finding, examine, has_problem, to_dict
@@ -29,6 +30,8 @@ def doctor(
     to mend it. Host memory is measured with --threads. The exit code is 1 if there is a problem.
     """
     check_json_target(json_file)
+    if threads is not None:
+        check_int("-t", threads, 1)
     findings = examine(threads or default_n_threads())
     if json_file is not None:
         write_json(json_file, to_dict(findings))

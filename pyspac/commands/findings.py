@@ -154,8 +154,9 @@ def _devices() -> Iterator[Finding]:
         yield Finding(
             "note",
             "device",
-            "no GPU: the device is emulated on the CPU: this shows the split but gains no speed",
-            "build with the CUDA preset on a machine with a GPU, or give --rpc HOST:PORT",
+            "no GPU: by default the CPU emulates a device, which shows the split but gains no speed",
+            "give --device none, the fast way without a GPU, or --rpc HOST:PORT; "
+            "or build on a machine with a GPU and nvcc",
         )
 
 

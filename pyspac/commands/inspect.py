@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pyspac.checks import check_range
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
@@ -18,6 +19,7 @@ from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.units import GIB, MIB
 
 DEFAULT_VRAM_GIB: Final = (4.0, 8.0, 12.0, 16.0, 24.0)
+MAX_VRAM_GIB: Final = 1e6
 
 
 @reports_errors
@@ -41,6 +43,8 @@ def inspect(
     header is read.
     """
     check_json_target(json_file)
+    for gib in vram or ():
+        check_range("--vram", gib, 0.0, MAX_VRAM_GIB)
     geometry = read_geometry(check_model_file(model))
     sizes = sorted(vram or DEFAULT_VRAM_GIB)
     if json_file is not None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pyspac.checks import check_int
 from pyspac.commands import lab_options as lo
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, check_target, error_console, reports_errors
@@ -31,7 +32,7 @@ from pyspac.scheduler.config import parse_ablations
 
 app = typer.Typer(
     name="lab",
-    help="Replay routing traces through caching, prefetching and routing policies. All times are predicted.",
+    help="Replay recorded routing through policies of caching. Times are predicted.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -119,7 +120,9 @@ def sweep(
     policy_file: lo.PolicyFiles = None,
 ) -> None:
     """Run policies x capacities x draft lengths x machines in parallel."""
+    check_int("--jobs", jobs, 0)
     files = _load_files(policy_file)
+    check_int("--jobs", jobs, 0)
     if output is not None:
         check_target("--output", output)
     lengths = [None] if k is None else [_whole("--k", part) for part in _parts(k)]

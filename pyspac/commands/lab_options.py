@@ -30,11 +30,11 @@ Accuracy = Annotated[
     typer.Option(
         "--accuracy",
         metavar="P",
-        help="Assumed: of guesses of a layer's experts, where the trace records none.",
+        help="Assumed accuracy of guesses of a layer's experts, where the trace records none.",
     ),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Of accepted drafts and of assumed predictions.")
+    int, typer.Option("--seed", metavar="N", help="Seed of accepted drafts and of assumed guesses.")
 ]
 PolicyFiles = Annotated[
     list[Path] | None,
@@ -48,7 +48,12 @@ Policy = Annotated[
     typer.Option("--policy", metavar="NAME", help="A named combination; see `pyspac lab list`."),
 ]
 Eviction = Annotated[
-    str, typer.Option("--eviction", metavar="NAME", help="Who leaves; NAME:KNOB=NUMBER,... sets knobs.")
+    str,
+    typer.Option(
+        "--eviction",
+        metavar="NAME",
+        help="Which expert leaves a full cache; NAME:KNOB=NUMBER,... sets knobs.",
+    ),
 ]
 Prefetch = Annotated[
     str,
@@ -83,7 +88,7 @@ MachineName = Annotated[
 Oracle = Annotated[
     bool,
     typer.Option(
-        "--oracle/--no-oracle", help="Run the oracle too, to say which share of its TPS is reached."
+        "--oracle/--no-oracle", help="Run the oracle too, to say which share of its speed is reached."
     ),
 ]
 

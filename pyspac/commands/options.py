@@ -64,8 +64,8 @@ CpuRange = Annotated[
         "-Cr",
         "--cpu-range",
         metavar="LO-HI",
-        help="Cores to stay on, such as 0-7; the engine's own threads for the host's experts are pinned, "
-        "each to one of them. Default: all.",
+        help="Cores to stay on, such as 0-7; each of the engine's own threads is pinned to one of them. "
+        "Default: all.",
     ),
 ]
 GpuLayers = Annotated[
@@ -123,13 +123,13 @@ Stock = Annotated[
 # ---- sampling and drafting
 
 Temp = Annotated[float, typer.Option("--temp", metavar="T", help="Temperature; 0: greedy.")]
-Seed = Annotated[int, typer.Option("-s", "--seed", metavar="N", help="Of sampling; -1: random.")]
+Seed = Annotated[int, typer.Option("-s", "--seed", metavar="N", help="Seed of sampling; -1: a random one.")]
 SpecTypeName = Annotated[
     str | None,
     typer.Option(
         "--spec-type",
         metavar="draft|ngram|none",
-        help="Who drafts: the draft model, earlier text (prompt lookup), nobody. "
+        help="What proposes tokens: draft (the draft model), ngram (the text so far), or none. "
         "Default: draft with -md, else none.",
     ),
 ]
@@ -147,9 +147,9 @@ SpeculationName = Annotated[
     typer.Option(
         "--speculation",
         metavar="NAME",
-        help=f"How many tokens to draft: {', '.join(CONTROLLERS)}, or auto (the best of these). static "
-        "drafts alike in every run, so that sampled text repeats with its seed; the others draft as long "
-        "as it pays. Default: auto; static with --draft-max, or with --temp and --seed.",
+        help=f"How the number of drafted tokens is chosen: {', '.join(CONTROLLERS)}, or auto (the best of "
+        "these). static always drafts as many, so that sampled text repeats with its seed; the others draft "
+        "as long as it pays. Default: auto; static with --draft-max, or with --temp and --seed.",
     ),
 ]
 
@@ -157,20 +157,25 @@ SpeculationName = Annotated[
 
 DEFAULT_ESTIMATOR: Final = SchedulerConfig().estimator
 Estimator = Annotated[
-    str, typer.Option("--estimator", metavar="NAME", help=f"Of expected demand: {', '.join(ESTIMATORS)}.")
+    str,
+    typer.Option(
+        "--estimator", metavar="NAME", help=f"How expected demand is estimated: {', '.join(ESTIMATORS)}."
+    ),
 ]
 Threshold = Annotated[
     str,
     typer.Option(
         "--threshold",
         metavar="auto|N",
-        help="Utility from which an expert belongs on the device; auto: balanced.",
+        help="Utility from which an expert belongs on the device; auto: chosen per layer and step.",
     ),
 ]
 Without = Annotated[
     str,
     typer.Option(
-        "--without", metavar="LIST", help=f"Leave parts out, to measure them: {','.join(ABLATIONS)}."
+        "--without",
+        metavar="LIST",
+        help=f"Leave parts of MoE-SpAc out, to see what they are worth: {','.join(ABLATIONS)}.",
     ),
 ]
 LinkGbS = Annotated[
@@ -178,7 +183,7 @@ LinkGbS = Annotated[
     typer.Option(
         "--link-gb-s",
         metavar="GB/S",
-        help="Speed of the link, if it is known: holds until copies were measured. Slows nothing down.",
+        help="Speed of the link, where it is known; used until copies were measured. Slows nothing down.",
     ),
 ]
 CpuShare = Annotated[
@@ -189,14 +194,17 @@ MetricsPort = Annotated[
     typer.Option(
         "--metrics-port",
         metavar="N",
-        help="Serve the scheduler's Prometheus metrics there; 0: any free port.",
+        help="Port for the scheduler's Prometheus metrics; 0: any free one. Default: no metrics.",
     ),
 ]
-MetricsHost = Annotated[str, typer.Option("--metrics-host", metavar="HOST", help="Where the metrics listen.")]
+MetricsHost = Annotated[
+    str, typer.Option("--metrics-host", metavar="HOST", help="Address that --metrics-port listens on.")
+]
 WarmStart = Annotated[
     bool,
     typer.Option(
-        "--warm-start/--no-warm-start", help="Load what the last run learned, save it at the end; or neither."
+        "--warm-start/--no-warm-start",
+        help="Begin with what the last run learned, and save it at the end; or do neither.",
     ),
 ]
 

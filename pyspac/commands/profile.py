@@ -41,7 +41,7 @@ MeasuredText = Annotated[
 WidthMax = Annotated[int, typer.Option("--width-max", metavar="N", help="Widest forward pass, in tokens.")]
 Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How often each width is measured.")]
 PromptTokens = Annotated[
-    int, typer.Option("--prompt-tokens", metavar="N", help="Tokens in the context before.")
+    int, typer.Option("--prompt-tokens", metavar="N", help="Tokens that are in the context beforehand.")
 ]
 Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the figure; needs matplotlib.")]
 
@@ -65,10 +65,11 @@ def profile(
     png: Png = None,
     verbose: o.Verbose = False,
 ) -> None:
-    """Measure what verifying several tokens at once costs on this machine, with this model and placement.
+    """Measure what it costs to verify several tokens at once.
 
-    Prints tau(n) = T(1) / T(n), the drafters' cost, the speedup by draft length and acceptance, the
-    acceptance from which each draft length pays, and what to do. Nothing is generated.
+    On this machine, with this model and placement. Prints tau(n) = T(1) / T(n), the drafters' cost, the
+    speedup by draft length and acceptance, the acceptance from which each draft length pays, and what to do.
+    Nothing is generated.
     """  # fmt: skip
     _check(width_max, rounds, prompt_tokens)
     check_json_target(json_file)

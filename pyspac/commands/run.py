@@ -30,12 +30,14 @@ SAMPLING: Final = SamplingParams()  # the defaults
 TopK = Annotated[int, typer.Option("--top-k", metavar="N", help="Sample among the N best; 0: all.")]
 TopP = Annotated[
     float,
-    typer.Option("--top-p", metavar="P", help="Sample among the best that hold the share P; 1: all."),
+    typer.Option(
+        "--top-p", metavar="P", help="Sample among the best tokens whose probabilities add up to P; 1: all."
+    ),
 ]
 MinP = Annotated[
     float,
     typer.Option(
-        "--min-p", metavar="P", help="Leave out tokens below P times the best one's share; 0: none."
+        "--min-p", metavar="P", help="Leave out tokens less likely than P times the likeliest; 0: none."
     ),
 ]
 DraftPMin = Annotated[
@@ -52,8 +54,7 @@ CopyGbS = Annotated[
     typer.Option(
         "--copy-gb-s",
         metavar="GB/S",
-        help="Slow copies down to this speed, to emulate another link; 0: no. (Was called --link-gb-s "
-        "once, which now means something else.)",
+        help="Slow copies down to this speed, to emulate another link; 0: full speed.",
     ),
 ]
 Repack = Annotated[
@@ -154,6 +155,10 @@ def show_result(session: Session, generation: Generation, json_file: str | None)
         )
     console.print()
     print_table(console, session, generation)
+    if session.options.explain and session.speculation is None:
+        console.print(
+            "nothing drafts, so there is nothing to explain: give -md or --spec-type", style="yellow"
+        )
     if session.options.explain and session.speculation:
         for line in explain_lines(session.speculation.decisions()):
             console.print(line, style="dim", markup=False, soft_wrap=True)

@@ -71,11 +71,12 @@ def serve(
     warm_start: o.WarmStart = True,
     log_json: o.LogJson = False,
 ) -> None:
-    """Serve a model: llama-server with its experts split, and the scheduler in a process beside it.
+    """Serve a model: llama-server with its experts split.
 
-    Speaks OpenAI's API at http://HOST:PORT/v1 and has llama-server's own pages and endpoints. Arguments after
-    -- go to llama-server as they are. --speculation is about a draft model: what drafts without one keeps
-    llama-server's own lengths. Ctrl-C or SIGTERM ends everything.
+    The scheduler runs in a process beside it. Speaks OpenAI's API at http://HOST:PORT/v1 and has
+    llama-server's own pages and endpoints. Arguments after -- go to llama-server as they are. --speculation
+    needs a draft model: ways of drafting without one keep llama-server's own lengths. Ctrl-C or SIGTERM ends
+    everything.
     """
     log.set_up("serve", as_json=log_json)
     has_draft = model_draft is not None or names_draft(context.args)

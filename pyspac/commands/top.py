@@ -43,12 +43,15 @@ def top(
     ] = None,
     seconds: Annotated[
         float,
-        typer.Option("--seconds", metavar="S", help="Of --once: the period. Of --svg: how long to watch."),
+        typer.Option(
+            "--seconds", metavar="S", help="With --once: the period. With --svg: how long to watch."
+        ),
     ] = 1.0,
 ) -> None:
-    """Watch a server: a heat map of utility and residency, thresholds, coverage, loads, drafts, tokens/s.
+    """Watch a server: experts, thresholds, loads, drafts, speed.
 
-    Only reads the server's board, so it may run at any time and as often as wanted.
+    Draws a heat map of utility and residency by layer. Only reads the server's board, so it may run at any
+    time and as often as wanted.
     """
     _check(once, as_json, svg, seconds)
     name = board_file.find_board(name)
@@ -66,7 +69,7 @@ def top(
 
 def _check(once: bool, as_json: bool, svg: Path | None, seconds: float) -> None:
     if as_json and not once:
-        raise UsageError("--json needs --once: the live view is no JSON")
+        raise UsageError("--json needs --once: give both, as the live view is not JSON")
     if once and svg is not None:
         raise UsageError("--svg and --once cannot go together: leave one of them out")
     check_range("--seconds", seconds, 0.05, 3600)

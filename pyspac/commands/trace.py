@@ -28,7 +28,7 @@ from pyspac.lab.trace_file import write_trace
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace to write, Parquet.")]
 Logits = Annotated[
     bool,
-    typer.Option("--logits", help="Record the router's scores of all experts, not only of the selected."),
+    typer.Option("--logits", help="Record the router's scores of all experts, not of the chosen ones alone."),
 ]
 Early = Annotated[
     bool,

@@ -184,7 +184,7 @@ def _layout(n_layer: int, n_expert: int, n_load_max: int) -> dict[str, tuple[Any
 
 
 class LocalBoard(BoardView):
-    """A board in plain memory. Nobody runs behind it: a test plays the engine by writing its arrays."""
+    """A board in plain memory. No engine runs behind it: a test writes what one would."""
 
     def __init__(self, geometry: BoardGeometry) -> None:
         """Allocate all arrays, zero except for the geometry; no budget, no draft limits."""

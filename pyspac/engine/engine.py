@@ -173,7 +173,7 @@ class Engine:
 
 def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
     """Return a spac_engine_params and the strings it points to. ConfigError for what is beyond a limit."""
-    check_n_threads("n_threads", params.n_threads)
+    check_n_threads("n_threads", params.n_threads, 0)  # 0: as many as the context
     check_max_batch("max_batch", params.max_batch)
     c_params = ffi.new("spac_engine_params *", lib.spac_engine_default_params())
     texts: list[Any] = []

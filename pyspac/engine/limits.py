@@ -25,7 +25,7 @@ def check_max_batch(name: str, n_tokens: int) -> None:
         raise ConfigError(name, n_tokens, f"a number of tokens from 1 to {MAX_BATCH}")
 
 
-def check_n_threads(name: str, n_threads: int) -> None:
-    """Raise ConfigError, which calls the setting `name`, unless ggml can run so many; 0: as the context's."""
-    if not 0 <= n_threads <= MAX_THREADS:
-        raise ConfigError(name, n_threads, f"a number of threads from 0 to {MAX_THREADS}")
+def check_n_threads(name: str, n_threads: int, low: int) -> None:
+    """Raise ConfigError, which calls the setting `name`, unless ggml can run so many."""
+    if not low <= n_threads <= MAX_THREADS:
+        raise ConfigError(name, n_threads, f"a number of threads from {low} to {MAX_THREADS}")

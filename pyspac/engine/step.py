@@ -42,6 +42,11 @@ class StepRecord:
         return max(self.n_tokens, 1 + self.n_draft)
 
     @property
+    def is_possible(self) -> bool:
+        """Whether a step can have done that; other programs write records, too."""
+        return 0 <= self.n_accepted <= self.n_draft
+
+    @property
     def n_others(self) -> int:
         """Tokens of other sequences in the same batch."""
         return self.width - 1 - self.n_draft

@@ -46,8 +46,8 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
 def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device) -> None:
     if not geometry.is_moe:
         raise ModelError(
-            f"{options.model}: a dense model ({geometry.architecture}), it has no experts to split; "
-            "run it with --stock, or give a Mixture-of-Experts model"
+            f"{options.model}: this is a dense model ({geometry.architecture}), without experts to split; "
+            "give a Mixture-of-Experts model, or use plain llama.cpp (`pyspac run --stock`)"
         )
     n_bytes = options.cache.n_bytes(geometry.experts_bytes)
     if n_bytes is None or options.is_host_only:

@@ -63,7 +63,10 @@ class Profiler:
 
     def _tokens(self, text: Sequence[int]) -> list[int]:
         if self.n_tokens_needed > self.session.context.n_ctx:
-            wanted = f"{self.n_tokens_needed} or more, for so many rounds after so long a prompt"
+            wanted = (
+                f"{self.n_tokens_needed} or more, which {self.n_rounds} rounds after a prompt of "
+                f"{self.n_prompt} tokens need"
+            )
             raise ConfigError("-c", self.session.context.n_ctx, wanted)
         if not text:
             raise UsageError("the text to measure on is empty: give a longer one with -f")

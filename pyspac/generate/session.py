@@ -40,7 +40,7 @@ class Session:
 
         self.options = options
         if options.n_threads is not None:
-            check_n_threads("-t", options.n_threads)
+            check_n_threads("-t", options.n_threads, 1)
         self.device: Device = choose_device(options.device, options.rpc)
         self.preflight: Preflight = check_run(options, self.device)
         self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
@@ -74,8 +74,8 @@ class Session:
     def _model_params(self) -> ModelParams:
         """The target's: with a device, all layers on it but the routed experts, which stay on the host.
 
-        Weights keep the file's layout unless stock may repack them, so that stock and split compute bit for
-        bit alike. Without a device they are copied into memory with huge pages, if there is room for it
+        Weights keep the file's layout unless stock may repack them, so that stock and split compute the
+        same bits. Without a device they are copied into memory with huge pages, if there is room for it
         beside the file's pages.
         """
         from pyspac.generate.llama import (

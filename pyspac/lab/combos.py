@@ -28,7 +28,7 @@ def _combination(
 
 COMBINATIONS: Final[dict[str, Combination]] = {
     "pyspac": _combination("what pyspac ships: ema utilities, balanced tau, host experts", eviction="ema"),
-    "moe-spac": _combination("MoE-SpAc (moe-spac.txt): Algorithm 1, K = 4, balanced tau", eviction="spac"),
+    "moe-spac": _combination("MoE-SpAc: Algorithm 1, K = 4, balanced tau", eviction="spac"),
     **{
         f"moe-spac-no-{name}": _combination(
             f"its ablation: {about}",
@@ -97,4 +97,4 @@ def find_setup(name: str, base: Setup) -> tuple[Setup, int | None]:
     if name.partition(":")[0] in names("eviction"):
         return replace(base, label=name, eviction=name), None
     known = [*COMBINATIONS, *names("eviction")]
-    raise ConfigError("policy", name, ", ".join(known))
+    raise ConfigError("the policy", name, f"one of {', '.join(known)}")

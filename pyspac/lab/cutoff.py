@@ -1,4 +1,4 @@
-"""SP-MoE's cutoff layer: how many layers to prefetch for while the draft model runs (sp-moe.txt 3.2).
+"""SP-MoE's cutoff layer: how many layers to prefetch for while the draft model runs (section 3.2).
 
 Our reading: the largest number of layers L whose experts fit the device's room, and whose copies all end
 before drafting does. The guess for layer l (1 .. L) is ready after l layers of the draft, so for every l

@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from pyspac.errors import PyspacError
 from pyspac.lab.assembly import Policies
 from pyspac.lab.cache import ABSENT, LOADING
 from pyspac.lab.demand import Bools, Demand, Floats, Indices, Keys
 from pyspac.lab.events import Access, LayerTimes, Routed, RouterOutput
-from pyspac.lab.policy import DROP, FETCH, HOST, SUBSTITUTE, Copies, MissPlan
+from pyspac.lab.policy import DROP, FETCH, HOST, SUBSTITUTE, Copies, Fate, MissPlan
 from pyspac.lab.state import RunState
 from pyspac.lab.trace import NOT_RUN
 from pyspac.lab.workload import Step
@@ -129,6 +131,7 @@ class LayerRunner:
             return _Service(access.is_hit, _NOBODY, 0.0, self.state.now_us)
         demand, missing = access.demand, access.missing
         plan = self.policies.miss.handle(access)
+        self._check_fates(plan.fate, len(missing))
         if plan.admit is not None:
             self.submit((plan.admit,))
         is_replaced = plan.fate == SUBSTITUTE
@@ -146,6 +149,14 @@ class LayerRunner:
             row_bytes = float(n_bytes @ demand.rows[on_host])
             host_us = self.machine.host_us(float(n_bytes.sum()), row_bytes, link_busy_us)
         return _Service(on_device, on_host, host_us, arrived_us)
+
+    def _check_fates(self, fate: npt.NDArray[np.int8], n: int) -> None:
+        """Experts that nobody computes would cost nothing."""
+        if len(fate) != n or fate.min() < 0 or fate.max() > SUBSTITUTE:
+            raise PyspacError(
+                f"the miss policy {self.policies.miss.name} gave the fates {fate.tolist()}: give each of "
+                f"{n} experts one of {', '.join(name.name for name in Fate)}"
+            )
 
     def _fetch(self, access: Access, plan: MissPlan) -> float:
         """Copy on demand; return when the last one is there."""

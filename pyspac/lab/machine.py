@@ -103,7 +103,7 @@ def load_machine(text: str) -> Machine:
         return PRESETS[text]
     path = Path(text)
     if not path.is_file():
-        raise ConfigError("--machine", text, f"{', '.join(PRESETS)}, or a JSON file")
+        raise ConfigError("--machine", text, f"one of {', '.join(PRESETS)}, or a JSON file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if "findings" in data:

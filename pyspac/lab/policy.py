@@ -16,7 +16,7 @@ from typing import ClassVar, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.errors import ConfigError
+from pyspac.errors import UsageError
 from pyspac.lab.demand import Bools, Demand, Floats, Indices, Keys
 from pyspac.lab.events import Access, Evicted, Loaded, Routed, StepBegun, StepOver
 from pyspac.lab.predict.predictor import Predictor
@@ -41,7 +41,10 @@ class Policy:
         """Keep the view and the knobs' values; ConfigError names an unknown knob."""
         for name, value in knobs.items():
             if name not in self.knobs:
-                raise ConfigError(f"{self.name}:{name}", value, ", ".join(self.knobs) or "no knob")
+                instead = (
+                    f"give one of {', '.join(self.knobs)}" if self.knobs else "leave it out, it has none"
+                )
+                raise UsageError(f"{self.name} has no knob {name!r} (given: {value:g}): {instead}")
         self.view = view
         self.knob = {**self.knobs, **knobs}
         self.start()

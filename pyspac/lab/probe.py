@@ -65,7 +65,7 @@ class RoutingProbe:
         self._logits: dict[int, tuple[Array, Array | None]] = {}
 
     def take(self) -> dict[int, RoutedLayer]:
-        """Return the layers of the last pass and begin anew; raise what went wrong inside the callback."""
+        """Return the layers of the last pass and begin again; raise what went wrong inside the callback."""
         if self.error is not None:
             raise self.error
         layers, self.layers = self.layers, {}

@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pyspac.checks import check_range
 from pyspac.errors import ConfigError
 from pyspac.units import MIB
 
@@ -26,6 +27,10 @@ class Setup:
     predictor_accuracy: float = 0.85  # of predictions that the trace does not record
     seed: int = 0
     label: str = ""  # of a named combination
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the accuracy is no share."""
+        check_range("--accuracy", self.predictor_accuracy, 0.0, 1.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for reports."""
@@ -51,4 +56,4 @@ def parse(text: str) -> tuple[str, dict[str, float]]:
         pairs = (part.split("=", 1) for part in rest.split(",") if part)
         return name, {key: float(value) for key, value in pairs}
     except ValueError as error:
-        raise ConfigError("policy", text, "NAME or NAME:KNOB=NUMBER,...") from error
+        raise ConfigError("the policy", text, "NAME or NAME:KNOB=NUMBER,...") from error

@@ -33,7 +33,7 @@ class SchedulerSetup:
 
 
 class LabScheduler(Scheduler):
-    """The shipping scheduler; its plan may count on residents that are spent (moe-spac.txt, Appendix D)."""
+    """The shipping scheduler; its plan may count on residents that are spent (MoE-SpAc, Appendix D)."""
 
     def __init__(self, board: LocalBoard, setup: SchedulerSetup) -> None:
         """Make a scheduler; `is_spent` is read at every step."""

@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from pyspac.checks import check_range
 from pyspac.errors import ConfigError
 from pyspac.lab.demand import Demand, Tokens, fold
 from pyspac.lab.future import Future
@@ -61,9 +62,8 @@ def make_workload(
     ConfigError if k or accept is out of range, or if the trace has no generated token.
     """
     if k is not None and not 0 <= k <= MAX_DRAFT:
-        raise ConfigError("--k", k, f"0 .. {MAX_DRAFT}")
-    if not 0.0 <= accept <= 1.0:
-        raise ConfigError("--accept", accept, "0 .. 1")
+        raise ConfigError("--k", k, f"a whole number from 0 to {MAX_DRAFT}")
+    check_range("--accept", accept, 0.0, 1.0)
     windows = _recorded_windows(trace) if k is None else _emulated_windows(trace, k, accept, seed)
     if not windows:
         raise ConfigError("trace", trace.source, "a trace with at least one generated token")

@@ -22,7 +22,7 @@ def check_model_file(path: Path) -> GgufHeader:
             f"{path}: general.architecture is missing, so this is no model; give the model's own file"
         )
     if not header.tensors:
-        raise ModelError(f"{path}: no tensors (a vocabulary only?); give the model's own file")
+        raise ModelError(f"{path}: this file has no tensors (only a vocabulary?); give the model's own file")
     _check_whole(header)
     _check_types(header)
     return header
@@ -35,8 +35,8 @@ def _check_whole(header: GgufHeader) -> None:
         end, size = tensor.offset + tensor.n_bytes, sizes[tensor.path]
         if end > size:
             raise ModelError(
-                f"{tensor.path}: truncated: tensor {tensor.name} ends at byte {end}, the file has {size}; "
-                "download or copy it again"
+                f"{tensor.path}: this file is truncated: tensor {tensor.name} ends at byte {end}, the "
+                f"file at byte {size}; download or copy it again"
             )
 
 

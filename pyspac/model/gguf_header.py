@@ -100,14 +100,16 @@ def _sibling_paths(header: GgufHeader, n_split: int) -> list[Path]:
 
 def _read_file(path: Path) -> GgufHeader:
     if not path.exists():
-        raise ModelError(f"{path}: no such file; check the path given with -m or -md")
+        raise ModelError(f"{path}: there is no such file; check the path")
     if not path.is_file():
-        raise ModelError(f"{path}: not a file; give the path of a GGUF file")
+        raise ModelError(f"{path}: this is not a file; give the path of a GGUF file")
     try:
         with path.open("rb") as file:
             return _Parser(path, file).parse()
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+        raise ModelError(
+            f"{path}: this file cannot be read ({error.strerror}); check its permissions"
+        ) from error
 
 
 class _Parser:
@@ -132,7 +134,7 @@ class _Parser:
         magic = self.file.read(4)
         if magic != MAGIC:
             raise ModelError(
-                f"{self.path}: not a GGUF file (it begins with {magic!r}, not b'GGUF'); "
+                f"{self.path}: this is not a GGUF file (it begins with {magic!r}, not b'GGUF'); "
                 "download it again, or convert the model with llama.cpp's convert_hf_to_gguf.py"
             )
         version = self._scalar(GGUFValueType.UINT32)
@@ -146,7 +148,7 @@ class _Parser:
         data = self.file.read(n) if n <= self.file_bytes else b""
         if len(data) != n:
             raise ModelError(
-                f"{self.path}: cut off inside the header, at byte {self.file_bytes}; the file is incomplete, "
+                f"{self.path}: this file is cut off inside the header, at byte {self.file_bytes}; "
                 "download or copy it again"
             )
         return data
@@ -166,7 +168,7 @@ class _Parser:
         if value_type in _SCALARS:
             return self._scalar(value_type)
         raise ModelError(
-            f"{self.path}: metadata of unknown type {value_type}; the header is damaged, download it again"
+            f"{self.path}: the header has metadata of the unknown type {value_type}; download the file again"
         )
 
     def _array(self, item_type: int, n: int) -> list[Any]:
@@ -181,7 +183,7 @@ class _Parser:
         if n_dims > MAX_DIMS:
             raise ModelError(
                 f"{self.path}: tensor {name!r} has {n_dims} dimensions (at most {MAX_DIMS}); "
-                "the header is damaged, download it again"
+                "the header is damaged, download the file again"
             )
         shape = tuple(self._scalar(GGUFValueType.UINT64) for _ in range(n_dims))
         return name, shape, self._scalar(GGUFValueType.UINT32), self._scalar(GGUFValueType.UINT64)

@@ -75,9 +75,15 @@ class ActivationDrain:
         )
 
     def _read_steps(self) -> tuple[list[StepRecord], int]:
-        """Return the records written since the last call, and how many the ring lost."""
+        """Return the records written since the last call, and how many are lost.
+
+        The engine writes on meanwhile, so the oldest are not whole: n_accepted may be of another record than
+        n_draft. What no step can have done is lost as well.
+        """
         before, self._n_records = self._n_records, int(self.board.n_records[0])
         first = max(before, self._n_records - N_RECORDS)
         records = self.board.records
         steps = [StepRecord.from_row(records[i % N_RECORDS]) for i in range(first, self._n_records)]
-        return steps, first - before
+        first_whole = int(self.board.n_records[0]) - N_RECORDS + 1  # the one before is being overwritten
+        steps = [step for step in steps[max(0, first_whole - first) :] if step.is_possible]
+        return steps, self._n_records - before - len(steps)

@@ -1,4 +1,4 @@
-"""Step 3: utility levels and measured costs in, a threshold tau per layer out (moe-spac.txt 3.3 and C.2).
+"""Step 3: utility levels and measured costs in, a threshold tau per layer out (MoE-SpAc 3.3 and C.2).
 
 Experts with utility >= tau are hot: they belong on the device. Per layer and tau in 1 .. n_levels:
 

@@ -11,7 +11,7 @@ from pyspac.errors import ConfigError
 
 ESTIMATORS = ("ema", "spac", "lru", "lfu", "last", "static")
 
-# the ablations of moe-spac.txt 4.4: what is taken away
+# the ablations of MoE-SpAc 4.4: what is taken away
 ABLATIONS = {
     "specue": "binary utility (n_levels = 1)",
     "adabc": "fixed boundaries, up = 3 and down = 1 (estimator spac)",
@@ -25,7 +25,7 @@ ABLATIONS = {
 # levels that suit each estimator: 4 is the paper's K; the others want a finer order for eviction
 DEFAULT_N_LEVELS = {"spac": 4, "ema": 16, "lfu": 16, "static": 16, "lru": 255, "last": 16}
 
-# [gamma] of Algorithm 1 without drafts, for which moe-spac.txt has no rule: its own draft length (4.1)
+# [gamma] of Algorithm 1 without drafts, for which MoE-SpAc has no rule: its own draft length (4.1)
 GAMMA_WITHOUT_DRAFTS = 8
 # boundaries start at floor(gamma / 2); at 0 they would stay there, and lift the experts that nobody uses
 MIN_GAMMA = 2
@@ -45,13 +45,13 @@ def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
     found = frozenset(part.strip() for part in parts if part.strip())
     unknown = sorted(found - ABLATIONS.keys())
     if unknown:
-        raise ConfigError("without", ", ".join(unknown), f"some of {', '.join(ABLATIONS)}")
+        raise ConfigError("without", ", ".join(unknown), f"one or more of {', '.join(ABLATIONS)}")
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """How utilities, thresholds and loads are decided. Symbols of moe-spac.txt in brackets."""
+    """How utilities, thresholds and loads are decided. Symbols of MoE-SpAc in brackets."""
 
     estimator: str = "ema"  # one of ESTIMATORS
     n_levels: int | None = None  # [K] utilities are 0 .. n_levels; None: what suits the estimator

@@ -1,7 +1,7 @@
 """What one expert costs on the host, on the device and on the link, fitted while the model runs.
 
 Host:   T = n_experts * load_us + n_rows * row_us          (algorithms: bytes first, then activations)
-Device: T = n_experts * device_us                          (moe-spac.txt, equation 8)
+Device: T = n_experts * device_us                          (MoE-SpAc, equation 8)
 Link:   T = bytes * link_us_per_byte
 Unit times are per layout group. Until something is measured, the stated defaults hold.
 """

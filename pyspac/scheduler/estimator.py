@@ -74,7 +74,7 @@ class Estimator:
 
 
 class SpacEstimator(Estimator):
-    """Speculative utility (moe-spac.txt, Algorithm 1): a level moves by one when the count's change is large.
+    """Speculative utility (MoE-SpAc, Algorithm 1): a level moves by one when the count's change is large.
 
     Knobs: n_levels [K], forgetting [lambda], n_draft_max [gamma; `SchedulerConfig.gamma` says how]. Published
     rule, kept to the letter: since the boundary becomes floor((1 - lambda) * boundary + lambda * |d|), it
@@ -128,7 +128,7 @@ class _RateEstimator(Estimator):
     def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
         super().__init__(n_layer, n_expert, config)
         self._sum = np.zeros(self.shape, np.float32)  # activations, decayed
-        self._n_tokens = 0.0  # tokens, decayed alike
+        self._n_tokens = 0.0  # tokens, decayed in the same way
         self._n_updates = 0
 
     def _add(self, counts: Counts, n_tokens: int, decay: float) -> None:

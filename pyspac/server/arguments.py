@@ -16,7 +16,7 @@ from pyspac.server.options import ServeOptions
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
 HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that malloc takes
-_SECRETS: Final = ("--api-key", "-hft", "--hf-token")  # flags whose values are nobody's business
+_SECRETS: Final = ("--api-key", "-hft", "--hf-token")  # flags whose values do not belong into a log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

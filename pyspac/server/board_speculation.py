@@ -61,4 +61,5 @@ class BoardSpeculation:
         return before != request
 
     def _write(self, slot: int, n_draft: int) -> None:
-        self.board.n_draft_max[slot] = n_draft
+        if 0 <= slot < N_SERVER_SLOTS:  # the board has no limit for the others: they draft as they like
+            self.board.n_draft_max[slot] = n_draft

@@ -127,7 +127,10 @@ class ServeOptions:
                 raise UsageError(
                     f"{text} cannot come after --, as pyspac has to know it: give {_OURS[flag]} before it"
                 )
-        if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
+        fetched = [text for text in self.passed if text.partition("=")[0] in MODEL_FLAGS]
+        if self.model is not None and fetched:
+            raise UsageError(f"there are two models, -m {self.model} and {fetched[0]} after --: give one")
+        if self.model is None and not fetched:
             raise UsageError(
                 "there is no model: give -m FILE, or one after the --, such as -- -hf USER/MODEL"
             )

@@ -31,7 +31,7 @@ def from_json(text: str) -> AttachOptions:
         raise UsageError(
             f"the scheduler's settings lack {error}: `pyspac serve` writes all of them"
         ) from error
-    except (TypeError, ValueError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise UsageError(
             f"the scheduler's settings are not the JSON that `pyspac serve` of this version writes: {error}"
         ) from error
@@ -39,10 +39,15 @@ def from_json(text: str) -> AttachOptions:
 
 def read_settings(source: str) -> AttachOptions:
     """From a file, or from stdin for "-". Raises ConfigError."""
+    if source == STDIN and sys.stdin is None:  # started with its stdin closed
+        raise UsageError("there are no settings on stdin, which is closed: give a file")
     try:
-        return from_json(sys.stdin.read() if source == STDIN else Path(source).read_text(encoding="utf-8"))
+        text = sys.stdin.read() if source == STDIN else Path(source).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"the settings in {source} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the settings in {source} are no JSON: they are not UTF-8") from error
+    return from_json(text)
 
 
 def _plain(value: Any) -> str | list[str]:

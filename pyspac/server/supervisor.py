@@ -38,7 +38,7 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServerDiedError(PyspacError):
-    """llama-server ended though nobody told it to."""
+    """llama-server ended without being told to."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@
 
 - controller       what a controller sees and says; `Speculation` holds one per sequence
 - cost_table       what steps take by width, learned online, kept across requests
-- utility          utility (cascade.txt) and equation 1 (gamma-tolerance.txt)
+- utility          Cascade's utility, and equation 1 of gamma-tolerance
 - acceptance       expected tokens per step for any draft length
 - ledger           what speculation may still lose against plain decoding
 - forecast         the default: both curves, and the best of their quotient with its doubt

@@ -1,6 +1,6 @@
 """The paper's controller: test a few draft lengths for a few steps each, then keep the best for a while.
 
-cascade.txt, section 5: test-and-set (5.3), speculation off where utility is below 1 (5.4), back-off of the
+Cascade, section 5: test-and-set (5.3), speculation off where utility is below 1 (5.4), back-off of the
 tests (5.5), hill climbing over draft lengths (5.6). Each of the last three can be switched off by name
 (figure 18); without any of them the draft length is K_start for good.
 """

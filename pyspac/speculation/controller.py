@@ -20,7 +20,7 @@ Phase = Literal["baseline", "test", "set", "probe", "choose", "hold"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A change of mind, for `--explain`. utility > 1: speculation pays (cascade.txt, equation 3)."""
+    """A change of mind, for `--explain`. utility > 1: speculation pays (Cascade, equation 3)."""
 
     step: int  # of this sequence, from 0: the first step it holds for
     phase: Phase
@@ -60,12 +60,17 @@ class Controller(ABC):
         assert shared.n_draft_max >= 0
         self.shared = shared
         self.n_steps = 0
-        self.was_drafting = False  # in its last step
+        self.last: StepRecord | None = None  # its last step, but for the one that is looked at
         self.decisions: deque[Decision] = deque(maxlen=N_DECISIONS_KEPT)
 
     @property
     def n_draft_max(self) -> int:
         return self.shared.n_draft_max
+
+    @property
+    def was_drafting(self) -> bool:
+        """Whether the step before drafted."""
+        return self.last is not None and self.last.n_draft > 0
 
     @abstractmethod
     def next_n_draft(self) -> int:
@@ -73,9 +78,9 @@ class Controller(ABC):
 
     def observe(self, record: StepRecord) -> None:
         """Take in what the step did. O(1) per step."""
-        self.shared.table.observe(record, was_drafting=self.was_drafting)
+        self.shared.table.observe(record, self.last)
         self._observe(record)
-        self.was_drafting = record.n_draft > 0
+        self.last = record
         self.n_steps += 1
 
     @abstractmethod

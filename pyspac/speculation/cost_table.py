@@ -117,7 +117,8 @@ class TimeCurve:
     def _variance(self, shape: _Shape) -> float:
         """Now. What the level has moved by since may have been another width's alone."""
         moved = self._level - shape.level
-        return shape.variance + SHAPE_DRIFT * (self.n_observed - shape.seen) + moved * moved
+        drift = min(SHAPE_DRIFT * (self.n_observed - shape.seen), 100.0)  # a server runs for years
+        return shape.variance + drift + moved * moved
 
     def estimate(self, n: int) -> Estimate | None:
         """T(n): measured, or between what it is at least and at most; None: nothing was measured."""
@@ -146,21 +147,30 @@ class CostTable:
     def __init__(self) -> None:
         """Nothing measured."""
         self.passes = TimeCurve()  # by tokens in the batch; verification, sampling, and the loop around them
-        self.returns = TimeCurve()  # by width: plain passes after a draft
+        self.returns = TimeCurve()  # plain passes after one of another width
         self.drafts = TimeCurve()  # of one token
         self._draft_us = 0.0  # read off it
 
-    def observe(self, record: StepRecord, *, was_drafting: bool) -> None:
-        """Take in one step. `was_drafting`: the same sequence's step before it drafted too.
+    def observe(self, record: StepRecord, before: StepRecord | None) -> None:
+        """Take in one step; `before`: the same sequence's last one, if there was one.
 
-        A plain pass after a draft sets up its graph anew, which is speculation's cost and not the plain
-        step's; a draft after a pause reads what the drafter has missed, which is not the token's.
+        A pass of another width than the one before sets up its graph anew, which is no part of T(n). What
+        that takes is seen where plain steps follow drafts: the plain step's own time is known best. With
+        others in the batch widths change whatever is drafted, and it is a part of T(n). A plain step after a
+        prompt says nothing: caches are cold. A draft after a pause reads what the drafter has missed, which
+        is not the token's.
         """
-        is_return = was_drafting and not record.n_draft
-        curve = self.returns if is_return else self.passes
-        curve.observe(record.width, record.total_us - record.draft_us)
-        if record.n_draft and (was_drafting or not self.drafts.n_observed):
-            self.drafts.observe(1, record.draft_us / record.n_draft)
+        was_drafting = before is not None and before.n_draft > 0
+        width, n_draft = record.width, record.n_draft
+        us = record.total_us - record.draft_us
+        if record.n_others or (before is not None and width == before.width):
+            self.passes.observe(width, us)
+        elif n_draft:
+            self.passes.observe(width, us - min(self.change_us(), 0.5 * us))
+        elif before is not None:
+            self.returns.observe(1, us)
+        if n_draft and (was_drafting or not self.drafts.n_observed):
+            self.drafts.observe(1, record.draft_us / n_draft)
             self._draft_us = self.drafts.us(1) or 0.0
 
     def step(self, n_draft: int, n_others: int = 0) -> Estimate | None:
@@ -170,9 +180,9 @@ class CostTable:
             return None
         return Estimate(a_pass.us + n_draft * self._draft_us, a_pass.variance)
 
-    def return_us(self, n_others: int = 0) -> float:
-        """What a plain step takes more after a draft."""
-        after, settled = self.returns.us(1 + n_others), self.passes.us(1 + n_others)
+    def change_us(self) -> float:
+        """What a pass takes more if the one before had another width, with one sequence."""
+        after, settled = self.returns.us(1), self.passes.us(1)
         return 0.0 if after is None or settled is None else max(0.0, after - settled)
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,8 @@ has earned something. A length need not be tried to be judged, and a jump of T(n
 What else there is, and why:
 - with a drafter that costs nothing (n-gram), drafts are compared with the text while speculation is off (the
   shadow), so that acceptance is never in doubt;
-- drafters end drafts by themselves, and a plain step between drafts sets up its graph anew: E[time] has both;
+- drafters end drafts by themselves, and each change of widths sets up a graph anew: E[time] has both;
+- a choice that differs from the present one must earn a change of widths while its evidence lasts;
 - the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
 - the others in a batch wait for our drafts, so tokens and losses are counted per batch;
 - the next request's first guess at the acceptance is the mean of those before.
@@ -25,13 +26,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final
 
 from pyspac.engine.step import StepRecord
-from pyspac.speculation.acceptance import AcceptanceCurve
+from pyspac.speculation.acceptance import HALF_LIFE, AcceptanceCurve
 from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 from pyspac.speculation.ledger import LossLedger
+
+# A choice is kept for so long, unless it loses a plain step before. Choosing takes 100 us with cold caches,
+# as between two passes: at most 2 % of the time.
+CHOICE_US: Final = 6_000.0
 
 
 @dataclass(slots=True)
@@ -43,13 +48,13 @@ class ForecastMemory:
     n_held: int = 0  # of them, those whose first token held
 
 
-class Option(NamedTuple):
-    """A draft length, as far as it is known."""
-
-    n_draft: int
-    utility: float  # tokens per second over those of plain steps: cascade.txt, equation 3
-    doubt: float  # standard deviation of log(utility); the plain step's own is option 0's
-    loss: float  # plain steps that a step of it may lose, if it goes badly
+def candidates(n_max: int) -> list[int]:
+    """1 2 3 5 8 13 ... and the cap: lengths between two of them gain too little to change widths for."""
+    lengths, k, after = [], 1, 2
+    while k < n_max:
+        lengths.append(k)
+        k, after = after, k + after
+    return [*lengths, n_max] if n_max else []
 
 
 class Forecast(Controller):
@@ -59,16 +64,19 @@ class Forecast(Controller):
     wants_shadow = True
 
     def __init__(self, shared: Shared) -> None:
-        """Plain steps first, if the plain step's time is not known yet."""
+        """Plain steps first, if what they take is not known yet."""
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
         n, held = self.memory.n_drafts, self.memory.n_held
         self.acceptance = AcceptanceCurve(self.n_draft_max, *((1.0, held / n) if n else ()))
+        self.lengths = candidates(self.n_draft_max)
         self.utilities: dict[int, float] = {0: 1.0}
         self._has_shadow = False
         self._n_others = 0  # tokens of other sequences in the batch
+        self._chosen_us = 0.0  # time for which the choice was kept
+        self._chosen_level = 0.0  # of the ledger, when it was made
         self._n_draft = 0
-        self._phase: Phase = "baseline"
+        self._phase: Phase = "choose"
         self._choose()
 
     def next_n_draft(self) -> int:
@@ -81,7 +89,10 @@ class Forecast(Controller):
         self._book(record)
         if self._n_draft > 0 or not self._has_shadow:
             self._learn(self._n_draft, record.n_draft, record.n_accepted)
-        self._choose()
+        self._chosen_us += record.total_us
+        has_lost = self.memory.ledger.level < self._chosen_level - 1.0
+        if self._chosen_us >= CHOICE_US or has_lost or self._phase == "baseline":
+            self._choose()
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
         """See Controller."""
@@ -102,7 +113,7 @@ class Forecast(Controller):
             plain, usual = table.step(0, n_others), table.step(record.n_draft, n_others)
             if plain is None or usual is None:
                 return  # no times are told
-            most_us = usual.us * math.exp(FAR * math.sqrt(NOISE))
+            most_us = usual.us * math.exp(FAR * math.sqrt(NOISE)) + table.change_us()
             n_steps = min(record.total_us, most_us) / plain.us
             n_gained = self._gained(record.n_emitted)
         self.memory.ledger.book(n_steps, n_gained, 1 + n_others)
@@ -114,48 +125,62 @@ class Forecast(Controller):
     # ------------------------------------------------------------------------------------- choosing
 
     def _choose(self) -> None:
-        """Decide the next step's draft length. O(n_draft_max)."""
+        """Decide the next steps' draft length. O(n_draft_max), some 20 us; 100 with cold caches."""
+        self._chosen_us, self._chosen_level = 0.0, self.memory.ledger.level
         if self.n_draft_max == 0:
             return self._set(0, "choose", "the cap is 0")
         plain = self.shared.table.step(0, self._n_others)
-        if plain is None:
-            return self._set(0, "baseline", "nothing was measured")
-        if self._phase == "baseline" and self.was_drafting:
-            return None  # the first plain step after a draft is none to measure: one more
-        options, ledger = self._options(plain), self.memory.ledger
-        appetite = ledger.appetite()
-        options.sort(key=lambda option: math.log(option.utility) + appetite * option.doubt, reverse=True)
-        best = next(option for option in options if option.n_draft == 0 or ledger.can_lose(option.loss))
-        self.utilities = {option.n_draft: option.utility for option in options}
-        return self._set(best.n_draft, *self._reason(best, options[0]))
+        if plain is None or (self._phase == "baseline" and plain.variance >= NOISE):
+            return self._set(0, "baseline", "the plain step's time is not sure")
+        best, first = self._judge(plain)
+        return self._set(best, *self._reason(best, first))
 
-    def _options(self, plain: Estimate) -> list[Option]:
-        """What there is to choose from: all lengths, none included."""
-        table, n_others = self.shared.table, self._n_others
+    def _judge(self, plain: Estimate) -> tuple[int, int]:
+        """The best length that the ledger allows, and the best with a full one. Costs are in plain steps."""
+        table, ledger, n_others = self.shared.table, self.memory.ledger, self._n_others
         tokens, chances, doubt = self.acceptance.forecast()
-        options = [Option(0, 1.0, math.sqrt(plain.variance), 0.0)]
+        appetite = ledger.appetite()
+        change = 0.0 if n_others else table.change_us() / plain.us
+        move = change / HALF_LIFE  # a choice earns what it takes to come to it while its evidence lasts
+        utility = 1.0 / (1.0 + move * (self._n_draft > 0))
+        best = first = 0
+        best_score = first_score = math.log(utility) + appetite * math.sqrt(plain.variance)
+        self.utilities = {0: utility}
+        # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
+        # in a row end alike; `longer`: the chance of all others
+        longer = chances[1]
+        shorter = 1.0 - longer
+        alike = shorter * shorter
         price = 1.0
-        # what drafts cost that the drafter ends before k tokens, times their chances
-        shorter = (1.0 - chances[1]) * (1.0 + chances[1] * table.return_us(n_others) / plain.us)
-        for k in range(1, self.n_draft_max + 1):
+        for k in self.lengths:
             step = table.step(k, n_others) or plain
             price = max(price, step.us / plain.us)  # no step is shorter than one with fewer tokens
-            cost, variance = shorter + chances[k] * price, step.variance
+            cost = shorter + longer * price + change * (1.0 - alike - longer * longer)
+            cost += move * (k != self._n_draft)
             gained = self._gained(tokens[k])
             unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)
-            loss = cost * math.exp(FAR * math.sqrt(variance)) - (gained - unsure)
-            options.append(Option(k, gained / cost, math.sqrt(variance + (unsure / gained) ** 2), loss))
-            shorter += (chances[k] - chances[k + 1]) * price if k < self.n_draft_max else 0.0
-        return options
+            self.utilities[k] = utility = gained / cost
+            score = math.log(utility) + appetite * math.sqrt(step.variance + (unsure / gained) ** 2)
+            if score > first_score:
+                first, first_score = k, score
+            if score > best_score:
+                loss = cost * math.exp(FAR * math.sqrt(step.variance)) - (gained - unsure)
+                if ledger.can_lose(loss):
+                    best, best_score = k, score
+            if k < self.n_draft_max:
+                ends, longer = longer - chances[k + 1], chances[k + 1]
+                shorter += ends * price
+                alike += ends * ends
+        return best, first
 
-    def _reason(self, best: Option, first: Option) -> tuple[Phase, str]:
+    def _reason(self, best: int, first: int) -> tuple[Phase, str]:
         """What a choice is called, and why; `first`: what it would have been with a full ledger."""
-        likeliest = max(self.utilities, key=lambda k: self.utilities[k])
-        if best.n_draft == 0 and first.n_draft > 0:
-            return "hold", f"the loss ledger does not allow K = {first.n_draft}, which may pay"
-        if best.n_draft == likeliest:
+        likeliest = max(self.utilities, key=self.utilities.__getitem__)
+        if best == 0 and first > 0:
+            return "hold", f"the loss ledger does not allow K = {first}, which may pay"
+        if best == likeliest:
             return "choose", "the best forecast"
-        if best.n_draft == 0:
+        if best == 0:
             return "baseline", "the plain step's time is not sure"
         return "probe", f"may be better than K = {likeliest}: that is not sure"
 

@@ -1,7 +1,7 @@
 """What `pyspac profile` found, and what follows from it: gamma-tolerance, speedups, break-even, advice.
 
 In: times of forward passes by width, and of drafters. Out: a `Profile`, its rows and its JSON object.
-Everything here is arithmetic on measured times, by equation 1 of gamma-tolerance.txt.
+Everything here is arithmetic on measured times, by equation 1 of gamma-tolerance.
 """
 
 from __future__ import annotations

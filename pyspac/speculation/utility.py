@@ -1,7 +1,7 @@
 """The utility of speculation, and equation 1 of gamma-tolerance: the formulas, and the analyzer of a window.
 
 Utility U = ETR / cost: tokens per step over (time per step / time of a plain step); speculation pays if and
-only if U > 1, and the time per token is the plain one over U (cascade.txt, section 4, theorem 4.2).
+only if U > 1, and the time per token is the plain one over U (Cascade, section 4, theorem 4.2).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def expected_tokens(n_draft: int, acceptance: float) -> float:
 
 
 def speedup(n_draft: int, acceptance: float, tolerance: float, delta: float) -> float:
-    """S of gamma-tolerance.txt, equation 1; `tolerance` is tau(n_draft + 1) = T(1) / T(n_draft + 1)."""
+    """S of gamma-tolerance, equation 1; `tolerance` is tau(n_draft + 1) = T(1) / T(n_draft + 1)."""
     return expected_tokens(n_draft, acceptance) * tolerance / (1.0 + n_draft * delta * tolerance)
 
 
@@ -59,7 +59,7 @@ class Window:
 
 @dataclass(slots=True)
 class UtilityAnalyzer:
-    """Tracks the plain step's time and the utility of the current window (cascade.txt, figure 9)."""
+    """Tracks the plain step's time and the utility of the current window (Cascade, figure 9)."""
 
     base_us: float = 0.0  # of a plain step; 0: not measured
     window: Window = field(default_factory=Window)

@@ -310,10 +310,23 @@ def test_inspect(models: Path) -> None:
         assert text in result.stdout, text
 
 
+@pytest.mark.parametrize("gib", ["-1", "nan", "inf"])
+def test_inspect_with_no_amount_of_memory(models: Path, gib: str) -> None:
+    result = invoke("inspect", models / "target.gguf", "--vram", gib)
+    assert result.exit_code == 2, result.output
+    assert "--vram cannot be" in result.output
+
+
 def test_inspect_json(models: Path) -> None:
     result = json.loads(invoke("inspect", models / "target.gguf", "--vram", "1", "--json", "-").stdout)
     assert result["fits"] == [{"gib": 1.0, "n_experts": 48}]
     assert len(result["layers"]) == result["n_layer"] == 3
+
+
+def test_inspect_refuses_a_size_below_zero(models: Path) -> None:
+    result = invoke("inspect", models / "target.gguf", "--vram", "-1")
+    assert result.exit_code == 2
+    assert "--vram cannot be -1.0: give a number from 0" in result.stderr
 
 
 def test_inspect_dense(tmp_path: Path) -> None:

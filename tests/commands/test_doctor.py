@@ -24,6 +24,19 @@ def test_on_this_machine() -> None:
     assert all(finding["mend"] for finding in report["findings"] if finding["level"] != "ok")
 
 
+def test_without_a_gpu_the_fast_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspac.engine.devices.gpu_devices", list)
+    (finding,) = doctor._devices()
+    assert finding.level == "note"
+    assert "--device none" in finding.mend
+
+
+def test_no_threads_are_refused() -> None:
+    result = CliRunner().invoke(app, ["doctor", "-t", "0"])
+    assert result.exit_code == 2
+    assert "-t cannot be 0: give a whole number of 1 or more" in result.stderr
+
+
 def test_text_shows_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [Finding("ok", "a", "fine"), Finding("problem", "b", "is broken", "mend it so")]
     monkeypatch.setattr("pyspac.commands.doctor.examine", lambda n_threads: findings)

@@ -42,19 +42,25 @@ def refused(*arguments: str | Path, folder: Path, says: list[str]) -> None:
 # ---- files ---------------------------------------------------------------------------------------
 
 FILES: dict[str, tuple[Callable[[Path, Path], object], list[str]]] = {
-    "missing": (lambda path, target: None, ["no such file", "-m"]),
-    "folder": (lambda path, target: path.mkdir(), ["not a file"]),
-    "empty": (lambda path, target: path.write_bytes(b""), ["not a GGUF file", "download"]),
+    "missing": (lambda path, target: None, ["there is no such file; check the path"]),
+    "folder": (lambda path, target: path.mkdir(), ["this is not a file"]),
+    "empty": (lambda path, target: path.write_bytes(b""), ["this is not a GGUF file", "download"]),
     "text": (lambda path, target: path.write_text("hello, I am a README"), ["not a GGUF file", "b'hell'"]),
     "version": (lambda path, target: input_models.write_version(path, target, 9), ["GGUF version 9"]),
-    "cut header": (lambda path, target: input_models.write_cut(path, target, 500), ["cut off", "byte 500"]),
+    "cut header": (
+        lambda path, target: input_models.write_cut(path, target, 500),
+        ["this file is cut off", "byte 500"],
+    ),
     "truncated": (
         lambda path, target: input_models.write_cut(path, target, -1000),
-        ["truncated", "tensor", "download or copy it again"],
+        ["this file is truncated: tensor", "download or copy it again"],
     ),
     "F64": (lambda path, target: input_models.write_f64(path), ["output_norm.weight is F64", "F32"]),
-    "no tensors": (lambda path, target: input_models.write_vocab_only(path), ["no tensors"]),
-    "dense": (lambda path, target: input_models.write_dense(path), ["dense model", "--stock"]),
+    "no tensors": (lambda path, target: input_models.write_vocab_only(path), ["this file has no tensors"]),
+    "dense": (
+        lambda path, target: input_models.write_dense(path),
+        ["is a dense model", "pyspac run --stock"],
+    ),
 }
 
 
@@ -157,7 +163,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--speculation", "auto"], ["--speculation auto has no effect", "-md", "--spec-type ngram"]),
     (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max cannot be 0", "--spec-type none"]),
     (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max cannot be 16", "from 1 to 15"]),
-    (["-t", "513"], ["-t cannot be 513", "512"]),
+    (["-t", "513"], ["-t cannot be 513", "from 1 to 512"]),
     (["--draft-p-min", "0.2"], ["--draft-p-min 0.2 needs a draft model", "-md"]),
     (["--draft-p-min", "2"], ["--draft-p-min cannot be 2", "from 0 to 1"]),
     (["--estimator", "magic"], ["estimator cannot be 'magic'", "spac"]),

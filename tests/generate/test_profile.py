@@ -85,7 +85,7 @@ def test_command(mode: list[str], tmp_path: Path) -> None:
         (["--rounds", "0"], "--rounds"),
         (["--prompt-tokens", "0"], "--prompt-tokens"),
         (["--png", "/nowhere/at/all.png"], "--png"),
-        (["--rounds", "999999"], "-c"),
+        (["--rounds", "999999"], "999999 rounds after a prompt of 128 tokens need"),
     ],
 )
 def test_bad_settings(arguments: list[str], says: str) -> None:

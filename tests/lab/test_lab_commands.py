@@ -197,6 +197,22 @@ def test_list_shows_policies_of_a_file() -> None:
     assert "Fading count:" in listed.stdout
 
 
+@pytest.mark.parametrize("names", [("lru",), ("my-own", "my-own")])
+def test_a_name_is_of_one_policy(tmp_path: Path, names: tuple[str, ...]) -> None:
+    file = tmp_path / f"own{len(names)}.py"
+    text = "from pyspac.lab.policy import Eviction\nfrom pyspac.lab.registry import register\n"
+    for i, name in enumerate(names):
+        text += f"@register({name!r})\nclass Own{i}(Eviction):\n    pass\n"
+    file.write_text(text)
+    listed = call("lab", "list", "--policy-file", file)
+    assert listed.exit_code == 2, listed.output
+    assert f"the name of a policy cannot be '{names[0]}'" in " ".join(listed.output.split())
+
+
+def test_a_policy_file_may_be_given_twice() -> None:
+    assert call("lab", "list", "--policy-file", EXAMPLE, "--policy-file", EXAMPLE).exit_code == 0
+
+
 def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
     host = {"what": "host memory", "detail": "20.0 GB/s read, 2 threads"}
     doctor = {"findings": [host, {"what": "link", "detail": "8.0 GB/s to CUDA0"}]}
@@ -221,6 +237,7 @@ def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
         ("--capacity", "0.0001%"),
         ("--k", "-1"),
         ("--accept", "2"),
+        ("--accuracy", "2"),
         ("--machine", "abacus"),
         ("--without", "nope"),
         ("--phase", "nope"),
@@ -234,12 +251,38 @@ def test_bad_input_exits_2(trace_file: Path, args: tuple[str, ...]) -> None:
     assert "pyspac: error:" in result.output
 
 
+def test_an_unknown_knob_is_answered_with_those_there_are(trace_file: Path) -> None:
+    assert (
+        "lfu has no knob 'x' (given: 3): leave it out"
+        in call("lab", "run", trace_file, "--eviction", "lfu:x=3").output
+    )
+    said = call("lab", "run", trace_file, "--eviction", "ema:x=3").output
+    assert "ema has no knob 'x' (given: 3): give one of n_levels, ema_decay" in said
+
+
+def test_a_sweep_with_fewer_than_no_workers_is_refused(trace_file: Path) -> None:
+    result = call("lab", "sweep", trace_file, "--jobs", "-1")
+    assert result.exit_code == 2
+    assert "--jobs cannot be -1: give a whole number of 0 or more" in result.output
+
+
 def test_bad_files_exit_2(tmp_path: Path) -> None:
     junk = tmp_path / "junk"
     junk.write_text("junk")
     assert call("lab", "run", junk).exit_code == 2
     assert call("lab", "sweep", tmp_path / "missing").exit_code == 2
     assert call("lab", "report", junk).exit_code == 2
+
+
+def test_fewer_than_no_workers_exit_2(trace_file: Path) -> None:
+    result = call("lab", "sweep", trace_file, "--policies", "lru", "--capacities", "25%", "-j", "-1")
+    assert result.exit_code == 2, result.output
+    assert "--jobs cannot be -1" in result.output
+
+
+def test_bad_targets_exit_2(tmp_path: Path) -> None:
+    junk = tmp_path / "junk"
+    junk.write_text("junk")
     assert call("trace", "-m", junk, "-p", "x", "-o", tmp_path / "t.parquet").exit_code == 2
     assert call("trace", "-m", junk, "-p", "x", "-o", tmp_path / "no" / "t.parquet").exit_code == 2
     assert not (tmp_path / "t.parquet").exists()

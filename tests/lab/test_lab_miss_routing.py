@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from tiny import MIB, Observed, make_trace, observe
 
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, PyspacError
 from pyspac.lab.machine import PRESETS, Machine
+from pyspac.lab.policy import FETCH, HOST, MissPlan
+from pyspac.lab.registry import find
 from pyspac.lab.trace import Trace
 
 SIMPLE = Machine(
@@ -33,6 +35,14 @@ def test_fetch_waits_for_the_link() -> None:
     assert run.state.now_us == pytest.approx(10 + 2000 + 10)  # dense, two copies, the second expert
     assert run.books.stall_us == pytest.approx(2000 - 10)
     assert run.books.bytes_moved == 2 * MIB
+
+
+@pytest.mark.parametrize("fates", [[HOST], [HOST, 4], [-1, FETCH], []])
+def test_every_miss_has_a_fate(monkeypatch: pytest.MonkeyPatch, fates: list[int]) -> None:
+    """One that nobody computes would cost nothing."""
+    monkeypatch.setattr(find("miss", "host"), "handle", lambda *_: MissPlan(np.array(fates, np.int8)))
+    with pytest.raises(PyspacError, match="the miss policy host gave the fates"):
+        observe(make_trace([[[0, 1]]]), 4, machine=SIMPLE, eviction="lru", miss="host")
 
 
 def test_host_computes_and_copies_nothing() -> None:

@@ -58,7 +58,7 @@ def test_choose_threshold_equals_equation_39(steps: list[tuple[int, int]], data:
 
 
 def test_tables_of_the_papers_example() -> None:
-    # moe-spac.txt C.1: two draft tokens pick {0, 3} and {2, 3}; only expert 3 is hot (level 4 >= tau = 3).
+    # MoE-SpAc C.1: two draft tokens pick {0, 3} and {2, 3}; only expert 3 is hot (level 4 >= tau = 3).
     # Four activations, two of them cold: r_c = 1 - 2/4. Three distinct experts, one hot: r_g = 1/3.
     tables = LevelTables(1, 4, 4)
     tables.place(np.array([[1, 0, 2, 4]], np.uint8))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pyspac.engine.board import N_RECORDS, BoardGeometry, LocalBoard
+from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardGeometry, LocalBoard
 from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import ActivationDrain
 from pyspac.server.board_speculation import BoardSpeculation
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS, MakeController
 
-COSTS = [1000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
+COSTS = [10_000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
 
 
 class Attached:
@@ -110,6 +110,17 @@ def test_slots_are_apart() -> None:
     assert board.n_draft_max[2] <= 1
 
 
+@pytest.mark.parametrize("slot", [N_SERVER_SLOTS, 1000, -1])
+def test_slots_that_the_board_has_no_limit_for(slot: int) -> None:
+    board = new_board()
+    speculation = Attached(board, "forecast", n_draft_max=8)
+    before = board.n_draft_max.tolist()
+    for _ in range(50):
+        board.record_step(StepRecord(server_slot=slot, n_draft=4, n_tokens=5, verify_us=1000))
+        assert speculation.step() == 1
+    assert board.n_draft_max.tolist() == before
+
+
 def heard(speculation: Attached) -> list[StepRecord]:
     listener = speculation.speculation.slot(0)
     assert isinstance(listener, Listener)
@@ -121,8 +132,8 @@ def test_records_that_were_overwritten_are_left_out() -> None:
     speculation = Attached(board, Listener, n_draft_max=4)
     for i in range(N_RECORDS + 10):
         board.record_step(StepRecord(n_draft=i % 3, n_tokens=1 + i % 3, verify_us=100))
-    assert speculation.step() == N_RECORDS
-    assert [record.n_draft for record in heard(speculation)] == [i % 3 for i in range(10, N_RECORDS + 10)]
+    assert speculation.step() == N_RECORDS - 1
+    assert [record.n_draft for record in heard(speculation)] == [i % 3 for i in range(11, N_RECORDS + 10)]
     assert speculation.step() == 0
 
 
@@ -171,8 +182,8 @@ def test_back_off_does_not_outlive_its_request(name: str) -> None:
         n_drafts.append(server.step())
         speculation.step()
     assert n_drafts[0] == 0
-    assert max(n_drafts[:24]) > 0
-    assert min(n_drafts[30:]) > 0
+    assert max(n_drafts[:34]) > 0
+    assert min(n_drafts[36:]) > 0
 
 
 def test_slots_of_one_board_have_their_own_requests() -> None:

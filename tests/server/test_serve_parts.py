@@ -197,6 +197,12 @@ def test_the_link_flag_means_the_same_in_every_command(command: str) -> None:
     assert "Slows nothing down" in link.help
 
 
+@pytest.mark.parametrize("flag", ["-hf", "--hf-repo", "--model-url=x"])
+def test_two_models_are_refused(flag: str) -> None:
+    with pytest.raises(ConfigError, match="two models, -m a"):
+        ServeOptions(model=Path("a.gguf"), passed=(flag, "b"))
+
+
 def test_a_model_of_llama_servers_own_choice() -> None:
     options = ServeOptions(passed=("-hf", "some/model", "--api-key", "secret"))
     assert options.passed_value("--api-key") == "secret"

@@ -18,7 +18,7 @@ from pyspac.scheduler.config import SchedulerConfig
 from pyspac.server.arguments import attach_argv
 from pyspac.server.child import Child
 from pyspac.server.options import AttachOptions
-from pyspac.server.settings import from_json, to_json
+from pyspac.server.settings import from_json, read_settings, to_json
 
 # a value for each field that is not its default; a new field needs one here
 SCHEDULER: dict[str, Any] = {
@@ -83,6 +83,8 @@ BAD = {
     json.dumps(GOOD | {"cpu_share": 2}): "--cpu-share cannot be 2",
     json.dumps(GOOD | {"scheduler": {"estimator": "arc"}}): "estimator cannot be 'arc'",
     json.dumps(GOOD | {"model": 5}): "not the JSON",
+    json.dumps(GOOD | {"speculation": 5}): "not the JSON",
+    "[" * 100_000: "not the JSON",
 }
 
 
@@ -100,6 +102,20 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = run_pyspac("attach", "b", "--settings", str(tmp_path / "none"), cache_dir=tmp_path)
     assert done.returncode == 2
     assert "cannot be read: No such file" in done.stderr
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_bytes(b"\xff\xfe{}")
+    result = CliRunner().invoke(app, ["attach", "b", "--settings", str(file)])
+    assert result.exit_code == 2
+    assert "not UTF-8" in result.output
+
+
+def test_stdin_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigError, match="closed"):
+        read_settings("-")
 
 
 def test_settings_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

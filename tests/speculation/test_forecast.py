@@ -24,28 +24,69 @@ def forecast(n_draft_max: int = 8) -> Forecast:
     return Forecast(Shared(n_draft_max=n_draft_max))
 
 
-def test_starts_with_a_plain_step() -> None:
-    assert play(forecast(), 1, FLAT, always(8)).n_drafts == [0]
+def test_starts_with_plain_steps() -> None:
+    """One after the prompt, which is none to measure, and two that are."""
+    assert play(forecast(), 4, FLAT, always(8)).n_drafts[:3] == [0, 0, 0]
+
+
+def test_first_step_after_a_prompt_is_not_believed() -> None:
+    """It takes twice as long, as caches are cold. Drafts, of which half a token holds, would seem to pay."""
+    c, costs = forecast(), [STEP, *[1.8 * STEP] * 8]
+    c.observe(StepRecord(verify_us=2 * STEP))
+    assert play(c, 200, costs, lambda step, n: min(n, step % 2)).n_drafts[20:].count(0) >= 150
+
+
+def test_change_of_widths_is_counted() -> None:
+    """An n-gram drafter has one good token every other step. It would pay but for the graphs: each step has
+    another width than the one before, which takes as long as a plain step."""
+    c, n_drafts, width = forecast(), [], 1
+    for step in range(300):
+        n = min(1, c.next_n_draft()) if step % 2 else 0
+        if c.next_n_draft() == 0:
+            c.observe_shadow(step % 2, step % 2)
+        us = STEP * (1.1 if n else 1.0) + STEP * (1 + n != width)
+        c.observe(StepRecord(n_draft=n, n_accepted=n, verify_us=us))
+        width = 1 + n
+        n_drafts.append(n)
+    assert sum(n_drafts[100:]) <= 20
+
+
+def test_short_steps_keep_a_choice_for_longer() -> None:
+    """Choosing would be felt between passes of 500 us; but a loss is noticed within a few steps."""
+    c = forecast()
+    costs = [cost / 20 for cost in MOE]
+    play(c, 200, costs, always(8))
+    n_times, choose = 0, c._choose
+
+    def counted() -> None:
+        nonlocal n_times
+        n_times += 1
+        choose()
+
+    c._choose = counted  # type: ignore[method-assign]
+    play(c, 160, costs, always(8))
+    assert 10 <= n_times <= 80
+    assert play(c, 40, costs, always(0)).n_drafts[12:].count(0) >= 24
 
 
 def test_second_request_knows_the_costs() -> None:
     shared = Shared(n_draft_max=8)
     play(Forecast(shared), 90, FLAT, always(8))
-    assert min(play(Forecast(shared), 4, FLAT, always(8)).n_drafts) >= 5
+    assert play(Forecast(shared), 4, FLAT, always(8)).n_drafts == [8, 8, 8, 8]
 
 
 @pytest.mark.parametrize("costs", [FLAT, MOE, SWITCH])
 def test_everything_holds(costs: list[float]) -> None:
     """K = 8 is best: 9 tokens for at most 4.2 plain steps. Hill climbing from K = 1 would not pass SWITCH."""
     played = play(forecast(), 200, costs, always(8))
-    assert sum(n >= 7 for n in played.n_drafts[100:]) >= 95  # but for a look at others now and then
+    assert played.n_drafts[100:].count(8) >= 97  # but for a plain step now and then
 
 
 @pytest.mark.parametrize("costs", [LINEAR, MOE, SWITCH])
 def test_nothing_holds(costs: list[float]) -> None:
     played = play(forecast(), 400, costs, always(0))
     assert played.total_us / played.n_tokens <= STEP * (1 + SHARE + CAPACITY / 400 + 0.01)
-    assert played.n_drafts[200:].count(0) >= 180
+    assert played.n_drafts[200:].count(0) >= 190
 
 
 def test_two_hold() -> None:
@@ -85,6 +126,14 @@ def test_plain_step_is_measured_again_before_it_is_forgotten() -> None:
     plain = [i for i, n in enumerate(n_drafts) if n == 0]
     assert 4 <= len([i for i in plain if i > 100]) <= 60
     assert max(plain) > 500
+
+
+def test_widths_that_were_not_seen_for_a_thousand_million_passes() -> None:
+    """A busy server of 64 slots takes days for that; then it is alone with one request again."""
+    c = forecast()
+    play(c, 200, MOE, always(8))
+    c.shared.table.passes.n_observed += 1_000_000_000
+    assert play(c, 200, MOE, always(8)).n_drafts[100:].count(8) >= 50
 
 
 def test_drafter_with_nothing_to_say_costs_nothing() -> None:

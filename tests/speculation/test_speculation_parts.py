@@ -125,34 +125,44 @@ def variance(curve: TimeCurve, n: int) -> float:
     return estimate.variance
 
 
+PLAIN = StepRecord(verify_us=100, process_us=10)
+DRAFTED = StepRecord(n_draft=2, n_accepted=1, verify_us=180, process_us=12, draft_us=30)
+
+
 class TestCostTable:
     def test_passes_and_drafts_add_up(self) -> None:
         table = CostTable()
         for _ in range(3):
-            plain = StepRecord(n_draft=0, n_accepted=0, verify_us=100, process_us=10)
-            table.observe(plain, was_drafting=False)
-            drafted = StepRecord(n_draft=2, n_accepted=1, verify_us=180, process_us=12, draft_us=30)
-            table.observe(drafted, was_drafting=True)
+            table.observe(PLAIN, PLAIN)
+            table.observe(DRAFTED, DRAFTED)
         assert step_us(table, 0) == pytest.approx(110)
         assert step_us(table, 2) == pytest.approx(222)
 
-    def test_what_speculation_costs_besides_is_not_the_plain_steps(self) -> None:
-        """A plain pass after a draft takes 40 us more, a draft after a pause reads what it missed."""
+    def test_what_a_change_of_widths_takes_is_no_step_s(self) -> None:
+        """A graph of another width takes 40 us, a draft after a pause reads what it missed."""
         table = CostTable()
-        for _ in range(4):
-            for was_drafting, us in ((True, 140), (False, 100)):
-                table.observe(StepRecord(n_draft=0, n_accepted=0, verify_us=us), was_drafting=was_drafting)
-            for was_drafting, us in ((False, 300), (True, 20)):
-                drafted = StepRecord(n_draft=2, n_accepted=0, verify_us=150, draft_us=us)
-                table.observe(drafted, was_drafting=was_drafting)
-        assert step_us(table, 0) == pytest.approx(100, rel=0.01)
-        assert table.return_us() == pytest.approx(40, rel=0.01)
-        assert step_us(table, 2) == pytest.approx(170, rel=0.1)
+        table.observe(PLAIN, PLAIN)
+        for _ in range(20):
+            table.observe(StepRecord(n_draft=2, verify_us=220, process_us=12, draft_us=300), PLAIN)
+            table.observe(DRAFTED, DRAFTED)
+            table.observe(StepRecord(verify_us=140, process_us=10), DRAFTED)
+            table.observe(PLAIN, PLAIN)
+        assert step_us(table, 0) == pytest.approx(110, rel=0.01)
+        assert table.change_us() == pytest.approx(40, rel=0.05)
+        assert step_us(table, 2) == pytest.approx(222, rel=0.02)
+
+    def test_plain_step_after_a_prompt_is_none_to_measure(self) -> None:
+        """Its caches are cold. All that is compared with it would seem fast."""
+        table = CostTable()
+        table.observe(StepRecord(verify_us=250), None)
+        assert table.step(0) is None
+        table.observe(PLAIN, PLAIN)
+        assert step_us(table, 0) == pytest.approx(110)
 
     def test_nothing_measured(self) -> None:
         table = CostTable()
         assert table.step(1) is None
-        assert table.return_us() == 0.0
+        assert table.change_us() == 0.0
 
 
 def step_us(table: CostTable, n_draft: int) -> float:
@@ -191,7 +201,7 @@ class TestAcceptance:
         for _ in range(100):
             curve.observe(0, 0, 0)
         unsure = curve.forecast()
-        assert sure.tokens[1] < 1.1 < 1.5 < unsure.tokens[1]
+        assert sure.tokens[1] < 1.1 < 1.45 < unsure.tokens[1]
 
 
 class TestFormulas:
@@ -207,7 +217,7 @@ class TestFormulas:
         assert break_even(0, 1.0, 0.0) is None
 
     def test_large_windows_of_the_paper(self) -> None:
-        """gamma-tolerance.txt, 4.1: lambda = 3 and tau(25) = 0.34 give about 1."""
+        """gamma-tolerance, 4.1: lambda = 3 and tau(25) = 0.34 give about 1."""
         assert pytest.approx(1.0, abs=0.03) == 3 * 0.34
 
 
@@ -253,7 +263,7 @@ class TestSpeculation:
             speculation.observe(StepRecord(server_slot=3, n_draft=0, n_accepted=0, verify_us=100))
         assert speculation.slot(3).n_steps == 20
         assert speculation.slot(1).n_steps == 0
-        assert speculation.slot(1).shared.table.passes.n_observed == 20
+        assert speculation.slot(1).shared.table.passes.n_observed == 19, "all but the first"
         assert speculation.begin(3).n_steps == 0
 
     def test_what_a_class_of_controllers_keeps_is_its_own(self) -> None:

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.build = args.build.resolve()
     try:
         args.run(args)
-    except PatchError as error:
+    except (PatchError, OSError) as error:  # such as a disk that is full
         log(f"error: {error}")
         return 1
     return 0

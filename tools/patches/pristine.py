@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -81,14 +83,15 @@ def extract_sdist(archive: Path, folder: Path, pin: Pin) -> Path:
     """Unpack llama.cpp only. Its stray `.git` is a file that points nowhere: git would trip over it."""
     tree = folder / pin.sdist_stem / pin.sdist_tree
     stamp = folder / "extracted.sha256"
-    if stamp.is_file() and stamp.read_text() == pin.sdist_sha256 and (tree / "CMakeLists.txt").is_file():
-        return tree
-    shutil.rmtree(folder / pin.sdist_stem, ignore_errors=True)
-    prefix = f"{pin.sdist_stem}/{pin.sdist_tree}/"
-    with tarfile.open(archive) as tar:
-        members = (m for m in tar if m.name.startswith(prefix) and m.name != prefix + ".git")
-        extract_members(tar, members, folder)
-    stamp.write_text(pin.sdist_sha256)
+    with locked(folder / "lock"):
+        if stamp.is_file() and stamp.read_text() == pin.sdist_sha256 and (tree / "CMakeLists.txt").is_file():
+            return tree
+        shutil.rmtree(folder / pin.sdist_stem, ignore_errors=True)
+        prefix = f"{pin.sdist_stem}/{pin.sdist_tree}/"
+        with tarfile.open(archive) as tar:
+            members = (m for m in tar if m.name.startswith(prefix) and m.name != prefix + ".git")
+            extract_members(tar, members, folder)
+        stamp.write_text(pin.sdist_sha256)
     return tree
 
 
@@ -97,3 +100,12 @@ def extract_members(tar: tarfile.TarFile, members: Iterator[tarfile.TarInfo], fo
     options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     for member in members:
         tar.extract(member, folder, **options)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One at a time: several presets may configure at once, and checks may run beside them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import filecmp
 import hashlib
 import os
@@ -14,7 +12,7 @@ from pathlib import Path
 
 from tools.patches.git import git
 from tools.patches.pin import PatchError, Pin, log, read_pin
-from tools.patches.pristine import pristine_tree
+from tools.patches.pristine import locked, pristine_tree
 from tools.patches.queue import Patch, read_patches, touched
 from tools.patches.repository import copy_into
 
@@ -83,12 +81,3 @@ def copy_if_different(source: Path, target: Path) -> bool:
     shutil.copyfile(source, target)
     shutil.copymode(source, target)
     return True
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One at a time: several presets may configure at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -47,6 +47,8 @@ def what_is_wrong(args: argparse.Namespace) -> str | None:
     """Why the check cannot be made."""
     if not is_llama_tree(args.tree):
         return f"{args.tree} is no llama.cpp tree: it has no include/llama.h. Name the folder that has it."
+    if args.json not in (None, "-") and not Path(args.json).absolute().parent.is_dir():
+        return f"--json {args.json} is in no folder that exists. Name another file, or - for stdout."
     if not args.no_compile and not (args.build / "compile_commands.json").is_file():
         return f"{args.build} has no compile_commands.json. Run `make build` first, or give --no-compile."
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,14 +44,19 @@ def is_llama_tree(tree: Path) -> bool:
 
 
 def copy_tree(tree: Path, target: Path) -> Path:
-    """The part of `tree` that matters here; links are not followed out of it."""
+    """The part of `tree` that matters here, which may be written to; links stay links, wherever they lead."""
     target.mkdir(parents=True)
     for path in tree.iterdir():
         if path.is_file() and path.name != ".git":
             shutil.copy2(path, target)
     for name in FOLDERS:
         if (tree / name).is_dir():
-            shutil.copytree(tree / name, target / name, ignore=shutil.ignore_patterns(".git", "ui"))
+            shutil.copytree(
+                tree / name, target / name, symlinks=True, ignore=shutil.ignore_patterns(".git", "ui")
+            )
+    for path in target.rglob("*"):  # the tree may be read-only
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
     return target
 
 

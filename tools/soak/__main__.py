@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - for stdout")
     args = parser.parse_args(argv)
-    if args.minutes <= 0 or args.clients < 1:
+    if not 0 < args.minutes < math.inf or args.clients < 1:  # nan is none
         parser.error("--minutes and --clients must be more than 0")
     if args.draft is None and args.model == TARGET:
         args.draft = DRAFT

@@ -25,7 +25,7 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_
         return nullptr;
     }
 #ifdef __linux__
-    madvise(data, size, MADV_HUGEPAGE); // a wish: small pages work too
+    madvise(data, size, MADV_HUGEPAGE); // a request only: small pages work too
 #endif
     const ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(data, size);
     buffer->buft                       = buft;

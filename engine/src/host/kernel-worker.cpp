@@ -102,7 +102,7 @@ void spac_kernel_worker::open() {
 
 // returns when no thread is inside: every task is done then
 void spac_kernel_worker::close() {
-    gate.fetch_add(1); // who comes only now stays out
+    gate.fetch_add(1); // a thread that comes after this stays out
     const uint64_t t_nap = spac_now_us() + AWAKE_US;
     while (n_inside > 0) {
         if (spac_now_us() < t_nap) {

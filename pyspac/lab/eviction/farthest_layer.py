@@ -1,4 +1,4 @@
-"""Farthest layer (FLD): the expert whose layer runs last from here leaves (HOBBIT; specmd.txt, B).
+"""Farthest layer (FLD): the expert whose layer runs last from here leaves (HOBBIT; SpecMD, Appendix B).
 
 Distance counts layers ahead of the present one, round the end of the forward pass. No knob.
 """

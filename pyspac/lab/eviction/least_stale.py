@@ -1,4 +1,4 @@
-"""Least-Stale: experts last used, or prefetched, in an earlier forward pass leave first (specmd.txt 4.2).
+"""Least-Stale: experts last used, or prefetched, in an earlier forward pass leave first (SpecMD 4.2).
 
 Among stale ones the lowest layer leaves first, and current ones only when no stale one is left, again by
 layer. Knob: `cyclic` = 1 reads "layer order" as beginning behind the running layer: who has longest to wait

@@ -1,4 +1,4 @@
-"""LFU: the expert used in the fewest steps so far leaves, ties by oldest use (specmd.txt, B). No knob."""
+"""LFU: the expert used in the fewest steps leaves, ties by oldest use (SpecMD, Appendix B). No knob."""
 
 from __future__ import annotations
 

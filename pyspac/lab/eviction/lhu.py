@@ -1,4 +1,4 @@
-"""LHU: the expert with the fewest high-precision uses leaves (HOBBIT; specmd.txt, B).
+"""LHU: the expert with the fewest high-precision uses leaves (HOBBIT; SpecMD, Appendix B).
 
 Only uses of a full-precision copy count, so experts that were good enough in low precision go first. Meant
 for the miss policies `fetch-lowest-bit` and `fetch-priority`; with `fetch` it equals LFU. No knob.

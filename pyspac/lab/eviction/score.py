@@ -1,5 +1,5 @@
-"""Score-based: the expert with the lowest accumulated router weight leaves (Zhu et al. 2025; specmd.txt,
-B). No knob.
+"""Score-based: the expert with the lowest accumulated router weight leaves (Zhu et al. 2025; SpecMD,
+Appendix B). No knob.
 """
 
 from __future__ import annotations

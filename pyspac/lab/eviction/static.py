@@ -1,5 +1,5 @@
-"""Static: the last layers' experts live on the device, the first layers' on the host (llama.cpp's `--n-cpu-
-moe N`).
+"""Static: the last layers' experts live on the device, the first layers' on the host (llama.cpp's
+`--n-cpu-moe N`).
 
 N follows from the capacity: as many whole layers as it holds, from the last one backwards; a part of a
 layer does not fit. Nothing is ever copied. No knob.

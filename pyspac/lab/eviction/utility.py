@@ -1,9 +1,9 @@
 """Utility: the shipping estimators (`pyspac.scheduler.estimator`) say how much an expert is worth.
 
-The least utility leaves, ties by oldest use (moe-spac.txt 3.4). Where the prefetch policy is `utility` as
+The least utility leaves, ties by oldest use (MoE-SpAc 3.4). Where the prefetch policy is `utility` as
 well, the engine's rules hold: only residents below tau leave, and only for a newcomer of higher utility.
 Knobs: those of `SchedulerConfig`; -1 is the shipping default (`gamma`: the run's draft length; `budget`:
-bytes per forward, 0 for no limit). Three more measure what pyspac does otherwise than moe-spac.txt:
+bytes per forward, 0 for no limit). Three more measure what pyspac does otherwise than MoE-SpAc:
 
 - `reset`: a resident that was used is worth nothing (its Appendix D), 1: until the next decision, 2: until it
   is copied again. 0: it keeps its utility.
@@ -48,7 +48,7 @@ class UtilityEviction(Eviction):
     default_miss: ClassVar[str] = "host"
 
     def start(self) -> None:
-        """Nobody is spent."""
+        """No resident is spent."""
         self.is_spent = np.zeros(self.view.n_cell, bool)
 
     def scheduler_setup(self) -> SchedulerSetup:
@@ -101,7 +101,7 @@ class UtilityEviction(Eviction):
         self.is_spent[event.key] = False
 
     def on_step_over(self, event: StepOver) -> None:
-        """The scheduler has decided anew."""
+        """The scheduler has made a new decision."""
         if self.knob["reset"] and self.knob["reset"] != _UNTIL_COPIED:
             self.is_spent[:] = False
 
@@ -121,7 +121,7 @@ class Ema(UtilityEviction):
 
 @register("spac")
 class Spac(UtilityEviction):
-    """Algorithm 1 of moe-spac.txt."""
+    """Algorithm 1 of MoE-SpAc."""
 
     estimator = "spac"
 

@@ -1,4 +1,4 @@
-"""Drop: leave out missing experts of low rank, fetch the others (Skliar et al. 2025; specmd.txt 3.1.2).
+"""Drop: leave out missing experts of low rank, fetch the others (Skliar et al. 2025; SpecMD 3.1.2).
 
 Lossy: the report says how much of the router's weight was kept. Knob: `keep`, ranks that are always fetched.
 """

@@ -1,4 +1,4 @@
-"""Fetch lowest bit: always fetch the smallest precision there is, to wait least (specmd.txt 3.1.2).
+"""Fetch lowest bit: always fetch the smallest precision there is, to wait least (SpecMD 3.1.2).
 
 Lossy: the report says which share of the router's weight met a low-precision copy. Knob: `share` of the
 expert's bytes that the lowest precision takes (a half: 8 to 4 bits).

@@ -1,5 +1,5 @@
 """Fetch priority: full precision, but under pressure the least important misses come in low precision
-(specmd.txt 5.4).
+(SpecMD 5.4).
 
 Pressure means that no slot is free. Importance is the router's weight. Knobs: `low`, the share of a layer's
 experts that counts as least important, and `share` of the bytes that low precision takes.

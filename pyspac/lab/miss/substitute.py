@@ -1,4 +1,4 @@
-"""Substitute: compute a resident expert of near score instead of a missing one (Zhu et al. 2025; specmd.txt
+"""Substitute: compute a resident expert of near score instead of a missing one (Zhu et al. 2025; SpecMD
 3.1.2).
 
 Lossy. Score is the router's probability where the trace holds all logits, else the expert's mean weight so

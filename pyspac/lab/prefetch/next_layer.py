@@ -1,4 +1,4 @@
-"""Next layer: the next layer's router, applied early, names its experts (Eliseev and Mazur 2023; specmd.txt
+"""Next layer: the next layer's router, applied early, names its experts (Eliseev and Mazur 2023; SpecMD
 3.1.4).
 
 Each token's n_expert_used best are copied while the present layer runs. Knob: `overfetch`, a factor on that

@@ -1,5 +1,5 @@
 """Score percentile: copy every expert of the next layer whose early score is high (Zhu et al. 2025;
-specmd.txt 3.1.4).
+SpecMD 3.1.4).
 
 The number follows the scores' distribution: a layer that spreads its scores gets fewer copies. So it needs a
 trace that holds the scores. Knob: `percentile` of all scores so far that a score must exceed.

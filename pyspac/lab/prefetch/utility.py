@@ -1,4 +1,4 @@
-"""Utility with tau: the shipping scheduler plans between steps what to copy (moe-spac.txt 3.3 and 3.4).
+"""Utility with tau: the shipping scheduler plans between steps what to copy (MoE-SpAc 3.3 and 3.4).
 
 The plan goes into the engine's queue, one level per utility; tau, byte budget and payback are the
 scheduler's own. With an eviction policy other than an estimator's, the plan is made with the default

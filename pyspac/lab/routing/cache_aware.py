@@ -1,5 +1,5 @@
 """Cache-aware: experts that are resident get a bonus before the router's top-k (Skliar et al. 2025;
-specmd.txt eq. 1).
+SpecMD eq. 1).
 
 z' = z + lambda * delta for resident experts; selection from z', weights from z. delta is the running mean of
 the logits ("historical average logit value"). That has no scale of its own: where a model's logits are
