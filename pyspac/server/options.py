@@ -127,10 +127,9 @@ class ServeOptions:
                 raise UsageError(
                     f"{text} cannot come after --, as pyspac has to know it: give {_OURS[flag]} before it"
                 )
-        fetched = [text for text in self.passed if text.partition("=")[0] in MODEL_FLAGS]
-        if self.model is not None and fetched:
-            raise UsageError(f"there are two models, -m {self.model} and {fetched[0]} after --: give one")
-        if self.model is None and not fetched:
+            if flag in MODEL_FLAGS and self.model is not None:
+                raise UsageError(f"there are two models, -m {self.model} and {text} after --: give one")
+        if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
             raise UsageError(
                 "there is no model: give -m FILE, or one after the --, such as -- -hf USER/MODEL"
             )

@@ -78,7 +78,7 @@ class Speculation:
         The controller that decided it takes the step in (its cost, the ledger), then a new one begins.
         """
         self.observe(first)
-        self.slots[first.server_slot] = self.make(self.shared)
+        self.begin(first.server_slot)
 
     def slot(self, slot: int = 0) -> Controller:
         """The controller of a slot; a new one if there was none."""

@@ -203,6 +203,12 @@ def test_two_models_are_refused(flag: str) -> None:
         ServeOptions(model=Path("a.gguf"), passed=(flag, "b"))
 
 
+def test_a_model_is_named_as_llama_server_reads_it() -> None:
+    """It knows no --flag=value."""
+    with pytest.raises(ConfigError, match="there is no model"):
+        ServeOptions(passed=("--model-url=x",))
+
+
 def test_a_model_of_llama_servers_own_choice() -> None:
     options = ServeOptions(passed=("-hf", "some/model", "--api-key", "secret"))
     assert options.passed_value("--api-key") == "secret"
