@@ -155,8 +155,8 @@ class LayoutGroups:
         return np.asarray(self.onehot @ per_layer)
 
 
-ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots", "layer_stats",
-                 "counters", "records", "n_records")  # fmt: skip
+ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
+                 "layer_stats", "counters", "records", "n_records")  # fmt: skip
 SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max")
 
 
