@@ -149,7 +149,7 @@ def test_the_estimators_longest_draft_is_the_servers(
     """[gamma] follows --draft-max."""
     controller, n_draft_max = choose_drafting(speculation, draft_max)
     assert (controller, n_draft_max) == chosen
-    assert scheduler_config("spac", "auto", "", None, n_draft_max).gamma == chosen[1]
+    assert scheduler_config("spac", "auto", "", "none", None, n_draft_max).gamma == chosen[1]
 
 
 def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,9 +184,9 @@ def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
 
 
 def test_a_known_link_reaches_the_scheduler() -> None:
-    assert scheduler_config("ema", "auto", "", 12.5, 8).link_gb_s == 12.5
+    assert scheduler_config("ema", "auto", "", "none", 12.5, 8).link_gb_s == 12.5
     with pytest.raises(ConfigError, match="--link-gb-s cannot be 0"):
-        scheduler_config("ema", "auto", "", 0.0, 8)
+        scheduler_config("ema", "auto", "", "none", 0.0, 8)
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "attach"])
