@@ -194,7 +194,8 @@ def test_a_predictor_changes_no_text_and_is_reported(models: Path) -> None:
     for predict in ("none", "token"):
         result = invoke(
             "run", "-m", models / "target.gguf", "-md", models / "draft.gguf", "-p", PROMPT, "-n", "60",
-            "-t", "1", "--device", "cpu", "--cache", "40%", "--draft-max", "3", "--predict", predict, "--json", "-",
+            "-t", "1", "--device", "cpu", "--cache", "40%", "--draft-max", "3",
+            "--predict", predict, "--json", "-",
         )  # fmt: skip
         assert result.exit_code == 0, result.output
         texts.append(json.loads(result.stdout))
