@@ -90,7 +90,9 @@ def engine_contender(
     ctx = new_context(model, n_threads, widths)
     assert ctx.ptr is not None
     before = rss_mib()
-    engine = Engine.attach(ctx.ptr, EngineParams(device="cpu", cache=cache, max_batch=max(16, *widths)))
+    engine = Engine.attach(
+        ctx.ptr, EngineParams(device="cpu", cache=cache, max_batch=max(16, *widths), fill=False)
+    )
     try:
         decide(engine, want_all=name == "all")
         warm_up(ctx, widths)

@@ -66,8 +66,11 @@ def new_context(
 
 @contextmanager
 def attached_engine(ctx: Any, **fields: Any) -> Iterator[Engine]:
-    """An engine on the CPU, with room for half of the experts; `fields` are those of EngineParams."""
-    engine = Engine.attach(ctx, EngineParams(**{"device": "cpu", "cache": "50%"} | fields))
+    """An engine on the CPU, with room for half of the experts, in which only what is asked for moves.
+
+    `fields` are those of EngineParams.
+    """
+    engine = Engine.attach(ctx, EngineParams(**{"device": "cpu", "cache": "50%", "fill": False} | fields))
     try:
         yield engine
     finally:

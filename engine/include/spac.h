@@ -26,8 +26,11 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     2
+#define SPAC_ABI_VERSION     3
 #define SPAC_N_RECORDS       256 // length of the ring of step records
+#define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
+#define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
+#define SPAC_N_UPCOMING      512 // tokens of a look ahead, at most
 #define SPAC_N_SERVER_SLOTS  64
 #define SPAC_BOARD_NAME_MAX  100 // letters, digits, '_', '.' and '-'
 #define SPAC_MAX_BATCH       512 // tokens of the widest batch that can be split
@@ -86,6 +89,7 @@ typedef struct spac_engine_params {
     bool         verbose;      // log one line per layer group
     int32_t      host_kernels; // spac_host_kernels
     const char * cpu_range;    // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
+    bool         fill;         // experts that were just used take free slots at once, those of prompts included
 } spac_engine_params;
 
 typedef struct spac_engine_info {
@@ -127,6 +131,7 @@ typedef struct spac_counters {
     uint64_t wait_us;         // time the graph waited for the host executor
     uint64_t n_decisions;     // decisions taken over from the board
     uint64_t n_pinned_steals; // must stay 0: a slot in use was taken
+    uint64_t n_prompt_tokens; // tokens of batches wider than max_batch, which are counted in prompt_counts alone
 } spac_counters;
 
 // cumulative per layer; times in microseconds
@@ -166,15 +171,24 @@ typedef struct spac_board_view {
     uint32_t max_batch;
     uint32_t n_load_max; // capacity of load
     // written by the engine
-    const uint32_t *         counts;       // [n_layer, n_expert] cumulative activations, wraps
-    const uint8_t *          residency;    // [n_layer, n_expert] spac_residency
-    const uint32_t *         expert_bytes; // [n_layer] of one expert; 0: the layer is not split
-    const uint32_t *         group;        // [n_layer] layout group: slots are shared within a group only
-    const uint32_t *         group_slots;  // [n_layer] slots of that layer's group
-    const spac_layer_stats * layer_stats;  // [n_layer]
+    const uint32_t *         counts;        // [n_layer, n_expert] cumulative activations, wraps
+    const uint32_t *         prompt_counts; // [n_layer, n_expert] the same, of batches wider than max_batch
+    const uint8_t *          residency;     // [n_layer, n_expert] spac_residency
+    const uint32_t *         expert_bytes;  // [n_layer] of one expert; 0: the layer is not split
+    const uint32_t *         group;         // [n_layer] layout group: slots are shared within a group only
+    const uint32_t *         group_slots;   // [n_layer] slots of that layer's group
+    const spac_layer_stats * layer_stats;   // [n_layer]
     const spac_counters *    counters;
     const spac_step_record * records;   // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
     const uint64_t *         n_records; // records ever written
+    // the routing log, a ring as well: row i is that of the tokens with index % SPAC_N_ROUTED == i
+    const int32_t *  routed_tokens;  // [SPAC_N_ROUTED] id of the vocabulary; -1: the batch's input were embeddings
+    const uint16_t * routed_experts; // [SPAC_N_ROUTED, n_layer, n_expert_used] 65535: none, or the layer did not run for all of the batch
+    const uint64_t * n_routed;       // [2] rows ever written; rows ever begun, which is raised first: others may be overwritten
+    // what a server's next batch computes, as far as it is known; told where looks_ahead is set
+    const int32_t *  upcoming;   // [SPAC_N_UPCOMING] ids of the vocabulary
+    const uint32_t * n_upcoming; // of these
+    const uint64_t * n_looks;    // rises by two with each look ahead; odd while one is being written
     // written by the scheduler, between spac_decision_begin and spac_decision_end
     uint8_t *  utility; // [n_layer, n_expert] expected demand, 0 .. 255
     uint8_t *  tau;     // [n_layer] experts with utility >= tau belong on the device
@@ -182,7 +196,8 @@ typedef struct spac_board_view {
     uint32_t * n_load;
     uint64_t * byte_budget; // bytes that may be copied per forward; UINT64_MAX: no limit
     // written by the scheduler, each for itself and at any time
-    int32_t * n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
+    int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
+    uint32_t * looks_ahead; // not 0: tell of upcoming tokens, and take decisions over during forwards too
 } spac_board_view;
 
 // who was at work; with the executor alone

@@ -17,9 +17,9 @@ static constexpr size_t   ALIGN       = 64;
 
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
-    size_t counts, residency, expert_bytes, group, group_slots, layer_stats, counters; // the engine's, with the header before them
-    size_t records, n_records;
-    size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max; // the scheduler's
+    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters; // the engine's, with the header before them
+    size_t records, n_records, routed_tokens, routed_experts, n_routed, upcoming, n_upcoming, n_looks;
+    size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max, looks_ahead; // the scheduler's
     size_t size;
 };
 
@@ -32,7 +32,7 @@ struct spac_board_header {
 };
 
 static board_layout make_layout(const spac_board_geometry & g) {
-    const size_t n_layer = g.n_layer, n_cell = n_layer * g.n_expert;
+    const size_t n_layer = g.n_layer, n_cell = n_layer * g.n_expert, row_bytes = n_layer * g.n_expert_used * sizeof(uint16_t);
 
     board_layout l;
     size_t       end = 0;
@@ -44,23 +44,31 @@ static board_layout make_layout(const spac_board_geometry & g) {
     };
 
     place(sizeof(spac_board_header));
-    l.counts       = place(n_cell * sizeof(uint32_t));
-    l.residency    = place(n_cell);
-    l.expert_bytes = place(n_layer * sizeof(uint32_t));
-    l.group        = place(n_layer * sizeof(uint32_t));
-    l.group_slots  = place(n_layer * sizeof(uint32_t));
-    l.layer_stats  = place(n_layer * sizeof(spac_layer_stats));
-    l.counters     = place(sizeof(spac_counters));
-    l.records      = place(SPAC_N_RECORDS * sizeof(spac_step_record));
-    l.n_records    = place(sizeof(uint64_t));
-    l.decision_seq = place(sizeof(uint64_t));
-    l.utility      = place(n_cell);
-    l.tau          = place(n_layer);
-    l.load         = place(n_cell * sizeof(uint32_t));
-    l.n_load       = place(sizeof(uint32_t));
-    l.byte_budget  = place(sizeof(uint64_t));
-    l.n_draft_max  = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
-    l.size         = end;
+    l.counts         = place(n_cell * sizeof(uint32_t));
+    l.prompt_counts  = place(n_cell * sizeof(uint32_t));
+    l.residency      = place(n_cell);
+    l.expert_bytes   = place(n_layer * sizeof(uint32_t));
+    l.group          = place(n_layer * sizeof(uint32_t));
+    l.group_slots    = place(n_layer * sizeof(uint32_t));
+    l.layer_stats    = place(n_layer * sizeof(spac_layer_stats));
+    l.counters       = place(sizeof(spac_counters));
+    l.records        = place(SPAC_N_RECORDS * sizeof(spac_step_record));
+    l.n_records      = place(sizeof(uint64_t));
+    l.routed_tokens  = place(SPAC_N_ROUTED * sizeof(int32_t));
+    l.routed_experts = place(SPAC_N_ROUTED * row_bytes);
+    l.n_routed       = place(2 * sizeof(uint64_t));
+    l.upcoming       = place(SPAC_N_UPCOMING * sizeof(int32_t));
+    l.n_upcoming     = place(sizeof(uint32_t));
+    l.n_looks        = place(sizeof(uint64_t));
+    l.decision_seq   = place(sizeof(uint64_t));
+    l.utility        = place(n_cell);
+    l.tau            = place(n_layer);
+    l.load           = place(n_cell * sizeof(uint32_t));
+    l.n_load         = place(sizeof(uint32_t));
+    l.byte_budget    = place(sizeof(uint64_t));
+    l.n_draft_max    = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
+    l.looks_ahead    = place(sizeof(uint32_t));
+    l.size           = end;
     return l;
 }
 
@@ -169,6 +177,10 @@ spac_board::~spac_board() {
 uint32_t * spac_board::counts() const {
     return at<uint32_t>(make_layout(geo).counts);
 }
+
+uint32_t * spac_board::prompt_counts() const {
+    return at<uint32_t>(make_layout(geo).prompt_counts);
+}
 uint8_t * spac_board::residency() const {
     return at<uint8_t>(make_layout(geo).residency);
 }
@@ -188,6 +200,13 @@ spac_counters * spac_board::counters() const {
     return at<spac_counters>(make_layout(geo).counters);
 }
 
+int32_t * spac_board::routed_tokens() const {
+    return at<int32_t>(make_layout(geo).routed_tokens);
+}
+uint16_t * spac_board::routed_experts() const {
+    return at<uint16_t>(make_layout(geo).routed_experts);
+}
+
 spac_board_view spac_board::view() const {
     const board_layout l = make_layout(geo);
 
@@ -200,6 +219,7 @@ spac_board_view spac_board::view() const {
     v.max_batch       = geo.max_batch;
     v.n_load_max      = geo.n_layer * geo.n_expert;
     v.counts          = counts();
+    v.prompt_counts   = prompt_counts();
     v.residency       = residency();
     v.expert_bytes    = expert_bytes();
     v.group           = group();
@@ -208,12 +228,19 @@ spac_board_view spac_board::view() const {
     v.counters        = counters();
     v.records         = at<spac_step_record>(l.records);
     v.n_records       = at<uint64_t>(l.n_records);
+    v.routed_tokens   = routed_tokens();
+    v.routed_experts  = routed_experts();
+    v.n_routed        = at<uint64_t>(l.n_routed);
+    v.upcoming        = at<int32_t>(l.upcoming);
+    v.n_upcoming      = at<uint32_t>(l.n_upcoming);
+    v.n_looks         = at<uint64_t>(l.n_looks);
     v.utility         = at<uint8_t>(l.utility);
     v.tau             = at<uint8_t>(l.tau);
     v.load            = at<uint32_t>(l.load);
     v.n_load          = at<uint32_t>(l.n_load);
     v.byte_budget     = at<uint64_t>(l.byte_budget);
     v.n_draft_max     = at<int32_t>(l.n_draft_max);
+    v.looks_ahead     = at<uint32_t>(l.looks_ahead);
     return v;
 }
 
@@ -260,6 +287,61 @@ void spac_board::push_record(const spac_step_record & record) {
         std::atomic_thread_fence(std::memory_order_release);
         write(l.n_records, sizeof(*n));
     }
+}
+
+uint64_t spac_board::begin_rows(int64_t n) {
+    const board_layout l      = make_layout(geo);
+    uint64_t * const   counts = at<uint64_t>(l.n_routed);
+    __atomic_store_n(counts + 1, counts[0] + n, __ATOMIC_RELAXED);
+    std::atomic_thread_fence(std::memory_order_release);
+    if (file) {
+        std::lock_guard<std::mutex> lock(file_mutex);
+        write(l.n_routed + sizeof(*counts), sizeof(*counts));
+    }
+    return counts[0];
+}
+
+void spac_board::end_rows() {
+    const board_layout l      = make_layout(geo);
+    uint64_t * const   counts = at<uint64_t>(l.n_routed);
+    const uint64_t     begin = counts[0], end = counts[1];
+    if (file) {
+        std::lock_guard<std::mutex> lock(file_mutex);
+        const size_t                row_bytes = (size_t) geo.n_layer * geo.n_expert_used * sizeof(uint16_t);
+        for (uint64_t first = begin; first < end;) { // the ring's two ends
+            const size_t slot = first % SPAC_N_ROUTED, n = std::min<uint64_t>(end - first, SPAC_N_ROUTED - slot);
+            write(l.routed_tokens + slot * sizeof(int32_t), n * sizeof(int32_t));
+            write(l.routed_experts + slot * row_bytes, n * row_bytes);
+            first += n;
+        }
+        std::atomic_thread_fence(std::memory_order_release);
+    }
+    __atomic_store_n(counts, end, __ATOMIC_RELEASE);
+    if (file) {
+        std::lock_guard<std::mutex> lock(file_mutex);
+        write(l.n_routed, sizeof(*counts));
+    }
+}
+
+bool spac_board::looks_ahead() const {
+    uint32_t is_set = 0;
+    return file && read(make_layout(geo).looks_ahead, &is_set, sizeof(is_set)) && is_set != 0;
+}
+
+void spac_board::look_ahead(const int32_t * tokens, int32_t n_tokens) {
+    const board_layout          l       = make_layout(geo);
+    uint64_t *                  n_looks = at<uint64_t>(l.n_looks);
+    std::lock_guard<std::mutex> lock(file_mutex);
+    *at<uint32_t>(l.n_upcoming) = (uint32_t) std::clamp(n_tokens, 0, SPAC_N_UPCOMING);
+    std::copy_n(tokens, *at<uint32_t>(l.n_upcoming), at<int32_t>(l.upcoming));
+    ++*n_looks;
+    write(l.n_looks, sizeof(*n_looks));
+    std::atomic_thread_fence(std::memory_order_release);
+    write(l.upcoming, *at<uint32_t>(l.n_upcoming) * sizeof(int32_t));
+    write(l.n_upcoming, sizeof(uint32_t));
+    std::atomic_thread_fence(std::memory_order_release);
+    ++*n_looks;
+    write(l.n_looks, sizeof(*n_looks));
 }
 
 bool spac_board::read_decision(uint64_t seen, spac_decision & decision) const {

@@ -65,8 +65,10 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     decisions(*board, plan.has_slots ? &cache : nullptr, free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx)),
     dense(plan.has_slots ? nullptr : make_dense(ctx)),
-    forward(*board, cache, decisions, host, timeline, plan.has_slots ? -1 : layers.split().back()->il),
-    splitter(plan, layers, slots, host, dense.get(), forward, settings.params.max_batch) {
+    log(*board),
+    forward(*board, cache, decisions, host, timeline, log, settings.params.fill, plan.has_slots ? -1 : layers.split().back()->il),
+    prompts(*board, cache, layers, log, settings.params.fill),
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, settings.params.max_batch) {
     try {
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
@@ -113,7 +115,14 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.n_threads      = [](void * engine, int32_t n_tokens) { return ((spac_engine *) engine)->splitter.n_threads_of(n_tokens); };
     h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
     h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
+    h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
     return h;
+}
+
+void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
+    if (board->looks_ahead()) {
+        board->look_ahead(tokens, n_tokens);
+    }
 }
 
 void spac_engine::record_step(const llama_moe_hook_step & step) {

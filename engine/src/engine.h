@@ -14,6 +14,8 @@
 #include "layers.h"
 #include "plan.h"
 #include "prefetch-worker.h"
+#include "prompt-counts.h"
+#include "routing-log.h"
 #include "slot-copy.h"
 #include "slot-pool.h"
 #include "timeline.h"
@@ -45,7 +47,9 @@ struct spac_engine {
     spac_decisions                           decisions;
     spac_host_work                           host;
     const std::unique_ptr<spac_dense_matmul> dense; // where the device is "none"
+    spac_routing_log                         log;
     spac_forward                             forward;
+    spac_prompt_counts                       prompts;
     spac_graph_splitter                      splitter;
     std::unique_ptr<spac_slot_copy>          slot_copy; // unless the device is "none"; so the worker
     std::unique_ptr<spac_prefetch_worker>    worker;    // the first to end: its thread uses the others
@@ -53,6 +57,7 @@ struct spac_engine {
   private:
     llama_moe_hook make_hook(void (*free_with_context)(void *));
     void           start_worker();
+    void           look_ahead(const llama_token * tokens, int32_t n_tokens);
     void           record_step(const llama_moe_hook_step & step);
     bool           copy_to_slot(const spac_load & load);
     void           look_around();

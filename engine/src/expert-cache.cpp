@@ -79,7 +79,44 @@ void spac_expert_cache::cancel() {
     for (uint32_t key : queue.drain()) {
         set_state(key, SPAC_RESIDENCY_ABSENT);
     }
+    drop_fills();
     idle_now.notify_all();
+}
+
+void spac_expert_cache::drop_fills() {
+    for (uint32_t key : fills.drain()) {
+        set_state(key, SPAC_RESIDENCY_ABSENT);
+    }
+    for (slot_group & group : groups) {
+        group.n_fills = 0;
+    }
+}
+
+void spac_expert_cache::fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max) {
+    std::lock_guard<std::mutex> lock(mutex);
+
+    slot_group & group = groups[layers[il].group];
+    if (group.free.size() <= group.n_fills) {
+        return;
+    }
+    const uint8_t * states = &state[il * n_expert];
+    const size_t    n_held = n_expert - std::count(states, states + n_expert, (uint8_t) SPAC_RESIDENCY_ABSENT);
+    const size_t    room   = std::min(group.free.size() - group.n_fills, n_held_max - std::min(n_held_max, n_held));
+
+    std::vector<size_t> absent;
+    for (size_t i = 0; i < n; i++) {
+        if (states[experts[i]] == SPAC_RESIDENCY_ABSENT) {
+            absent.push_back(i);
+        }
+    }
+    std::stable_sort(absent.begin(), absent.end(), [&](size_t a, size_t b) { return n_rows[a] > n_rows[b]; });
+    for (size_t i = 0; i < std::min(absent.size(), room); i++) {
+        const uint32_t key = il * n_expert + experts[absent[i]];
+        set_state(key, SPAC_RESIDENCY_QUEUED);
+        fills.push(key, (uint8_t) std::min<uint64_t>(255, 255ull * n_rows[absent[i]] / n_tokens));
+        group.n_fills++;
+    }
+    work.notify_one();
 }
 
 void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots) {
@@ -199,9 +236,27 @@ int32_t spac_expert_cache::take_slot(slot_group & group, uint32_t key) {
     return take_victim(group, key);
 }
 
+spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
+    const layer_desc & layer = layer_of(key);
+    slot &             s     = groups[layer.group].slots[index];
+    if (s.n_pins > 0) {
+        out.counters->n_pinned_steals++;
+    }
+    s.owner         = key;
+    slot_index[key] = index;
+    set_state(key, SPAC_RESIDENCY_LOADING);
+    n_loading++;
+    return { key / n_expert, key % n_expert, index, layer.expert_bytes };
+}
+
 // claims a slot for the best waiting load; false if none can start now
-// keys come most useful first: where one finds no victim, those after it find none either, and are not looked for
 bool spac_expert_cache::take_next(spac_load & load) {
+    return take_wanted(load) || take_fill(load);
+}
+
+// of those that the scheduler asked for
+// keys come most useful first: where one finds no victim, those after it find none either, and are not looked for
+bool spac_expert_cache::take_wanted(spac_load & load) {
     out_of_credit = false;
     std::vector<bool> is_full(groups.size());
     for (uint32_t key; queue.pop(key);) {
@@ -215,24 +270,31 @@ bool spac_expert_cache::take_next(spac_load & load) {
             out_of_credit = true;
             return false;
         }
-        slot_group &  group = groups[layer.group];
-        const int32_t index = is_full[layer.group] ? -1 : take_slot(group, key);
+        const int32_t index = is_full[layer.group] ? -1 : take_slot(groups[layer.group], key);
         if (index < 0) {
             is_full[layer.group] = true;
             set_state(key, SPAC_RESIDENCY_ABSENT); // nothing less useful to evict
             continue;
         }
-        if (group.slots[index].n_pins > 0) {
-            out.counters->n_pinned_steals++;
-        }
-        group.slots[index].owner = key;
-        slot_index[key]          = index;
-        set_state(key, SPAC_RESIDENCY_LOADING);
-        n_loading++;
         if (credit != UINT64_MAX) {
             credit -= layer.expert_bytes;
         }
-        load = { key / n_expert, key % n_expert, index, layer.expert_bytes };
+        load = claim(key, index);
+        return true;
+    }
+    return false;
+}
+
+// of those that were just used, while slots are free
+bool spac_expert_cache::take_fill(spac_load & load) {
+    for (uint32_t key; fills.pop(key);) {
+        slot_group & group = groups[layer_of(key).group];
+        group.n_fills--;
+        if (group.free.empty()) { // the scheduler's loads came first
+            set_state(key, SPAC_RESIDENCY_ABSENT);
+            continue;
+        }
+        load = claim(key, take_slot(group, key));
         return true;
     }
     return false;
@@ -289,7 +351,7 @@ void spac_expert_cache::wait_stopped(uint64_t us) {
 bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
     std::unique_lock<std::mutex> lock(mutex);
     return idle_now.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                             [&] { return stopped || (n_loading == 0 && (queue.empty() || out_of_credit)); });
+                             [&] { return stopped || (n_loading == 0 && fills.empty() && (queue.empty() || out_of_credit)); });
 }
 
 int32_t spac_expert_cache::slot_of(uint32_t il, uint32_t ie) {

@@ -52,6 +52,11 @@ struct spac_expert_cache {
     void begin_forward();
     void idle(); // no forward began for a while: renews the byte budget too
 
+    // n experts that n_tokens tokens just used, n_rows times each: those absent are copied into free slots, outside the byte
+    // budget, while no load that the scheduler asked for can start; most used first, and nobody is evicted for them
+    // n_held_max: of the layer's experts that hold or await a slot
+    void fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max);
+
     // worker's side
 
     enum class wait_result { LOAD,
@@ -77,6 +82,7 @@ struct spac_expert_cache {
         std::vector<slot>                 slots;
         std::vector<int32_t>              free;
         std::vector<std::vector<int32_t>> by_utility; // resident slots per utility of their owner
+        size_t                            n_fills = 0; // free slots that are spoken for
     };
     struct pinned {
         int32_t  group, slot;
@@ -92,6 +98,10 @@ struct spac_expert_cache {
     void    renew_credit();
     void    unpin_before(uint64_t first_kept);
     bool    take_next(spac_load & load);
+    bool    take_wanted(spac_load & load);
+    bool    take_fill(spac_load & load);
+    void    drop_fills();
+    spac_load claim(uint32_t key, int32_t slot);
     int32_t take_slot(slot_group & group, uint32_t key);
     int32_t take_victim(slot_group & group, uint32_t key);
     bool    is_wanted(uint32_t key) const;
@@ -113,6 +123,7 @@ struct spac_expert_cache {
     std::vector<uint8_t>    tau;        // [n_layer]
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
+    spac_prefetch_queue     fills; // for free slots; level: the share of tokens that used an expert
     uint64_t                forward       = 0;
     uint64_t                idle_forward  = 0;          // forward at the last idle()
     uint64_t                byte_budget   = UINT64_MAX; // per forward

@@ -4,17 +4,34 @@
 #include "status.h"
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                                         const spac_dense_matmul * dense, spac_split_ops & ops, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), max_batch(max_batch) {
+                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log, int max_batch) :
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { &ops, layer };
     }
 }
 
+// no warm-up, which runs all experts
+static bool is_plain(const llama_moe_hook_params & p) {
+    return p.n_expert_used == p.n_expert_used_sum;
+}
+
+bool spac_graph_splitter::is_too_wide(const llama_moe_hook_params & p) const {
+    return plan.has_slots && p.cur->ne[1] > max_batch;
+}
+
 ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
     note_graph(p);
-    ggml_tensor * out = can_split(p) ? split(p) : nullptr;
+    const bool is_split = can_split(p), is_counted = is_too_wide(p) && is_plain(p);
+    if ((is_split || is_counted) && !built.is_logged) {
+        log.add_node(p);
+        built.is_logged = true;
+    }
+    ggml_tensor * out = is_split ? split(p) : nullptr;
     built.n_split += out != nullptr;
+    if (is_counted) {
+        prompts.add_node(p);
+    }
     return out;
 }
 
@@ -23,6 +40,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
     if (p.gf != built.graph || p.il <= built.last_il) {
         built.graph     = p.gf;
         built.is_marked = false;
+        built.is_logged = false;
         built.n_split   = 0;
     }
     built.last_il = p.il;
@@ -31,8 +49,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
 bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
     const auto it      = nodes.find(p.il);
     const bool is_ours = it != nodes.end() && spac_same_experts(*it->second.layer, p);
-    const bool fits    = (!plan.has_slots || p.cur->ne[1] <= max_batch) && p.n_expert_used == p.n_expert_used_sum;
-    if (!is_ours || !fits) {
+    if (!is_ours || is_too_wide(p) || !is_plain(p)) {
         return false;
     }
     if (p.has_lora && logged.insert(p.il).second) {

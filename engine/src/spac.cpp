@@ -31,6 +31,7 @@ spac_engine_params spac_engine_default_params(void) {
     p.host_mode          = SPAC_HOST_AUTO;
     p.max_batch          = 16;
     p.evict              = true;
+    p.fill               = true;
     return p;
 }
 

@@ -131,8 +131,9 @@ static void test_aborted_graphs(int host_mode, int host_kernels) {
     spac_engine_params params = cpu_params();
     params.host_mode          = host_mode;
     params.host_kernels       = host_kernels;
+    const bool is_exact       = host_kernels == SPAC_KERNELS_GGML;
+    params.fill               = is_exact;
     spac_engine * engine      = attach(ctx, params);
-    const bool    is_exact    = host_kernels == SPAC_KERNELS_GGML;
     const floats  before      = is_exact ? expected : decode(ctx, 4); // with other kernels: as long as no expert moves
     int           n_aborted   = 0;
     for (int round = 0; round < N_ABORTS; round++) {
@@ -224,6 +225,103 @@ static void test_threads_of_graphs() {
     llama_free(ctx);
 }
 
+static uint64_t sum(const uint32_t * counts, size_t n) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < n; i++) {
+        total += counts[i];
+    }
+    return total;
+}
+
+// a prompt is counted apart from what is decoded, layer by layer, and fills slots as it goes; its logits stay stock's
+static void test_prompts_count(int host_mode, bool fill) {
+    llama_context * stock    = make_context();
+    const floats    expected = decode(stock, N_TEXT);
+    llama_free(stock);
+
+    llama_context *    ctx    = make_context();
+    spac_engine_params params = cpu_params();
+    params.host_mode          = host_mode;
+    params.max_batch          = 4;
+    params.fill               = fill;
+    spac_engine *   engine    = attach(ctx, params);
+    spac_board_view view      = {};
+    view.size                 = sizeof(view);
+    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    CHECK(decode(ctx, N_TEXT) == expected);
+    CHECK(view.counters->n_prompt_tokens == N_TEXT);
+    for (uint32_t il = 0; il + 1 < view.n_layer; il++) { // the last one computes the tokens alone whose logits are wanted
+        CHECK(sum(view.prompt_counts + il * view.n_expert, view.n_expert) == (uint64_t) N_TEXT * view.n_expert_used);
+        CHECK(sum(view.counts + il * view.n_expert, view.n_expert) == 0);
+    }
+    CHECK(spac_engine_wait_idle(engine, 5000) == SPAC_STATUS_SUCCESS);
+    CHECK((view.counters->n_loads > 0) == fill);
+    for (uint32_t il = 0; il + 1 < view.n_layer; il++) {
+        uint32_t n_held = 0, n_unused = 0;
+        for (uint32_t ie = 0; ie < view.n_expert; ie++) {
+            n_held += view.residency[il * view.n_expert + ie] != SPAC_RESIDENCY_ABSENT;
+            n_unused += view.residency[il * view.n_expert + ie] != SPAC_RESIDENCY_ABSENT && view.prompt_counts[il * view.n_expert + ie] == 0;
+        }
+        CHECK(n_held <= (view.group_slots[il] + view.n_layer - 1) / view.n_layer && n_unused == 0);
+        CHECK((n_held > 0) == fill);
+    }
+    CHECK(decode(ctx, N_TEXT) == expected && view.counters->n_prompt_tokens == 2 * N_TEXT);
+    CHECK(sum(view.counts, (view.n_layer - 1) * view.n_expert) == 0);
+    CHECK(!decode(ctx, 1).empty() && sum(view.counts, view.n_expert) == (uint64_t) N_TEXT * view.n_expert_used);
+    CHECK(view.counters->n_prompt_tokens == 2 * N_TEXT);
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
+// what the log says of the rows since `first`, added up as the counts are: [n_layer, n_expert]
+static std::vector<uint32_t> counted_from_log(const spac_board_view & v, uint64_t first) {
+    std::vector<uint32_t> counts((size_t) v.n_layer * v.n_expert);
+    for (uint64_t i = first; i < v.n_routed[0]; i++) {
+        for (uint32_t cell = 0; cell < v.n_layer * v.n_expert_used; cell++) {
+            const uint16_t ie = v.routed_experts[i % SPAC_N_ROUTED * v.n_layer * v.n_expert_used + cell];
+            CHECK(ie < v.n_expert || ie == UINT16_MAX);
+            if (ie < v.n_expert) {
+                counts[cell / v.n_expert_used * v.n_expert + ie]++;
+            }
+        }
+    }
+    return counts;
+}
+
+// every token of a forward has a row, with its id and what it used; a prompt's last layer runs for its last token alone
+static void test_routing_log(const char * device, int host_mode) {
+    llama_context *    ctx    = make_context();
+    spac_engine_params params = cpu_params();
+    params.device             = device;
+    params.cache              = strcmp(device, "none") == 0 ? "0" : "25%";
+    params.host_mode          = host_mode;
+    params.max_batch          = 4;
+    spac_engine *   engine    = attach(ctx, params);
+    spac_board_view view      = {};
+    view.size                 = sizeof(view);
+    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    const bool   prompts_split = strcmp(device, "none") == 0;
+    const size_t n_cells = (size_t) view.n_layer * view.n_expert, n_but_last = n_cells - view.n_expert;
+
+    CHECK(!decode(ctx, N_TEXT).empty()); // a prompt
+    CHECK(spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS);
+    CHECK(view.n_routed[0] == N_TEXT && memcmp(view.routed_tokens, TEXT, sizeof(TEXT)) == 0);
+    std::vector<uint32_t> counts = counted_from_log(view, 0);
+    CHECK(memcmp(counts.data(), prompts_split ? view.counts : view.prompt_counts, n_but_last * sizeof(uint32_t)) == 0);
+    CHECK(sum(counts.data() + n_but_last, view.n_expert) == 0);
+
+    const std::vector<uint32_t> before(view.counts, view.counts + n_cells);
+    CHECK(!decode(ctx, 1).empty()); // one by one
+    CHECK(spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS);
+    CHECK(view.n_routed[0] == 2 * N_TEXT && memcmp(view.routed_tokens + N_TEXT, TEXT, sizeof(TEXT)) == 0);
+    counts = counted_from_log(view, N_TEXT);
+    for (size_t i = 0; i < n_cells; i++) {
+        CHECK(counts[i] == view.counts[i] - before[i]);
+    }
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
 // without slots there is no worker: what a forward counted is out when its last layer is done, not when the next one begins
 static void test_published_without_slots() {
     const std::string  name   = "test-engine-none-" + std::to_string(getpid());
@@ -306,6 +404,13 @@ int main() {
     model = load_model();
     test_second_engine();
     test_threads_of_graphs();
+    for (bool fill : { true, false }) {
+        test_prompts_count(SPAC_HOST_IN_GRAPH, fill);
+        test_prompts_count(SPAC_HOST_EXECUTOR, fill);
+    }
+    test_routing_log("cpu", SPAC_HOST_IN_GRAPH);
+    test_routing_log("cpu", SPAC_HOST_EXECUTOR);
+    test_routing_log("none", SPAC_HOST_IN_GRAPH);
     test_published_without_slots();
     test_context_freed_first();
     test_aborted_graphs(SPAC_HOST_IN_GRAPH, SPAC_KERNELS_GGML);

@@ -29,6 +29,46 @@ static void test_by_hand() {
     f.cache.check();
 }
 
+// what was just used takes free slots, the most used first, so many of a layer at most, and nobody's
+static void test_fill() {
+    cache_fixture  f(2, 4, 3);
+    const int32_t  first[] = { 0, 1, 3 }, second[] = { 2, 0 };
+    const uint32_t rows[] = { 1, 2, 3 };
+    f.cache.fill(0, first, rows, 3, 4, 2);  // 3 and 1
+    f.cache.fill(0, first, rows, 3, 4, 2);  // the layer has its share
+    f.cache.fill(1, second, rows, 2, 4, 2); // one slot is left: 0, used as often as 1
+    CHECK((run_loads(f) == std::vector<uint32_t>{ 3, 1, 4 + 0 }));
+    f.cache.fill(1, second, rows, 2, 4, 4); // none is free
+    CHECK(f.residency[4 + 2] == SPAC_RESIDENCY_ABSENT && f.counters.n_evictions == 0 && f.counters.n_loads == 3);
+    f.cache.check();
+}
+
+// what the scheduler asks for comes first, and its byte budget is not theirs
+static void test_fill_waits_for_loads() {
+    const int32_t  used[] = { 0, 1, 2 };
+    const uint32_t rows[] = { 1, 1, 1 };
+    cache_fixture  f(1, 6, 3);
+    f.cache.fill(0, used, rows, 3, 1, 6);
+    f.utility = { 0, 0, 0, 1, 2, 0 };
+    f.apply({ 3, 4 });
+    CHECK((run_loads(f) == std::vector<uint32_t>{ 4, 3, 0 }));
+    CHECK(f.residency[1] == SPAC_RESIDENCY_ABSENT && f.residency[2] == SPAC_RESIDENCY_ABSENT);
+    f.cache.check();
+
+    cache_fixture g(1, 6, 3);
+    g.utility = { 0, 0, 0, 1, 2, 0 };
+    g.apply({ 3, 4 }, 100); // one load per forward
+    g.cache.fill(0, used, rows, 3, 1, 6);
+    CHECK((run_loads(g) == std::vector<uint32_t>{ 4, 0, 1 }));
+    g.cache.check();
+
+    cache_fixture h(1, 6, 3);
+    h.cache.fill(0, used, rows, 3, 1, 6);
+    h.cache.cancel();
+    CHECK(h.residency[0] == SPAC_RESIDENCY_ABSENT && run_loads(h).empty());
+    h.cache.check();
+}
+
 // a full pool gives up its lowest utility below tau, never one that is wanted
 static void test_eviction() {
     cache_fixture g(1, 5, 2);
@@ -206,6 +246,8 @@ static void test_many_wishes() {
 int main() {
     test_many_wishes();
     test_by_hand();
+    test_fill();
+    test_fill_waits_for_loads();
     test_eviction();
     test_pins_protect();
     test_pins_of_the_forward_before();

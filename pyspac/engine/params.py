@@ -25,6 +25,7 @@ class EngineParams:
     evict: bool = True  # False: a resident expert never leaves
     verbose: bool = False
     host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
+    fill: bool = True  # experts that were just used take free slots at once, those of prompts included
     cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
 
     def __post_init__(self) -> None:

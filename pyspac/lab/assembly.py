@@ -87,5 +87,13 @@ def make_scheduler(state: RunState, policies: Policies) -> ShippingScheduler | N
             return None
         wanted = SchedulerSetup(SchedulerConfig(n_draft_max=state.workload.k))
     state.decision.is_obeyed = policies.prefetch.obeys_scheduler
+    # misses that are fetched take the free slots themselves
+    computes_misses = policies.miss.name == "host"
+    state.decision.fills = (
+        state.setup.fills
+        and state.decision.is_obeyed
+        and computes_misses
+        and "prefetch" not in state.setup.without
+    )
     config = replace(wanted.config, without=state.setup.without)
     return ShippingScheduler(state, replace(wanted, config=config))

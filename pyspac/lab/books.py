@@ -14,6 +14,7 @@ class Books:
     """Accesses are distinct (step, layer, expert); activations are (token, layer, expert)."""
 
     n_layer: int
+    n_first: int = 16  # decoded tokens of coverage_first
     accesses: int = 0
     hits: int = 0
     misses: int = 0  # late ones included
@@ -25,6 +26,8 @@ class Books:
     bytes_moved: float = 0.0
     activations: int = 0
     covered_activations: int = 0  # whose expert was resident and ready
+    first_activations: int = 0  # of the first n_first tokens
+    first_covered: int = 0
     router_weight: float = 0.0
     lost_weight: float = 0.0  # of experts dropped or replaced
     low_bit_weight: float = 0.0  # of experts computed from a low-precision copy
@@ -46,6 +49,14 @@ class Books:
         self.collisions_by_layer = np.zeros(self.n_layer, np.int64)
         self.loaded_bytes_by_layer = np.zeros(self.n_layer)
 
+    def end_step(self, n_emitted: int, n_draft: int) -> None:
+        """Count a step that is over."""
+        if self.tokens < self.n_first:
+            self.first_activations, self.first_covered = self.activations, self.covered_activations
+        self.steps += 1
+        self.tokens += n_emitted
+        self.drafted += n_draft
+
     def check(self, n_resident: int, n_loading: int, n_preloaded: int) -> None:
         """Re-count; an AssertionError here is a bug of the lab."""
         assert self.hits + self.misses == self.accesses, "hits and misses do not add up"
@@ -66,6 +77,7 @@ class Books:
             **counts,
             "bytes_moved": int(self.bytes_moved),
             "coverage": self.covered_activations / max(self.activations, 1),
+            "coverage_first": self.first_covered / max(self.first_activations, 1),
             "expert_coverage": self.hits / max(self.accesses, 1),
             "collision_rate": self.collision_misses / max(self.accesses, 1),
             "coverage_per_gb": self.covered_activations / max(self.activations, 1) / gb if gb else None,

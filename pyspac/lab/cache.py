@@ -74,6 +74,7 @@ class ExpertCache:
         self.share = np.ones(n_cell)  # of its bytes that a resident copy holds: below 1 is low precision
         self.evicted_in = np.full(n_cell, NONE, np.int64)  # step
         self.is_pinned = np.zeros(n_cell, bool)
+        self.n_promised = [0] * len(group_slots)  # free slots that waiting fills will take
         self.owner = [np.full(n, NONE, np.int64) for n in group_slots]  # key per slot
         self.free = [list(range(n - 1, -1, -1)) for n in group_slots]  # the last one is taken first
         self.forward = 0
@@ -174,6 +175,29 @@ class ExpertCache:
         self._settle(key, slot)
         self.residency[key] = LOADING
         return True
+
+    def promise(self, keys: Keys, n_held_max: int) -> Keys:
+        """Promise free slots to absent experts of one layer, in their order; return those that got one.
+
+        n_held_max: of the layer's experts that hold or await a slot.
+        """
+        group, first = int(self.group_of[keys[0]]), int(keys[0]) // self.n_expert * self.n_expert
+        room = len(self.free[group]) - self.n_promised[group]
+        if room <= 0:
+            return keys[:0]
+        n_held = int(np.count_nonzero(self.residency[first : first + self.n_expert] != ABSENT))
+        absent = keys[self.residency[keys] == ABSENT]
+        got: Keys = absent[: max(min(room, n_held_max - n_held), 0)]
+        self.residency[got] = QUEUED
+        self.n_promised[group] += len(got)
+        return got
+
+    def claim_promised(self, key: int) -> bool:
+        """Take the slot that was promised; False if others took it meanwhile."""
+        group = int(self.group_of[key])
+        self.n_promised[group] -= 1
+        self.residency[key] = ABSENT
+        return bool(self.free[group]) and self.claim(key)
 
     def _victim_for(self, key: int, group: int) -> int | None:
         if not self.can_evict:

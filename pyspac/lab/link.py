@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import heapq
 
+import numpy as np
+
 from pyspac.engine.board import NO_BUDGET
 from pyspac.lab.cache import ABSENT, QUEUED, ExpertCache
-from pyspac.lab.demand import Floats, Keys
+from pyspac.lab.demand import Demand, Floats, Keys
 from pyspac.lab.machine import Machine
 
 
@@ -26,6 +28,7 @@ class Link:
         self.in_flight = -1
         self.queue: list[tuple[int, int, int]] = []  # heap of (-level, number, key)
         self.waiting: dict[int, int] = {}  # key: number of its valid entry
+        self.fills: list[tuple[int, int, int]] = []  # heap of (-level, number, key): promised free slots
         self.queued_us = 0.0  # link time of the queue, about
         self.byte_budget = NO_BUDGET  # per forward
         self.credit = float("inf")  # bytes that may still begin in this forward
@@ -42,6 +45,19 @@ class Link:
             if self.cache.residency[key] == ABSENT:
                 self._push(key, level)
                 self.cache.residency[key] = QUEUED
+        self.advance(now)
+
+    def fill(self, demand: Demand, n_tokens: int, n_held_max: int, now: float) -> None:
+        """Copy what was just used into free slots while nothing of the queue can begin; most used first.
+
+        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. n_tokens: of the
+        batch; n_held_max: of the layer's experts that hold or await a slot.
+        """
+        order = np.argsort(-demand.rows, kind="stable")
+        level_of = dict(zip(demand.keys.tolist(), (255 * demand.rows // n_tokens).tolist(), strict=True))
+        for key in self.cache.promise(demand.keys[order], n_held_max).tolist():
+            self._number += 1
+            heapq.heappush(self.fills, (-level_of[key], self._number, key))
         self.advance(now)
 
     def _push(self, key: int, level: int) -> None:
@@ -91,6 +107,22 @@ class Link:
 
     def _begin(self, at: float) -> bool:
         """Begin the next copy that finds a slot; False if none can."""
+        return self._begin_queued(at) or self._begin_fill(at)
+
+    def _begin_fill(self, at: float) -> bool:
+        while self.fills:
+            key = heapq.heappop(self.fills)[2]
+            if self.cache.claim_promised(key):
+                self._start(key, at)
+                return True
+        return False
+
+    def _start(self, key: int, at: float) -> None:
+        self.in_flight = key
+        self.free_at = at + self.machine.copy_us(float(self.cache.bytes_of[key]))
+        self.books.link_us += self.free_at - at
+
+    def _begin_queued(self, at: float) -> bool:
         while (entry := self._pop()) is not None:
             key, level = entry
             n_bytes = float(self.cache.bytes_of[key])
@@ -101,9 +133,7 @@ class Link:
                 self.cache.residency[key] = ABSENT
                 continue
             self.credit -= n_bytes
-            self.in_flight = key
-            self.free_at = at + self.machine.copy_us(n_bytes)
-            self.books.link_us += self.free_at - at
+            self._start(key, at)
             return True
         return False
 

@@ -21,6 +21,9 @@ class Setup:
     routing: str = "standard"
     capacity: str = "5%"  # of all experts' bytes, or MiB
     without: frozenset[str] = frozenset()  # ablations of the shipping scheduler
+    is_cold: bool = False  # the scheduler does not hear of the prompt
+    fills: bool = True  # where the shipping scheduler decides: what was just used takes free slots at once
+    n_first: int = 16  # tokens of `coverage_first`
     predictor_accuracy: float = 0.85  # of predictions that the trace does not record
     seed: int = 0
     label: str = ""  # of a named combination

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.engine.step import StepRecord
-from pyspac.lab.demand import Bools
+from pyspac.lab.demand import Bools, Demand
 from pyspac.lab.events import StepOver
 from pyspac.lab.state import RunState
 from pyspac.scheduler.activations import Activity
@@ -72,6 +72,28 @@ class ShippingScheduler:
     def step(self, event: StepOver) -> None:
         """Let the scheduler see a step and decide."""
         self._observe(event)
+        self._decide()
+
+    def see_prompt(self, demand: Demand, n_tokens: int, now_us: float) -> None:
+        """Count one layer of the prompt, and let its most used experts take free slots, a fair share of them.
+
+        As spac_prompt_counts does in the engine.
+        """
+        self.board.prompt_counts.reshape(-1)[demand.keys] += demand.rows.astype(np.uint32)
+        if self.decision.fills:
+            group = self.board.group[demand.il]
+            n_layers = int(np.count_nonzero((self.board.group == group) & (self.board.expert_bytes > 0)))
+            share = -(-int(self.board.group_slots[demand.il]) // n_layers)
+            self.link.fill(demand, n_tokens, share, now_us)
+
+    def end_prompt(self, now_us: float) -> None:
+        """Decide before the first step."""
+        self._observe_copies()
+        self._decide()
+        if self.decision.is_obeyed:
+            self.apply(now_us)
+
+    def _decide(self) -> None:
         self.scheduler.step()
         np.copyto(self.decision.utility, self.board.utility.ravel())
         np.copyto(self.decision.tau, self.board.tau)

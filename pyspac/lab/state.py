@@ -26,6 +26,7 @@ class Decision:
     utility: npt.NDArray[np.uint8]  # [n_cell]
     tau: npt.NDArray[np.uint8]  # [n_layer]
     is_obeyed: bool = False  # its plan is carried out, so that the engine's rules hold
+    fills: bool = False  # what was just used takes free slots at once, as in the engine
 
 
 class RunState:
@@ -38,7 +39,7 @@ class RunState:
         self.trace = workload.trace
         self.geometry = g = self.trace.geometry
         self.n_cell = g.n_layer * g.n_expert
-        self.books = Books(g.n_layer)
+        self.books = Books(g.n_layer, setup.n_first)
         self.group_slots = divide_slots(capacity_bytes, g)
         if min(self.group_slots) < 1:
             raise ConfigError("--capacity", setup.capacity, "room for one expert of each layout group")

@@ -22,6 +22,8 @@ class Activity:
 
     counts: NDArray[np.uint32]  # [n_layer, n_expert] activations
     n_tokens: int  # that were routed: activations of the busiest layer / n_expert_used
+    prompt_counts: NDArray[np.uint32]  # [n_layer, n_expert] activations of prompts
+    prompt_tokens: NDArray[np.int64]  # [n_layer] that were routed there, of prompts
     layer_stats: NDArray[Any]  # [n_layer] LAYER_STATS_DTYPE
     counters: NDArray[Any]  # [1] COUNTERS_DTYPE
     steps: list[StepRecord]  # in their order
@@ -50,6 +52,7 @@ class ActivationDrain:
         """Start at the board's present state: the first drain reports what comes after."""
         self.board = board
         self._counts = _Difference(board.counts)
+        self._prompt_counts = _Difference(board.prompt_counts)
         self._layer_stats = _Difference(board.layer_stats.view(np.uint64))
         self._counters = _Difference(board.counters.view(np.uint64))
         self._n_records = int(board.n_records[0])
@@ -59,9 +62,12 @@ class ActivationDrain:
         board = self.board
         steps, n_lost = self._read_steps()  # first: a step's times are written before its record
         counts = self._counts.drain(board.counts)
+        prompt_counts = self._prompt_counts.drain(board.prompt_counts)
         return Activity(
             counts=counts,
             n_tokens=-(-int(counts.sum(axis=1).max()) // board.n_expert_used),
+            prompt_counts=prompt_counts,
+            prompt_tokens=-(-prompt_counts.sum(axis=1, dtype=np.int64) // board.n_expert_used),
             layer_stats=self._layer_stats.drain(board.layer_stats.view(np.uint64)).view(LAYER_STATS_DTYPE),
             counters=self._counters.drain(board.counters.view(np.uint64)).view(COUNTERS_DTYPE),
             steps=steps,

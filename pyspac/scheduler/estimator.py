@@ -37,6 +37,12 @@ class Estimator:
         """Take in one step's counts over n_tokens tokens; return `utility`, the same array every time."""
         raise NotImplementedError
 
+    def learn_prompt(self, counts: Counts, n_tokens: NDArray[np.int64]) -> None:
+        """Take in what a prompt used, where the rule has a place for it: most are for steps.
+
+        counts: [n_layer, n_expert] activations; n_tokens: [n_layer] tokens that ran each layer, 0 or more.
+        """
+
     def state(self) -> dict[str, NDArray[Any]]:
         """Return copies of what was learned, by name; numbers have the shape ()."""
         return {name.lstrip("_"): np.array(getattr(self, name)) for name in self._learned()}
@@ -132,6 +138,20 @@ class _RateEstimator(Estimator):
         if self._n_updates % self._EVERY == 0:
             self._sum[self._sum < self._NOTHING] = 0.0
 
+    def _blend(self, counts: Counts, n_tokens: NDArray[np.int64], decay: float, n_most: float) -> None:
+        """Take in a prompt as if it were n_most tokens at most, and each layer by its own number of tokens.
+
+        The last layer of a prompt runs for the tokens alone whose logits are wanted.
+        """
+        weight = np.minimum(n_tokens, n_most)  # [n_layer], in tokens
+        kept = decay**weight * self._n_tokens
+        n_after = float((kept + weight).max())
+        old = kept / max(self._n_tokens, 1e-9)
+        scale = n_after / np.maximum(kept + weight, 1e-9)
+        per_token = weight / np.maximum(n_tokens, 1)
+        self._sum[:] = scale[:, None] * (old[:, None] * self._sum + per_token[:, None] * counts)
+        self._n_tokens = n_after
+
     def _quantise(self) -> Levels:
         """Return round(n_levels * sqrt(rate))."""
         scale = self.n_levels**2 / max(self._n_tokens, 1e-9)
@@ -154,6 +174,14 @@ class EmaEstimator(_RateEstimator):
         self._add(counts, n_tokens, self.decay**n_tokens)
         return self._quantise()
 
+    def learn_prompt(self, counts: Counts, n_tokens: NDArray[np.int64]) -> None:
+        """Blend a prompt in: it weighs as much as the tokens that are remembered, and not more.
+
+        So a third is left of what other requests taught, however long the prompt is.
+        """
+        self._blend(counts, n_tokens, self.decay, 1.0 / (1.0 - self.decay))
+        self._quantise()
+
 
 class LfuEstimator(_RateEstimator):
     """Share of all tokens so far that picked the expert (least frequently used leaves). No knob."""
@@ -162,6 +190,11 @@ class LfuEstimator(_RateEstimator):
         """Add; nothing is forgotten."""
         self._add(counts, n_tokens, 1.0)
         return self._quantise()
+
+    def learn_prompt(self, counts: Counts, n_tokens: NDArray[np.int64]) -> None:
+        """Add, token by token."""
+        self._blend(counts, n_tokens, 1.0, np.inf)
+        self._quantise()
 
 
 class StaticEstimator(LfuEstimator):
@@ -180,6 +213,11 @@ class StaticEstimator(LfuEstimator):
             return self.utility
         self._n_steps += 1
         return super().update(counts, n_tokens)
+
+    def learn_prompt(self, counts: Counts, n_tokens: NDArray[np.int64]) -> None:
+        """Learn until the steps are used up; a prompt is none of them."""
+        if self._n_steps < self.n_steps_max:
+            super().learn_prompt(counts, n_tokens)
 
 
 class LruEstimator(Estimator):

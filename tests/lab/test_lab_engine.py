@@ -90,7 +90,9 @@ def replay_on_engine(recorded: Recorded, capacity: str, decide: Any, **params: A
     """Decode the same batches; `decide(engine, index)` runs between the steps."""
     with open_model(recorded.path) as model, Context(model, CONTEXT) as context:
         assert context.ptr is not None
-        with Engine.attach(context.ptr, EngineParams(device="cpu", cache=capacity, **params)) as engine:
+        with Engine.attach(
+            context.ptr, EngineParams(device="cpu", cache=capacity, fill=False, **params)
+        ) as engine:
             for index, batch in enumerate(recorded.batches):
                 context.decode(batch, WIDTH)
                 engine.end_forward()
@@ -119,7 +121,7 @@ def assert_same_books(run: Run, counters: dict[str, int]) -> None:
     ("estimator", "capacity"), [("ema", "12%"), ("spac", "50%"), ("last", "12%"), ("utility-lru", "30%")]
 )
 def test_engine_replays_the_labs_decisions(recorded: Recorded, estimator: str, capacity: str) -> None:
-    setup = Setup(eviction=f"{estimator}:budget=0,payback_steps=0", capacity=capacity)
+    setup = Setup(eviction=f"{estimator}:budget=0,payback_steps=0", capacity=capacity, fills=False)
     run, steps = lab_run(recorded.trace, setup)
     assert run.books.evictions > 0, "the case must exercise eviction"
 
@@ -138,12 +140,12 @@ def test_engine_replays_the_labs_decisions(recorded: Recorded, estimator: str, c
 
 @pytest.mark.parametrize("estimator", ["ema", "spac"])
 def test_the_shipping_scheduler_decides_alike_on_board_and_lab(recorded: Recorded, estimator: str) -> None:
-    setup = Setup(eviction=f"{estimator}:budget=0,threshold=1", capacity="25%")
+    setup = Setup(eviction=f"{estimator}:budget=0,threshold=1", capacity="25%", fills=False)
     run, _ = lab_run(recorded.trace, setup)
     config = SchedulerConfig(estimator=estimator, n_draft_max=run.workload.k, byte_budget=None, threshold=1)
     with open_model(recorded.path) as model, Context(model, CONTEXT) as context:
         assert context.ptr is not None
-        with Engine.attach(context.ptr, EngineParams(device="cpu", cache="25%")) as engine:
+        with Engine.attach(context.ptr, EngineParams(device="cpu", cache="25%", fill=False)) as engine:
             scheduler = Scheduler(engine.board, config)
             for batch in recorded.batches:
                 context.decode(batch, WIDTH)
