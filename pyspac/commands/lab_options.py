@@ -85,6 +85,19 @@ MachineName = Annotated[
         "--machine", metavar="NAME", help=f"{', '.join(PRESETS)}, or a JSON file (also of `doctor`)."
     ),
 ]
+Cold = Annotated[
+    bool,
+    typer.Option(
+        "--cold",
+        help="The scheduler does not hear of the prompt. Without: it learns from it and fills free slots.",
+    ),
+]
+First = Annotated[
+    int | None,
+    typer.Option(
+        "--first", metavar="N", help="Report coverage_first too: that of the first N decoded tokens."
+    ),
+]
 Oracle = Annotated[
     bool,
     typer.Option(

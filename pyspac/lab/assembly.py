@@ -90,10 +90,7 @@ def make_scheduler(state: RunState, policies: Policies) -> ShippingScheduler | N
     # misses that are fetched take the free slots themselves
     computes_misses = policies.miss.name == "host"
     state.decision.fills = (
-        state.setup.fills
-        and state.decision.is_obeyed
-        and computes_misses
-        and "prefetch" not in state.setup.without
+        state.decision.is_obeyed and computes_misses and not {"prefetch", "prompt"} & state.setup.without
     )
     config = replace(wanted.config, without=state.setup.without)
     return ShippingScheduler(state, replace(wanted, config=config))

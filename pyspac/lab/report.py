@@ -30,7 +30,8 @@ COLUMNS: Final = {  # field: (heading, format)
 }
 
 RESTS_ON_GUESSES: Final = (
-    "coverage", "expert_coverage", "predicted_stall_ms", "predicted_tpot_ms", "predicted_tps", "oracle_share",
+    "coverage", "coverage_first", "expert_coverage", "predicted_stall_ms", "predicted_tpot_ms",
+    "predicted_tps", "oracle_share",
 )  # fmt: skip
 
 

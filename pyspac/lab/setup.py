@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pyspac.checks import check_range
+from pyspac.checks import check_int, check_range
 from pyspac.errors import ConfigError
 from pyspac.units import MIB
 
@@ -22,15 +22,16 @@ class Setup:
     capacity: str = "5%"  # of all experts' bytes, or MiB
     without: frozenset[str] = frozenset()  # ablations of the shipping scheduler
     is_cold: bool = False  # the scheduler does not hear of the prompt
-    fills: bool = True  # where the shipping scheduler decides: what was just used takes free slots at once
-    n_first: int = 16  # tokens of `coverage_first`
+    n_first: int | None = None  # tokens of `coverage_first`; None: it is not reported
     predictor_accuracy: float = 0.85  # of predictions that the trace does not record
     seed: int = 0
     label: str = ""  # of a named combination
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if the accuracy is no share."""
+        """Raises ConfigError if the accuracy is no share, or n_first below 1."""
         check_range("--accuracy", self.predictor_accuracy, 0.0, 1.0)
+        if self.n_first is not None:
+            check_int("--first", self.n_first, 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for reports."""

@@ -67,6 +67,25 @@ def test_estimators_bring_prefetch_and_host_misses(trace_file: Path) -> None:
     assert (row["prefetch"], row["miss"]) == ("utility", "host")
 
 
+def test_first_adds_the_coverage_of_the_first_tokens(trace_file: Path) -> None:
+    args = ("lab", "run", trace_file, "--capacity", "50%", "--k", "0", "--no-oracle")
+    assert call_json(*args)["coverage_first"] is None
+    rows = [call_json(*args, "--first", n) for n in (3, 10, 99)]
+    assert rows[0]["coverage_first"] != rows[0]["coverage"]
+    assert rows[1]["coverage_first"] == rows[2]["coverage_first"] == rows[0]["coverage"]
+    assert "coverage_first" in call(*args, "--first", 3).stdout
+    assert call_json(*args, "--first", 10, "--phase", "all")["coverage_first"] > rows[1]["coverage"]
+
+
+def test_cold_keeps_the_prompt_from_the_scheduler(trace_file: Path) -> None:
+    args = ("lab", "run", trace_file, "--capacity", "50%", "--k", "0", "--no-oracle", "--first", 1)
+    seeded, cold = call_json(*args), call_json(*args, "--cold")
+    assert seeded["coverage_first"] > cold["coverage_first"] == 0.0
+    assert (seeded["setup"]["is_cold"], cold["setup"]["is_cold"]) == (False, True)
+    demand_only = [call_json(*args, "--eviction", "lru", *more) for more in ((), ("--cold",))]
+    assert demand_only[0]["hits"] == demand_only[1]["hits"]
+
+
 NEEDS_SCORES = ("specmd-2", "specmd-4", "specmd-5")
 
 
@@ -241,6 +260,8 @@ def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
         ("--machine", "abacus"),
         ("--without", "nope"),
         ("--phase", "nope"),
+        ("--first", "0"),
+        ("--cold", "--phase", "all"),
         ("--policy-file", "missing.py"),
         ("--json", "missing-folder/x.json"),
     ],

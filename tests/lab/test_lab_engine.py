@@ -121,7 +121,9 @@ def assert_same_books(run: Run, counters: dict[str, int]) -> None:
     ("estimator", "capacity"), [("ema", "12%"), ("spac", "50%"), ("last", "12%"), ("utility-lru", "30%")]
 )
 def test_engine_replays_the_labs_decisions(recorded: Recorded, estimator: str, capacity: str) -> None:
-    setup = Setup(eviction=f"{estimator}:budget=0,payback_steps=0", capacity=capacity, fills=False)
+    setup = Setup(
+        eviction=f"{estimator}:budget=0,payback_steps=0", capacity=capacity, without=frozenset({"prompt"})
+    )
     run, steps = lab_run(recorded.trace, setup)
     assert run.books.evictions > 0, "the case must exercise eviction"
 
@@ -140,7 +142,7 @@ def test_engine_replays_the_labs_decisions(recorded: Recorded, estimator: str, c
 
 @pytest.mark.parametrize("estimator", ["ema", "spac"])
 def test_the_shipping_scheduler_decides_alike_on_board_and_lab(recorded: Recorded, estimator: str) -> None:
-    setup = Setup(eviction=f"{estimator}:budget=0,threshold=1", capacity="25%", fills=False)
+    setup = Setup(eviction=f"{estimator}:budget=0,threshold=1", capacity="25%", without=frozenset({"prompt"}))
     run, _ = lab_run(recorded.trace, setup)
     config = SchedulerConfig(estimator=estimator, n_draft_max=run.workload.k, byte_budget=None, threshold=1)
     with open_model(recorded.path) as model, Context(model, CONTEXT) as context:
