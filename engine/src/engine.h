@@ -15,6 +15,7 @@
 #include "plan.h"
 #include "prefetch-worker.h"
 #include "prompt-counts.h"
+#include "routing-log.h"
 #include "slot-copy.h"
 #include "slot-pool.h"
 #include "timeline.h"
@@ -46,6 +47,7 @@ struct spac_engine {
     spac_decisions                           decisions;
     spac_host_work                           host;
     const std::unique_ptr<spac_dense_matmul> dense; // where the device is "none"
+    spac_routing_log                         log;
     spac_forward                             forward;
     spac_prompt_counts                       prompts;
     spac_graph_splitter                      splitter;

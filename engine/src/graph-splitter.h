@@ -6,6 +6,7 @@
 #include "layers.h"
 #include "plan.h"
 #include "prompt-counts.h"
+#include "routing-log.h"
 #include "slot-pool.h"
 #include "split-graph.h"
 
@@ -16,7 +17,7 @@
 struct spac_graph_splitter {
     // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
     spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, int max_batch);
+                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
     int32_t       n_threads_of(int32_t n_tokens);         // of the graph built last, about to be computed; 0: as the context's
@@ -33,6 +34,7 @@ struct spac_graph_splitter {
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
     spac_prompt_counts &            prompts;
+    spac_routing_log &              log;
     const int                       max_batch;
 
     std::map<int, spac_split_node> nodes;  // of the split layers by il
@@ -42,6 +44,7 @@ struct spac_graph_splitter {
     struct {
         ggml_cgraph * graph     = nullptr;
         bool          is_marked = false; // for `dense`
+        bool          is_logged = false; // a layer of it was seen whose ids are
         int           last_il   = -1;
         int           n_split   = 0; // layers of it
     } built;
