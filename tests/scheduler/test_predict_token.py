@@ -92,6 +92,15 @@ def test_the_row_seen_least_recently_is_replaced() -> None:
     assert [token for token in range(9) if experts_of(table, token)] == [1, 3, 4]
 
 
+def test_a_batch_that_fills_the_table_and_goes_on() -> None:
+    """Of the rows it takes, those that were never used are not given up again."""
+    table = small(5)
+    table.learn(ids(3, 4, 5), routed([0, 1], [1, 2], [2, 3]))
+    table.learn(ids(0, 1, 2), routed([4, 5], [5, 6], [6, 7]))
+    assert [token for token in range(9) if experts_of(table, token)] == [0, 1, 2, 4, 5]
+    assert [experts_of(table, token) for token in (0, 1, 2)] == [[4, 5], [5, 6], [6, 7]]
+
+
 def test_more_tokens_at_once_than_rows() -> None:
     table = small(3)
     table.learn(ids(*range(8)), routed(*([i, 9] for i in range(8))))
