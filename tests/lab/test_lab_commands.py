@@ -88,6 +88,26 @@ def test_cold_keeps_the_prompt_from_the_scheduler(trace_file: Path) -> None:
     assert demand_only[0]["hits"] == demand_only[1]["hits"]
 
 
+def test_predictors_say_what_they_rest_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tokens = [[[int(e) for e in rng.choice(8, 2, replace=False)] for _ in range(4)] for _ in range(6)]
+    path = tmp_path / "t.parquet"
+    write_trace(make_trace(tokens * 5, token_id=np.tile(np.arange(6, dtype=np.int32), 5)), path)
+    args = ("lab", "run", path, "--capacity", "50%", "--predict", "token", "--no-oracle")
+    [token] = call_json(*args)["predictors"]
+    assert (token["name"], token["source"]) == ("token", "recorded")
+    assert (token["recall"], token["precision"], token["known"]) == (1.0, 1.0, 24 / 30)
+    assert "token: recall 1.00, precision 1.00 (recorded)" in call(*args).stdout
+
+
+def test_a_predictor_needs_its_columns(trace_file: Path) -> None:
+    result = call("lab", "run", trace_file, "--predict", "token")
+    assert result.exit_code == 2
+    assert "holds no token ids, which this needs: record it with `pyspac trace`" in " ".join(
+        result.output.split()
+    )
+
+
 NEEDS_SCORES = ("specmd-2", "specmd-4", "specmd-5")
 
 
@@ -263,6 +283,10 @@ def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
         ("--without", "nope"),
         ("--phase", "nope"),
         ("--first", "0"),
+        ("--predict", "nope"),
+        ("--predict", "none,token"),
+        ("--predict", "token:depth=1"),
+        ("--predict", "token", "--eviction", "lru"),
         ("--cold", "--phase", "all"),
         ("--policy-file", "missing.py"),
         ("--json", "missing-folder/x.json"),

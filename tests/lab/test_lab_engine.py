@@ -27,6 +27,8 @@ from pyspac.lab.trace import Trace
 from pyspac.lab.trace_builder import build_trace, trace_geometry
 from pyspac.lab.workload import make_workload
 from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.cost_model import CostModel
+from pyspac.scheduler.plan_ahead import AheadPlanner
 from pyspac.scheduler.scheduler import Scheduler
 
 WIDTH, N_STEPS, N_PROMPT, WAIT_MS = 3, 24, 40, 20_000
@@ -210,3 +212,48 @@ def test_the_shipping_scheduler_decides_alike_on_board_and_lab(recorded: Recorde
 def test_a_prompt_seeds_the_scheduler_alike_on_board_and_lab(prompted: Recorded, capacity: str) -> None:
     setup = Setup(eviction="ema:budget=0,threshold=1", capacity=capacity, **FILLS)
     decide_on_board(prompted, setup, SchedulerConfig(threshold=1, **FILLS), evict=False)
+
+
+def test_what_is_predicted_is_copied_alike_on_board_and_lab(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # times differ: what a copy costs is given, and none comes too late
+    monkeypatch.setattr(CostModel, "copy_price", lambda cost: 0.25)
+    monkeypatch.setattr(AheadPlanner, "_too_late", lambda planner, wanted, *_: np.zeros(len(wanted), bool))
+    config = SchedulerConfig(
+        threshold=9, payback_steps=2.0, predict=("token",), byte_budget=None, n_draft_max=WIDTH - 1
+    )
+    setup = Setup(
+        eviction="ema:budget=0,threshold=9,payback_steps=2",
+        capacity="25%",
+        without=frozenset({"prompt"}),
+        predict=("token",),
+    )
+    run, _ = lab_run(recorded.trace, setup)
+
+    def begin(engine: Engine) -> Decide:
+        scheduler = Scheduler(engine.board, config)
+
+        def look_ahead(tokens: list[int]) -> None:
+            for n in (1, len(tokens)):
+                scheduler.look_ahead(tokens[:n])
+                engine.apply()
+                engine.wait_idle(WAIT_MS)
+
+        def decide(index: int) -> None:
+            if index >= 0:
+                scheduler.step()
+            elif ~index + 1 < len(recorded.batches):
+                look_ahead(recorded.batches[~index + 1])
+
+        look_ahead(recorded.batches[0])
+        return decide
+
+    counters = replay_on_engine(recorded, setup.capacity, begin, fill=False)
+    assert_same_books(run, counters)
+    assert run.scheduler is not None
+    [token] = run.scheduler.predictors()
+    assert token["n_copies_used"] > 0, str(token)
+    assert token["source"] == "recorded"
+    without, _ = lab_run(recorded.trace, replace(setup, predict=()))
+    assert run.books.covered_activations > without.books.covered_activations

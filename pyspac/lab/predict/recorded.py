@@ -4,17 +4,21 @@ trace was made.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from pyspac.lab.demand import Floats, Indices, Keys, Tokens
 from pyspac.lab.trace import softmax
 
+RECORDED: Final = "recorded"
+
 
 class RecordedPredictor:
     """Real guesses, scores and all."""
 
-    source = "recorded"
+    source = RECORDED
     has_scores = True
 
     def __init__(self, early_logits: npt.NDArray[np.float16]) -> None:
