@@ -265,7 +265,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--n-predict", type=int, default=128, help="tokens per prompt, of predictors")
     parser.add_argument("--predict", default=",".join(("none", *PREDICTORS)), help="predictors to compare")
-    parser.add_argument("--threads", type=int, default=machine.describe()["n_cores"])
+    # one core is left for copies, which a real device makes by itself
+    parser.add_argument("--threads", type=int, default=max(1, int(str(machine.describe()["n_cores"])) - 1))
     parser.add_argument("--json", metavar="FILE", help="append one line of JSON; - for stdout, and no table")
     args = parser.parse_args()
     args.draft = args.draft if str(args.draft) not in ("", ".") else None

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pyspac.checks import check_int, check_range
 from pyspac.errors import ConfigError, UsageError
+from pyspac.lab.trace import EARLY_MAX
 from pyspac.units import MIB
 
 PREDICTORS: Final = {  # name: its knobs
@@ -69,6 +70,8 @@ def check_predictor(text: str) -> None:
                 f"give {', '.join(PREDICTORS[name])}" if PREDICTORS[name] else "leave it out, it has none"
             )
             raise UsageError(f"{name} has no knob {knob!r} (given: {value:g}): {instead}")
+    if "depth" in knobs and knobs["depth"] not in range(1, EARLY_MAX + 1):
+        raise ConfigError(f"--predict {name}:depth", knobs["depth"], f"a whole number from 1 to {EARLY_MAX}")
 
 
 def capacity_bytes(text: str, total_bytes: int) -> int:

@@ -14,6 +14,7 @@ from pyspac.lab.cache import LOADING, RESIDENT
 from pyspac.lab.demand import Tokens
 from pyspac.lab.events import StepBegun, StepOver, StepTimes
 from pyspac.lab.layer import LayerRunner
+from pyspac.lab.look_ahead import make_look_ahead
 from pyspac.lab.machine import Machine
 from pyspac.lab.setup import Setup
 from pyspac.lab.trace import TraceGeometry
@@ -31,7 +32,8 @@ class Run:
         self.state = make_state(workload, setup, machine)
         self.policies = make_policies(self.state)
         self.scheduler = make_scheduler(self.state, self.policies)
-        self.layers = LayerRunner(self.state, self.policies)
+        self.ahead = make_look_ahead(self.state)
+        self.layers = LayerRunner(self.state, self.policies, self.ahead)
 
     @property
     def books(self) -> Books:
@@ -77,6 +79,8 @@ class Run:
         event = StepBegun(index, step.tokens, step.n_draft)
         self._look_ahead(step.tokens[:1])
         self.layers.submit(self.policies.prefetch.while_drafting(event))
+        for predictor in self.ahead:
+            predictor.while_drafting(event)
         state.now_us += step.n_draft * self.machine.draft_us
         times = StepTimes(draft_us=state.now_us - start_us)
         state.link.advance(state.now_us)
@@ -100,6 +104,11 @@ class Run:
         """Tell the scheduler what the next forward computes, as far as it is known."""
         if self.scheduler is not None:
             self.scheduler.look_ahead(tokens, self.state.now_us)
+
+    def predictors(self) -> list[dict[str, Any]]:
+        """Return what each predictor said, and what came of it."""
+        of_scheduler = self.scheduler.predictors() if self.scheduler is not None else []
+        return [*of_scheduler, *(predictor.to_dict() for predictor in self.ahead)]
 
     def _book_step(self, step: Step, step_us: float) -> None:
         if step.n_emitted == 0:
@@ -148,5 +157,5 @@ def simulate(workload: Workload, setup: Setup, machine: Machine) -> dict[str, An
         "machine": machine.name,
         "predictor": predictor.source if predictor else None,  # "recorded", or "assumed 0.85"
         **measures,
-        "predictors": run.scheduler.predictors() if run.scheduler else [],
+        "predictors": run.predictors(),
     }
