@@ -87,7 +87,7 @@ class Link:
         is_there = np.isin(cache.residency[keys], (LOADING, RESIDENT))
         absent = [key for key in keys[~is_there].tolist() if key not in waiting]
         room = self._room_ahead(time_us, size)
-        n_queued = sum(n * size <= room for n in range(1, len(absent) + 1))
+        n_queued = sum(1 for n in range(1, len(absent) + 1) if n * size <= room)
         self.ahead.extend((key, who) for key in absent[:n_queued])
         self.advance(now)
         return n_queued, len(absent) - n_queued

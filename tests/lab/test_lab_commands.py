@@ -392,8 +392,13 @@ def test_trace_records_the_draft_gate(tmp_path: Path) -> None:
     # a draft that is the target itself guesses every expert of the tokens that it computes: all but the last
     out = tmp_path / "t.parquet"
     text = ("-p", "def read(self", "-n", "12", "--draft-max", "3", "--no-display")
-    result = call("trace", "-m", TARGET, "-md", TARGET, "-o", out, *text, "--draft-gate", "--device", "cpu")
+    result = call("trace", "-m", TARGET, "-md", TARGET, "-o", out, *text, "--draft-gate", "--early",
+                  "--device", "cpu")  # fmt: skip
     assert result.exit_code == 0, result.output
+    names = ["token", "next-layer:depth=2", "draft-gate"]
+    row = call_json("lab", "run", out, "--predict", ",".join(names), "--capacity", "40%", "--no-oracle")
+    assert [predictor["name"] for predictor in row["predictors"]] == names
+    assert all(predictor["recall"] > 0.5 for predictor in row["predictors"][1:])
     trace = read_trace(out)
     assert trace.draft_logits is not None
     assert recall(trace, trace.draft_logits) > 0.97
