@@ -115,7 +115,14 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.n_threads      = [](void * engine, int32_t n_tokens) { return ((spac_engine *) engine)->splitter.n_threads_of(n_tokens); };
     h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
     h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
+    h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
     return h;
+}
+
+void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
+    if (board->looks_ahead()) {
+        board->look_ahead(tokens, n_tokens);
+    }
 }
 
 void spac_engine::record_step(const llama_moe_hook_step & step) {

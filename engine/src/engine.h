@@ -57,6 +57,7 @@ struct spac_engine {
   private:
     llama_moe_hook make_hook(void (*free_with_context)(void *));
     void           start_worker();
+    void           look_ahead(const llama_token * tokens, int32_t n_tokens);
     void           record_step(const llama_moe_hook_step & step);
     bool           copy_to_slot(const spac_load & load);
     void           look_around();

@@ -20,7 +20,7 @@ from pyspac.generate.options import (
     is_host_only,
     parse_threshold,
 )
-from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig, parse_ablations
+from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig, parse_ablations, parse_predictors
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
 
@@ -178,7 +178,7 @@ def no_drafting(speculation: str | None, draft_max: int | None) -> tuple[str, in
 
 
 def scheduler_config(
-    estimator: str, threshold: str, without: str, link_gb_s: float | None, n_draft_max: int
+    estimator: str, threshold: str, without: str, predict: str, link_gb_s: float | None, n_draft_max: int
 ) -> SchedulerConfig:
     """From the options as text. Raises ConfigError."""
     check_link_gb_s(link_gb_s)
@@ -186,6 +186,7 @@ def scheduler_config(
         estimator=estimator,
         threshold=parse_threshold(threshold),
         without=parse_ablations(without),
+        predict=parse_predictors(predict),
         n_draft_max=n_draft_max,
         link_gb_s=link_gb_s,
     )
