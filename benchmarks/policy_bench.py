@@ -22,7 +22,10 @@ QWEN, GEMMA, DEMO = "Qwen3", "Gemma-4", "the demo model"
 FILES: Final = {QWEN: "qwen.route.csv", GEMMA: "gemma.route.csv"}  # in the folder --traces
 SEEDS: Final = (0, 1, 2)  # of emulated drafts; what is shown is the mean
 MACHINE: Final = "rtx4090"
-MEASURES: Final = ("coverage", "bytes_moved", "predicted_tps", "misses", "collision_misses", "fidelity")
+MEASURES: Final = (
+    "coverage", "coverage_first", "bytes_moved", "predicted_tps", "misses", "collision_misses", "fidelity",
+)  # fmt: skip
+N_FIRST: Final = 16  # tokens of coverage_first
 
 
 @dataclass
@@ -45,7 +48,7 @@ class Bench:
     def _mean(
         self, trace: str, setup: Setup, capacity: str, k: int | None, machine: str = MACHINE, **fields: Any
     ) -> Row:
-        setup = replace(setup, capacity=capacity, **fields)
+        setup = replace(setup, capacity=capacity, n_first=N_FIRST, **fields)
         jobs = [
             Job(Replay(source=str(self.traces[trace]), k=k, seed=seed), setup, PRESETS[machine])
             for seed in (SEEDS if k else SEEDS[:1])

@@ -15,6 +15,7 @@ from policy_bench import (
     FILES,
     GEMMA,
     MACHINE,
+    N_FIRST,
     QWEN,
     Bench,
     Row,
@@ -75,7 +76,7 @@ def capacity_table(trace: str, k: int) -> Make:
 
 
 def estimators(bench: Bench) -> str:
-    policies = ("ema", "spac", "spac:payback_steps=12")
+    policies = ("ema", "spac", "spac:payback_steps=33")
     lines = [
         [
             f"{trace}, K = {k}",
@@ -113,7 +114,7 @@ def gamma(bench: Bench) -> str:
 def knobs(bench: Bench) -> str:
     variants = (
         *(f"ema_decay={value}" for value in (0.93, 0.98, 0.99)),
-        *(f"payback_steps={value}" for value in (0, 6, 24)),
+        *(f"payback_steps={value}" for value in (0, 12, 66)),
     )
 
     def gain(knob: str, machine: str, k: int) -> str:
@@ -128,6 +129,23 @@ def knobs(bench: Bench) -> str:
     where = [(machine, k) for machine in (MACHINE, "rtx3060-laptop") for k in (0, 4)]
     lines = [[f"`{knob}`", *(gain(knob, machine, k) for machine, k in where)] for knob in variants]
     return table(["knob", *(f"`{machine}`, K = {k}" for machine, k in where)], lines)
+
+
+def prompts(bench: Bench) -> str:
+    """What a cold start and one that is seeded by the prompt cover of the first tokens, and of all."""
+    lines = []
+    for trace in FILES:
+        for machine in (MACHINE, "rtx3060-laptop", "instant"):
+            cells = []
+            for capacity in ("17%", "40%"):
+                cold, seeded = (
+                    bench.row(trace, "ema", capacity, 0, machine=machine, is_cold=is_cold)
+                    for is_cold in (True, False)
+                )
+                cells += [f"{cold[name]:.2f} / {seeded[name]:.2f}" for name in ("coverage_first", "coverage")]
+            lines.append([trace, f"`{machine}`", *cells])
+    what = [f"{percent(c)}, {tokens}" for c in ("17%", "40%") for tokens in (f"first {N_FIRST}", "all")]
+    return table(["cold / seeded, K = 0", "machine", *what], lines)
 
 
 def machines(bench: Bench) -> str:
@@ -244,6 +262,7 @@ SECTIONS: Final[dict[str, Make]] = {
     "estimators": estimators,
     "gamma": gamma,
     "knobs": knobs,
+    "prompts": prompts,
     "machines": machines,
     "prefetch": prefetch,
     "collisions": collisions,

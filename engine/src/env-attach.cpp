@@ -5,6 +5,7 @@
 //   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
+//   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 #include "engine.h"
 #include "status.h"
@@ -41,6 +42,13 @@ static int32_t checked_host_kernels(const std::string & text) {
     throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_HOST_KERNELS \"%s\": give auto, spac or ggml", text.c_str()));
 }
 
+static bool checked_fill(const std::string & text) {
+    if (text != "0" && text != "1") {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_FILL \"%s\": give 0 or 1", text.c_str()));
+    }
+    return text == "1";
+}
+
 static void free_with_context(void * user_data) {
     spac_engine * engine = (spac_engine *) user_data;
     engine->forget_context();
@@ -57,6 +65,7 @@ static void attach(llama_context * ctx) {
     params.verbose            = true;
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
+    params.fill               = checked_fill(env_or("PYSPAC_FILL", "1"));
     new spac_engine(ctx, params, free_with_context); // owned by the context
 }
 

@@ -23,7 +23,7 @@ from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
 from pyspac.lab.machine import PRESETS, load_machine
 from pyspac.lab.policy import DIMENSIONS
 from pyspac.lab.registry import find, load_file, names
-from pyspac.lab.setup import Setup
+from pyspac.lab.setup import Setup, parse_predictors
 from pyspac.lab.sweep import Job, Replay, make_jobs, run_job, run_with_oracle
 from pyspac.lab.trace import Trace
 from pyspac.lab.trace_file import read_trace
@@ -52,11 +52,14 @@ def run(
     miss: lo.Miss = DEFAULTS.miss,
     routing: lo.Routing = DEFAULTS.routing,
     without: o.Without = "",
+    predict: lo.Predict = "none",
     capacity: lo.Capacity = DEFAULTS.capacity,
     k: lo.DraftLength = None,
     machine: lo.MachineName = "rtx4090",
     accept: lo.Accept = DEFAULT_ACCEPT,
     phase: lo.PhaseName = "decode",
+    cold: lo.Cold = False,
+    first: lo.First = None,
     accuracy: lo.Accuracy = DEFAULTS.predictor_accuracy,
     seed: lo.Seed = 0,
     oracle: lo.Oracle = True,
@@ -65,10 +68,15 @@ def run(
 ) -> None:
     """Run one set of policies over a trace and show its measures."""
     check_json_target(json_file)
+    if cold and phase == "all":
+        raise UsageError(
+            "--cold keeps the prompt from the scheduler, --phase all makes it a step: give one of them"
+        )
     _load_files(policy_file)
     base = Setup(
         eviction=eviction, prefetch=prefetch, miss=miss, routing=routing, capacity=capacity,
-        without=parse_ablations(without), predictor_accuracy=accuracy, seed=seed,
+        without=parse_ablations(without), predict=parse_predictors(predict), is_cold=cold, n_first=first,
+        predictor_accuracy=accuracy, seed=seed,
     )  # fmt: skip
     setup, forced_k = (base, None) if policy is None else find_setup(policy, base)
     replay = _replay(trace, k if forced_k is None else forced_k, accept, phase, seed)

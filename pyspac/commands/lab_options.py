@@ -85,6 +85,28 @@ MachineName = Annotated[
         "--machine", metavar="NAME", help=f"{', '.join(PRESETS)}, or a JSON file (also of `doctor`)."
     ),
 ]
+Predict = Annotated[
+    str,
+    typer.Option(
+        "--predict",
+        metavar="LIST",
+        help="Who tells the scheduler what comes next, by what the trace recorded: "
+        "token (token ids), next-layer (--early), next-layer:depth=2, draft-gate (--draft-gate), or none.",
+    ),
+]
+Cold = Annotated[
+    bool,
+    typer.Option(
+        "--cold",
+        help="The scheduler does not hear of the prompt. Without: it learns from it and fills free slots.",
+    ),
+]
+First = Annotated[
+    int | None,
+    typer.Option(
+        "--first", metavar="N", help="Report coverage_first too: that of the first N decoded tokens."
+    ),
+]
 Oracle = Annotated[
     bool,
     typer.Option(

@@ -24,6 +24,7 @@ from pyspac.generate.options import RunOptions, parse_spec_type
 from pyspac.generate.sampling import SamplingParams
 from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_file import write_trace
+from pyspac.speculation.manager import FIXED
 
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace to write, Parquet.")]
 Logits = Annotated[
@@ -32,7 +33,16 @@ Logits = Annotated[
 ]
 Early = Annotated[
     bool,
-    typer.Option("--early", help="Record each router applied one layer early: what a prefetcher could know."),
+    typer.Option(
+        "--early", help="Record each router applied 1, 2 and 3 layers early: what a prefetcher could know."
+    ),
+]
+DraftGate = Annotated[
+    bool,
+    typer.Option(
+        "--draft-gate",
+        help="Record the target's routers on the draft model's router inputs; the draft is a MoE as wide.",
+    ),
 ]
 NoDisplay = Annotated[bool, typer.Option("--no-display", help="Do not show the text.")]
 
@@ -54,24 +64,30 @@ def trace(
     seed: o.Seed = -1,
     logits: Logits = False,
     early: Early = False,
+    draft_gate: DraftGate = False,
     no_display: NoDisplay = False,
 ) -> None:
     """Record a routing trace for `pyspac lab`.
 
     The model runs in stock llama.cpp, without a split; drafts are traced too. The trace holds step, position,
-    whether a token was drafted, accepted or rejected, and per layer the experts with their router weights.
+    its id, whether a token was drafted, accepted or rejected, and per layer the experts with their router
+    weights.
     """
     check_target("--output", output)
+    kind = parse_spec_type(spec_type)
+    drafts = model_draft is not None if kind is None else kind != "none"
     options = RunOptions(
         model=model, draft=model_draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads, device=device,
-        stock=True, spec_type=parse_spec_type(spec_type), draft_max=draft_max,
+        stock=True, spec_type=kind, draft_max=draft_max,
+        speculation=FIXED if drafts else None,  # a trace does not depend on how long recording takes
         sampling=replace(SamplingParams(), temp=temp, seed=seed),
     )  # fmt: skip
     text = read_prompt(prompt, file)
     with Interrupt.watch() as interrupt:
         recorded = record(
-            options, text, interrupt, wants_logits=logits, wants_early=early, is_shown=not no_display
-        )
+            options, text, interrupt, wants_logits=logits, wants_early=early, wants_gate=draft_gate,
+            is_shown=not no_display,
+        )  # fmt: skip
     write_trace(recorded, output)
     _say(recorded, output)
     if interrupt:
@@ -85,17 +101,23 @@ def record(
     *,
     wants_logits: bool,
     wants_early: bool,
+    wants_gate: bool,
     is_shown: bool,
 ) -> Trace:
     """Load, generate with a progress bar, and return the trace."""
     from pyspac.lab.probe import RoutingProbe
-    from pyspac.lab.recorder import TraceSession
+    from pyspac.lab.recorder import TraceSession, check_draft_gate
     from pyspac.lab.trace_builder import trace_geometry
 
     trace_geometry(options.model)  # a dense model is refused before it is loaded
-    probe = RoutingProbe(wants_logits=wants_logits, wants_early=wants_early)
+    if wants_gate:
+        check_draft_gate(options.model, options.draft)
+    probe = RoutingProbe(wants_logits=wants_logits, wants_early=wants_early, keeps_inputs=wants_gate)
+    draft_probe = (
+        RoutingProbe(wants_logits=False, wants_early=False, keeps_inputs=True) if wants_gate else None
+    )
     with loading_bar(interrupt) as progress:
-        session = TraceSession(probe, options, progress)
+        session = TraceSession(probe, draft_probe, options, progress)
     columns = (TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with session, Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("tokens", total=options.n_predict if options.n_predict > 0 else None)

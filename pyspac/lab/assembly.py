@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.lab.machine import Machine
 from pyspac.lab.policy import Dimension, Eviction, Miss, Policy, Prefetch, Routing
 from pyspac.lab.registry import find
@@ -14,7 +14,7 @@ from pyspac.lab.shipping import SchedulerSetup, ShippingScheduler
 from pyspac.lab.state import RunState
 from pyspac.lab.view import OracleView, View
 from pyspac.lab.workload import Workload
-from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.config import PREDICTORS, SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,16 @@ def _check(policies: Policies, setup: Setup) -> None:
 def make_scheduler(state: RunState, policies: Policies) -> ShippingScheduler | None:
     """Return the shipping scheduler as the policies ask for it; None if none of them does.
 
-    Where nothing ever moves there is nothing to schedule.
+    Where nothing ever moves there is nothing to schedule. UsageError for predictors that nobody would hear.
     """
+    wanted = policies.eviction.scheduler_setup()
+    if state.setup.predict and (wanted is None or not policies.prefetch.obeys_scheduler):
+        raise UsageError(
+            f"--predict {','.join(state.setup.predict)} speaks to pyspac's scheduler, which this run lacks: "
+            "give an estimator such as --eviction ema, and --prefetch auto"
+        )
     if policies.eviction.is_fixed:
         return None
-    wanted = policies.eviction.scheduler_setup()
     if wanted is None:
         if not policies.prefetch.obeys_scheduler:
             return None
@@ -90,10 +95,10 @@ def make_scheduler(state: RunState, policies: Policies) -> ShippingScheduler | N
     # misses that are fetched take the free slots themselves
     computes_misses = policies.miss.name == "host"
     state.decision.fills = (
-        state.setup.fills
-        and state.decision.is_obeyed
-        and computes_misses
-        and "prefetch" not in state.setup.without
+        state.decision.is_obeyed and computes_misses and not {"prefetch", "prompt"} & state.setup.without
     )
-    config = replace(wanted.config, without=state.setup.without)
+    config = replace(
+        wanted.config, without=state.setup.without,
+        predict=tuple(name for name in state.setup.predict if name in PREDICTORS),
+    )  # fmt: skip
     return ShippingScheduler(state, replace(wanted, config=config))

@@ -14,7 +14,7 @@ class Books:
     """Accesses are distinct (step, layer, expert); activations are (token, layer, expert)."""
 
     n_layer: int
-    n_first: int = 16  # decoded tokens of coverage_first
+    n_first: int | None = None  # decoded tokens of coverage_first; None: it is not reported
     accesses: int = 0
     hits: int = 0
     misses: int = 0  # late ones included
@@ -26,7 +26,7 @@ class Books:
     bytes_moved: float = 0.0
     activations: int = 0
     covered_activations: int = 0  # whose expert was resident and ready
-    first_activations: int = 0  # of the first n_first tokens
+    first_activations: int = 0  # of the steps that emitted the first n_first tokens
     first_covered: int = 0
     router_weight: float = 0.0
     lost_weight: float = 0.0  # of experts dropped or replaced
@@ -40,6 +40,7 @@ class Books:
     tokens: int = 0
     steps: int = 0
     drafted: int = 0
+    at_step: tuple[int, int] = (0, 0)  # activations and covered ones when the last step ended
     misses_by_layer: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     collisions_by_layer: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     loaded_bytes_by_layer: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -50,9 +51,11 @@ class Books:
         self.loaded_bytes_by_layer = np.zeros(self.n_layer)
 
     def end_step(self, n_emitted: int, n_draft: int) -> None:
-        """Count a step that is over."""
-        if self.tokens < self.n_first:
-            self.first_activations, self.first_covered = self.activations, self.covered_activations
+        """Count a step that is over; one that emitted nothing was the prompt."""
+        before, self.at_step = self.at_step, (self.activations, self.covered_activations)
+        if n_emitted > 0 and self.tokens < (self.n_first or 0):
+            self.first_activations += self.at_step[0] - before[0]
+            self.first_covered += self.at_step[1] - before[1]
         self.steps += 1
         self.tokens += n_emitted
         self.drafted += n_draft
@@ -77,7 +80,7 @@ class Books:
             **counts,
             "bytes_moved": int(self.bytes_moved),
             "coverage": self.covered_activations / max(self.activations, 1),
-            "coverage_first": self.first_covered / max(self.first_activations, 1),
+            "coverage_first": self.first_covered / max(self.first_activations, 1) if self.n_first else None,
             "expert_coverage": self.hits / max(self.accesses, 1),
             "collision_rate": self.collision_misses / max(self.accesses, 1),
             "coverage_per_gb": self.covered_activations / max(self.activations, 1) / gb if gb else None,

@@ -51,8 +51,11 @@ class Choice(Protocol):
     def on_evicted(self, event: Evicted) -> None:
         """Note that an expert has left."""
 
-    def may_leave(self, candidates: Keys, newcomer: int) -> Bools | None:
-        """Return [n] which candidates may make room for a prefetched newcomer; None: all."""
+    def may_leave(self, candidates: Keys, newcomer: int | None) -> Bools | None:
+        """Return [n] which candidates may make room for a prefetched newcomer; None: all.
+
+        A newcomer of None is one that a predictor expects.
+        """
 
     def victims(self, candidates: Keys, n: int) -> Indices:
         """Return indices of the n candidates that leave, first one first."""
@@ -74,6 +77,8 @@ class ExpertCache:
         self.share = np.ones(n_cell)  # of its bytes that a resident copy holds: below 1 is low precision
         self.evicted_in = np.full(n_cell, NONE, np.int64)  # step
         self.is_pinned = np.zeros(n_cell, bool)
+        self.is_expected = np.zeros(n_cell, bool)  # by a predictor, of a layer that is still to run
+        self.promised: set[int] = set()  # that wait for a free slot
         self.n_promised = [0] * len(group_slots)  # free slots that waiting fills will take
         self.owner = [np.full(n, NONE, np.int64) for n in group_slots]  # key per slot
         self.free = [list(range(n - 1, -1, -1)) for n in group_slots]  # the last one is taken first
@@ -162,13 +167,16 @@ class ExpertCache:
             is_there &= ~self.is_pinned[owner]
         return np.asarray(owner[is_there], np.intp)
 
-    def claim(self, key: int) -> bool:
-        """Take a slot for a copy that begins now; False if nobody may leave for it."""
+    def claim(self, key: int, *, is_ahead: bool = False) -> bool:
+        """Take a slot for a copy that begins now; False if nobody may leave for it.
+
+        is_ahead: a predictor expects it, so that it takes the place of anybody who is not wanted.
+        """
         group = int(self.group_of[key])
         if self.free[group]:
             slot = self.free[group].pop()
         else:
-            victim = self._victim_for(key, group)
+            victim = self._victim_for(None if is_ahead else key, group)
             if victim is None:
                 return False
             slot = self._evict(victim)
@@ -190,19 +198,24 @@ class ExpertCache:
         got: Keys = absent[: max(min(room, n_held_max - n_held), 0)]
         self.residency[got] = QUEUED
         self.n_promised[group] += len(got)
+        self.promised.update(got.tolist())
         return got
 
     def claim_promised(self, key: int) -> bool:
         """Take the slot that was promised; False if others took it meanwhile."""
         group = int(self.group_of[key])
         self.n_promised[group] -= 1
+        if key not in self.promised:  # a predictor had it copied meanwhile
+            return False
+        self.promised.remove(key)
         self.residency[key] = ABSENT
         return bool(self.free[group]) and self.claim(key)
 
-    def _victim_for(self, key: int, group: int) -> int | None:
+    def _victim_for(self, key: int | None, group: int) -> int | None:
         if not self.can_evict:
             return None
         candidates = self._candidates(group)
+        candidates = candidates[~self.is_expected[candidates]]
         allowed = self.eviction.may_leave(candidates, key) if len(candidates) else None
         if allowed is not None:
             candidates = candidates[allowed]

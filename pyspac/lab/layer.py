@@ -6,7 +6,7 @@ layer ends when device, host and link are done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from pyspac.lab.assembly import Policies
 from pyspac.lab.cache import ABSENT, LOADING
 from pyspac.lab.demand import Bools, Demand, Floats, Indices, Keys
 from pyspac.lab.events import Access, LayerTimes, Routed, RouterOutput
+from pyspac.lab.look_ahead import LookAhead
 from pyspac.lab.policy import DROP, FETCH, HOST, SUBSTITUTE, Copies, Fate, MissPlan
 from pyspac.lab.state import RunState
 from pyspac.lab.trace import NOT_RUN
@@ -38,9 +39,9 @@ class _Service:
 class LayerRunner:
     """Serves layers: asks the policies, moves the state on, and keeps the books."""
 
-    def __init__(self, state: RunState, policies: Policies) -> None:
-        """Take the parts of the run that a layer changes."""
-        self.state, self.policies = state, policies
+    def __init__(self, state: RunState, policies: Policies, ahead: Sequence[LookAhead]) -> None:
+        """Take the parts of the run that a layer changes; `ahead`: who looks ahead of it."""
+        self.state, self.policies, self.ahead = state, policies, ahead
         self.cache, self.link, self.books = state.cache, state.link, state.books
         self.machine, self.geometry = state.machine, state.geometry
 
@@ -52,6 +53,8 @@ class LayerRunner:
         demand = self.policies.routing.route(Routed(asked, router))
         self._run_dense_part(il, len(step.tokens))
         access = self._look_up(step, demand, router)
+        for predictor in self.ahead:
+            predictor.layer_begins(access)
         self._book(access)
         self.cache.pin(demand.keys[access.is_hit])
         self.policies.eviction.on_access(access)
@@ -60,6 +63,8 @@ class LayerRunner:
         self._expire(il)
         service = self._serve(access)
         self.submit(self.policies.prefetch.after_router(access))
+        for predictor in self.ahead:
+            predictor.after_router(access)
         times = self._finish(demand, service, start_us)
         self.cache.unpin_all()
         return demand, times

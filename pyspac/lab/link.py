@@ -7,13 +7,25 @@ Copies on demand go before the queue, after the one in flight. A queued copy cla
 from __future__ import annotations
 
 import heapq
+from collections import deque
+from typing import Protocol
 
 import numpy as np
 
 from pyspac.engine.board import NO_BUDGET
-from pyspac.lab.cache import ABSENT, QUEUED, ExpertCache
+from pyspac.lab.cache import ABSENT, LOADING, QUEUED, RESIDENT, ExpertCache
 from pyspac.lab.demand import Demand, Floats, Keys
 from pyspac.lab.machine import Machine
+
+
+class Expecting(Protocol):
+    """Who expects an expert, and hears what became of the copy."""
+
+    def note_copied(self, key: int) -> None:
+        """It has arrived."""
+
+    def note_dropped(self) -> None:
+        """It was given up."""
 
 
 class Link:
@@ -29,6 +41,8 @@ class Link:
         self.queue: list[tuple[int, int, int]] = []  # heap of (-level, number, key)
         self.waiting: dict[int, int] = {}  # key: number of its valid entry
         self.fills: list[tuple[int, int, int]] = []  # heap of (-level, number, key): promised free slots
+        self.ahead: deque[tuple[int, Expecting]] = deque()  # expected, and to be copied before all else
+        self._expecting: Expecting | None = None  # who expects the copy in flight
         self.queued_us = 0.0  # link time of the queue, about
         self.byte_budget = NO_BUDGET  # per forward
         self.credit = float("inf")  # bytes that may still begin in this forward
@@ -59,6 +73,43 @@ class Link:
             self._number += 1
             heapq.heappush(self.fills, (-level_of[key], self._number, key))
         self.advance(now)
+
+    def expect(self, keys: Keys, time_us: float, now: float, who: Expecting) -> tuple[int, int]:
+        """Keep experts of one layer that runs in time_us, and copy the absent ones before all else.
+
+        As spac_expert_cache::expect: only so many as are sure to be there in time, behind what waits, and
+        within the byte budget beside it. Return how many are queued, and how many were cut.
+        """
+        self.advance(now)
+        cache, size = self.cache, float(self.cache.bytes_of[keys[0]])
+        cache.is_expected[keys] = True
+        waiting = {key for key, _ in self.ahead}
+        is_there = np.isin(cache.residency[keys], (LOADING, RESIDENT))
+        absent = [key for key in keys[~is_there].tolist() if key not in waiting]
+        room = self._room_ahead(time_us, size)
+        n_queued = sum(1 for n in range(1, len(absent) + 1) if n * size <= room)
+        self.ahead.extend((key, who) for key in absent[:n_queued])
+        self.advance(now)
+        return n_queued, len(absent) - n_queued
+
+    def _room_ahead(self, time_us: float, size: float) -> float:
+        """Return the bytes that are sure to be copied in time, and that the byte budget can spare."""
+        ahead, wanted = len(self.ahead) * size, min(len(self.waiting) * size, self.credit)
+        in_flight = size if self.in_flight >= 0 else 0.0
+        copy_us = self.machine.copy_us(size)
+        in_time = time_us * size / copy_us if copy_us else float("inf")
+        return min(in_time - in_flight - ahead - wanted, self.credit - wanted - ahead)
+
+    def drop_ahead(self, il: int) -> None:
+        """Give up what was expected of a layer that runs now: it comes too late."""
+        first = il * self.cache.n_expert
+        self.cache.is_expected[first : first + self.cache.n_expert] = False
+        for _ in range(len(self.ahead)):
+            key, who = self.ahead.popleft()
+            if first <= key < first + self.cache.n_expert:
+                who.note_dropped()
+            else:
+                self.ahead.append((key, who))
 
     def _push(self, key: int, level: int) -> None:
         self._number += 1
@@ -107,7 +158,28 @@ class Link:
 
     def _begin(self, at: float) -> bool:
         """Begin the next copy that finds a slot; False if none can."""
-        return self._begin_queued(at) or self._begin_fill(at)
+        return self._begin_ahead(at) or self._begin_queued(at) or self._begin_fill(at)
+
+    def _begin_ahead(self, at: float) -> bool:
+        while self.ahead:
+            key, who = self.ahead.popleft()
+            n_bytes = float(self.cache.bytes_of[key])
+            is_there = int(self.cache.residency[key]) in (LOADING, RESIDENT)
+            if is_there or self.credit < n_bytes or not self._claim_ahead(key):
+                who.note_dropped()
+                continue
+            self.credit -= n_bytes
+            self._start(key, at)
+            self._expecting = who
+            return True
+        return False
+
+    def _claim_ahead(self, key: int) -> bool:
+        """Take it out of the other queues, and claim a slot."""
+        self.drop(key)
+        self.cache.promised.discard(key)
+        self.cache.residency[key] = ABSENT
+        return self.cache.claim(key, is_ahead=True)
 
     def _begin_fill(self, at: float) -> bool:
         while self.fills:
@@ -118,7 +190,7 @@ class Link:
         return False
 
     def _start(self, key: int, at: float) -> None:
-        self.in_flight = key
+        self.in_flight, self._expecting = key, None
         self.free_at = at + self.machine.copy_us(float(self.cache.bytes_of[key]))
         self.books.link_us += self.free_at - at
 
@@ -147,6 +219,8 @@ class Link:
         key, self.in_flight = self.in_flight, -1
         self._book(key, float(self.cache.bytes_of[key]))
         self.cache.publish(key)
+        if self._expecting is not None:
+            self._expecting.note_copied(key)
 
     def _book(self, key: int, n_bytes: float) -> None:
         self.books.loads += 1

@@ -101,8 +101,11 @@ class Eviction(Policy):
             return np.array([rank.argmin()])
         return np.argsort(rank, kind="stable")[:n]
 
-    def may_leave(self, candidates: Keys, newcomer: int) -> Bools | None:
-        """Return [n] which candidates may make room for a prefetched newcomer; None: all."""
+    def may_leave(self, candidates: Keys, newcomer: int | None) -> Bools | None:
+        """Return [n] which candidates may make room for a prefetched newcomer; None: all.
+
+        A newcomer of None is one that a predictor expects.
+        """
         return None
 
     def runs_on_device(self, keys: Keys) -> Bools | None:

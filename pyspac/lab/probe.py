@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyspac._native import lib_dir
 from pyspac.generate.llama import lib  # type: ignore[attr-defined]
-from pyspac.lab.trace import TraceError
+from pyspac.lab.trace import EARLY_MAX, TraceError
 
 _NODE: Final = re.compile(rb"ffn_moe_(topk|logits|weights(?:_softmax|_norm|_scaled)?)-(\d+)\Z")
 _ROUTER_TYPES: Final = {0: np.float32, 1: np.float16}  # enum ggml_type
@@ -45,23 +45,28 @@ class RoutedLayer:
     experts: Array  # [n, n_expert_used] int32
     weights: Array | None = None  # [n, n_expert_used] float32
     logits: Array | None = None  # [n, n_expert] float32
-    early: Array | None = None
+    early: Array | None = None  # [EARLY_MAX, n, n_expert] by the inputs of routers before; NaN: there is none
+    draft: Array | None = None  # [n, n_expert] by the draft model's inputs; NaN where it has none
 
 
 class RoutingProbe:
     """The eval callback: reads topk, weights and, if wanted, logits of every MoE layer."""
 
-    def __init__(self, *, wants_logits: bool, wants_early: bool) -> None:
-        """Bind ggml's read function; keep `callback` alive as long as the context."""
+    def __init__(self, *, wants_logits: bool, wants_early: bool, keeps_inputs: bool = False) -> None:
+        """Bind ggml's read function; keep `callback` alive as long as the context.
+
+        keeps_inputs: `inputs` and `routers` are filled even if nothing is asked early.
+        """
         self.wants_logits, self.wants_early = wants_logits, wants_early
+        self.keeps_inputs = keeps_inputs or wants_early
         self.layers: dict[int, RoutedLayer] = {}
         self.error: Exception | None = None
         self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
         self._read = ctypes.CDLL(str(lib_dir() / "libggml-base.so")).ggml_backend_tensor_get
         self._read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         self._read.restype = None
-        self._routers: dict[int, Array] = {}  # [n_expert, n_embd] by layer
-        self._input: dict[int, Array] = {}  # [n, n_embd] of this pass
+        self.routers: dict[int, Array] = {}  # [n_expert, n_embd] by layer
+        self.inputs: dict[int, Array] = {}  # [n, n_embd] of this pass
         self._logits: dict[int, tuple[Array, Array | None]] = {}
 
     def take(self) -> dict[int, RoutedLayer]:
@@ -69,7 +74,7 @@ class RoutingProbe:
         if self.error is not None:
             raise self.error
         layers, self.layers = self.layers, {}
-        self._input.clear()
+        self.inputs.clear()
         self._logits.clear()
         return layers
 
@@ -77,7 +82,7 @@ class RoutingProbe:
         """Say whether a node is wanted, later read it; nothing may be raised through llama.cpp."""
         tensor = _Tensor.from_address(pointer)
         match = _NODE.match(tensor.name)
-        if match is None or (match[1] == b"logits" and not (self.wants_logits or self.wants_early)):
+        if match is None or (match[1] == b"logits" and not (self.wants_logits or self.keeps_inputs)):
             return not ask
         if not ask and self.error is None:
             try:
@@ -98,21 +103,28 @@ class RoutingProbe:
 
     def _note_logits(self, il: int, pointer: int, tensor: _Tensor) -> None:
         logits = self._rows(pointer, tensor, np.float32)
-        early = None
-        if self.wants_early:
-            self._input[il] = self._source_rows(tensor, 1)
-            if il not in self._routers:
-                self._routers[il] = self._source_rows(tensor, 0)
-            before = self._input.get(il - 1)
-            if before is not None:
-                early = before[-len(logits) :] @ self._routers[il].T
-        self._logits[il] = (logits, early)
+        if self.keeps_inputs:
+            self.inputs[il] = self._source_rows(tensor, 1)
+            if il not in self.routers:
+                self.routers[il] = self._source_rows(tensor, 0)
+        self._logits[il] = (logits, self._early_logits(il, len(logits)) if self.wants_early else None)
+
+    def _early_logits(self, il: int, n: int) -> Array:
+        """Return [EARLY_MAX, n, n_expert] a layer's router on the inputs of the routers before it."""
+        router = self.routers[il]
+        early = np.full((EARLY_MAX, n, len(router)), np.nan, np.float32)
+        before = [rows for layer, rows in self.inputs.items() if layer < il]
+        for at, rows in zip(early, before[::-1], strict=False):
+            at[:] = rows[-n:] @ router.T
+        return early
 
     def _source_rows(self, tensor: _Tensor, index: int) -> Array:
         pointer = tensor.src[index]
         source = _Tensor.from_address(pointer)
         if source.type not in _ROUTER_TYPES:
-            raise TraceError(f"--early reads routers of F32 and F16; this one is of ggml type {source.type}")
+            raise TraceError(
+                f"--early and --draft-gate read routers of F32 and F16; this one is of type {source.type}"
+            )
         return self._rows(pointer, source, _ROUTER_TYPES[source.type]).astype(np.float32)
 
     def _rows(self, pointer: int, tensor: _Tensor, dtype: Any) -> Array:

@@ -30,7 +30,8 @@ COLUMNS: Final = {  # field: (heading, format)
 }
 
 RESTS_ON_GUESSES: Final = (
-    "coverage", "expert_coverage", "predicted_stall_ms", "predicted_tpot_ms", "predicted_tps", "oracle_share",
+    "coverage", "coverage_first", "expert_coverage", "predicted_stall_ms", "predicted_tpot_ms",
+    "predicted_tps", "oracle_share",
 )  # fmt: skip
 
 
@@ -75,7 +76,16 @@ def run_table(row: Row) -> Table:
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             rests_on_guesses = name in RESTS_ON_GUESSES and is_assumed(row)
             table.add_row(name, f"{text}  (guesses {row['predictor']})" if rests_on_guesses else text)
+    for predictor in row["predictors"]:
+        table.add_row("predicted by", _predictor_text(predictor))
     return table
+
+
+def _predictor_text(predictor: dict[str, Any]) -> str:
+    recall, precision = (
+        "-" if predictor[name] is None else f"{predictor[name]:.2f}" for name in ("recall", "precision")
+    )
+    return f"{predictor['name']}: recall {recall}, precision {precision} ({predictor['source']})"
 
 
 def write_csv(rows: list[Row], path: Path) -> None:

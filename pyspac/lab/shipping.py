@@ -8,14 +8,16 @@ times.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.engine.step import StepRecord
-from pyspac.lab.demand import Bools, Demand
+from pyspac.lab.demand import Bools, Demand, Tokens
 from pyspac.lab.events import StepOver
+from pyspac.lab.predict.recorded import RECORDED
 from pyspac.lab.state import RunState
 from pyspac.scheduler.activations import Activity
 from pyspac.scheduler.config import SchedulerConfig
@@ -68,6 +70,30 @@ class ShippingScheduler:
         self.scheduler = LabScheduler(self.board, setup)
         self.cache.can_evict = "evict" not in setup.config.without
         self._before = (0.0, 0.0)  # bytes, microseconds on the link
+        self.trace = state.trace
+        if self.scheduler.foresight is not None and self.trace.token_id is None:
+            raise self.trace.without("token ids", "")
+
+    def look_ahead(self, tokens: Tokens, now_us: float) -> None:
+        """Tell the scheduler which tokens of the trace come next, as the decode loop does."""
+        if self.scheduler.foresight is None:
+            return
+        assert self.trace.token_id is not None
+        self.scheduler.look_ahead(self.trace.token_id[tokens].tolist())
+        self._take_over()
+        if self.decision.is_obeyed:
+            self.apply(now_us)
+
+    def predictors(self) -> list[dict[str, Any]]:
+        """Return what each predictor said, and what came of it."""
+        foresight = self.scheduler.foresight
+        return [] if foresight is None else [foresight.to_dict() | {"source": RECORDED}]
+
+    def log_routing(self, tokens: Tokens) -> None:
+        """Append to the routing log what these tokens used, as a forward does."""
+        if self.trace.token_id is not None:
+            experts = self.trace.experts[tokens].astype(np.uint16)  # NOT_RUN is the log's mark for nothing
+            self.board.record_routing(self.trace.token_id[tokens], experts)
 
     def step(self, event: StepOver) -> None:
         """Let the scheduler see a step and decide."""
@@ -95,6 +121,9 @@ class ShippingScheduler:
 
     def _decide(self) -> None:
         self.scheduler.step()
+        self._take_over()
+
+    def _take_over(self) -> None:
         np.copyto(self.decision.utility, self.board.utility.ravel())
         np.copyto(self.decision.tau, self.board.tau)
 

@@ -6,17 +6,21 @@ predicted.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pyspac.lab.assembly import make_policies, make_scheduler, make_state
 from pyspac.lab.books import Books
 from pyspac.lab.cache import LOADING, RESIDENT
+from pyspac.lab.demand import Tokens
 from pyspac.lab.events import StepBegun, StepOver, StepTimes
 from pyspac.lab.layer import LayerRunner
+from pyspac.lab.look_ahead import make_look_ahead
 from pyspac.lab.machine import Machine
 from pyspac.lab.setup import Setup
 from pyspac.lab.trace import TraceGeometry
 from pyspac.lab.workload import Step, Workload
+
+N_ROUTED_MAX: Final = 256  # SPAC_N_ROUTED_MAX: tokens of a prompt that the routing log holds
 
 
 class Run:
@@ -28,7 +32,8 @@ class Run:
         self.state = make_state(workload, setup, machine)
         self.policies = make_policies(self.state)
         self.scheduler = make_scheduler(self.state, self.policies)
-        self.layers = LayerRunner(self.state, self.policies)
+        self.ahead = make_look_ahead(self.state)
+        self.layers = LayerRunner(self.state, self.policies, self.ahead)
 
     @property
     def books(self) -> Books:
@@ -64,6 +69,7 @@ class Run:
             self.scheduler.see_prompt(demand, len(prompt.tokens), state.now_us)
             state.now_us += layer_us
             state.link.advance(state.now_us)
+        self.scheduler.log_routing(prompt.tokens[-N_ROUTED_MAX:])
         self.scheduler.end_prompt(state.now_us)
         return state.now_us
 
@@ -71,10 +77,15 @@ class Run:
         state, start_us = self.state, self.state.now_us
         state.step = state.cache.step = index
         event = StepBegun(index, step.tokens, step.n_draft)
+        self._look_ahead(step.tokens[:1])
         self.layers.submit(self.policies.prefetch.while_drafting(event))
+        for predictor in self.ahead:
+            predictor.while_drafting(event)
         state.now_us += step.n_draft * self.machine.draft_us
         times = StepTimes(draft_us=state.now_us - start_us)
         state.link.advance(state.now_us)
+        if step.n_draft:
+            self._look_ahead(step.tokens)
         state.cache.forward += 1
         state.link.begin_forward()
         served = []
@@ -85,7 +96,19 @@ class Run:
         times.verify_us = state.now_us - start_us - times.draft_us
         state.link.advance(state.now_us)
         self._book_step(step, state.now_us - start_us)
+        if self.scheduler is not None:
+            self.scheduler.log_routing(step.tokens)
         self._look_back(StepOver(index, len(step.tokens), step.n_draft, step.n_emitted, served, times))
+
+    def _look_ahead(self, tokens: Tokens) -> None:
+        """Tell the scheduler what the next forward computes, as far as it is known."""
+        if self.scheduler is not None:
+            self.scheduler.look_ahead(tokens, self.state.now_us)
+
+    def predictors(self) -> list[dict[str, Any]]:
+        """Return what each predictor said, and what came of it."""
+        of_scheduler = self.scheduler.predictors() if self.scheduler is not None else []
+        return [*of_scheduler, *(predictor.to_dict() for predictor in self.ahead)]
 
     def _book_step(self, step: Step, step_us: float) -> None:
         if step.n_emitted == 0:
@@ -134,4 +157,5 @@ def simulate(workload: Workload, setup: Setup, machine: Machine) -> dict[str, An
         "machine": machine.name,
         "predictor": predictor.source if predictor else None,  # "recorded", or "assumed 0.85"
         **measures,
+        "predictors": run.predictors(),
     }

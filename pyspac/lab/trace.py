@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pyspac.errors import PyspacError
 
 NOT_RUN: Final = -1  # in `experts`: the layer did not run for this token, or is dense
+EARLY_MAX: Final = 3  # layers ahead that early logits are recorded for
 
 
 class TraceError(PyspacError):
@@ -83,10 +84,15 @@ class Trace:
     step: npt.NDArray[np.int32]  # [n_token] forward pass, rising; prompt pieces have their own
     position: npt.NDArray[np.int32]  # [n_token] in the sequence
     status: npt.NDArray[np.uint8]  # [n_token] TokenStatus
+    # [n_token] ids of the vocabulary; None: not recorded
+    token_id: npt.NDArray[np.int32] | None = None
     experts: npt.NDArray[np.int16]  # [n_token, n_layer, n_expert_used], best first; NOT_RUN: none
     weights: npt.NDArray[np.float32]  # the same shape
     logits: npt.NDArray[np.float16] | None = None  # [n_token, n_layer, n_expert] of the router
-    early_logits: npt.NDArray[np.float16] | None = None  # the same, from the previous layer's hidden state
+    # [d, n_token, n_layer, n_expert] the same, from the router input of the layer 1 .. d routers before
+    early_logits: npt.NDArray[np.float16] | None = None
+    # [n_token, n_layer, n_expert] from the draft model's router input; NaN: it did not compute the token
+    draft_logits: npt.NDArray[np.float16] | None = None
     source: str = field(default="", compare=False)  # file it was read from
 
     def __post_init__(self) -> None:
@@ -100,6 +106,13 @@ class Trace:
             raise TraceError("the trace's steps do not rise from token to token")
         if self.experts.max() >= g.n_expert or self.experts.min() < NOT_RUN:
             raise TraceError(f"the trace names experts outside 0 .. {g.n_expert - 1}")
+
+    def without(self, column: str, how: str) -> TraceError:
+        """Return what to raise where this trace lacks a column; `how`: the option of `pyspac trace`."""
+        return TraceError(
+            f"{self.source or 'this trace'} holds no {column}, which this needs: record it with "
+            f"`pyspac trace{how}`"
+        )
 
     @property
     def n_token(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspac.lab.probe import RoutedLayer
-from pyspac.lab.trace import NOT_RUN, TokenStatus, Trace, TraceError, TraceGeometry
+from pyspac.lab.trace import EARLY_MAX, NOT_RUN, TokenStatus, Trace, TraceError, TraceGeometry
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader, read_header
 
@@ -24,6 +25,7 @@ class Pass:
     position: int = 0
     n_token: int = 0
     n_kept: int = 0  # tokens that were not taken back
+    tokens: Sequence[int] = ()  # their ids
 
 
 def trace_geometry(path: Path) -> TraceGeometry:
@@ -68,13 +70,16 @@ def build_trace(geometry: TraceGeometry, passes: list[Pass], n_prompt: int) -> T
     if any(layer.logits is not None for layer in layers):
         arrays["logits"] = np.full(per_expert, np.nan, np.float16)
     if any(layer.early is not None for layer in layers):
-        arrays["early_logits"] = np.full(per_expert, np.nan, np.float16)
+        arrays["early_logits"] = np.full((EARLY_MAX, *per_expert), np.nan, np.float16)
+    if any(layer.draft is not None for layer in layers):
+        arrays["draft_logits"] = np.full(per_expert, np.nan, np.float16)
     _fill(arrays, passes)
     return Trace(
         geometry=geometry,
         step=np.repeat(np.arange(len(passes)), [p.n_token for p in passes]).astype(np.int32),
         position=np.concatenate([p.position + np.arange(p.n_token) for p in passes]).astype(np.int32),
         status=np.concatenate([_status(p, n_prompt) for p in passes]),
+        token_id=np.array([token for p in passes for token in p.tokens], np.int32),
         **arrays,
     )
 
@@ -88,10 +93,11 @@ def _fill(arrays: dict[str, Any], passes: list[Pass]) -> None:
             at = slice(end - len(layer.experts), end)
             arrays["experts"][at, il, : layer.experts.shape[1]] = layer.experts
             for name, rows in (
-                ("weights", layer.weights), ("logits", layer.logits), ("early_logits", layer.early)
+                ("weights", layer.weights), ("logits", layer.logits), ("early_logits", layer.early),
+                ("draft_logits", layer.draft),
             ):  # fmt: skip
                 if rows is not None:
-                    arrays[name][at, il] = rows
+                    arrays[name][..., at, il, :] = rows
 
 
 def _status(one: Pass, n_prompt: int) -> npt.NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from pyspac.lab.trace import NOT_RUN, Trace, TraceError, TraceGeometry
 FORMAT_VERSION: Final = 1
 METADATA_KEY: Final = b"pyspac.trace"
 PARQUET_MAGIC: Final = b"PAR1"
+EARLY_COLUMNS: Final = ("early_logits", "early_logits_2", "early_logits_3")  # by layers ahead
 NEEDED: Final = ("step", "position", "status", "token", "layer", "experts", "weights")
 
 
@@ -56,10 +57,14 @@ def write_trace(trace: Trace, path: Path) -> None:
         "token": pa.array(token.astype(np.int32)),
         "layer": pa.array(layer.astype(np.int16)),
     }
+    if trace.token_id is not None:
+        columns["token_id"] = pa.array(trace.token_id[token])
     arrays: dict[str, npt.NDArray[Any] | None] = {
         "experts": trace.experts, "weights": trace.weights,
-        "logits": trace.logits, "early_logits": trace.early_logits,
+        "logits": trace.logits, "draft_logits": trace.draft_logits,
     }  # fmt: skip
+    if trace.early_logits is not None:
+        arrays |= dict(zip(EARLY_COLUMNS, trace.early_logits, strict=False))
     for name, values in arrays.items():
         if values is not None:
             flat = values.reshape(-1, values.shape[-1])[ran]
@@ -130,14 +135,17 @@ def _from_table(geometry: TraceGeometry, table: Any, path: Path) -> Trace:
         out[token, layer] = flat
         return out
 
+    early = [per_layer(name, np.nan) for name in EARLY_COLUMNS if name in has]
     return Trace(
         geometry=geometry,
         step=per_token("step"),
         position=per_token("position"),
         status=per_token("status"),
+        token_id=per_token("token_id") if "token_id" in has else None,
         experts=per_layer("experts", NOT_RUN),
         weights=per_layer("weights", 0.0),
         logits=per_layer("logits", np.nan) if "logits" in has else None,
-        early_logits=per_layer("early_logits", np.nan) if "early_logits" in has else None,
+        early_logits=np.stack(early) if early else None,
+        draft_logits=per_layer("draft_logits", np.nan) if "draft_logits" in has else None,
         source=str(path),
     )

@@ -36,9 +36,6 @@ GAMMA_WITHOUT_DRAFTS = 8
 # boundaries start at floor(gamma / 2); at 0 they would stay there, and lift the experts that nobody uses
 MIN_GAMMA = 2
 
-# steps within which a swap must pay for itself; the others swap whenever the newcomer's level is higher
-DEFAULT_PAYBACK_STEPS = {"ema": 12.0, "lfu": 12.0}
-
 
 DRAFT_MAX = 255  # tokens of the longest draft that makes sense
 # speeds of a link that are believed, in 1e9 bytes/s
@@ -79,7 +76,10 @@ class SchedulerConfig:
     ema_decay: float = 0.97  # of ema, per token: share of the past that is left after one more token
     static_steps: int = 8  # of static: steps to learn from before it freezes
     threshold: int | Literal["auto"] = "auto"  # [tau] fixed, or balanced per layer and step
-    payback_steps: float | None = None  # steps within which a swap must save its bytes; 0: any better one may
+    payback_steps: float | None = (
+        None  # steps within which a swap must save its bytes; 0: any better one may;
+    )
+    # None: as many as ema remembers tokens, and 0 for the others
     budget_share: float = 0.5  # of the link's time that copies may fill; hosts share their memory with it
     byte_budget: int | Literal["auto"] | None = "auto"  # bytes per forward; None: no limit
     link_gb_s: float | None = None  # known speed of the link in 1e9 bytes/s, until copies were measured
@@ -130,7 +130,12 @@ class SchedulerConfig:
         """Return payback_steps after defaults; 0: no such condition."""
         if self.payback_steps is not None:
             return self.payback_steps
-        return DEFAULT_PAYBACK_STEPS.get(self.estimator, 0.0)
+        return self.memory_tokens if self.estimator == "ema" else 0.0
+
+    @property
+    def memory_tokens(self) -> float:
+        """Return how many tokens ema remembers: the sum of all their weights, where the last one weighs 1."""
+        return 1.0 / (1.0 - self.ema_decay)
 
     @property
     def fixed_threshold(self) -> int | None:

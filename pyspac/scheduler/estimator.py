@@ -138,18 +138,17 @@ class _RateEstimator(Estimator):
         if self._n_updates % self._EVERY == 0:
             self._sum[self._sum < self._NOTHING] = 0.0
 
-    def _blend(self, counts: Counts, n_tokens: NDArray[np.int64], decay: float, n_most: float) -> None:
-        """Take in a prompt as if it were n_most tokens at most, and each layer by its own number of tokens.
+    def _blend(
+        self, counts: Counts, n_tokens: NDArray[np.int64], weight: NDArray[Any], kept: NDArray[Any]
+    ) -> None:
+        """Take in a prompt as if it were `weight` [n_layer] tokens; `kept` [n_layer] of the past is left.
 
-        The last layer of a prompt runs for the tokens alone whose logits are wanted.
+        By layer, as the last one of a prompt runs for the tokens alone whose logits are wanted.
         """
-        weight = np.minimum(n_tokens, n_most)  # [n_layer], in tokens
-        kept = decay**weight * self._n_tokens
-        n_after = float((kept + weight).max())
-        old = kept / max(self._n_tokens, 1e-9)
-        scale = n_after / np.maximum(kept + weight, 1e-9)
-        per_token = weight / np.maximum(n_tokens, 1)
-        self._sum[:] = scale[:, None] * (old[:, None] * self._sum + per_token[:, None] * counts)
+        after = np.maximum(kept * self._n_tokens + weight, 1e-9)
+        n_after = float(after[n_tokens.argmax()])
+        old, new = kept * n_after / after, weight * n_after / (after * np.maximum(n_tokens, 1))
+        self._sum[:] = old[:, None] * self._sum + new[:, None] * counts
         self._n_tokens = n_after
 
     def _quantise(self) -> Levels:
@@ -165,9 +164,13 @@ class EmaEstimator(_RateEstimator):
     Knob: ema_decay, per token, so that a step of 9 tokens counts as 9 steps of one. Starts as the plain mean.
     """
 
+    # what a prompt counts for at most, in tokens: its order is worth having, but what follows is other text
+    _PROMPT_WEIGHT = 8
+
     def __init__(self, n_layer: int, n_expert: int, config: SchedulerConfig) -> None:
         super().__init__(n_layer, n_expert, config)
         self.decay = config.ema_decay
+        self.memory = config.memory_tokens
 
     def update(self, counts: Counts, n_tokens: int) -> Levels:
         """Forget as many tokens' worth as came in, then add."""
@@ -175,11 +178,12 @@ class EmaEstimator(_RateEstimator):
         return self._quantise()
 
     def learn_prompt(self, counts: Counts, n_tokens: NDArray[np.int64]) -> None:
-        """Blend a prompt in: it weighs as much as the tokens that are remembered, and not more.
+        """Blend a prompt in: it makes the past fade as any tokens do, and weighs as a few of them.
 
-        So a third is left of what other requests taught, however long the prompt is.
+        So what other requests taught is still more than half of the estimate, however long the prompt is.
         """
-        self._blend(counts, n_tokens, self.decay, 1.0 / (1.0 - self.decay))
+        kept = self.decay ** np.minimum(n_tokens, self.memory)
+        self._blend(counts, n_tokens, np.minimum(n_tokens, self._PROMPT_WEIGHT), kept)
         self._quantise()
 
 
@@ -193,7 +197,7 @@ class LfuEstimator(_RateEstimator):
 
     def learn_prompt(self, counts: Counts, n_tokens: NDArray[np.int64]) -> None:
         """Add, token by token."""
-        self._blend(counts, n_tokens, 1.0, np.inf)
+        self._blend(counts, n_tokens, n_tokens, np.ones(len(n_tokens)))
         self._quantise()
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.scheduler.config import DEFAULT_PAYBACK_STEPS, SchedulerConfig
+from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
 from pyspac.scheduler.occupancy import Occupancy
 from pyspac.scheduler.prefetch import Prefetcher, PrefetchPlan
@@ -46,7 +46,7 @@ class AheadPlanner:
         """Plan with that prefetcher's slots and budgets."""
         self.base = prefetcher
         self.cost = cost
-        self.n_steps = config.effective_payback_steps or DEFAULT_PAYBACK_STEPS["ema"]  # [H]
+        self.n_steps = config.effective_payback_steps or config.memory_tokens  # [H]
         self._first_level = min(config.effective_levels + 1, 255)  # of what the next forward needs
 
     def plan(

@@ -84,6 +84,8 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
 def server_env(options: ServeOptions) -> dict[str, str]:
     """What the engine reads from the environment, beside its flags."""
     env = {"PYSPAC_MAX_BATCH": str(options.max_batch)}
+    if {"prefetch", "prompt"} & options.attach.scheduler.without:
+        env["PYSPAC_FILL"] = "0"
     if options.device.lower() != "auto":
         env["PYSPAC_DEVICE"] = options.device
     if options.host_kernels != "auto":

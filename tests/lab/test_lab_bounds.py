@@ -66,7 +66,7 @@ def test_books_balance_and_unbounded_bounds_all(
     trace = random_trace(seed)
     if name in NEEDS_SCORES:
         scores = np.random.default_rng(seed).normal(size=(trace.n_token, 3, 8)).astype(np.float16)
-        trace = replace(trace, early_logits=scores)
+        trace = replace(trace, early_logits=scores[None])
     workload = make_workload(trace, k if forced_k is None else forced_k)
     row = simulate(workload, setup, PRESETS[machine])  # checks its books
     assert row["hits"] + row["misses"] == row["accesses"]

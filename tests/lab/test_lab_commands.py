@@ -13,10 +13,11 @@ from tiny import make_trace
 from typer.testing import CliRunner
 
 from pyspac.cli import app
+from pyspac.generate.llama import Model, ModelParams
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP
 from pyspac.lab.policy import DIMENSIONS
 from pyspac.lab.registry import names
-from pyspac.lab.trace import TokenStatus
+from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_file import read_trace, write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,46 @@ def test_run_writes_one_object(trace_file: Path) -> None:
 def test_estimators_bring_prefetch_and_host_misses(trace_file: Path) -> None:
     row = call_json("lab", "run", trace_file, "--eviction", "ema", "--capacity", "25%")
     assert (row["prefetch"], row["miss"]) == ("utility", "host")
+
+
+def test_first_adds_the_coverage_of_the_first_tokens(trace_file: Path) -> None:
+    args = ("lab", "run", trace_file, "--capacity", "50%", "--k", "0", "--no-oracle")
+    assert call_json(*args)["coverage_first"] is None
+    rows = [call_json(*args, "--first", n) for n in (3, 10, 99)]
+    assert rows[0]["coverage_first"] != rows[0]["coverage"]
+    assert rows[1]["coverage_first"] == rows[2]["coverage_first"] == rows[0]["coverage"]
+    assert "coverage_first" in call(*args, "--first", 3).stdout
+    with_prompt = call_json(*args, "--first", 10, "--phase", "all")
+    assert with_prompt["coverage_first"] > with_prompt["coverage"]  # the prompt found nothing
+
+
+def test_cold_keeps_the_prompt_from_the_scheduler(trace_file: Path) -> None:
+    args = ("lab", "run", trace_file, "--capacity", "50%", "--k", "0", "--no-oracle", "--first", 1)
+    seeded, cold = call_json(*args), call_json(*args, "--cold")
+    assert seeded["coverage_first"] > cold["coverage_first"] == 0.0
+    assert (seeded["setup"]["is_cold"], cold["setup"]["is_cold"]) == (False, True)
+    demand_only = [call_json(*args, "--eviction", "lru", *more) for more in ((), ("--cold",))]
+    assert demand_only[0]["hits"] == demand_only[1]["hits"]
+
+
+def test_predictors_say_what_they_rest_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tokens = [[[int(e) for e in rng.choice(8, 2, replace=False)] for _ in range(4)] for _ in range(6)]
+    path = tmp_path / "t.parquet"
+    write_trace(make_trace(tokens * 5, token_id=np.tile(np.arange(6, dtype=np.int32), 5)), path)
+    args = ("lab", "run", path, "--capacity", "50%", "--predict", "token", "--no-oracle")
+    [token] = call_json(*args)["predictors"]
+    assert (token["name"], token["source"]) == ("token", "recorded")
+    assert (token["recall"], token["precision"], token["known"]) == (1.0, 1.0, 24 / 30)
+    assert "token: recall 1.00, precision 1.00 (recorded)" in call(*args).stdout
+
+
+def test_a_predictor_needs_its_columns(trace_file: Path) -> None:
+    result = call("lab", "run", trace_file, "--predict", "token")
+    assert result.exit_code == 2
+    assert "holds no token ids, which this needs: record it with `pyspac trace`" in " ".join(
+        result.output.split()
+    )
 
 
 NEEDS_SCORES = ("specmd-2", "specmd-4", "specmd-5")
@@ -241,6 +282,12 @@ def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
         ("--machine", "abacus"),
         ("--without", "nope"),
         ("--phase", "nope"),
+        ("--first", "0"),
+        ("--predict", "nope"),
+        ("--predict", "none,token"),
+        ("--predict", "token:depth=1"),
+        ("--predict", "token", "--eviction", "lru"),
+        ("--cold", "--phase", "all"),
         ("--policy-file", "missing.py"),
         ("--json", "missing-folder/x.json"),
     ],
@@ -288,13 +335,25 @@ def test_bad_targets_exit_2(tmp_path: Path) -> None:
     assert not (tmp_path / "t.parquet").exists()
 
 
+MODELS = ROOT / "pyspac" / "models"
+TARGET, DENSE_DRAFT = MODELS / "demo-moe.gguf", MODELS / "demo-draft.gguf"
+
+
+def recall(trace: Trace, logits: Any) -> float:
+    """Share of a token's experts, in layers that ran, that are among the best by `logits`."""
+    is_known = np.isfinite(logits).all(axis=-1) & (trace.experts[:, :, 0] >= 0)
+    best = np.argsort(-np.nan_to_num(logits.astype(float)), axis=-1)[:, :, : trace.geometry.n_expert_used]
+    return float(
+        np.mean([np.isin(best[t, il], trace.experts[t, il]).mean() for t, il in np.argwhere(is_known)])
+    )
+
+
 @pytest.mark.model
 def test_trace_records_drafts_and_logits(tmp_path: Path) -> None:
-    models = ROOT / "pyspac" / "models"
     out = tmp_path / "t.parquet"
-    files = ("-m", models / "demo-moe.gguf", "-md", models / "demo-draft.gguf", "-o", out)
     text = ("-p", "def read(self", "-n", "16", "--no-display")
-    result = call("trace", *files, *text, "--logits", "--early", "--device", "cpu")
+    result = call("trace", "-m", TARGET, "-md", DENSE_DRAFT, "-o", out, *text, "--logits", "--early",
+                  "--device", "cpu")  # fmt: skip
     assert result.exit_code == 0, result.output
     trace = read_trace(out)
     assert trace.has_drafts
@@ -306,14 +365,54 @@ def test_trace_records_drafts_and_logits(tmp_path: Path) -> None:
     assert n_emitted >= 15  # the first of 16 comes from the prompt; the last step may accept beyond the end
     assert trace.logits is not None
     assert trace.early_logits is not None
-    ran = trace.experts[:, :, 0] >= 0
-    best = np.sort(
-        np.argsort(-trace.logits.astype(float), axis=-1)[:, :, : trace.geometry.n_expert_used], axis=-1
-    )
-    same = (best == np.sort(trace.experts, axis=-1)).all(axis=-1)
-    assert same[ran].mean() > 0.99  # half precision may swap equals
-    # a guess one layer early is far better than chance, which is n_expert_used / n_expert
-    early = np.argsort(-np.nan_to_num(trace.early_logits.astype(float)), axis=-1)
-    k = trace.geometry.n_expert_used
-    hits = [np.isin(early[t, il, :k], trace.experts[t, il]).mean() for t, il in np.argwhere(ran) if il > 0]
-    assert np.mean(hits) > 0.5
+    assert trace.draft_logits is None
+    assert recall(trace, trace.logits) > 0.99  # half precision may swap equals
+    # a guess is the better the later it is made; chance is n_expert_used / n_expert
+    recalls = [recall(trace, early) for early in trace.early_logits]
+    assert recalls[0] > 0.6
+    assert recalls[0] > recalls[1] > recalls[2] > 0.3
+    n_guesses = [np.isfinite(early[:, :, 0]).any(axis=0).tolist() for early in trace.early_logits]
+    assert n_guesses == [[False] * d + [True] * (6 - d) for d in (1, 2, 3)]
+
+
+@pytest.mark.model
+def test_trace_records_token_ids(tmp_path: Path) -> None:
+    out = tmp_path / "t.parquet"
+    prompt = "for line in lines:"
+    assert call("trace", "-m", TARGET, "-o", out, "-p", prompt, "-n", "8", "--no-display").exit_code == 0
+    trace = read_trace(out)
+    assert trace.token_id is not None
+    with Model(ModelParams(path=TARGET)) as model:
+        assert trace.token_id[: trace.n_prompt].tolist() == model.vocab.tokenize(prompt)
+    assert len(set(trace.token_id[trace.n_prompt :].tolist())) > 1
+
+
+@pytest.mark.model
+def test_trace_records_the_draft_gate(tmp_path: Path) -> None:
+    # a draft that is the target itself guesses every expert of the tokens that it computes: all but the last
+    out = tmp_path / "t.parquet"
+    text = ("-p", "def read(self", "-n", "12", "--draft-max", "3", "--no-display")
+    result = call("trace", "-m", TARGET, "-md", TARGET, "-o", out, *text, "--draft-gate", "--early",
+                  "--device", "cpu")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    names = ["token", "next-layer:depth=2", "draft-gate"]
+    row = call_json("lab", "run", out, "--predict", ",".join(names), "--capacity", "40%", "--no-oracle")
+    assert [predictor["name"] for predictor in row["predictors"]] == names
+    assert all(predictor["recall"] > 0.5 for predictor in row["predictors"][1:])
+    trace = read_trace(out)
+    assert trace.draft_logits is not None
+    assert recall(trace, trace.draft_logits) > 0.97
+    decoded = trace.status != TokenStatus.PROMPT
+    is_last = np.append(trace.step[1:] != trace.step[:-1], True)
+    has_guess = np.isfinite(trace.draft_logits[:, :, 0]).all(axis=1)
+    assert has_guess[decoded & ~is_last].all()
+    assert not has_guess[decoded & is_last & (np.bincount(trace.step)[trace.step] > 1)].any()
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"), [((), "name one with -md"), (("-md", DENSE_DRAFT), "demo-draft.gguf is dense")]
+)
+def test_a_draft_gate_needs_a_draft_with_experts(tmp_path: Path, draft: tuple[Any, ...], said: str) -> None:
+    result = call("trace", "-m", TARGET, "-o", tmp_path / "t.parquet", *draft, "-p", "x", "--draft-gate")
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())

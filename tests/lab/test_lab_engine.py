@@ -5,7 +5,7 @@ The engine runs in its deterministic mode: the device is the CPU, and every deci
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import gguf_models
 import numpy as np
 import pytest
 
-from pyspac.engine.board import NO_BUDGET, Residency
+from pyspac.engine.board import NO_BUDGET
 from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
 from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
@@ -27,9 +27,11 @@ from pyspac.lab.trace import Trace
 from pyspac.lab.trace_builder import build_trace, trace_geometry
 from pyspac.lab.workload import make_workload
 from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.cost_model import CostModel
+from pyspac.scheduler.plan_ahead import AheadPlanner
 from pyspac.scheduler.scheduler import Scheduler
 
-WIDTH, N_STEPS, WAIT_MS = 3, 24, 20_000
+WIDTH, N_STEPS, N_PROMPT, WAIT_MS = 3, 24, 40, 20_000
 SHAPE = gguf_models.Shape(n_layer=4, n_expert=16, n_expert_used=2)
 
 
@@ -52,21 +54,36 @@ def open_model(path: Path) -> Model:
     return Model(ModelParams(path=path, use_extra_bufts=False))
 
 
-CONTEXT = ContextParams(n_ctx=256, n_outputs_max=WIDTH, n_threads=2)
+CONTEXT = ContextParams(n_ctx=256, n_outputs_max=N_PROMPT, n_threads=1)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    """A model with two layout groups, and the routing of 24 forward passes of 3 tokens."""
-    path = write_model(tmp_path_factory.mktemp("model") / "qwen3moe.gguf")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two layout groups."""
+    return write_model(tmp_path_factory.mktemp("model") / "qwen3moe.gguf")
+
+
+def record(path: Path, n_prompt: int) -> Recorded:
+    """The routing of a prompt, if there is one, and of 24 forward passes of 3 tokens."""
     rng = np.random.default_rng(5)
     # few different tokens, so that some experts are worth keeping
-    batches = [[int(t) for t in rng.choice([10, 20, 30, 40, 50, 60, 70, 80], WIDTH)] for _ in range(N_STEPS)]
+    widths = ([n_prompt] if n_prompt else []) + [WIDTH] * N_STEPS
+    batches = [[int(t) for t in rng.choice([10, 20, 30, 40, 50, 60, 70, 80], width)] for width in widths]
     probe = RoutingProbe(wants_logits=False, wants_early=False)
     with open_model(path) as model, TracedContext(model, CONTEXT, probe) as context:
         for batch in batches:
-            context.decode(batch, WIDTH)
-        yield Recorded(path, batches, build_trace(trace_geometry(path), context.passes, n_prompt=0))
+            context.decode(batch, len(batch))
+        return Recorded(path, batches, build_trace(trace_geometry(path), context.passes, n_prompt))
+
+
+@pytest.fixture(scope="module")
+def recorded(path: Path) -> Recorded:
+    return record(path, 0)
+
+
+@pytest.fixture(scope="module")
+def prompted(path: Path) -> Recorded:
+    return record(path, N_PROMPT)
 
 
 def lab_run(trace: Trace, setup: Setup) -> tuple[Run, list[dict[str, Any]]]:
@@ -86,20 +103,28 @@ def lab_run(trace: Trace, setup: Setup) -> tuple[Run, list[dict[str, Any]]]:
     return run, steps
 
 
-def replay_on_engine(recorded: Recorded, capacity: str, decide: Any, **params: Any) -> dict[str, int]:
-    """Decode the same batches; `decide(engine, index)` runs between the steps."""
+Decide = Callable[[int], None]
+
+
+def replay_on_engine(
+    recorded: Recorded, capacity: str, begin: Callable[[Engine], Decide], **params: Any
+) -> dict[str, int]:
+    """Decode the same batches; `begin(engine)` gives what decides after each.
+
+    It is called with the step's index, and once more with ~index when the copies are done.
+    """
     with open_model(recorded.path) as model, Context(model, CONTEXT) as context:
         assert context.ptr is not None
-        with Engine.attach(
-            context.ptr, EngineParams(device="cpu", cache=capacity, fill=False, **params)
-        ) as engine:
+        with Engine.attach(context.ptr, EngineParams(device="cpu", cache=capacity, **params)) as engine:
+            decide = begin(engine)
             for index, batch in enumerate(recorded.batches):
-                context.decode(batch, WIDTH)
+                context.decode(batch, len(batch))
                 engine.end_forward()
-                decide(engine, index)
+                engine.wait_idle(WAIT_MS)  # for what fills free slots
+                decide(index)
                 engine.apply()
                 engine.wait_idle(WAIT_MS)
-                decide(engine, ~index)
+                decide(~index)
             counters = engine.board.counters[0]
             return {name: int(counters[name]) for name in counters.dtype.names}
 
@@ -117,42 +142,118 @@ def assert_same_books(run: Run, counters: dict[str, int]) -> None:
     assert counters["n_pinned_steals"] == 0
 
 
+def replay_decisions(recorded: Recorded, setup: Setup, **params: Any) -> Run:
+    """Run the lab and let the engine carry out its decisions; both must agree after every step."""
+    run, steps = lab_run(recorded.trace, setup)
+    assert len(steps) == len(recorded.batches)
+
+    def begin(engine: Engine) -> Decide:
+        board = engine.board
+
+        def decide(index: int) -> None:
+            if index < 0:  # after the copies
+                assert np.array_equal(board.residency.ravel(), steps[~index]["residency"]), f"step {~index}"
+                return
+            with board.decision():
+                for name in ("utility", "tau", "load", "n_load"):
+                    getattr(board, name)[:] = steps[index][name]
+                board.byte_budget[0] = NO_BUDGET
+
+        return decide
+
+    assert_same_books(run, replay_on_engine(recorded, setup.capacity, begin, **params))
+    return run
+
+
 @pytest.mark.parametrize(
     ("estimator", "capacity"), [("ema", "12%"), ("spac", "50%"), ("last", "12%"), ("utility-lru", "30%")]
 )
 def test_engine_replays_the_labs_decisions(recorded: Recorded, estimator: str, capacity: str) -> None:
-    setup = Setup(eviction=f"{estimator}:budget=0,payback_steps=0", capacity=capacity, fills=False)
-    run, steps = lab_run(recorded.trace, setup)
-    assert run.books.evictions > 0, "the case must exercise eviction"
+    setup = Setup(
+        eviction=f"{estimator}:budget=0,payback_steps=0", capacity=capacity, without=frozenset({"prompt"})
+    )
+    assert replay_decisions(recorded, setup, fill=False).books.evictions > 0, "the case needs evictions"
 
-    def decide(engine: Engine, index: int) -> None:
-        board = engine.board
-        if index < 0:  # after the copies
-            assert np.array_equal(board.residency.ravel(), steps[~index]["residency"]), f"step {~index}"
-            return
-        with board.decision():
-            for name in ("utility", "tau", "load", "n_load"):
-                getattr(board, name)[:] = steps[index][name]
-            board.byte_budget[0] = NO_BUDGET
 
-    assert_same_books(run, replay_on_engine(recorded, capacity, decide))
+# nobody leaves: in which slot a fill lands depends on when the copies run, and so does who is the oldest
+FILLS = {"without": frozenset({"evict"})}
+
+
+@pytest.mark.parametrize(("estimator", "capacity"), [("ema", "30%"), ("spac", "30%"), ("ema", "80%")])
+def test_prompts_fill_the_same_slots_in_lab_and_engine(
+    prompted: Recorded, estimator: str, capacity: str
+) -> None:
+    setup = Setup(eviction=f"{estimator}:budget=0", capacity=capacity, **FILLS)
+    run = replay_decisions(prompted, setup, evict=False)
+    cold, _ = lab_run(prompted.trace, replace(setup, is_cold=True))
+    assert run.books.covered_activations > cold.books.covered_activations
+
+
+def decide_on_board(recorded: Recorded, setup: Setup, config: SchedulerConfig, **params: Any) -> None:
+    """Let the scheduler decide on the engine's board, and compare its books with the lab's."""
+    run, _ = lab_run(recorded.trace, setup)
+
+    def begin(engine: Engine) -> Decide:
+        scheduler = Scheduler(engine.board, replace(config, n_draft_max=run.workload.k, byte_budget=None))
+        return lambda index: scheduler.step() if index >= 0 else None
+
+    counters = replay_on_engine(recorded, setup.capacity, begin, **params)
+    assert_same_books(run, counters)
+    assert counters["n_loads"] > 0
 
 
 @pytest.mark.parametrize("estimator", ["ema", "spac"])
 def test_the_shipping_scheduler_decides_alike_on_board_and_lab(recorded: Recorded, estimator: str) -> None:
-    setup = Setup(eviction=f"{estimator}:budget=0,threshold=1", capacity="25%", fills=False)
+    setup = Setup(eviction=f"{estimator}:budget=0,threshold=1", capacity="25%", without=frozenset({"prompt"}))
+    decide_on_board(recorded, setup, SchedulerConfig(estimator=estimator, threshold=1), fill=False)
+
+
+@pytest.mark.parametrize("capacity", ["30%", "80%"])
+def test_a_prompt_seeds_the_scheduler_alike_on_board_and_lab(prompted: Recorded, capacity: str) -> None:
+    setup = Setup(eviction="ema:budget=0,threshold=1", capacity=capacity, **FILLS)
+    decide_on_board(prompted, setup, SchedulerConfig(threshold=1, **FILLS), evict=False)
+
+
+def test_what_is_predicted_is_copied_alike_on_board_and_lab(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # times differ: what a copy costs is given, and none comes too late
+    monkeypatch.setattr(CostModel, "copy_price", lambda cost: 0.25)
+    monkeypatch.setattr(AheadPlanner, "_too_late", lambda planner, wanted, *_: np.zeros(len(wanted), bool))
+    config = SchedulerConfig(
+        threshold=9, payback_steps=2.0, predict=("token",), byte_budget=None, n_draft_max=WIDTH - 1
+    )
+    setup = Setup(
+        eviction="ema:budget=0,threshold=9,payback_steps=2",
+        capacity="25%",
+        without=frozenset({"prompt"}),
+        predict=("token",),
+    )
     run, _ = lab_run(recorded.trace, setup)
-    config = SchedulerConfig(estimator=estimator, n_draft_max=run.workload.k, byte_budget=None, threshold=1)
-    with open_model(recorded.path) as model, Context(model, CONTEXT) as context:
-        assert context.ptr is not None
-        with Engine.attach(context.ptr, EngineParams(device="cpu", cache="25%", fill=False)) as engine:
-            scheduler = Scheduler(engine.board, config)
-            for batch in recorded.batches:
-                context.decode(batch, WIDTH)
-                engine.end_forward()
-                scheduler.step()
+
+    def begin(engine: Engine) -> Decide:
+        scheduler = Scheduler(engine.board, config)
+
+        def look_ahead(tokens: list[int]) -> None:
+            for n in (1, len(tokens)):
+                scheduler.look_ahead(tokens[:n])
                 engine.apply()
                 engine.wait_idle(WAIT_MS)
-            counters = engine.board.counters[0]
-            assert_same_books(run, {name: int(counters[name]) for name in counters.dtype.names})
-            assert np.count_nonzero(engine.board.residency == Residency.RESIDENT) > 0
+
+        def decide(index: int) -> None:
+            if index >= 0:
+                scheduler.step()
+            elif ~index + 1 < len(recorded.batches):
+                look_ahead(recorded.batches[~index + 1])
+
+        look_ahead(recorded.batches[0])
+        return decide
+
+    counters = replay_on_engine(recorded, setup.capacity, begin, fill=False)
+    assert_same_books(run, counters)
+    assert run.scheduler is not None
+    [token] = run.scheduler.predictors()
+    assert token["n_copies_used"] > 0, str(token)
+    assert token["source"] == "recorded"
+    without, _ = lab_run(recorded.trace, replace(setup, predict=()))
+    assert run.books.covered_activations > without.books.covered_activations

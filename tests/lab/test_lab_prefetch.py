@@ -31,7 +31,7 @@ def early_trace(guess: list[list[int]], truth: list[list[list[int]]]) -> object:
     for il, experts in enumerate(guess):
         for rank, expert in enumerate(experts):
             early[:, il, expert] = 10 - rank
-    return replace(trace, early_logits=early)
+    return replace(trace, early_logits=early[None])
 
 
 def test_next_layer_copies_the_recorded_guess_in_time() -> None:

@@ -47,7 +47,8 @@ def test_csv(tmp_path: Path) -> None:
 
 def assert_equal(a: Trace, b: Trace) -> None:
     assert a.geometry == b.geometry
-    for name in ("step", "position", "status", "experts", "weights", "logits", "early_logits"):
+    for name in ("step", "position", "status", "experts", "weights", "logits", "early_logits", "draft_logits",
+                 "token_id"):  # fmt: skip
         x, y = getattr(a, name), getattr(b, name)
         assert (x is None) == (y is None), name
         if x is not None:
@@ -63,11 +64,23 @@ def test_parquet_there_and_back(tmp_path: Path) -> None:
 def test_logits_survive(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, 2, 8)).astype(np.float16)
-    early = logits.copy()
-    early[:, 0] = np.nan
-    trace = make_trace([[[0], [1]], [[2], [3]], [[4], [5]]], logits=logits, early_logits=early)
+    early = np.stack([logits, 2 * logits, 3 * logits])
+    early[:, :, 0] = np.nan
+    trace = make_trace(
+        [[[0], [1]], [[2], [3]], [[4], [5]]], logits=logits, early_logits=early, draft_logits=-logits,
+        token_id=np.array([7, 5, 7], np.int32),
+    )  # fmt: skip
     write_trace(trace, tmp_path / "t.parquet")
     assert_equal(trace, read_trace(tmp_path / "t.parquet"))
+
+
+def test_a_file_with_guesses_of_the_next_layer_alone_is_read(tmp_path: Path) -> None:
+    early = np.zeros((1, 3, 2, 8), np.float16)
+    trace = make_trace([[[0], [1]], [[2], [3]], [[4], [5]]], early_logits=early)
+    write_trace(trace, tmp_path / "t.parquet")
+    found = read_trace(tmp_path / "t.parquet").early_logits
+    assert found is not None
+    assert found.shape == early.shape
 
 
 @pytest.mark.parametrize(

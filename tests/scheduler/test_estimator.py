@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,3 +191,58 @@ def test_sums_of_unused_experts_end_at_zero(name: str) -> None:
     sums = estimator._sum  # type: ignore[attr-defined]
     assert np.all((sums == 0) | (sums > np.finfo(np.float32).tiny))
     assert sums[0, 1] > 0
+
+
+def learn(estimator: Any, rates: Sequence[float], n_tokens: int) -> None:
+    """A prompt of n_tokens that used the experts of the one layer with these rates."""
+    counts = np.array([[round(rate * n_tokens) for rate in rates]], np.uint32)
+    estimator.learn_prompt(counts, np.array([n_tokens]))
+
+
+@pytest.mark.parametrize("name", ["ema", "lfu", "static"])
+def test_a_prompt_gives_the_order_of_its_rates(name: str) -> None:
+    estimator = make_estimator(1, 3, SchedulerConfig(estimator=name))
+    learn(estimator, [1.0, 0.25, 0.0], 400)
+    assert estimator.utility.tolist() == [[16, 8, 0]]  # 16 * sqrt(rate)
+
+
+@pytest.mark.parametrize("name", ["spac", "lru", "last"])
+def test_rules_about_steps_hear_no_prompt(name: str) -> None:
+    estimator = make_estimator(1, 3, SchedulerConfig(estimator=name))
+    learn(estimator, [1.0, 0.25, 0.0], 400)
+    assert not estimator.utility.any()
+
+
+def test_what_follows_a_prompt_soon_outweighs_it() -> None:
+    estimator = make_estimator(1, 2, SchedulerConfig())
+    learn(estimator, [1.0, 0.0], 1000)
+    for _ in range(12):
+        estimator.update(np.array([[0, 1]], np.uint32), 1)
+    assert estimator.utility[0, 1] > estimator.utility[0, 0]
+
+
+def test_a_long_prompt_leaves_more_than_half_of_what_was_known() -> None:
+    estimator = make_estimator(1, 2, SchedulerConfig())
+    for _ in range(200):
+        estimator.update(np.array([[1, 0]], np.uint32), 1)
+    for n_tokens in (1, 100, 100_000):
+        other = make_estimator(1, 2, SchedulerConfig())
+        assert other.restore(estimator.state())
+        learn(other, [0.0, 1.0], n_tokens)
+        assert other.utility[0, 0] > other.utility[0, 1] > 0, n_tokens
+
+
+def test_layers_of_a_prompt_have_tokens_of_their_own() -> None:
+    # the last layer ran for one token of 100, and a third one for none
+    estimator = make_estimator(3, 2, SchedulerConfig())
+    estimator.update(np.array([[0, 1], [0, 1], [0, 1]], np.uint32), 1)
+    estimator.learn_prompt(np.array([[100, 0], [1, 0], [0, 0]], np.uint32), np.array([100, 1, 0]))
+    level = estimator.utility
+    assert level[0, 0] > level[1, 0] > level[2, 0] == 0
+    assert level[0, 1] < level[1, 1] < level[2, 1] == 16
+
+
+def test_a_swap_must_pay_while_it_is_remembered() -> None:
+    assert SchedulerConfig(ema_decay=0.96).effective_payback_steps == pytest.approx(25.0)
+    assert SchedulerConfig(ema_decay=0.96, payback_steps=3.0).effective_payback_steps == 3.0
+    assert SchedulerConfig(estimator="lfu").effective_payback_steps == 0.0

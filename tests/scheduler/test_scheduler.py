@@ -93,6 +93,37 @@ def test_a_change_of_phase_is_followed() -> None:
         assert np.all(scheduler.board.residency[il, favourites] == Residency.RESIDENT)
 
 
+def test_a_prompt_seeds_the_first_decision() -> None:
+    engine, scheduler = make()
+    router = Router()
+    scheduler.board.prompt_counts += router.counts(200)
+    scheduler.step()
+    engine.apply()
+    for il, favourites in enumerate(router.favourites):
+        assert np.all(scheduler.board.residency[il, favourites] == Residency.RESIDENT)
+
+
+def test_without_prompt_a_prompt_teaches_nothing() -> None:
+    _, scheduler = make(without="prompt")
+    scheduler.board.prompt_counts += Router().counts(200)
+    assert scheduler.step().n_load == 0
+    assert not scheduler.board.utility.any()
+
+
+def test_a_long_prompt_throws_out_nobody_who_is_in_use() -> None:
+    engine, scheduler = make()
+    router, other = Router(seed=1), Router(seed=2)
+    run(engine, scheduler, router, 60)
+    before = scheduler.board.residency.copy()
+    assert np.count_nonzero(before == Residency.RESIDENT) == 12  # all slots
+    for _ in range(3):
+        scheduler.board.prompt_counts += other.counts(1000)
+        run(engine, scheduler, router, 1)
+        assert np.array_equal(scheduler.board.residency, before)
+    run(engine, scheduler, other, 40)
+    assert not np.array_equal(scheduler.board.residency, before)
+
+
 def test_a_step_without_activations_keeps_the_utilities() -> None:
     engine, scheduler = make()
     run(engine, scheduler, Router(), 10)

@@ -65,6 +65,13 @@ def test_servers_command_line() -> None:
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}
 
 
+@pytest.mark.parametrize("without", ["prompt", "prefetch"])
+def test_where_prompts_teach_nothing_the_engine_fills_no_slots(without: str) -> None:
+    scheduler = SchedulerConfig(without=without)  # type: ignore[arg-type]
+    options = ServeOptions(model=Path("t.gguf"), attach=AttachOptions(scheduler=scheduler))
+    assert server_env(options)["PYSPAC_FILL"] == "0"
+
+
 def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
     core = min(os.sched_getaffinity(0))
     options = ServeOptions(model=Path("t"), cpu_range=f"{core}-{core}")

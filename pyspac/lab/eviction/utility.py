@@ -76,14 +76,14 @@ class UtilityEviction(Eviction):
         last_used = self.view.cache.last_used[candidates]
         return np.asarray(self._worth()[candidates] * 2.0**40 + last_used)
 
-    def may_leave(self, candidates: Keys, newcomer: int) -> Bools | None:
+    def may_leave(self, candidates: Keys, newcomer: int | None) -> Bools | None:
         """Apply the engine's rules where the engine's plan is carried out."""
         decision = self.view.decision
         if not decision.is_obeyed:
             return None
         worth = self._worth()[candidates]
         below = worth < decision.tau[self.view.layer_of[candidates]]
-        return np.asarray(below & (worth < decision.utility[newcomer]))
+        return np.asarray(below if newcomer is None else below & (worth < decision.utility[newcomer]))
 
     def runs_on_device(self, keys: Keys) -> Bools | None:
         """Leave cold residents to the host, if asked to."""

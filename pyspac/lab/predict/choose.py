@@ -14,5 +14,5 @@ def choose_predictor(source: Source, trace: Trace, accuracy: float, seed: int) -
     No trace records what a draft model's hidden states would have guessed.
     """
     if source == "next-layer" and trace.early_logits is not None:
-        return RecordedPredictor(trace.early_logits)
+        return RecordedPredictor(trace.early_logits[0])
     return AssumedPredictor(trace, accuracy, seed)

@@ -1,26 +1,32 @@
-"""Recorded guesses: the next layer's router, applied to the hidden state of the layer before it while the
-trace was made.
-"""
+"""Recorded guesses: routers that were asked early while the trace was made."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.lab.demand import Floats, Indices, Keys, Tokens
+from pyspac.lab.demand import Bools, Floats, Indices, Keys, Tokens
 from pyspac.lab.trace import softmax
+
+RECORDED: Final = "recorded"
 
 
 class RecordedPredictor:
     """Real guesses, scores and all."""
 
-    source = "recorded"
+    source = RECORDED
     has_scores = True
 
-    def __init__(self, early_logits: npt.NDArray[np.float16]) -> None:
+    def __init__(self, logits: npt.NDArray[np.float16]) -> None:
         """Take a trace's [n_token, n_layer, n_expert] logits; a token without a guess has no finite ones."""
-        self.early_logits = early_logits
-        self.n_expert = early_logits.shape[2]
+        self.logits = logits
+        self.n_expert = logits.shape[2]
+
+    def has_guess(self, il: int, tokens: Tokens) -> Bools:
+        """Return [n] which tokens have one."""
+        return np.asarray(np.isfinite(self.logits[tokens, il]).all(axis=1))
 
     def top(self, il: int, tokens: Tokens, n: int) -> Keys:
         """Return the union of the n best experts per token, the best first."""
@@ -30,7 +36,7 @@ class RecordedPredictor:
 
     def scores(self, il: int, tokens: Tokens) -> Floats:
         """Return [n_guess, n_expert] for the tokens that have a guess; one row of 0 if none has."""
-        z = self.early_logits[tokens, il]
+        z = self.logits[tokens, il]
         z = z[np.isfinite(z).all(axis=1)]
         return softmax(z) if len(z) else np.zeros((1, self.n_expert))
 

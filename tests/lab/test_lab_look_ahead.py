@@ -1,0 +1,151 @@
+"""Routers asked early, replayed: what is said is judged, copied in time, and kept until its layer has run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import MIB, make_trace
+
+from pyspac.errors import ConfigError, UsageError
+from pyspac.lab.machine import PRESETS, Machine
+from pyspac.lab.setup import Setup, parse_predictors
+from pyspac.lab.simulator import Run
+from pyspac.lab.trace import Trace, TraceError
+from pyspac.lab.workload import make_workload
+
+COPY_1MS = replace(
+    PRESETS["rtx4090"],
+    name="test",
+    link_gb_s=MIB / 1e6,
+    link_latency_us=0.0,
+    layer_us=0.0,
+    step_us=0.0,
+    draft_us=10_000.0,
+    is_shared=False,
+)  # fmt: skip  one expert takes 1 ms over the link
+N_LAYER, N_EXPERT = 5, 8
+
+
+def alternating(n_token: int = 12) -> Trace:
+    """Tokens that use expert 0 or 1 of each layer in turn, with guesses that are right."""
+    tokens = [[[i % 2]] * N_LAYER for i in range(n_token)]
+    truth = np.full((n_token, N_LAYER, N_EXPERT), 0.0, np.float16)
+    for i in range(n_token):
+        truth[i, :, i % 2] = 1.0
+    early = np.stack([truth] * 3)
+    for d in range(3):
+        early[d, :, : d + 1] = np.nan  # no layer so far before them
+    return make_trace(tokens, N_EXPERT, early_logits=early, draft_logits=truth)
+
+
+def run(trace: Trace, machine: Machine, k: int = 0, capacity: str = "5", **fields: Any) -> Run:
+    """Room for one expert of each layer, where estimators alone cannot tell which one comes."""
+    setup = Setup(eviction="ema", capacity=capacity, without=frozenset({"prompt"}), **fields)
+    found = Run(make_workload(trace, k), setup, machine)
+    found.run()
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_next_layer_is_judged_by_what_was_used(depth: int) -> None:
+    [said] = run(alternating(), PRESETS["instant"], predict=(f"next-layer:depth={depth}",)).predictors()
+    assert (said["recall"], said["precision"], said["source"]) == (1.0, 1.0, "recorded")
+    assert said["n_predicted"] == 12 * (N_LAYER - depth)
+
+
+def test_a_guess_that_is_wrong_is_no_hit() -> None:
+    trace = alternating()
+    assert trace.early_logits is not None
+    wrong = replace(trace, early_logits=trace.early_logits[..., ::-1].copy())
+    [said] = run(wrong, PRESETS["instant"], predict=("next-layer",)).predictors()
+    assert (said["recall"], said["precision"], said["n_copies_used"]) == (0.0, 0.0, 0)
+
+
+def test_what_is_said_in_time_is_copied_and_used() -> None:
+    without, with_guess = (
+        run(alternating(), PRESETS["instant"], predict=predict) for predict in ((), ("next-layer",))
+    )
+    [said] = with_guess.predictors()
+    assert said["n_copied"] + said["n_dropped"] == said["n_queued"]  # dropped: all slots were wanted more
+    assert said["n_copies_used"] == said["n_copied"] > 0
+    assert with_guess.books.hits > without.books.hits
+
+
+def test_what_would_come_too_late_is_left_alone() -> None:
+    slow = replace(COPY_1MS, device_gb_s=1e6, host_gb_s=1e6, host_gflop_s=1e9, device_gflop_s=1e9)
+    [said] = run(alternating(), slow, predict=("next-layer",)).predictors()
+    assert said["n_cut"] > 0
+    assert said["n_queued"] == 0  # a layer takes next to no time
+
+
+def test_the_draft_gate_copies_while_drafting_up_to_the_cutoff() -> None:
+    # two tokens of 10 ms are drafted; five layers of one expert, 1 ms each: all end before drafting does
+    found = run(alternating(), COPY_1MS, k=2, predict=("draft-gate",))
+    [said] = found.predictors()
+    assert said["cutoff_layer"] == N_LAYER
+    assert said["precision"] == 1.0
+    assert said["n_copies_used"] > 0
+    # with drafts of 0.5 ms nothing does, and nothing is queued
+    [said] = run(alternating(), replace(COPY_1MS, draft_us=250.0), k=2, predict=("draft-gate",)).predictors()
+    assert (said["cutoff_layer"], said["n_queued"], said["n_predicted"]) == (0, 0, 0)
+
+
+def test_nothing_is_queued_beyond_the_cutoff_layer() -> None:
+    machine = replace(COPY_1MS, draft_us=1800.0)  # 2 tokens: 3.6 ms, 0.36 ms per layer: 3 + 3 * 0.36 > 3.6
+    found = Run(
+        make_workload(alternating(), 2),
+        Setup(eviction="ema", capacity="5", predict=("draft-gate",), without=frozenset({"prompt"})),
+        machine,
+    )
+    asked: list[int] = []
+    expect = found.state.link.expect
+
+    def note(keys: Any, *args: Any) -> tuple[int, int]:
+        asked.extend((keys // N_EXPERT).tolist())
+        return expect(keys, *args)
+
+    found.state.link.expect = note  # type: ignore[method-assign]
+    found.run()
+    [said] = found.predictors()
+    assert 0 < said["cutoff_layer"] < N_LAYER
+    assert max(asked) == said["cutoff_layer"] - 1
+
+
+def test_what_is_expected_keeps_its_slot_until_its_layer_has_run() -> None:
+    found = run(alternating(), PRESETS["instant"], predict=("next-layer",))
+    cache = found.state.cache
+    assert not cache.is_expected.any()  # all layers have run
+    cache.is_expected[cache.owner[0][cache.owner[0] >= 0]] = True
+    absent = int(np.flatnonzero(cache.residency == 0)[0])
+    cache.free[0].clear()
+    assert not cache.claim(absent, is_ahead=True)
+
+
+@pytest.mark.parametrize(
+    ("predict", "said"),
+    [
+        ("token", "token ids"), ("next-layer", "early logits 1 layers ahead"), ("draft-gate", "--draft-gate"),
+        ("next-layer:depth=3", "early logits 3 layers ahead"),
+    ],
+)  # fmt: skip
+def test_a_trace_without_the_columns_is_refused(predict: str, said: str) -> None:
+    plain = replace(alternating(), early_logits=None, draft_logits=None)
+    with pytest.raises(TraceError, match=said) as error:
+        run(plain, PRESETS["instant"], predict=(predict,))
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["nope", "none,token", "next-layer:depth=0", "next-layer:depth=1.5"])
+def test_unknown_predictors_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--predict"):
+        parse_predictors(text)
+
+
+def test_an_unknown_knob_is_refused() -> None:
+    with pytest.raises(UsageError, match="give depth"):
+        parse_predictors("next-layer:width=2")
+    assert parse_predictors(" token, next-layer:depth=2 ") == ("token", "next-layer:depth=2")
+    assert parse_predictors("none") == ()
