@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import MIB, make_trace
 
 from pyspac.errors import ConfigError, UsageError
@@ -122,6 +124,39 @@ def test_what_is_expected_keeps_its_slot_until_its_layer_has_run() -> None:
     absent = int(np.flatnonzero(cache.residency == 0)[0])
     cache.free[0].clear()
     assert not cache.claim(absent, is_ahead=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), n_slots=st.integers(1, 30), k=st.integers(0, 3), is_cold=st.booleans(),
+    machine=st.sampled_from(sorted(PRESETS)),
+    predict=st.lists(
+        st.sampled_from(["token", "next-layer", "next-layer:depth=3", "draft-gate"]), unique=True
+    ),
+)  # fmt: skip
+def test_books_balance_whoever_predicts(
+    seed: int, n_slots: int, k: int, is_cold: bool, machine: str, predict: list[str]
+) -> None:
+    rng = np.random.default_rng(seed)
+    n_token = 24
+    tokens = [[list(rng.choice(N_EXPERT, 2, replace=False)) for _ in range(N_LAYER)] for _ in range(n_token)]
+    trace = make_trace(
+        tokens, N_EXPERT,
+        status=np.array([0] * 6 + [1] * (n_token - 6), np.uint8),
+        token_id=rng.integers(0, 5, n_token).astype(np.int32),
+        early_logits=rng.normal(size=(3, n_token, N_LAYER, N_EXPERT)).astype(np.float16),
+        draft_logits=rng.normal(size=(n_token, N_LAYER, N_EXPERT)).astype(np.float16),
+    )  # fmt: skip
+    setup = Setup(eviction="ema", capacity=str(n_slots), predict=tuple(predict), is_cold=is_cold)
+    found = Run(make_workload(trace, k), setup, PRESETS[machine])
+    found.run()  # checks its books
+    cache = found.state.cache
+    for group, owner in enumerate(cache.owner):
+        held = owner[owner >= 0]
+        assert len(set(held.tolist())) == len(held) == len(owner) - len(cache.free[group])
+    assert {said["name"].partition(":")[0] for said in found.predictors()} == {
+        text.partition(":")[0] for text in predict
+    }
 
 
 @pytest.mark.parametrize(
