@@ -30,6 +30,8 @@ extern "C" {
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_SERVER_SLOTS  64
 #define SPAC_BOARD_NAME_MAX  100 // letters, digits, '_', '.' and '-'
+#define SPAC_N_AHEAD         2   // predictors of the engine's own
+#define SPAC_NEXT_LAYER_MAX  3   // layers that one of them looks ahead
 #define SPAC_MAX_BATCH       512 // tokens of the widest batch that can be split
 #define SPAC_MAX_THREADS     512 // of the host executor, and cores that can be named: as many as ggml has room for
 #define SPAC_AUTO_MARGIN_MIB 768 // of a device's free memory, left by the cache "auto" for what still grows: CUDA's modules and graphs, compute buffers
@@ -87,6 +89,7 @@ typedef struct spac_engine_params {
     int32_t      host_kernels; // spac_host_kernels
     const char * cpu_range;    // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
     bool         fill;         // experts that were just used take free slots at once, those of prompts included
+    int32_t      next_layer;   // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
 } spac_engine_params;
 
 typedef struct spac_engine_info {
@@ -131,6 +134,29 @@ typedef struct spac_counters {
     uint64_t n_prompt_tokens; // tokens of batches wider than max_batch, which are counted in prompt_counts alone
 } spac_counters;
 
+// the engine's own predictors of experts
+typedef enum spac_ahead_source {
+    SPAC_AHEAD_NEXT_LAYER = 0, // a layer's input through the router of a later layer
+    SPAC_AHEAD_DRAFT_GATE = 1, // the draft model's through the routers of the target (SP-MoE)
+} spac_ahead_source;
+
+// cumulative, of one predictor; experts are distinct ones of a layer in one forward
+typedef struct spac_ahead_stats {
+    uint64_t n_inputs;    // router inputs of a layer, of all tokens of a batch, that were looked at
+    uint64_t n_late;      // of these: given up, as their layer ran already
+    uint64_t us;          // time that it took
+    uint64_t n_predicted; // experts of layers that then ran
+    uint64_t n_chosen;    // experts that those layers' own routers chose
+    uint64_t n_hit;       // both; recall: of n_chosen, precision: of n_predicted
+    uint64_t n_queued;    // absent, and queued before all else
+    uint64_t n_cut;       // absent, and left alone: the copy would come too late, delay better ones or exceed the byte budget
+    uint64_t n_dropped;   // queued, but their layer ran first, or there was no slot
+    uint64_t n_copied;
+    uint64_t n_used;       // copied, and used before they left
+    uint64_t n_wasted;     // copied, and gone unused
+    uint64_t cutoff_layer; // draft-gate: experts of so many MoE layers are copied while the draft model runs, the first ones
+} spac_ahead_stats;
+
 // cumulative per layer; times in microseconds
 typedef struct spac_layer_stats {
     uint64_t n_calls;
@@ -168,14 +194,15 @@ typedef struct spac_board_view {
     uint32_t max_batch;
     uint32_t n_load_max; // capacity of load
     // written by the engine
-    const uint32_t *         counts;       // [n_layer, n_expert] cumulative activations, wraps
+    const uint32_t *         counts;        // [n_layer, n_expert] cumulative activations, wraps
     const uint32_t *         prompt_counts; // [n_layer, n_expert] the same, of batches wider than max_batch
-    const uint8_t *          residency;    // [n_layer, n_expert] spac_residency
-    const uint32_t *         expert_bytes; // [n_layer] of one expert; 0: the layer is not split
-    const uint32_t *         group;        // [n_layer] layout group: slots are shared within a group only
-    const uint32_t *         group_slots;  // [n_layer] slots of that layer's group
-    const spac_layer_stats * layer_stats;  // [n_layer]
+    const uint8_t *          residency;     // [n_layer, n_expert] spac_residency
+    const uint32_t *         expert_bytes;  // [n_layer] of one expert; 0: the layer is not split
+    const uint32_t *         group;         // [n_layer] layout group: slots are shared within a group only
+    const uint32_t *         group_slots;   // [n_layer] slots of that layer's group
+    const spac_layer_stats * layer_stats;   // [n_layer]
     const spac_counters *    counters;
+    const spac_ahead_stats * ahead;     // [SPAC_N_AHEAD] by spac_ahead_source
     const spac_step_record * records;   // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
     const uint64_t *         n_records; // records ever written
     // written by the scheduler, between spac_decision_begin and spac_decision_end

@@ -60,6 +60,7 @@ struct spac_board {
     uint32_t *         group_slots() const;
     spac_layer_stats * layer_stats() const;
     spac_counters *    counters() const;
+    spac_ahead_stats * ahead() const;
 
     // others see what the engine wrote only after this; a file that was truncated is made whole again
     // even_if_idle: though no counter has changed since the last time

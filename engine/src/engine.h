@@ -12,6 +12,7 @@
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
+#include "look-ahead.h"
 #include "plan.h"
 #include "prefetch-worker.h"
 #include "prompt-counts.h"
@@ -48,6 +49,7 @@ struct spac_engine {
     const std::unique_ptr<spac_dense_matmul> dense; // where the device is "none"
     spac_forward                             forward;
     spac_prompt_counts                       prompts;
+    const std::unique_ptr<spac_look_ahead>   look_ahead; // where a predictor of the engine's own was asked for
     spac_graph_splitter                      splitter;
     std::unique_ptr<spac_slot_copy>          slot_copy; // unless the device is "none"; so the worker
     std::unique_ptr<spac_prefetch_worker>    worker;    // the first to end: its thread uses the others

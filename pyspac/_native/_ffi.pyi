@@ -13,6 +13,8 @@ class _Lib:
     SPAC_N_RECORDS: int
     SPAC_N_SERVER_SLOTS: int
     SPAC_BOARD_NAME_MAX: int
+    SPAC_N_AHEAD: int
+    SPAC_NEXT_LAYER_MAX: int
     SPAC_MAX_BATCH: int
     SPAC_MAX_THREADS: int
     SPAC_AUTO_MARGIN_MIB: int
@@ -35,6 +37,8 @@ class _Lib:
     SPAC_KERNELS_AUTO: int
     SPAC_KERNELS_SPAC: int
     SPAC_KERNELS_GGML: int
+    SPAC_AHEAD_NEXT_LAYER: int
+    SPAC_AHEAD_DRAFT_GATE: int
     SPAC_SPAN_DISPATCH: int
     SPAC_SPAN_DEVICE: int
     SPAC_SPAN_HOST: int

@@ -189,6 +189,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
     c_params.n_threads, c_params.max_batch = params.n_threads, params.max_batch
     c_params.copy_gb_s = params.copy_gb_s
     c_params.evict, c_params.fill, c_params.verbose = params.evict, params.fill, params.verbose
+    c_params.next_layer = params.next_layer
     c_params.host_mode = HOST_MODES.index(params.host_mode)
     c_params.host_kernels = HOST_KERNELS.index(params.host_kernels)
     return c_params, texts
