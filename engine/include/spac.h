@@ -249,12 +249,13 @@ SPAC_API spac_engine_params spac_engine_default_params(void);
 SPAC_API spac_status        spac_engine_attach(struct llama_context * ctx, const spac_engine_params * params, spac_engine ** engine);
 SPAC_API void               spac_engine_free(spac_engine * engine); // stops the worker, removes the hook, frees the pools
 SPAC_API spac_status        spac_engine_get_info(spac_engine * engine, spac_engine_info * info);
-SPAC_API const char *       spac_engine_declined_reason(spac_engine * engine, int32_t il);   // NULL: split, or not MoE
-SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                         // owned by the engine
-SPAC_API spac_status        spac_engine_apply(spac_engine * engine);                         // take over the board's decision now (else at the next forward)
-SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms); // until no load is queued or in flight
-SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                   // no forward is running: unpin, renew the byte budget
-SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                        // drop queued loads; one in flight completes
+SPAC_API spac_status        spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft); // the predictor draft-gate, from now on
+SPAC_API const char *       spac_engine_declined_reason(spac_engine * engine, int32_t il);               // NULL: split, or not MoE
+SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                                     // owned by the engine
+SPAC_API spac_status        spac_engine_apply(spac_engine * engine);                                     // take over the board's decision now (else at the next forward)
+SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms);             // until no load is queued or in flight
+SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                               // no forward is running: unpin, renew the byte budget
+SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                                    // drop queued loads; one in flight completes
 SPAC_API spac_status        spac_engine_record_step(spac_engine * engine, const spac_step_record * record);
 SPAC_API spac_status        spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot);              // -1: not resident
 SPAC_API spac_status        spac_engine_take_spans(spac_engine * engine, spac_span * spans, int32_t n_max, int32_t * n); // since the last call; the first one starts recording

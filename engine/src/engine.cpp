@@ -62,7 +62,7 @@ static std::unique_ptr<spac_look_ahead> make_look_ahead(spac_board & board, spac
     if (!plan.has_slots) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "next_layer needs a device: with \"none\" no expert is ever copied; give another device, or next_layer 0");
     }
-    return std::make_unique<spac_look_ahead>(board, cache, layers, params.next_layer);
+    return std::make_unique<spac_look_ahead>(board, cache, layers.split(), params.next_layer);
 }
 
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *)) :
@@ -115,8 +115,18 @@ void spac_engine::forget_context() {
     if (look_ahead) {
         look_ahead->stop();
     }
+    if (draft_gate) {
+        draft_gate->stop();
+    }
     host.stop();
     hook.forget_context();
+}
+
+void spac_engine::watch_draft(llama_context * draft) {
+    if (!plan.has_slots) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "draft-gate needs a device: with \"none\" no expert is ever copied; give another device, or predict without");
+    }
+    draft_gate = std::make_unique<spac_draft_gate>(draft, *board, cache, layers.split(), info().n_slots, settings.params.max_batch);
 }
 
 // ---- the hook

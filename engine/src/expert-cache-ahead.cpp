@@ -3,9 +3,43 @@
 
 #include <algorithm>
 
-// of the experts whose layer is still to run
+uint64_t spac_expert_cache::forward_of(uint32_t il) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return forward + ((int32_t) il <= last_il);
+}
+
+bool spac_expert_cache::has_run(uint32_t il, uint64_t in_forward) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return is_over(il, in_forward);
+}
+
+bool spac_expert_cache::is_over(uint32_t il, uint64_t in_forward) const {
+    return in_forward < forward || (in_forward == forward && (int32_t) il <= last_il);
+}
+
 bool spac_expert_cache::is_expected(uint32_t key) const {
-    return expected_in[key] > forward || (expected_in[key] == forward && (int32_t) (key / n_expert) > last_il);
+    const uint32_t il = key / n_expert;
+    for (uint32_t source = 0; source < SPAC_N_AHEAD; source++) {
+        const prediction & p = predictions[source * layers.size() + il];
+        if (!is_over(il, p.forward) && p.is_expected[key % n_expert]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// what was expected of a layer that runs now, against what its router chose
+void spac_expert_cache::note_outcome(uint32_t il, const int32_t * experts, size_t n) {
+    for (uint32_t source = 0; source < SPAC_N_AHEAD; source++) {
+        const prediction & p = predictions[source * layers.size() + il];
+        if (p.forward != forward || (int32_t) il <= last_il) {
+            continue;
+        }
+        spac_ahead_stats & stats = out.ahead[source];
+        stats.n_predicted += std::count(p.is_expected.begin(), p.is_expected.end(), true);
+        stats.n_chosen += n;
+        stats.n_hit += std::count_if(experts, experts + n, [&](int32_t ie) { return p.is_expected[ie]; });
+    }
 }
 
 // those of a layer that runs, or (NONE) of forwards that are over
@@ -36,28 +70,33 @@ double spac_expert_cache::room_for_ahead(double time_us, uint64_t bytes) const {
 
 size_t spac_expert_cache::expect(const spac_expectation & what, const std::vector<int32_t> & experts) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (!what.in_next_forward && (int32_t) what.il <= last_il) {
+    if (is_over(what.il, what.forward)) {
         return 0;
     }
-    const uint64_t     in_forward = forward + what.in_next_forward;
-    const uint64_t     bytes      = layers[what.il].expert_bytes;
-    spac_ahead_stats & stats      = out.ahead[what.source];
-    double             room       = what.may_copy ? room_for_ahead(what.time_us, bytes) : 0;
-    size_t             n_absent   = 0;
+    prediction & p = predictions[what.source * layers.size() + what.il];
+    if (p.forward != what.forward) {
+        p.forward = what.forward;
+        p.is_expected.assign(n_expert, false);
+    }
+    const uint64_t     bytes    = layers[what.il].expert_bytes;
+    spac_ahead_stats & stats    = out.ahead[what.source];
+    double             room     = what.may_copy ? room_for_ahead(what.time_us, bytes) : 0;
+    size_t             n_absent = 0;
     for (int32_t ie : experts) {
-        const uint32_t key = what.il * n_expert + ie;
-        expected_in[key]   = in_forward;
-        const bool is_here = state[key] == SPAC_RESIDENCY_RESIDENT || state[key] == SPAC_RESIDENCY_LOADING;
+        const uint32_t key    = what.il * n_expert + ie;
+        const bool     is_new = !p.is_expected[ie]; // else another token's
+        p.is_expected[ie]     = true;
+        const bool is_here    = state[key] == SPAC_RESIDENCY_RESIDENT || state[key] == SPAC_RESIDENCY_LOADING;
         if (is_here || std::any_of(ahead.begin(), ahead.end(), [&](const awaited & a) { return a.key == key; })) {
             continue;
         }
-        n_absent++;
+        n_absent += is_new;
         if (room < (double) bytes) {
-            stats.n_cut++;
+            stats.n_cut += is_new;
             continue;
         }
         room -= (double) bytes;
-        ahead.push_back({ key, what.source, in_forward });
+        ahead.push_back({ key, what.source, what.forward });
         stats.n_queued++;
     }
     if (!ahead.empty()) {

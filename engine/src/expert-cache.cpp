@@ -9,8 +9,7 @@ static constexpr double SPEED_WEIGHT = 0.1; // of the latest copy in the measure
 
 spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out) :
     layers(std::move(layers)), n_expert(n_expert), evict(evict), out(out), groups(group_slots.size()),
-    state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1),
-    expected_in(this->layers.size() * n_expert, 0) {
+    state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1), predictions(SPAC_N_AHEAD * this->layers.size()) {
     for (size_t i = 0; i < groups.size(); i++) {
         groups[i].slots.resize(group_slots[i]);
         groups[i].by_utility.resize(spac_prefetch_queue::N_LEVELS);
@@ -140,6 +139,7 @@ void spac_expert_cache::fill(uint32_t il, const int32_t * experts, const uint32_
 void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots) {
     std::lock_guard<std::mutex> lock(mutex);
 
+    note_outcome(il, experts, n);
     last_il = (int32_t) il;
     drop_ahead(il);
     const int32_t group = layers[il].group;

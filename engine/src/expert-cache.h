@@ -27,9 +27,9 @@ struct spac_load {
 struct spac_expectation {
     int32_t  source; // spac_ahead_source
     uint32_t il;
-    bool     in_next_forward; // else in the one in progress
-    double   time_us;         // until that layer runs
-    bool     may_copy;        // else what is resident stays, and no more
+    uint64_t forward;  // as forward_of() says
+    double   time_us;  // until that layer runs
+    bool     may_copy; // else what is resident stays, and no more
 };
 
 struct spac_expert_cache {
@@ -70,6 +70,10 @@ struct spac_expert_cache {
     void fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max);
 
     // of predictors, on any thread
+
+    // the forward in which a layer runs next, and whether it has run there by now
+    uint64_t forward_of(uint32_t il);
+    bool     has_run(uint32_t il, uint64_t forward);
 
     // Experts that a layer is expected to use, most wanted first: until it has run nobody takes their slots, and those absent
     // are copied before all else, as far as that is sure to delay nothing: they have to be on the device when the layer runs,
@@ -112,6 +116,11 @@ struct spac_expert_cache {
         std::vector<std::vector<int32_t>> by_utility;  // resident slots per utility of their owner
         size_t                            n_fills = 0; // free slots that are spoken for
     };
+    // of one source and layer
+    struct prediction {
+        uint64_t          forward = 0; // 0: none yet
+        std::vector<bool> is_expected; // [n_expert]
+    };
     struct pinned {
         int32_t  group, slot;
         uint64_t forward;
@@ -130,6 +139,8 @@ struct spac_expert_cache {
     bool      take_fill(spac_load & load);
     bool      take_ahead(spac_load & load);
     bool      is_expected(uint32_t key) const;
+    bool      is_over(uint32_t il, uint64_t forward) const;
+    void      note_outcome(uint32_t il, const int32_t * experts, size_t n);
     void      drop_ahead(uint32_t il);
     double    room_for_ahead(double time_us, uint64_t bytes) const;
     void      drop_fills();
@@ -158,9 +169,9 @@ struct spac_expert_cache {
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
     spac_prefetch_queue     fills;                      // for free slots; level: the share of tokens that used an expert
+    std::vector<prediction> predictions;                // [SPAC_N_AHEAD * n_layer]
     std::deque<awaited>     ahead;                      // expected, and to be copied before all else
-    std::vector<uint64_t>   expected_in;                // [n_layer * n_expert] forward in which an expert was expected last; 0: in none
-    int32_t                 last_il       = -1;         // of the layers that ran in this forward
+    int32_t                 last_il       = INT32_MAX;  // of the layers that ran in this forward
     double                  us_per_byte   = 0;          // of copies; 0: not known
     uint64_t                forward       = 1;          // the first, or the next one
     uint64_t                idle_forward  = 0;          // forward at the last idle()

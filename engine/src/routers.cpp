@@ -4,10 +4,30 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
 static constexpr size_t N_NODES = 4;
+
+void spac_add_router_node(const llama_moe_hook_params & p, const char * name, ggml_custom_op_t op, void * user_data) {
+    spac_router router = spac_find_router(p.ids, p.down ? p.down->ne[2] : 0);
+    if (!router.weight) {
+        return;
+    }
+    ggml_tensor * node = ggml_custom_4d(p.ctx, GGML_TYPE_I32, 1, 1, 1, 1, &router.input, 1, op, 1, user_data);
+    ggml_backend_sched_set_tensor_backend(p.sched, node, p.backend_cpu);
+    ggml_format_name(node, "%s-%d", name, p.il);
+    ggml_build_forward_expand(p.gf, node);
+}
+
+std::vector<float> spac_router_rows(const ggml_tensor * input, int64_t first, int64_t n) {
+    std::vector<float> rows(input->ne[0] * n);
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&rows[i * input->ne[0]], (const char *) input->data + (first + i) * input->nb[1], input->ne[0] * sizeof(float));
+    }
+    return rows;
+}
 
 spac_routers::spac_routers(const std::vector<const spac_moe_layer *> & layers) :
     arena(N_NODES * ggml_tensor_overhead() + ggml_graph_overhead_custom(N_NODES, false)) {
@@ -125,7 +145,7 @@ void spac_routers::set_scores(const entry & e, const float * token_logits) {
     }
 }
 
-void spac_routers::choose(int il, const float * input, int64_t n_tokens, std::vector<int32_t> & experts) {
+std::vector<int32_t> spac_routers::choose(int il, const float * input, int64_t n_tokens) {
     const entry & e        = entries.at(il);
     const int64_t n_expert = e.weight->ne[1];
     compute_logits(*e.weight, input, n_tokens);
@@ -143,8 +163,8 @@ void spac_routers::choose(int il, const float * input, int64_t n_tokens, std::ve
             n_rows[order[iu]]++;
         }
     }
-    experts.clear();
-    std::vector<bool> is_listed(n_expert);
+    std::vector<int32_t> experts;
+    std::vector<bool>    is_listed(n_expert);
     for (int32_t ie : chosen) {
         if (!is_listed[ie]) {
             is_listed[ie] = true;
@@ -152,4 +172,5 @@ void spac_routers::choose(int il, const float * input, int64_t n_tokens, std::ve
         }
     }
     std::stable_sort(experts.begin(), experts.end(), [&](int32_t a, int32_t b) { return n_rows[a] > n_rows[b]; });
+    return experts;
 }

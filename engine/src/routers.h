@@ -11,6 +11,12 @@
 #include <map>
 #include <vector>
 
+// adds one node on the CPU to a graph that calls op with the router's input as its source; none where no router is found
+void spac_add_router_node(const llama_moe_hook_params & p, const char * name, ggml_custom_op_t op, void * user_data);
+
+// n rows of a router's input, from `first` on
+std::vector<float> spac_router_rows(const ggml_tensor * input, int64_t first, int64_t n);
+
 struct spac_routers {
     // those on a device are copied to the host, once; throws SPAC_STATUS_INVALID_ARGUMENT if no layer has a router that can be
     // applied, SPAC_STATUS_OUT_OF_MEMORY
@@ -25,7 +31,7 @@ struct spac_routers {
 
     // the experts that `n_expert_used` of each token would be, chosen by most tokens first, then by rank; by one thread at a time
     // input: [n_embd, n_tokens], rows one after the other
-    void choose(int il, const float * input, int64_t n_tokens, std::vector<int32_t> & experts);
+    std::vector<int32_t> choose(int il, const float * input, int64_t n_tokens);
 
   private:
     struct entry {

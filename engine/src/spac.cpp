@@ -68,6 +68,13 @@ spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info) 
     });
 }
 
+spac_status spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft) {
+    return spac_guard([&] {
+        require(engine && draft, "spac_engine_watch_draft: no engine, or no context of a draft model");
+        engine->watch_draft(draft);
+    });
+}
+
 const char * spac_engine_declined_reason(spac_engine * engine, int32_t il) {
     return engine ? engine->layers.declined_reason(il) : nullptr;
 }

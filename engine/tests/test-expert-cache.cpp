@@ -92,8 +92,8 @@ static void test_fill_waits_for_loads() {
 }
 
 // time until the layer runs: of so many copies
-static spac_expectation expects(uint32_t il, double time_us = 1e9) {
-    return { SPAC_AHEAD_NEXT_LAYER, il, false, time_us, true };
+static spac_expectation expects(cache_fixture & f, uint32_t il, double time_us = 1e9) {
+    return { SPAC_AHEAD_NEXT_LAYER, il, f.cache.forward_of(il), time_us, true };
 }
 
 // what is expected goes before all that the scheduler asked for, and falls back when its layer runs
@@ -103,11 +103,12 @@ static void test_expected_goes_first() {
     run_copy(f, 3, 10); // 10 us for each copy
     f.utility = { 1, 2, 0, 1, 1, 1, 0, 0 };
     f.apply({ 1, 4 + 0 });
-    CHECK(f.cache.expect(expects(1), { 1, 0 }) == 2);
+    CHECK(f.cache.expect(expects(f, 1), { 1, 0 }) == 2);
     f.cache.pin(0, nullptr, nullptr, 0, nullptr);
     CHECK((take_loads(f) == std::vector<uint32_t>{ 4 + 1, 4 + 0, 1 }));
     CHECK(f.ahead[0].n_queued == 2 && f.ahead[0].n_copied == 2 && f.ahead[0].n_cut == 0 && f.ahead[0].n_dropped == 0);
     CHECK(f.pin(1, 1) >= 0 && f.pin(1, 1) >= 0 && f.ahead[0].n_used == 1);
+    CHECK(f.ahead[0].n_predicted == 2 && f.ahead[0].n_chosen == 1 && f.ahead[0].n_hit == 1);
     f.cache.check();
 
     cache_fixture g(2, 4, 4);
@@ -115,9 +116,12 @@ static void test_expected_goes_first() {
     run_copy(g, 3, 10);
     g.utility = { 1, 0, 0, 1, 1, 0, 0, 0 };
     g.apply({ 0, 4 + 0 });
-    CHECK(g.cache.expect(expects(1), { 0, 1 }) == 2);
+    CHECK(g.cache.expect(expects(g, 1), { 0, 1 }) == 2);
+    const spac_expectation late = expects(g, 1);
+    CHECK(!g.cache.has_run(1, late.forward));
     g.cache.pin(1, nullptr, nullptr, 0, nullptr); // now
-    CHECK(g.ahead[0].n_dropped == 2 && g.cache.expect(expects(1), { 2 }) == 0 && g.cache.expect(expects(0), { 2 }) == 0);
+    CHECK(g.cache.has_run(1, late.forward) && g.cache.forward_of(1) == late.forward + 1);
+    CHECK(g.ahead[0].n_dropped == 2 && g.cache.expect(late, { 2 }) == 0);
     CHECK((take_loads(g) == std::vector<uint32_t>{ 0, 4 + 0 }) && g.residency[4 + 1] == SPAC_RESIDENCY_ABSENT);
     g.cache.check();
 }
@@ -126,26 +130,29 @@ static void test_expected_goes_first() {
 static void test_expected_in_time() {
     cache_fixture f(2, 6, 6);
     f.cache.begin_forward();
-    CHECK(f.cache.expect(expects(1, 1000), { 0, 1, 2 }) == 3); // no copy was measured yet: one
+    CHECK(f.cache.expect(expects(f, 1, 1000), { 0, 1, 2 }) == 3); // no copy was measured yet: one
     CHECK(f.ahead[0].n_queued == 1 && f.ahead[0].n_cut == 2);
     f.cache.cancel();
+    f.cache.begin_forward();
     run_copy(f, 5, 10);
-    CHECK(f.cache.expect(expects(1, 35), { 1, 2, 3, 4 }) == 4); // three take 30 us
+    CHECK(f.cache.expect(expects(f, 1, 35), { 1, 2, 3, 4 }) == 4); // three take 30 us
     CHECK(f.ahead[0].n_queued == 4 && f.ahead[0].n_cut == 3);
-    CHECK(f.cache.expect(expects(1, 45), { 1, 2, 0, 5 }) == 2); // three wait: one more
+    CHECK(f.cache.expect(expects(f, 1, 45), { 1, 2, 0, 5 }) == 2); // three wait: one more
     CHECK(f.ahead[0].n_queued == 5 && f.ahead[0].n_cut == 4);
+    CHECK(f.cache.expect(expects(f, 1, 45), { 4, 5 }) == 0 && f.ahead[0].n_cut == 4); // another token's, told once
     f.cache.cancel();
+    f.cache.begin_forward();
     f.utility = { 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0 };
     f.apply({ 0, 1 });
-    CHECK(f.cache.expect(expects(1, 35), { 0, 1, 2 }) == 3); // two that the scheduler asked for
+    CHECK(f.cache.expect(expects(f, 1, 35), { 0, 1, 2 }) == 3); // two that the scheduler asked for
     CHECK(f.ahead[0].n_queued == 6 && f.ahead[0].n_cut == 6);
     f.cache.cancel();
     f.apply({ 0 }, 150);
     f.cache.begin_forward();
-    CHECK(f.cache.expect(expects(1), { 0, 1, 2 }) == 3); // 250 bytes with what was saved up, of which 100 are spoken for
+    CHECK(f.cache.expect(expects(f, 1), { 0, 1, 2 }) == 3); // 250 bytes with what was saved up, of which 100 are spoken for
     CHECK(f.ahead[0].n_queued == 7 && f.ahead[0].n_cut == 8);
     CHECK((take_loads(f) == std::vector<uint32_t>{ 6 + 0, 0 }));
-    CHECK(f.cache.expect({ SPAC_AHEAD_NEXT_LAYER, 1, false, 1e9, false }, { 1 }) == 1 && f.ahead[0].n_queued == 7);
+    CHECK(f.cache.expect({ SPAC_AHEAD_NEXT_LAYER, 1, f.cache.forward_of(1), 1e9, false }, { 3 }) == 1 && f.ahead[0].n_queued == 7);
     f.cache.check();
 }
 
@@ -154,7 +161,7 @@ static void test_expected_stays() {
     cache_fixture f(2, 4, 1);
     f.cache.begin_forward();
     run_copy(f, 4 + 1, 10);
-    CHECK(f.cache.expect(expects(1), { 1 }) == 0);
+    CHECK(f.cache.expect(expects(f, 1), { 1 }) == 0);
     f.utility = { 5, 0, 0, 0, 0, 0, 0, 0 };
     f.apply({ 0 });
     CHECK(take_loads(f).empty() && f.cache.slot_of(1, 1) == 0);
@@ -162,7 +169,7 @@ static void test_expected_stays() {
     cache_fixture g(2, 4, 1);
     g.cache.begin_forward();
     run_copy(g, 4 + 1, 10);
-    CHECK(g.cache.expect({ SPAC_AHEAD_DRAFT_GATE, 1, true, 1e9, true }, { 1, 2 }) == 1); // 2 finds no slot
+    CHECK(g.cache.expect({ SPAC_AHEAD_DRAFT_GATE, 1, g.cache.forward_of(1) + 1, 1e9, true }, { 1, 2 }) == 1); // 2 finds no slot
     g.utility = { 5, 0, 0, 0, 0, 0, 0, 0 };
     g.apply({ 0 });
     CHECK(take_loads(g).empty() && g.ahead[1].n_dropped == 1);
@@ -172,12 +179,13 @@ static void test_expected_stays() {
     run_copy(h, 0, 10);
     h.utility = { 5, 0, 0, 0, 0, 0, 0, 0 };
     h.apply({});
-    CHECK(h.cache.expect(expects(1), { 1 }) == 1);
+    CHECK(h.cache.expect(expects(h, 1), { 1 }) == 1);
     CHECK(take_loads(h).empty() && h.ahead[0].n_dropped == 1);
 
+    h.cache.begin_forward();
     h.tau = { 6, 6 };
     h.apply({});
-    CHECK(h.cache.expect(expects(1), { 1 }) == 1);
+    CHECK(h.cache.expect(expects(h, 1), { 1 }) == 1);
     CHECK((take_loads(h) == std::vector<uint32_t>{ 4 + 1 }));
     h.cache.pin(1, nullptr, nullptr, 0, nullptr);
     h.utility[2] = 7;

@@ -83,10 +83,7 @@ struct router_fixture {
         layer.n_expert      = N_EXPERT;
         layer.router        = spac_find_router(ids, N_EXPERT);
         CHECK(layer.router.weight == weight && layer.router.input == input);
-        spac_routers         routers({ &layer });
-        std::vector<int32_t> experts;
-        routers.choose(3, rows.data(), N_TOKENS, experts);
-        return experts;
+        return spac_routers({ &layer }).choose(3, rows.data(), N_TOKENS);
     }
 };
 

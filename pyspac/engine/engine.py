@@ -121,6 +121,14 @@ class Engine:
         fields = {name: getattr(info, name) for name in EngineInfo.__slots__}
         return EngineInfo(**{**fields, "device": _text(info.device), "kernels": _text(info.kernels)})
 
+    def watch_draft(self, ctx_ptr: int) -> None:
+        """Predict experts with the routers of this engine's model on the inputs of a draft model's.
+
+        ctx_ptr: the draft's llama_context. EngineError names what does not fit: a dense draft model, another
+        number of MoE layers, another width.
+        """
+        check(lib.spac_engine_watch_draft(self._live(), ffi.cast("struct llama_context *", ctx_ptr)))
+
     def declined(self) -> dict[int, str]:
         """Return the layers the engine leaves to stock, and why."""
         reasons = {il: lib.spac_engine_declined_reason(self._live(), il) for il in range(self.board.n_layer)}
