@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,6 +60,10 @@ class Probe:
             self.widths.append(step.n_tokens)
         elif self.n_tokens >= self.n_warm:
             self.mark()
+
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        if self.split:
+            self.split.look_ahead(tokens)
 
     def mark(self) -> None:
         self.marks.append((time.perf_counter(), self.n_tokens, self._counters()))

@@ -28,6 +28,8 @@ extern "C" {
 
 #define SPAC_ABI_VERSION     3
 #define SPAC_N_RECORDS       256 // length of the ring of step records
+#define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
+#define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
 #define SPAC_N_SERVER_SLOTS  64
 #define SPAC_BOARD_NAME_MAX  100 // letters, digits, '_', '.' and '-'
 #define SPAC_N_AHEAD         2   // predictors of the engine's own
@@ -205,6 +207,10 @@ typedef struct spac_board_view {
     const spac_ahead_stats * ahead;     // [SPAC_N_AHEAD] by spac_ahead_source
     const spac_step_record * records;   // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
     const uint64_t *         n_records; // records ever written
+    // the routing log, a ring as well: row i is that of the tokens with index % SPAC_N_ROUTED == i
+    const int32_t *  routed_tokens;  // [SPAC_N_ROUTED] id of the vocabulary; -1: the batch's input were embeddings
+    const uint16_t * routed_experts; // [SPAC_N_ROUTED, n_layer, n_expert_used] 65535: none, or the layer did not run for all of the batch
+    const uint64_t * n_routed;       // [2] rows ever written; rows ever begun, which is raised first: others may be overwritten
     // written by the scheduler, between spac_decision_begin and spac_decision_end
     uint8_t *  utility; // [n_layer, n_expert] expected demand, 0 .. 255
     uint8_t *  tau;     // [n_layer] experts with utility >= tau belong on the device

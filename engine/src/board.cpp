@@ -18,7 +18,7 @@ static constexpr size_t   ALIGN       = 64;
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
     size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters, ahead; // the engine's, with the header before them
-    size_t records, n_records;
+    size_t records, n_records, routed_tokens, routed_experts, n_routed;
     size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max; // the scheduler's
     size_t size;
 };
@@ -32,7 +32,7 @@ struct spac_board_header {
 };
 
 static board_layout make_layout(const spac_board_geometry & g) {
-    const size_t n_layer = g.n_layer, n_cell = n_layer * g.n_expert;
+    const size_t n_layer = g.n_layer, n_cell = n_layer * g.n_expert, row_bytes = n_layer * g.n_expert_used * sizeof(uint16_t);
 
     board_layout l;
     size_t       end = 0;
@@ -44,25 +44,28 @@ static board_layout make_layout(const spac_board_geometry & g) {
     };
 
     place(sizeof(spac_board_header));
-    l.counts        = place(n_cell * sizeof(uint32_t));
-    l.prompt_counts = place(n_cell * sizeof(uint32_t));
-    l.residency     = place(n_cell);
-    l.expert_bytes  = place(n_layer * sizeof(uint32_t));
-    l.group         = place(n_layer * sizeof(uint32_t));
-    l.group_slots   = place(n_layer * sizeof(uint32_t));
-    l.layer_stats   = place(n_layer * sizeof(spac_layer_stats));
-    l.counters      = place(sizeof(spac_counters));
-    l.ahead         = place(SPAC_N_AHEAD * sizeof(spac_ahead_stats));
-    l.records       = place(SPAC_N_RECORDS * sizeof(spac_step_record));
-    l.n_records     = place(sizeof(uint64_t));
-    l.decision_seq  = place(sizeof(uint64_t));
-    l.utility       = place(n_cell);
-    l.tau           = place(n_layer);
-    l.load          = place(n_cell * sizeof(uint32_t));
-    l.n_load        = place(sizeof(uint32_t));
-    l.byte_budget   = place(sizeof(uint64_t));
-    l.n_draft_max   = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
-    l.size          = end;
+    l.counts         = place(n_cell * sizeof(uint32_t));
+    l.prompt_counts  = place(n_cell * sizeof(uint32_t));
+    l.residency      = place(n_cell);
+    l.expert_bytes   = place(n_layer * sizeof(uint32_t));
+    l.group          = place(n_layer * sizeof(uint32_t));
+    l.group_slots    = place(n_layer * sizeof(uint32_t));
+    l.layer_stats    = place(n_layer * sizeof(spac_layer_stats));
+    l.counters       = place(sizeof(spac_counters));
+    l.ahead          = place(SPAC_N_AHEAD * sizeof(spac_ahead_stats));
+    l.records        = place(SPAC_N_RECORDS * sizeof(spac_step_record));
+    l.n_records      = place(sizeof(uint64_t));
+    l.routed_tokens  = place(SPAC_N_ROUTED * sizeof(int32_t));
+    l.routed_experts = place(SPAC_N_ROUTED * row_bytes);
+    l.n_routed       = place(2 * sizeof(uint64_t));
+    l.decision_seq   = place(sizeof(uint64_t));
+    l.utility        = place(n_cell);
+    l.tau            = place(n_layer);
+    l.load           = place(n_cell * sizeof(uint32_t));
+    l.n_load         = place(sizeof(uint32_t));
+    l.byte_budget    = place(sizeof(uint64_t));
+    l.n_draft_max    = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
+    l.size           = end;
     return l;
 }
 
@@ -198,6 +201,13 @@ spac_counters * spac_board::counters() const {
     return at<spac_counters>(make_layout(geo).counters);
 }
 
+int32_t * spac_board::routed_tokens() const {
+    return at<int32_t>(make_layout(geo).routed_tokens);
+}
+uint16_t * spac_board::routed_experts() const {
+    return at<uint16_t>(make_layout(geo).routed_experts);
+}
+
 spac_board_view spac_board::view() const {
     const board_layout l = make_layout(geo);
 
@@ -220,6 +230,9 @@ spac_board_view spac_board::view() const {
     v.ahead           = ahead();
     v.records         = at<spac_step_record>(l.records);
     v.n_records       = at<uint64_t>(l.n_records);
+    v.routed_tokens   = routed_tokens();
+    v.routed_experts  = routed_experts();
+    v.n_routed        = at<uint64_t>(l.n_routed);
     v.utility         = at<uint8_t>(l.utility);
     v.tau             = at<uint8_t>(l.tau);
     v.load            = at<uint32_t>(l.load);
@@ -271,6 +284,40 @@ void spac_board::push_record(const spac_step_record & record) {
         write(l.records + i * sizeof(record), sizeof(record));
         std::atomic_thread_fence(std::memory_order_release);
         write(l.n_records, sizeof(*n));
+    }
+}
+
+uint64_t spac_board::begin_rows(int64_t n) {
+    const board_layout l      = make_layout(geo);
+    uint64_t * const   counts = at<uint64_t>(l.n_routed);
+    __atomic_store_n(counts + 1, counts[0] + n, __ATOMIC_RELAXED);
+    std::atomic_thread_fence(std::memory_order_release);
+    if (file) {
+        std::lock_guard<std::mutex> lock(file_mutex);
+        write(l.n_routed + sizeof(*counts), sizeof(*counts));
+    }
+    return counts[0];
+}
+
+void spac_board::end_rows() {
+    const board_layout l      = make_layout(geo);
+    uint64_t * const   counts = at<uint64_t>(l.n_routed);
+    const uint64_t     begin = counts[0], end = counts[1];
+    if (file) {
+        std::lock_guard<std::mutex> lock(file_mutex);
+        const size_t                row_bytes = (size_t) geo.n_layer * geo.n_expert_used * sizeof(uint16_t);
+        for (uint64_t first = begin; first < end;) { // the ring's two ends
+            const size_t slot = first % SPAC_N_ROUTED, n = std::min<uint64_t>(end - first, SPAC_N_ROUTED - slot);
+            write(l.routed_tokens + slot * sizeof(int32_t), n * sizeof(int32_t));
+            write(l.routed_experts + slot * row_bytes, n * row_bytes);
+            first += n;
+        }
+        std::atomic_thread_fence(std::memory_order_release);
+    }
+    __atomic_store_n(counts, end, __ATOMIC_RELEASE);
+    if (file) {
+        std::lock_guard<std::mutex> lock(file_mutex);
+        write(l.n_routed, sizeof(*counts));
     }
 }
 

@@ -61,11 +61,18 @@ struct spac_board {
     spac_layer_stats * layer_stats() const;
     spac_counters *    counters() const;
     spac_ahead_stats * ahead() const;
+    int32_t *          routed_tokens() const;
+    uint16_t *         routed_experts() const;
 
     // others see what the engine wrote only after this; a file that was truncated is made whole again
     // even_if_idle: though no counter has changed since the last time
     void publish(bool even_if_idle = true);
     void push_record(const spac_step_record & record); // published at once
+
+    // the routing log's next n rows, at most SPAC_N_ROUTED_MAX, to be written in place from then on; those begun before are
+    // published whole; returns the first one's index
+    uint64_t begin_rows(int64_t n);
+    void     end_rows();
 
     // takes over the scheduler's decision if its number is not `seen` and it is whole
     bool    read_decision(uint64_t seen, spac_decision & decision) const;

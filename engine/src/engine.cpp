@@ -76,10 +76,11 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     decisions(*board, plan.has_slots ? &cache : nullptr, free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx)),
     dense(plan.has_slots ? nullptr : make_dense(ctx)),
-    forward(*board, cache, decisions, host, timeline, settings.params.fill, plan.has_slots ? -1 : layers.split().back()->il),
-    prompts(*board, cache, layers, settings.params.fill),
+    log(*board),
+    forward(*board, cache, decisions, host, timeline, log, settings.params.fill, plan.has_slots ? -1 : layers.split().back()->il),
+    prompts(*board, cache, layers, log, settings.params.fill),
     look_ahead(make_look_ahead(*board, cache, layers, plan, settings.params)),
-    splitter(plan, layers, slots, host, dense.get(), forward, prompts, look_ahead.get(), settings.params.max_batch) {
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, look_ahead.get(), settings.params.max_batch) {
     try {
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {

@@ -17,6 +17,7 @@
 #include "plan.h"
 #include "prefetch-worker.h"
 #include "prompt-counts.h"
+#include "routing-log.h"
 #include "slot-copy.h"
 #include "slot-pool.h"
 #include "timeline.h"
@@ -51,6 +52,7 @@ struct spac_engine {
     spac_decisions                           decisions;
     spac_host_work                           host;
     const std::unique_ptr<spac_dense_matmul> dense; // where the device is "none"
+    spac_routing_log                         log;
     spac_forward                             forward;
     spac_prompt_counts                       prompts;
     const std::unique_ptr<spac_look_ahead>   look_ahead; // where a predictor of the engine's own was asked for

@@ -5,13 +5,14 @@
 #include <cstring>
 
 spac_forward::spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, spac_timeline & timeline,
-                           bool fills, int il_to_publish) :
-    board(board), cache(cache), decisions(decisions), host(host), timeline(timeline), fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer),
+                           spac_routing_log & log, bool fills, int il_to_publish) :
+    board(board), cache(cache), decisions(decisions), host(host), timeline(timeline), log(log), fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer),
     activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
 
 void spac_forward::end() {
+    log.end(); // a prompt's rows, too
     if (in_progress) {
         close();
     }
@@ -73,6 +74,7 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
 
 void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids) {
     activations.count(ids, layer.n_expert, board.counts() + (size_t) layer.il * board.geometry().n_expert);
+    log.add(layer.il, ids);
     slots.resize(activations.n_distinct());
     cache.pin(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data());
     if (fills) {
@@ -144,6 +146,7 @@ void spac_forward::device_done(const spac_moe_layer & layer) {
 void spac_forward::host_done(const spac_moe_layer & layer) {
     board.layer_stats()[layer.il].host_us += spac_now_us() - times[layer.il].device;
     if (layer.il == il_to_publish) {
+        log.end();
         board.publish(); // the next forward may be long in coming
     }
 }

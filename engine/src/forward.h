@@ -7,6 +7,7 @@
 #include "decisions.h"
 #include "expert-cache.h"
 #include "host-work.h"
+#include "routing-log.h"
 #include "split-graph.h"
 #include "timeline.h"
 
@@ -18,7 +19,7 @@ struct spac_forward : spac_split_ops {
     // fills: whether experts that were just used take free slots
     // il_to_publish: the layer after which the board is published; -1: a worker does that between forwards
     spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, spac_timeline & timeline,
-                 bool fills, int il_to_publish);
+                 spac_routing_log & log, bool fills, int il_to_publish);
 
     bool is_running() const { return in_progress; } // the worker asks too
     void end();                                     // no forward is running, and the device is idle
@@ -49,6 +50,7 @@ struct spac_forward : spac_split_ops {
     spac_decisions &    decisions;
     spac_host_work &    host;
     spac_timeline &     timeline;
+    spac_routing_log &  log;
     const bool          fills;
     const int           il_to_publish;
 

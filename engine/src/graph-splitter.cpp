@@ -4,9 +4,9 @@
 #include "status.h"
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts,
+                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
                                          spac_look_ahead * look_ahead, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), look_ahead(look_ahead), max_batch(max_batch) {
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), look_ahead(look_ahead), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { &ops, layer };
     }
@@ -23,9 +23,14 @@ bool spac_graph_splitter::is_too_wide(const llama_moe_hook_params & p) const {
 
 ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
     note_graph(p);
-    ggml_tensor * out = can_split(p) ? split(p) : nullptr;
+    const bool is_split = can_split(p), is_counted = is_too_wide(p) && is_plain(p);
+    if ((is_split || is_counted) && !built.is_logged) {
+        log.add_node(p);
+        built.is_logged = true;
+    }
+    ggml_tensor * out = is_split ? split(p) : nullptr;
     built.n_split += out != nullptr;
-    if (!out && is_too_wide(p) && is_plain(p)) {
+    if (is_counted) {
         prompts.add_node(p);
     }
     return out;
@@ -36,6 +41,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
     if (p.gf != built.graph || p.il <= built.last_il) {
         built.graph     = p.gf;
         built.is_marked = false;
+        built.is_logged = false;
         built.n_split   = 0;
     }
     built.last_il = p.il;

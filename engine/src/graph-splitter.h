@@ -7,6 +7,7 @@
 #include "look-ahead.h"
 #include "plan.h"
 #include "prompt-counts.h"
+#include "routing-log.h"
 #include "slot-pool.h"
 #include "split-graph.h"
 
@@ -18,7 +19,7 @@ struct spac_graph_splitter {
     // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
     // look_ahead: NULL unless it was asked for
     spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts,
+                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
                         spac_look_ahead * look_ahead, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
@@ -36,6 +37,7 @@ struct spac_graph_splitter {
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
     spac_prompt_counts &            prompts;
+    spac_routing_log &              log;
     spac_look_ahead * const         look_ahead;
     const int                       max_batch;
 
@@ -46,6 +48,7 @@ struct spac_graph_splitter {
     struct {
         ggml_cgraph * graph     = nullptr;
         bool          is_marked = false; // for `dense`
+        bool          is_logged = false; // a layer of it was seen whose ids are
         int           last_il   = -1;
         int           n_split   = 0; // layers of it
     } built;

@@ -2,8 +2,8 @@
 
 #include <map>
 
-spac_prompt_counts::spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, bool fills) :
-    board(board), cache(cache), fills(fills), activations(board.geometry().n_expert) {
+spac_prompt_counts::spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, spac_routing_log & log, bool fills) :
+    board(board), cache(cache), log(log), fills(fills), activations(board.geometry().n_expert) {
     std::map<int, int> n_layers_of; // by layout group
     for (const spac_moe_layer * layer : layers.split()) {
         n_layers_of[layer->group]++;
@@ -42,11 +42,13 @@ void spac_prompt_counts::count(const spac_moe_layer & layer, const ggml_tensor *
     }
     last_il = layer.il == nodes.rbegin()->first ? -1 : layer.il;
     activations.count(ids, layer.n_expert, board.prompt_counts() + (size_t) layer.il * board.geometry().n_expert);
+    log.add(layer.il, ids);
     if (fills) {
         cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), activations.n_distinct(), ids->ne[1],
                    nodes.at(layer.il).n_held_max);
     }
     if (last_il < 0) {
+        log.end();
         board.publish();
     }
 }

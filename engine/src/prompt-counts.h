@@ -6,13 +6,14 @@
 #include "board.h"
 #include "expert-cache.h"
 #include "layers.h"
+#include "routing-log.h"
 
 #include <cstdint>
 #include <map>
 
 struct spac_prompt_counts {
     // all outlive it, as do graphs with its nodes
-    spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, bool fills);
+    spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, spac_routing_log & log, bool fills);
 
     // one node on the CPU that reads ids, and nothing else: the layer itself stays stock's; does nothing for other layers
     void add_node(const llama_moe_hook_params & p);
@@ -31,6 +32,7 @@ struct spac_prompt_counts {
 
     spac_board &        board;
     spac_expert_cache & cache;
+    spac_routing_log &  log;
     const bool          fills;
 
     std::map<int, node> nodes;        // by il

@@ -3,6 +3,7 @@
 #include "check.h"
 #include "status.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -320,6 +321,31 @@ static void test_whole_decisions() {
     writer.join();
 }
 
+// the routing log's rows go round the ring; others see them whole or not at all, and which of them are being overwritten
+static void test_routing_log() {
+    auto                  engine = make_shared_board(), scheduler = open_board();
+    const spac_board_view v       = scheduler->view();
+    const size_t          n_cells = (size_t) GEOMETRY.n_layer * GEOMETRY.n_expert_used;
+    uint64_t              n_rows  = 0;
+    for (uint64_t n : { 1, 200, 256, 256, 7, 256 }) {
+        const uint64_t first = engine->begin_rows(n);
+        CHECK(first == n_rows && v.n_routed[0] == n_rows && v.n_routed[1] == n_rows + n);
+        for (uint64_t i = first; i < first + n; i++) {
+            engine->routed_tokens()[i % SPAC_N_ROUTED] = (int32_t) i;
+            std::fill_n(engine->routed_experts() + i % SPAC_N_ROUTED * n_cells, n_cells, (uint16_t) i);
+        }
+        engine->publish();
+        CHECK(v.routed_tokens[first % SPAC_N_ROUTED] != (int32_t) first || first == 0);
+        engine->end_rows();
+        n_rows += n;
+        CHECK(v.n_routed[0] == n_rows && v.n_routed[1] == n_rows);
+        for (uint64_t i = n_rows > SPAC_N_ROUTED ? n_rows - SPAC_N_ROUTED : 0; i < n_rows; i++) {
+            const uint16_t * experts = v.routed_experts + i % SPAC_N_ROUTED * n_cells;
+            CHECK(v.routed_tokens[i % SPAC_N_ROUTED] == (int32_t) i && experts[0] == i && experts[n_cells - 1] == i);
+        }
+    }
+}
+
 static void test_refuses_what_it_does_not_know() {
     auto   engine = make_shared_board();
     FILE * f      = fopen(shm_file().c_str(), "r+b");
@@ -367,6 +393,7 @@ int main() {
     test_something_else_at_its_path();
     test_other_pid_namespace();
     test_whole_decisions();
+    test_routing_log();
     test_refuses_what_it_does_not_know();
     test_records();
     return 0;

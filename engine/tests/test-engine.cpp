@@ -273,6 +273,55 @@ static void test_prompts_count(int host_mode, bool fill) {
     llama_free(ctx);
 }
 
+// what the log says of the rows since `first`, added up as the counts are: [n_layer, n_expert]
+static std::vector<uint32_t> counted_from_log(const spac_board_view & v, uint64_t first) {
+    std::vector<uint32_t> counts((size_t) v.n_layer * v.n_expert);
+    for (uint64_t i = first; i < v.n_routed[0]; i++) {
+        for (uint32_t cell = 0; cell < v.n_layer * v.n_expert_used; cell++) {
+            const uint16_t ie = v.routed_experts[i % SPAC_N_ROUTED * v.n_layer * v.n_expert_used + cell];
+            CHECK(ie < v.n_expert || ie == UINT16_MAX);
+            if (ie < v.n_expert) {
+                counts[cell / v.n_expert_used * v.n_expert + ie]++;
+            }
+        }
+    }
+    return counts;
+}
+
+// every token of a forward has a row, with its id and what it used; a prompt's last layer runs for its last token alone
+static void test_routing_log(const char * device, int host_mode) {
+    llama_context *    ctx    = make_context();
+    spac_engine_params params = cpu_params();
+    params.device             = device;
+    params.cache              = strcmp(device, "none") == 0 ? "0" : "25%";
+    params.host_mode          = host_mode;
+    params.max_batch          = 4;
+    spac_engine *   engine    = attach(ctx, params);
+    spac_board_view view      = {};
+    view.size                 = sizeof(view);
+    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    const bool   prompts_split = strcmp(device, "none") == 0;
+    const size_t n_cells = (size_t) view.n_layer * view.n_expert, n_but_last = n_cells - view.n_expert;
+
+    CHECK(!decode(ctx, N_TEXT).empty()); // a prompt
+    CHECK(spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS);
+    CHECK(view.n_routed[0] == N_TEXT && memcmp(view.routed_tokens, TEXT, sizeof(TEXT)) == 0);
+    std::vector<uint32_t> counts = counted_from_log(view, 0);
+    CHECK(memcmp(counts.data(), prompts_split ? view.counts : view.prompt_counts, n_but_last * sizeof(uint32_t)) == 0);
+    CHECK(sum(counts.data() + n_but_last, view.n_expert) == 0);
+
+    const std::vector<uint32_t> before(view.counts, view.counts + n_cells);
+    CHECK(!decode(ctx, 1).empty()); // one by one
+    CHECK(spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS);
+    CHECK(view.n_routed[0] == 2 * N_TEXT && memcmp(view.routed_tokens + N_TEXT, TEXT, sizeof(TEXT)) == 0);
+    counts = counted_from_log(view, N_TEXT);
+    for (size_t i = 0; i < n_cells; i++) {
+        CHECK(counts[i] == view.counts[i] - before[i]);
+    }
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
 // without slots there is no worker: what a forward counted is out when its last layer is done, not when the next one begins
 static void test_published_without_slots() {
     const std::string  name   = "test-engine-none-" + std::to_string(getpid());
@@ -359,6 +408,9 @@ int main() {
         test_prompts_count(SPAC_HOST_IN_GRAPH, fill);
         test_prompts_count(SPAC_HOST_EXECUTOR, fill);
     }
+    test_routing_log("cpu", SPAC_HOST_IN_GRAPH);
+    test_routing_log("cpu", SPAC_HOST_EXECUTOR);
+    test_routing_log("none", SPAC_HOST_IN_GRAPH);
     test_published_without_slots();
     test_context_freed_first();
     test_aborted_graphs(SPAC_HOST_IN_GRAPH, SPAC_KERNELS_GGML);

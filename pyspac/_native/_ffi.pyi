@@ -11,6 +11,8 @@ lib: _Lib
 class _Lib:
     SPAC_ABI_VERSION: int
     SPAC_N_RECORDS: int
+    SPAC_N_ROUTED: int
+    SPAC_N_ROUTED_MAX: int
     SPAC_N_SERVER_SLOTS: int
     SPAC_BOARD_NAME_MAX: int
     SPAC_N_AHEAD: int

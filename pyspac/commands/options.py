@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from pyspac.generate.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, DEFAULT_N_CTX
-from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, SchedulerConfig
+from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
 from pyspac.server.options import SERVER_N_CTX
 from pyspac.speculation.manager import CONTROLLERS
 
@@ -176,6 +176,15 @@ Without = Annotated[
         "--without",
         metavar="LIST",
         help=f"Leave parts of MoE-SpAc out, to see what they are worth: {','.join(ABLATIONS)}.",
+    ),
+]
+DEFAULT_PREDICTORS: Final = ",".join(SchedulerConfig().predict) or NO_PREDICTOR
+Predictors = Annotated[
+    str,
+    typer.Option(
+        "--predict",
+        metavar="LIST",
+        help=f"Who says which experts the next tokens use: {', '.join(PREDICTORS)}, or {NO_PREDICTOR}.",
     ),
 ]
 LinkGbS = Annotated[

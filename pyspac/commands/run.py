@@ -22,7 +22,7 @@ from pyspac.generate.options import CacheSize, RunOptions, parse_spec_type, pars
 from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
-from pyspac.scheduler.config import parse_ablations
+from pyspac.scheduler.config import parse_ablations, parse_predictors
 from pyspac.speculation.explain import explain as explain_lines
 
 SAMPLING: Final = SamplingParams()  # the defaults
@@ -93,6 +93,7 @@ def run(
     estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
     threshold: o.Threshold = "auto",
     without: o.Without = "",
+    predict: o.Predictors = o.DEFAULT_PREDICTORS,
     copy_gb_s: CopyGbS = 0.0,
     link_gb_s: o.LinkGbS = None,
     stock: o.Stock = False,
@@ -114,7 +115,8 @@ def run(
         device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
         estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
-        copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock, repack=repack, verbose=verbose,
+        predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock,
+        repack=repack, verbose=verbose,
     )  # fmt: skip
     if run_once(options, text, json_file).stop_reason == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

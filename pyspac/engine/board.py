@@ -19,6 +19,7 @@ from pyspac.engine.step import RECORD_DTYPE, StepRecord
 from pyspac.errors import ConfigError, EngineError, UsageError
 
 N_RECORDS = 256  # SPAC_N_RECORDS
+N_ROUTED = 512  # SPAC_N_ROUTED
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
 AHEAD_NAMES = ("next-layer", "draft-gate")  # index = spac_ahead_source
 NO_BUDGET = 2**64 - 1  # byte_budget: no limit
@@ -108,6 +109,9 @@ class BoardView:
     ahead: NDArray[Any]  # [2] AHEAD_DTYPE by AHEAD_NAMES, cumulative but for cutoff_layer
     records: NDArray[Any]  # [N_RECORDS] RECORD_DTYPE, a ring
     n_records: NDArray[np.uint64]  # [1] records ever written
+    routed_tokens: NDArray[np.int32]  # [N_ROUTED] a ring of routed tokens: id of the vocabulary, or -1
+    routed_experts: NDArray[np.uint16]  # [N_ROUTED, n_layer, n_expert_used] what they used; 65535: nothing
+    n_routed: NDArray[np.uint64]  # [2] rows ever written; rows ever begun, which overwrite others
     # written by the scheduler, inside `with board.decision():`
     utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
     tau: NDArray[np.uint8]  # [n_layer]
@@ -116,6 +120,33 @@ class BoardView:
     byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
     # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
+
+    def _layout(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        """Return dtype and shape of every array."""
+        n_layer = self.n_layer
+        per_expert = (n_layer, self.n_expert)
+        return {
+            "counts": (np.uint32, per_expert),
+            "prompt_counts": (np.uint32, per_expert),
+            "residency": (np.uint8, per_expert),
+            "expert_bytes": (np.uint32, (n_layer,)),
+            "group": (np.uint32, (n_layer,)),
+            "group_slots": (np.uint32, (n_layer,)),
+            "layer_stats": (LAYER_STATS_DTYPE, (n_layer,)),
+            "counters": (COUNTERS_DTYPE, (1,)),
+            "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
+            "records": (RECORD_DTYPE, (N_RECORDS,)),
+            "n_records": (np.uint64, (1,)),
+            "routed_tokens": (np.int32, (N_ROUTED,)),
+            "routed_experts": (np.uint16, (N_ROUTED, n_layer, self.n_expert_used)),
+            "n_routed": (np.uint64, (2,)),
+            "utility": (np.uint8, per_expert),
+            "tau": (np.uint8, (n_layer,)),
+            "load": (np.uint32, (self.n_load_max,)),
+            "n_load": (np.uint32, (1,)),
+            "byte_budget": (np.uint64, (1,)),
+            "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
+        }
 
     def _begin(self) -> None:
         """Mark the decision as being written."""
@@ -163,32 +194,9 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
-                 "layer_stats", "counters", "ahead", "records", "n_records")  # fmt: skip
+                 "layer_stats", "counters", "ahead", "records", "n_records",
+                 "routed_tokens", "routed_experts", "n_routed")  # fmt: skip
 SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max")
-
-
-def _layout(n_layer: int, n_expert: int, n_load_max: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Return dtype and shape of every array of a board."""
-    per_expert = (n_layer, n_expert)
-    return {
-        "counts": (np.uint32, per_expert),
-        "prompt_counts": (np.uint32, per_expert),
-        "residency": (np.uint8, per_expert),
-        "expert_bytes": (np.uint32, (n_layer,)),
-        "group": (np.uint32, (n_layer,)),
-        "group_slots": (np.uint32, (n_layer,)),
-        "layer_stats": (LAYER_STATS_DTYPE, (n_layer,)),
-        "counters": (COUNTERS_DTYPE, (1,)),
-        "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
-        "records": (RECORD_DTYPE, (N_RECORDS,)),
-        "n_records": (np.uint64, (1,)),
-        "utility": (np.uint8, per_expert),
-        "tau": (np.uint8, (n_layer,)),
-        "load": (np.uint32, (n_load_max,)),
-        "n_load": (np.uint32, (1,)),
-        "byte_budget": (np.uint64, (1,)),
-        "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
-    }
 
 
 class LocalBoard(BoardView):
@@ -201,7 +209,7 @@ class LocalBoard(BoardView):
         self.n_expert_used = geometry.n_expert_used
         self.max_batch = geometry.max_batch
         self.n_load_max = geometry.n_layer * geometry.n_expert
-        for name, (dtype, shape) in _layout(self.n_layer, self.n_expert, self.n_load_max).items():
+        for name, (dtype, shape) in self._layout().items():
             setattr(self, name, np.zeros(shape, dtype))
         self.expert_bytes[:] = geometry.expert_bytes
         self.group[:] = geometry.group
@@ -218,6 +226,13 @@ class LocalBoard(BoardView):
         """Append a step record, as spac_engine_record_step does."""
         self.records[int(self.n_records[0]) % N_RECORDS] = record.to_row()
         self.n_records[0] += np.uint64(1)
+
+    def record_routing(self, tokens: NDArray[np.int32], experts: NDArray[np.uint16]) -> None:
+        """Append rows to the routing log, as a forward of these tokens does: [n], and as `routed_experts`."""
+        row = (int(self.n_routed[0]) + np.arange(len(tokens))) % N_ROUTED
+        self.routed_tokens[row] = tokens
+        self.routed_experts[row] = experts
+        self.n_routed += np.uint64(len(tokens))
 
 
 class Board(BoardView):
@@ -240,7 +255,7 @@ class Board(BoardView):
         check(lib.spac_board_get_view(handle, view))
         self.n_layer, self.n_expert, self.n_expert_used = view.n_layer, view.n_expert, view.n_expert_used
         self.n_slots, self.max_batch, self.n_load_max = view.n_slots, view.max_batch, view.n_load_max
-        for name, (dtype, shape) in _layout(self.n_layer, self.n_expert, self.n_load_max).items():
+        for name, (dtype, shape) in self._layout().items():
             setattr(self, name, self._array(getattr(view, name), np.dtype(dtype), shape))
         for name in ENGINE_ARRAYS:
             getattr(self, name).flags.writeable = False

@@ -45,6 +45,9 @@ class StepHook(Protocol):
     def after_step(self, record: StepRecord) -> None:
         """A step is done; the hook may add what it knows of it."""
 
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        """The next forward computes these tokens, as far as they are known: told when another one is."""
+
 
 @dataclass(slots=True)
 class Generation:
@@ -143,7 +146,7 @@ class DecodeLoop:
             self.drafter.prepare(prompt)
         if self.hook:
             self.hook.after_prompt()
-        return self._emit([token])
+        return self._look_ahead_unless(self._emit([token]))
 
     def _why_stop(self, n_predict: int) -> StopReason | None:
         if self.interrupt:
@@ -167,6 +170,8 @@ class DecodeLoop:
         """Draft, verify, emit, take back; one step record."""
         t0 = _now_us()
         draft = self.drafter.draft(self._sequence, n_draft_max)
+        if self.hook and draft.tokens:
+            self.hook.look_ahead([self._sequence[-1], *draft.tokens])
         t1 = _now_us()
         n_past = self.context.n_past
         logits = self.context.decode([self._sequence[-1], *draft.tokens], 1 + len(draft.tokens))
@@ -189,6 +194,12 @@ class DecodeLoop:
                 process_us=t4 - t3,
             )
         )
+        return self._look_ahead_unless(reason)
+
+    def _look_ahead_unless(self, reason: StopReason | None) -> StopReason | None:
+        """Tell the hook what the next forward begins with, if there is one."""
+        if self.hook and reason is None:
+            self.hook.look_ahead(self._sequence[-1:])
         return reason
 
     def _finish_step(self, record: StepRecord) -> None:

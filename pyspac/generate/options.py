@@ -68,6 +68,7 @@ class RunOptions:
     estimator: str = SchedulerConfig().estimator
     threshold: Threshold = "auto"  # auto: balanced
     without: frozenset[str] = frozenset()  # of pyspac.scheduler.config.ABLATIONS
+    predict: tuple[str, ...] = SchedulerConfig().predict  # of pyspac.scheduler.config.PREDICTORS
     copy_gb_s: float = 0.0  # throttle of copies, in 1e9 bytes/s; 0: none
     link_gb_s: float | None = None  # known speed of the link, in 1e9 bytes/s; None: measured while running
     max_batch: int = EngineParams().max_batch
@@ -166,6 +167,7 @@ class RunOptions:
             estimator=self.estimator,
             threshold=self.threshold,
             without=self.without,
+            predict=self.predict,
             n_draft_max=self.effective_draft_max,
             link_gb_s=self.link_gb_s,
         )

@@ -56,6 +56,7 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
         "scheduler": split.scheduler_dict()
         if split
         else {"estimator": None, "step_us_p50": None, "step_us_p99": None},
+        "predictors": split.predictors_list() if split else [],
     }
 
 
@@ -147,7 +148,20 @@ def _split_rows(session: Session, generation: Generation) -> list[tuple[str, str
             f"{experts['n_loads']} ({moved}), {experts['n_evictions']} evictions, {experts['n_late']} late",
         ),
         ("per step", _step_text(split, max(1, len(generation.metrics.steps)))),
+        *((f"predicted by {p['name']}", _predicted_text(p)) for p in split.predictors_list()),
     ]
+
+
+def _predicted_text(predictor: dict[str, Any]) -> str:
+    """Shares of what the predicted tokens used, and what became of the copies."""
+    if predictor["recall"] is None:
+        return "no token came again"
+    return (
+        f"{predictor['recall']:.0%} of what the {predictor['known']:.0%} known tokens used, "
+        f"{predictor['precision']:.0%} right; {predictor['n_copied']} copies for it, "
+        f"{predictor['n_copies_used']} used, {predictor['n_refused']} did not pay, "
+        f"{predictor['n_late']} too late; {_number(predictor['us_per_step'])} us each time"
+    )
 
 
 def _coverage_text(coverage: float | None) -> str:

@@ -7,6 +7,7 @@ hears of every step; `drafter` is what the loop must draft with.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspac.engine.step import StepRecord
@@ -57,6 +58,10 @@ class SpeculationHook:
         record.overhead_us = max(0.0, self._step_us() - record.total_us)
         self.controller.observe(record)
         self._step_us()  # what looking takes is not the draft length's fault
+
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        if self.inner:
+            self.inner.look_ahead(tokens)
 
     def _step_us(self) -> float:
         """Time since the last call: the whole step, in which speculation saves what a step costs besides."""

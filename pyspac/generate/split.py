@@ -7,6 +7,7 @@ figures of what happened. A draft model's context never gets one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,6 +50,11 @@ class Split:
         self.engine.record_step(record)
         self._decide()
 
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        if self.scheduler.foresight is not None:
+            self.scheduler.look_ahead(tokens)
+            self.engine.apply()
+
     def _decide(self) -> None:
         self.scheduler.step()
         self.engine.apply()  # now, so that copies run while the next tokens are drafted
@@ -80,6 +86,11 @@ class Split:
             "step_us_p50": stats.step_p50_us,
             "step_us_p99": stats.step_p99_us,
         }
+
+    def predictors_list(self) -> list[dict[str, Any]]:
+        """`predictors` of the `--json` object: what each said, and what came of it."""
+        foresight = self.scheduler.foresight
+        return [] if foresight is None else [foresight.to_dict()]
 
     def coverage(self) -> float | None:
         """Share of (token, expert) activations whose expert was on the device; None before the first."""

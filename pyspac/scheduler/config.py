@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pyspac.checks import check_int, check_range
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 
 ESTIMATORS = ("ema", "spac", "lru", "lfu", "last", "static")
 
@@ -21,6 +21,12 @@ ABLATIONS = {
     "prompt": "prompts teach nothing, and free slots wait for the plan (ours)",
     "sd": "plain decoding, no drafts (the decode loop obeys it; the scheduler only records it)",
 }
+
+# who says what comes next; those of the scheduler: pyspac/scheduler/predict/
+PREDICTORS = {
+    "token": "the experts that a token used last time",
+}
+NO_PREDICTOR = "none"
 
 # levels that suit each estimator: 4 is the paper's K; the others want a finer order for eviction
 DEFAULT_N_LEVELS = {"spac": 4, "ema": 16, "lfu": 16, "static": 16, "lru": 255, "last": 16}
@@ -49,6 +55,19 @@ def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
     return found
 
 
+def parse_predictors(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Read predictors from "a,b" or several names, "none" for none; ConfigError names the unknown ones."""
+    parts = names.split(",") if isinstance(names, str) else list(names)
+    found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    unknown = [name for name in found if name not in PREDICTORS and name != NO_PREDICTOR]
+    if unknown:
+        wanted = f"one or more of {', '.join(PREDICTORS)}, or {NO_PREDICTOR}"
+        raise ConfigError("predict", ", ".join(unknown), wanted)
+    if NO_PREDICTOR in found and len(found) > 1:
+        raise ConfigError("predict", ", ".join(found), f"{NO_PREDICTOR} alone, or the others without it")
+    return tuple(name for name in found if name != NO_PREDICTOR)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """How utilities, thresholds and loads are decided. Symbols of MoE-SpAc in brackets."""
@@ -65,6 +84,7 @@ class SchedulerConfig:
     byte_budget: int | Literal["auto"] | None = "auto"  # bytes per forward; None: no limit
     link_gb_s: float | None = None  # known speed of the link in 1e9 bytes/s, until copies were measured
     without: frozenset[str] = frozenset()  # ablations, see ABLATIONS
+    predict: tuple[str, ...] = ()  # of PREDICTORS
 
     def __post_init__(self) -> None:
         """Check every field; ConfigError names field, value and what is allowed."""
@@ -86,6 +106,12 @@ class SchedulerConfig:
         if self.link_gb_s is not None:
             check_range("link_gb_s", self.link_gb_s, *LINK_GB_S)
         object.__setattr__(self, "without", parse_ablations(self.without))
+        object.__setattr__(self, "predict", parse_predictors(self.predict))
+        if self.predict and "prefetch" in self.without:
+            raise UsageError(
+                f"predict {', '.join(self.predict)} has no effect without prefetch, as then nothing is "
+                "copied after the first step: leave out one of the two"
+            )
 
     @property
     def effective_levels(self) -> int:

@@ -26,6 +26,8 @@ _REMEMBER = 0.95  # per fit: what is left of the past
 _RIDGE = 0.2  # pull of row_us towards ROW_SHARE * load_us, in steps' worth: u and a mostly rise together
 _EVERY = 4  # steps between fits after the first few: unit times change slowly
 _N_WARM_UP = 4  # steps before a fit is believed
+# the cheapest copy, in uses: replayed on routing of two models, cheaper ones were traffic without coverage
+MIN_COPY_PRICE = 0.25
 _N_LAYERS_TO_INFER = 3  # of a group; fewer say nothing about differences between layers
 
 
@@ -45,6 +47,7 @@ class CostModel:
         self.is_concurrent = True  # False: device and host experts share the same cores, one after the other
         self.draft_us = 0.0  # per step
         self.step_us = 0.0  # per forward, drafting included; 0: not seen
+        self.host_us = 0.0  # of it, in which the host computes experts
         self._n_updates = 0
         self._fit = np.zeros((n_group, 5))  # decayed sums: x1 x1, x1 x2, x2 x2, x1 y, x2 y
         self._n_fit = np.zeros(n_group, np.int64)
@@ -156,10 +159,30 @@ class CostModel:
             n_steps, total_us = activity.counter("n_forward"), int(activity.layer_stats["layer_us"].sum())
         if total_us > 0:
             self.step_us = _smooth(self.step_us, total_us / n_steps)
+            self.host_us = _smooth(self.host_us, int(activity.layer_stats["host_us"].sum()) / n_steps)
 
     def layer_units(self) -> NDArray[np.float64]:
         """Return [3, n_layer]: load_us, row_us and device_us."""
         return np.stack((self.load_us, self.row_us, self.device_us))[:, self.groups.of_layer]
+
+    def copy_price(self) -> float:
+        """Return how many uses on the host a copy has to save, to be worth its bytes.
+
+        A copy moves the same bytes over the host's memory bus as one use on the host, so its price is one
+        use while the host computes, and nothing while it rests. Beside a real device it rests for a part of
+        the step, and a use saves what the device does not take. 1 where device and host share their cores,
+        and until times are measured; never below MIN_COPY_PRICE, as every copy delays others.
+        """
+        if not self.is_balanceable or self.step_us <= 0.0:
+            return 1.0
+        saved_share = 1.0 - float((self.device_us / np.maximum(self.load_us, 1e-9)).max())
+        price = min(self.host_us / self.step_us, 1.0) / max(saved_share, 1e-9)
+        return min(max(price, MIN_COPY_PRICE), 1.0 / MIN_COPY_PRICE)
+
+    def layer_starts_us(self) -> NDArray[np.float64]:
+        """Return [n_layer] when each layer begins, in microseconds after the forward does."""
+        n_layer = len(self.groups.of_layer)
+        return np.asarray(np.arange(n_layer) / n_layer * max(self.step_us - self.draft_us, 0.0))
 
     def step_budget_bytes(self, share: float) -> int | None:
         """Return the bytes the link can copy in `share` of one step; None: link or step not measured yet."""

@@ -6,7 +6,7 @@ tau, and drops what no longer fits. The plan keeps the list short enough that no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from pyspac.engine.board import BoardView, LayoutGroups
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.occupancy import Occupancy
+
+_NO_LOADS = np.zeros(0, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,12 @@ class PrefetchPlan:
     load: NDArray[np.uint32]  # [n_load] il * n_expert + ie
     load_bytes: int
     n_wanted: int  # hot and absent, before slots and budget cut the list
+    # where somebody looks ahead
+    ahead: NDArray[np.uint32] = field(
+        default_factory=lambda: _NO_LOADS
+    )  # of `load`, those that only a prediction asks for
+    n_refused: int = 0  # absent and predicted, but a copy would not pay
+    n_late: int = 0  # absent and predicted, but a copy would come after its layer
 
     @property
     def n_load(self) -> int:
@@ -30,7 +38,7 @@ class PrefetchPlan:
         return len(self.load)
 
 
-EMPTY_PLAN = PrefetchPlan(np.zeros(0, np.uint32), 0, 0)
+EMPTY_PLAN = PrefetchPlan(_NO_LOADS, 0, 0)
 
 
 class Prefetcher:
@@ -44,7 +52,7 @@ class Prefetcher:
         self.can_evict = "evict" not in config.without
         payback = config.effective_payback_steps
         self.margin = 1.0 / payback if payback > 0 else 0.0
-        self._bytes = board.expert_bytes.astype(np.int64)  # [n_layer]
+        self.bytes = board.expert_bytes.astype(np.int64)  # [n_layer]
 
     def plan(
         self,
@@ -63,7 +71,7 @@ class Prefetcher:
         is_victim = slots.is_resident & ~is_hot & self.can_evict
         wanted = self._in_order(wanted, utility, counts)
         admitted = self._fitting_slots(wanted, is_victim, slots.n_free, utility, worth)
-        load, load_bytes = self._within_budget(admitted, byte_limit, slots.under_way_bytes)
+        load, load_bytes = self.within_budget(admitted, byte_limit, slots.under_way_bytes)
         return PrefetchPlan(load.astype(np.uint32), load_bytes, len(wanted))
 
     def _in_order(
@@ -71,7 +79,7 @@ class Prefetcher:
     ) -> NDArray[np.intp]:
         """Sort flat expert indices: see `plan`; equals stay in their order."""
         levels = utility.ravel()[wanted].astype(np.int64)
-        counts_per_byte = counts.ravel()[wanted] / self._bytes[wanted // self.n_expert]
+        counts_per_byte = counts.ravel()[wanted] / self.bytes[wanted // self.n_expert]
         return wanted[np.lexsort((-counts_per_byte, -levels))]  # the last key comes first
 
     def _fitting_slots(
@@ -93,12 +101,12 @@ class Prefetcher:
             is_admitted[mine[:n]] = True
         return wanted[is_admitted]
 
-    def _within_budget(
+    def within_budget(
         self, admitted: NDArray[np.intp], byte_limit: int | None, under_way_bytes: int
     ) -> tuple[NDArray[np.intp], int]:
         """Cut the list where it, with what is under way, exceeds the budget; one copy always may go."""
         admitted = admitted[: self.n_load_max]
-        total = np.cumsum(self._bytes[admitted // self.n_expert])
+        total = np.cumsum(self.bytes[admitted // self.n_expert])
         if byte_limit is not None:
             n = int(np.count_nonzero(total <= byte_limit - under_way_bytes))
             n = max(n, 1 if under_way_bytes == 0 else 0)

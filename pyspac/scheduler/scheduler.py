@@ -1,4 +1,4 @@
-"""One step of the scheduler: drain, estimate, balance, plan, submit.
+"""One step of the scheduler: drain, estimate, balance, plan, submit; and between steps, a look ahead.
 
 Runs once per decoding step (one draft and verify cycle, or one token), in the process of the engine or in
 another: it only reads and writes a board.
@@ -6,6 +6,7 @@ another: it only reads and writes a board.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -18,7 +19,9 @@ from pyspac.scheduler.balancer import Balancer
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
 from pyspac.scheduler.estimator import make_estimator
+from pyspac.scheduler.foresight import make_foresight
 from pyspac.scheduler.occupancy import Occupancy
+from pyspac.scheduler.plan_ahead import AheadPlanner, Decided
 from pyspac.scheduler.prefetch import EMPTY_PLAN, Prefetcher, PrefetchPlan
 
 
@@ -94,6 +97,8 @@ class Scheduler:
         self.balancer = Balancer(board, self.config, self.cost)
         self.prefetcher = Prefetcher(board, self.config)
         self.static = StaticAllocation(board) if "prefetch" in self.config.without else None
+        self.foresight = make_foresight(board, self.config.predict)  # None: nobody looks ahead
+        self.ahead = AheadPlanner(self.prefetcher, self.config, self.cost)
         self.times = StepTimes()
         self.activity = self.activations.drain()  # of the last step; nothing yet
         self.last_plan = EMPTY_PLAN
@@ -115,8 +120,32 @@ class Scheduler:
         self._budget = self._byte_budget()
         plan = self.last_plan = self._plan(utility, tau, activity)
         self._submit(utility, tau, plan)
+        if self.foresight is not None:
+            self.foresight.learn(activity.counts, self.slots)
         self.times.add((perf_counter_ns() - start) / 1e3)
         return plan
+
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        """Say which tokens the next forward computes, as far as they are known; plan anew if that helps.
+
+        To be called after `step`, any number of times before the next one. Does nothing without a predictor.
+        """
+        if self.foresight is None:
+            return
+        self.foresight.see(tokens)
+        if self.foresight.chance is None:  # of tokens that nothing is known about
+            return
+        utility, tau = self.estimator.utility, self.balancer.tau
+        decided = Decided(
+            utility=utility, tau=tau, counts=self.activity.counts,
+            worth=self.balancer.tables.use_probability(), byte_limit=self._budget,
+        )  # fmt: skip
+        lead_us = self.cost.draft_us if len(tokens) == 1 else 0.0  # drafts are still to come
+        plan, levels = self.ahead.plan(
+            decided, self.slots.read(self.board.residency), self.foresight.chance, lead_us
+        )
+        self.foresight.note_plan(plan)
+        self._submit(levels, tau, plan)
 
     def _decide(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return utility and tau: from estimator and balancer, or from the static allocation."""

@@ -12,7 +12,7 @@ from typing import Any
 import gguf_models
 import numpy as np
 import pytest
-from llama_helpers import Sequence0, decode, loaded_model, new_context
+from llama_helpers import Batch, Sequence0, decode, llama, loaded_model, new_context, split_layers
 
 from pyspac._native import ffi, lib
 from pyspac.engine import engine as native
@@ -21,6 +21,7 @@ from pyspac.engine.board import (
     ENGINE_ARRAYS,
     LAYER_STATS_DTYPE,
     N_RECORDS,
+    N_ROUTED,
     N_SERVER_SLOTS,
     NO_BUDGET,
     SCHEDULER_ARRAYS,
@@ -33,6 +34,7 @@ from pyspac.engine.params import EngineParams
 from pyspac.engine.step import RECORD_DTYPE, StepRecord
 from pyspac.errors import ConfigError, EngineError
 from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.routing_log import RoutingLog
 from pyspac.scheduler.scheduler import Scheduler
 
 N_STEPS = 12
@@ -60,6 +62,7 @@ def test_structs_have_the_size_of_the_c_ones() -> None:
     assert ffi.sizeof("spac_layer_stats") == LAYER_STATS_DTYPE.itemsize
     assert ffi.sizeof("spac_step_record") == RECORD_DTYPE.itemsize
     assert (lib.SPAC_N_RECORDS, lib.SPAC_N_SERVER_SLOTS) == (N_RECORDS, N_SERVER_SLOTS)
+    assert lib.SPAC_N_ROUTED == N_ROUTED
 
 
 @pytest.mark.parametrize(
@@ -230,3 +233,61 @@ def test_a_missing_library_is_loud(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert str(tmp_path) in done.stderr
+
+
+def test_the_routing_log_names_each_token_with_its_own_experts(model: Any) -> None:
+    """llama.cpp orders the tokens of several sequences as suits it: ids and experts still belong together."""
+    rng = np.random.default_rng(3)
+    tokens = [int(token) for token in rng.permutation(200)[:12] + 3]
+    with new_context(model, n_seq=3) as ctx, attach(ctx, max_batch=16) as engine:
+        alone = {}
+        for token in tokens:  # the first position alone: a router sees nothing but the token
+            log = RoutingLog(engine.board)
+            llama.llama_memory_clear(llama.llama_get_memory(ctx), True)
+            decode(ctx, Batch([token], [0], [0]))
+            engine.end_forward()
+            ids, experts = log.read()
+            assert ids.tolist() == [token]
+            alone[token] = experts[0]
+        log = RoutingLog(engine.board)
+        for first in range(0, 12, 3):
+            llama.llama_memory_clear(llama.llama_get_memory(ctx), True)
+            decode(ctx, Batch(tokens[first : first + 3], [0, 0, 0], [2, 0, 1]))
+        engine.end_forward()
+        ids, experts = log.read()
+        assert sorted(ids.tolist()) == sorted(tokens)
+        for token, used in zip(ids.tolist(), experts, strict=True):
+            split = split_layers(engine)
+            assert np.array_equal(np.sort(used[split]), np.sort(alone[token][split]))
+
+
+def test_of_a_long_prompt_the_last_tokens_are_logged(model: Any) -> None:
+    with new_context(model, n_ubatch=400, n_batch=400) as ctx, attach(ctx) as engine:
+        log = RoutingLog(engine.board)
+        batch = Sequence0(1, 250).next_batch(400)
+        decode(ctx, batch)
+        engine.end_forward()
+        ids, experts = log.read()
+        assert ids.tolist() == list(batch.tokens[-lib.SPAC_N_ROUTED_MAX :])
+        assert experts[:, split_layers(engine)].max() < engine.board.n_expert
+
+
+def test_embeddings_have_no_token_ids(model: Any) -> None:
+    n_embd = llama.llama_model_n_embd(model)
+    with new_context(model) as ctx, attach(ctx) as engine:
+        log = RoutingLog(engine.board)
+        decode(ctx, Batch([7], [0], [0]))
+        batch = llama.llama_batch_init(2, n_embd, 1)
+        batch.n_tokens = 2
+        for i in range(2):
+            batch.pos[i], batch.n_seq_id[i], batch.logits[i], batch.seq_id[i][0] = 1 + i, 1, 1, 0
+            for k in range(n_embd):
+                batch.embd[i * n_embd + k] = 0.01 * k
+        status = llama.llama_decode(ctx, batch)
+        llama.llama_batch_free(batch)
+        assert status == 0
+        decode(ctx, Batch([9], [3], [0]))
+        engine.end_forward()
+        ids, experts = log.read()
+        assert ids.tolist() == [7, -1, -1, 9]
+        assert experts[:, split_layers(engine)].max() < engine.board.n_expert

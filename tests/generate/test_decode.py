@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import pytest
 from fake_context import FakeContext
 from hypothesis import given
@@ -197,6 +199,7 @@ class RecordingHook:
         self.limit = limit
         self.steps: list[StepRecord] = []
         self.n_prompts = 0
+        self.upcoming: list[list[int]] = []
 
     def n_draft_limit(self) -> int | None:
         return self.limit
@@ -208,6 +211,9 @@ class RecordingHook:
         assert record.step == len(self.steps)
         self.steps.append(record)
 
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        self.upcoming.append([*tokens])
+
 
 @pytest.mark.parametrize(("limit", "longest"), [(None, 4), (9, 4), (2, 2), (0, 0)])
 def test_hook_sees_every_step_and_limits_drafts(limit: int | None, longest: int) -> None:
@@ -217,6 +223,30 @@ def test_hook_sees_every_step_and_limits_drafts(limit: int | None, longest: int)
     assert hook.steps == result.metrics.steps
     assert max(step.n_draft for step in hook.steps) == longest
     assert all(step.n_tokens == 1 + step.n_draft for step in hook.steps)
+
+
+class WideContext(FakeContext):
+    """Keeps every batch."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.batches: list[list[int]] = []
+
+    def decode(self, tokens: Sequence[int], n_outputs: int = 1) -> np.ndarray:
+        self.batches.append([*tokens])
+        return super().decode(tokens, n_outputs)
+
+
+@pytest.mark.parametrize("n_draft", [0, 3])
+def test_hook_hears_the_tokens_of_every_batch_before_it_runs(n_draft: int) -> None:
+    context, hook = WideContext(**SIZES), RecordingHook(None)
+    loop(context, ScriptedDrafter(context, 1000), n_draft, hook=hook).run(PROMPT, 12)
+    steps = context.batches[-len(hook.steps) :]
+    assert [tokens for tokens in hook.upcoming if tokens in steps or len(tokens) > 1] == [
+        tokens for step in steps for tokens in ([step] if n_draft == 0 else [step[:1], step])
+        if len(tokens) > 1 or step == tokens
+    ]  # fmt: skip
+    assert hook.upcoming[0] == steps[0][:1]
 
 
 def test_no_drafter_drafts_nothing() -> None:

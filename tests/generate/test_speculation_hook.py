@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -75,6 +76,8 @@ def test_limit_is_the_smaller_one() -> None:
         def after_prompt(self) -> None: ...
 
         def after_step(self, record: StepRecord) -> None: ...
+
+        def look_ahead(self, tokens: Sequence[int]) -> None: ...
 
     hook = SpeculationHook(Speculation("static", n_draft_max=5), NgramDrafter(), Inner())
     assert hook.n_draft_limit() == 2

@@ -1,0 +1,136 @@
+"""Step 4 where somebody looks ahead: the plan, with what the next forward is expected to use.
+
+An expert's value is the uses that it is expected to have per step, over the steps within which a copy has to
+pay (H = payback_steps): the chance at its level in each of them, but in the first one the predicted chance.
+
+    value = (chance + (H - 1) * worth[level]) / H        predicted, and likelier than its level says
+    value = worth[level]                                 all others
+
+A copy for the next step alone moves the same bytes over the host's memory bus as the use that it saves, so
+a prediction tips the scales and no more: a newcomer takes the place of the least valuable resident where the
+uses it gains within H steps exceed the price of a copy (`CostModel.copy_price`). What is predicted and
+resident is no victim. What would come after its layer has begun is not copied for this step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.scheduler.config import DEFAULT_PAYBACK_STEPS, SchedulerConfig
+from pyspac.scheduler.cost_model import CostModel
+from pyspac.scheduler.occupancy import Occupancy
+from pyspac.scheduler.prefetch import Prefetcher, PrefetchPlan
+
+Flat = NDArray[np.intp]  # [n] il * n_expert + ie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What a step decided, before anybody looked ahead."""
+
+    utility: NDArray[np.uint8]  # [n_layer, n_expert]
+    tau: NDArray[np.uint8]  # [n_layer]
+    counts: NDArray[np.uint32]  # [n_layer, n_expert] of the last step
+    worth: NDArray[np.float64]  # [n_levels + 1] by level, never falling: chance of use in a step
+    byte_limit: int | None  # copies may take so much per step; None: no limit
+
+
+class AheadPlanner:
+    """Makes plans as a Prefetcher does, and the levels that carry them out."""
+
+    def __init__(self, prefetcher: Prefetcher, config: SchedulerConfig, cost: CostModel) -> None:
+        """Plan with that prefetcher's slots and budgets."""
+        self.base = prefetcher
+        self.cost = cost
+        self.n_steps = config.effective_payback_steps or DEFAULT_PAYBACK_STEPS["ema"]  # [H]
+        self._first_level = min(config.effective_levels + 1, 255)  # of what the next forward needs
+
+    def plan(
+        self, decided: Decided, slots: Occupancy, chance: NDArray[np.float32], lead_us: float
+    ) -> tuple[PrefetchPlan, NDArray[np.uint8]]:
+        """Return what to copy, and utilities [n_layer, n_expert] by which the engine keeps and orders it.
+
+        chance: [n_layer, n_expert] of use in the next forward, 0: nothing is known; lead_us: until it begins.
+        """
+        rate = decided.worth[decided.utility]
+        is_named = chance > 0
+        is_seen = (chance > rate) & self.base.groups.is_split[:, None]
+        is_hot = (decided.utility >= decided.tau[:, None]) & self.base.groups.is_split[:, None]
+        value = np.where(is_seen, rate + (chance - rate) / self.n_steps, rate)
+        wanted = self._in_order(np.flatnonzero((is_hot | is_seen) & ~slots.is_held), value, is_seen, decided)
+        is_victim = slots.is_resident & ~(is_hot | is_named) & self.base.can_evict
+        pays, pays_anyway = self._paying(wanted, is_victim, slots.n_free, value, rate, is_seen)
+        pays_anyway &= is_hot.ravel()[wanted]
+        is_ahead = pays & ~pays_anyway
+        is_late = is_ahead & self._too_late(wanted, pays, slots.under_way_bytes, lead_us)
+        load, load_bytes = self.base.within_budget(
+            wanted[pays & ~is_late], decided.byte_limit, slots.under_way_bytes
+        )
+        plan = PrefetchPlan(
+            load.astype(np.uint32), load_bytes, int(np.count_nonzero(is_hot & ~slots.is_held)),
+            ahead=load[np.isin(load, wanted[is_ahead])].astype(np.uint32),
+            n_refused=int(np.count_nonzero(is_seen.ravel()[wanted] & ~pays)),
+            n_late=int(np.count_nonzero(is_late)),
+        )  # fmt: skip
+        return plan, self._levels(decided, is_named & slots.is_held, load[is_seen.ravel()[load]])
+
+    def _in_order(
+        self, wanted: Flat, value: NDArray[np.float64], is_seen: NDArray[np.bool_], decided: Decided
+    ) -> Flat:
+        """Sort: what the next forward needs comes first, then by value, then by activations."""
+        keys = (
+            -decided.counts.ravel()[wanted].astype(np.int64),
+            -value.ravel()[wanted],
+            ~is_seen.ravel()[wanted],
+        )
+        return wanted[np.lexsort(keys)]  # the last key comes first
+
+    def _paying(
+        self,
+        wanted: Flat,
+        is_victim: NDArray[np.bool_],
+        n_free: NDArray[np.int64],
+        value: NDArray[np.float64],
+        rate: NDArray[np.float64],
+        is_seen: NDArray[np.bool_],
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return of `wanted` who finds a slot worth its copy, and who would without the prediction.
+
+        The most valuable newcomer meets the least valuable victim, and so on; free slots come before those.
+        """
+        pays, pays_anyway = np.zeros(len(wanted), bool), np.zeros(len(wanted), bool)
+        margin = np.where(is_seen.ravel()[wanted], self.cost.copy_price() / self.n_steps, self.base.margin)
+        group = self.base.groups.of_layer[wanted // self.base.n_expert]
+        for g, layers in enumerate(self.base.groups.layers):
+            mine = np.flatnonzero(group == g)
+            mine = mine[np.argsort(-value.ravel()[wanted[mine]], kind="stable")]
+            free, swap = mine[: max(int(n_free[g]), 0)], mine[max(int(n_free[g]), 0) :]
+            victims = np.sort(value[layers][is_victim[layers]])
+            swap = swap[: len(victims)]
+            victims = victims[: len(swap)]
+            pays[free] = pays_anyway[free] = True
+            for source, result, least in ((value, pays, margin[swap]), (rate, pays_anyway, self.base.margin)):
+                gain = source.ravel()[wanted[swap]] - victims
+                result[swap] = (gain > 0) & (gain >= least)
+        return pays, pays_anyway
+
+    def _too_late(
+        self, wanted: Flat, pays: NDArray[np.bool_], under_way_bytes: int, lead_us: float
+    ) -> NDArray[np.bool_]:
+        """Return of `wanted`, in order, whose copy would not be there when its layer begins."""
+        link = self.cost.link_us_per_byte
+        if link is None or self.cost.step_us <= 0.0:
+            return np.zeros(len(wanted), bool)
+        layer = wanted // self.base.n_expert
+        done_us = link * (under_way_bytes + np.cumsum(self.base.bytes[layer] * pays))
+        return np.asarray(done_us > lead_us + self.cost.layer_starts_us()[layer])
+
+    def _levels(self, decided: Decided, kept: NDArray[np.bool_], load: Flat) -> NDArray[np.uint8]:
+        """Return utilities: what is predicted and held is hot, what is copied for it comes first."""
+        levels = decided.utility.copy()
+        np.maximum(levels, decided.tau[:, None], out=levels, where=kept)
+        levels.reshape(-1)[load] = self._first_level
+        return levels
