@@ -41,8 +41,8 @@ COUNTER_FIELDS = (
     "n_decisions", "n_pinned_steals", "n_prompt_tokens",
 )  # fmt: skip
 AHEAD_FIELDS = (
-    "n_inputs", "n_late", "us", "n_predicted", "n_chosen", "n_hit", "n_queued", "n_cut", "n_dropped", "n_copied",
-    "n_used", "n_wasted", "cutoff_layer",
+    "n_inputs", "n_late", "us", "n_predicted", "n_chosen", "n_hit", "n_queued", "n_cut", "n_dropped",
+    "n_copied", "n_used", "n_wasted", "cutoff_layer",
 )  # fmt: skip
 LAYER_STATS_FIELDS = (
     "n_calls", "n_device_experts", "n_host_experts", "n_device_rows", "n_host_rows",
