@@ -32,7 +32,7 @@ std::vector<float> spac_router_rows(const ggml_tensor * input, int64_t first, in
 spac_routers::spac_routers(const std::vector<const spac_moe_layer *> & layers) :
     arena(N_NODES * ggml_tensor_overhead() + ggml_graph_overhead_custom(N_NODES, false)) {
     ggml_threadpool_params params = ggml_threadpool_params_default(1);
-    threadpool                    = ggml_threadpool_new(&params);
+    threadpool.reset(ggml_threadpool_new(&params));
     for (const spac_moe_layer * layer : layers) {
         if (add(*layer)) {
             list.push_back(layer);
@@ -42,16 +42,6 @@ spac_routers::spac_routers(const std::vector<const spac_moe_layer *> & layers) :
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "no router of this model can be asked early: none of its split layers has one that is a "
                                                        "matrix over the layer's input; predict without next-layer and draft-gate");
     }
-}
-
-spac_routers::~spac_routers() {
-    for (ggml_context * ctx : copies) {
-        ggml_free(ctx);
-    }
-    for (ggml_backend_buffer_t buffer : buffers) {
-        ggml_backend_buffer_free(buffer);
-    }
-    ggml_threadpool_free(threadpool);
 }
 
 static std::vector<float> read_vector(const ggml_tensor * t) {
@@ -81,13 +71,13 @@ const ggml_tensor * spac_routers::on_host(const ggml_tensor * weight) {
     if (ggml_backend_buffer_is_host(weight->buffer)) {
         return weight;
     }
-    copies.push_back(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
-    ggml_tensor *               copy   = ggml_dup_tensor(copies.back(), weight);
-    const ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(copies.back(), ggml_backend_cpu_buffer_type());
+    copies.emplace_back(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
+    ggml_tensor *               copy   = ggml_dup_tensor(copies.back().get(), weight);
+    const ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(copies.back().get(), ggml_backend_cpu_buffer_type());
     if (!buffer) {
         throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no memory for the router %s: %zu bytes", weight->name, ggml_nbytes(weight)));
     }
-    buffers.push_back(buffer);
+    buffers.emplace_back(buffer);
     ggml_backend_tensor_get(weight, copy->data, 0, ggml_nbytes(weight));
     return copy;
 }
@@ -105,7 +95,7 @@ void spac_routers::compute_logits(const ggml_tensor & weight, const float * inpu
     y->data = logits.data();
     ggml_build_forward_expand(gf, y);
 
-    ggml_cplan plan = ggml_graph_plan(gf, 1, threadpool);
+    ggml_cplan plan = ggml_graph_plan(gf, 1, threadpool.get());
     work.resize(std::max(work.size(), plan.work_size));
     plan.work_data = work.data();
     ggml_graph_compute(gf, &plan);

@@ -5,10 +5,12 @@
 #include "moe-layer.h"
 
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml-cpu.h"
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 // adds one node on the CPU to a graph that calls op with the router's input as its source; none where no router is found
@@ -21,7 +23,6 @@ struct spac_routers {
     // those on a device are copied to the host, once; throws SPAC_STATUS_INVALID_ARGUMENT if no layer has a router that can be
     // applied, SPAC_STATUS_OUT_OF_MEMORY
     explicit spac_routers(const std::vector<const spac_moe_layer *> & layers);
-    ~spac_routers();
 
     spac_routers(const spac_routers &) = delete;
 
@@ -34,6 +35,9 @@ struct spac_routers {
     std::vector<int32_t> choose(int il, const float * input, int64_t n_tokens);
 
   private:
+    struct free_threadpool {
+        void operator()(ggml_threadpool_t t) const { ggml_threadpool_free(t); }
+    };
     struct entry {
         const ggml_tensor * weight = nullptr; // in host memory
         std::vector<float>  bias, selection_bias;
@@ -46,13 +50,13 @@ struct spac_routers {
     void                set_scores(const entry & e, const float * logits);
     const ggml_tensor * on_host(const ggml_tensor * weight);
 
-    std::vector<const spac_moe_layer *> list;
-    std::map<int, entry>                entries; // by il
-    std::vector<ggml_context *>         copies;  // of the device's, and their memory
-    std::vector<ggml_backend_buffer_t>  buffers;
+    std::vector<const spac_moe_layer *>  list;
+    std::map<int, entry>                 entries; // by il
+    std::vector<ggml_context_ptr>        copies;  // of the device's, and their memory
+    std::vector<ggml_backend_buffer_ptr> buffers;
 
-    ggml_threadpool_t    threadpool = nullptr; // of the caller alone
-    std::vector<uint8_t> arena, work;          // of a graph of one node
-    std::vector<float>   logits, scores;
-    std::vector<int32_t> order, n_rows, chosen;
+    std::unique_ptr<ggml_threadpool, free_threadpool> threadpool;  // of the caller alone
+    std::vector<uint8_t>                              arena, work; // of a graph of one node
+    std::vector<float>                                logits, scores;
+    std::vector<int32_t>                              order, n_rows, chosen;
 };

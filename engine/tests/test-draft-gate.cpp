@@ -188,7 +188,7 @@ int main() {
 
     llama_model *target = load(SPAC_DEMO_MODEL), *draft = load(path), *dense = load(SPAC_DEMO_DRAFT);
     unlink(path.c_str());
-    for (double copy_gb_s : { 0.0, 0.05 }) {
+    for (double copy_gb_s : { 0.0, 0.002 }) {
         test_drafting(target, draft, copy_gb_s);
     }
     test_refusals(target, dense);
