@@ -30,6 +30,7 @@ extern "C" {
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
+#define SPAC_N_UPCOMING      512 // tokens of a look ahead, at most
 #define SPAC_N_SERVER_SLOTS  64
 #define SPAC_BOARD_NAME_MAX  100 // letters, digits, '_', '.' and '-'
 #define SPAC_N_AHEAD         2   // predictors of the engine's own
@@ -211,6 +212,10 @@ typedef struct spac_board_view {
     const int32_t *  routed_tokens;  // [SPAC_N_ROUTED] id of the vocabulary; -1: the batch's input were embeddings
     const uint16_t * routed_experts; // [SPAC_N_ROUTED, n_layer, n_expert_used] 65535: none, or the layer did not run for all of the batch
     const uint64_t * n_routed;       // [2] rows ever written; rows ever begun, which is raised first: others may be overwritten
+    // what a server's next batch computes, as far as it is known; told where looks_ahead is set
+    const int32_t *  upcoming;   // [SPAC_N_UPCOMING] ids of the vocabulary
+    const uint32_t * n_upcoming; // of these
+    const uint64_t * n_looks;    // rises by two with each look ahead; odd while one is being written
     // written by the scheduler, between spac_decision_begin and spac_decision_end
     uint8_t *  utility; // [n_layer, n_expert] expected demand, 0 .. 255
     uint8_t *  tau;     // [n_layer] experts with utility >= tau belong on the device
@@ -218,7 +223,8 @@ typedef struct spac_board_view {
     uint32_t * n_load;
     uint64_t * byte_budget; // bytes that may be copied per forward; UINT64_MAX: no limit
     // written by the scheduler, each for itself and at any time
-    int32_t * n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
+    int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
+    uint32_t * looks_ahead; // not 0: tell of upcoming tokens, and take decisions over during forwards too
 } spac_board_view;
 
 // who was at work; with the executor alone

@@ -18,8 +18,8 @@ static constexpr size_t   ALIGN       = 64;
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
     size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters, ahead; // the engine's, with the header before them
-    size_t records, n_records, routed_tokens, routed_experts, n_routed;
-    size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max; // the scheduler's
+    size_t records, n_records, routed_tokens, routed_experts, n_routed, upcoming, n_upcoming, n_looks;
+    size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max, looks_ahead; // the scheduler's
     size_t size;
 };
 
@@ -58,6 +58,9 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.routed_tokens  = place(SPAC_N_ROUTED * sizeof(int32_t));
     l.routed_experts = place(SPAC_N_ROUTED * row_bytes);
     l.n_routed       = place(2 * sizeof(uint64_t));
+    l.upcoming       = place(SPAC_N_UPCOMING * sizeof(int32_t));
+    l.n_upcoming     = place(sizeof(uint32_t));
+    l.n_looks        = place(sizeof(uint64_t));
     l.decision_seq   = place(sizeof(uint64_t));
     l.utility        = place(n_cell);
     l.tau            = place(n_layer);
@@ -65,6 +68,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.n_load         = place(sizeof(uint32_t));
     l.byte_budget    = place(sizeof(uint64_t));
     l.n_draft_max    = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
+    l.looks_ahead    = place(sizeof(uint32_t));
     l.size           = end;
     return l;
 }
@@ -233,12 +237,16 @@ spac_board_view spac_board::view() const {
     v.routed_tokens   = routed_tokens();
     v.routed_experts  = routed_experts();
     v.n_routed        = at<uint64_t>(l.n_routed);
+    v.upcoming        = at<int32_t>(l.upcoming);
+    v.n_upcoming      = at<uint32_t>(l.n_upcoming);
+    v.n_looks         = at<uint64_t>(l.n_looks);
     v.utility         = at<uint8_t>(l.utility);
     v.tau             = at<uint8_t>(l.tau);
     v.load            = at<uint32_t>(l.load);
     v.n_load          = at<uint32_t>(l.n_load);
     v.byte_budget     = at<uint64_t>(l.byte_budget);
     v.n_draft_max     = at<int32_t>(l.n_draft_max);
+    v.looks_ahead     = at<uint32_t>(l.looks_ahead);
     return v;
 }
 
@@ -319,6 +327,27 @@ void spac_board::end_rows() {
         std::lock_guard<std::mutex> lock(file_mutex);
         write(l.n_routed, sizeof(*counts));
     }
+}
+
+bool spac_board::looks_ahead() const {
+    uint32_t is_set = 0;
+    return file && read(make_layout(geo).looks_ahead, &is_set, sizeof(is_set)) && is_set != 0;
+}
+
+void spac_board::look_ahead(const int32_t * tokens, int32_t n_tokens) {
+    const board_layout          l       = make_layout(geo);
+    uint64_t *                  n_looks = at<uint64_t>(l.n_looks);
+    std::lock_guard<std::mutex> lock(file_mutex);
+    *at<uint32_t>(l.n_upcoming) = (uint32_t) std::clamp(n_tokens, 0, SPAC_N_UPCOMING);
+    std::copy_n(tokens, *at<uint32_t>(l.n_upcoming), at<int32_t>(l.upcoming));
+    ++*n_looks;
+    write(l.n_looks, sizeof(*n_looks));
+    std::atomic_thread_fence(std::memory_order_release);
+    write(l.upcoming, *at<uint32_t>(l.n_upcoming) * sizeof(int32_t));
+    write(l.n_upcoming, sizeof(uint32_t));
+    std::atomic_thread_fence(std::memory_order_release);
+    ++*n_looks;
+    write(l.n_looks, sizeof(*n_looks));
 }
 
 bool spac_board::read_decision(uint64_t seen, spac_decision & decision) const {

@@ -74,6 +74,10 @@ struct spac_board {
     uint64_t begin_rows(int64_t n);
     void     end_rows();
 
+    // what the next batch computes, published at once, for a scheduler in another process that asks for it
+    bool looks_ahead() const;
+    void look_ahead(const int32_t * tokens, int32_t n_tokens);
+
     // takes over the scheduler's decision if its number is not `seen` and it is whole
     bool    read_decision(uint64_t seen, spac_decision & decision) const;
     int32_t n_draft_max(int32_t server_slot) const; // -1: no limit

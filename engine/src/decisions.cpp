@@ -37,6 +37,7 @@ void spac_decisions::begin_forward() {
     t_last_forward = now;
 
     take_over();
+    looks_ahead = board.looks_ahead();
     if (is_overdue()) {
         is_abandoned = true;
         spac_log("no decision for %.0f s of decoding: the scheduler is gone or hangs; until it is back %sdrafts have no limit",
@@ -44,6 +45,12 @@ void spac_decisions::begin_forward() {
     }
     if (policy && (!is_scheduled || is_abandoned)) {
         run_policy();
+    }
+}
+
+void spac_decisions::begin_layer() {
+    if (looks_ahead) {
+        take_over();
     }
 }
 

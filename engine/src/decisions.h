@@ -16,6 +16,7 @@ struct spac_decisions {
 
     void    take_over();                            // the board's decision, if it is new and whole; by the graph, the worker or the ABI
     void    begin_forward();                        // takes over, and looks after a scheduler that may be gone
+    void    begin_layer();                          // takes over again where the scheduler looks ahead: it may have been told late
     int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
 
   private:
@@ -30,6 +31,8 @@ struct spac_decisions {
     std::mutex    mutex; // guards the two below
     spac_decision decision;
     uint64_t      decision_seen = 0;
+
+    bool looks_ahead = false; // in the forward in progress
 
     // a scheduler in another process may die or hang
     std::atomic<bool>     is_scheduled{ false }; // it decided at least once

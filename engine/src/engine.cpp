@@ -54,7 +54,7 @@ static std::unique_ptr<spac_dense_matmul> make_dense(llama_context * ctx) {
     return std::make_unique<spac_dense_matmul>(weights);
 }
 
-static std::unique_ptr<spac_look_ahead> make_look_ahead(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, const spac_plan & plan,
+static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, const spac_plan & plan,
                                                         const spac_engine_params & params) {
     if (params.next_layer == 0) {
         return nullptr;
@@ -62,7 +62,7 @@ static std::unique_ptr<spac_look_ahead> make_look_ahead(spac_board & board, spac
     if (!plan.has_slots) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "next_layer needs a device: with \"none\" no expert is ever copied; give another device, or next_layer 0");
     }
-    return std::make_unique<spac_look_ahead>(board, cache, layers.split(), params.next_layer);
+    return std::make_unique<spac_next_layer>(board, cache, layers.split(), params.next_layer);
 }
 
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *)) :
@@ -79,8 +79,8 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     log(*board),
     forward(*board, cache, decisions, host, timeline, log, settings.params.fill, plan.has_slots ? -1 : layers.split().back()->il),
     prompts(*board, cache, layers, log, settings.params.fill),
-    look_ahead(make_look_ahead(*board, cache, layers, plan, settings.params)),
-    splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, look_ahead.get(), settings.params.max_batch) {
+    next_layer(make_next_layer(*board, cache, layers, plan, settings.params)),
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, next_layer.get(), settings.params.max_batch) {
     try {
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
@@ -113,8 +113,8 @@ void spac_engine::start_worker() {
 // a graph that was aborted may have left host experts at work
 void spac_engine::forget_context() {
     worker.reset();
-    if (look_ahead) {
-        look_ahead->stop();
+    if (next_layer) {
+        next_layer->stop();
     }
     if (draft_gate) {
         draft_gate->stop();
@@ -140,7 +140,14 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.n_threads      = [](void * engine, int32_t n_tokens) { return ((spac_engine *) engine)->splitter.n_threads_of(n_tokens); };
     h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
     h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
+    h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
     return h;
+}
+
+void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
+    if (board->looks_ahead()) {
+        board->look_ahead(tokens, n_tokens);
+    }
 }
 
 void spac_engine::record_step(const llama_moe_hook_step & step) {

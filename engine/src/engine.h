@@ -13,7 +13,7 @@
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
-#include "look-ahead.h"
+#include "next-layer.h"
 #include "plan.h"
 #include "prefetch-worker.h"
 #include "prompt-counts.h"
@@ -55,7 +55,7 @@ struct spac_engine {
     spac_routing_log                         log;
     spac_forward                             forward;
     spac_prompt_counts                       prompts;
-    const std::unique_ptr<spac_look_ahead>   look_ahead; // where a predictor of the engine's own was asked for
+    const std::unique_ptr<spac_next_layer>   next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                      splitter;
     std::unique_ptr<spac_draft_gate>         draft_gate; // of watch_draft()
     std::unique_ptr<spac_slot_copy>          slot_copy;  // unless the device is "none"; so the worker
@@ -64,6 +64,7 @@ struct spac_engine {
   private:
     llama_moe_hook make_hook(void (*free_with_context)(void *));
     void           start_worker();
+    void           look_ahead(const llama_token * tokens, int32_t n_tokens);
     void           record_step(const llama_moe_hook_step & step);
     bool           copy_to_slot(const spac_load & load);
     void           look_around();

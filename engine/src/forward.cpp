@@ -47,6 +47,7 @@ void spac_forward::begin_layer(int il, uint64_t now) {
     } else {
         // this layer's input depends on the previous layer's output, so its experts are no longer in use
         cache.unpin_all();
+        decisions.begin_layer();
         board.layer_stats()[last_il].layer_us += now - last_dispatch;
     }
     last_il       = il;

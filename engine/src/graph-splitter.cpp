@@ -5,8 +5,8 @@
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                                          const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
-                                         spac_look_ahead * look_ahead, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), look_ahead(look_ahead), max_batch(max_batch) {
+                                         spac_next_layer * next_layer, int max_batch) :
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), next_layer(next_layer), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { &ops, layer };
     }
@@ -61,8 +61,8 @@ bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
 
 ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
     spac_split_node * node = &nodes.at(p.il);
-    if (look_ahead) {
-        look_ahead->add_node(p); // before dispatch: it works beside this layer's experts
+    if (next_layer) {
+        next_layer->add_node(p); // before dispatch: it works beside this layer's experts
     }
     if (!plan.has_slots) {
         return spac_build_split_kernels(p, node, nullptr);

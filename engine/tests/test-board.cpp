@@ -346,6 +346,25 @@ static void test_routing_log() {
     }
 }
 
+// upcoming tokens are told to who asks for them
+static void test_look_ahead() {
+    auto                  engine = make_shared_board(), scheduler = open_board();
+    const spac_board_view v = scheduler->view();
+    CHECK(!engine->looks_ahead());
+    *v.looks_ahead = 1;
+    CHECK(engine->looks_ahead());
+    std::vector<int32_t> tokens(SPAC_N_UPCOMING + 9);
+    for (size_t i = 0; i < tokens.size(); i++) {
+        tokens[i] = (int32_t) i + 5;
+    }
+    engine->look_ahead(tokens.data(), 3);
+    CHECK(*v.n_looks == 2 && *v.n_upcoming == 3 && v.upcoming[0] == 5 && v.upcoming[2] == 7);
+    engine->look_ahead(tokens.data(), (int32_t) tokens.size());
+    CHECK(*v.n_looks == 4 && *v.n_upcoming == SPAC_N_UPCOMING && v.upcoming[SPAC_N_UPCOMING - 1] == SPAC_N_UPCOMING + 4);
+    CHECK(truncate(shm_file().c_str(), 10) == 0);
+    CHECK(!engine->looks_ahead());
+}
+
 static void test_refuses_what_it_does_not_know() {
     auto   engine = make_shared_board();
     FILE * f      = fopen(shm_file().c_str(), "r+b");
@@ -394,6 +413,7 @@ int main() {
     test_other_pid_namespace();
     test_whole_decisions();
     test_routing_log();
+    test_look_ahead();
     test_refuses_what_it_does_not_know();
     test_records();
     return 0;

@@ -13,6 +13,7 @@ class _Lib:
     SPAC_N_RECORDS: int
     SPAC_N_ROUTED: int
     SPAC_N_ROUTED_MAX: int
+    SPAC_N_UPCOMING: int
     SPAC_N_SERVER_SLOTS: int
     SPAC_BOARD_NAME_MAX: int
     SPAC_N_AHEAD: int

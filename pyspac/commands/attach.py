@@ -42,6 +42,7 @@ def attach(
     estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
     threshold: o.Threshold = "auto",
     without: o.Without = "",
+    predict: o.Predictors = o.DEFAULT_PREDICTORS,
     link_gb_s: o.LinkGbS = None,
     cpu_share: o.CpuShare = DEFAULT_CPU_SHARE,
     metrics_port: o.MetricsPort = None,
@@ -63,7 +64,7 @@ def attach(
     else:
         controller, n_draft_max = choose_drafting(speculation, draft_max, lowest=0)
         options = AttachOptions(
-            scheduler=scheduler_config(estimator, threshold, without, link_gb_s, n_draft_max),
+            scheduler=scheduler_config(estimator, threshold, without, predict, link_gb_s, n_draft_max),
             metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
             speculation=controller, warm_start=warm_start, model=model, log_json=log_json,
         )  # fmt: skip

@@ -64,6 +64,7 @@ def serve(
     estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
     threshold: o.Threshold = "auto",
     without: o.Without = "",
+    predict: o.Predictors = o.DEFAULT_PREDICTORS,
     link_gb_s: o.LinkGbS = None,
     cpu_share: o.CpuShare = DEFAULT_CPU_SHARE,
     metrics_port: o.MetricsPort = None,
@@ -82,7 +83,7 @@ def serve(
     has_draft = model_draft is not None or names_draft(context.args)
     controller, n_draft_max = (choose_drafting if has_draft else no_drafting)(speculation, draft_max)
     attach = AttachOptions(
-        scheduler=scheduler_config(estimator, threshold, without, link_gb_s, n_draft_max),
+        scheduler=scheduler_config(estimator, threshold, without, predict, link_gb_s, n_draft_max),
         metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
         speculation=controller, warm_start=warm_start, log_json=log_json,
     )  # fmt: skip

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pyspac.engine.board import AHEAD_NAMES, BoardView
+from pyspac.errors import UsageError
 
 # predictors of the engine by their name in options: how many MoE layers ahead a router is asked
 NEXT_LAYERS = {"next-layer": 1, "next-layer-2": 2, "next-layer-3": 3}
 DRAFT_GATE = "draft-gate"
+
+
+def in_engine(names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are predictors of the engine."""
+    return [name for name in names if name in (*NEXT_LAYERS, DRAFT_GATE)]
+
+
+def check_in_engine(names: Iterable[str], *, has_device: bool, has_draft: bool) -> None:
+    """Raise UsageError where predictors of the engine could do nothing: they need somebody to copy to."""
+    mine = in_engine(names)
+    if mine and not has_device:
+        raise UsageError(
+            f"--predict {mine[0]} has no effect with --device none, where no expert is copied: leave out one "
+            "of the two"
+        )
+    if len(mine) - (DRAFT_GATE in mine) > 1:
+        raise UsageError(f"--predict {','.join(mine)} asks routers at two distances: choose one")
+    if DRAFT_GATE in mine and not has_draft:
+        raise UsageError(f"--predict {DRAFT_GATE} needs a MoE draft model: give one with -md")
 
 
 def ahead_dict(board: BoardView, name: str) -> dict[str, Any]:

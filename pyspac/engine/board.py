@@ -20,6 +20,7 @@ from pyspac.errors import ConfigError, EngineError, UsageError
 
 N_RECORDS = 256  # SPAC_N_RECORDS
 N_ROUTED = 512  # SPAC_N_ROUTED
+N_UPCOMING = 512  # SPAC_N_UPCOMING
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
 AHEAD_NAMES = ("next-layer", "draft-gate")  # index = spac_ahead_source
 NO_BUDGET = 2**64 - 1  # byte_budget: no limit
@@ -112,6 +113,9 @@ class BoardView:
     routed_tokens: NDArray[np.int32]  # [N_ROUTED] a ring of routed tokens: id of the vocabulary, or -1
     routed_experts: NDArray[np.uint16]  # [N_ROUTED, n_layer, n_expert_used] what they used; 65535: nothing
     n_routed: NDArray[np.uint64]  # [2] rows ever written; rows ever begun, which overwrite others
+    upcoming: NDArray[np.int32]  # [N_UPCOMING] tokens that a server's next batch computes
+    n_upcoming: NDArray[np.uint32]  # [1] of these
+    n_looks: NDArray[np.uint64]  # [1] rises by two with each look ahead; odd while one is being written
     # written by the scheduler, inside `with board.decision():`
     utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
     tau: NDArray[np.uint8]  # [n_layer]
@@ -120,6 +124,7 @@ class BoardView:
     byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
     # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
+    looks_ahead: NDArray[np.uint32]  # [1] not 0: a server tells of upcoming tokens
 
     def _layout(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
         """Return dtype and shape of every array."""
@@ -140,13 +145,24 @@ class BoardView:
             "routed_tokens": (np.int32, (N_ROUTED,)),
             "routed_experts": (np.uint16, (N_ROUTED, n_layer, self.n_expert_used)),
             "n_routed": (np.uint64, (2,)),
+            "upcoming": (np.int32, (N_UPCOMING,)),
+            "n_upcoming": (np.uint32, (1,)),
+            "n_looks": (np.uint64, (1,)),
             "utility": (np.uint8, per_expert),
             "tau": (np.uint8, (n_layer,)),
             "load": (np.uint32, (self.n_load_max,)),
             "n_load": (np.uint32, (1,)),
             "byte_budget": (np.uint64, (1,)),
             "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
+            "looks_ahead": (np.uint32, (1,)),
         }
+
+    def read_upcoming(self) -> list[int] | None:
+        """Return what the next batch computes; None while that is being written, or if nobody told it."""
+        n_looks = int(self.n_looks[0])
+        tokens = self.upcoming[: min(int(self.n_upcoming[0]), N_UPCOMING)].tolist()
+        is_whole = n_looks > 0 and n_looks % 2 == 0 and n_looks == int(self.n_looks[0])
+        return tokens if is_whole else None
 
     def _begin(self) -> None:
         """Mark the decision as being written."""
@@ -195,8 +211,9 @@ class LayoutGroups:
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
                  "layer_stats", "counters", "ahead", "records", "n_records",
-                 "routed_tokens", "routed_experts", "n_routed")  # fmt: skip
-SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max")
+                 "routed_tokens", "routed_experts", "n_routed",
+                 "upcoming", "n_upcoming", "n_looks")  # fmt: skip
+SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead")
 
 
 class LocalBoard(BoardView):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from pyspac.checks import check_range
-from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS
+from pyspac.engine.ahead import NEXT_LAYERS, check_in_engine
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.values import read_cache_size, read_cpu_range
 from pyspac.errors import ConfigError, UsageError
@@ -89,7 +89,9 @@ class RunOptions:
         self._check_speculation()
         self._check_mode()
         self.scheduler_config()
-        self._check_predictors()
+        if not self.stock:
+            has_draft = self.effective_spec_type == "draft"
+            check_in_engine(self.predict, has_device=not self.is_host_only, has_draft=has_draft)
 
     def _check_speculation(self) -> None:
         if self.spec_type == "draft" and self.draft is None:
@@ -119,21 +121,6 @@ class RunOptions:
                     )
         if self.draft_p_min > 0.0 and self.wanted_spec_type != "draft":
             raise UsageError(f"--draft-p-min {self.draft_p_min:g} needs a draft model: give one with -md")
-
-    def _check_predictors(self) -> None:
-        """Those of the engine need somebody to copy to, and one of them a draft model."""
-        in_engine = [name for name in self.predict if name in (*NEXT_LAYERS, DRAFT_GATE)]
-        if self.stock or not in_engine:
-            return
-        if self.is_host_only:
-            raise UsageError(
-                f"--predict {in_engine[0]} has no effect with --device none, where no expert is copied: "
-                "leave out one of the two"
-            )
-        if len(in_engine) - (DRAFT_GATE in in_engine) > 1:
-            raise UsageError(f"--predict {','.join(in_engine)} asks routers at two distances: choose one")
-        if DRAFT_GATE in in_engine and self.effective_spec_type != "draft":
-            raise UsageError(f"--predict {DRAFT_GATE} needs a MoE draft model: give one with -md")
 
     def _check_mode(self) -> None:
         if self.repack and not self.stock:

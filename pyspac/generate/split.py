@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
-from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS, ahead_dict
+from pyspac.engine.ahead import ahead_dict, in_engine
 from pyspac.engine.engine import Engine
 from pyspac.engine.step import StepRecord
 from pyspac.generate.options import RunOptions
@@ -97,10 +97,9 @@ class Split:
     def predictors_list(self) -> list[dict[str, Any]]:
         """`predictors` of the `--json` object: what each said, and what came of it."""
         foresight = self.scheduler.foresight
-        in_engine = [name for name in self._predict if name in (*NEXT_LAYERS, DRAFT_GATE)]
         return [
             *([] if foresight is None else [foresight.to_dict()]),
-            *(ahead_dict(self.engine.board, name) for name in in_engine),
+            *(ahead_dict(self.engine.board, name) for name in in_engine(self._predict)),
         ]
 
     def coverage(self) -> float | None:

@@ -25,6 +25,7 @@ from pyspac.scheduler.occupancy import Occupancy
 from pyspac.scheduler.prefetch import Prefetcher, PrefetchPlan
 
 Flat = NDArray[np.intp]  # [n] il * n_expert + ie
+_FREE, _NOBODY = -1, -2  # instead of a victim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,26 +57,30 @@ class AheadPlanner:
         chance: [n_layer, n_expert] of use in the next forward, 0: nothing is known; lead_us: until it begins.
         """
         rate = decided.worth[decided.utility]
+        is_split = self.base.groups.is_split[:, None]
         is_named = chance > 0
-        is_seen = (chance > rate) & self.base.groups.is_split[:, None]
-        is_hot = (decided.utility >= decided.tau[:, None]) & self.base.groups.is_split[:, None]
+        is_seen = (chance > rate) & is_split
+        is_hot = (decided.utility >= decided.tau[:, None]) & is_split
         value = np.where(is_seen, rate + (chance - rate) / self.n_steps, rate)
         wanted = self._in_order(np.flatnonzero((is_hot | is_seen) & ~slots.is_held), value, is_seen, decided)
-        is_victim = slots.is_resident & ~(is_hot | is_named) & self.base.can_evict
-        pays, pays_anyway = self._paying(wanted, is_victim, slots.n_free, value, rate, is_seen)
-        pays_anyway &= is_hot.ravel()[wanted]
+        is_victim = slots.is_resident & ~is_named & self.base.can_evict
+        victim_of = self._pairs(wanted, is_victim, slots.n_free, value, is_hot.ravel())
+        pays, pays_anyway = self._paying(wanted, victim_of, is_seen.ravel(), is_hot.ravel(), value, rate)
         is_ahead = pays & ~pays_anyway
         is_late = is_ahead & self._too_late(wanted, pays, slots.under_way_bytes, lead_us)
-        load, load_bytes = self.base.within_budget(
-            wanted[pays & ~is_late], decided.byte_limit, slots.under_way_bytes
-        )
+        goes = np.flatnonzero(pays & ~is_late)
+        load, load_bytes = self.base.within_budget(wanted[goes], decided.byte_limit, slots.under_way_bytes)
+        goes = goes[: len(load)]
         plan = PrefetchPlan(
             load.astype(np.uint32), load_bytes, int(np.count_nonzero(is_hot & ~slots.is_held)),
-            ahead=load[np.isin(load, wanted[is_ahead])].astype(np.uint32),
+            ahead=load[is_ahead[goes]].astype(np.uint32),
             n_refused=int(np.count_nonzero(is_seen.ravel()[wanted] & ~pays)),
             n_late=int(np.count_nonzero(is_late)),
         )  # fmt: skip
-        return plan, self._levels(decided, is_named & slots.is_held, load[is_seen.ravel()[load]])
+        leaves = victim_of[goes]
+        levels = self._levels(decided, is_named & slots.is_held, leaves[leaves >= 0])
+        levels.reshape(-1)[load[is_seen.ravel()[load]]] = self._first_level
+        return plan, levels
 
     def _in_order(
         self, wanted: Flat, value: NDArray[np.float64], is_seen: NDArray[np.bool_], decided: Decided
@@ -88,34 +93,54 @@ class AheadPlanner:
         )
         return wanted[np.lexsort(keys)]  # the last key comes first
 
-    def _paying(
+    def _pairs(
         self,
         wanted: Flat,
         is_victim: NDArray[np.bool_],
         n_free: NDArray[np.int64],
         value: NDArray[np.float64],
-        rate: NDArray[np.float64],
-        is_seen: NDArray[np.bool_],
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return of `wanted` who finds a slot worth its copy, and who would without the prediction.
+        is_hot: NDArray[np.bool_],
+    ) -> Flat:
+        """Return of `wanted` whose slot each would get: _FREE, or a victim's; _NOBODY where none is left.
 
-        The most valuable newcomer meets the least valuable victim, and so on; free slots come before those.
+        Free slots go to the most valuable; the next newcomer meets the least valuable victim, and so on:
+        first those that any newcomer may drive out, then hot ones, whom only what is predicted may.
         """
-        pays, pays_anyway = np.zeros(len(wanted), bool), np.zeros(len(wanted), bool)
-        margin = np.where(is_seen.ravel()[wanted], self.cost.copy_price() / self.n_steps, self.base.margin)
-        group = self.base.groups.of_layer[wanted // self.base.n_expert]
-        for g, layers in enumerate(self.base.groups.layers):
-            mine = np.flatnonzero(group == g)
-            mine = mine[np.argsort(-value.ravel()[wanted[mine]], kind="stable")]
-            free, swap = mine[: max(int(n_free[g]), 0)], mine[max(int(n_free[g]), 0) :]
-            victims = np.sort(value[layers][is_victim[layers]])
-            swap = swap[: len(victims)]
-            victims = victims[: len(swap)]
-            pays[free] = pays_anyway[free] = True
-            for source, result, least in ((value, pays, margin[swap]), (rate, pays_anyway, self.base.margin)):
-                gain = source.ravel()[wanted[swap]] - victims
-                result[swap] = (gain > 0) & (gain >= least)
-        return pays, pays_anyway
+        flat = value.ravel()
+        victims = np.flatnonzero(is_victim)
+        victims = victims[np.lexsort((flat[victims], is_hot[victims]))]  # the last key comes first
+        order = np.argsort(-flat[wanted], kind="stable")
+        victim_of = np.full(len(wanted), _NOBODY)
+        of_layer = self.base.groups.of_layer
+        for g in range(self.base.groups.n_group):
+            mine = order[of_layer[wanted[order] // self.base.n_expert] == g]
+            theirs = victims[of_layer[victims // self.base.n_expert] == g]
+            n = max(int(n_free[g]), 0)
+            victim_of[mine[:n]] = _FREE
+            n_swap = min(len(mine[n:]), len(theirs))
+            victim_of[mine[n : n + n_swap]] = theirs[:n_swap]
+        return victim_of
+
+    def _paying(
+        self,
+        wanted: Flat,
+        victim_of: Flat,
+        is_seen: NDArray[np.bool_],
+        is_hot: NDArray[np.bool_],
+        value: NDArray[np.float64],
+        rate: NDArray[np.float64],
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return of `wanted` whose copy pays, and whose would without the prediction."""
+        is_swap = victim_of >= 0
+        victim = np.where(is_swap, victim_of, 0)
+        is_hot_victim = is_swap & is_hot[victim]
+        margin = np.where(is_seen[wanted], self.cost.copy_price() / self.n_steps, self.base.margin)
+        gain = value.ravel()[wanted] - value.ravel()[victim]
+        pays = is_swap & (gain > 0) & (gain >= margin) & (is_seen[wanted] | ~is_hot_victim)
+        gain = rate.ravel()[wanted] - value.ravel()[victim]
+        pays_anyway = is_swap & (gain > 0) & (gain >= self.base.margin) & ~is_hot_victim
+        is_free = victim_of == _FREE
+        return pays | is_free, (pays_anyway | is_free) & is_hot[wanted]
 
     def _too_late(
         self, wanted: Flat, pays: NDArray[np.bool_], under_way_bytes: int, lead_us: float
@@ -128,9 +153,10 @@ class AheadPlanner:
         done_us = link * (under_way_bytes + np.cumsum(self.base.bytes[layer] * pays))
         return np.asarray(done_us > lead_us + self.cost.layer_starts_us()[layer])
 
-    def _levels(self, decided: Decided, kept: NDArray[np.bool_], load: Flat) -> NDArray[np.uint8]:
-        """Return utilities: what is predicted and held is hot, what is copied for it comes first."""
+    def _levels(self, decided: Decided, kept: NDArray[np.bool_], leaves: Flat) -> NDArray[np.uint8]:
+        """Return utilities by which the engine keeps what is predicted and held, and lets the victims go."""
         levels = decided.utility.copy()
         np.maximum(levels, decided.tau[:, None], out=levels, where=kept)
-        levels.reshape(-1)[load] = self._first_level
+        below = decided.tau[leaves // self.base.n_expert] - 1
+        levels.reshape(-1)[leaves] = np.minimum(levels.ravel()[leaves], below)
         return levels

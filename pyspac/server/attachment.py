@@ -43,22 +43,34 @@ class Attachment:
     def run(self, stop: StopFlag) -> None:
         """Decide until told to stop or the server is gone; then keep what was learned."""
         pacer = Pacer(self.board, self.options.cpu_share)
+        pacer.looks_ahead = self.scheduler.foresight is not None
         self._next_save_s = time.monotonic() + SAVE_PERIOD_S
         try:
             while not stop and self._is_server_there():
                 if pacer.poll():
                     pacer.rest_after(self._step())
+                if pacer.looks_ahead and pacer.has_look():
+                    pacer.rest_longer(self._look_ahead())
         finally:
+            self.board.looks_ahead[0] = 0
             self._keep()
 
     def _step(self) -> float:
         """One decision; how long it took."""
         start = time.perf_counter()
+        self.board.looks_ahead[0] = self.scheduler.foresight is not None  # again: a board may be written anew
         self.scheduler.step()
         activity = self.scheduler.activity
         if self.speculation is not None:
             self.speculation.observe(activity)
         self.totals.add(activity.steps, activity.totals.n_lost)
+        return time.perf_counter() - start
+
+    def _look_ahead(self) -> float:
+        """Plan for the tokens that the server told of; how long it took."""
+        start = time.perf_counter()
+        if tokens := self.board.read_upcoming():
+            self.scheduler.look_ahead(tokens)
         return time.perf_counter() - start
 
     def _is_server_there(self) -> bool:

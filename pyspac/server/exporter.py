@@ -31,6 +31,24 @@ _COUNTERS: Final = (
     ("wait_seconds", "wait_us", 1e-6, "Time the graph waited for the host's experts"),
     ("decisions", "n_decisions", 1, "Decisions that the engine took over"),
 )
+# metric, the figure of Foresight.to_dict(), kind, factor, help
+_PREDICTORS: Final = (
+    (
+        "predictor_recall",
+        "recall",
+        GaugeMetricFamily,
+        1,
+        "Share of what known tokens used that was predicted",
+    ),
+    ("predictor_precision", "precision", GaugeMetricFamily, 1, "Share of what was predicted that was used"),
+    ("predictor_known", "known", GaugeMetricFamily, 1, "Share of the tokens that anything was predicted for"),
+    ("predictor_tokens", "n_tokens", CounterMetricFamily, 1, "Tokens that it learned from"),
+    ("predictor_seconds", "us", CounterMetricFamily, 1e-6, "Time spent predicting and learning"),
+    ("predictor_refused", "n_refused", CounterMetricFamily, 1, "Predicted experts whose copy would not pay"),
+    ("predictor_late", "n_late", CounterMetricFamily, 1, "Predicted experts whose copy would come too late"),
+    ("predictor_copies", "n_copied", CounterMetricFamily, 1, "Copies that only a prediction asked for"),
+    ("predictor_copies_used", "n_copies_used", CounterMetricFamily, 1, "Of these, used before they left"),
+)
 _WHERE: Final = (("device", "n_hit_rows"), ("host", "n_miss_rows"), ("late", "n_late_rows"))
 
 
@@ -51,6 +69,7 @@ class SchedulerCollector(Collector):
         yield from self._gauges()
         yield from self._layers()
         yield from self._own()
+        yield from self._predictors()
 
     def _info(self) -> Metric:
         board, config = self.attachment.board, self.attachment.scheduler.config
@@ -111,6 +130,16 @@ class SchedulerCollector(Collector):
         times.add_metric(["0.5"], stats.step_p50_us * 1e-6)
         times.add_metric(["0.99"], stats.step_p99_us * 1e-6)
         yield times
+
+    def _predictors(self) -> Iterable[Metric]:
+        """What predictors said, and what came of it; without one the families are empty."""
+        foresight = self.attachment.scheduler.foresight
+        figures = None if foresight is None else foresight.to_dict()
+        for name, field, kind, factor, text in _PREDICTORS:
+            family = kind(f"pyspac_{name}", text, labels=["predictor"])
+            if figures is not None and figures[field] is not None:
+                family.add_metric([figures["name"]], figures[field] * factor)
+            yield family
 
 
 def _activations(counters: Any) -> Metric:

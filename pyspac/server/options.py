@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspac.checks import check_int, check_range
+from pyspac.engine.ahead import check_in_engine
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.options import (
@@ -20,7 +21,7 @@ from pyspac.generate.options import (
     is_host_only,
     parse_threshold,
 )
-from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig, parse_ablations
+from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig, parse_ablations, parse_predictors
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
 
@@ -114,6 +115,8 @@ class ServeOptions:
             raise ConfigError(
                 "--draft-max", 0, f"1 to {DRAFT_MAX}; to draft nothing, leave out the draft model"
             )
+        predict = self.attach.scheduler.predict
+        check_in_engine(predict, has_device=not self.is_host_only, has_draft=self.has_draft)
         self._check_passed()
 
     def _check_passed(self) -> None:
@@ -178,7 +181,7 @@ def no_drafting(speculation: str | None, draft_max: int | None) -> tuple[str, in
 
 
 def scheduler_config(
-    estimator: str, threshold: str, without: str, link_gb_s: float | None, n_draft_max: int
+    estimator: str, threshold: str, without: str, predict: str, link_gb_s: float | None, n_draft_max: int
 ) -> SchedulerConfig:
     """From the options as text. Raises ConfigError."""
     check_link_gb_s(link_gb_s)
@@ -186,6 +189,7 @@ def scheduler_config(
         estimator=estimator,
         threshold=parse_threshold(threshold),
         without=parse_ablations(without),
+        predict=parse_predictors(predict),
         n_draft_max=n_draft_max,
         link_gb_s=link_gb_s,
     )

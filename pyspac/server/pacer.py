@@ -16,6 +16,7 @@ BUSY_POLL_S: Final = 0.0015
 IDLE_POLL_S: Final = 0.020
 _SLOWDOWN: Final = 1.3  # of the poll period per poll without news
 _MAX_REST_S: Final = 0.050
+_MAX_DEBT_S: Final = 0.100  # of rest that is still to come, beyond which nobody looks ahead
 
 
 class Pacer:
@@ -32,6 +33,8 @@ class Pacer:
         """cpu_share: of one core; after a step of d seconds the next may start d / cpu_share later."""
         self.board = board
         self.cpu_share = cpu_share
+        self.looks_ahead = False  # whether has_look() will be asked: then no sleep is long while tokens come
+        self._n_looks = int(board.n_looks[0])
         self._sleep, self._clock = sleep, clock
         self._seen = self._now()
         self._period_s = BUSY_POLL_S
@@ -43,6 +46,9 @@ class Pacer:
     def poll(self) -> bool:
         """Sleep one period, at most 50 ms; whether a forward or a step ended since the last time."""
         rest_s = self._rest_until_s - self._clock()
+        if self.looks_ahead and rest_s > self._period_s:
+            self._sleep(BUSY_POLL_S)
+            return False
         self._sleep(max(self._period_s, min(rest_s, _MAX_REST_S)))
         now = self._now()
         if now == self._seen:
@@ -51,6 +57,19 @@ class Pacer:
         self._seen = now
         self._period_s = BUSY_POLL_S
         return True
+
+    def has_look(self) -> bool:
+        """Whether somebody told meanwhile which tokens come next: there is no time to rest first."""
+        n_looks = int(self.board.n_looks[0])
+        if n_looks == self._n_looks or n_looks % 2 == 1:
+            return False
+        self._n_looks = n_looks
+        return self._rest_until_s - self._clock() < _MAX_DEBT_S
+
+    def rest_longer(self, look_s: float) -> None:
+        """Looking took `look_s`: that is made up for later."""
+        rest_from_s = max(self._rest_until_s, self._clock())
+        self._rest_until_s = rest_from_s + look_s * (1 / self.cpu_share - 1)
 
     def rest_after(self, step_s: float) -> None:
         """A step took `step_s`: rest until its share of the time is within bounds."""

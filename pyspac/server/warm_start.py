@@ -25,6 +25,7 @@ HEADER_BYTES: Final = 8 << 20  # the largest vocabularies take 6 MB
 N_SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 4096
 _STATE: Final = "state."
+_PREDICTED: Final = "predictor."
 _HEADER_KEYS: Final = ("format", "estimator", "n_levels", "gamma")
 
 
@@ -91,7 +92,7 @@ class UtilityStore:
         descriptor, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                np.savez_compressed(file, allow_pickle=False, **_to_arrays(scheduler))
+                np.savez(file, allow_pickle=False, **_to_arrays(scheduler))
             Path(name).replace(self.path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -122,7 +123,12 @@ def _header(scheduler: Scheduler) -> dict[str, NDArray[Any]]:
 
 def _to_arrays(scheduler: Scheduler) -> dict[str, NDArray[Any]]:
     state = scheduler.estimator.state()
-    return _header(scheduler) | {f"{_STATE}{name}": value for name, value in state.items()}
+    arrays = _header(scheduler) | {f"{_STATE}{name}": value for name, value in state.items()}
+    if scheduler.foresight is not None:
+        predictor = scheduler.foresight.predictor
+        prefix = f"{_PREDICTED}{predictor.name}."
+        arrays |= {f"{prefix}{name}": value for name, value in predictor.state().items()}
+    return arrays
 
 
 def _restore(scheduler: Scheduler, arrays: dict[str, NDArray[Any]]) -> str | None:
@@ -131,7 +137,14 @@ def _restore(scheduler: Scheduler, arrays: dict[str, NDArray[Any]]) -> str | Non
         found = arrays[name].tolist() if name in arrays else None
         if found != wanted.tolist():
             return f"has {name} {found!r}, this run needs {wanted.tolist()!r}"
-    state = {name.removeprefix(_STATE): value for name, value in arrays.items() if name.startswith(_STATE)}
-    if not scheduler.estimator.restore(state):
+    if not scheduler.estimator.restore(_with_prefix(arrays, _STATE)):
         return "is of another geometry, or of other settings of the estimator"
+    if scheduler.foresight is not None:  # one that was not at work then has nothing there, and starts anew
+        predictor = scheduler.foresight.predictor
+        predictor.restore(_with_prefix(arrays, f"{_PREDICTED}{predictor.name}."))
     return None
+
+
+def _with_prefix(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """Those whose names begin so, without that beginning."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

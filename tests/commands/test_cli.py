@@ -189,6 +189,33 @@ def test_split_with_a_remote_device(models: Path, rpc_server: str, tmp_path: Pat
     assert split["experts"]["n_steps_with_both"] > 0
 
 
+def test_a_predictor_changes_no_text_and_is_reported(models: Path) -> None:
+    texts = []
+    for predict in ("none", "token"):
+        result = invoke(
+            "run", "-m", models / "target.gguf", "-md", models / "draft.gguf", "-p", PROMPT, "-n", "60",
+            "-t", "1", "--device", "cpu", "--cache", "40%", "--draft-max", "3",
+            "--predict", predict, "--json", "-",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        texts.append(json.loads(result.stdout))
+    without, predicted = texts
+    assert predicted["token_ids"] == without["token_ids"]
+    assert without["predictors"] == []
+    [token] = predicted["predictors"]
+    assert token["name"] == "token"
+    assert 0 <= token["n_copies_used"] <= token["n_copied"] <= token["n_planned"]
+    assert 0 < token["known"] < 1
+    assert 0 < token["recall"] <= 1
+    assert token["us_per_step"] > 0
+
+
+def test_an_unknown_predictor_is_refused(models: Path) -> None:
+    result = invoke("run", "-m", models / "target.gguf", "-p", "x", "--predict", "tokens,none")
+    assert result.exit_code == 2
+    assert "predict cannot be 'tokens': give one or more of token, or none" in result.stderr
+
+
 def test_all_layers_declined_is_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def attach(*_: object) -> Engine:
         raise EngineError(lib.SPAC_STATUS_NOTHING_TO_SPLIT, "no MoE layer can be split: LoRA (3 layers)")

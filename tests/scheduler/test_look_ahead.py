@@ -68,6 +68,18 @@ def test_a_prediction_tips_the_scales() -> None:
     assert levels.tolist() == [[0, 1, 2, 3]]  # first in the engine's queue, above every level
 
 
+def test_what_is_predicted_may_drive_out_what_is_hot() -> None:
+    # A slot, held by expert 0 of level 2: 0.3 uses per step, 3 in ten steps. Expert 1 of the same level is
+    # predicted at 1: 1 + 9 * 0.3 = 3.7 uses are 0.7 more. Of level 3, 0.4 per step: 1 + 3.6 = 4.6 pay.
+    plan, _ = plan_ahead([[2, 2]], [2], [[R, A]], [[0, 1.0]], worth=[0, 0.1, 0.3, 0.4], slots=1)
+    assert plan.n_load == 0
+    plan, levels = plan_ahead([[2, 3]], [2], [[R, A]], [[0, 1.0]], worth=[0, 0.1, 0.3, 0.4], slots=1)
+    assert plan.load.tolist() == plan.ahead.tolist() == [1]
+    assert levels.tolist() == [[1, 4]]  # below the threshold, so that the engine may evict it
+    plan, _ = plan_ahead([[2, 3]], [2], [[R, A]], [[0.1, 0]], worth=[0, 0.1, 0.3, 0.9], slots=1)
+    assert plan.n_load == 0  # nobody else may
+
+
 def test_what_is_predicted_and_resident_never_leaves() -> None:
     # the newcomer of level 2 would take the place of expert 0, which is worth nothing but predicted
     arguments = ([[0, 1, 2]], [2], [[R, R, A]])

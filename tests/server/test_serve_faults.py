@@ -407,6 +407,7 @@ def test_attach_serves_a_server_started_by_hand(bin_dir: Path, tmp_path: Path) -
         (["-m", str(TARGET), "--board", "a/b"], "board name"),
         (["-m", str(TARGET), "--port", "99999"], "--port"),
         (["-m", str(TARGET), "--metrics-port", "-1"], "--metrics-port"),
+        (["-m", str(TARGET), "--predict", "tokens"], "predict cannot be 'tokens': give one or more of token"),
         (["-m", str(TARGET), "--", "--port", "80"], "give --port before it"),
         (["-m", str(TARGET), "words"], "after --"),
         ([], "-m"),

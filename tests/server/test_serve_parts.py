@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from serving import DRAFT, HOST, TARGET, run_pyspac, wait_for
@@ -149,7 +150,7 @@ def test_the_estimators_longest_draft_is_the_servers(
     """[gamma] follows --draft-max."""
     controller, n_draft_max = choose_drafting(speculation, draft_max)
     assert (controller, n_draft_max) == chosen
-    assert scheduler_config("spac", "auto", "", None, n_draft_max).gamma == chosen[1]
+    assert scheduler_config("spac", "auto", "", "none", None, n_draft_max).gamma == chosen[1]
 
 
 def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,9 +185,9 @@ def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
 
 
 def test_a_known_link_reaches_the_scheduler() -> None:
-    assert scheduler_config("ema", "auto", "", 12.5, 8).link_gb_s == 12.5
+    assert scheduler_config("ema", "auto", "", "none", 12.5, 8).link_gb_s == 12.5
     with pytest.raises(ConfigError, match="--link-gb-s cannot be 0"):
-        scheduler_config("ema", "auto", "", 0.0, 8)
+        scheduler_config("ema", "auto", "", "none", 0.0, 8)
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "attach"])
@@ -355,6 +356,30 @@ def test_pacer_by_hand() -> None:
     board.counters["n_forward"] += 1
     assert pacer.poll()
     assert fake.naps[-1] == pytest.approx(0.019)
+
+
+def test_pacer_looks_ahead_while_it_rests() -> None:
+    """A look cannot wait: it is told at once, and made up for by resting longer; too many are left out."""
+    board, fake = small_board(), FakeTime()
+    pacer = Pacer(board, 0.05, sleep=fake.sleep, clock=lambda: fake.now_s)
+    pacer.looks_ahead = True
+    board.record_step(StepRecord(n_tokens=1))
+    assert pacer.poll()
+    pacer.rest_after(0.001)  # 19 ms
+    board.n_looks[0] += np.uint64(1)
+    assert not pacer.has_look()  # is being written
+    board.n_looks[0] += np.uint64(1)
+    assert pacer.has_look()
+    assert not pacer.has_look()  # told once
+    pacer.rest_longer(0.002)  # 38 ms more
+    board.counters["n_forward"] += 1
+    start_s = fake.now_s
+    while not pacer.poll():
+        assert fake.naps[-1] < 0.002
+    assert fake.now_s - start_s == pytest.approx(0.057, abs=0.004)
+    pacer.rest_longer(0.010)  # 190 ms: more than it may owe
+    board.n_looks[0] += np.uint64(2)
+    assert not pacer.has_look()
 
 
 def test_waiting_for_news_is_cheap() -> None:

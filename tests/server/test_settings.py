@@ -33,6 +33,7 @@ SCHEDULER: dict[str, Any] = {
     "budget_share": 1e-2,
     "byte_budget": None,
     "link_gb_s": 12.5,
+    "predict": ("token",),
     "without": frozenset({"evict", "sd"}),
 }
 ATTACH: dict[str, Any] = {

@@ -47,6 +47,28 @@ def test_an_estimator_goes_on_where_it_was(tmp_path: Path, estimator: str) -> No
     assert [path.name for path in (tmp_path / "u").iterdir()] == ["m.npz"]
 
 
+def test_a_predictor_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Its table is kept with the utilities; who has none, or does not look ahead, starts without."""
+    local, config = board(), SchedulerConfig(predict=("token",))
+    before = Scheduler(local, config)
+    local.counts[:, :2] += 1
+    local.record_routing(np.array([7], np.int32), np.full((1, 3, 2), [0, 1], np.uint16))
+    before.step()
+    store = UtilityStore(tmp_path / "m.npz")
+    store.keep(before)
+    after = Scheduler(board(), config)
+    assert store.recall(after)
+    for scheduler in (before, after):
+        assert scheduler.foresight is not None
+        assert scheduler.foresight.predictor.predict(np.array([7], np.int32)).sum() == 6
+    assert store.recall(Scheduler(board()))
+    store.keep(taught("ema"))
+    fresh = Scheduler(board(), config)
+    assert store.recall(fresh)
+    assert fresh.foresight is not None
+    assert not fresh.foresight.predictor.predict(np.array([7], np.int32)).any()
+
+
 def test_the_first_decision_loads_what_was_useful(tmp_path: Path) -> None:
     store = UtilityStore(tmp_path / "m.npz")
     store.keep(taught("ema"))

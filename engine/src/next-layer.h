@@ -11,10 +11,10 @@
 #include <map>
 #include <vector>
 
-struct spac_look_ahead {
+struct spac_next_layer {
     // layers: that are split, in the order of a graph; distance: in those of them with a router, at least 1
     // all outlive it, as do graphs with its nodes; throws as spac_routers does
-    spac_look_ahead(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance);
+    spac_next_layer(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance);
 
     // one node on the CPU that reads the router's input, and nothing else; does nothing for layers without a router
     void add_node(const llama_moe_hook_params & p);
@@ -27,7 +27,7 @@ struct spac_look_ahead {
 
   private:
     struct node {
-        spac_look_ahead * look_ahead;
+        spac_next_layer * next_layer;
         size_t            index;
     };
     struct job {

@@ -1,4 +1,4 @@
-#include "look-ahead.h"
+#include "next-layer.h"
 
 #include "clock.h"
 
@@ -6,7 +6,7 @@
 
 static constexpr double TIME_WEIGHT = 0.1; // of the latest forward in a layer's time
 
-spac_look_ahead::spac_look_ahead(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance) :
+spac_next_layer::spac_next_layer(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance) :
     cache(cache), stats(board.ahead()[SPAC_AHEAD_NEXT_LAYER]), routers(layers), distance(distance), layer_us(routers.layers().size(), 0) {
     for (size_t i = 0; i < routers.layers().size(); i++) {
         nodes[routers.layers()[i]->il] = { this, i };
@@ -16,21 +16,21 @@ spac_look_ahead::spac_look_ahead(spac_board & board, spac_expert_cache & cache, 
 // ---- on the graph's thread
 
 // src: router input; dst: one number that nobody reads
-void spac_look_ahead::run_node(ggml_tensor * dst, int ith, int, void * user_data) {
+void spac_next_layer::run_node(ggml_tensor * dst, int ith, int, void * user_data) {
     if (ith == 0) {
         const node & n = *(node *) user_data;
-        n.look_ahead->see(n.index, dst->src[0]);
+        n.next_layer->see(n.index, dst->src[0]);
     }
 }
 
-void spac_look_ahead::add_node(const llama_moe_hook_params & p) {
+void spac_next_layer::add_node(const llama_moe_hook_params & p) {
     const auto it = nodes.find(p.il);
     if (it != nodes.end()) {
-        spac_add_router_node(p, "spac_look_ahead", run_node, &it->second);
+        spac_add_router_node(p, "spac_next_layer", run_node, &it->second);
     }
 }
 
-void spac_look_ahead::see(size_t index, const ggml_tensor * input) {
+void spac_next_layer::see(size_t index, const ggml_tensor * input) {
     const uint64_t now = spac_now_us();
     note_time(index, now);
     if (index + distance >= routers.layers().size()) {
@@ -46,7 +46,7 @@ void spac_look_ahead::see(size_t index, const ggml_tensor * input) {
     thread.submit([this, j] { work_off(*j); });
 }
 
-void spac_look_ahead::note_time(size_t index, uint64_t now) {
+void spac_next_layer::note_time(size_t index, uint64_t now) {
     if (last_index != SIZE_MAX && index == last_index + 1) {
         double & us = layer_us[last_index];
         us          = us == 0 ? now - last_us : us + TIME_WEIGHT * (now - last_us - us);
@@ -56,7 +56,7 @@ void spac_look_ahead::note_time(size_t index, uint64_t now) {
 }
 
 // `now` where one of the times on the way is not known yet
-uint64_t spac_look_ahead::due_us(size_t index, uint64_t now) const {
+uint64_t spac_next_layer::due_us(size_t index, uint64_t now) const {
     double us = 0;
     for (size_t i = index; i < index + distance; i++) {
         if (layer_us[i] == 0) {
@@ -69,7 +69,7 @@ uint64_t spac_look_ahead::due_us(size_t index, uint64_t now) const {
 
 // ---- on its own thread
 
-void spac_look_ahead::work_off(const job & j) {
+void spac_next_layer::work_off(const job & j) {
     stats.n_inputs++;
     if (cache.has_run(j.il, j.forward)) {
         stats.n_late++;

@@ -199,7 +199,7 @@ static void test_logits(int host_mode, int next_layer, double copy_gb_s) {
             CHECK(decode(ctx, n_batch, [&] { place_at_random(engine, rng); }) == stock);
             engine.cache.check();
         }
-        engine.look_ahead->wait_idle();
+        engine.next_layer->wait_idle();
         const spac_ahead_stats & s = engine.board->ahead()[SPAC_AHEAD_NEXT_LAYER];
         printf("host mode %d, %d ahead, %d tokens: recall %.2f, precision %.2f; %d inputs, %d late, %.0f us each; %d queued, %d cut, %d dropped, "
                "%d copied, %d used, %d wasted\n",
