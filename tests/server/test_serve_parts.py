@@ -26,7 +26,7 @@ from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.engine.devices import Device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.step import StepRecord, StepTotals
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.options import CacheSize
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
@@ -63,6 +63,19 @@ def test_servers_command_line() -> None:
         "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none -np 4"
     )
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}
+
+
+def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
+    model = Path("t.gguf")
+    config = SchedulerConfig(predict=("token", "next-layer-2", "draft-gate"))
+    attach = AttachOptions(scheduler=config)
+    options = ServeOptions(model=model, draft=model, device="cpu", attach=attach)
+    assert server_env(options)["PYSPAC_PREDICT"] == "next-layer-2,draft-gate"
+    assert "PYSPAC_PREDICT" not in server_env(ServeOptions(model=model))
+    with pytest.raises(UsageError, match="needs a MoE draft model"):
+        ServeOptions(model=model, device="cpu", attach=attach)
+    with pytest.raises(UsageError, match="--device none"):
+        ServeOptions(model=model, draft=model, device="none", attach=attach)
 
 
 def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
