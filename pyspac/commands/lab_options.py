@@ -91,7 +91,7 @@ Predict = Annotated[
         "--predict",
         metavar="LIST",
         help="Who tells the scheduler what comes next, by what the trace recorded: "
-        "token (token ids), next-layer (--early), next-layer:depth=2, draft-gate (--draft-gate), or none.",
+        "token (token ids), next-layer, next-layer-2 and -3 (--early), draft-gate (--draft-gate), or none.",
     ),
 ]
 Cold = Annotated[

@@ -17,9 +17,9 @@ from pyspac.lab.cutoff import cutoff_layer
 from pyspac.lab.demand import Tokens
 from pyspac.lab.events import Access, StepBegun
 from pyspac.lab.predict.recorded import RECORDED, RecordedPredictor
-from pyspac.lab.setup import parse
 from pyspac.lab.state import RunState
 
+NEXT_LAYER: Final = ("next-layer", "next-layer-2", "next-layer-3")  # by layers ahead
 _TIME_WEIGHT: Final = 0.1  # of the latest forward in a layer's time, as in the engine
 
 
@@ -126,7 +126,8 @@ class NextLayer(LookAhead):
         if early is None or len(early) < depth:
             raise state.trace.without(f"early logits {depth} layers ahead", " --early")
         super().__init__(state, RecordedPredictor(early[depth - 1]))
-        self.name, self.depth = f"next-layer:depth={depth}", depth
+        self.depth = depth
+        self.name = NEXT_LAYER[depth - 1]
 
     def after_router(self, access: Access) -> None:
         """Say what the layer `depth` further on will use."""
@@ -177,10 +178,9 @@ class DraftGate(LookAhead):
 def make_look_ahead(state: RunState) -> list[LookAhead]:
     """Return the predictors of a run that are not the scheduler's; ConfigError, TraceError say what lacks."""
     found: list[LookAhead] = []
-    for text in state.setup.predict:
-        name, knobs = parse(text)
-        if name == "next-layer":
-            found.append(NextLayer(state, int(knobs.get("depth", 1))))
-        elif name == "draft-gate":
+    for name in state.setup.predict:
+        if name in NEXT_LAYER:
+            found.append(NextLayer(state, 1 + NEXT_LAYER.index(name)))
+        elif name == DraftGate.name:
             found.append(DraftGate(state))
     return found

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import MIB, make_trace
 
-from pyspac.errors import ConfigError, UsageError
+from pyspac.lab.look_ahead import NEXT_LAYER
 from pyspac.lab.machine import PRESETS, Machine
-from pyspac.lab.setup import Setup, parse_predictors
+from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
 from pyspac.lab.trace import Trace, TraceError
 from pyspac.lab.workload import make_workload
@@ -51,9 +51,9 @@ def run(trace: Trace, machine: Machine, k: int = 0, capacity: str = "5", **field
     return found
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_next_layer_is_judged_by_what_was_used(depth: int) -> None:
-    [said] = run(alternating(), PRESETS["instant"], predict=(f"next-layer:depth={depth}",)).predictors()
+@pytest.mark.parametrize(("depth", "name"), list(enumerate(NEXT_LAYER, 1)))
+def test_next_layer_is_judged_by_what_was_used(depth: int, name: str) -> None:
+    [said] = run(alternating(), PRESETS["instant"], predict=(name,)).predictors()
     assert (said["recall"], said["precision"], said["source"]) == (1.0, 1.0, "recorded")
     assert said["n_predicted"] == 12 * (N_LAYER - depth)
 
@@ -131,7 +131,7 @@ def test_what_is_expected_keeps_its_slot_until_its_layer_has_run() -> None:
     seed=st.integers(0, 10_000), n_slots=st.integers(1, 30), k=st.integers(0, 3), is_cold=st.booleans(),
     machine=st.sampled_from(sorted(PRESETS)),
     predict=st.lists(
-        st.sampled_from(["token", "next-layer", "next-layer:depth=3", "draft-gate"]), unique=True
+        st.sampled_from(["token", "next-layer", "next-layer-3", "draft-gate"]), unique=True
     ),
 )  # fmt: skip
 def test_books_balance_whoever_predicts(
@@ -154,16 +154,14 @@ def test_books_balance_whoever_predicts(
     for group, owner in enumerate(cache.owner):
         held = owner[owner >= 0]
         assert len(set(held.tolist())) == len(held) == len(owner) - len(cache.free[group])
-    assert {said["name"].partition(":")[0] for said in found.predictors()} == {
-        text.partition(":")[0] for text in predict
-    }
+    assert {said["name"] for said in found.predictors()} == set(predict)
 
 
 @pytest.mark.parametrize(
     ("predict", "said"),
     [
         ("token", "token ids"), ("next-layer", "early logits 1 layers ahead"), ("draft-gate", "--draft-gate"),
-        ("next-layer:depth=3", "early logits 3 layers ahead"),
+        ("next-layer-3", "early logits 3 layers ahead"),
     ],
 )  # fmt: skip
 def test_a_trace_without_the_columns_is_refused(predict: str, said: str) -> None:
@@ -171,16 +169,3 @@ def test_a_trace_without_the_columns_is_refused(predict: str, said: str) -> None
     with pytest.raises(TraceError, match=said) as error:
         run(plain, PRESETS["instant"], predict=(predict,))
     assert error.value.exit_code == 2
-
-
-@pytest.mark.parametrize("text", ["nope", "none,token", "next-layer:depth=0", "next-layer:depth=1.5"])
-def test_unknown_predictors_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--predict"):
-        parse_predictors(text)
-
-
-def test_an_unknown_knob_is_refused() -> None:
-    with pytest.raises(UsageError, match="give depth"):
-        parse_predictors("next-layer:width=2")
-    assert parse_predictors(" token, next-layer:depth=2 ") == ("token", "next-layer:depth=2")
-    assert parse_predictors("none") == ()
