@@ -31,7 +31,7 @@ class AheadStats:
     n_chosen: int = 0  # by the routers of the layers that something was said about
     n_hit: int = 0  # both
     n_queued: int = 0
-    n_cut: int = 0  # absent, but the copy would come too late or delay better ones
+    n_refused: int = 0  # absent, but the copy would come too late or delay better ones
     n_dropped: int = 0  # queued, but their layer ran first, or there was no slot
     n_copied: int = 0
     n_copies_used: int = 0  # before they left
@@ -92,9 +92,9 @@ class LookAhead:
             return
         keys = self.predictor.top(il, known, self.state.geometry.n_expert_used)
         self._said.setdefault(il, set()).update(keys.tolist())
-        n_queued, n_cut = self.state.link.expect(keys, time_us, self.state.now_us, self)
+        n_queued, n_refused = self.state.link.expect(keys, time_us, self.state.now_us, self)
         self.stats.n_queued += n_queued
-        self.stats.n_cut += n_cut
+        self.stats.n_refused += n_refused
 
     def note_copied(self, key: int) -> None:
         """One of its copies has arrived."""

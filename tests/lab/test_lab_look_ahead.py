@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import MIB, make_trace
 
-from pyspac.lab.look_ahead import NEXT_LAYER
+from pyspac.engine.ahead import NEXT_LAYERS
 from pyspac.lab.machine import PRESETS, Machine
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
@@ -51,7 +51,7 @@ def run(trace: Trace, machine: Machine, k: int = 0, capacity: str = "5", **field
     return found
 
 
-@pytest.mark.parametrize(("depth", "name"), list(enumerate(NEXT_LAYER, 1)))
+@pytest.mark.parametrize(("depth", "name"), list(enumerate(NEXT_LAYERS, 1)))
 def test_next_layer_is_judged_by_what_was_used(depth: int, name: str) -> None:
     [said] = run(alternating(), PRESETS["instant"], predict=(name,)).predictors()
     assert (said["recall"], said["precision"], said["source"]) == (1.0, 1.0, "recorded")
@@ -79,7 +79,7 @@ def test_what_is_said_in_time_is_copied_and_used() -> None:
 def test_what_would_come_too_late_is_left_alone() -> None:
     slow = replace(COPY_1MS, device_gb_s=1e6, host_gb_s=1e6, host_gflop_s=1e9, device_gflop_s=1e9)
     [said] = run(alternating(), slow, predict=("next-layer",)).predictors()
-    assert said["n_cut"] > 0
+    assert said["n_refused"] > 0
     assert said["n_queued"] == 0  # a layer takes next to no time
 
 
