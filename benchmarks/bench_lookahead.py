@@ -21,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import defaultdict
@@ -32,6 +33,7 @@ import machine
 from bench_server import MODELS, process, wait
 
 from pyspac._native import bin_dir
+from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.board import Board
 from pyspac.scheduler.config import PREDICTORS
 from pyspac.server.health import is_healthy
@@ -188,33 +190,49 @@ def sum_up_starts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # ---- predictors ----------------------------------------------------------------------------------
 
 
-def run_once(args: argparse.Namespace, predictor: str, prompt: str) -> dict[str, Any]:
+def contenders(args: argparse.Namespace, folder: Path) -> dict[str, tuple[str, Path | None]]:
+    """Label: predictor and draft model. The gate's draft is the model in fewer bits, beside none with it."""
+    found = {name: (name, args.draft) for name in args.predict if name != DRAFT_GATE}
+    if DRAFT_GATE in args.predict:
+        draft = folder / "low-bit.gguf"
+        quantize = [str(bin_dir() / "llama-quantize"), "--allow-requantize", str(args.model), str(draft)]
+        subprocess.run([*quantize, "Q4_0"], check=True, capture_output=True, timeout=300)
+        found |= {"none, low-bit draft": ("none", draft), DRAFT_GATE: (DRAFT_GATE, draft)}
+    return found
+
+
+def run_once(args: argparse.Namespace, predictor: str, draft: Path | None, prompt: str) -> dict[str, Any]:
     """One `pyspac run` in a process of its own; what its --json says."""
     argv = [sys.executable, "-m", "pyspac", "run", "-m", str(args.model), "--device", "cpu", "-p", prompt]
     argv += ["--cache", args.cache, "-n", str(args.n_predict), "-t", str(args.threads), "--temp", "0"]
     argv += ["--predict", predictor, "--json", "-"]
-    if args.draft:
-        argv += ["-md", str(args.draft), "--draft-max", "4"]
+    if draft:
+        argv += ["-md", str(draft), "--draft-max", "4"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     return dict(json.loads(done.stdout))
 
 
-def measure_predictors(args: argparse.Namespace, round_: int) -> list[dict[str, Any]]:
+def measure_predictors(
+    args: argparse.Namespace, ways: dict[str, tuple[str, Path | None]], round_: int
+) -> list[dict[str, Any]]:
     """Every predictor on every prompt once; who goes first changes."""
-    names = args.predict[round_ % len(args.predict) :] + args.predict[: round_ % len(args.predict)]
+    labels = list(ways)
+    first = round_ % len(labels)
     rows = []
     for kind, prompt in PROMPTS.items():
-        for name in names:
-            found = run_once(args, name, prompt)
+        for label in labels[first:] + labels[:first]:
+            found = run_once(args, *ways[label], prompt)
             experts = found["experts"]
             n_asked = sum(experts[field] for field in ("n_hit", "n_miss", "n_late"))
-            row: dict[str, Any] = {"round": round_, "name": name, "prompt": kind, "tps": found["tps"]}
+            row: dict[str, Any] = {"round": round_, "name": label, "prompt": kind, "tps": found["tps"]}
             row |= {"expert_coverage": experts["n_hit"] / max(n_asked, 1), "copies": experts["n_loads"]}
             said = found["predictors"][0] if found["predictors"] else {}
             for field in ("recall", "precision", "known", "n_copied", "n_copies_used", "us_per_step"):
                 row[field] = said.get(field)
+            if said.get("us_per_layer"):  # of one that asks routers
+                row["us_per_step"] = said["us_per_layer"] * said["n_inputs"] / max(found["n_steps"], 1)
             rows.append(row)
     return rows
 
@@ -249,10 +267,10 @@ def show(starts: list[dict[str, Any]], predictors: list[dict[str, Any]]) -> None
     print()
     columns = ("recall", "precision", "known", "expert_coverage", "copies", "n_copied", "n_copies_used",
                "us_per_step", "tps")  # fmt: skip
-    print(f"{'predictor':12} " + " ".join(f"{name:>15}" for name in columns))
+    print(f"{'predictor':20} " + " ".join(f"{name:>15}" for name in columns))
     for r in predictors:
         cells = ("-" if r[name] is None else f"{r[name]:.4g}" for name in columns)
-        print(f"{r['name']:12} " + " ".join(f"{cell:>15}" for cell in cells))
+        print(f"{r['name']:20} " + " ".join(f"{cell:>15}" for cell in cells))
 
 
 def parse_args() -> argparse.Namespace:
@@ -279,9 +297,11 @@ def main() -> int:
     about = machine.describe()
     starts: list[dict[str, Any]] = []
     predictors: list[dict[str, Any]] = []
-    for round_ in range(args.rounds):
-        starts += measure_starts(args, round_)
-        predictors += measure_predictors(args, round_)
+    with tempfile.TemporaryDirectory() as folder:
+        ways = contenders(args, Path(folder))
+        for round_ in range(args.rounds):
+            starts += measure_starts(args, round_)
+            predictors += measure_predictors(args, ways, round_)
     result = {"starts": sum_up_starts(starts), "predictors": sum_up_predictors(predictors)}
     line = json.dumps(
         {"benchmark": "lookahead", "machine": about, "model": args.model.name, "cache": args.cache,

@@ -33,6 +33,8 @@ extern "C" {
 #define SPAC_N_UPCOMING      512 // tokens of a look ahead, at most
 #define SPAC_N_SERVER_SLOTS  64
 #define SPAC_BOARD_NAME_MAX  100 // letters, digits, '_', '.' and '-'
+#define SPAC_N_AHEAD         2   // predictors of the engine's own
+#define SPAC_NEXT_LAYER_MAX  3   // layers that one of them looks ahead
 #define SPAC_MAX_BATCH       512 // tokens of the widest batch that can be split
 #define SPAC_MAX_THREADS     512 // of the host executor, and cores that can be named: as many as ggml has room for
 #define SPAC_AUTO_MARGIN_MIB 768 // of a device's free memory, left by the cache "auto" for what still grows: CUDA's modules and graphs, compute buffers
@@ -90,6 +92,7 @@ typedef struct spac_engine_params {
     int32_t      host_kernels; // spac_host_kernels
     const char * cpu_range;    // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
     bool         fill;         // experts that were just used take free slots at once, those of prompts included
+    int32_t      next_layer;   // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
 } spac_engine_params;
 
 typedef struct spac_engine_info {
@@ -133,6 +136,29 @@ typedef struct spac_counters {
     uint64_t n_pinned_steals; // must stay 0: a slot in use was taken
     uint64_t n_prompt_tokens; // tokens of batches wider than max_batch, which are counted in prompt_counts alone
 } spac_counters;
+
+// the engine's own predictors of experts
+typedef enum spac_ahead_source {
+    SPAC_AHEAD_NEXT_LAYER = 0, // a layer's input through the router of a later layer
+    SPAC_AHEAD_DRAFT_GATE = 1, // the draft model's through the routers of the target (SP-MoE)
+} spac_ahead_source;
+
+// cumulative, of one predictor; experts are distinct ones of a layer in one forward
+typedef struct spac_ahead_stats {
+    uint64_t n_inputs;    // router inputs of a layer, of all tokens of a batch, that were looked at
+    uint64_t n_late;      // of these: given up, as their layer ran already
+    uint64_t us;          // time that it took
+    uint64_t n_predicted; // experts of layers that then ran
+    uint64_t n_chosen;    // experts that those layers' own routers chose
+    uint64_t n_hit;       // both; recall: of n_chosen, precision: of n_predicted
+    uint64_t n_queued;    // absent, and queued before all else
+    uint64_t n_cut;       // absent, and left alone: the copy would come too late, delay better ones or exceed the byte budget
+    uint64_t n_dropped;   // queued, but their layer ran first, or there was no slot
+    uint64_t n_copied;
+    uint64_t n_used;       // copied, and used before they left
+    uint64_t n_wasted;     // copied, and gone unused
+    uint64_t cutoff_layer; // draft-gate: experts of so many MoE layers are copied while the draft model runs, the first ones
+} spac_ahead_stats;
 
 // cumulative per layer; times in microseconds
 typedef struct spac_layer_stats {
@@ -179,6 +205,7 @@ typedef struct spac_board_view {
     const uint32_t *         group_slots;   // [n_layer] slots of that layer's group
     const spac_layer_stats * layer_stats;   // [n_layer]
     const spac_counters *    counters;
+    const spac_ahead_stats * ahead;     // [SPAC_N_AHEAD] by spac_ahead_source
     const spac_step_record * records;   // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
     const uint64_t *         n_records; // records ever written
     // the routing log, a ring as well: row i is that of the tokens with index % SPAC_N_ROUTED == i
@@ -234,12 +261,13 @@ SPAC_API spac_engine_params spac_engine_default_params(void);
 SPAC_API spac_status        spac_engine_attach(struct llama_context * ctx, const spac_engine_params * params, spac_engine ** engine);
 SPAC_API void               spac_engine_free(spac_engine * engine); // stops the worker, removes the hook, frees the pools
 SPAC_API spac_status        spac_engine_get_info(spac_engine * engine, spac_engine_info * info);
-SPAC_API const char *       spac_engine_declined_reason(spac_engine * engine, int32_t il);   // NULL: split, or not MoE
-SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                         // owned by the engine
-SPAC_API spac_status        spac_engine_apply(spac_engine * engine);                         // take over the board's decision now (else at the next forward)
-SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms); // until no load is queued or in flight
-SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                   // no forward is running: unpin, renew the byte budget
-SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                        // drop queued loads; one in flight completes
+SPAC_API spac_status        spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft); // the predictor draft-gate, from now on
+SPAC_API const char *       spac_engine_declined_reason(spac_engine * engine, int32_t il);               // NULL: split, or not MoE
+SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                                     // owned by the engine
+SPAC_API spac_status        spac_engine_apply(spac_engine * engine);                                     // take over the board's decision now (else at the next forward)
+SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms);             // until no load is queued or in flight
+SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                               // no forward is running: unpin, renew the byte budget
+SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                                    // drop queued loads; one in flight completes
 SPAC_API spac_status        spac_engine_record_step(spac_engine * engine, const spac_step_record * record);
 SPAC_API spac_status        spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot);              // -1: not resident
 SPAC_API spac_status        spac_engine_take_spans(spac_engine * engine, spac_span * spans, int32_t n_max, int32_t * n); // since the last call; the first one starts recording

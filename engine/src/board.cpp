@@ -17,7 +17,7 @@ static constexpr size_t   ALIGN       = 64;
 
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
-    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters; // the engine's, with the header before them
+    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters, ahead; // the engine's, with the header before them
     size_t records, n_records, routed_tokens, routed_experts, n_routed, upcoming, n_upcoming, n_looks;
     size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max, looks_ahead; // the scheduler's
     size_t size;
@@ -52,6 +52,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.group_slots    = place(n_layer * sizeof(uint32_t));
     l.layer_stats    = place(n_layer * sizeof(spac_layer_stats));
     l.counters       = place(sizeof(spac_counters));
+    l.ahead          = place(SPAC_N_AHEAD * sizeof(spac_ahead_stats));
     l.records        = place(SPAC_N_RECORDS * sizeof(spac_step_record));
     l.n_records      = place(sizeof(uint64_t));
     l.routed_tokens  = place(SPAC_N_ROUTED * sizeof(int32_t));
@@ -196,6 +197,10 @@ uint32_t * spac_board::group_slots() const {
 spac_layer_stats * spac_board::layer_stats() const {
     return at<spac_layer_stats>(make_layout(geo).layer_stats);
 }
+spac_ahead_stats * spac_board::ahead() const {
+    return at<spac_ahead_stats>(make_layout(geo).ahead);
+}
+
 spac_counters * spac_board::counters() const {
     return at<spac_counters>(make_layout(geo).counters);
 }
@@ -226,6 +231,7 @@ spac_board_view spac_board::view() const {
     v.group_slots     = group_slots();
     v.layer_stats     = layer_stats();
     v.counters        = counters();
+    v.ahead           = ahead();
     v.records         = at<spac_step_record>(l.records);
     v.n_records       = at<uint64_t>(l.n_records);
     v.routed_tokens   = routed_tokens();

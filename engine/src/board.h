@@ -60,6 +60,7 @@ struct spac_board {
     uint32_t *         group_slots() const;
     spac_layer_stats * layer_stats() const;
     spac_counters *    counters() const;
+    spac_ahead_stats * ahead() const;
     int32_t *          routed_tokens() const;
     uint16_t *         routed_experts() const;
 

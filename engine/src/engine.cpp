@@ -54,6 +54,17 @@ static std::unique_ptr<spac_dense_matmul> make_dense(llama_context * ctx) {
     return std::make_unique<spac_dense_matmul>(weights);
 }
 
+static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, const spac_plan & plan,
+                                                        const spac_engine_params & params) {
+    if (params.next_layer == 0) {
+        return nullptr;
+    }
+    if (!plan.has_slots) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "next_layer needs a device: with \"none\" no expert is ever copied; give another device, or next_layer 0");
+    }
+    return std::make_unique<spac_next_layer>(board, cache, layers.split(), params.next_layer);
+}
+
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *)) :
     settings(params),
     hook(ctx),
@@ -61,14 +72,15 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     plan(spac_make_plan(settings, layers)),
     slots(make_slots(plan, layers)),
     board(make_board(plan, layers, settings.params.max_batch)),
-    cache(describe(layers), plan.group_slots, layers.n_expert, settings.params.evict, { board->residency(), board->counters() }),
+    cache(describe(layers), plan.group_slots, layers.n_expert, settings.params.evict, { board->residency(), board->counters(), board->ahead() }),
     decisions(*board, plan.has_slots ? &cache : nullptr, free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx)),
     dense(plan.has_slots ? nullptr : make_dense(ctx)),
     log(*board),
     forward(*board, cache, decisions, host, timeline, log, settings.params.fill, plan.has_slots ? -1 : layers.split().back()->il),
     prompts(*board, cache, layers, log, settings.params.fill),
-    splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, settings.params.max_batch) {
+    next_layer(make_next_layer(*board, cache, layers, plan, settings.params)),
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, next_layer.get(), settings.params.max_batch) {
     try {
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
@@ -101,8 +113,21 @@ void spac_engine::start_worker() {
 // a graph that was aborted may have left host experts at work
 void spac_engine::forget_context() {
     worker.reset();
+    if (next_layer) {
+        next_layer->stop();
+    }
+    if (draft_gate) {
+        draft_gate->stop();
+    }
     host.stop();
     hook.forget_context();
+}
+
+void spac_engine::watch_draft(llama_context * draft) {
+    if (!plan.has_slots) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "draft-gate needs a device: with \"none\" no expert is ever copied; give another device, or predict without");
+    }
+    draft_gate = std::make_unique<spac_draft_gate>(draft, *board, cache, layers.split(), info().n_slots, settings.params.max_batch);
 }
 
 // ---- the hook

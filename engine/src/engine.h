@@ -5,6 +5,7 @@
 #include "board.h"
 #include "context-hook.h"
 #include "decisions.h"
+#include "draft-gate.h"
 #include "engine-params.h"
 #include "expert-cache.h"
 #include "forward.h"
@@ -12,6 +13,7 @@
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
+#include "next-layer.h"
 #include "plan.h"
 #include "prefetch-worker.h"
 #include "prompt-counts.h"
@@ -32,6 +34,9 @@ struct spac_engine {
 
     spac_engine_info info() const;
 
+    // from now on the draft model's graphs say what this one's routers will choose; throws as spac_draft_gate does
+    void watch_draft(llama_context * draft);
+
     // the context is going away, and the model may go next: nothing of the engine's may touch the weights any more
     void forget_context();
 
@@ -50,9 +55,11 @@ struct spac_engine {
     spac_routing_log                         log;
     spac_forward                             forward;
     spac_prompt_counts                       prompts;
+    const std::unique_ptr<spac_next_layer>   next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                      splitter;
-    std::unique_ptr<spac_slot_copy>          slot_copy; // unless the device is "none"; so the worker
-    std::unique_ptr<spac_prefetch_worker>    worker;    // the first to end: its thread uses the others
+    std::unique_ptr<spac_draft_gate>         draft_gate; // of watch_draft()
+    std::unique_ptr<spac_slot_copy>          slot_copy;  // unless the device is "none"; so the worker
+    std::unique_ptr<spac_prefetch_worker>    worker;     // the first to end: its thread uses the others
 
   private:
     llama_moe_hook make_hook(void (*free_with_context)(void *));

@@ -6,6 +6,8 @@
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
 //   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)
+//   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between
+//                   them; other names are a scheduler's
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 #include "engine.h"
 #include "status.h"
@@ -14,8 +16,11 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <sstream>
+#include <string>
 
-static std::atomic<bool> attached{ false }; // to the first MoE context; later ones are drafts
+static std::atomic<bool>          attached{ false }; // to the first MoE context; later ones are drafts
+static std::atomic<spac_engine *> target{ nullptr }; // its engine
 
 static const char * env_or(const char * name, const char * fallback) {
     const char * value = getenv(name);
@@ -49,8 +54,24 @@ static bool checked_fill(const std::string & text) {
     return text == "1";
 }
 
+static bool predicts(const std::string & name) {
+    std::istringstream names(env_or("PYSPAC_PREDICT", ""));
+    for (std::string one; std::getline(names, one, ',');) {
+        if (one == name) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int32_t next_layer() {
+    return predicts("next-layer-3") ? 3 : predicts("next-layer-2") ? 2
+                                                                   : predicts("next-layer");
+}
+
 static void free_with_context(void * user_data) {
     spac_engine * engine = (spac_engine *) user_data;
+    target               = nullptr;
     engine->forget_context();
     delete engine;
     attached = false;
@@ -66,7 +87,19 @@ static void attach(llama_context * ctx) {
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
     params.fill               = checked_fill(env_or("PYSPAC_FILL", "1"));
-    new spac_engine(ctx, params, free_with_context); // owned by the context
+    params.next_layer         = next_layer();
+    target                    = new spac_engine(ctx, params, free_with_context); // owned by the context
+}
+
+// a context beside the engine's: that of a draft model, most likely
+static void see_another(llama_context * ctx) {
+    if (!target || !predicts("draft-gate")) {
+        spac_log("an engine is attached already; this context stays as it is");
+    } else if (spac_engine_watch_draft(target, ctx) == SPAC_STATUS_SUCCESS) {
+        spac_log("the inputs of this context's routers tell what the target's will choose (draft-gate)");
+    } else {
+        spac_log("this context stays as it is: %s", spac_last_error());
+    }
 }
 
 // false: the context must not be used
@@ -75,7 +108,7 @@ extern "C" SPAC_API bool spac_attach_from_env(llama_context * ctx) {
         return true; // empty is as good as unset
     }
     if (attached.exchange(true)) {
-        spac_log("an engine is attached already; this context stays as it is");
+        see_another(ctx);
         return true;
     }
     bool              stays_stock = false;

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <chrono>
 
+static constexpr double SPEED_WEIGHT = 0.1; // of the latest copy in the measured speed
+
 spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out) :
     layers(std::move(layers)), n_expert(n_expert), evict(evict), out(out), groups(group_slots.size()),
-    state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1) {
+    state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1), predictions(SPAC_N_AHEAD * this->layers.size()) {
     for (size_t i = 0; i < groups.size(); i++) {
         groups[i].slots.resize(group_slots[i]);
         groups[i].by_utility.resize(spac_prefetch_queue::N_LEVELS);
@@ -24,6 +26,17 @@ void spac_expert_cache::set_state(uint32_t key, spac_residency new_state) {
 
 bool spac_expert_cache::is_wanted(uint32_t key) const {
     return utility[key] >= tau[key / n_expert];
+}
+
+// one that waits may be taken out of turn, as it is expected: its place in a queue is worth nothing then
+bool spac_expert_cache::is_waiting(uint32_t key) const {
+    return state[key] == SPAC_RESIDENCY_QUEUED;
+}
+
+void spac_expert_cache::give_up(uint32_t key) {
+    if (is_waiting(key)) {
+        set_state(key, SPAC_RESIDENCY_ABSENT);
+    }
 }
 
 // O(slots): the order is by utility, and a decision changes all utilities at once
@@ -55,6 +68,9 @@ void spac_expert_cache::apply(const uint8_t * new_utility, const uint8_t * new_t
     rebuild_order();
 
     for (uint32_t key : queue.drain()) {
+        if (!is_waiting(key)) {
+            continue;
+        }
         if (is_wanted(key)) {
             queue.push(key, utility[key]);
         } else {
@@ -77,15 +93,16 @@ void spac_expert_cache::apply(const uint8_t * new_utility, const uint8_t * new_t
 void spac_expert_cache::cancel() {
     std::lock_guard<std::mutex> lock(mutex);
     for (uint32_t key : queue.drain()) {
-        set_state(key, SPAC_RESIDENCY_ABSENT);
+        give_up(key);
     }
+    ahead.clear();
     drop_fills();
     idle_now.notify_all();
 }
 
 void spac_expert_cache::drop_fills() {
     for (uint32_t key : fills.drain()) {
-        set_state(key, SPAC_RESIDENCY_ABSENT);
+        give_up(key);
     }
     for (slot_group & group : groups) {
         group.n_fills = 0;
@@ -122,6 +139,9 @@ void spac_expert_cache::fill(uint32_t il, const int32_t * experts, const uint32_
 void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots) {
     std::lock_guard<std::mutex> lock(mutex);
 
+    note_outcome(il, experts, n);
+    last_il = (int32_t) il;
+    drop_ahead(il);
     const int32_t group = layers[il].group;
     for (size_t i = 0; i < n; i++) {
         const uint32_t key = il * n_expert + experts[i];
@@ -133,6 +153,10 @@ void spac_expert_cache::pin(uint32_t il, const int32_t * experts, const uint32_t
                     slot & s = groups[group].slots[slots[i]];
                     s.n_pins++;
                     s.last_used = forward;
+                    if (s.source >= 0) {
+                        out.ahead[s.source].n_used++;
+                        s.source = -1;
+                    }
                     pins.push_back({ group, slots[i], forward });
                     out.counters->n_hit++;
                     out.counters->n_hit_rows += n_rows[i];
@@ -170,6 +194,8 @@ void spac_expert_cache::unpin_all() {
 void spac_expert_cache::begin_forward() {
     std::lock_guard<std::mutex> lock(mutex);
     forward++;
+    last_il = -1;
+    drop_ahead(NONE);
     unpin_before(forward - 1);
     renew_credit();
 }
@@ -199,15 +225,15 @@ bool spac_expert_cache::has_credit(uint64_t bytes) const {
     return credit == UINT64_MAX || credit >= bytes;
 }
 
-// the least useful resident slot that is not in use and may go for this expert; ties: the one used longest ago
-int32_t spac_expert_cache::take_victim(slot_group & group, uint32_t key) {
-    for (int level = 0; evict && level < utility[key]; level++) {
+// the least useful resident slot below a level that is not in use and may go; ties: the one used longest ago
+int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels) {
+    for (int level = 0; evict && level < n_levels; level++) {
         std::vector<int32_t> & resident = group.by_utility[level];
 
         int best = -1;
         for (size_t i = 0; i < resident.size(); i++) {
             const slot & s      = group.slots[resident[i]];
-            const bool   may_go = s.n_pins == 0 && !is_wanted(s.owner);
+            const bool   may_go = s.n_pins == 0 && !is_wanted(s.owner) && !is_expected(s.owner);
             if (may_go && (best < 0 || s.last_used < group.slots[resident[best]].last_used)) {
                 best = (int) i;
             }
@@ -222,18 +248,21 @@ int32_t spac_expert_cache::take_victim(slot_group & group, uint32_t key) {
         set_state(owner, SPAC_RESIDENCY_ABSENT);
         slot_index[owner] = -1;
         out.counters->n_evictions++;
+        if (group.slots[index].source >= 0) {
+            out.ahead[group.slots[index].source].n_wasted++;
+        }
         return index;
     }
     return -1;
 }
 
-int32_t spac_expert_cache::take_slot(slot_group & group, uint32_t key) {
+int32_t spac_expert_cache::take_slot(slot_group & group, int n_levels) {
     if (!group.free.empty()) {
         const int32_t index = group.free.back();
         group.free.pop_back();
         return index;
     }
-    return take_victim(group, key);
+    return take_victim(group, n_levels);
 }
 
 spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
@@ -243,6 +272,7 @@ spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
         out.counters->n_pinned_steals++;
     }
     s.owner         = key;
+    s.source        = -1;
     slot_index[key] = index;
     set_state(key, SPAC_RESIDENCY_LOADING);
     n_loading++;
@@ -251,7 +281,7 @@ spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
 
 // claims a slot for the best waiting load; false if none can start now
 bool spac_expert_cache::take_next(spac_load & load) {
-    return take_wanted(load) || take_fill(load);
+    return take_ahead(load) || take_wanted(load) || take_fill(load);
 }
 
 // of those that the scheduler asked for
@@ -261,6 +291,9 @@ bool spac_expert_cache::take_wanted(spac_load & load) {
     std::vector<bool> is_full(groups.size());
     for (uint32_t key; queue.pop(key);) {
         const layer_desc & layer = layer_of(key);
+        if (!is_waiting(key)) {
+            continue;
+        }
         if (!is_wanted(key)) {
             set_state(key, SPAC_RESIDENCY_ABSENT);
             continue;
@@ -270,7 +303,7 @@ bool spac_expert_cache::take_wanted(spac_load & load) {
             out_of_credit = true;
             return false;
         }
-        const int32_t index = is_full[layer.group] ? -1 : take_slot(groups[layer.group], key);
+        const int32_t index = is_full[layer.group] ? -1 : take_slot(groups[layer.group], utility[key]);
         if (index < 0) {
             is_full[layer.group] = true;
             set_state(key, SPAC_RESIDENCY_ABSENT); // nothing less useful to evict
@@ -290,11 +323,14 @@ bool spac_expert_cache::take_fill(spac_load & load) {
     for (uint32_t key; fills.pop(key);) {
         slot_group & group = groups[layer_of(key).group];
         group.n_fills--;
+        if (!is_waiting(key)) {
+            continue;
+        }
         if (group.free.empty()) { // the scheduler's loads came first
             set_state(key, SPAC_RESIDENCY_ABSENT);
             continue;
         }
-        load = claim(key, take_slot(group, key));
+        load = claim(key, take_slot(group, 0));
         return true;
     }
     return false;
@@ -326,6 +362,11 @@ void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us
         group.by_utility[utility[key]].push_back(load.slot);
         out.counters->n_loads++;
         out.counters->loaded_bytes += load.bytes;
+        us_per_byte                   = us_per_byte == 0 ? (double) us / load.bytes : us_per_byte + SPEED_WEIGHT * ((double) us / load.bytes - us_per_byte);
+        group.slots[load.slot].source = load.source;
+        if (load.source >= 0) {
+            out.ahead[load.source].n_copied++;
+        }
         set_state(key, SPAC_RESIDENCY_RESIDENT);
         return;
     }
@@ -351,7 +392,7 @@ void spac_expert_cache::wait_stopped(uint64_t us) {
 bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
     std::unique_lock<std::mutex> lock(mutex);
     return idle_now.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                             [&] { return stopped || (n_loading == 0 && fills.empty() && (queue.empty() || out_of_credit)); });
+                             [&] { return stopped || (n_loading == 0 && fills.empty() && ahead.empty() && (queue.empty() || out_of_credit)); });
 }
 
 int32_t spac_expert_cache::slot_of(uint32_t il, uint32_t ie) {

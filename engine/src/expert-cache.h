@@ -11,6 +11,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -19,6 +20,16 @@ struct spac_load {
     uint32_t ie;
     int32_t  slot;
     uint64_t bytes;
+    int32_t  source = -1; // spac_ahead_source that predicted it; -1: none did
+};
+
+// what a predictor expects of a layer that has not run yet
+struct spac_expectation {
+    int32_t  source; // spac_ahead_source
+    uint32_t il;
+    uint64_t forward;  // as forward_of() says
+    double   time_us;  // until that layer runs
+    bool     may_copy; // else what is resident stays, and no more
 };
 
 struct spac_expert_cache {
@@ -30,8 +41,9 @@ struct spac_expert_cache {
 
     // what the engine publishes, written here; never read back: another process may write there
     struct published {
-        uint8_t *       residency; // [n_layer, n_expert]
-        spac_counters * counters;
+        uint8_t *          residency; // [n_layer, n_expert]
+        spac_counters *    counters;
+        spac_ahead_stats * ahead = nullptr; // [SPAC_N_AHEAD]; NULL: nobody predicts
     };
 
     spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out);
@@ -57,6 +69,20 @@ struct spac_expert_cache {
     // n_held_max: of the layer's experts that hold or await a slot
     void fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max);
 
+    // of predictors, on any thread
+
+    // the forward in which a layer runs next, and whether it has run there by now
+    uint64_t forward_of(uint32_t il);
+    bool     has_run(uint32_t il, uint64_t forward);
+
+    // Experts that a layer is expected to use, most wanted first: until it has run nobody takes their slots, and those absent
+    // are copied before all else, as far as that is sure to delay nothing: they have to be on the device when the layer runs,
+    // behind what is in flight, what the scheduler asked for and what was expected before, at the speed of the copies so far;
+    // and the byte budget has to have room for them beside the scheduler's loads. What is still waiting when the layer runs
+    // is dropped. Returns how many of them are absent; expectations that come too late are ignored
+    size_t expect(const spac_expectation & what, const std::vector<int32_t> & experts);
+    double copy_us(uint32_t il); // of one expert of a layer, as measured; 0: not known
+
     // worker's side
 
     enum class wait_result { LOAD,
@@ -76,13 +102,24 @@ struct spac_expert_cache {
     struct slot {
         uint32_t owner     = NONE; // key of the expert that is loading or resident
         uint32_t n_pins    = 0;
-        uint64_t last_used = 0; // forward
+        uint64_t last_used = 0;  // forward
+        int32_t  source    = -1; // spac_ahead_source that brought the owner, which nobody has used yet; -1: none
+    };
+    struct awaited {
+        uint32_t key;
+        int32_t  source;
+        uint64_t forward; // in which it is expected
     };
     struct slot_group {
         std::vector<slot>                 slots;
         std::vector<int32_t>              free;
-        std::vector<std::vector<int32_t>> by_utility; // resident slots per utility of their owner
+        std::vector<std::vector<int32_t>> by_utility;  // resident slots per utility of their owner
         size_t                            n_fills = 0; // free slots that are spoken for
+    };
+    // of one source and layer
+    struct prediction {
+        uint64_t          forward = 0; // 0: none yet
+        std::vector<bool> is_expected; // [n_expert]
     };
     struct pinned {
         int32_t  group, slot;
@@ -94,19 +131,27 @@ struct spac_expert_cache {
 
     const layer_desc & layer_of(uint32_t key) const { return layers[key / n_expert]; }
 
-    void    set_state(uint32_t key, spac_residency new_state);
-    void    renew_credit();
-    void    unpin_before(uint64_t first_kept);
-    bool    take_next(spac_load & load);
-    bool    take_wanted(spac_load & load);
-    bool    take_fill(spac_load & load);
-    void    drop_fills();
+    void      set_state(uint32_t key, spac_residency new_state);
+    void      renew_credit();
+    void      unpin_before(uint64_t first_kept);
+    bool      take_next(spac_load & load);
+    bool      take_wanted(spac_load & load);
+    bool      take_fill(spac_load & load);
+    bool      take_ahead(spac_load & load);
+    bool      is_expected(uint32_t key) const;
+    bool      is_over(uint32_t il, uint64_t forward) const;
+    void      note_outcome(uint32_t il, const int32_t * experts, size_t n);
+    void      drop_ahead(uint32_t il);
+    double    room_for_ahead(double time_us, uint64_t bytes) const;
+    void      drop_fills();
     spac_load claim(uint32_t key, int32_t slot);
-    int32_t take_slot(slot_group & group, uint32_t key);
-    int32_t take_victim(slot_group & group, uint32_t key);
-    bool    is_wanted(uint32_t key) const;
-    bool    has_credit(uint64_t bytes) const;
-    void    rebuild_order();
+    int32_t   take_slot(slot_group & group, int n_levels);
+    int32_t   take_victim(slot_group & group, int n_levels);
+    bool      is_wanted(uint32_t key) const;
+    bool      is_waiting(uint32_t key) const;
+    void      give_up(uint32_t key);
+    bool      has_credit(uint64_t bytes) const;
+    void      rebuild_order();
 
     const std::vector<layer_desc> layers;
     const uint32_t                n_expert;
@@ -123,8 +168,12 @@ struct spac_expert_cache {
     std::vector<uint8_t>    tau;        // [n_layer]
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
-    spac_prefetch_queue     fills; // for free slots; level: the share of tokens that used an expert
-    uint64_t                forward       = 0;
+    spac_prefetch_queue     fills;                      // for free slots; level: the share of tokens that used an expert
+    std::vector<prediction> predictions;                // [SPAC_N_AHEAD * n_layer]
+    std::deque<awaited>     ahead;                      // expected, and to be copied before all else
+    int32_t                 last_il       = INT32_MAX;  // of the layers that ran in this forward
+    double                  us_per_byte   = 0;          // of copies; 0: not known
+    uint64_t                forward       = 1;          // the first, or the next one
     uint64_t                idle_forward  = 0;          // forward at the last idle()
     uint64_t                byte_budget   = UINT64_MAX; // per forward
     uint64_t                credit        = UINT64_MAX; // bytes that may still start in this forward

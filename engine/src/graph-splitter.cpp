@@ -4,8 +4,9 @@
 #include "status.h"
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), max_batch(max_batch) {
+                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
+                                         spac_next_layer * next_layer, int max_batch) :
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), next_layer(next_layer), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { &ops, layer };
     }
@@ -60,6 +61,9 @@ bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
 
 ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
     spac_split_node * node = &nodes.at(p.il);
+    if (next_layer) {
+        next_layer->add_node(p); // before dispatch: it works beside this layer's experts
+    }
     if (!plan.has_slots) {
         return spac_build_split_kernels(p, node, nullptr);
     }

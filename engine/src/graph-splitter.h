@@ -4,6 +4,7 @@
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
+#include "next-layer.h"
 #include "plan.h"
 #include "prompt-counts.h"
 #include "routing-log.h"
@@ -16,8 +17,10 @@
 
 struct spac_graph_splitter {
     // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
+    // next_layer: NULL unless it was asked for
     spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log, int max_batch);
+                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
+                        spac_next_layer * next_layer, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
     int32_t       n_threads_of(int32_t n_tokens);         // of the graph built last, about to be computed; 0: as the context's
@@ -35,6 +38,7 @@ struct spac_graph_splitter {
     const spac_dense_matmul * const dense;
     spac_prompt_counts &            prompts;
     spac_routing_log &              log;
+    spac_next_layer * const         next_layer;
     const int                       max_batch;
 
     std::map<int, spac_split_node> nodes;  // of the split layers by il

@@ -109,6 +109,9 @@ spac_moe_layer spac_moe_layer_from_hook(const llama_moe_hook_params & p, const s
     layer.gate_s = p.gate_up ? nullptr : p.gate_s;
     layer.down_s = p.down_s;
 
+    layer.router       = spac_find_router(p.ids, layer.n_expert);
+    layer.router.input = nullptr;
+
     layer.op                = p.op;
     layer.weight_before_ffn = p.weight_before_ffn;
     set_clamp(layer, p, arch);

@@ -1,6 +1,8 @@
 // A Mixture-of-Experts layer as the hook saw it, and the layout group it belongs to.
 #pragma once
 
+#include "router.h"
+
 #include "llama-moe-hook.h"
 
 #include <cstdint>
@@ -29,6 +31,8 @@ struct spac_moe_layer {
     ggml_tensor * up_s                = nullptr; // scales per expert, applied through the original ids
     ggml_tensor * gate_s              = nullptr;
     ggml_tensor * down_s              = nullptr;
+
+    spac_router router; // without input: that is a graph's
 
     int   op                = 0;     // llm_ffn_op_type
     float clamp             = 0;     // of SwiGLU; 0: none

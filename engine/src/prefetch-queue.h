@@ -45,7 +45,8 @@ struct spac_prefetch_queue {
         return keys;
     }
 
-    bool empty() const { return n_queued == 0; }
+    bool   empty() const { return n_queued == 0; }
+    size_t size() const { return n_queued; }
 
   private:
     std::deque<uint32_t> levels[N_LEVELS];

@@ -5,8 +5,9 @@
 #include <algorithm>
 
 // A device with one copy engine per direction takes copies in the order of their submission, over all streams: what the
-// graph waits for, ids and rows of a layer, queues behind at most one piece (20 us at 25 GB/s).
-static constexpr size_t PIECE_BYTES = 512 << 10;
+// graph waits for, ids and rows of a layer, queues behind at most so much (20 us at 25 GB/s). Waiting costs time itself
+// (docs/look-ahead.md): small parts of an expert share one wait.
+static constexpr size_t BYTES_PER_WAIT = 512 << 10;
 
 spac_slot_copy::spac_slot_copy(ggml_backend_dev_t device) :
     backend(ggml_backend_dev_init(device, nullptr)) {
@@ -20,12 +21,18 @@ spac_slot_copy::~spac_slot_copy() {
 }
 
 void spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot) {
+    size_t room = BYTES_PER_WAIT;
     for (int part = 0; part < SPAC_N_PARTS; part++) {
         const size_t bytes = layer.part_bytes(part);
-        for (size_t done = 0; done < bytes; done += PIECE_BYTES) {
-            const size_t n = std::min(PIECE_BYTES, bytes - done);
+        for (size_t done = 0, n; done < bytes; done += n) {
+            n = std::min(room, bytes - done);
             ggml_backend_tensor_set_async(backend, group.parts[part], layer.part_data(part, ie) + done, slot * bytes + done, n);
-            ggml_backend_synchronize(backend);
+            room -= n;
+            if (room == 0) {
+                ggml_backend_synchronize(backend);
+                room = BYTES_PER_WAIT;
+            }
         }
     }
+    ggml_backend_synchronize(backend);
 }

@@ -42,6 +42,7 @@ static spac_engine_params checked(const spac_engine_params * params) {
     }
     require_between("max_batch", p.max_batch, 1, SPAC_MAX_BATCH);
     require_between("n_threads", p.n_threads, 0, SPAC_MAX_THREADS);
+    require_between("next_layer", p.next_layer, 0, SPAC_NEXT_LAYER_MAX);
     require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode has to be auto, in-graph or executor");
     require(p.host_kernels >= SPAC_KERNELS_AUTO && p.host_kernels <= SPAC_KERNELS_GGML, "host_kernels has to be auto, spac or ggml");
     require(p.copy_gb_s == 0 || p.copy_gb_s >= 0.001, "copy_gb_s has to be 0 (no throttle), or 0.001 and more");
@@ -64,6 +65,13 @@ spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info) 
     return spac_guard([&] {
         require(engine && info, "spac_engine_get_info: no engine, or no info");
         spac_fill_struct(info, engine->info(), "spac_engine_info");
+    });
+}
+
+spac_status spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft) {
+    return spac_guard([&] {
+        require(engine && draft, "spac_engine_watch_draft: no engine, or no context of a draft model");
+        engine->watch_draft(draft);
     });
 }
 

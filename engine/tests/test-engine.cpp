@@ -362,6 +362,42 @@ static void decide(spac_board * board, const spac_board_view & view, int32_t n_d
     view.n_draft_max[3] = n_draft_max;
 }
 
+// a prompt in a context with the engine of the environment: whether anything was copied
+static bool loads_by_prompt(const char * fill) {
+    const std::string name = "test-engine-fill-" + std::to_string(getpid());
+    setenv("PYSPAC_DEVICE", "cpu", 1);
+    setenv("PYSPAC_BOARD", name.c_str(), 1);
+    setenv("PYSPAC_MAX_BATCH", "4", 1);
+    setenv("PYSPAC_FILL", fill, 1);
+    llama_context * ctx = make_context();
+    CHECK(spac_attach_from_env(ctx));
+    spac_board * board = nullptr;
+    CHECK(spac_board_open(name.c_str(), &board) == SPAC_STATUS_SUCCESS);
+    spac_board_view view = {};
+    view.size            = sizeof(view);
+    CHECK(spac_board_get_view(board, &view) == SPAC_STATUS_SUCCESS);
+    CHECK(!decode(ctx, N_TEXT).empty());
+    for (int i = 0; i < 200 && (view.counters->n_prompt_tokens == 0 || (*fill == '1' && view.counters->n_loads == 0)); i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(25)); // until the board is written
+    }
+    CHECK(view.counters->n_prompt_tokens == N_TEXT);
+    const bool has_loads = view.counters->n_loads > 0;
+    spac_board_close(board);
+    llama_free(ctx);
+    unsetenv("PYSPAC_MAX_BATCH");
+    unsetenv("PYSPAC_FILL");
+    return has_loads;
+}
+
+static void test_fill_from_env() {
+    CHECK(loads_by_prompt("1") && !loads_by_prompt("0"));
+    setenv("PYSPAC_FILL", "no", 1);
+    llama_context * ctx = make_context();
+    CHECK(!spac_attach_from_env(ctx) && strstr(spac_last_error(), "PYSPAC_FILL \"no\": give 0 or 1"));
+    llama_free(ctx);
+    unsetenv("PYSPAC_FILL");
+}
+
 // a scheduler that says nothing for 10 s of decoding is gone: its limits no longer hold, and the engine's own policy loads
 static void test_scheduler_gone() {
     const std::string name = "test-engine-" + std::to_string(getpid());
@@ -417,6 +453,7 @@ int main() {
     test_aborted_graphs(SPAC_HOST_EXECUTOR, SPAC_KERNELS_GGML);
     test_aborted_graphs(SPAC_HOST_EXECUTOR, SPAC_KERNELS_SPAC);
     test_other_contexts();
+    test_fill_from_env();
     test_scheduler_gone();
     llama_model_free(model);
     return 0;

@@ -14,6 +14,28 @@ static std::vector<uint32_t> run_loads(cache_fixture & f) {
     return keys;
 }
 
+// brings one expert to the device, in so much time
+static void run_copy(cache_fixture & f, uint32_t key, uint64_t us) {
+    const std::vector<uint8_t> utility = f.utility;
+    f.utility[key]                     = 255;
+    f.apply({ key });
+    spac_load load;
+    CHECK(f.cache.wait_for_load(load) == spac_expert_cache::wait_result::LOAD && f.key(load.il, load.ie) == key);
+    f.cache.finish_load(load, true, us);
+    f.utility = utility;
+    f.apply({});
+}
+
+// as run_loads, and more may follow
+static std::vector<uint32_t> take_loads(cache_fixture & f) {
+    std::vector<uint32_t> keys;
+    for (spac_load load; f.cache.wait_for_load(load) == spac_expert_cache::wait_result::LOAD;) {
+        f.cache.finish_load(load, true, 10);
+        keys.push_back(f.key(load.il, load.ie));
+    }
+    return keys;
+}
+
 // 1 layer, 4 experts, 2 slots; utilities 1 3 2 0, tau 1. Loads 0 1 2 are submitted in this order.
 // By utility: 1 (free slot), 2 (free slot), then 0: no slot left, and nothing below it to evict: dropped.
 static void test_by_hand() {
@@ -66,6 +88,109 @@ static void test_fill_waits_for_loads() {
     h.cache.fill(0, used, rows, 3, 1, 6);
     h.cache.cancel();
     CHECK(h.residency[0] == SPAC_RESIDENCY_ABSENT && run_loads(h).empty());
+    h.cache.check();
+}
+
+// time until the layer runs: of so many copies
+static spac_expectation expects(cache_fixture & f, uint32_t il, double time_us = 1e9) {
+    return { SPAC_AHEAD_NEXT_LAYER, il, f.cache.forward_of(il), time_us, true };
+}
+
+// what is expected goes before all that the scheduler asked for, and falls back when its layer runs
+static void test_expected_goes_first() {
+    cache_fixture f(2, 4, 4);
+    f.cache.begin_forward();
+    run_copy(f, 3, 10); // 10 us for each copy
+    f.utility = { 1, 2, 0, 1, 1, 1, 0, 0 };
+    f.apply({ 1, 4 + 0 });
+    CHECK(f.cache.expect(expects(f, 1), { 1, 0 }) == 2);
+    f.cache.pin(0, nullptr, nullptr, 0, nullptr);
+    CHECK((take_loads(f) == std::vector<uint32_t>{ 4 + 1, 4 + 0, 1 }));
+    CHECK(f.ahead[0].n_queued == 2 && f.ahead[0].n_copied == 2 && f.ahead[0].n_cut == 0 && f.ahead[0].n_dropped == 0);
+    CHECK(f.pin(1, 1) >= 0 && f.pin(1, 1) >= 0 && f.ahead[0].n_used == 1);
+    CHECK(f.ahead[0].n_predicted == 2 && f.ahead[0].n_chosen == 1 && f.ahead[0].n_hit == 1);
+    f.cache.check();
+
+    cache_fixture g(2, 4, 4);
+    g.cache.begin_forward();
+    run_copy(g, 3, 10);
+    g.utility = { 1, 0, 0, 1, 1, 0, 0, 0 };
+    g.apply({ 0, 4 + 0 });
+    CHECK(g.cache.expect(expects(g, 1), { 0, 1 }) == 2);
+    const spac_expectation late = expects(g, 1);
+    CHECK(!g.cache.has_run(1, late.forward));
+    g.cache.pin(1, nullptr, nullptr, 0, nullptr); // now
+    CHECK(g.cache.has_run(1, late.forward) && g.cache.forward_of(1) == late.forward + 1);
+    CHECK(g.ahead[0].n_dropped == 2 && g.cache.expect(late, { 2 }) == 0);
+    CHECK((take_loads(g) == std::vector<uint32_t>{ 0, 4 + 0 }) && g.residency[4 + 1] == SPAC_RESIDENCY_ABSENT);
+    g.cache.check();
+}
+
+// as many as are there in time, behind what comes first, and as the byte budget has room for beside the scheduler's loads
+static void test_expected_in_time() {
+    cache_fixture f(2, 6, 6);
+    f.cache.begin_forward();
+    CHECK(f.cache.expect(expects(f, 1, 1000), { 0, 1, 2 }) == 3); // no copy was measured yet: one
+    CHECK(f.ahead[0].n_queued == 1 && f.ahead[0].n_cut == 2);
+    f.cache.cancel();
+    f.cache.begin_forward();
+    run_copy(f, 5, 10);
+    CHECK(f.cache.expect(expects(f, 1, 35), { 1, 2, 3, 4 }) == 4); // three take 30 us
+    CHECK(f.ahead[0].n_queued == 4 && f.ahead[0].n_cut == 3);
+    CHECK(f.cache.expect(expects(f, 1, 45), { 1, 2, 0, 5 }) == 2); // three wait: one more
+    CHECK(f.ahead[0].n_queued == 5 && f.ahead[0].n_cut == 4);
+    CHECK(f.cache.expect(expects(f, 1, 45), { 4, 5 }) == 0 && f.ahead[0].n_cut == 4); // another token's, told once
+    f.cache.cancel();
+    f.cache.begin_forward();
+    f.utility = { 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0 };
+    f.apply({ 0, 1 });
+    CHECK(f.cache.expect(expects(f, 1, 35), { 0, 1, 2 }) == 3); // two that the scheduler asked for
+    CHECK(f.ahead[0].n_queued == 6 && f.ahead[0].n_cut == 6);
+    f.cache.cancel();
+    f.apply({ 0 }, 150);
+    f.cache.begin_forward();
+    CHECK(f.cache.expect(expects(f, 1), { 0, 1, 2 }) == 3); // 250 bytes with what was saved up, of which 100 are spoken for
+    CHECK(f.ahead[0].n_queued == 7 && f.ahead[0].n_cut == 8);
+    CHECK((take_loads(f) == std::vector<uint32_t>{ 6 + 0, 0 }));
+    CHECK(f.cache.expect({ SPAC_AHEAD_NEXT_LAYER, 1, f.cache.forward_of(1), 1e9, false }, { 3 }) == 1 && f.ahead[0].n_queued == 7);
+    f.cache.check();
+}
+
+// nobody takes the slots of what is expected, until its layer has run; and nobody who is wanted goes for what is used once
+static void test_expected_stays() {
+    cache_fixture f(2, 4, 1);
+    f.cache.begin_forward();
+    run_copy(f, 4 + 1, 10);
+    CHECK(f.cache.expect(expects(f, 1), { 1 }) == 0);
+    f.utility = { 5, 0, 0, 0, 0, 0, 0, 0 };
+    f.apply({ 0 });
+    CHECK(take_loads(f).empty() && f.cache.slot_of(1, 1) == 0);
+
+    cache_fixture g(2, 4, 1);
+    g.cache.begin_forward();
+    run_copy(g, 4 + 1, 10);
+    CHECK(g.cache.expect({ SPAC_AHEAD_DRAFT_GATE, 1, g.cache.forward_of(1) + 1, 1e9, true }, { 1, 2 }) == 1); // 2 finds no slot
+    g.utility = { 5, 0, 0, 0, 0, 0, 0, 0 };
+    g.apply({ 0 });
+    CHECK(take_loads(g).empty() && g.ahead[1].n_dropped == 1);
+
+    cache_fixture h(2, 4, 1);
+    h.cache.begin_forward();
+    run_copy(h, 0, 10);
+    h.utility = { 5, 0, 0, 0, 0, 0, 0, 0 };
+    h.apply({});
+    CHECK(h.cache.expect(expects(h, 1), { 1 }) == 1);
+    CHECK(take_loads(h).empty() && h.ahead[0].n_dropped == 1);
+
+    h.cache.begin_forward();
+    h.tau = { 6, 6 };
+    h.apply({});
+    CHECK(h.cache.expect(expects(h, 1), { 1 }) == 1);
+    CHECK((take_loads(h) == std::vector<uint32_t>{ 4 + 1 }));
+    h.cache.pin(1, nullptr, nullptr, 0, nullptr);
+    h.utility[2] = 7;
+    h.apply({ 2 });
+    CHECK((take_loads(h) == std::vector<uint32_t>{ 2 }) && h.ahead[0].n_wasted == 1 && h.ahead[0].n_used == 0);
     h.cache.check();
 }
 
@@ -248,6 +373,9 @@ int main() {
     test_by_hand();
     test_fill();
     test_fill_waits_for_loads();
+    test_expected_goes_first();
+    test_expected_in_time();
+    test_expected_stays();
     test_eviction();
     test_pins_protect();
     test_pins_of_the_forward_before();

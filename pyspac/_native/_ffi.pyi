@@ -16,6 +16,8 @@ class _Lib:
     SPAC_N_UPCOMING: int
     SPAC_N_SERVER_SLOTS: int
     SPAC_BOARD_NAME_MAX: int
+    SPAC_N_AHEAD: int
+    SPAC_NEXT_LAYER_MAX: int
     SPAC_MAX_BATCH: int
     SPAC_MAX_THREADS: int
     SPAC_AUTO_MARGIN_MIB: int
@@ -38,6 +40,8 @@ class _Lib:
     SPAC_KERNELS_AUTO: int
     SPAC_KERNELS_SPAC: int
     SPAC_KERNELS_GGML: int
+    SPAC_AHEAD_NEXT_LAYER: int
+    SPAC_AHEAD_DRAFT_GATE: int
     SPAC_SPAN_DISPATCH: int
     SPAC_SPAN_DEVICE: int
     SPAC_SPAN_HOST: int
@@ -50,6 +54,7 @@ class _Lib:
     def spac_engine_attach(self, ctx: CData, params: CData, engine: CData, /) -> int: ...
     def spac_engine_free(self, engine: CData, /) -> None: ...
     def spac_engine_get_info(self, engine: CData, info: CData, /) -> int: ...
+    def spac_engine_watch_draft(self, engine: CData, draft: CData, /) -> int: ...
     def spac_engine_declined_reason(self, engine: CData, il: int, /) -> CData: ...
     def spac_engine_board(self, engine: CData, /) -> CData: ...
     def spac_engine_apply(self, engine: CData, /) -> int: ...

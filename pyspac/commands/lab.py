@@ -23,12 +23,12 @@ from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
 from pyspac.lab.machine import PRESETS, load_machine
 from pyspac.lab.policy import DIMENSIONS
 from pyspac.lab.registry import find, load_file, names
-from pyspac.lab.setup import Setup, parse_predictors
+from pyspac.lab.setup import Setup
 from pyspac.lab.sweep import Job, Replay, make_jobs, run_job, run_with_oracle
 from pyspac.lab.trace import Trace
 from pyspac.lab.trace_file import read_trace
 from pyspac.lab.workload import DEFAULT_ACCEPT, Phase
-from pyspac.scheduler.config import parse_ablations
+from pyspac.scheduler.config import NO_PREDICTOR, parse_ablations, parse_predictors
 
 app = typer.Typer(
     name="lab",
@@ -52,7 +52,7 @@ def run(
     miss: lo.Miss = DEFAULTS.miss,
     routing: lo.Routing = DEFAULTS.routing,
     without: o.Without = "",
-    predict: lo.Predict = "none",
+    predict: o.Predictors = NO_PREDICTOR,  # a trace may not hold what the default needs
     capacity: lo.Capacity = DEFAULTS.capacity,
     k: lo.DraftLength = None,
     machine: lo.MachineName = "rtx4090",

@@ -85,15 +85,6 @@ MachineName = Annotated[
         "--machine", metavar="NAME", help=f"{', '.join(PRESETS)}, or a JSON file (also of `doctor`)."
     ),
 ]
-Predict = Annotated[
-    str,
-    typer.Option(
-        "--predict",
-        metavar="LIST",
-        help="Who tells the scheduler what comes next, by what the trace recorded: "
-        "token (token ids), next-layer (--early), next-layer:depth=2, draft-gate (--draft-gate), or none.",
-    ),
-]
 Cold = Annotated[
     bool,
     typer.Option(

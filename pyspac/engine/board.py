@@ -22,6 +22,7 @@ N_RECORDS = 256  # SPAC_N_RECORDS
 N_ROUTED = 512  # SPAC_N_ROUTED
 N_UPCOMING = 512  # SPAC_N_UPCOMING
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
+AHEAD_NAMES = ("next-layer", "draft-gate")  # index = spac_ahead_source
 NO_BUDGET = 2**64 - 1  # byte_budget: no limit
 
 
@@ -40,11 +41,16 @@ COUNTER_FIELDS = (
     "n_loads", "n_load_failures", "n_evictions", "loaded_bytes", "load_us", "dispatch_us", "wait_us",
     "n_decisions", "n_pinned_steals", "n_prompt_tokens",
 )  # fmt: skip
+AHEAD_FIELDS = (
+    "n_inputs", "n_late", "us", "n_predicted", "n_chosen", "n_hit", "n_queued", "n_cut", "n_dropped",
+    "n_copied", "n_used", "n_wasted", "cutoff_layer",
+)  # fmt: skip
 LAYER_STATS_FIELDS = (
     "n_calls", "n_device_experts", "n_host_experts", "n_device_rows", "n_host_rows",
     "device_us", "host_us", "layer_us",
 )  # fmt: skip
 COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
+AHEAD_DTYPE = np.dtype([(name, np.uint64) for name in AHEAD_FIELDS])
 LAYER_STATS_DTYPE = np.dtype([(name, np.uint64) for name in LAYER_STATS_FIELDS])
 
 
@@ -101,6 +107,7 @@ class BoardView:
     group_slots: NDArray[np.uint32]  # [n_layer]
     layer_stats: NDArray[Any]  # [n_layer] LAYER_STATS_DTYPE, cumulative
     counters: NDArray[Any]  # [1] COUNTERS_DTYPE, cumulative
+    ahead: NDArray[Any]  # [2] AHEAD_DTYPE by AHEAD_NAMES, cumulative but for cutoff_layer
     records: NDArray[Any]  # [N_RECORDS] RECORD_DTYPE, a ring
     n_records: NDArray[np.uint64]  # [1] records ever written
     routed_tokens: NDArray[np.int32]  # [N_ROUTED] a ring of routed tokens: id of the vocabulary, or -1
@@ -132,6 +139,7 @@ class BoardView:
             "group_slots": (np.uint32, (n_layer,)),
             "layer_stats": (LAYER_STATS_DTYPE, (n_layer,)),
             "counters": (COUNTERS_DTYPE, (1,)),
+            "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
             "records": (RECORD_DTYPE, (N_RECORDS,)),
             "n_records": (np.uint64, (1,)),
             "routed_tokens": (np.int32, (N_ROUTED,)),
@@ -202,7 +210,7 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
-                 "layer_stats", "counters", "records", "n_records",
+                 "layer_stats", "counters", "ahead", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
 SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead")

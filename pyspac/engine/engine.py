@@ -121,6 +121,14 @@ class Engine:
         fields = {name: getattr(info, name) for name in EngineInfo.__slots__}
         return EngineInfo(**{**fields, "device": _text(info.device), "kernels": _text(info.kernels)})
 
+    def watch_draft(self, ctx_ptr: int) -> None:
+        """Predict experts with the routers of this engine's model on the inputs of a draft model's.
+
+        ctx_ptr: the draft's llama_context. EngineError names what does not fit: a dense draft model, another
+        number of MoE layers, another width.
+        """
+        check(lib.spac_engine_watch_draft(self._live(), ffi.cast("struct llama_context *", ctx_ptr)))
+
     def declined(self) -> dict[int, str]:
         """Return the layers the engine leaves to stock, and why."""
         reasons = {il: lib.spac_engine_declined_reason(self._live(), il) for il in range(self.board.n_layer)}
@@ -189,6 +197,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
     c_params.n_threads, c_params.max_batch = params.n_threads, params.max_batch
     c_params.copy_gb_s = params.copy_gb_s
     c_params.evict, c_params.fill, c_params.verbose = params.evict, params.fill, params.verbose
+    c_params.next_layer = params.next_layer
     c_params.host_mode = HOST_MODES.index(params.host_mode)
     c_params.host_kernels = HOST_KERNELS.index(params.host_kernels)
     return c_params, texts

@@ -8,6 +8,7 @@ from pyspac.checks import check_int, check_range
 from pyspac.errors import ConfigError
 
 HOST_MODES = ("auto", "in-graph", "executor")  # index = spac_host_mode
+NEXT_LAYER_MAX = 3  # SPAC_NEXT_LAYER_MAX
 HOST_KERNELS = ("auto", "spac", "ggml")  # index = spac_host_kernels
 
 
@@ -26,6 +27,7 @@ class EngineParams:
     verbose: bool = False
     host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
     fill: bool = True  # experts that were just used take free slots at once, those of prompts included
+    next_layer: int = 0  # 1 .. 3: routers of so many MoE layers further on are asked early; 0: not
     cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
 
     def __post_init__(self) -> None:
@@ -36,4 +38,5 @@ class EngineParams:
             raise ConfigError("host_kernels", self.host_kernels, f"one of {', '.join(HOST_KERNELS)}")
         check_int("n_threads", self.n_threads, 0)
         check_int("max_batch", self.max_batch, 1)
+        check_int("next_layer", self.next_layer, 0, NEXT_LAYER_MAX)
         check_range("copy_gb_s", self.copy_gb_s, 0.0, 1e5)

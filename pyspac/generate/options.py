@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from pyspac.checks import check_range
+from pyspac.engine.ahead import NEXT_LAYERS, check_in_engine
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.values import read_cache_size, read_cpu_range
 from pyspac.errors import ConfigError, UsageError
@@ -88,6 +89,9 @@ class RunOptions:
         self._check_speculation()
         self._check_mode()
         self.scheduler_config()
+        if not self.stock:
+            has_draft = self.effective_spec_type == "draft"
+            check_in_engine(self.predict, has_device=not self.is_host_only, has_draft=has_draft)
 
     def _check_speculation(self) -> None:
         if self.spec_type == "draft" and self.draft is None:
@@ -180,6 +184,7 @@ class RunOptions:
             max_batch=self.max_batch,
             copy_gb_s=self.copy_gb_s,
             evict="evict" not in self.without,
+            next_layer=max((NEXT_LAYERS.get(name, 0) for name in self.predict), default=0),
             fill=not {"prefetch", "prompt"} & self.without,
             host_kernels=self.host_kernels,
             cpu_range=self.cpu_range,

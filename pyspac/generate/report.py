@@ -155,7 +155,13 @@ def _split_rows(session: Session, generation: Generation) -> list[tuple[str, str
 def _predicted_text(predictor: dict[str, Any]) -> str:
     """Shares of what the predicted tokens used, and what became of the copies."""
     if predictor["recall"] is None:
-        return "no token came again"
+        return "no token came again" if "known" in predictor else "nothing"
+    if "known" not in predictor:  # one of the engine's
+        return (
+            f"{predictor['recall']:.0%} of what was used, {predictor['precision']:.0%} right; "
+            f"{predictor['n_copied']} copies for it, {predictor['n_copies_used']} used, "
+            f"{predictor['n_refused']} did not pay; {_number(predictor['us_per_layer'])} us per layer"
+        )
     return (
         f"{predictor['recall']:.0%} of what the {predictor['known']:.0%} known tokens used, "
         f"{predictor['precision']:.0%} right; {predictor['n_copied']} copies for it, "

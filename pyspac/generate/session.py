@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.cpus import default_n_threads, kept_within
 from pyspac.engine.devices import Device, choose_device, fits_memory
 from pyspac.engine.values import read_cpu_range
@@ -70,6 +71,8 @@ class Session:
             from pyspac.generate.split import Split  # loads the engine
 
             self.split = stack.enter_context(Split(self.context, self.device, self.options))
+            if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter):
+                self.split.watch_draft(self.drafter.context)
 
     def _model_params(self) -> ModelParams:
         """The target's: with a device, all layers on it but the routed experts, which stay on the host.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
+from pyspac.engine.ahead import ahead_dict, in_engine
 from pyspac.engine.engine import Engine
 from pyspac.engine.step import StepRecord
 from pyspac.generate.options import RunOptions
@@ -28,6 +29,7 @@ class Split:
         """Raises EngineError if the device fails or no layer can be split."""
         assert context.ptr is not None
         self.context = context
+        self._predict = options.predict
         self.engine = Engine.attach(context.ptr, options.engine_params(_engine_device(device, options)))
         with ExitStack() as on_error:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
@@ -35,6 +37,11 @@ class Split:
             self.scheduler = Scheduler(self.engine.board, options.scheduler_config())
             self._decide()
             on_error.pop_all()
+
+    def watch_draft(self, draft: Context) -> None:
+        """Predict with the draft model's router inputs; EngineError if the two models do not fit."""
+        assert draft.ptr is not None
+        self.engine.watch_draft(draft.ptr)
 
     def n_draft_limit(self) -> int | None:
         """The board's draft-length limit of this sequence; None: none."""
@@ -90,7 +97,10 @@ class Split:
     def predictors_list(self) -> list[dict[str, Any]]:
         """`predictors` of the `--json` object: what each said, and what came of it."""
         foresight = self.scheduler.foresight
-        return [] if foresight is None else [foresight.to_dict()]
+        return [
+            *([] if foresight is None else [foresight.to_dict()]),
+            *(ahead_dict(self.engine.board, name) for name in in_engine(self._predict)),
+        ]
 
     def coverage(self) -> float | None:
         """Share of (token, expert) activations whose expert was on the device; None before the first."""

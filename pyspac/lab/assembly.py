@@ -14,7 +14,7 @@ from pyspac.lab.shipping import SchedulerSetup, ShippingScheduler
 from pyspac.lab.state import RunState
 from pyspac.lab.view import OracleView, View
 from pyspac.lab.workload import Workload
-from pyspac.scheduler.config import PREDICTORS, SchedulerConfig
+from pyspac.scheduler.config import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,5 @@ def make_scheduler(state: RunState, policies: Policies) -> ShippingScheduler | N
     state.decision.fills = (
         state.decision.is_obeyed and computes_misses and not {"prefetch", "prompt"} & state.setup.without
     )
-    config = replace(
-        wanted.config, without=state.setup.without,
-        predict=tuple(name for name in state.setup.predict if name in PREDICTORS),
-    )  # fmt: skip
+    config = replace(wanted.config, without=state.setup.without, predict=state.setup.predict)
     return ShippingScheduler(state, replace(wanted, config=config))

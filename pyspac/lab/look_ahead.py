@@ -17,9 +17,9 @@ from pyspac.lab.cutoff import cutoff_layer
 from pyspac.lab.demand import Tokens
 from pyspac.lab.events import Access, StepBegun
 from pyspac.lab.predict.recorded import RECORDED, RecordedPredictor
-from pyspac.lab.setup import parse
 from pyspac.lab.state import RunState
 
+NEXT_LAYER: Final = ("next-layer", "next-layer-2", "next-layer-3")  # by layers ahead
 _TIME_WEIGHT: Final = 0.1  # of the latest forward in a layer's time, as in the engine
 
 
@@ -31,7 +31,7 @@ class AheadStats:
     n_chosen: int = 0  # by the routers of the layers that something was said about
     n_hit: int = 0  # both
     n_queued: int = 0
-    n_cut: int = 0  # absent, but the copy would come too late or delay better ones
+    n_refused: int = 0  # absent, but the copy would come too late or delay better ones
     n_dropped: int = 0  # queued, but their layer ran first, or there was no slot
     n_copied: int = 0
     n_copies_used: int = 0  # before they left
@@ -92,9 +92,9 @@ class LookAhead:
             return
         keys = self.predictor.top(il, known, self.state.geometry.n_expert_used)
         self._said.setdefault(il, set()).update(keys.tolist())
-        n_queued, n_cut = self.state.link.expect(keys, time_us, self.state.now_us, self)
+        n_queued, n_refused = self.state.link.expect(keys, time_us, self.state.now_us, self)
         self.stats.n_queued += n_queued
-        self.stats.n_cut += n_cut
+        self.stats.n_refused += n_refused
 
     def note_copied(self, key: int) -> None:
         """One of its copies has arrived."""
@@ -126,7 +126,8 @@ class NextLayer(LookAhead):
         if early is None or len(early) < depth:
             raise state.trace.without(f"early logits {depth} layers ahead", " --early")
         super().__init__(state, RecordedPredictor(early[depth - 1]))
-        self.name, self.depth = f"next-layer:depth={depth}", depth
+        self.depth = depth
+        self.name = NEXT_LAYER[depth - 1]
 
     def after_router(self, access: Access) -> None:
         """Say what the layer `depth` further on will use."""
@@ -177,10 +178,9 @@ class DraftGate(LookAhead):
 def make_look_ahead(state: RunState) -> list[LookAhead]:
     """Return the predictors of a run that are not the scheduler's; ConfigError, TraceError say what lacks."""
     found: list[LookAhead] = []
-    for text in state.setup.predict:
-        name, knobs = parse(text)
-        if name == "next-layer":
-            found.append(NextLayer(state, int(knobs.get("depth", 1))))
-        elif name == "draft-gate":
+    for name in state.setup.predict:
+        if name in NEXT_LAYER:
+            found.append(NextLayer(state, 1 + NEXT_LAYER.index(name)))
+        elif name == DraftGate.name:
             found.append(DraftGate(state))
     return found

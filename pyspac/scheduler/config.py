@@ -22,9 +22,13 @@ ABLATIONS = {
     "sd": "plain decoding, no drafts (the decode loop obeys it; the scheduler only records it)",
 }
 
-# who says what comes next; those of the scheduler: pyspac/scheduler/predict/
+# who says what comes next: "token" in pyspac/scheduler/predict/, the others in the engine
 PREDICTORS = {
     "token": "the experts that a token used last time",
+    "next-layer": "the next MoE layer's router, on the input of this one's",
+    "next-layer-2": "the router of the layer after that",
+    "next-layer-3": "and of the one after that",
+    "draft-gate": "the target's routers, on the inputs of the draft model's",
 }
 NO_PREDICTOR = "none"
 

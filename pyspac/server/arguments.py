@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_cpu_range
 from pyspac.server.options import ServeOptions
@@ -92,6 +93,8 @@ def server_env(options: ServeOptions) -> dict[str, str]:
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
     if options.cpu_range is not None:
         env["PYSPAC_CPU_RANGE"] = options.cpu_range
+    if names := in_engine(options.attach.scheduler.predict):
+        env["PYSPAC_PREDICT"] = ",".join(names)
     if options.is_host_only:
         env["GLIBC_TUNABLES"] = os.environ.get("GLIBC_TUNABLES") or HUGE_PAGES
     return env

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspac.checks import check_int, check_range
+from pyspac.engine.ahead import check_in_engine
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.options import (
@@ -114,6 +115,8 @@ class ServeOptions:
             raise ConfigError(
                 "--draft-max", 0, f"1 to {DRAFT_MAX}; to draft nothing, leave out the draft model"
             )
+        predict = self.attach.scheduler.predict
+        check_in_engine(predict, has_device=not self.is_host_only, has_draft=self.has_draft)
         self._check_passed()
 
     def _check_passed(self) -> None:

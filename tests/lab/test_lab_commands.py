@@ -395,7 +395,7 @@ def test_trace_records_the_draft_gate(tmp_path: Path) -> None:
     result = call("trace", "-m", TARGET, "-md", TARGET, "-o", out, *text, "--draft-gate", "--early",
                   "--device", "cpu")  # fmt: skip
     assert result.exit_code == 0, result.output
-    names = ["token", "next-layer:depth=2", "draft-gate"]
+    names = ["token", "next-layer-2", "draft-gate"]
     row = call_json("lab", "run", out, "--predict", ",".join(names), "--capacity", "40%", "--no-oracle")
     assert [predictor["name"] for predictor in row["predictors"]] == names
     assert all(predictor["recall"] > 0.5 for predictor in row["predictors"][1:])

@@ -26,7 +26,7 @@ from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.engine.devices import Device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.step import StepRecord, StepTotals
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.options import CacheSize
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
@@ -70,6 +70,19 @@ def test_where_prompts_teach_nothing_the_engine_fills_no_slots(without: str) -> 
     scheduler = SchedulerConfig(without=without)  # type: ignore[arg-type]
     options = ServeOptions(model=Path("t.gguf"), attach=AttachOptions(scheduler=scheduler))
     assert server_env(options)["PYSPAC_FILL"] == "0"
+
+
+def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
+    model = Path("t.gguf")
+    config = SchedulerConfig(predict=("token", "next-layer-2", "draft-gate"))
+    attach = AttachOptions(scheduler=config)
+    options = ServeOptions(model=model, draft=model, device="cpu", attach=attach)
+    assert server_env(options)["PYSPAC_PREDICT"] == "next-layer-2,draft-gate"
+    assert "PYSPAC_PREDICT" not in server_env(ServeOptions(model=model))
+    with pytest.raises(UsageError, match="needs a MoE draft model"):
+        ServeOptions(model=model, device="cpu", attach=attach)
+    with pytest.raises(UsageError, match="--device none"):
+        ServeOptions(model=model, draft=model, device="none", attach=attach)
 
 
 def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:

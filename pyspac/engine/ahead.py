@@ -1,0 +1,59 @@
+"""What the engine's own predictors said, and what came of it: spac_ahead_stats as reports show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pyspac.engine.board import AHEAD_NAMES, BoardView
+from pyspac.errors import UsageError
+
+# predictors of the engine by their name in options: how many MoE layers ahead a router is asked
+NEXT_LAYERS = {"next-layer": 1, "next-layer-2": 2, "next-layer-3": 3}
+DRAFT_GATE = "draft-gate"
+
+
+def in_engine(names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are predictors of the engine."""
+    return [name for name in names if name in (*NEXT_LAYERS, DRAFT_GATE)]
+
+
+def check_in_engine(names: Iterable[str], *, has_device: bool, has_draft: bool) -> None:
+    """Raise UsageError where predictors of the engine could do nothing: they need somebody to copy to."""
+    mine = in_engine(names)
+    if mine and not has_device:
+        raise UsageError(
+            f"--predict {mine[0]} has no effect with --device none, where no expert is copied: leave out one "
+            "of the two"
+        )
+    if len(mine) - (DRAFT_GATE in mine) > 1:
+        raise UsageError(f"--predict {','.join(mine)} asks routers at two distances: choose one")
+    if DRAFT_GATE in mine and not has_draft:
+        raise UsageError(f"--predict {DRAFT_GATE} needs a MoE draft model: give one with -md")
+
+
+def ahead_dict(board: BoardView, name: str) -> dict[str, Any]:
+    """Return the figures of one of NEXT_LAYERS or of DRAFT_GATE; shares and times: None before the first.
+
+    `recall` is of the experts that the routers chose, distinct ones per layer and forward, in layers for
+    which something was predicted; `precision` of those predicted.
+    """
+    row = board.ahead[AHEAD_NAMES.index("next-layer" if name in NEXT_LAYERS else name)]
+    stats = {field: int(row[field]) for field in row.dtype.names}
+    n_applied = stats["n_inputs"] - stats["n_late"]
+    cutoff = {"cutoff_layer": stats["cutoff_layer"]} if name == DRAFT_GATE else {}
+    return {
+        "name": name,
+        "recall": stats["n_hit"] / stats["n_chosen"] if stats["n_chosen"] else None,
+        "precision": stats["n_hit"] / stats["n_predicted"] if stats["n_predicted"] else None,
+        "us_per_layer": stats["us"] / n_applied if n_applied else None,
+        "n_inputs": stats["n_inputs"],
+        "n_late": stats["n_late"],
+        "n_queued": stats["n_queued"],
+        "n_refused": stats["n_cut"],
+        "n_dropped": stats["n_dropped"],
+        "n_copied": stats["n_copied"],
+        "n_copies_used": stats["n_used"],
+        "n_copies_wasted": stats["n_wasted"],
+        **cutoff,
+    }
