@@ -5,6 +5,7 @@
 - router top-k    the model picks n_expert_used experts per token and layer
 - activations     the engine counts them, `activations.py` turns them into counts per step [n_layer, n_expert]
 - estimator       `estimator.py` turns counts into a utility per expert, 0 .. n_levels
+- predictors      `predict/`, where asked for: experts of tokens that are known and not yet computed
 - balancer        `balancer.py` picks tau per layer: experts with utility >= tau belong on the device
 - prefetch plan   `prefetch.py` lists what to copy, most useful first, within slots and byte budget
 - engine          `engine/engine.py`, libspac: a queue, a worker that copies, device slots

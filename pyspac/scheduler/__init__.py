@@ -4,5 +4,8 @@
                                              ^
               cost_model, occupancy ---------+
 
+Between steps, `foresight` (the routing log and a predictor of `predict/`) says what the next tokens will use,
+and `plan_ahead` plans anew.
+
 `scheduler.py` runs them once per decoding step, on any board: the engine's, a server's, or a local one.
 """

@@ -225,28 +225,29 @@ def test_hook_sees_every_step_and_limits_drafts(limit: int | None, longest: int)
     assert all(step.n_tokens == 1 + step.n_draft for step in hook.steps)
 
 
-class WideContext(FakeContext):
-    """Keeps every batch."""
+class WatchedContext(FakeContext):
+    """Keeps every batch, beside what the hook was told last before it."""
 
-    def __init__(self, **sizes: int) -> None:
+    def __init__(self, hook: RecordingHook, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.batches: list[list[int]] = []
+        self.hook = hook
+        self.batches: list[tuple[list[int], list[int] | None]] = []
 
     def decode(self, tokens: Sequence[int], n_outputs: int = 1) -> np.ndarray:
-        self.batches.append([*tokens])
+        self.batches.append(([*tokens], self.hook.upcoming[-1] if self.hook.upcoming else None))
         return super().decode(tokens, n_outputs)
 
 
 @pytest.mark.parametrize("n_draft", [0, 3])
-def test_hook_hears_the_tokens_of_every_batch_before_it_runs(n_draft: int) -> None:
-    context, hook = WideContext(**SIZES), RecordingHook(None)
+def test_hook_hears_the_tokens_of_every_step_before_it_runs(n_draft: int) -> None:
+    hook = RecordingHook(None)
+    context = WatchedContext(hook, **SIZES)
     loop(context, ScriptedDrafter(context, 1000), n_draft, hook=hook).run(PROMPT, 12)
-    steps = context.batches[-len(hook.steps) :]
-    assert [tokens for tokens in hook.upcoming if tokens in steps or len(tokens) > 1] == [
-        tokens for step in steps for tokens in ([step] if n_draft == 0 else [step[:1], step])
-        if len(tokens) > 1 or step == tokens
-    ]  # fmt: skip
-    assert hook.upcoming[0] == steps[0][:1]
+    steps = [(batch, told) for batch, told in context.batches if told is not None]
+    assert len(steps) == len(hook.steps) > 2
+    assert all(batch == told for batch, told in steps)
+    n_told = sum(1 + (step.n_draft > 0) for step in hook.steps)  # the sampled token, and with its drafts
+    assert n_told <= len(hook.upcoming) <= n_told + 1  # and the last one, if the answer might have gone on
 
 
 def test_no_drafter_drafts_nothing() -> None:
