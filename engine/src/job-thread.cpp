@@ -1,10 +1,15 @@
 #include "job-thread.h"
 
+static constexpr size_t N_JOBS_MAX = 64; // a thread that gets no core must not take memory without end
+
 void spac_job_thread::submit(std::function<void()> job) {
     {
         std::lock_guard<std::mutex> lock(mutex);
         if (stopped) {
             return;
+        }
+        if (jobs.size() == N_JOBS_MAX) {
+            jobs.pop_front();
         }
         jobs.push_back(std::move(job));
     }

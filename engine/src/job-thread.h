@@ -12,7 +12,7 @@ struct spac_job_thread {
         thread([this] { run(); }) {}
     ~spac_job_thread() { stop(); }
 
-    void submit(std::function<void()> job); // none throws
+    void submit(std::function<void()> job); // none throws; of too many that wait, the oldest are dropped
     void wait_idle();                       // until all are done
     void stop();                            // those that wait are dropped, as are all that come later
 

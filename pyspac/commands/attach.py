@@ -8,6 +8,7 @@ import typer
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
+from pyspac.engine.ahead import check_not_in_engine
 from pyspac.server import board_file, log
 from pyspac.server.options import (
     DEFAULT_CPU_SHARE,
@@ -68,6 +69,7 @@ def attach(
             metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
             speculation=controller, warm_start=warm_start, model=model, log_json=log_json,
         )  # fmt: skip
+        check_not_in_engine(options.scheduler.predict)
     log.set_up("attach", as_json=options.log_json)
     from pyspac.server.attach import run_attached  # loads the engine
 

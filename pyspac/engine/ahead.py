@@ -32,6 +32,15 @@ def check_in_engine(names: Iterable[str], *, has_device: bool, has_draft: bool) 
         raise UsageError(f"--predict {DRAFT_GATE} needs a MoE draft model: give one with -md")
 
 
+def check_not_in_engine(names: Iterable[str]) -> None:
+    """Raise UsageError for predictors that an engine which runs already cannot be given."""
+    if mine := in_engine(names):
+        raise UsageError(
+            f"--predict {mine[0]} is the engine's: give it to the program that runs the model, by "
+            f"`pyspac serve --predict {mine[0]}` or PYSPAC_PREDICT={mine[0]} in its environment"
+        )
+
+
 def ahead_dict(board: BoardView, name: str) -> dict[str, Any]:
     """Return the figures of one of NEXT_LAYERS or of DRAFT_GATE; shares and times: None before the first.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pyspac.engine import board as boards
-from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS, ahead_dict
+from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS, ahead_dict, check_not_in_engine
 from pyspac.engine.board import AHEAD_NAMES, BoardGeometry, LocalBoard
 from pyspac.engine.params import NEXT_LAYER_MAX, EngineParams
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, UsageError
 
 
 def make_board() -> LocalBoard:
@@ -42,6 +42,12 @@ def test_distances_and_names_are_those_of_the_engine():
     assert len(AHEAD_NAMES) == lib.SPAC_N_AHEAD
     assert (lib.SPAC_AHEAD_NEXT_LAYER, lib.SPAC_AHEAD_DRAFT_GATE) == (0, 1)
     assert [name for name, _field in ffi.typeof("spac_ahead_stats").fields] == list(boards.AHEAD_FIELDS)
+
+
+def test_a_running_engine_cannot_be_given_one():
+    check_not_in_engine(["token"])
+    with pytest.raises(UsageError, match="PYSPAC_PREDICT=next-layer-2"):
+        check_not_in_engine(["token", "next-layer-2"])
 
 
 @pytest.mark.parametrize("distance", [-1, 4])

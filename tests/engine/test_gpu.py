@@ -54,6 +54,14 @@ def test_a_drafted_run_uses_both_sides() -> None:
     assert experts["n_hit"] > 0
 
 
+def test_routers_on_the_device_are_asked_early() -> None:
+    """The routers lie on the GPU, and are applied on the host: they say more than chance does."""
+    result = run_json("--cache", "50%", "-n", "12", "--predict", "next-layer")
+    (figures,) = result["predictors"]
+    assert figures["recall"] > 0.4  # 4 of 32 experts are used
+    assert figures["n_copies_used"] <= figures["n_copied"]
+
+
 def test_a_split_model_answers_as_stock() -> None:
     """Greedy text of 8 tokens: the device rounds otherwise, but not so much that the first words change."""
     split = run_json("--cache", "50%", "-n", "8")
