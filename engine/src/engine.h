@@ -52,6 +52,7 @@ struct spac_engine {
 
   private:
     llama_moe_hook make_hook(void (*free_with_context)(void *));
+    int32_t        before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's
     void           start_worker();
     void           record_step(const llama_moe_hook_step & step);
     bool           copy_to_slot(const spac_load & load);

@@ -21,9 +21,8 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
 // hooks see the layers of a graph from first to last
 void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
     if (p.gf != built.graph || p.il <= built.last_il) {
-        built.graph     = p.gf;
-        built.is_marked = false;
-        built.n_split   = 0;
+        built.graph   = p.gf;
+        built.n_split = 0;
     }
     built.last_il = p.il;
 }
@@ -53,10 +52,9 @@ ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
     return node->layer->own_kernels ? spac_build_split_kernels(p, node, &group) : spac_build_split_in_graph(p, node, group);
 }
 
-int32_t spac_graph_splitter::n_threads_of(int32_t n_tokens) {
-    if (dense && built.graph && !built.is_marked && n_tokens > 0) {
-        dense->mark(built.graph);
-        built.is_marked = true;
+int32_t spac_graph_splitter::n_threads_of(ggml_cgraph * graph, int32_t n_tokens) {
+    if (dense && n_tokens > 0) {
+        dense->mark(graph);
     }
     const bool is_split = is_split_by_executor(n_tokens);
     if (is_split && !last_was_split && host.has_ggml_worker() && !plan.device_is_cpu()) {

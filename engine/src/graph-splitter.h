@@ -18,7 +18,7 @@ struct spac_graph_splitter {
                         const spac_dense_matmul * dense, spac_split_ops & ops, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
-    int32_t       n_threads_of(int32_t n_tokens);         // of the graph built last, about to be computed; 0: as the context's
+    int32_t       n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
 
   private:
     void          note_graph(const llama_moe_hook_params & p);
@@ -37,10 +37,9 @@ struct spac_graph_splitter {
 
     // the graph built last, which is the one that is computed next
     struct {
-        ggml_cgraph * graph     = nullptr;
-        bool          is_marked = false; // for `dense`
-        int           last_il   = -1;
-        int           n_split   = 0; // layers of it
+        ggml_cgraph * graph   = nullptr;
+        int           last_il = -1;
+        int           n_split = 0; // layers of it
     } built;
 
     bool last_was_split = false; // the graph computed last: by the executor

@@ -59,7 +59,7 @@ def demo(
         draft=DRAFT,
         n_predict=n_predict,
         n_threads=threads,
-        device="cpu",
+        device="emulated",
         cache=CacheSize(text=cache),
         draft_max=draft_max,
         verbose=verbose,

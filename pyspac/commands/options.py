@@ -75,7 +75,7 @@ GpuLayers = Annotated[
         "--gpu-layers",
         "--n-gpu-layers",
         metavar="N",
-        help="Layers on the device, without their experts. Default: all; none if it is the CPU.",
+        help="Layers on the device, without their experts. Default: all; none without a GPU.",
     ),
 ]
 Device = Annotated[
@@ -84,8 +84,9 @@ Device = Annotated[
         "-dev",
         "--device",
         metavar="NAME",
-        help="auto (the first GPU, else the CPU), cpu (an emulated device), none (every expert on the host, "
-        "with the engine's own kernels and no --cache), or a name such as CUDA0.",
+        help="auto (the GPU; none where there is no GPU), none (everything on the CPU, with the engine's own "
+        "kernels), a name such as CUDA0, or emulated (the CPU plays the device too, to try the split without "
+        "a GPU; old name: cpu).",
     ),
 ]
 Rpc = Annotated[
@@ -99,7 +100,8 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         metavar="SIZE",
-        help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free).",
+        help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free). "
+        "Needs a device.",
     ),
 ]
 HostKernels = Annotated[
@@ -108,7 +110,7 @@ HostKernels = Annotated[
         "--host-kernels",
         metavar="NAME",
         help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
-        "llama.cpp), or auto (ggml where the device is the CPU, else spac).",
+        "llama.cpp), or auto (ggml where the device is emulated, else spac).",
     ),
 ]
 Stock = Annotated[

@@ -19,7 +19,7 @@ from pyspac.errors import ModelError
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run
+from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.manager import Speculation
@@ -38,11 +38,11 @@ class Session:
         """Raises a PyspacError; bad input is found before anything is loaded."""
         from pyspac.engine.limits import check_n_threads  # loads the native library, as the rest does anyway
 
-        self.options = options
         if options.n_threads is not None:
             check_n_threads("-t", options.n_threads, 1)
         self.device: Device = choose_device(options.device, options.rpc)
-        self.preflight: Preflight = check_run(options, self.device)
+        self.preflight: Preflight = check_run(options.on(self.device), self.device)
+        self.options = self._runnable(options.on(self.device))
         self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         self.n_threads = options.n_threads or default_n_threads(self.cpus)
         self.sampler = Sampler(options.sampling)
@@ -52,6 +52,13 @@ class Session:
         with ExitStack() as stack:  # closes what is open if the rest fails
             self._open(stack, progress or (lambda what, fraction: True))
             self._stack = stack.pop_all()
+
+    def _runnable(self, options: RunOptions) -> RunOptions:
+        """Without a device, and without kernels of the engine for this model, llama.cpp's are the best."""
+        self.lacks_kernels = (
+            options.is_host_only and not options.stock and not has_own_kernels(self.preflight.header)
+        )
+        return replace(options, stock=True, repack=True) if self.lacks_kernels else options
 
     def _open(self, stack: ExitStack, progress: Progress) -> None:
         from pyspac.generate import llama  # loads libllama

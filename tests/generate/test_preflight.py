@@ -152,7 +152,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["-ngl", "99"], ["-ngl cannot be 99", "the device is the CPU"]),
     (["--temp", "-1"], ["--temp cannot be -1"]),
     (["--top-p", "2"], ["--top-p cannot be 2"]),
-    (["--device", "CUDA99"], ["--device cannot be 'CUDA99'", "cpu"]),
+    (["--device", "CUDA99"], ['no device "CUDA99" here', "emulated"]),
     (["--rpc", "nowhere"], ["--rpc cannot be 'nowhere'", "HOST:PORT"]),
     (["--rpc", "127.0.0.1:1"], ["--rpc cannot be '127.0.0.1:1'", "ggml-rpc-server"]),
     (["--spec-type", "draft"], ["--spec-type draft needs a draft model", "-md"]),
