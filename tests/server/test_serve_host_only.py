@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from serving import (
+    DRAFT,
     ONE_THREAD,
     TARGET,
     Serve,
@@ -122,6 +123,18 @@ def test_a_scheduler_may_be_attached_all_the_same(served: Serve, tmp_path: Path)
         finally:
             attached.terminate()
     assert attached.returncode == 0
+
+
+def test_it_is_the_default_without_a_gpu(tmp_path: Path) -> None:
+    """And a dense model is served as well."""
+    with Serve(tmp_path, device="auto", draft=False, pair=(DRAFT, DRAFT), passed=PASSED) as serve:
+        serve.wait_ready(scheduler=False)
+        assert complete(serve.port, 16)["tokens_predicted"] == 16
+        assert "0 layers, and" in serve.log(), "the engine's kernels multiply its matrices"
+        with Board.open(serve.board) as board:
+            assert (board.n_slots, board.n_expert) == (0, 1)
+            assert board.counters["n_forward"][0] > 0
+        assert serve.stop() == 0
 
 
 def test_it_ends_cleanly(tmp_path: Path) -> None:
