@@ -14,6 +14,7 @@ from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
 from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
+from pyspac.commands.models import models
 from pyspac.commands.profile import profile
 from pyspac.commands.run import run
 from pyspac.commands.serve import serve
@@ -33,6 +34,7 @@ app.command()(run)
 app.command()(demo)
 app.command()(profile)
 app.command()(inspect)
+app.command()(models)
 app.command()(doctor)
 app.command(context_settings={"allow_extra_args": True})(serve)  # after --: for llama-server
 app.command()(attach)

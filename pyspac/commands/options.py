@@ -26,6 +26,26 @@ ModelDraft = Annotated[
         "-md", "--model-draft", metavar="FILE", help="A small model of the same family that drafts tokens."
     ),
 ]
+HfRepo = Annotated[
+    str | None,
+    typer.Option(
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        metavar="USER/MODEL[:QUANT]",
+        help="The model, by its name on Hugging Face; fetched once, into llama.cpp's cache.",
+    ),
+]
+HfRepoDraft = Annotated[
+    str | None,
+    typer.Option(
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+        metavar="USER/MODEL[:QUANT]",
+        help="The draft model, by its name on Hugging Face.",
+    ),
+]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
 PromptFile = Annotated[
     Path | None, typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt.")

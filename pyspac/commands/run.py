@@ -17,6 +17,7 @@ from pyspac.commands.common import (
     reports_errors,
 )
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.model_names import find_files
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.options import CacheSize, RunOptions, parse_spec_type, parse_threshold
 from pyspac.generate.report import print_table, run_dict
@@ -67,8 +68,10 @@ Repack = Annotated[
 
 @reports_errors
 def run(
-    model: o.Model,
+    model: o.ModelIfAny = None,
+    hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
+    hf_repo_draft: o.HfRepoDraft = None,
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
     n_predict: o.Predict = -1,
@@ -108,8 +111,9 @@ def run(
     text = read_prompt(prompt, file)
     check_json_target(json_file)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
-        model=model, draft=model_draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
         device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,

@@ -133,11 +133,9 @@ class ServeOptions:
                     f"{text} cannot come after --, as pyspac has to know it: give {_OURS[flag]} before it"
                 )
             if flag in MODEL_FLAGS and self.model is not None:
-                raise UsageError(f"there are two models, -m {self.model} and {text} after --: give one")
+                raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
-            raise UsageError(
-                "there is no model: give -m FILE, or one after the --, such as -- -hf USER/MODEL"
-            )
+            raise UsageError("there is no model: give one with -m FILE, or by its name with -hf USER/MODEL")
 
     @property
     def has_draft(self) -> bool:
