@@ -10,6 +10,7 @@ import typer
 
 import pyspac
 from pyspac.commands.attach import attach
+from pyspac.commands.chat import chat
 from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
 from pyspac.commands.inspect import inspect
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command()(run)
+app.command()(chat)
 app.command()(demo)
 app.command()(profile)
 app.command()(inspect)

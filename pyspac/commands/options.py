@@ -50,6 +50,14 @@ Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", he
 PromptFile = Annotated[
     Path | None, typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt.")
 ]
+ChatTemplateFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template-file",
+        metavar="FILE",
+        help="A jinja template to use instead of the model's own chat template.",
+    ),
+]
 Predict = Annotated[
     int,
     typer.Option(
@@ -145,6 +153,19 @@ Stock = Annotated[
 # ---- sampling and drafting
 
 Temp = Annotated[float, typer.Option("--temp", metavar="T", help="Temperature; 0: greedy.")]
+TopK = Annotated[int, typer.Option("--top-k", metavar="N", help="Sample among the N best; 0: all.")]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", metavar="P", help="Sample among the best tokens whose probabilities add up to P; 1: all."
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        "--min-p", metavar="P", help="Leave out tokens less likely than P times the likeliest; 0: none."
+    ),
+]
 Seed = Annotated[int, typer.Option("-s", "--seed", metavar="N", help="Seed of sampling; -1: a random one.")]
 SpecTypeName = Annotated[
     str | None,

@@ -45,7 +45,7 @@ def read_device_kind(name: str) -> DeviceKind:
 
     kind = ffi.new("int32_t *")
     check_value(lib.spac_read_device_kind(os.fsencode(name), kind))
-    return _DEVICE_KINDS[kind[0]]
+    return _DEVICE_KINDS[int(kind[0])]
 
 
 def check_value(status: int) -> None:

@@ -32,7 +32,7 @@ Progress = Callable[[str, float], bool]  # (what is loading, 0.0 .. 1.0); False 
 
 
 class Session:
-    """Models, contexts, drafter and (unless stock) the split; for one generation, as caches start empty."""
+    """Models, contexts, drafter and (unless stock) the split; what two prompts begin with is kept."""
 
     def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
         """Raises a PyspacError; bad input is found before anything is loaded."""
@@ -48,6 +48,7 @@ class Session:
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
         self.speculation = self._new_speculation()
+        self._held: list[int] = []  # tokens in the context
         self._stack = ExitStack()
         with ExitStack() as stack:  # closes what is open if the rest fails
             self._open(stack, progress or (lambda what, fraction: True))
@@ -194,6 +195,7 @@ class Session:
         interrupt: Interrupt | None = None,
     ) -> Generation:
         """Generate after `prompt`; `on_token` gets each token as it comes."""
+        self._keep_prefix(prompt)
         hook = self._speculation_hook()
         loop = DecodeLoop(
             self.context,
@@ -204,7 +206,31 @@ class Session:
             on_token=on_token,
             interrupt=interrupt,
         )
-        return loop.run(prompt, self.options.n_predict if self.options.n_predict >= 0 else UNTIL_EOG)
+        try:
+            return loop.run(prompt, self.options.n_predict if self.options.n_predict >= 0 else UNTIL_EOG)
+        finally:
+            self._held = loop.sequence[: self.context.n_past]
+
+    def _keep_prefix(self, prompt: list[int]) -> None:
+        """Of what the context holds, only that with which `prompt` begins; its last token gives logits."""
+        from pyspac.generate.llama import LlamaError
+
+        longest = min(len(self._held), self.context.n_past, max(0, len(prompt) - 1))
+        n = next((i for i in range(longest) if self._held[i] != prompt[i]), longest)
+        try:
+            if n < self.context.n_past:
+                self.context.rollback(n)
+        except LlamaError:  # layers with a state cannot go back: all over again
+            self.context.clear()
+            n = 0
+        self.drafter.keep(n)
+
+    def set_sampling(self, sampling: SamplingParams) -> None:
+        """Of the next generation, and of a draft model with it."""
+        self.options = replace(self.options, sampling=sampling)
+        self.sampler = Sampler(sampling)
+        if isinstance(self.drafter, ModelDrafter):
+            self.drafter.sampler = Sampler(self._draft_sampling())
 
     def close(self) -> None:
         self._stack.close()

@@ -202,7 +202,7 @@ def test_prompt_longer_than_the_context(target: Path, tmp_path: Path) -> None:
 def test_missing_prompt(target: Path) -> None:
     result = CliRunner().invoke(app, ["run", "-m", str(target)])
     assert result.exit_code == 2
-    assert "there is no prompt: give -p TEXT, or -f FILE" in result.stderr
+    assert "give a prompt with -p or -f, or leave both out on a terminal to chat" in result.stderr
 
 
 @pytest.mark.parametrize("json_file", ["nowhere/out.json", "."])
