@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import machine
 
@@ -70,7 +71,7 @@ def measure(path: Path, prompt: str, args: argparse.Namespace) -> Speeds:
     return compare(stock_and_own(options), prompt, args.rounds)
 
 
-def row_of(name: str, speeds: Speeds, args: argparse.Namespace) -> dict[str, object]:
+def row_of(name: str, speeds: Speeds, args: argparse.Namespace) -> dict[str, Any]:
     """One object of --json."""
     best = speeds.ratio_to_best("pyspac")
     return {
@@ -118,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     described = machine.describe()
     print(machine.one_line(described), file=sys.stderr)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in args.models.split(","):
         with model_of(name, args.folder) as path:
             speeds = measure(path, CASES[name].prompt, args)

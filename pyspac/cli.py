@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -21,6 +21,9 @@ from pyspac.commands.run import run
 from pyspac.commands.serve import serve
 from pyspac.commands.top import top
 from pyspac.commands.trace import trace
+from pyspac.errors import ConfigError
+
+MODEL_COMMANDS: Final = ("run", "chat", "serve", "profile", "trace")  # that take it with -m
 
 app = typer.Typer(
     name="pyspac",
@@ -66,4 +69,17 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" instead of failing
+    if text := misplaced_model(sys.argv[1:]):
+        typer.echo(f"pyspac: error: {text}", err=True)
+        raise SystemExit(ConfigError.exit_code)
     app()
+
+
+def misplaced_model(arguments: list[str]) -> str | None:
+    """What to say of a model's file without its flag, or in a command's place; None: there is none such."""
+    for i, text in enumerate(arguments[:2]):
+        if i == 0 and text.endswith(".gguf"):
+            return f"the first word is a command: try pyspac run -m {text} (or chat, serve, inspect)"
+        if i == 1 and text.endswith(".gguf") and arguments[0] in MODEL_COMMANDS:
+            return f"give the model with its flag: pyspac {arguments[0]} -m {text}"
+    return None

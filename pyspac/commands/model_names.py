@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from pyspac.errors import PyspacError
+from pyspac.errors import ConfigError, PyspacError
 from pyspac.server.options import ServeOptions
+
+_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,10 @@ class CachedModel:
 
 
 def hub_arguments(model: str | None, draft: str | None) -> tuple[str, ...]:
-    """-hf and -hfd as llama.cpp's programs take them."""
+    """-hf and -hfd as llama.cpp's programs take them. Raises ConfigError for what is no name."""
+    for flag, name in (("-hf", model), ("-hfd", draft)):
+        if name is not None and not _NAME.fullmatch(name):
+            raise ConfigError(flag, name, "USER/MODEL or USER/MODEL:QUANT, as Hugging Face shows it")
     return (*(("-hf", model) if model else ()), *(("-hfd", draft) if draft else ()))
 
 

@@ -33,7 +33,7 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
     geometry = read_geometry(header)
     if device.is_cpu and options.n_gpu_layers not in (None, 0):
         raise ConfigError(
-            "-ngl", options.n_gpu_layers, "0, as the device is the CPU; or choose another --device"
+            "-ngl", options.n_gpu_layers, "0 or leave it out, as there is no GPU here to put layers on"
         )
     if not options.stock:
         _check_can_split(options, geometry, device)

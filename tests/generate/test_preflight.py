@@ -43,8 +43,8 @@ def refused(*arguments: str | Path, folder: Path, says: list[str]) -> None:
 
 FILES: dict[str, tuple[Callable[[Path, Path], object], list[str]]] = {
     "missing": (lambda path, target: None, ["there is no such file; check the path"]),
-    "folder": (lambda path, target: path.mkdir(), ["this is not a file"]),
-    "empty": (lambda path, target: path.write_bytes(b""), ["this is not a GGUF file", "download"]),
+    "folder": (lambda path, target: path.mkdir(), ["this is a folder"]),
+    "empty": (lambda path, target: path.write_bytes(b""), ["this file is empty", "download"]),
     "text": (lambda path, target: path.write_text("hello, I am a README"), ["not a GGUF file", "b'hell'"]),
     "version": (lambda path, target: input_models.write_version(path, target, 9), ["GGUF version 9"]),
     "cut header": (
@@ -149,7 +149,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["-c", "-1"], ["-c cannot be -1"]),
     (["-n", "-2"], ["-n cannot be -2"]),
     (["-t", "0"], ["-t cannot be 0"]),
-    (["-ngl", "99"], ["-ngl cannot be 99", "the device is the CPU"]),
+    (["-ngl", "99"], ["-ngl cannot be 99", "there is no GPU"]),
     (["--temp", "-1"], ["--temp cannot be -1"]),
     (["--top-p", "2"], ["--top-p cannot be 2"]),
     (["--device", "CUDA99"], ['no device "CUDA99" here', "emulated"]),
