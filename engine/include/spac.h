@@ -251,13 +251,13 @@ SPAC_API void        spac_decision_end(spac_board * board);
 SPAC_API spac_status spac_backend_load_all(void); // register the ggml backends built beside this library
 SPAC_API int32_t     spac_device_count(void);
 SPAC_API spac_status spac_device_get_info(int32_t index, spac_device_info * info);
-SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                 // HOST:PORT; adds its devices
+SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                          // HOST:PORT; adds its devices
 SPAC_API spac_status spac_device_find(const char * name, int32_t first, int32_t * index); // what "auto" or a name means: a GPU, of those from `first` on if any; -1: none
-SPAC_API void *      spac_cpu_buffer_type(void);                                 // for llama_model_params.tensor_buft_overrides
-SPAC_API void *      spac_host_buffer_type(void);                                // the same: huge pages, weights as in the file
-SPAC_API bool        spac_has_kernels(int32_t type);                              // of the engine's own, for this machine; type: enum ggml_type
-SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);   // streaming read
-SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s); // host to device copies
+SPAC_API void *      spac_cpu_buffer_type(void);                                          // for llama_model_params.tensor_buft_overrides
+SPAC_API void *      spac_host_buffer_type(void);                                         // the same: huge pages, weights as in the file
+SPAC_API bool        spac_has_kernels(int32_t type);                                      // of the engine's own, for this machine; type: enum ggml_type
+SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);            // streaming read
+SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);          // host to device copies
 
 // values as they are written in options, flags and the environment: how each is read is decided here alone
 SPAC_API spac_status spac_read_cache_size(const char * text, uint64_t experts_bytes, uint64_t * bytes); // "17%" of experts_bytes, "4096" MiB; UINT64_MAX: "auto"

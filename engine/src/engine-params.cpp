@@ -113,10 +113,9 @@ void spac_check_no_cache(const std::string & text) {
 
 spac_device_kind spac_read_device(const std::string & name) {
     const auto is = [&](const char * other) { return strcasecmp(name.c_str(), other) == 0; };
-    return is("auto")                      ? SPAC_DEVICE_AUTO :
-           is("none")                      ? SPAC_DEVICE_NONE :
-           is("emulated") || is("cpu")     ? SPAC_DEVICE_EMULATED :
-                                             SPAC_DEVICE_NAMED;
+    return is("auto") ? SPAC_DEVICE_AUTO : is("none")                ? SPAC_DEVICE_NONE
+                                       : is("emulated") || is("cpu") ? SPAC_DEVICE_EMULATED
+                                                                     : SPAC_DEVICE_NAMED;
 }
 
 static bool is_gpu(ggml_backend_dev_t device) {

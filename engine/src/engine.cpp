@@ -19,7 +19,7 @@ static spac_slot_groups make_slots(const spac_plan & plan, const spac_layers & l
 }
 
 static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac_layers & layers, int32_t max_batch) {
-    const int32_t               n_slots = std::accumulate(plan.group_slots.begin(), plan.group_slots.end(), 0);
+    const int32_t n_slots = std::accumulate(plan.group_slots.begin(), plan.group_slots.end(), 0);
     // of a dense model as of one with an expert per layer that is never asked for: boards, and who reads them, have no other form
     const auto                  at_least_1 = [](int32_t n) { return (uint32_t) std::max(1, n); };
     std::unique_ptr<spac_board> board(spac_board::create({ at_least_1(layers.n_layer), at_least_1(layers.n_expert), at_least_1(layers.n_expert_used),

@@ -17,7 +17,7 @@ struct spac_graph_splitter {
     spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                         const spac_dense_matmul * dense, spac_split_ops & ops, int max_batch);
 
-    ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
+    ggml_tensor * build(const llama_moe_hook_params & p);              // NULL: the layer stays as it is
     int32_t       n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
 
   private:

@@ -23,8 +23,8 @@ struct spac_layers {
 
     const char * declined_reason(int il) const; // NULL: split, or not MoE
 
-    std::map<int, spac_moe_layer>   by_il;   // nodes of graphs point into it
-    std::vector<ggml_backend_dev_t> devices; // of the context's scheduler; none of a dense model
+    std::map<int, spac_moe_layer>   by_il;      // nodes of graphs point into it
+    std::vector<ggml_backend_dev_t> devices;    // of the context's scheduler; none of a dense model
     bool                            is_on_host; // all of the model's weights
 
     int32_t n_layer = 0, n_expert = 0, n_expert_used = 0; // of the model; of any layer, the largest

@@ -110,12 +110,12 @@ static std::string refused_device(const std::string & name, const std::vector<gg
 
 // without a GPU "auto" is none: the CPU plays a device only where it is asked for by name
 static void test_devices() {
-    ggml_backend_device gpu     = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }), other = gpu;
-    ggml_backend_device cpu     = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_CPU; });
-    ggml_backend_device blas    = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; });
-    gpu.iface.get_name          = [](ggml_backend_dev_t) { return "CUDA0"; };
-    other.iface.get_name        = [](ggml_backend_dev_t) { return "CUDA1"; };
-    cpu.iface.get_name          = [](ggml_backend_dev_t) { return "CPU"; };
+    ggml_backend_device gpu = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }), other = gpu;
+    ggml_backend_device cpu  = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_CPU; });
+    ggml_backend_device blas = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; });
+    gpu.iface.get_name       = [](ggml_backend_dev_t) { return "CUDA0"; };
+    other.iface.get_name     = [](ggml_backend_dev_t) { return "CUDA1"; };
+    cpu.iface.get_name       = [](ggml_backend_dev_t) { return "CPU"; };
 
     CHECK(spac_choose_device("auto", { &cpu, &blas }) == nullptr);
     CHECK(spac_choose_device("auto", { &gpu, &blas, &cpu }) == &gpu);

@@ -216,7 +216,7 @@ static void test_threads_of_graphs() {
     CHECK(!decode(ctx, 4).empty() && hook->n_threads(hook->user_data, nullptr, 4) == 1);
     CHECK(!decode(ctx, 6).empty() && hook->n_threads(hook->user_data, nullptr, 6) == 0);
     CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, nullptr, 2) == 1);
-    set_warmup(ctx, true);                                                      // all experts at once: llama.cpp's own graph
+    set_warmup(ctx, true);                                                               // all experts at once: llama.cpp's own graph
     CHECK(!decode(ctx, 3).empty() && hook->n_threads(hook->user_data, nullptr, 3) == 0); // another width, so that a graph is built
     set_warmup(ctx, false);
     CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, nullptr, 2) == 1);
