@@ -104,7 +104,7 @@ def run(
     plain llama.cpp. Ctrl-C stops and prints the figures so far. Without a prompt, on a terminal, it is
     `pyspac chat`.
     """
-    text = prompt_or_chat(prompt, file)
+    text = prompt_or_chat(prompt, file) if json_file is None else read_prompt(prompt, file)
     check_json_target(json_file)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)

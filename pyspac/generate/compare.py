@@ -81,7 +81,7 @@ def _rotated(names: list[str], n: int) -> Iterator[str]:
 
 
 def _speed(session: Session, prompt: str) -> float:
-    session.context.clear()
+    """Of decoding; from the second time on the context has the prompt."""
     speed = session.generate(session.tokenize(prompt)).metrics.tps
     if speed is None:
         raise PyspacError("the model ends its text at once: nothing can be timed; give another prompt")
