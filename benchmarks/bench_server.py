@@ -65,8 +65,8 @@ class Contender:
 
 @contextlib.contextmanager
 def process(name: str, argv: list[str]) -> Iterator[Child]:
-    """A quiet child, ended at the end even if it is stopped."""
-    child = Child(name, argv, is_quiet=True, death_signal=signal.SIGKILL)
+    """A quiet child, ended at the end even if it is stopped; an engine in it has the emulated device."""
+    child = Child(name, argv, env={"PYSPAC_DEVICE": "emulated"}, is_quiet=True, death_signal=signal.SIGKILL)
     try:
         yield child
     finally:

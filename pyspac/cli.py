@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 import pyspac
 from pyspac.commands.attach import attach
+from pyspac.commands.chat import chat
 from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
 from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
+from pyspac.commands.models import models
 from pyspac.commands.profile import profile
 from pyspac.commands.run import run
 from pyspac.commands.serve import serve
 from pyspac.commands.top import top
 from pyspac.commands.trace import trace
+from pyspac.errors import ConfigError
+
+MODEL_COMMANDS: Final = ("run", "chat", "serve", "profile", "trace")  # that take it with -m
 
 app = typer.Typer(
     name="pyspac",
@@ -30,9 +35,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command()(run)
+app.command()(chat)
 app.command()(demo)
 app.command()(profile)
 app.command()(inspect)
+app.command()(models)
 app.command()(doctor)
 app.command(context_settings={"allow_extra_args": True})(serve)  # after --: for llama-server
 app.command()(attach)
@@ -62,4 +69,17 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" instead of failing
+    if text := misplaced_model(sys.argv[1:]):
+        typer.echo(f"pyspac: error: {text}", err=True)
+        raise SystemExit(ConfigError.exit_code)
     app()
+
+
+def misplaced_model(arguments: list[str]) -> str | None:
+    """What to say of a model's file without its flag, or in a command's place; None: there is none such."""
+    for i, text in enumerate(arguments[:2]):
+        if i == 0 and text.endswith(".gguf"):
+            return f"the first word is a command: try pyspac run -m {text} (or chat, serve, inspect)"
+        if i == 1 and text.endswith(".gguf") and arguments[0] in MODEL_COMMANDS:
+            return f"give the model with its flag: pyspac {arguments[0]} -m {text}"
+    return None

@@ -62,6 +62,19 @@ def test_contender_can_be_left_out(model: Path) -> None:
     assert {row["contender"] for row in overhead_rows(model, "--no-repacked")} == {"stock", "none", "all"}
 
 
+def test_defaults_have_a_row_per_model(model: Path, tmp_path: Path) -> None:
+    """The defaults of `pyspac run` beside both layouts of llama.cpp; a model in the folder is not made."""
+    (tmp_path / "q8_0.gguf").symlink_to(model)
+    short = ("--rounds", 2, "--tokens", 8, "--threads", 1, "--folder", tmp_path)
+    output = run_script(ROOT / "benchmarks/bench_defaults.py", *short, "--models", "demo,q8_0", "--json", "-")
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert [row["model"] for row in rows] == ["demo", "q8_0"]
+    for row in rows:
+        assert row["ratio"] == min(row["ratio_to_stock"], row["ratio_to_repacked"]) > 0
+        assert row["ratio_quartiles"][0] <= row["ratio"] <= row["ratio_quartiles"][1]
+        assert row["machine"]["cpu"]
+
+
 def test_machine_names_what_it_ran_on() -> None:
     machine = json.loads(run_script(ROOT / "benchmarks/machine.py"))
     assert machine["n_cores"] >= 1

@@ -82,12 +82,12 @@ class Serve:
         draft: bool = True,
         target: bool = True,  # False: `passed` names a model
         pair: tuple[Path, Path] = (TARGET, DRAFT),
-        device: str = "cpu",
+        device: str = "emulated",
         variables: Mapping[str, str] | None = None,
     ) -> None:
         models = [*(["-m", str(pair[0])] if target else []), *(["-md", str(pair[1])] if draft else [])]
         argv = [sys.executable, "-m", "pyspac", "serve", *models, "--device", device, "--log-json"]
-        cache = [] if "--cache" in arguments or device == "none" else ["--cache", "25%"]
+        cache = [] if "--cache" in arguments or device in ("none", "auto") else ["--cache", "25%"]
         # drafts the same in every run
         fixed = ["--speculation", "static"] if draft and "--speculation" not in arguments else []
         port = [] if "--port" in arguments else ["--port", str(free_port())]
@@ -190,7 +190,7 @@ class Serve:
 def llama_server(
     bin_dir: Path, folder: Path, *arguments: str, draft: bool = True, target: Path = TARGET
 ) -> Iterator[int]:
-    """llama-server itself; yields its port."""
+    """llama-server itself, with the emulated device where an engine is asked for; yields its port."""
     port = free_port()
     argv = [str(bin_dir / "llama-server"), "-m", str(target), "--host", HOST, "--port", str(port)]
     if draft:
@@ -198,8 +198,9 @@ def llama_server(
     log_path = folder / f"llama-server-{port}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [*argv, "--device", "none", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+            [*argv, "--device", "none", *arguments],
+            env={**os.environ, "PYSPAC_DEVICE": "emulated"}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
     try:
         wait_for("llama-server", lambda: is_healthy(HOST, port) or process.poll() is not None)
         if process.poll() is not None:

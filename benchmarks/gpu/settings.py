@@ -140,7 +140,7 @@ def add_general(parser: argparse.ArgumentParser, d: Settings) -> None:
         metavar="S",
         help=f"seconds for everything (default: {d.budget_s:.0f})",
     )
-    add("--device", default=d.device, help="auto (the first GPU, else the CPU), cpu, or a name such as CUDA0")
+    add("--device", default=d.device, help="auto (the GPU), cpu (emulated), or a name such as CUDA0")
     add("--rpc", metavar="HOST:PORT", help="use the device of a ggml-rpc-server")
     add("--work", default=d.work, metavar="DIR", help="what is kept between commands (default: build/gpu)")
     add(

@@ -122,5 +122,5 @@ def visit(bench: Bench, arm: Arm, n_predict: int | None = None) -> Visit:
             counters={name: after[name] - before[name] for name in before},
             agreement=sampler.agreement,
             pool_bytes=split.info.pool_bytes if split else 0,
-            scheduler_us=split.scheduler.stats().step_p50_us if split else None,
+            scheduler_us=split.scheduler.stats().step_p50_us if split and split.scheduler else None,
         )

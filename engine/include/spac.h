@@ -78,10 +78,18 @@ typedef enum spac_host_kernels {
     SPAC_KERNELS_GGML = 2, // ggml's: bit-identical to llama.cpp's results where the device is the CPU
 } spac_host_kernels;
 
+// what the name of a device says by itself
+typedef enum spac_device_kind {
+    SPAC_DEVICE_AUTO     = 0, // "auto": the GPU; none where there is no GPU
+    SPAC_DEVICE_NONE     = 1, // "none": all experts on the host
+    SPAC_DEVICE_EMULATED = 2, // "emulated", or "cpu": slots in host memory, to try the split without a GPU
+    SPAC_DEVICE_NAMED    = 3, // ggml's name, such as "CUDA0"
+} spac_device_kind;
+
 typedef struct spac_engine_params {
     size_t       size;         // sizeof(spac_engine_params)
-    const char * device;       // "auto" (first GPU, else CPU), "cpu", "none" (all experts on the host), or a ggml name such as "CUDA0"
-    const char * cache;        // slot pool: "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
+    const char * device;       // "auto", "none", "emulated" ("cpu"), or a ggml name such as "CUDA0": see spac_device_kind
+    const char * cache;        // slot pool: "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory); without a device "auto" or "0"
     const char * board_name;   // NULL: private memory; else POSIX shared memory /NAME
     int32_t      host_mode;    // spac_host_mode
     int32_t      n_threads;    // of the host experts; 0: as the context's, less one that waits for the device (own kernels) and one that copies (more than 4)
@@ -111,8 +119,9 @@ typedef struct spac_engine_info {
     uint64_t total_bytes; // of all experts of the split layers
     int32_t  max_batch;
     int32_t  n_layer_kernels;  // split layers whose host experts the engine's own kernels compute
-    char     kernels[16];      // which of them: "avx512", "avx2"; "" if none
+    char     kernels[16];      // which of them: "avx512", "avx2"; "" if they compute nothing
     int32_t  n_layer_unpinned; // split layers whose experts are not in memory pinned by the device: copies are slower
+    int32_t  n_dense_kernels;  // other matrices that they multiply; without a device alone
 } spac_engine_info;
 
 // cumulative, written by the engine alone; read at any time
@@ -285,14 +294,17 @@ SPAC_API void        spac_decision_end(spac_board * board);
 SPAC_API spac_status spac_backend_load_all(void); // register the ggml backends built beside this library
 SPAC_API int32_t     spac_device_count(void);
 SPAC_API spac_status spac_device_get_info(int32_t index, spac_device_info * info);
-SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                 // HOST:PORT; adds its devices
-SPAC_API void *      spac_cpu_buffer_type(void);                                 // for llama_model_params.tensor_buft_overrides
-SPAC_API void *      spac_host_buffer_type(void);                                // the same: huge pages, weights as in the file
-SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);   // streaming read
-SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s); // host to device copies
+SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                          // HOST:PORT; adds its devices
+SPAC_API spac_status spac_device_find(const char * name, int32_t first, int32_t * index); // what "auto" or a name means: a GPU, of those from `first` on if any; -1: none
+SPAC_API void *      spac_cpu_buffer_type(void);                                          // for llama_model_params.tensor_buft_overrides
+SPAC_API void *      spac_host_buffer_type(void);                                         // the same: huge pages, weights as in the file
+SPAC_API bool        spac_has_kernels(int32_t type);                                      // of the engine's own, for this machine; type: enum ggml_type
+SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);            // streaming read
+SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);          // host to device copies
 
 // values as they are written in options, flags and the environment: how each is read is decided here alone
 SPAC_API spac_status spac_read_cache_size(const char * text, uint64_t experts_bytes, uint64_t * bytes); // "17%" of experts_bytes, "4096" MiB; UINT64_MAX: "auto"
+SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                          // spac_device_kind
 SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);           // "0-7", all open to this process
 
 // cdef-end

@@ -1,5 +1,7 @@
 // ggml's devices, and what memory and link really do.
 #include "clock.h"
+#include "engine-params.h"
+#include "host/kernels.h"
 #include "sized-struct.h"
 #include "status.h"
 
@@ -47,6 +49,25 @@ spac_status spac_device_get_info(int32_t index, spac_device_info * info) {
     });
 }
 
+spac_status spac_device_find(const char * name, int32_t first, int32_t * index) {
+    return spac_guard([&] {
+        const size_t n = ggml_backend_dev_count();
+        if (!name || !index || first < 0 || (size_t) first > n) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("spac_device_find: no name, or %d is none of %zu devices", first, n));
+        }
+        std::vector<ggml_backend_dev_t> all, late; // those of an RPC server come late
+        for (size_t i = 0; i < n; i++) {
+            all.push_back(ggml_backend_dev_get(i));
+            if (i >= (size_t) first) {
+                late.push_back(all.back());
+            }
+        }
+        const bool               is_auto = spac_read_device(name) == SPAC_DEVICE_AUTO;
+        const ggml_backend_dev_t device  = spac_choose_device(name, is_auto && first > 0 && !late.empty() ? late : all);
+        *index                           = device ? (int32_t) (std::find(all.begin(), all.end(), device) - all.begin()) : -1;
+    });
+}
+
 spac_status spac_device_add_rpc(const char * endpoint) {
     return spac_guard([&] {
         ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");
@@ -65,6 +86,11 @@ spac_status spac_device_add_rpc(const char * endpoint) {
 
 void * spac_cpu_buffer_type(void) {
     return ggml_backend_cpu_buffer_type();
+}
+
+bool spac_has_kernels(int32_t type) {
+    const spac_kernels * kernels = spac_kernels_best();
+    return kernels && type >= 0 && type < GGML_TYPE_COUNT && kernels->dot((ggml_type) type);
 }
 
 // ---- measuring

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <locale>
 #include <numeric>
 #include <sstream>
@@ -98,33 +99,60 @@ uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64
     return bytes;
 }
 
+void spac_check_no_cache(const std::string & text) {
+    const uint64_t asked = spac_read_cache(text, UINT64_MAX / 2);
+    if (asked != UINT64_MAX && asked != 0) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("cache \"%s\" needs a device, and there is none: leave it out, or name a device (\"emulated\" tries "
+                                     "the split on the CPU)",
+                                     text.c_str()));
+    }
+}
+
+// ---- devices
+
+spac_device_kind spac_read_device(const std::string & name) {
+    const auto is = [&](const char * other) { return strcasecmp(name.c_str(), other) == 0; };
+    return is("auto") ? SPAC_DEVICE_AUTO : is("none")                ? SPAC_DEVICE_NONE
+                                       : is("emulated") || is("cpu") ? SPAC_DEVICE_EMULATED
+                                                                     : SPAC_DEVICE_NAMED;
+}
+
+static bool is_gpu(ggml_backend_dev_t device) {
+    return !spac_device_is_cpu(device) && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
+
+static std::string names_of(const std::vector<ggml_backend_dev_t> & devices) {
+    std::string names;
+    for (ggml_backend_dev_t device : devices) {
+        names += (names.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
+    }
+    return names;
+}
+
+static ggml_backend_dev_t only_one(const std::vector<ggml_backend_dev_t> & gpus) {
+    if (gpus.size() > 1) {
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("there are %zu GPUs, and one can be used: choose it with --device, one of %s", gpus.size(),
+                                                         names_of(gpus).c_str()));
+    }
+    return gpus.empty() ? nullptr : gpus[0];
+}
+
 ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
     std::vector<ggml_backend_dev_t> gpus;
-    ggml_backend_dev_t              cpu = nullptr;
-    std::string                     names;
-    for (ggml_backend_dev_t device : devices) {
-        names += std::string(names.empty() ? "" : ", ") + ggml_backend_dev_name(device);
-        if (spac_device_is_cpu(device)) {
-            cpu = device;
-        } else if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_ACCEL) {
-            gpus.push_back(device);
-        }
-    }
-
-    if (name == "auto") {
-        if (gpus.size() > 1) {
-            throw spac_error(SPAC_STATUS_DEVICE, spac_format("the model is spread over %zu devices (%s); one is supported: choose it with --device",
-                                                             gpus.size(), names.c_str()));
-        }
-        return gpus.empty() ? cpu : gpus[0];
+    std::copy_if(devices.begin(), devices.end(), std::back_inserter(gpus), is_gpu);
+    const spac_device_kind kind = spac_read_device(name);
+    if (kind == SPAC_DEVICE_AUTO || kind == SPAC_DEVICE_NONE) {
+        return kind == SPAC_DEVICE_AUTO ? only_one(gpus) : nullptr;
     }
     for (ggml_backend_dev_t device : devices) {
         const bool is_named = strcasecmp(name.c_str(), ggml_backend_dev_name(device)) == 0;
-        if (is_named || (device == cpu && strcasecmp(name.c_str(), "cpu") == 0)) {
+        if (is_named || (kind == SPAC_DEVICE_EMULATED && spac_device_is_cpu(device))) {
             return device;
         }
     }
-    throw spac_error(SPAC_STATUS_DEVICE, spac_format("device \"%s\" is not used by this context, which has: %s", name.c_str(), names.c_str()));
+    throw spac_error(SPAC_STATUS_DEVICE, spac_format("there is no device \"%s\" here: give auto, none%s%s or emulated", name.c_str(),
+                                                     gpus.empty() ? "" : ", ", names_of(gpus).c_str()));
 }
 
 // the numbers from the first to the last; none if it is no range

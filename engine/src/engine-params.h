@@ -21,12 +21,18 @@ struct spac_settings {
 // throws SPAC_STATUS_INVALID_ARGUMENT
 uint64_t spac_read_cache(const std::string & text, uint64_t total_bytes);
 
+// without a device there is nothing that a cache could be in; throws SPAC_STATUS_INVALID_ARGUMENT where one is asked for
+void spac_check_no_cache(const std::string & text);
+
 // bytes of the slot pools for "17%", "4096" (MiB) or "auto", without guard slots
 // total_bytes: of all experts that can be split; guard_bytes: of all guard slots
 // throws SPAC_STATUS_INVALID_ARGUMENT, or SPAC_STATUS_OUT_OF_MEMORY if too little of the device's memory were left
 uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device);
 
-// one of the context's devices: "auto" (its GPU, else the CPU), "cpu", or ggml's name
+spac_device_kind spac_read_device(const std::string & name);
+
+// one of these devices, which are a context's or all: for "auto" the GPU, or NULL where there is none; for "emulated" the
+// CPU; NULL for "none"
 ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices);
 
 // the cores of "0-7"; throws SPAC_STATUS_INVALID_ARGUMENT if one of them is not open to this process

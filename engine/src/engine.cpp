@@ -19,8 +19,10 @@ static spac_slot_groups make_slots(const spac_plan & plan, const spac_layers & l
 }
 
 static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac_layers & layers, int32_t max_batch) {
-    const int32_t               n_slots = std::accumulate(plan.group_slots.begin(), plan.group_slots.end(), 0);
-    std::unique_ptr<spac_board> board(spac_board::create({ (uint32_t) layers.n_layer, (uint32_t) layers.n_expert, (uint32_t) layers.n_expert_used,
+    const int32_t n_slots = std::accumulate(plan.group_slots.begin(), plan.group_slots.end(), 0);
+    // of a dense model as of one with an expert per layer that is never asked for: boards, and who reads them, have no other form
+    const auto                  at_least_1 = [](int32_t n) { return (uint32_t) std::max(1, n); };
+    std::unique_ptr<spac_board> board(spac_board::create({ at_least_1(layers.n_layer), at_least_1(layers.n_expert), at_least_1(layers.n_expert_used),
                                                            (uint32_t) n_slots, (uint32_t) max_batch }));
     for (const spac_moe_layer * layer : layers.split()) {
         board->expert_bytes()[layer->il] = (uint32_t) layer->expert_bytes();
@@ -65,6 +67,12 @@ static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, spac
     return std::make_unique<spac_next_layer>(board, cache, layers.split(), params.next_layer);
 }
 
+// the worker publishes between forwards where there is one
+static int il_to_publish(const spac_plan & plan, const spac_layers & layers) {
+    const auto split = layers.split();
+    return plan.has_slots || split.empty() ? -1 : split.back()->il;
+}
+
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *)) :
     settings(params),
     hook(ctx),
@@ -72,12 +80,12 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     plan(spac_make_plan(settings, layers)),
     slots(make_slots(plan, layers)),
     board(make_board(plan, layers, settings.params.max_batch)),
-    cache(describe(layers), plan.group_slots, layers.n_expert, settings.params.evict, { board->residency(), board->counters(), board->ahead() }),
+    cache(describe(layers), plan.group_slots, std::max(1, layers.n_expert), settings.params.evict, { board->residency(), board->counters(), board->ahead() }),
     decisions(*board, plan.has_slots ? &cache : nullptr, free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx)),
     dense(plan.has_slots ? nullptr : make_dense(ctx)),
     log(*board),
-    forward(*board, cache, decisions, host, timeline, log, settings.params.fill, plan.has_slots ? -1 : layers.split().back()->il),
+    forward(*board, cache, decisions, host, timeline, log, settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
     next_layer(make_next_layer(*board, cache, layers, plan, settings.params)),
     splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, next_layer.get(), settings.params.max_batch) {
@@ -137,7 +145,7 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.user_data      = this;
     h.free           = free_with_context ? free_with_context : [](void * engine) { ((spac_engine *) engine)->forget_context(); };
     h.build          = [](void * engine, const llama_moe_hook_params * p) { return ((spac_engine *) engine)->splitter.build(*p); };
-    h.n_threads      = [](void * engine, int32_t n_tokens) { return ((spac_engine *) engine)->splitter.n_threads_of(n_tokens); };
+    h.n_threads      = [](void * engine, ggml_cgraph * graph, int32_t n_tokens) { return ((spac_engine *) engine)->before_graph(graph, n_tokens); };
     h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
     h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
     h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
@@ -148,6 +156,14 @@ void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
     if (board->looks_ahead()) {
         board->look_ahead(tokens, n_tokens);
     }
+}
+
+// else the first split layer's dispatch begins a forward
+int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
+    if (layers.split().empty() && n_tokens > 0) {
+        forward.begin();
+    }
+    return splitter.n_threads_of(graph, n_tokens);
 }
 
 void spac_engine::record_step(const llama_moe_hook_step & step) {
@@ -189,20 +205,20 @@ void spac_engine::look_around() {
 
 void spac_engine::log_attached() const {
     const spac_engine_info i = info();
-    spac_log("%d of %d MoE layers split, %d slots in %d groups, %.1f of %.1f MiB on %s", i.n_layer_split,
-             i.n_layer_split + i.n_layer_declined, i.n_slots, i.n_group, i.pool_bytes / 1048576.0, i.total_bytes / 1048576.0, i.device);
-    if (i.n_layer_kernels > 0) {
-        spac_log("host experts of %d layers use the engine's %s kernels", i.n_layer_kernels, i.kernels);
+    if (plan.has_slots) {
+        spac_log("%d of %d MoE layers split, %d slots in %d groups, %.1f of %.1f MiB on %s", i.n_layer_split,
+                 i.n_layer_split + i.n_layer_declined, i.n_slots, i.n_group, i.pool_bytes / 1048576.0, i.total_bytes / 1048576.0, i.device);
     }
-    if (dense) {
-        spac_log("%zu other matrices use them too", dense->n_weights());
+    if (i.n_layer_kernels + i.n_dense_kernels > 0) {
+        spac_log("the engine's %s kernels compute the host's experts of %d layers, and %d other matrices", i.kernels, i.n_layer_kernels,
+                 i.n_dense_kernels);
     }
 }
 
 spac_engine_info spac_engine::info() const {
     spac_engine_info i = {};
     i.size             = sizeof(i);
-    i.is_emulated      = plan.device_is_cpu() || settings.params.copy_gb_s > 0;
+    i.is_emulated      = (plan.has_slots && plan.device_is_cpu()) || settings.params.copy_gb_s > 0;
     i.host_mode        = plan.host_mode;
     i.n_layer          = layers.n_layer;
     i.n_expert         = layers.n_expert;
@@ -216,7 +232,8 @@ spac_engine_info spac_engine::info() const {
         i.n_layer_kernels += layer.own_kernels;
         (layer.is_split() ? i.n_layer_split : i.n_layer_declined)++;
     }
-    snprintf(i.kernels, sizeof(i.kernels), "%s", i.n_layer_kernels > 0 ? plan.kernels->name : "");
+    i.n_dense_kernels = dense ? (int32_t) dense->n_weights() : 0;
+    snprintf(i.kernels, sizeof(i.kernels), "%s", i.n_layer_kernels + i.n_dense_kernels > 0 ? plan.kernels->name : "");
     for (const auto & group : slots) {
         i.n_slots += group->n_slots;
         i.pool_bytes += group->bytes;

@@ -63,6 +63,7 @@ struct spac_engine {
 
   private:
     llama_moe_hook make_hook(void (*free_with_context)(void *));
+    int32_t        before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's
     void           start_worker();
     void           look_ahead(const llama_token * tokens, int32_t n_tokens);
     void           record_step(const llama_moe_hook_step & step);

@@ -22,6 +22,7 @@ struct spac_forward : spac_split_ops {
                  spac_routing_log & log, bool fills, int il_to_publish);
 
     bool is_running() const { return in_progress; } // the worker asks too
+    void begin();                                   // by itself where a layer is split
     void end();                                     // no forward is running, and the device is idle
 
     // spac_split_ops
@@ -38,7 +39,6 @@ struct spac_forward : spac_split_ops {
         uint64_t submit = 0, dispatch = 0, device = 0;
     };
 
-    void begin();
     void close();
     void begin_layer(int il, uint64_t now);
     void pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids);

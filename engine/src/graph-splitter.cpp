@@ -24,7 +24,7 @@ bool spac_graph_splitter::is_too_wide(const llama_moe_hook_params & p) const {
 ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
     note_graph(p);
     const bool is_split = can_split(p), is_counted = is_too_wide(p) && is_plain(p);
-    if ((is_split || is_counted) && !built.is_logged) {
+    if (plan.has_slots && (is_split || is_counted) && !built.is_logged) { // without, nobody reads it
         log.add_node(p);
         built.is_logged = true;
     }
@@ -40,7 +40,6 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
 void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
     if (p.gf != built.graph || p.il <= built.last_il) {
         built.graph     = p.gf;
-        built.is_marked = false;
         built.is_logged = false;
         built.n_split   = 0;
     }
@@ -74,10 +73,9 @@ ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
     return node->layer->own_kernels ? spac_build_split_kernels(p, node, &group) : spac_build_split_in_graph(p, node, group);
 }
 
-int32_t spac_graph_splitter::n_threads_of(int32_t n_tokens) {
-    if (dense && built.graph && !built.is_marked && n_tokens > 0) {
-        dense->mark(built.graph);
-        built.is_marked = true;
+int32_t spac_graph_splitter::n_threads_of(ggml_cgraph * graph, int32_t n_tokens) {
+    if (dense && n_tokens > 0) {
+        dense->mark(graph);
     }
     const bool is_split = is_split_by_executor(n_tokens);
     if (is_split && !last_was_split && host.has_ggml_worker() && !plan.device_is_cpu()) {

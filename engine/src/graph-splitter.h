@@ -22,8 +22,8 @@ struct spac_graph_splitter {
                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
                         spac_next_layer * next_layer, int max_batch);
 
-    ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
-    int32_t       n_threads_of(int32_t n_tokens);         // of the graph built last, about to be computed; 0: as the context's
+    ggml_tensor * build(const llama_moe_hook_params & p);              // NULL: the layer stays as it is
+    int32_t       n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
 
   private:
     void          note_graph(const llama_moe_hook_params & p);
@@ -47,7 +47,6 @@ struct spac_graph_splitter {
     // the graph built last, which is the one that is computed next
     struct {
         ggml_cgraph * graph     = nullptr;
-        bool          is_marked = false; // for `dense`
         bool          is_logged = false; // a layer of it was seen whose ids are
         int           last_il   = -1;
         int           n_split   = 0; // layers of it

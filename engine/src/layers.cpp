@@ -1,7 +1,9 @@
 #include "layers.h"
 
+#include "engine-params.h"
 #include "status.h"
 
+#include "llama-model.h"
 #include "llama.h"
 
 #include <algorithm>
@@ -12,7 +14,17 @@ static std::string read_arch(const llama_model * model) {
     return arch;
 }
 
+static bool has_weights_on_host_alone(const llama_model * model) {
+    const auto & weights = llama_internal_get_tensor_map(model);
+    return std::all_of(weights.begin(), weights.end(), [](const auto & named) {
+        const ggml_backend_buffer_t buffer = named.second->buffer;
+        const ggml_backend_dev_t    device = buffer ? ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)) : nullptr;
+        return !device || spac_device_is_cpu(device) || ggml_backend_buffer_is_host(buffer); // repacked, or pinned by a GPU
+    });
+}
+
 spac_layers::spac_layers(spac_context_hook & hook) :
+    is_on_host(has_weights_on_host_alone(llama_get_model(hook.ctx))),
     n_layer(llama_model_n_layer(llama_get_model(hook.ctx))), arch(read_arch(llama_get_model(hook.ctx))) {
     llama_moe_hook h = {};
     h.user_data      = this;
@@ -50,7 +62,7 @@ void spac_layers::add(const spac_moe_layer & layer) {
 
 void spac_layers::check() const {
     if (by_il.empty()) {
-        throw spac_dense_model();
+        return;
     }
     std::map<std::string, int> reasons;
     for (const auto & [il, layer] : by_il) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 struct spac_layers {
-    // sees all layers, and logs which stay as they are; throws if there is nothing to split
+    // sees all layers, and logs which stay as they are; throws if there are some, and none can be split
     // the hook is this object's until another one is set
     explicit spac_layers(spac_context_hook & hook);
 
@@ -23,8 +23,9 @@ struct spac_layers {
 
     const char * declined_reason(int il) const; // NULL: split, or not MoE
 
-    std::map<int, spac_moe_layer>   by_il;   // nodes of graphs point into it
-    std::vector<ggml_backend_dev_t> devices; // of the context's scheduler
+    std::map<int, spac_moe_layer>   by_il;      // nodes of graphs point into it
+    std::vector<ggml_backend_dev_t> devices;    // of the context's scheduler; none of a dense model
+    bool                            is_on_host; // all of the model's weights
 
     int32_t n_layer = 0, n_expert = 0, n_expert_used = 0; // of the model; of any layer, the largest
 

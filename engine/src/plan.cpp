@@ -7,11 +7,24 @@
 
 #include <algorithm>
 #include <numeric>
-#include <strings.h>
 
-static void choose_device(spac_plan & plan, const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
-    plan.has_slots = strcasecmp(name.c_str(), "none") != 0;
-    plan.device    = spac_choose_device(plan.has_slots ? name : "cpu", devices);
+// of a dense model the hook shows no layer, and with it no device: the weights tell
+static ggml_backend_dev_t choose_for_dense(const std::string & name, const spac_layers & layers) {
+    const spac_device_kind kind = spac_read_device(name);
+    if (kind == SPAC_DEVICE_NONE || (kind == SPAC_DEVICE_AUTO && layers.is_on_host)) {
+        return nullptr;
+    }
+    throw spac_dense_model();
+}
+
+static void choose_device(spac_plan & plan, const spac_settings & settings, const spac_layers & layers) {
+    const bool is_dense = layers.by_il.empty();
+    plan.device         = is_dense ? choose_for_dense(settings.device, layers) : spac_choose_device(settings.device, layers.devices);
+    plan.has_slots      = plan.device != nullptr;
+    if (!plan.has_slots) {
+        spac_check_no_cache(settings.cache);
+        plan.device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    }
 }
 
 static void choose_kernels(spac_plan & plan, const spac_engine_params & params) {
@@ -34,8 +47,8 @@ static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers)
             layer.declined = "the engine has no kernels for it";
         }
     }
-    if (layers.split().empty()) {
-        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, "device \"none\": the engine has kernels for no layer of this model on this machine");
+    if (!layers.by_il.empty() && layers.split().empty()) {
+        spac_log("the engine has no kernels for the experts of this model on this machine: llama.cpp's compute them");
     }
 }
 
@@ -104,7 +117,7 @@ static void probe_device(const spac_plan & plan, const spac_layers & layers, int
 
 spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
     spac_plan plan;
-    choose_device(plan, settings.device, layers.devices);
+    choose_device(plan, settings, layers);
     choose_kernels(plan, settings.params);
     give_kernels_to_layers(plan, layers);
     layers.form_groups();

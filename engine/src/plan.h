@@ -12,7 +12,7 @@
 
 struct spac_plan {
     ggml_backend_dev_t   device    = nullptr;
-    bool                 has_slots = true; // false: the device is "none"
+    bool                 has_slots = true; // false: there is no device, and `device` is the CPU
     int                  host_mode = SPAC_HOST_IN_GRAPH;
     const spac_kernels * kernels   = nullptr; // NULL: ggml's
     std::vector<int32_t> group_slots;         // of each layout group
@@ -22,6 +22,6 @@ struct spac_plan {
 };
 
 // sets what of the layers attaching decides: who computes their host experts, their groups, and which are declined after
-// all, as the device "none" has no kernels for them
-// throws if the settings do not fit together, nothing is left to split, or the device computes wrongly
+// all, as without a device there are no kernels for them
+// throws if the settings do not fit together, there is nothing to split for the device, or it computes wrongly
 spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers);

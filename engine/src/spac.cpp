@@ -192,6 +192,13 @@ spac_status spac_read_cache_size(const char * text, uint64_t experts_bytes, uint
     });
 }
 
+spac_status spac_read_device_kind(const char * text, int32_t * kind) {
+    return spac_guard([&] {
+        require(text && kind, "spac_read_device_kind: no text, or nowhere to put the kind");
+        *kind = spac_read_device(text);
+    });
+}
+
 spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last) {
     return spac_guard([&] {
         require(text && first && last, "spac_read_cpu_range: no text, or nowhere to put the cores");

@@ -1,5 +1,5 @@
-// Cache sizes as text; the size of the pool against the memory of a device, a fake one with 2 GiB free and a pinned type of its own; ranges of
-// cores.
+// Cache sizes as text; the size of the pool against the memory of a device, a fake one with 2 GiB free and a pinned type of its own; names of
+// devices; ranges of cores.
 #include "check.h"
 
 #include "cpus.h"
@@ -9,6 +9,7 @@
 #include "slot-pool.h"
 #include "status.h"
 
+#include <cstring>
 #include <string>
 
 static constexpr uint64_t MIB = 1 << 20, FREE_MIB = 2048;
@@ -97,6 +98,51 @@ static void test_max_slots() {
     ggml_free(ctx);
 }
 
+static std::string refused_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
+    try {
+        spac_choose_device(name, devices);
+    } catch (const spac_error & error) {
+        CHECK(error.status == SPAC_STATUS_DEVICE);
+        return error.what();
+    }
+    return "";
+}
+
+// without a GPU "auto" is none: the CPU plays a device only where it is asked for by name
+static void test_devices() {
+    ggml_backend_device gpu = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }), other = gpu;
+    ggml_backend_device cpu  = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_CPU; });
+    ggml_backend_device blas = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; });
+    gpu.iface.get_name       = [](ggml_backend_dev_t) { return "CUDA0"; };
+    other.iface.get_name     = [](ggml_backend_dev_t) { return "CUDA1"; };
+    cpu.iface.get_name       = [](ggml_backend_dev_t) { return "CPU"; };
+
+    CHECK(spac_choose_device("auto", { &cpu, &blas }) == nullptr);
+    CHECK(spac_choose_device("auto", { &gpu, &blas, &cpu }) == &gpu);
+    CHECK(refused_device("auto", { &gpu, &other, &cpu }).find("choose it with --device, one of CUDA0, CUDA1") != std::string::npos);
+    for (const char * name : { "none", "None" }) {
+        CHECK(spac_choose_device(name, { &gpu, &cpu }) == nullptr);
+    }
+    for (const char * name : { "emulated", "cpu", "CPU" }) {
+        CHECK(spac_choose_device(name, { &gpu, &cpu }) == &cpu);
+    }
+    CHECK(spac_choose_device("cuda1", { &gpu, &other, &cpu }) == &other);
+    CHECK(refused_device("CUDA1", { &gpu, &cpu }).find("no device \"CUDA1\" here: give auto, none, CUDA0 or emulated") != std::string::npos);
+}
+
+static void test_no_cache_without_a_device() {
+    spac_check_no_cache("auto");
+    spac_check_no_cache("0");
+    for (const char * text : { "25%", "4096", "0.1" }) {
+        try {
+            spac_check_no_cache(text);
+            CHECK(false);
+        } catch (const spac_error & error) {
+            CHECK(error.status == SPAC_STATUS_INVALID_ARGUMENT && strstr(error.what(), "needs a device, and there is none"));
+        }
+    }
+}
+
 static bool is_refused(const std::string & cpu_range) {
     try {
         spac_parse_cpu_range(cpu_range);
@@ -123,6 +169,8 @@ int main() {
     test_pinned();
     test_slots();
     test_max_slots();
+    test_devices();
+    test_no_cache_without_a_device();
     test_cpu_range();
     return 0;
 }

@@ -214,13 +214,13 @@ static void test_threads_of_graphs() {
     params.max_batch              = 4;
     spac_engine *          engine = attach(ctx, params);
     const llama_moe_hook * hook   = llama_get_moe_hook(ctx);
-    CHECK(!decode(ctx, 4).empty() && hook->n_threads(hook->user_data, 4) == 1);
-    CHECK(!decode(ctx, 6).empty() && hook->n_threads(hook->user_data, 6) == 0);
-    CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, 2) == 1);
-    set_warmup(ctx, true);                                                      // all experts at once: llama.cpp's own graph
-    CHECK(!decode(ctx, 3).empty() && hook->n_threads(hook->user_data, 3) == 0); // another width, so that a graph is built
+    CHECK(!decode(ctx, 4).empty() && hook->n_threads(hook->user_data, nullptr, 4) == 1);
+    CHECK(!decode(ctx, 6).empty() && hook->n_threads(hook->user_data, nullptr, 6) == 0);
+    CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, nullptr, 2) == 1);
+    set_warmup(ctx, true);                                                               // all experts at once: llama.cpp's own graph
+    CHECK(!decode(ctx, 3).empty() && hook->n_threads(hook->user_data, nullptr, 3) == 0); // another width, so that a graph is built
     set_warmup(ctx, false);
-    CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, 2) == 1);
+    CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, nullptr, 2) == 1);
     spac_engine_free(engine);
     llama_free(ctx);
 }

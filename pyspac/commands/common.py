@@ -56,8 +56,9 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The text of -p, or the contents of -f without one final newline. Raises ConfigError."""
     if (prompt is None) == (file is None):
-        found = "both -p and -f are given" if file else "there is no prompt"
-        raise UsageError(f"{found}: give -p TEXT, or -f FILE with the text in it")
+        if file is not None:
+            raise UsageError("both -p and -f are given: give the prompt once")
+        raise UsageError("give a prompt with -p or -f, or leave both out on a terminal to chat")
     if file is None:
         assert prompt is not None
         return os.fsencode(prompt).decode(errors="replace")  # as a file's text: it may be no UTF-8

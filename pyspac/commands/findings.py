@@ -154,9 +154,8 @@ def _devices() -> Iterator[Finding]:
         yield Finding(
             "note",
             "device",
-            "no GPU: by default the CPU emulates a device, which shows the split but gains no speed",
-            "give --device none, the fast way without a GPU, or --rpc HOST:PORT; "
-            "or build on a machine with a GPU and nvcc",
+            "no GPU: the engine's own kernels compute everything on the CPU (--device none)",
+            "nothing, if there is none; else build with nvcc, or name a server's with --rpc HOST:PORT",
         )
 
 

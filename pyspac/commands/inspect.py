@@ -14,6 +14,7 @@ from pyspac.checks import check_range
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.model_names import find_files
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.units import GIB, MIB
@@ -25,8 +26,9 @@ MAX_VRAM_GIB: Final = 1e6
 @reports_errors
 def inspect(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A GGUF file; of a split model the first one.")
-    ],
+        Path | None, typer.Argument(metavar="[MODEL]", help="A GGUF file; of a split model the first one.")
+    ] = None,
+    hf_repo: o.HfRepo = None,
     vram: Annotated[
         list[float] | None,
         typer.Option(
@@ -45,7 +47,8 @@ def inspect(
     check_json_target(json_file)
     for gib in vram or ():
         check_range("--vram", gib, 0.0, MAX_VRAM_GIB)
-    geometry = read_geometry(check_model_file(model))
+    path, _ = find_files(model, hf_repo)
+    geometry = read_geometry(check_model_file(path))
     sizes = sorted(vram or DEFAULT_VRAM_GIB)
     if json_file is not None:
         fits = [{"gib": gib, "n_experts": geometry.n_experts_in(gib * GIB)} for gib in sizes]

@@ -26,9 +26,37 @@ ModelDraft = Annotated[
         "-md", "--model-draft", metavar="FILE", help="A small model of the same family that drafts tokens."
     ),
 ]
+HfRepo = Annotated[
+    str | None,
+    typer.Option(
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        metavar="USER/MODEL[:QUANT]",
+        help="The model, by its name on Hugging Face; fetched once, into llama.cpp's cache.",
+    ),
+]
+HfRepoDraft = Annotated[
+    str | None,
+    typer.Option(
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+        metavar="USER/MODEL[:QUANT]",
+        help="The draft model, by its name on Hugging Face.",
+    ),
+]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
 PromptFile = Annotated[
     Path | None, typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt.")
+]
+ChatTemplateFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template-file",
+        metavar="FILE",
+        help="A jinja template to use instead of the model's own chat template.",
+    ),
 ]
 Predict = Annotated[
     int,
@@ -75,7 +103,7 @@ GpuLayers = Annotated[
         "--gpu-layers",
         "--n-gpu-layers",
         metavar="N",
-        help="Layers on the device, without their experts. Default: all; none if it is the CPU.",
+        help="Layers on the device, without their experts. Default: all; none without a GPU.",
     ),
 ]
 Device = Annotated[
@@ -84,8 +112,9 @@ Device = Annotated[
         "-dev",
         "--device",
         metavar="NAME",
-        help="auto (the first GPU, else the CPU), cpu (an emulated device), none (every expert on the host, "
-        "with the engine's own kernels and no --cache), or a name such as CUDA0.",
+        help="auto (the GPU; none where there is no GPU), none (everything on the CPU, with the engine's own "
+        "kernels), a name such as CUDA0, or emulated (the CPU plays the device too, to try the split without "
+        "a GPU; old name: cpu).",
     ),
 ]
 Rpc = Annotated[
@@ -99,7 +128,8 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         metavar="SIZE",
-        help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free).",
+        help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free). "
+        "Needs a device.",
     ),
 ]
 HostKernels = Annotated[
@@ -108,7 +138,7 @@ HostKernels = Annotated[
         "--host-kernels",
         metavar="NAME",
         help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
-        "llama.cpp), or auto (ggml where the device is the CPU, else spac).",
+        "llama.cpp), or auto (ggml where the device is emulated, else spac).",
     ),
 ]
 Stock = Annotated[
@@ -123,6 +153,19 @@ Stock = Annotated[
 # ---- sampling and drafting
 
 Temp = Annotated[float, typer.Option("--temp", metavar="T", help="Temperature; 0: greedy.")]
+TopK = Annotated[int, typer.Option("--top-k", metavar="N", help="Sample among the N best; 0: all.")]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", metavar="P", help="Sample among the best tokens whose probabilities add up to P; 1: all."
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        "--min-p", metavar="P", help="Leave out tokens less likely than P times the likeliest; 0: none."
+    ),
+]
 Seed = Annotated[int, typer.Option("-s", "--seed", metavar="N", help="Seed of sampling; -1: a random one.")]
 SpecTypeName = Annotated[
     str | None,

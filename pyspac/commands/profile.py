@@ -143,6 +143,8 @@ def _where(session: Session) -> dict[str, Any]:
     split = session.split
     if split is None:
         placement = f"stock llama.cpp on {session.device.name}"
+    elif session.options.is_host_only:
+        placement = f"every expert on the host, {split.info.kernels} kernels"
     else:
         share = split.info.pool_bytes / max(1, split.info.total_bytes)
         placement = f"split with {device_text(session)}, room for {min(share, 1.0):.0%} of the experts"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Final, TextIO
 
 import typer
 
 from pyspac.commands import options as o
+from pyspac.commands.chat import talk
 from pyspac.commands.common import (
     EXIT_INTERRUPTED,
     check_json_target,
@@ -17,6 +19,8 @@ from pyspac.commands.common import (
     reports_errors,
 )
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.model_names import find_files
+from pyspac.generate.chat import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.options import CacheSize, RunOptions, parse_spec_type, parse_threshold
 from pyspac.generate.report import print_table, run_dict
@@ -27,19 +31,6 @@ from pyspac.speculation.explain import explain as explain_lines
 
 SAMPLING: Final = SamplingParams()  # the defaults
 
-TopK = Annotated[int, typer.Option("--top-k", metavar="N", help="Sample among the N best; 0: all.")]
-TopP = Annotated[
-    float,
-    typer.Option(
-        "--top-p", metavar="P", help="Sample among the best tokens whose probabilities add up to P; 1: all."
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        "--min-p", metavar="P", help="Leave out tokens less likely than P times the likeliest; 0: none."
-    ),
-]
 DraftPMin = Annotated[
     float,
     typer.Option(
@@ -47,6 +38,9 @@ DraftPMin = Annotated[
         metavar="P",
         help="End a draft where the draft model's likeliest next token has a lower probability.",
     ),
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="The prompt is a message: apply the model's chat template to it.")
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Show how draft lengths were chosen, and why.")]
 CopyGbS = Annotated[
@@ -67,19 +61,23 @@ Repack = Annotated[
 
 @reports_errors
 def run(
-    model: o.Model,
+    model: o.ModelIfAny = None,
+    hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
+    hf_repo_draft: o.HfRepoDraft = None,
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
+    chat: Chat = False,
+    chat_template_file: o.ChatTemplateFile = None,
     n_predict: o.Predict = -1,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
     cpu_range: o.CpuRange = None,
     gpu_layers: o.GpuLayers = None,
     temp: o.Temp = SAMPLING.temp,
-    top_k: TopK = SAMPLING.top_k,
-    top_p: TopP = SAMPLING.top_p,
-    min_p: MinP = SAMPLING.min_p,
+    top_k: o.TopK = SAMPLING.top_k,
+    top_p: o.TopP = SAMPLING.top_p,
+    min_p: o.MinP = SAMPLING.min_p,
     seed: o.Seed = SAMPLING.seed,
     cache: o.Cache = "auto",
     device: o.Device = "auto",
@@ -103,14 +101,16 @@ def run(
 ) -> None:
     """Generate text after a prompt.
 
-    The routed experts of each layer are split between a device and the host; --stock runs the same without
-    the split. Ctrl-C stops and prints the figures so far.
+    With a GPU the routed experts of each layer are split between it and the host; --stock runs the same in
+    plain llama.cpp. Ctrl-C stops and prints the figures so far. Without a prompt, on a terminal, it is
+    `pyspac chat`.
     """
-    text = read_prompt(prompt, file)
+    text = prompt_or_chat(prompt, file) if json_file is None else read_prompt(prompt, file)
     check_json_target(json_file)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
-        model=model, draft=model_draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
         device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
@@ -118,17 +118,40 @@ def run(
         predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock,
         repack=repack, verbose=verbose,
     )  # fmt: skip
-    if run_once(options, text, json_file).stop_reason == "interrupted":
+    run_or_talk(options, text, json_file, chat or chat_template_file is not None, chat_template_file)
+
+
+def prompt_or_chat(prompt: str | None, file: Path | None) -> str | None:
+    """The prompt; None: there is none, and somebody who can talk. Raises ConfigError."""
+    can_talk = sys.stdin.isatty() and sys.stdout.isatty()
+    return None if prompt is None and file is None and can_talk else read_prompt(prompt, file)
+
+
+def run_or_talk(
+    options: RunOptions, prompt: str | None, json_file: str | None, as_chat: bool, template: Path | None
+) -> None:
+    if prompt is None:
+        talk(options, template_file=template)
+    elif run_once(options, prompt, json_file, as_chat, template).stop_reason == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def run_once(options: RunOptions, prompt: str, json_file: str | None) -> Generation:
+def run_once(
+    options: RunOptions,
+    prompt: str,
+    json_file: str | None,
+    as_chat: bool = False,
+    template_file: Path | None = None,
+) -> Generation:
     """Load, generate while showing the text, then show the table and write the JSON."""
     out = sys.stderr if json_file == STDOUT else sys.stdout
     with Interrupt.watch() as interrupt:
         with loading_bar(interrupt) as progress:
             session = Session(options, progress)
         with session:
+            if as_chat:
+                template = ChatTemplate(session.preflight.header, template_file)
+                prompt = template.text([Message("user", prompt)])
             generation = generate_shown(session, prompt, interrupt, out)
             show_result(session, generation, json_file)
     return generation

@@ -8,6 +8,7 @@ import typer
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
+from pyspac.commands.model_names import hub_arguments
 from pyspac.generate.options import CacheSize
 from pyspac.server import log
 from pyspac.server.options import (
@@ -48,7 +49,9 @@ Restart = Annotated[
 def serve(
     context: typer.Context,
     model: o.ModelIfAny = None,
+    hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
+    hf_repo_draft: o.HfRepoDraft = None,
     cache: o.Cache = "auto",
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
@@ -80,7 +83,8 @@ def serve(
     everything.
     """
     log.set_up("serve", as_json=log_json)
-    has_draft = model_draft is not None or names_draft(context.args)
+    passed = (*context.args, *hub_arguments(hf_repo, hf_repo_draft))
+    has_draft = model_draft is not None or names_draft(passed)
     controller, n_draft_max = (choose_drafting if has_draft else no_drafting)(speculation, draft_max)
     attach = AttachOptions(
         scheduler=scheduler_config(estimator, threshold, without, predict, link_gb_s, n_draft_max),
@@ -90,7 +94,7 @@ def serve(
     options = ServeOptions(
         model=model, draft=model_draft, cache=CacheSize(text=cache), device=device,
         host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port, board=board,
-        max_batch=max_batch, restart=restart, passed=tuple(context.args), attach=attach,
+        max_batch=max_batch, restart=restart, passed=passed, attach=attach,
     )  # fmt: skip
     from pyspac.server.supervisor import serve as run_server  # loads the engine
 

@@ -1,18 +1,22 @@
 """Which device computes: a name from the command line in, a `Device` out.
 
-With the CPU as the device nothing of a graphics card is touched, and the split is emulated: both sides are
-the CPU.
+Without a GPU there is none: the CPU computes everything. Where the device is emulated, the CPU is both sides
+of the split. Either way nothing of a graphics card is touched.
 """
 
 from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from pyspac.engine.values import read_device_kind
 from pyspac.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspac.engine.engine import DeviceInfo
 
 RPC_TIMEOUT_S: Final = 5.0
 MEMORY_SHARE: Final = 0.8  # of what is free
@@ -28,6 +32,7 @@ class Device:
     handle: int | None
     memory_free: int
     memory_total: int
+    has_cache: bool = True  # it may hold experts; False: there is no device beside the host
 
     @property
     def is_cpu(self) -> bool:
@@ -39,58 +44,49 @@ def fits_memory(n_bytes: int) -> bool:
     return n_bytes < MEMORY_SHARE * psutil.virtual_memory().available
 
 
-def cpu_device() -> Device:
+def cpu_device(*, has_cache: bool = True) -> Device:
+    """The CPU: as an emulated device, or (`has_cache` False) as all there is."""
     memory = psutil.virtual_memory()
     return Device(
-        name="CPU", description="host", handle=None, memory_free=memory.available, memory_total=memory.total
-    )
+        name="CPU", description="host", handle=None,
+        memory_free=memory.available, memory_total=memory.total, has_cache=has_cache,
+    )  # fmt: skip
 
 
 def gpu_devices() -> list[Device]:
     """All devices but the CPU, as ggml lists them."""
     from pyspac.engine import engine  # loads the native library
 
-    return [
-        Device(
-            name=info.name,
-            description=info.description,
-            handle=info.handle,
-            memory_free=info.memory_free,
-            memory_total=info.memory_total,
-        )
-        for info in engine.devices()
-        if info.type in GPU_TYPES
-    ]
+    return [_from_info(info) for info in engine.devices() if info.type in GPU_TYPES]
+
+
+def _from_info(info: DeviceInfo) -> Device:
+    return Device(
+        name=info.name, description=info.description, handle=info.handle,
+        memory_free=info.memory_free, memory_total=info.memory_total,
+    )  # fmt: skip
 
 
 def choose_device(name: str, rpc: str | None = None) -> Device:
-    """The device called `name` ("auto": that of `rpc`, else the GPU, else the CPU).
+    """The device that `name` means by the engine's rule ("auto": that of `rpc`, else the GPU, else none).
 
-    "none" computes on the CPU too. Raises ConfigError listing the names if there is none of that name, or if
-    "auto" would have to choose: one device is supported.
+    Raises UsageError if there is none of that name, or if "auto" would have to choose: one is supported.
     """
-    if name.lower() in ("cpu", "none"):
-        return cpu_device()
-    before = {device.name for device in gpu_devices()} if rpc else set()
+    from pyspac.engine import engine  # loads the native library
+
+    match read_device_kind(name):
+        case "none":
+            return cpu_device(has_cache=False)
+        case "emulated":
+            return cpu_device()
+    n_before = engine.device_count() if rpc else 0
     if rpc:
         _add_rpc(rpc)
-    devices = gpu_devices()
-    if name == "auto":
-        return _only([device for device in devices if device.name not in before] or devices)
-    for device in devices:
-        if device.name.lower() == name.lower():
-            return device
-    raise ConfigError(
-        "--device", name, "one of " + ", ".join(["auto", "cpu", "none", *(device.name for device in devices)])
-    )
-
-
-def _only(devices: list[Device]) -> Device:
-    """The CPU if there is none."""
-    if len(devices) > 1:
-        names = ", ".join(device.name for device in devices)
-        raise ConfigError("--device", "auto", f"one of {names}, as a context uses one GPU")
-    return devices[0] if devices else cpu_device()
+    index = engine.find_device(name, n_before)
+    if index is None:
+        return cpu_device(has_cache=False)
+    info = engine.devices()[index]
+    return _from_info(info) if info.type in GPU_TYPES else cpu_device()
 
 
 def _add_rpc(endpoint: str) -> None:

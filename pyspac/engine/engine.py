@@ -7,15 +7,18 @@ EngineError.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Self
+
+from gguf.constants import GGMLQuantizationType
 
 from pyspac._native import check, ffi, lib
 from pyspac.engine.board import Board
 from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.params import HOST_KERNELS, HOST_MODES, EngineParams
 from pyspac.engine.step import StepRecord
-from pyspac.errors import EngineError
+from pyspac.errors import EngineError, UsageError
 
 __all__ = [
     "DeviceInfo",
@@ -25,7 +28,10 @@ __all__ = [
     "Span",
     "add_rpc",
     "cpu_buffer_type",
+    "device_count",
     "devices",
+    "find_device",
+    "has_kernels",
     "host_buffer_type",
     "load_backends",
     "measure_host_gb_s",
@@ -51,8 +57,9 @@ class EngineInfo:
     total_bytes: int  # of all experts of the split layers
     max_batch: int
     n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
-    kernels: str  # which of them: "avx512", "avx2"; "" if none
+    kernels: str  # which of them: "avx512", "avx2"; "" if they compute nothing
     n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
+    n_dense_kernels: int  # other matrices that the engine's own kernels multiply; without a device alone
 
 
 SPAN_KINDS = ("dispatch", "device", "host", "collect", "copy")  # index = spac_span_kind
@@ -226,6 +233,31 @@ def devices() -> list[DeviceInfo]:
             )
         )
     return found
+
+
+def device_count() -> int:
+    """Return how many devices ggml has, the CPU included."""
+    load_backends()
+    return int(lib.spac_device_count())
+
+
+def find_device(name: str, first: int = 0) -> int | None:
+    """Return the index of the device that `name` means, None for no device: the engine's own rule.
+
+    "auto" is the only GPU of those from index `first` on, if any are. Raises UsageError if there is no such
+    device, or "auto" would have to choose among several.
+    """
+    load_backends()
+    index = ffi.new("int32_t *")
+    if lib.spac_device_find(os.fsencode(name), first, index) != lib.SPAC_STATUS_SUCCESS:
+        raise UsageError(ffi.string(lib.spac_last_error()).decode(errors="replace"))
+    return int(index[0]) if index[0] >= 0 else None
+
+
+def has_kernels(type_name: str) -> bool:
+    """Return whether the engine's own kernels multiply weights of this type ("Q4_K") on this machine."""
+    type_id = GGMLQuantizationType.__members__.get(type_name)
+    return type_id is not None and bool(lib.spac_has_kernels(int(type_id)))
 
 
 def add_rpc(endpoint: str) -> None:

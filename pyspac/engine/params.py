@@ -16,7 +16,7 @@ HOST_KERNELS = ("auto", "spac", "ggml")  # index = spac_host_kernels
 class EngineParams:
     """How an engine attaches to a context; mirrors spac_engine_params."""
 
-    device: str = "auto"  # "auto" (first GPU, else CPU), "cpu", "none" (no slots), or one like "CUDA0"
+    device: str = "auto"  # "auto" (the GPU, else none), "none" (no slots), "emulated", or one like "CUDA0"
     cache: str = "auto"  # "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
     board_name: str | None = None  # None: private memory; else POSIX shared memory /NAME
     host_mode: str = "auto"  # one of HOST_MODES

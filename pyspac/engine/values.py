@@ -7,6 +7,7 @@ first call, so that settings can be described without the library.
 from __future__ import annotations
 
 import os
+from typing import Final, Literal
 
 from pyspac.errors import UsageError
 
@@ -27,6 +28,24 @@ def read_cpu_range(text: str) -> set[int]:
     first, last = ffi.new("int32_t *"), ffi.new("int32_t *")
     check_value(lib.spac_read_cpu_range(os.fsencode(text), first, last))
     return set(range(first[0], last[0] + 1))
+
+
+DeviceKind = Literal["auto", "none", "emulated", "named"]
+_DEVICE_KINDS: Final[tuple[DeviceKind, ...]] = (
+    "auto",
+    "none",
+    "emulated",
+    "named",
+)  # index = spac_device_kind
+
+
+def read_device_kind(name: str) -> DeviceKind:
+    """What the name of a device says by itself: "cpu" is the old name of "emulated"."""
+    from pyspac._native import ffi, lib
+
+    kind = ffi.new("int32_t *")
+    check_value(lib.spac_read_device_kind(os.fsencode(name), kind))
+    return _DEVICE_KINDS[int(kind[0])]
 
 
 def check_value(status: int) -> None:

@@ -85,7 +85,7 @@ class Interrupt:
 
 
 class DecodeLoop:
-    """One generation. Make a new one for each; `context` and the drafter's cache must be empty."""
+    """One generation; make a new one for each. What `context` and the drafter hold must begin the prompt."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class DecodeLoop:
         self.on_token = on_token
         self.interrupt = Interrupt() if interrupt is None else interrupt  # an unset one is false
         self.result = Generation()
-        self._sequence: list[int] = []  # prompt and output; all but the last are in the context's cache
+        self.sequence: list[int] = []  # prompt and output; all but the last are in the context's cache
 
     def run(self, prompt: Sequence[int], n_predict: int = UNTIL_EOG) -> Generation:
         """Generate until the end token, `n_predict` tokens, a full context, or Ctrl-C."""
         self._check_prompt(prompt)
         self.result.metrics.start_s = time.perf_counter()
-        self._sequence = list(prompt)
+        self.sequence = list(prompt)
         reason = self._process_prompt(prompt, n_predict)
         while reason is None:
             reason = self._why_stop(n_predict) or self._step(self._n_draft(n_predict))
@@ -133,12 +133,12 @@ class DecodeLoop:
             )
 
     def _process_prompt(self, prompt: Sequence[int], n_predict: int) -> StopReason | None:
-        n_ubatch = self.context.params.n_ubatch
-        for first in range(0, len(prompt), n_ubatch):
+        n_ubatch, n_cached = self.context.params.n_ubatch, self.context.n_past
+        for first in range(n_cached, len(prompt), n_ubatch):
             if self.interrupt:
                 return "interrupted"
             logits = self.context.decode(prompt[first : first + n_ubatch], 1)
-        self.result.metrics.n_prompt = len(prompt)
+        self.result.metrics.n_prompt, self.result.metrics.n_cached = len(prompt), n_cached
         if n_predict == 0:
             return "length"
         token, _ = self.sampler.sample(logits[0])
@@ -153,13 +153,13 @@ class DecodeLoop:
             return "interrupted"
         if 0 <= n_predict <= len(self.result.token_ids):
             return "length"
-        if len(self._sequence) > self.context.n_ctx:
+        if len(self.sequence) > self.context.n_ctx:
             return "context"
         return None
 
     def _n_draft(self, n_predict: int) -> int:
         """The longest draft for this step: settings, hook, the rest of the output and of the context."""
-        limits = [self.n_draft_max, self.context.n_ctx - len(self._sequence)]
+        limits = [self.n_draft_max, self.context.n_ctx - len(self.sequence)]
         if n_predict >= 0:
             limits.append(n_predict - len(self.result.token_ids) - 1)
         if self.hook and (limit := self.hook.n_draft_limit()) is not None:
@@ -169,12 +169,12 @@ class DecodeLoop:
     def _step(self, n_draft_max: int) -> StopReason | None:
         """Draft, verify, emit, take back; one step record."""
         t0 = _now_us()
-        draft = self.drafter.draft(self._sequence, n_draft_max)
+        draft = self.drafter.draft(self.sequence, n_draft_max)
         if self.hook and draft.tokens:
-            self.hook.look_ahead([self._sequence[-1], *draft.tokens])
+            self.hook.look_ahead([self.sequence[-1], *draft.tokens])
         t1 = _now_us()
         n_past = self.context.n_past
-        logits = self.context.decode([self._sequence[-1], *draft.tokens], 1 + len(draft.tokens))
+        logits = self.context.decode([self.sequence[-1], *draft.tokens], 1 + len(draft.tokens))
         t2 = _now_us()
         verdict = self.sampler.verify(logits, draft.tokens, draft.probs)
         t3 = _now_us()
@@ -199,7 +199,7 @@ class DecodeLoop:
     def _look_ahead_unless(self, reason: StopReason | None) -> StopReason | None:
         """Tell the hook what the next forward begins with, if there is one."""
         if self.hook and reason is None:
-            self.hook.look_ahead(self._sequence[-1:])
+            self.hook.look_ahead(self.sequence[-1:])
         return reason
 
     def _finish_step(self, record: StepRecord) -> None:
@@ -217,7 +217,7 @@ class DecodeLoop:
                 reason = "eog"
                 break
             self.result.token_ids.append(token)
-            self._sequence.append(token)
+            self.sequence.append(token)
             self.on_token(token)
         self.result.metrics.mark_tokens(len(self.result.token_ids) - n_before, time.perf_counter())
         return reason

@@ -38,6 +38,9 @@ class Drafter(ABC):
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         """At most `n_max` tokens to follow `tokens`; none is allowed."""
 
+    def keep(self, n: int) -> None:  # noqa: B027
+        """The next sequence begins as the one before, for `n` tokens."""
+
     def accept(self, n: int) -> None:  # noqa: B027
         """The first `n` tokens of the last draft were accepted."""
 
@@ -69,6 +72,12 @@ class NgramDrafter(Drafter):
                 return DraftResult(list(tokens[start : start + n_max]))
         return DraftResult()
 
+    def keep(self, n: int) -> None:
+        """See Drafter."""
+        if n < self._n_indexed:  # later occurrences may have taken the place of earlier ones
+            self._follower.clear()
+            self._n_indexed = 0
+
     def _index(self, tokens: Sequence[int]) -> None:
         """Add all n-grams that have a follower: those ending before the last token."""
         for end in range(max(1, self._n_indexed), len(tokens)):
@@ -93,6 +102,10 @@ class ModelDrafter(Drafter):
         self.sampler = sampler
         self.p_min = p_min
         self._n_known = 0  # tokens of the sequence at the last draft
+
+    def keep(self, n: int) -> None:
+        """See Drafter."""
+        self._truncate(n)
 
     def prepare(self, tokens: Sequence[int]) -> None:
         self._truncate(len(tokens))

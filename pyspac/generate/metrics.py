@@ -17,6 +17,7 @@ class Metrics:
     """Filled by the decode loop, one object per generation; `*_s` are seconds of `time.perf_counter()`."""
 
     n_prompt: int = 0
+    n_cached: int = 0  # tokens of the prompt that were in the context before
     n_tokens: int = 0  # generated
     start_s: float = 0.0
     first_token_s: float = 0.0

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from pyspac.checks import check_range
 from pyspac.engine.ahead import NEXT_LAYERS, check_in_engine
 from pyspac.engine.params import HOST_KERNELS, EngineParams
-from pyspac.engine.values import read_cache_size, read_cpu_range
+from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
+from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
 from pyspac.speculation.manager import FIXED, choose_controller
+
+if TYPE_CHECKING:
+    from pyspac.engine.devices import Device
 
 SpecType = Literal["draft", "ngram", "none"]
 Threshold = int | Literal["auto"]
@@ -127,12 +131,19 @@ class RunOptions:
             raise UsageError("--repack needs --stock: the split uses the weights as they lie in the file")
         if self.stock:
             return
-        if self.rpc and self.device.lower() in ("cpu", "none"):
+        if self.rpc and read_device_kind(self.device) in ("emulated", "none"):
             raise UsageError(f"--rpc needs --device auto or its device's name, not {self.device}")
         if self.is_host_only:
-            check_host_only(self.host_kernels, self.cache, without_engine="add --stock")
+            check_no_device(
+                host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.scheduler_config(),
+                copy_gb_s=self.copy_gb_s, without_engine="add --stock",
+            )  # fmt: skip
         elif self.cache.is_zero:
             raise ConfigError("--cache", self.cache.text, "more than 0; to run without a cache, add --stock")
+
+    def on(self, device: Device) -> Self:
+        """The same on the device that was found. Raises UsageError for what it cannot have."""
+        return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property
     def is_host_only(self) -> bool:
@@ -222,25 +233,10 @@ def check_link_gb_s(value: float | None) -> None:
         check_range("--link-gb-s", value, *LINK_GB_S)
 
 
-def is_host_only(device: str) -> bool:
-    """Whether `--device` asks for none."""
-    return device.lower() == "none"
-
-
 def check_host_kernels(name: str) -> None:
     """Raises ConfigError."""
     if name not in HOST_KERNELS:
         raise ConfigError("--host-kernels", name, f"one of {', '.join(HOST_KERNELS)}")
-
-
-def check_host_only(host_kernels: str, cache: CacheSize, without_engine: str) -> None:
-    """Raise ConfigError for what --device none cannot have; `without_engine`: how to run ggml's kernels."""
-    if host_kernels == "ggml":
-        raise UsageError(
-            f"--device none has the engine's own kernels: leave out --host-kernels ggml, or {without_engine}"
-        )
-    if cache.text not in ("auto", "0"):
-        raise UsageError(f"--device none has no slots: leave out --cache {cache.text}")
 
 
 def _check_at_least(name: str, value: float | None, low: float) -> None:

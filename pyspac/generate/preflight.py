@@ -21,6 +21,7 @@ from pyspac.units import MIB
 class Preflight:
     """What is known about a run before anything is loaded."""
 
+    header: GgufHeader
     geometry: MoeGeometry
     draft: GgufHeader | None
     n_ctx: int
@@ -32,7 +33,7 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
     geometry = read_geometry(header)
     if device.is_cpu and options.n_gpu_layers not in (None, 0):
         raise ConfigError(
-            "-ngl", options.n_gpu_layers, "0, as the device is the CPU; or choose another --device"
+            "-ngl", options.n_gpu_layers, "0 or leave it out, as there is no GPU here to put layers on"
         )
     if not options.stock:
         _check_can_split(options, geometry, device)
@@ -40,17 +41,36 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
     if options.draft is not None:
         draft = check_model_file(options.draft)
         check_same_vocab(header, draft)
-    return Preflight(geometry=geometry, draft=draft, n_ctx=_choose_n_ctx(options.n_ctx, geometry))
+    return Preflight(
+        header=header, geometry=geometry, draft=draft, n_ctx=_choose_n_ctx(options.n_ctx, geometry)
+    )
+
+
+def has_own_kernels(header: GgufHeader) -> bool:
+    """Whether the engine's own kernels would multiply most of a model's weights on this machine."""
+    from pyspac.engine.engine import has_kernels  # loads the native library, as the rest does anyway
+
+    n_own = n_all = 0
+    for tensor in header.tensors:
+        if len(tensor.shape) < 2 or tensor.name == "token_embd.weight":  # of which rows are looked up
+            continue
+        is_floats = len(tensor.shape) == 2 and tensor.type_name in ("F16", "BF16")  # llama.cpp's are as fast
+        n_all += tensor.n_bytes
+        n_own += tensor.n_bytes if has_kernels(tensor.type_name) and not is_floats else 0
+    return 2 * n_own > n_all
 
 
 def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device) -> None:
+    if options.is_host_only:
+        return
     if not geometry.is_moe:
         raise ModelError(
             f"{options.model}: this is a dense model ({geometry.architecture}), without experts to split; "
-            "give a Mixture-of-Experts model, or use plain llama.cpp (`pyspac run --stock`)"
+            "give a Mixture-of-Experts model, or run this one on the CPU (--device none), or in plain "
+            "llama.cpp (`pyspac run --stock`)"
         )
     n_bytes = options.cache.n_bytes(geometry.experts_bytes)
-    if n_bytes is None or options.is_host_only:
+    if n_bytes is None:
         return
     largest = max(layer.expert_bytes for layer in geometry.moe_layers)
     if n_bytes < largest:

@@ -16,6 +16,8 @@ from pyspac.units import MIB
 if TYPE_CHECKING:
     from pyspac.generate.split import Split
 
+NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99"))
+
 # what `--json` says of a run without the engine
 NO_EXPERTS = dict.fromkeys(
     (
@@ -53,9 +55,7 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
         **generation.metrics.to_dict(),
         "experts": split.experts_dict() if split else dict(NO_EXPERTS),
         "layers": split.layers_dict() if split else {"split": 0, "declined": {}, "unpinned": 0},
-        "scheduler": split.scheduler_dict()
-        if split
-        else {"estimator": None, "step_us_p50": None, "step_us_p99": None},
+        "scheduler": NO_SCHEDULER | (split.scheduler_dict() if split else {}),
         "predictors": split.predictors_list() if split else [],
     }
 
@@ -85,15 +85,18 @@ def print_table(console: Console, session: Session, generation: Generation) -> N
 def table_rows(session: Session, generation: Generation) -> list[tuple[str, str]]:
     rows = [("mode", _mode_text(session)), *_speed_rows(generation), *_speculation_rows(session, generation)]
     if session.split:
-        rows += _split_rows(session, generation)
+        rows += (_host_rows if session.options.is_host_only else _split_rows)(session.split, generation)
     return rows
 
 
 def _mode_text(session: Session) -> str:
+    if session.lacks_kernels:
+        return f"llama.cpp's kernels, {session.n_threads} threads: the engine has none for this model here"
     if session.split is None:
         return f"stock llama.cpp on {session.device.name}, {session.n_threads} threads"
     if session.options.is_host_only:
-        return f"every expert on the host, {session.n_threads} threads, {session.split.info.kernels} kernels"
+        what = "every expert" if session.preflight.geometry.is_moe else "a dense model"
+        return f"{what} on the host, {session.n_threads} threads, {session.split.info.kernels} kernels"
     return f"split between {device_text(session)} and the host"
 
 
@@ -133,11 +136,27 @@ def _speculation_rows(session: Session, generation: Generation) -> list[tuple[st
     ]
 
 
-def _split_rows(session: Session, generation: Generation) -> list[tuple[str, str]]:
-    split = session.split
-    assert split is not None
+def _declined_text(split: Split) -> str:
+    declined = split.layers_dict()["declined"]
+    return "".join(f", {n} declined ({reason})" for reason, n in declined.items())
+
+
+def _host_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
+    """Without a device: what the engine's own kernels compute."""
+    info = split.info
+    experts = (
+        f"experts of {info.n_layer_kernels} layers{_declined_text(split)}, and " if info.n_expert else ""
+    )
+    rows = [("own kernels", f"{experts}{info.n_dense_kernels} other matrices")]
+    if info.n_layer_kernels:
+        host_ms = split.time_us("host_us") / max(1, len(generation.metrics.steps)) / 1e3
+        rows.append(("per step", f"experts {host_ms:.2f} ms"))
+    return rows
+
+
+def _split_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
     experts, layers = split.experts_dict(), split.layers_dict()
-    declined = "".join(f", {n} declined ({reason})" for reason, n in layers["declined"].items())
+    declined = _declined_text(split)
     moved = f"{experts['loaded_bytes'] / MIB:.1f} MiB"
     return [
         ("layers", f"{layers['split']} split{declined}"),

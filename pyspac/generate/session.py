@@ -20,7 +20,7 @@ from pyspac.errors import ModelError
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run
+from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.manager import Speculation
@@ -33,26 +33,34 @@ Progress = Callable[[str, float], bool]  # (what is loading, 0.0 .. 1.0); False 
 
 
 class Session:
-    """Models, contexts, drafter and (unless stock) the split; for one generation, as caches start empty."""
+    """Models, contexts, drafter and (unless stock) the split; what two prompts begin with is kept."""
 
     def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
         """Raises a PyspacError; bad input is found before anything is loaded."""
         from pyspac.engine.limits import check_n_threads  # loads the native library, as the rest does anyway
 
-        self.options = options
         if options.n_threads is not None:
             check_n_threads("-t", options.n_threads, 1)
         self.device: Device = choose_device(options.device, options.rpc)
-        self.preflight: Preflight = check_run(options, self.device)
+        self.preflight: Preflight = check_run(options.on(self.device), self.device)
+        self.options = self._runnable(options.on(self.device))
         self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         self.n_threads = options.n_threads or default_n_threads(self.cpus)
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
         self.speculation = self._new_speculation()
+        self._held: list[int] = []  # tokens in the context
         self._stack = ExitStack()
         with ExitStack() as stack:  # closes what is open if the rest fails
             self._open(stack, progress or (lambda what, fraction: True))
             self._stack = stack.pop_all()
+
+    def _runnable(self, options: RunOptions) -> RunOptions:
+        """Without a device, and without kernels of the engine for this model, llama.cpp's are the best."""
+        self.lacks_kernels = (
+            options.is_host_only and not options.stock and not has_own_kernels(self.preflight.header)
+        )
+        return replace(options, stock=True, repack=True) if self.lacks_kernels else options
 
     def _open(self, stack: ExitStack, progress: Progress) -> None:
         from pyspac.generate import llama  # loads libllama
@@ -190,6 +198,7 @@ class Session:
         interrupt: Interrupt | None = None,
     ) -> Generation:
         """Generate after `prompt`; `on_token` gets each token as it comes."""
+        self._keep_prefix(prompt)
         hook = self._speculation_hook()
         loop = DecodeLoop(
             self.context,
@@ -200,7 +209,31 @@ class Session:
             on_token=on_token,
             interrupt=interrupt,
         )
-        return loop.run(prompt, self.options.n_predict if self.options.n_predict >= 0 else UNTIL_EOG)
+        try:
+            return loop.run(prompt, self.options.n_predict if self.options.n_predict >= 0 else UNTIL_EOG)
+        finally:
+            self._held = loop.sequence[: self.context.n_past]
+
+    def _keep_prefix(self, prompt: list[int]) -> None:
+        """Of what the context holds, only that with which `prompt` begins; its last token gives logits."""
+        from pyspac.generate.llama import LlamaError
+
+        longest = min(len(self._held), self.context.n_past, max(0, len(prompt) - 1))
+        n = next((i for i in range(longest) if self._held[i] != prompt[i]), longest)
+        try:
+            if n < self.context.n_past:
+                self.context.rollback(n)
+        except LlamaError:  # layers with a state cannot go back: all over again
+            self.context.clear()
+            n = 0
+        self.drafter.keep(n)
+
+    def set_sampling(self, sampling: SamplingParams) -> None:
+        """Of the next generation, and of a draft model with it."""
+        self.options = replace(self.options, sampling=sampling)
+        self.sampler = Sampler(sampling)
+        if isinstance(self.drafter, ModelDrafter):
+            self.drafter.sampler = Sampler(self._draft_sampling())
 
     def close(self) -> None:
         self._stack.close()

@@ -1,7 +1,8 @@
 """The split of one context: the engine attached to it, and the scheduler that runs between its steps.
 
 In: a target context and the options. Out: a `Split`, which is the decode loop's `StepHook` and knows the
-figures of what happened. A draft model's context never gets one.
+figures of what happened. A draft model's context never gets one. Without a device there is nothing to place,
+so no scheduler: on a small model it would take a quarter of a step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Split:
         with ExitStack() as on_error:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
             self.info = self.engine.info()
-            self.scheduler = Scheduler(self.engine.board, options.scheduler_config())
+            self.scheduler = None if options.is_host_only else self._new_scheduler(options)
             self._decide()
             on_error.pop_all()
 
@@ -43,28 +44,36 @@ class Split:
         assert draft.ptr is not None
         self.engine.watch_draft(draft.ptr)
 
+    def _new_scheduler(self, options: RunOptions) -> Scheduler:
+        return Scheduler(self.engine.board, options.scheduler_config())
+
     def n_draft_limit(self) -> int | None:
         """The board's draft-length limit of this sequence; None: none."""
+        if self.scheduler is None:
+            return None
         limit = int(self.engine.board.n_draft_max[0])
         return None if limit < 0 else limit
 
     def after_prompt(self) -> None:
-        self.engine.end_forward()
+        if self.scheduler is not None:
+            self.engine.end_forward()
         self._decide()
 
     def after_step(self, record: StepRecord) -> None:
-        self.engine.end_forward()
-        self.engine.record_step(record)
+        if self.scheduler is not None:
+            self.engine.end_forward()
+            self.engine.record_step(record)
         self._decide()
 
     def look_ahead(self, tokens: Sequence[int]) -> None:
-        if self.scheduler.foresight is not None:
+        if self.scheduler is not None and self.scheduler.foresight is not None:
             self.scheduler.look_ahead(tokens)
             self.engine.apply()
 
     def _decide(self) -> None:
-        self.scheduler.step()
-        self.engine.apply()  # now, so that copies run while the next tokens are drafted
+        if self.scheduler is not None:
+            self.scheduler.step()
+            self.engine.apply()  # now, so that copies run while the next tokens are drafted
 
     def experts_dict(self) -> dict[str, int]:
         """`experts` of the `--json` object; distinct (layer, expert) pairs per forward pass."""
@@ -86,7 +95,9 @@ class Split:
         }
 
     def scheduler_dict(self) -> dict[str, Any]:
-        """`scheduler` of the `--json` object."""
+        """`scheduler` of the `--json` object; empty without one."""
+        if self.scheduler is None:
+            return {}
         stats = self.scheduler.stats()
         return {
             "estimator": self.scheduler.config.estimator,
@@ -96,7 +107,7 @@ class Split:
 
     def predictors_list(self) -> list[dict[str, Any]]:
         """`predictors` of the `--json` object: what each said, and what came of it."""
-        foresight = self.scheduler.foresight
+        foresight = self.scheduler.foresight if self.scheduler is not None else None
         return [
             *([] if foresight is None else [foresight.to_dict()]),
             *(ahead_dict(self.engine.board, name) for name in in_engine(self._predict)),
@@ -126,4 +137,4 @@ class Split:
 def _engine_device(device: Device, options: RunOptions) -> str:
     if options.is_host_only:
         return "none"
-    return "cpu" if device.is_cpu else device.name
+    return "emulated" if device.is_cpu else device.name

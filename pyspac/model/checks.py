@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pyspac.errors import ModelError
 from pyspac.model.gguf_header import GgufHeader, read_header
+from pyspac.model.not_gguf import check_is_model
 
 # llama.cpp's rule for draft models (common/speculative.cpp): sizes may differ by padding, the first ids
 # may be special
@@ -17,6 +18,7 @@ FIRST_COMPARED_TOKEN: Final = 5
 def check_model_file(path: Path) -> GgufHeader:
     """The header of a file that llama.cpp can be trusted to load, or ModelError."""
     header = read_header(path)
+    check_is_model(path, header.metadata)
     if not header.architecture:
         raise ModelError(
             f"{path}: general.architecture is missing, so this is no model; give the model's own file"

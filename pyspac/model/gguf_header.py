@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from pyspac.errors import ModelError
+from pyspac.model.not_gguf import check_is_file, describe_content
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -99,10 +100,7 @@ def _sibling_paths(header: GgufHeader, n_split: int) -> list[Path]:
 
 
 def _read_file(path: Path) -> GgufHeader:
-    if not path.exists():
-        raise ModelError(f"{path}: there is no such file; check the path")
-    if not path.is_file():
-        raise ModelError(f"{path}: this is not a file; give the path of a GGUF file")
+    check_is_file(path)
     try:
         with path.open("rb") as file:
             return _Parser(path, file).parse()
@@ -133,10 +131,7 @@ class _Parser:
     def _read_counts(self) -> tuple[int, int]:
         magic = self.file.read(4)
         if magic != MAGIC:
-            raise ModelError(
-                f"{self.path}: this is not a GGUF file (it begins with {magic!r}, not b'GGUF'); "
-                "download it again, or convert the model with llama.cpp's convert_hf_to_gguf.py"
-            )
+            raise ModelError(f"{self.path}: {describe_content(self.path, magic + self.file.read(60))}")
         version = self._scalar(GGUFValueType.UINT32)
         if version not in VERSIONS:
             raise ModelError(

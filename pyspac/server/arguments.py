@@ -11,7 +11,7 @@ from typing import Final
 
 from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
-from pyspac.engine.values import read_cpu_range
+from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.server.options import ServeOptions
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
@@ -29,6 +29,7 @@ class Launch:
     cache: str  # as llama-server's --spac-cache takes it
     n_ctx: int | None = None  # None: llama-server's own choice
     is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
+    has_engine: bool = True  # False: llama-server as it is
     has_page: bool = True  # the build's llama-server has its web page
     model: Path | None = None  # the model's file, where llama-server fetches it (-hf)
 
@@ -47,18 +48,19 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     argv += _core_arguments(options)
     if launch.n_ctx is not None:
         argv += ["-c", str(launch.n_ctx)]
-    argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
+    if launch.has_engine:
+        argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
     argv += ["--host", options.host, "--port", str(launch.port), "--metrics"]
     argv += _device_arguments(options) + _load_arguments(options, launch) + _page_arguments(options, launch)
     return argv + list(options.passed)
 
 
 def _device_arguments(options: ServeOptions) -> list[str]:
-    """The CPU as the device, or none, means that no other one is touched."""
-    match options.device.lower():
+    """An emulated device, or none, means that no other one is touched."""
+    match read_device_kind(options.device):
         case "auto":
             return []
-        case "cpu" | "none":
+        case "emulated" | "none":
             return ["--device", "none"]
     return ["--device", options.device]
 
@@ -87,7 +89,7 @@ def server_env(options: ServeOptions) -> dict[str, str]:
     env = {"PYSPAC_MAX_BATCH": str(options.max_batch)}
     if {"prefetch", "prompt"} & options.attach.scheduler.without:
         env["PYSPAC_FILL"] = "0"
-    if options.device.lower() != "auto":
+    if read_device_kind(options.device) != "auto":
         env["PYSPAC_DEVICE"] = options.device
     if options.host_kernels != "auto":
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels

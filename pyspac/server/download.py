@@ -113,7 +113,8 @@ def _fetch(source: list[str], options: ServeOptions, folder: Path, is_stopped: C
         lines = output.read().decode(errors="replace").split()
     if child.exit_code() != 0 or not lines:
         raise ModelError(
-            f"{name} could not be fetched, llama.cpp's messages are above; check the name, the connection to "
-            f"{_address(source)}, and HF_TOKEN if it asks for one"
+            f"{name} could not be fetched, llama.cpp's messages are above; check the name (of a repository "
+            f"with GGUF files: most end in -GGUF), the connection to {_address(source)}, the space on the "
+            "disk, and HF_TOKEN if it asks for one"
         )
     return Path(lines[0])

@@ -26,7 +26,7 @@ def choose_port(host: str, port: int | None, field: str = "--port", default: int
         raise ConfigError(field, port, "a port from 1 to 65535")
     reason = _why_not(host, port)
     if reason is not None:
-        raise ConfigError(field, port, f"a port that can be listened on at {host} ({reason})")
+        raise ConfigError(field, port, f"another one, or leave it out: at {host} {reason}")
     return port
 
 
@@ -48,7 +48,7 @@ def _why_not(host: str, port: int) -> str | None:
         with closing(_bind(host, port)):
             return None
     except OSError as error:
-        return "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
+        return "this port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
 
 
 def _any_free(host: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES
-from pyspac.engine.values import read_cache_size
+from pyspac.engine.values import read_cache_size, read_device_kind
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
@@ -29,8 +29,11 @@ def probe_device(name: str) -> Device:
     """The device and its free memory, asked in a process of its own: a process that has asked a GPU holds
     memory of it until it ends, and the supervisor lives long. Raises ConfigError if there is no such device.
     """
-    if name.lower() in ("cpu", "none"):
-        return cpu_device()
+    match read_device_kind(name):
+        case "none":
+            return cpu_device(has_cache=False)
+        case "emulated":
+            return cpu_device()
     argv = [sys.executable, "-m", "pyspac.server.memory", name]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
     if done.returncode == ConfigError.exit_code:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
 from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import check_in_engine
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ConfigError, UsageError
+from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.options import (
     CacheSize,
     check_host_kernels,
-    check_host_only,
     check_link_gb_s,
     choose_draft_max,
-    is_host_only,
     parse_threshold,
 )
 from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig, parse_ablations, parse_predictors
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
+
+if TYPE_CHECKING:
+    from pyspac.engine.devices import Device
 
 MAX_PORT: Final = 65535
 DEFAULT_HOST: Final = "127.0.0.1"
@@ -102,7 +104,10 @@ class ServeOptions:
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
         if self.is_host_only:
-            check_host_only(self.host_kernels, self.cache, without_engine="run llama-server by itself")
+            check_no_device(
+                host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.attach.scheduler,
+                without_engine="run llama-server by itself",
+            )  # fmt: skip
         elif self.cache.is_zero:
             raise ConfigError(
                 "--cache", self.cache.text, "more than 0; to run without a cache, use llama-server by itself"
@@ -131,16 +136,18 @@ class ServeOptions:
                     f"{text} cannot come after --, as pyspac has to know it: give {_OURS[flag]} before it"
                 )
             if flag in MODEL_FLAGS and self.model is not None:
-                raise UsageError(f"there are two models, -m {self.model} and {text} after --: give one")
+                raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
-            raise UsageError(
-                "there is no model: give -m FILE, or one after the --, such as -- -hf USER/MODEL"
-            )
+            raise UsageError("there is no model: give one with -m FILE, or by its name with -hf USER/MODEL")
 
     @property
     def has_draft(self) -> bool:
         """Whether a model drafts: a file, or one that is fetched."""
         return self.draft is not None or names_draft(self.passed)
+
+    def on(self, device: Device) -> Self:
+        """The same on the device that was found. Raises UsageError for what it cannot have."""
+        return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property
     def is_host_only(self) -> bool:

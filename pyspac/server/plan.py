@@ -1,4 +1,4 @@
-"""ServeOptions in, what one start needs out (a Launch): all checks come before anything is started."""
+"""ServeOptions in, what one start needs out (a Plan): all checks come before anything is started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspac._native import bin_dir
 from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run
+from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
 from pyspac.server import board_file, log
@@ -27,10 +27,19 @@ class Sizes:
 
     cache: str
     n_ctx: int
-    model_bytes: int
+    is_copied: bool
+    has_engine: bool = True
 
 
-def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Launch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One start; `options` are those that were given, on the device that was found."""
+
+    options: ServeOptions
+    launch: Launch
+
+
+def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
     check_max_batch("--max-batch", options.max_batch)
     folder = bin_dir()
@@ -43,17 +52,20 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Launch
     if options.attach.metrics_port:
         choose_port(options.attach.metrics_host, options.attach.metrics_port, "--metrics-port")
     device = probe_device(options.device)
+    options = options.on(device)
     files = find_models(options, folder, is_stopped)
     sizes = _sizes(options, files, device)
-    return Launch(
+    launch = Launch(
         port=port,
         board=board,
         cache=sizes.cache,
         n_ctx=sizes.n_ctx,
-        is_copied=not device.is_cpu or (options.is_host_only and fits_memory(sizes.model_bytes)),
+        is_copied=sizes.is_copied,
         has_page=extras.ui,
+        has_engine=sizes.has_engine,
         model=files.model,
     )
+    return Plan(options=options, launch=launch)
 
 
 def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
@@ -64,11 +76,13 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     n_ctx = choose_n_ctx(options.n_ctx, geometry)
     needs = estimate_needs(header, draft, n_ctx)
     if options.is_host_only:
-        return Sizes(cache="0", n_ctx=n_ctx, model_bytes=geometry.model_bytes)
+        has_engine = has_own_kernels(header)
+        is_copied = has_engine and fits_memory(geometry.model_bytes)
+        return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine)
     cache = choose_cache(options.cache.text, geometry, needs, device)
     if reason := why_tight(cache, geometry, needs, device):
         log.warning(f"this may not fit: {reason}")
-    return Sizes(cache=cache, n_ctx=n_ctx, model_bytes=geometry.model_bytes)
+    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=not device.is_cpu)
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:

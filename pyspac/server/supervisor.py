@@ -131,7 +131,12 @@ class Supervisor:
             f'ready: {url}, board "{self.launch.board}"',
             event="ready", url=url, board=self.launch.board, server_pid=self.server.pid,
         )  # fmt: skip
-        if not self.options.has_scheduler:
+        if not self.launch.has_engine:
+            log.warning(
+                "the engine has no kernels for this model's types on this machine: llama.cpp's own serve it, "
+                "without a board, a scheduler or its metrics"
+            )
+        elif not self.options.has_scheduler:
             log.event("no scheduler: without a device there is nothing to place")
 
     def _supervise(self) -> None:
@@ -164,7 +169,8 @@ class Supervisor:
 
     def _keep_scheduler(self) -> None:
         """Start the scheduler if it is not there: again after it died, or when the board (re)appears."""
-        if not self.options.has_scheduler or (self.scheduler and self.scheduler.exit_code() is None):
+        is_wanted = self.launch.has_engine and self.options.has_scheduler
+        if not is_wanted or (self.scheduler and self.scheduler.exit_code() is None):
             return
         if self.scheduler is not None:
             self._note_scheduler_end(self.scheduler)
@@ -227,7 +233,7 @@ def serve(options: ServeOptions) -> int:
     signals = Signals()
     with signals.watch():
         try:
-            launch = plan_launch(options, is_stopped=lambda: bool(signals))
+            plan = plan_launch(options, is_stopped=lambda: bool(signals))
         except StoppedError:
             return signals.exit_code()
-        return Supervisor(options, launch, signals).run()
+        return Supervisor(plan.options, plan.launch, signals).run()

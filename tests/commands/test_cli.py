@@ -373,6 +373,8 @@ def test_demo(tmp_path: Path) -> None:
     assert both["split"]["token_ids"] == both["stock"]["token_ids"]
     assert both["split"]["experts"]["n_steps_with_both"] > 0
     assert both["split"]["n_accepted"] > 0
+    assert set(both["tps"]) == {"stock", "repacked", "pyspac"}
+    assert "The fast way on a machine without a GPU" in result.stderr
 
 
 def test_version_and_help() -> None:

@@ -28,7 +28,7 @@ def test_without_a_gpu_the_fast_way_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("pyspac.engine.devices.gpu_devices", list)
     (finding,) = doctor._devices()
     assert finding.level == "note"
-    assert "--device none" in finding.mend
+    assert "--device none" in finding.detail
 
 
 def test_no_threads_are_refused() -> None:

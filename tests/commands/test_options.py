@@ -67,7 +67,7 @@ def test_a_prompt_is_given_once(tmp_path: Any) -> None:
     assert read_prompt("text", None) == read_prompt(None, file) == "text"
     file.write_bytes(b"\xfft\xc3\xa4xt")  # as a command line has it: "\udcff"
     assert read_prompt("\udcfft\u00e4xt", None) == read_prompt(None, file) == "\ufffdt\u00e4xt"
-    with pytest.raises(UsageError, match="there is no prompt: give -p TEXT, or -f FILE"):
+    with pytest.raises(UsageError, match="give a prompt with -p or -f, or leave both out on a terminal"):
         read_prompt(None, None)
-    with pytest.raises(UsageError, match="both -p and -f are given: give -p TEXT, or -f FILE"):
+    with pytest.raises(UsageError, match="both -p and -f are given"):
         read_prompt("text", file)

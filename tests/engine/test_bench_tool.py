@@ -35,15 +35,24 @@ def test_bench_runs_with_the_engine(bin_dir: Path, model: Path) -> None:
     assert re.search(r"3 of 3 MoE layers split, [1-9]\d* slots in 3 groups", run.stderr), run.stderr[-2000:]
 
 
+def test_bench_without_a_gpu_has_the_kernels(bin_dir: Path, model: Path) -> None:
+    """PYSPAC_DEVICE unset is auto: no device is emulated."""
+    run = run_bench(bin_dir, model, PYSPAC_CACHE="auto")
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert re.search(r"the engine's avx\w+ kernels compute the host's experts of 3 layers", run.stderr)
+
+
 def test_bench_without_the_variable_is_silent(bin_dir: Path, model: Path) -> None:
     run = run_bench(bin_dir, model)
     assert run.returncode == 0, run.stderr[-2000:]
     assert "MoE layers" not in run.stderr
 
 
-@pytest.mark.parametrize("cache", ["0", "0.001%", "twelve"])
-def test_bench_with_a_cache_that_cannot_be_fails(cache: str, bin_dir: Path, model: Path) -> None:
+@pytest.mark.parametrize(
+    ("cache", "device"), [("0", "cpu"), ("0.001%", "cpu"), ("twelve", "cpu"), ("25%", "auto")]
+)
+def test_bench_with_a_cache_that_cannot_be_fails(cache: str, device: str, bin_dir: Path, model: Path) -> None:
     """Never silently without the engine."""
-    run = run_bench(bin_dir, model, PYSPAC_CACHE=cache, PYSPAC_DEVICE="cpu")
+    run = run_bench(bin_dir, model, PYSPAC_CACHE=cache, PYSPAC_DEVICE=device)
     assert run.returncode != 0
     assert "cache" in run.stderr

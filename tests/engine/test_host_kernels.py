@@ -28,9 +28,10 @@ from pyspac.errors import EngineError
 from pyspac.generate.options import RunOptions
 from pyspac.generate.session import Session
 
-DEMO = Path(__file__).resolve().parents[2] / "pyspac/models/demo-moe.gguf"
+MODELS = Path(__file__).resolve().parents[2] / "pyspac/models"
+DEMO, DENSE = MODELS / "demo-moe.gguf", MODELS / "demo-draft.gguf"
 WIDTHS = (40, 1, 2, 5, 9, 16)  # the first is wider than max_batch
-NO_DEVICE: dict[str, Any] = {"device": "none", "host_kernels": "spac"}
+NO_DEVICE: dict[str, Any] = {"device": "none", "cache": "0", "host_kernels": "spac"}
 # A router may flip at a near tie, so one batch may be far off. Activations of 8 bits differ by 1e-2 to 2e-2,
 # and by 4e-2 from ggml's for the K-quants, which share a scale among 256.
 TYPICAL_ERROR = 0.08
@@ -137,13 +138,50 @@ def test_ggml_is_the_default(write_model: Any) -> None:
         assert (engine.info().n_layer_kernels, engine.info().kernels) == (0, "")
 
 
+def test_a_dense_model_has_the_kernels_too() -> None:
+    """Without a GPU auto is none: nothing is split, and the same kernels multiply its matrices."""
+    with loaded_model(DENSE) as model, new_context(model) as stock, new_context(model) as ctx:
+        tokens = Sequence0(1, 1000)
+        batches = [tokens.next_batch(width) for width in (12, 1, 1, 5)]  # the second graph is used again
+        expected = [decode(stock, batch) for batch in batches]
+        with attached_engine(ctx, device="auto", cache="auto") as engine:
+            info = engine.info()
+            assert (info.device, info.n_layer_split, info.n_layer_declined) == ("none", 0, 0)
+            assert info.n_dense_kernels > 0
+            assert info.kernels
+            for batch, logits in zip(batches, expected, strict=True):
+                error = np.linalg.norm(decode(ctx, batch) - logits) / np.linalg.norm(logits)
+                assert 0 < error < TYPICAL_ERROR, "the engine's kernels were at work"
+            assert int(engine.board.counters["n_forward"][0]) == len(batches) - 1  # the last one is not over
+
+
+def test_a_dense_model_has_nothing_for_a_device() -> None:
+    with (
+        loaded_model(DENSE) as model,
+        new_context(model) as ctx,
+        pytest.raises(EngineError, match="nothing to split"),
+        attached_engine(ctx, device="emulated"),
+    ):
+        pass
+
+
+def test_a_cache_needs_a_device(write_model: Any) -> None:
+    with (
+        loaded_model(write_model("qwen3moe")) as model,
+        new_context(model) as ctx,
+        pytest.raises(EngineError, match='cache "25%" needs a device, and there is none'),
+        attached_engine(ctx, device="auto", cache="25%"),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("fields", [{"host_kernels": "ggml"}, {"host_mode": "executor"}])
 def test_no_device_needs_the_kernels(fields: dict[str, str], write_model: Any) -> None:
     with (
         loaded_model(write_model("qwen3moe")) as model,
         new_context(model) as ctx,
         pytest.raises(EngineError, match='device "none"'),
-        attached_engine(ctx, device="none", **fields),
+        attached_engine(ctx, device="none", cache="0", **fields),
     ):
         pass
 
@@ -154,19 +192,56 @@ def run(*arguments: str) -> Any:
     )
 
 
-def test_run_without_a_device() -> None:
-    result = run("--device", "none")
+@pytest.mark.parametrize("arguments", [[], ["--device", "none"]])
+def test_run_without_a_device(arguments: list[str]) -> None:
+    """Nothing is emulated unless it is asked for."""
+    result = run(*arguments)
     assert result.exit_code == 0, result.output
-    split = json.loads(result.stdout)
-    assert split["experts"]["n_slots"] == 0
-    assert split["layers"]["declined"] == {}
+    found = json.loads(result.stdout)
+    assert (found["device"], found["emulated"]) == ("none", False)
+    assert found["experts"]["n_slots"] == 0
+    assert found["layers"] == {"split": 6, "declined": {}, "unpinned": 0}
+    assert found["scheduler"]["step_us_p50"] is None  # there is nothing to place, so nobody who decides
+
+
+@pytest.mark.parametrize("name", ["emulated", "cpu"])
+def test_the_emulated_device_by_name(name: str) -> None:
+    found = json.loads(run("--device", name, "--cache", "25%").stdout)
+    assert found["emulated"]
+    assert found["experts"]["n_slots"] > 0
+
+
+def test_run_of_a_dense_model() -> None:
+    """Not refused: there is nothing to split, and the same kernels compute it."""
+    result = CliRunner().invoke(app, ["run", "-m", str(DENSE), "-p", "def f(", "-n", "12"])
+    assert result.exit_code == 0, result.output
+    assert "a dense model on the host" in result.stderr
+    assert "other matrices" in result.stderr
+
+
+def test_llama_cpps_kernels_where_the_engine_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fast as llama.cpp is by default, and said."""
+    monkeypatch.setattr("pyspac.engine.engine.has_kernels", lambda type_name: False)
+    with Session(RunOptions(model=DEMO, n_ctx=512)) as session:
+        assert session.split is None
+        assert session.options.repack
+    result = run("--device", "none")
+    assert json.loads(result.stdout)["mode"] == "stock"
+    assert "the engine has none for this model here" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
         (["--device", "none", "--host-kernels", "ggml"], "--host-kernels"),
-        (["--device", "none", "--cache", "17%"], "--cache"),
+        (["--device", "none", "--cache", "17%"], "--cache 17% needs a device"),
+        (["--cache", "17%"], "--cache 17% needs a device"),
+        (["--estimator", "spac"], "--estimator spac needs a device"),
+        (["--threshold", "3"], "--threshold 3 needs a device"),
+        (["--without", "sd,evict"], "--without evict needs a device"),
+        (["--link-gb-s", "20"], "--link-gb-s 20 needs a device"),
+        (["--copy-gb-s", "2"], "--copy-gb-s 2 needs a device"),
+        (["--host-kernels", "ggml"], "--host-kernels ggml"),
         (["--device", "none", "--rpc", "127.0.0.1:1"], "--device"),
         (["--host-kernels", "own"], "--host-kernels"),
     ],

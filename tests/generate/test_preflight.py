@@ -43,8 +43,8 @@ def refused(*arguments: str | Path, folder: Path, says: list[str]) -> None:
 
 FILES: dict[str, tuple[Callable[[Path, Path], object], list[str]]] = {
     "missing": (lambda path, target: None, ["there is no such file; check the path"]),
-    "folder": (lambda path, target: path.mkdir(), ["this is not a file"]),
-    "empty": (lambda path, target: path.write_bytes(b""), ["this is not a GGUF file", "download"]),
+    "folder": (lambda path, target: path.mkdir(), ["this is a folder"]),
+    "empty": (lambda path, target: path.write_bytes(b""), ["this file is empty", "download"]),
     "text": (lambda path, target: path.write_text("hello, I am a README"), ["not a GGUF file", "b'hell'"]),
     "version": (lambda path, target: input_models.write_version(path, target, 9), ["GGUF version 9"]),
     "cut header": (
@@ -149,10 +149,10 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["-c", "-1"], ["-c cannot be -1"]),
     (["-n", "-2"], ["-n cannot be -2"]),
     (["-t", "0"], ["-t cannot be 0"]),
-    (["-ngl", "99"], ["-ngl cannot be 99", "the device is the CPU"]),
+    (["-ngl", "99"], ["-ngl cannot be 99", "there is no GPU"]),
     (["--temp", "-1"], ["--temp cannot be -1"]),
     (["--top-p", "2"], ["--top-p cannot be 2"]),
-    (["--device", "CUDA99"], ["--device cannot be 'CUDA99'", "cpu"]),
+    (["--device", "CUDA99"], ['no device "CUDA99" here', "emulated"]),
     (["--rpc", "nowhere"], ["--rpc cannot be 'nowhere'", "HOST:PORT"]),
     (["--rpc", "127.0.0.1:1"], ["--rpc cannot be '127.0.0.1:1'", "ggml-rpc-server"]),
     (["--spec-type", "draft"], ["--spec-type draft needs a draft model", "-md"]),
@@ -202,7 +202,7 @@ def test_prompt_longer_than_the_context(target: Path, tmp_path: Path) -> None:
 def test_missing_prompt(target: Path) -> None:
     result = CliRunner().invoke(app, ["run", "-m", str(target)])
     assert result.exit_code == 2
-    assert "there is no prompt: give -p TEXT, or -f FILE" in result.stderr
+    assert "give a prompt with -p or -f, or leave both out on a terminal to chat" in result.stderr
 
 
 @pytest.mark.parametrize("json_file", ["nowhere/out.json", "."])

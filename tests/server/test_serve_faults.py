@@ -116,7 +116,8 @@ def test_the_engine_refuses_a_board_in_use(served: Serve, bin_dir: Path, tmp_pat
     """Past `pyspac serve`: llama-server itself, with the board's name of a running one."""
     argv = [bin_dir / "llama-server", "-m", TARGET, "--device", "none", "--spac-cache", "25%"]
     argv += ["--spac-board", served.board, "--host", HOST, "--port", "0"]
-    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, timeout=60)
+    env = {**os.environ, "PYSPAC_DEVICE": "emulated"}
+    done = subprocess.run(list(map(str, argv)), env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "is in use by process" in done.stdout + done.stderr
 
@@ -399,11 +400,12 @@ def test_attach_serves_a_server_started_by_hand(bin_dir: Path, tmp_path: Path) -
     ("arguments", "text"),
     [
         (["-m", "missing.gguf"], "no such file"),
-        (["-m", str(DRAFT)], "dense model"),
+        (["-m", str(DRAFT), "--device", "emulated"], "dense model"),
+        (["-m", str(TARGET), "--cache", "25%"], "--cache 25% needs a device"),
         (["-m", __file__], "not a GGUF file"),
-        (["-m", str(TARGET), "--cache", "0"], "--cache cannot be"),
+        (["-m", str(TARGET), "--device", "emulated", "--cache", "0"], "--cache cannot be"),
         (["-m", str(TARGET), "--cache", "lots"], "the cache size cannot be"),
-        (["-m", str(TARGET), "--device", "nothing0"], "--device"),
+        (["-m", str(TARGET), "--device", "nothing0"], 'no device "nothing0" here'),
         (["-m", str(TARGET), "--board", "a/b"], "board name"),
         (["-m", str(TARGET), "--port", "99999"], "--port"),
         (["-m", str(TARGET), "--metrics-port", "-1"], "--metrics-port"),

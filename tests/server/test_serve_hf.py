@@ -104,13 +104,20 @@ def programs() -> Path:
     [
         (("-hf", "someone/else"), "-hf someone/else could not be fetched"),
         (("-hf", DRAFT_REPO), "dense model"),
+        (("-hf", REPO, "-m", "x.gguf"), "give -m before it"),
         (("-hf", REPO, "-hff", "missing.gguf"), "could not be fetched"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused(tmp_path: Path, passed: tuple[str, ...], text: str) -> None:
     with fake_hub(REPOS) as hub:
         done = run_pyspac(
-            "serve", "--device", "cpu", "--", *passed, cache_dir=tmp_path, variables=variables(hub, tmp_path)
+            "serve",
+            "--device",
+            "emulated",
+            "--",
+            *passed,
+            cache_dir=tmp_path,
+            variables=variables(hub, tmp_path),
         )
     assert done.returncode == 2
     assert text in done.stderr
@@ -174,3 +181,57 @@ def test_a_build_that_does_not_say_what_it_has(tmp_path: Path) -> None:
 def test_files_are_not_fetched() -> None:
     options = ServeOptions(model=TARGET, draft=DRAFT)
     assert download.find_models(options, Path("/nowhere"), lambda: False).model == TARGET
+
+
+# ---- every command
+
+
+def test_the_flag_is_the_servers_own_too(tmp_path: Path) -> None:
+    with (
+        fake_hub(REPOS) as hub,
+        Serve(
+            tmp_path,
+            "-hf",
+            REPO,
+            passed=PASSED,
+            target=False,
+            draft=False,
+            variables=variables(hub, tmp_path),
+        ) as serve,
+    ):
+        assert complete(serve.wait_ready().port, 8)["tokens_predicted"] == 8
+
+
+def test_a_model_by_name_in_every_command(tmp_path: Path) -> None:
+    """Fetched by the first one; the others find it, and `pyspac models` lists it."""
+    with fake_hub(REPOS) as hub:
+        names = variables(hub, tmp_path)
+        pair = ("-hf", REPO, "-hfd", DRAFT_REPO)
+        run = ("run", *pair, "-p", "def f(", "-n", "4", "-t", "1", "--json", "-")
+        done = run_pyspac(*run, cache_dir=tmp_path, variables=names)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["n_tokens"] == 4
+        assert found["spec_type"] == "draft"
+    listed = run_pyspac("models", "--json", "-", cache_dir=tmp_path, variables=names)
+    rows = json.loads(listed.stdout)["models"]
+    assert [row["name"] for row in rows] == [f"{DRAFT_REPO}:Q8_0", f"{REPO}:Q4_K_M"]
+    assert [row["n_expert"] for row in rows] == [0, 32]
+    assert Path(rows[1]["path"]).read_bytes() == TARGET.read_bytes()
+    table = run_pyspac("models", cache_dir=tmp_path, variables=names)
+    assert "32, 4 used" in table.stdout
+    shown = run_pyspac("inspect", "-hf", f"{REPO}:Q4_K_M", "--json", "-", cache_dir=tmp_path, variables=names)
+    assert json.loads(shown.stdout)["n_expert"] == 32
+
+
+def test_no_model_was_fetched_yet(tmp_path: Path) -> None:
+    done = run_pyspac("models", cache_dir=tmp_path, variables={"LLAMA_CACHE": str(tmp_path / "hub")})
+    assert done.returncode == 0
+    assert "pyspac run -hf USER/MODEL fetches one" in done.stdout
+
+
+@pytest.mark.parametrize("command", [("run", "-p", "x"), ("inspect",), ("serve",)], ids=lambda text: text[0])
+def test_a_command_without_a_model(command: tuple[str, ...], tmp_path: Path) -> None:
+    done = run_pyspac(*command, cache_dir=tmp_path)
+    assert done.returncode == 2
+    assert "there is no model: give one with -m FILE, or by its name with -hf USER/MODEL" in done.stderr

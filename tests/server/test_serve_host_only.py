@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from serving import (
+    DRAFT,
     ONE_THREAD,
     TARGET,
     Serve,
@@ -124,6 +125,18 @@ def test_a_scheduler_may_be_attached_all_the_same(served: Serve, tmp_path: Path)
     assert attached.returncode == 0
 
 
+def test_it_is_the_default_without_a_gpu(tmp_path: Path) -> None:
+    """And a dense model is served as well."""
+    with Serve(tmp_path, device="auto", draft=False, pair=(DRAFT, DRAFT), passed=PASSED) as serve:
+        serve.wait_ready(scheduler=False)
+        assert complete(serve.port, 16)["tokens_predicted"] == 16
+        assert "0 layers, and" in serve.log(), "the engine's kernels multiply its matrices"
+        with Board.open(serve.board) as board:
+            assert (board.n_slots, board.n_expert) == (0, 1)
+            assert board.counters["n_forward"][0] > 0
+        assert serve.stop() == 0
+
+
 def test_it_ends_cleanly(tmp_path: Path) -> None:
     with Serve(tmp_path, device="none") as serve:
         serve.wait_ready(scheduler=False)
@@ -144,7 +157,7 @@ def test_draft_lengths_need_the_scheduler(tmp_path: Path) -> None:
 def test_own_kernels_beside_a_device(tmp_path: Path, stock: int) -> None:
     with Serve(tmp_path, "--host-kernels", "spac", "--cache", "25%", draft=False, passed=PASSED) as serve:
         serve.wait_ready()
-        assert "use the engine's" in serve.log()
+        assert "the engine's avx" in serve.log()
         assert_near_ties(serve.port, stock)
         with Board.open(serve.board) as board:
             assert board.counters["n_hit_rows"][0] > 0
@@ -154,7 +167,7 @@ def test_own_kernels_beside_a_device(tmp_path: Path, stock: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--device", "none", "--cache", "25%"], "--device none has no slots"),
+        (["--device", "none", "--cache", "25%"], "--cache 25% needs a device"),
         (["--device", "none", "--host-kernels", "ggml"], "run llama-server"),
         (["--device", "cpu", "--host-kernels", "fast"], "auto, spac, ggml"),
         (["-Cr", "0-"], "the first and the last core"),

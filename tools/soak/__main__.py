@@ -5,7 +5,7 @@
     python -m tools.soak --without truncate,remove           all but some
     make soak MINUTES=1
 
-`pyspac serve` with the emulated device (`--device cpu`), four server slots, drafts of a length that the
+`pyspac serve` with the emulated device (`--device emulated`), four server slots, drafts of a length that the
 scheduler chooses, and two random LoRA adapters; clients ask chats and completions, streamed and not, with and
 without an adapter, more at once than there are server slots. Plain `llama-server` of the same build, without
 the engine, was asked first, and its greedy answers are what the others must be to the letter. That holds

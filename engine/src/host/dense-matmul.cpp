@@ -122,8 +122,12 @@ spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors)
 void spac_dense_matmul::mark(ggml_cgraph * graph) const {
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         ggml_tensor * node = ggml_graph_node(graph, i);
-        if (node->op == GGML_OP_MUL_MAT && weights.count(node->src[0]) > 0) {
-            node->extra = &traits;
+        if (node->op != GGML_OP_MUL_MAT || weights.count(node->src[0]) == 0) {
+            continue;
         }
+        if (node->extra == &traits) {
+            return; // a graph that is computed again: one that is built has new nodes
+        }
+        node->extra = &traits;
     }
 }

@@ -1,0 +1,81 @@
+"""`pyspac chat`: a conversation in a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pyspac.commands import options as o
+from pyspac.commands.chat_view import ChatView
+from pyspac.commands.common import error_console, loading_bar, reports_errors
+from pyspac.commands.model_names import find_files
+from pyspac.generate.chat import ChatTemplate, Conversation
+from pyspac.generate.decode import Interrupt
+from pyspac.generate.options import CacheSize, RunOptions, parse_spec_type
+from pyspac.generate.sampling import SamplingParams
+from pyspac.generate.session import Session
+
+SAMPLING: Final = SamplingParams(temp=0.8)  # llama.cpp's
+
+System = Annotated[
+    str | None, typer.Option("-sys", "--system-prompt", metavar="TEXT", help="What the model is told first.")
+]
+
+
+@reports_errors
+def chat(
+    model: o.ModelIfAny = None,
+    hf_repo: o.HfRepo = None,
+    model_draft: o.ModelDraft = None,
+    hf_repo_draft: o.HfRepoDraft = None,
+    system_prompt: System = None,
+    chat_template_file: o.ChatTemplateFile = None,
+    n_predict: o.Predict = -1,
+    ctx_size: o.CtxSize = None,
+    threads: o.Threads = None,
+    gpu_layers: o.GpuLayers = None,
+    temp: o.Temp = SAMPLING.temp,
+    top_k: o.TopK = SAMPLING.top_k,
+    top_p: o.TopP = SAMPLING.top_p,
+    min_p: o.MinP = SAMPLING.min_p,
+    seed: o.Seed = SAMPLING.seed,
+    cache: o.Cache = "auto",
+    device: o.Device = "auto",
+    host_kernels: o.HostKernels = "auto",
+    rpc: o.Rpc = None,
+    spec_type: o.SpecTypeName = None,
+    draft_max: o.DraftMax = None,
+    speculation: o.SpeculationName = None,
+    verbose: o.Verbose = False,
+) -> None:
+    """Talk with a model.
+
+    Its own chat template is used. Enter sends, Alt+Enter begins a new line, Ctrl-C ends an answer, Ctrl-D the
+    chat; /help lists what else there is. What was said stays in the context: only new tokens are processed.
+    """
+    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
+    sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    options = RunOptions(
+        model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache), device=device,
+        host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type), draft_max=draft_max,
+        speculation=speculation, verbose=verbose,
+    )  # fmt: skip
+    talk(options, system_prompt, chat_template_file)
+
+
+def talk(options: RunOptions, system: str | None = None, template_file: Path | None = None) -> None:
+    """Load, then talk until the user leaves."""
+    with Interrupt.watch() as interrupt, loading_bar(interrupt) as progress:
+        session = Session(options, progress)
+    with session:
+        template = ChatTemplate(session.preflight.header, template_file)
+        if template.is_fallback:
+            error_console().print(
+                "this model has no chat template: ChatML is used, as llama.cpp does; give its own with "
+                "--chat-template-file",
+                style="yellow",
+            )
+        ChatView(Conversation(session, template, system)).run()

@@ -1,0 +1,77 @@
+"""Models by name: -m FILE or -hf USER/MODEL in, files out; and the models that llama.cpp's cache has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspac.errors import ConfigError, PyspacError
+from pyspac.server.options import ServeOptions
+
+_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """`name` is what -hf takes."""
+
+    name: str
+    path: Path
+
+
+def hub_arguments(model: str | None, draft: str | None) -> tuple[str, ...]:
+    """-hf and -hfd as llama.cpp's programs take them. Raises ConfigError for what is no name."""
+    for flag, name in (("-hf", model), ("-hfd", draft)):
+        if name is not None and not _NAME.fullmatch(name):
+            raise ConfigError(flag, name, "USER/MODEL or USER/MODEL:QUANT, as Hugging Face shows it")
+    return (*(("-hf", model) if model else ()), *(("-hfd", draft) if draft else ()))
+
+
+def find_files(
+    model: Path | None, hf: str | None, draft: Path | None = None, hfd: str | None = None
+) -> tuple[Path, Path | None]:
+    """The model's file and the draft model's; what is not on this machine is fetched into llama.cpp's cache.
+
+    Raises ConfigError if there is no model, or two; ModelError if one cannot be fetched.
+    """
+    if model is not None and hf is None and hfd is None:
+        return model, draft
+    options = ServeOptions(model=model, draft=draft, passed=hub_arguments(hf, hfd))
+    from pyspac._native import bin_dir  # loaded here: files need no programs
+    from pyspac.server.download import find_models
+
+    files = find_models(options, bin_dir(), is_stopped=lambda: False)
+    return files.model, files.draft
+
+
+def cached_models() -> Iterator[CachedModel]:
+    """What was fetched before, as llama.cpp lists it. Raises PyspacError if its programs are missing."""
+    for name in sorted(_cached_names()):
+        yield CachedModel(name, _find_cached(name))
+
+
+def _find_cached(name: str) -> Path:
+    from pyspac._native import bin_dir
+    from pyspac.server.download import find_models
+
+    options = ServeOptions(passed=("-hf", name, "--offline"))
+    return find_models(options, bin_dir(), is_stopped=lambda: False).model
+
+
+def _cached_names() -> list[str]:
+    """USER/MODEL:QUANT, from the lines " 1. NAME" of llama-server --cache-list."""
+    from pyspac._native import bin_dir
+
+    argv = [str(bin_dir() / "llama-server"), "--cache-list"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise PyspacError(
+            f"{argv[0]} did not list its cache ({error}): run `make build` (or `pip install .`) again"
+        ) from error
+    parts = [line.strip().partition(". ") for line in done.stdout.splitlines()]
+    return [name for number, _, name in parts if number.isdecimal() and name]

@@ -1,0 +1,47 @@
+"""Settings that have no effect where no device holds experts. They are refused: an error, not silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspac.engine.values import read_device_kind
+from pyspac.errors import UsageError
+from pyspac.scheduler.config import SchedulerConfig
+
+_DEFAULTS = SchedulerConfig()
+
+
+def is_host_only(device: str) -> bool:
+    """Whether `--device` asks for none; auto may turn out to be none too."""
+    return read_device_kind(device) == "none"
+
+
+def check_no_device(
+    *, host_kernels: str, cache: str, scheduler: SchedulerConfig, copy_gb_s: float = 0.0, without_engine: str
+) -> None:
+    """Raise UsageError for a setting that needs a device; `without_engine`: how to run ggml's kernels."""
+    if host_kernels == "ggml":
+        raise UsageError(
+            "without a device the engine's own kernels compute the experts: leave out --host-kernels ggml, "
+            f"or {without_engine}"
+        )
+    for text in _in_vain(cache, scheduler, copy_gb_s):
+        raise UsageError(
+            f"{text} needs a device that holds experts, and there is none (no GPU was found, or --device "
+            "none was given): leave it out, or try the split on the CPU with --device emulated"
+        )
+
+
+def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float) -> Iterator[str]:
+    if cache not in ("auto", "0"):
+        yield f"--cache {cache}"
+    if scheduler.estimator != _DEFAULTS.estimator:
+        yield f"--estimator {scheduler.estimator}"
+    if scheduler.threshold != "auto":
+        yield f"--threshold {scheduler.threshold}"
+    if parts := sorted(scheduler.without - {"sd"}):
+        yield f"--without {','.join(parts)}"
+    if scheduler.link_gb_s is not None:
+        yield f"--link-gb-s {scheduler.link_gb_s:g}"
+    if copy_gb_s:
+        yield f"--copy-gb-s {copy_gb_s:g}"

@@ -1,0 +1,106 @@
+"""`pyspac chat` on a terminal, and what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from terminal import on_terminal
+from typer.testing import CliRunner
+
+from pyspac.cli import app
+from pyspac.commands.chat_view import Reasoning
+
+TARGET = ROOT / "pyspac/models/demo-moe.gguf"
+DRAFT = ROOT / "pyspac/models/demo-draft.gguf"
+ENTER, NEW_LINE, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
+PROMPT = "\x1b[?2004h"  # bracketed paste is switched on as a line is asked for
+
+
+def shown(parts: list[str], *, is_open: bool = False) -> tuple[str, str]:
+    """What is shown as the answer, and what as reasoning."""
+    reasoning = Reasoning(is_open=is_open)
+    pairs = [pair for part in parts for pair in reasoning.feed(part)] + list(reasoning.feed("", is_last=True))
+    return tuple("".join(text for text, is_dim in pairs if is_dim == wanted) for wanted in (False, True))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 100])
+def test_reasoning_is_told_from_the_answer(n: int) -> None:
+    text = "a < b <think>why\nnot</think>\n\nyes <thin"
+    parts = [text[i : i + n] for i in range(0, len(text), n)]
+    assert shown(parts) == ("a < b \n\nyes <thin", "<think>why\nnot</think>")
+    assert shown(["why</th", "ink>yes"], is_open=True) == ("yes", "why</think>")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("command", ["chat", "run"])
+def test_three_turns(command: str, tmp_path: Path) -> None:
+    """Of the second and the third only new tokens are processed; Ctrl-C ends an answer, not the program."""
+    arguments = (command, "-m", str(TARGET), "-md", str(DRAFT), "--temp", "0", "-n", "12", "-t", "1")
+    with on_terminal(*arguments, variables={"PYSPAC_CACHE_DIR": str(tmp_path)}) as terminal:
+        terminal.wait_for(PROMPT)
+        for question in ("def parse(self):", f"class Reader:{NEW_LINE}    x = 1", "import os"):
+            terminal.press(question)
+            terminal.wait_for(question[-5:])
+            terminal.press(ENTER)
+            terminal.wait_for("[-n tokens are reached]")
+            terminal.wait_for(PROMPT)
+        terminal.press("/stats" + ENTER)
+        lines = terminal.wait_for("context: ").splitlines()
+        kept = [int(line.split("processed, ")[1].split()[0]) for line in lines if "answer " in line]
+        new = [int(line.split(": ")[1].split()[0]) for line in lines if "answer " in line]
+        assert kept[0] == 0
+        for i in (1, 2):
+            assert kept[i] == kept[i - 1] + new[i - 1] + 12 - 1  # the answer's last token was not computed
+            assert new[i] < 30
+        terminal.wait_for(PROMPT)
+        terminal.press("/nothing" + ENTER)
+        terminal.wait_for("there is no /nothing: /help lists the commands")
+        terminal.wait_for(PROMPT)
+        terminal.press(CTRL_C)  # clears the line
+        terminal.wait_for(PROMPT)
+        terminal.press(CTRL_D)
+        assert terminal.exit_code() == 0
+    history = (tmp_path / "chat-history").read_text()
+    assert "class Reader" in history
+
+
+@pytest.mark.model
+def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path: Path) -> None:
+    arguments = ("chat", "-m", str(TARGET), "--temp", "0.8", "-s", "1", "-t", "1", "-c", "1000")
+    with on_terminal(*arguments, variables={"PYSPAC_CACHE_DIR": str(tmp_path)}) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.press("class Reader:" + ENTER)
+        terminal.wait_for("\n")
+        terminal.wait_for("self")  # it is answering
+        terminal.press(CTRL_C)
+        terminal.wait_for("[")  # stopped, unless the context was full before
+        terminal.wait_for(PROMPT)
+        terminal.press("/set temp 0" + ENTER)
+        terminal.wait_for(PROMPT)
+        terminal.press("/set" + ENTER)
+        terminal.wait_for("temp 0  top_k 40")
+        terminal.wait_for(PROMPT)
+        terminal.press("/exit" + ENTER)
+        assert terminal.exit_code() == 0
+
+
+def test_without_a_terminal_run_wants_a_prompt() -> None:
+    result = CliRunner().invoke(app, ["run", "-m", str(TARGET)])
+    assert result.exit_code == 2
+    assert "give a prompt with -p or -f, or leave both out on a terminal to chat" in result.stderr
+
+
+@pytest.mark.model
+def test_run_may_apply_the_template(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}def ")
+    arguments = ["run", "-m", str(TARGET), "-p", "x", "-n", "4", "-t", "1", "--json", "-"]
+    plain = CliRunner().invoke(app, [*arguments[:4], "# user: x\ndef ", *arguments[5:]])
+    chat = CliRunner().invoke(app, [*arguments, "--chat", "--chat-template-file", str(template)])
+    assert chat.exit_code == 0, chat.stderr
+    found = [json.loads(result.stdout) for result in (plain, chat)]
+    assert found[0]["token_ids"] == found[1]["token_ids"]
+    assert found[0]["n_prompt"] == found[1]["n_prompt"]

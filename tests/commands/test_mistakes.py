@@ -1,0 +1,210 @@
+"""The most likely mistakes of a new user: exit code 2, and a sentence that says what to do next."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import input_models
+import pytest
+from conftest import ROOT
+from gguf import GGUFWriter
+from typer.testing import CliRunner
+
+from pyspac import cli
+from pyspac.cli import app, misplaced_model
+from pyspac.engine.devices import gpu_devices
+
+MODELS: Final = ROOT / "pyspac/models"
+TARGET, DRAFT = MODELS / "demo-moe.gguf", MODELS / "demo-draft.gguf"
+RUN: Final = ("run", "-p", "x", "-n", "2", "-m")
+PORT: Final = "{port}"  # one that is taken
+
+Maker = Callable[[Path], object]
+
+
+def write_part(path: Path, architecture: str, kind: str) -> None:
+    """A GGUF file of a kind that is no model."""
+    writer = GGUFWriter(path, architecture)
+    writer.add_string("general.type", kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+def write_folder(path: Path, *names: str) -> None:
+    path.mkdir()
+    for name in names:
+        (path / name).write_bytes(b"{}")
+
+
+# what was given as the model: how to make it, and what is said
+GIVEN: dict[str, tuple[str, Maker, str]] = {
+    "wrong path": ("a/b/model.gguf", lambda path: None, "there is no such file; check the path"),
+    "a name of the hub": ("me/model", lambda path: None, "there is no such file"),
+    "a folder": ("m", lambda path: write_folder(path), "give the path of a GGUF file"),
+    "the folder of a GGUF": ("m", lambda path: write_folder(path, "x.gguf"), "give the GGUF file in it"),
+    "a folder of Hugging Face": (
+        "m",
+        lambda path: write_folder(path, "config.json", "model.safetensors"),
+        "-hf USER/MODEL-GGUF",
+    ),
+    "safetensors": (
+        "m.safetensors",
+        lambda path: path.write_bytes(b"\x10\0\0\0\0\0\0\0{}"),
+        "safetensors file, not a GGUF file; look for a repository whose name ends in -GGUF",
+    ),
+    "PyTorch": ("m.bin", lambda path: path.write_bytes(b"PK\3\4..."), "convert_hf_to_gguf.py"),
+    "git-lfs": (
+        "m.gguf",
+        lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
+        "run git lfs pull",
+    ),
+    "a web page": (
+        "m.gguf",
+        lambda path: path.write_text("<!DOCTYPE html><html>"),
+        "download the file itself",
+    ),
+    "compressed": ("m.gguf", lambda path: path.write_bytes(b"\x1f\x8b..."), "unpack it first"),
+    "old GGML": (
+        "m.bin",
+        lambda path: path.write_bytes(b"tjgg\3\0\0\0"),
+        "download the model again as a GGUF",
+    ),
+    "empty": ("m.gguf", lambda path: path.write_bytes(b""), "whether there is space on the disk"),
+    "text": ("m.gguf", lambda path: path.write_text("hello"), "it begins with b'hell'"),
+    "half a download": (
+        "m.gguf",
+        lambda path: path.write_bytes(TARGET.read_bytes()[:-5000]),
+        "this file is truncated",
+    ),
+    "a LoRA": (
+        "m.gguf",
+        lambda path: write_part(path, "llama", "adapter"),
+        "a LoRA adapter, not a model; give the model that it was trained on",
+    ),
+    "a projector": (
+        "m.gguf",
+        lambda path: write_part(path, "clip", "mmproj"),
+        "give the file of the language model beside it",
+    ),
+    "a second part": (
+        "split-00002-of-00002.gguf",
+        lambda path: input_models.write_split(path.parent, "qwen3moe"),
+        "give the file that ends in -00001-of-00002.gguf",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "make", "says"), GIVEN.values(), ids=list(GIVEN))
+def test_something_else_was_given_as_the_model(name: str, make: Maker, says: str, tmp_path: Path) -> None:
+    make(tmp_path / name)
+    check(refusal(*RUN, str(tmp_path / name)), says)
+
+
+COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "no model": (("run", "-p", "x"), "give one with -m FILE, or by its name with -hf USER/MODEL"),
+    "no prompt": (("run", "-m", str(TARGET)), "give a prompt with -p or -f, or leave both out on a terminal"),
+    "two prompts": ((*RUN, str(TARGET), "-f", "x"), "give the prompt once"),
+    "two models": ((*RUN, str(TARGET), "-hf", "a/b"), "give one"),
+    "an address as the model": ((*RUN, "https://huggingface.co/a/b"), "-hf USER/MODEL"),
+    "an address as the name": (("run", "-p", "x", "-hf", "https://huggingface.co/a/b"), "give USER/MODEL"),
+    "a prompt file that is not there": (
+        ("run", "-m", str(TARGET), "-f", "/nowhere"),
+        "give a text file that can be read",
+    ),
+    "layers on a GPU": ((*RUN, str(TARGET), "-ngl", "99"), "give 0 or leave it out"),
+    "a GPU that is not there": ((*RUN, str(TARGET), "--device", "CUDA0"), "give auto, none or emulated"),
+    "a cache without a GPU": ((*RUN, str(TARGET), "--cache", "25%"), "leave it out, or try the split"),
+    "a context too long": ((*RUN, str(TARGET), "-c", "999999"), "give at most 1024"),
+    "another vocabulary": ((*RUN, str(TARGET), "-md", "{other}"), "use a draft of the same family"),
+    "drafts without a drafter": ((*RUN, str(TARGET), "--draft-max", "4"), "give a draft model with -md"),
+    "an ngram drafter and a draft model": (
+        (*RUN, str(TARGET), "-md", str(DRAFT), "--spec-type", "ngram"),
+        "leave out -md",
+    ),
+    "a wrong template": (
+        (*RUN, str(TARGET), "--chat", "--chat-template-file", "{template}"),
+        "give another one with --chat-template-file",
+    ),
+    "JSON into nowhere": (
+        (*RUN, str(TARGET), "--json", "/nowhere/x.json"),
+        "give a file in a folder that can be written to",
+    ),
+    "a port that is taken": (
+        ("serve", "-m", str(TARGET), "--port", PORT),
+        "give another one, or leave it out",
+    ),
+    "a port that is none": (("serve", "-m", str(TARGET), "--port", "99999"), "give a port from 1 to 65535"),
+    "llama-server's own flag": (
+        ("serve", "-m", str(TARGET), "--", "--port", "80"),
+        "give --port before it",
+    ),
+    "an unknown option": ((*RUN, str(TARGET), "--ctx", "5"), "--ctx-size"),
+    "an unknown command": (("rum",), "Did you mean 'run'"),
+    "a word for a number": ((*RUN, str(TARGET), "-n", "many"), "a valid integer"),
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("arguments", "says"), COMMANDS.values(), ids=list(COMMANDS))
+def test_a_command_that_cannot_be(
+    arguments: tuple[str, ...], says: str, taken_port: str, tmp_path: Path
+) -> None:
+    if gpu_devices():
+        pytest.skip("this machine has a GPU")
+    (tmp_path / "t.jinja").write_text("{% for %}")
+    names = {PORT: taken_port, "{template}": str(tmp_path / "t.jinja")}
+    if "{other}" in arguments:
+        names["{other}"] = str(input_models.write_dense(tmp_path / "other.gguf"))
+    check(refusal(*(names.get(text, text) for text in arguments)), says)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[str]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        yield str(listener.getsockname()[1])
+
+
+def refusal(*arguments: str) -> str:
+    """What is said on stderr, as one line; nothing comes out on stdout."""
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return " ".join(result.stderr.split())
+
+
+def check(text: str, says: str) -> None:
+    """What to do is said, and in a sentence."""
+    assert says in text
+    assert "allowed:" not in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["m.gguf"], "the first word is a command: try pyspac run -m m.gguf"),
+        (["run", "m.gguf", "-p", "x"], "give the model with its flag: pyspac run -m m.gguf"),
+        (["run", "-m", "m.gguf"], None),
+        (["inspect", "m.gguf"], None),
+        ([], None),
+    ],
+)
+def test_a_model_without_its_flag(
+    arguments: list[str],
+    says: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = misplaced_model(arguments)
+    assert (said or "").startswith(says or "")
+    assert (said is None) == (says is None)
+    if says:
+        monkeypatch.setattr("sys.argv", ["pyspac", *arguments])
+        with pytest.raises(SystemExit, match="2"):
+            cli.main()
+        assert says in capsys.readouterr().err

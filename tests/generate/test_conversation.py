@@ -1,0 +1,111 @@
+"""Conversations: the template, and what the context keeps from turn to turn."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from pyspac.errors import ConfigError, ModelError
+from pyspac.generate.chat import ChatTemplate, Conversation, Message
+from pyspac.generate.options import RunOptions
+from pyspac.generate.session import Session
+from pyspac.model.gguf_header import GgufHeader, read_header
+
+MODELS = ROOT / "pyspac/models"
+TARGET, DRAFT = MODELS / "demo-moe.gguf", MODELS / "demo-draft.gguf"
+TEMPLATE = "{% for m in messages %}# {{ m.role }}\n{{ m.content }}\n{% endfor %}{{ '# assistant\n' }}"
+
+
+def header_with(**values: object) -> GgufHeader:
+    header = read_header(TARGET)
+    names = {name: f"tokenizer.{name.replace('__', '.')}" for name in values}
+    return GgufHeader(
+        header.path, header.metadata | {names[name]: value for name, value in values.items()}, ()
+    )
+
+
+def test_the_models_own_template() -> None:
+    template = ChatTemplate(header_with(chat_template=TEMPLATE))
+    text = template.text([Message("system", "s"), Message("user", "u")])
+    assert text == "# system\ns\n# user\nu\n# assistant\n"
+    assert not template.is_fallback
+
+
+def test_a_model_without_a_template_has_chatml() -> None:
+    header = read_header(DRAFT)
+    bare = GgufHeader(
+        header.path, {k: v for k, v in header.metadata.items() if k != "tokenizer.chat_template"}, ()
+    )
+    template = ChatTemplate(bare)
+    assert template.is_fallback
+    assert template.text([Message("user", "u")]) == "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_another_template(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ bos_token }}{{ messages[0].content }}")
+    assert ChatTemplate(read_header(TARGET), file).text([Message("user", "u")]).endswith("u")
+    file.write_text("{% for %}")
+    with pytest.raises(ModelError, match=r"t\.jinja: the chat template cannot be used.*--chat-template-file"):
+        ChatTemplate(read_header(TARGET), file)
+    with pytest.raises(ConfigError, match="--chat-template-file cannot be"):
+        ChatTemplate(read_header(TARGET), tmp_path / "missing")
+
+
+QUESTIONS = ("def parse(self):", "class Reader:", "import os")
+
+
+def answers(options: RunOptions) -> tuple[list[str], list[tuple[int, int]], list[int]]:
+    """Of a conversation: the texts, (processed, kept) of each turn, and the tokens of the last prompt."""
+    with Session(options) as session:
+        conversation = Conversation(session, ChatTemplate(header_with(chat_template=TEMPLATE)))
+        turns = [conversation.ask(question) for question in QUESTIONS]
+        n = len(conversation._tokens) - len(turns[-1].generation.token_ids)
+        prompt = conversation._tokens[:n]
+    return [turn.text for turn in turns], [(turn.n_processed, turn.n_kept) for turn in turns], prompt
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"stock": True}, {"draft": DRAFT, "draft_max": 3}, {"spec_type": "ngram", "draft_max": 3}],
+    ids=["plain", "stock", "draft", "ngram"],
+)
+def test_only_new_tokens_are_processed(fields: dict[str, object]) -> None:
+    """And the answers are those of a model that reads everything anew."""
+    options = RunOptions(model=TARGET, n_predict=12, n_threads=1, n_ctx=512, **fields)  # type: ignore[arg-type]
+    texts, counts, prompt = answers(options)
+    assert counts[0][1] == 0
+    for before, now in pairwise(counts):
+        n_all = sum(before) + 12
+        assert n_all - 4 <= now[1] <= n_all  # but for the last tokens, which were not computed
+        assert now[0] < 30
+    with Session(options) as session:
+        again = session.generate(prompt)
+        assert again.metrics.n_cached == 0
+        assert session.model.vocab.detokenize(again.token_ids) == texts[-1]
+
+
+@pytest.mark.model
+def test_another_prompt_keeps_what_they_begin_with() -> None:
+    with Session(RunOptions(model=TARGET, n_predict=4, n_threads=1, n_ctx=512)) as session:
+        first = session.tokenize("def parse(self, text):\n    return text\n")
+        session.generate(first)
+        second = session.generate([*first[:6], *session.tokenize("import os\n")])
+        assert second.metrics.n_cached == 6
+        again = session.generate(first)
+        assert again.metrics.n_cached == 6
+        assert session.generate(first).metrics.n_cached == len(first) - 1  # the last one gives the logits
+
+
+@pytest.mark.model
+def test_a_new_chat_forgets() -> None:
+    with Session(RunOptions(model=TARGET, n_predict=4, n_threads=1, n_ctx=512)) as session:
+        conversation = Conversation(session, ChatTemplate(header_with(chat_template=TEMPLATE)))
+        first = conversation.ask("def f():")
+        conversation.clear()
+        assert conversation.ask("def f():").text == first.text
+        assert len(conversation.turns) == 1
