@@ -60,9 +60,7 @@ ChatTemplateFile = Annotated[
 ]
 Predict = Annotated[
     int,
-    typer.Option(
-        "-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate; -1: until the end token."
-    ),
+    typer.Option("-n", "--n-predict", metavar="N", help="Tokens to generate; -1: until the end token."),
 ]
 
 # ---- the machine
