@@ -45,7 +45,7 @@ static llama_model * load(const std::string & path) {
 static llama_context * make_context(llama_model * model) {
     llama_context_params params = llama_context_default_params();
     params.n_ctx                = 256;
-    params.n_threads = params.n_threads_batch = 2;
+    params.n_threads = params.n_threads_batch = 1; // two that spin are slow on a busy machine
     llama_context * ctx                       = llama_init_from_model(model, params);
     CHECK(ctx);
     return ctx;
