@@ -217,7 +217,7 @@ typedef struct spac_board_view {
     const spac_ahead_stats * ahead;     // [SPAC_N_AHEAD] by spac_ahead_source
     const spac_step_record * records;   // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
     const uint64_t *         n_records; // records ever written
-    // the routing log, a ring as well: row i is that of the tokens with index % SPAC_N_ROUTED == i
+    // the routing log, a ring as well: row i is that of the tokens with index % SPAC_N_ROUTED == i; empty without a device
     const int32_t *  routed_tokens;  // [SPAC_N_ROUTED] id of the vocabulary; -1: the batch's input were embeddings
     const uint16_t * routed_experts; // [SPAC_N_ROUTED, n_layer, n_expert_used] 65535: none, or the layer did not run for all of the batch
     const uint64_t * n_routed;       // [2] rows ever written; rows ever begun, which is raised first: others may be overwritten
