@@ -20,7 +20,8 @@ INTRODUCTION: Final = """# Command line
 
 <!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
 
-Flags are spelt as in llama.cpp where it has them. Exit codes: 0 done, 1 failed, 2 bad input (nothing is
+Flags are spelt as in llama.cpp where it has them, but for `--predict`: it names predictors, and the number of
+tokens is `-n` or `--n-predict`. Exit codes: 0 done, 1 failed, 2 bad input (nothing is
 written), 130 stopped with Ctrl-C (the figures so far are printed first). The generated text goes to stdout,
 everything else to stderr; with `--json -` stdout holds the JSON object alone.
 """
@@ -52,6 +53,7 @@ measured is `null`.
 | `experts.n_loads`, `.n_evictions`, `.loaded_bytes` | copies to the device |
 | `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
 | `layers.split`, `.declined` | layers that are split; `{reason: count}` of those that are not |
+| `predictors[]` | one object per name of `--predict`: [look-ahead.md](look-ahead.md#what-the-figures-mean) |
 | `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
 | `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | estimator; the scheduler's time per step |
 | `decisions`, `costs` | with `--explain`: each change of the draft length; the times it rests on |

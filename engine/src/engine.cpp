@@ -62,7 +62,7 @@ static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, spac
         return nullptr;
     }
     if (!plan.has_slots) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "next_layer needs a device: with \"none\" no expert is ever copied; give another device, or next_layer 0");
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "next-layer needs a device: without one no expert is ever copied; leave the predictor out, or give a device");
     }
     return std::make_unique<spac_next_layer>(board, cache, layers.split(), params.next_layer);
 }

@@ -7,15 +7,17 @@
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
 //   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)
 //   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between
-//                   them; other names are a scheduler's
+//                   them, or none
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 #include "engine.h"
 #include "status.h"
 
 #include "llama.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
 #include <sstream>
 #include <string>
 
@@ -64,9 +66,20 @@ static bool predicts(const std::string & name) {
     return false;
 }
 
-static int32_t next_layer() {
-    return predicts("next-layer-3") ? 3 : predicts("next-layer-2") ? 2
-                                                                   : predicts("next-layer");
+// how many MoE layers ahead routers are asked; 0: none
+static int32_t checked_next_layer(const std::string & text) {
+    const std::string  known[] = { "none", "draft-gate", "next-layer", "next-layer-2", "next-layer-3" };
+    int32_t            found   = 0;
+    std::istringstream names(text);
+    for (std::string one; std::getline(names, one, ',');) {
+        const int32_t i = (int32_t) (std::find(std::begin(known), std::end(known), one) - std::begin(known));
+        if (i == (int32_t) std::size(known) || (found && i >= 2 && i - 1 != found)) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                             spac_format("PYSPAC_PREDICT \"%s\": give one of next-layer, next-layer-2 and next-layer-3, draft-gate, or both, or none", text.c_str()));
+        }
+        found = i >= 2 ? i - 1 : found;
+    }
+    return found;
 }
 
 static void free_with_context(void * user_data) {
@@ -87,18 +100,18 @@ static void attach(llama_context * ctx) {
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
     params.fill               = checked_fill(env_or("PYSPAC_FILL", "1"));
-    params.next_layer         = next_layer();
+    params.next_layer         = checked_next_layer(env_or("PYSPAC_PREDICT", ""));
     target                    = new spac_engine(ctx, params, free_with_context); // owned by the context
 }
 
 // a context beside the engine's: that of a draft model, most likely
 static void see_another(llama_context * ctx) {
     if (!target || !predicts("draft-gate")) {
-        spac_log("an engine is attached already; this context stays as it is");
+        spac_log("another context has the engine; this one, a draft model's most likely, needs none");
     } else if (spac_engine_watch_draft(target, ctx) == SPAC_STATUS_SUCCESS) {
         spac_log("the inputs of this context's routers tell what the target's will choose (draft-gate)");
     } else {
-        spac_log("this context stays as it is: %s", spac_last_error());
+        spac_log("the draft model's context is not asked (draft-gate), drafting goes on: %s", spac_last_error());
     }
 }
 

@@ -43,7 +43,7 @@ def attach(
     estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
     threshold: o.Threshold = "auto",
     without: o.Without = "",
-    predict: o.Predictors = o.DEFAULT_PREDICTORS,
+    predict: o.AttachPredictors = o.DEFAULT_PREDICTORS,
     link_gb_s: o.LinkGbS = None,
     cpu_share: o.CpuShare = DEFAULT_CPU_SHARE,
     metrics_port: o.MetricsPort = None,

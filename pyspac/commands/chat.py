@@ -32,7 +32,7 @@ def chat(
     hf_repo_draft: o.HfRepoDraft = None,
     system_prompt: System = None,
     chat_template_file: o.ChatTemplateFile = None,
-    n_predict: o.Predict = -1,
+    n_predict: o.NPredict = -1,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
     gpu_layers: o.GpuLayers = None,

@@ -43,7 +43,7 @@ DraftMax = Annotated[int, typer.Option("--draft-max", metavar="N", help="Tokens 
 
 @reports_errors
 def demo(
-    n_predict: o.Predict = 128,
+    n_predict: o.NPredict = 128,
     cache: o.Cache = "25%",
     draft_max: DraftMax = 4,
     threads: o.Threads = None,

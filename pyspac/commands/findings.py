@@ -115,7 +115,7 @@ def _engine() -> Iterator[Finding]:
 def _server(extras: BuildExtras) -> Iterator[Finding]:
     """What llama-server has that not every build has."""
     if extras.https:
-        yield Finding("ok", "downloads", "pyspac serve -- -hf USER/MODEL: llama-server has HTTPS")
+        yield Finding("ok", "downloads", "-hf USER/MODEL: llama-server has HTTPS")
     else:
         yield Finding("note", "downloads", "no -hf: llama-server was built without HTTPS", MEND_HTTPS)
     if extras.ui:

@@ -58,7 +58,7 @@ ChatTemplateFile = Annotated[
         help="A jinja template to use instead of the model's own chat template.",
     ),
 ]
-Predict = Annotated[
+NPredict = Annotated[
     int,
     typer.Option("-n", "--n-predict", metavar="N", help="Tokens to generate; -1: until the end token."),
 ]
@@ -220,12 +220,20 @@ Without = Annotated[
     ),
 ]
 DEFAULT_PREDICTORS: Final = ",".join(SchedulerConfig().predict) or NO_PREDICTOR
+AttachPredictors = Annotated[
+    str,
+    typer.Option(
+        "--predict",
+        metavar="LIST",
+        help=f"How to guess the experts of the next tokens: token, or {NO_PREDICTOR}.",
+    ),
+]
 Predictors = Annotated[
     str,
     typer.Option(
         "--predict",
         metavar="LIST",
-        help=f"Who says which experts the next tokens use: {', '.join(PREDICTORS)}, or {NO_PREDICTOR}.",
+        help=f"How to guess the experts of the next tokens: {', '.join(PREDICTORS)}, or {NO_PREDICTOR}.",
     ),
 ]
 LinkGbS = Annotated[

@@ -69,7 +69,7 @@ def run(
     file: o.PromptFile = None,
     chat: Chat = False,
     chat_template_file: o.ChatTemplateFile = None,
-    n_predict: o.Predict = -1,
+    n_predict: o.NPredict = -1,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
     cpu_range: o.CpuRange = None,

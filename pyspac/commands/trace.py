@@ -54,7 +54,7 @@ def trace(
     model_draft: o.ModelDraft = None,
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
-    n_predict: o.Predict = 128,
+    n_predict: o.NPredict = 128,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
     device: o.Device = "auto",

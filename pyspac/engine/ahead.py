@@ -18,14 +18,9 @@ def in_engine(names: Iterable[str]) -> list[str]:
     return [name for name in names if name in (*NEXT_LAYERS, DRAFT_GATE)]
 
 
-def check_in_engine(names: Iterable[str], *, has_device: bool, has_draft: bool) -> None:
-    """Raise UsageError where predictors of the engine could do nothing: they need somebody to copy to."""
+def check_in_engine(names: Iterable[str], *, has_draft: bool) -> None:
+    """Raise UsageError for predictors of the engine that do not go together, or have no draft model."""
     mine = in_engine(names)
-    if mine and not has_device:
-        raise UsageError(
-            f"--predict {mine[0]} has no effect with --device none, where no expert is copied: leave out one "
-            "of the two"
-        )
     if len(mine) - (DRAFT_GATE in mine) > 1:
         raise UsageError(f"--predict {','.join(mine)} asks routers at two distances: choose one")
     if DRAFT_GATE in mine and not has_draft:

@@ -41,6 +41,8 @@ def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float) -> Iterat
         yield f"--threshold {scheduler.threshold}"
     if parts := sorted(scheduler.without - {"sd"}):
         yield f"--without {','.join(parts)}"
+    if scheduler.predict:
+        yield f"--predict {','.join(scheduler.predict)}"
     if scheduler.link_gb_s is not None:
         yield f"--link-gb-s {scheduler.link_gb_s:g}"
     if copy_gb_s:

@@ -95,7 +95,7 @@ class RunOptions:
         self.scheduler_config()
         if not self.stock:
             has_draft = self.effective_spec_type == "draft"
-            check_in_engine(self.predict, has_device=not self.is_host_only, has_draft=has_draft)
+            check_in_engine(self.predict, has_draft=has_draft)
 
     def _check_speculation(self) -> None:
         if self.spec_type == "draft" and self.draft is None:

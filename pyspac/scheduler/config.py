@@ -63,6 +63,8 @@ def parse_predictors(names: str | Iterable[str]) -> tuple[str, ...]:
     unknown = [name for name in found if name not in PREDICTORS and name != NO_PREDICTOR]
     if unknown:
         wanted = f"one or more of {', '.join(PREDICTORS)}, or {NO_PREDICTOR}"
+        if unknown[0].lstrip("-").isdecimal():
+            wanted += " (a number of tokens is given with -n)"
         raise ConfigError("predict", ", ".join(unknown), wanted)
     if NO_PREDICTOR in found and len(found) > 1:
         raise ConfigError("predict", ", ".join(found), f"{NO_PREDICTOR} alone, or the others without it")

@@ -121,7 +121,7 @@ class ServeOptions:
                 "--draft-max", 0, f"1 to {DRAFT_MAX}; to draft nothing, leave out the draft model"
             )
         predict = self.attach.scheduler.predict
-        check_in_engine(predict, has_device=not self.is_host_only, has_draft=self.has_draft)
+        check_in_engine(predict, has_draft=self.has_draft)
         self._check_passed()
 
     def _check_passed(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 # of all time, earned. A stream of 500 tokens loses this, CAPACITY's 1 % and what single steps overdraw:
-# together 5 %. In replays 0.04 gained as much and lost 6 % at worst.
+# together 5 %. In replays with n-gram drafts 0.04 gained as much and lost 6 % at worst.
 SHARE: Final = 0.03
 # plain steps. What it takes to find out what eight widths cost and whether drafts hold: in replays 4 was too
 # little to begin with drafts that paid, 6 lost a percent more.

@@ -23,6 +23,7 @@ DIFFERENT = {
     "--json",  # top: a switch
     "--k",  # lab sweep: a list
     "--output",  # of trace, lab sweep and lab report: each writes something else
+    "--predict",  # attach: those of a scheduler alone; lab: recorded
     "--seed",  # lab: of what it assumes, not of sampling
 }
 MAX_LINES = 60

@@ -18,7 +18,7 @@ STATE_BYTES: Final = 8 << 20  # of the rows that are saved, those seen last
 _MAX_VOCAB: Final = 1 << 20  # ids from here on are not remembered
 _MIN_VOCAB: Final = 1 << 10
 _UNKNOWN: Final = -1  # in `_row_of`
-_FREE: Final = np.iinfo(np.int64).max  # in `_seen`: holds nothing, so it is not the oldest
+_NEVER_OLDEST: Final = np.iinfo(np.int64).max  # in `_seen`: the row holds nothing, or was just taken
 _NOBODY: Final = NOT_SEEN - 1  # no expert has it, and no table says it
 _FREED_SHARE: Final = 64  # a full table gives up one row in so many at once: finding the oldest reads all
 
@@ -150,7 +150,7 @@ class TokenPredictor:
         n_new = min(n, self.n_rows - self._n_touched)
         new = np.arange(self._n_touched, self._n_touched + n_new)
         self._n_touched += n_new
-        self._seen[new] = _FREE  # taken, and so not to be given up
+        self._seen[new] = _NEVER_OLDEST  # taken, and so not to be given up
         n_missing = n - n_new - len(self._free)
         if n_missing > 0:  # so every row was used
             self._give_up(max(n_missing, min(self.n_rows // _FREED_SHARE, n_others)))
@@ -161,7 +161,7 @@ class TokenPredictor:
         """Empty the n rows that were seen least recently."""
         oldest = np.argpartition(self._seen, n - 1)[:n]
         self._row_of[self._token_of[oldest]] = _UNKNOWN
-        self._seen[oldest] = _FREE
+        self._seen[oldest] = _NEVER_OLDEST
         self._free = np.concatenate([self._free, oldest])
 
     def state(self) -> dict[str, NDArray[Any]]:
