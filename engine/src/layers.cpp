@@ -33,7 +33,6 @@ spac_layers::spac_layers(spac_context_hook & hook) :
         return nullptr;
     };
     hook.set(h);
-    check();
 }
 
 void spac_layers::see(const llama_moe_hook_params & p) {
@@ -60,7 +59,7 @@ void spac_layers::add(const spac_moe_layer & layer) {
     by_il.emplace(layer.il, layer);
 }
 
-void spac_layers::check() const {
+void spac_layers::check(bool must_split) const {
     if (by_il.empty()) {
         return;
     }
@@ -80,9 +79,11 @@ void spac_layers::check() const {
         if (reasons.count(SPAC_DECLINED_CALLBACK)) {
             throw spac_stays_stock(text);
         }
-        throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, text);
-    }
-    if (!reasons.empty()) {
+        if (must_split) {
+            throw spac_error(SPAC_STATUS_NOTHING_TO_SPLIT, text);
+        }
+        spac_log("%s: llama.cpp's kernels compute their experts", text.c_str());
+    } else if (!reasons.empty()) {
         spac_log("%zu MoE layers stay as they are: %s", by_il.size() - n_split, text.c_str());
     }
 }

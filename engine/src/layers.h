@@ -17,6 +17,7 @@ struct spac_layers {
     spac_layers(const spac_layers &) = delete;
 
     // puts split layers of equal types and shapes into one layout group
+    void check(bool must_split) const; // throws where that is not possible; says which layers stay as they are
     void form_groups();
 
     std::vector<const spac_moe_layer *> split() const; // in the order of a graph
@@ -35,7 +36,6 @@ struct spac_layers {
   private:
     void see(const llama_moe_hook_params & p);
     void add(const spac_moe_layer & layer);
-    void check() const;
 
     const std::string arch; // general.architecture of the model
 };

@@ -41,13 +41,14 @@ static void choose_kernels(spac_plan & plan, const spac_engine_params & params) 
 }
 
 static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers) {
+    const bool had_any = !layers.split().empty();
     for (auto & [il, layer] : layers.by_il) {
         layer.own_kernels = layer.is_split() && plan.kernels && spac_host_experts::can_compute(*plan.kernels, layer);
         if (layer.is_split() && !plan.has_slots && !layer.own_kernels) {
             layer.declined = "the engine has no kernels for it";
         }
     }
-    if (!layers.by_il.empty() && layers.split().empty()) {
+    if (had_any && layers.split().empty()) {
         spac_log("the engine has no kernels for the experts of this model on this machine: llama.cpp's compute them");
     }
 }
@@ -118,6 +119,7 @@ static void probe_device(const spac_plan & plan, const spac_layers & layers, int
 spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
     spac_plan plan;
     choose_device(plan, settings, layers);
+    layers.check(plan.has_slots);
     choose_kernels(plan, settings.params);
     give_kernels_to_layers(plan, layers);
     layers.form_groups();

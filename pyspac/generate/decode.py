@@ -33,6 +33,18 @@ class PromptError(PyspacError):
     exit_code = 2
 
 
+def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:
+    """Raise PromptError if nothing could be generated after it."""
+    if not prompt:
+        raise PromptError(
+            "the prompt is empty and the model has no token to begin with; give a text with -p or -f"
+        )
+    if len(prompt) >= n_ctx:
+        raise PromptError(
+            f"the prompt has {len(prompt)} tokens and the context only {n_ctx}; raise -c or shorten it"
+        )
+
+
 class StepHook(Protocol):
     """What runs while no forward pass is running."""
 
@@ -112,7 +124,7 @@ class DecodeLoop:
 
     def run(self, prompt: Sequence[int], n_predict: int = UNTIL_EOG) -> Generation:
         """Generate until the end token, `n_predict` tokens, a full context, or Ctrl-C."""
-        self._check_prompt(prompt)
+        check_prompt(prompt, self.context.n_ctx)
         self.result.metrics.start_s = time.perf_counter()
         self.sequence = list(prompt)
         reason = self._process_prompt(prompt, n_predict)
@@ -121,17 +133,6 @@ class DecodeLoop:
         self.result.stop_reason = reason
         return self.result
 
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
-        n_ctx = self.context.n_ctx
-        if not prompt:
-            raise PromptError(
-                "the prompt is empty and the model has no token to begin with; give a text with -p or -f"
-            )
-        if len(prompt) >= n_ctx:
-            raise PromptError(
-                f"the prompt has {len(prompt)} tokens and the context only {n_ctx}; raise -c or shorten it"
-            )
-
     def _process_prompt(self, prompt: Sequence[int], n_predict: int) -> StopReason | None:
         n_ubatch, n_cached = self.context.params.n_ubatch, self.context.n_past
         for first in range(n_cached, len(prompt), n_ubatch):
@@ -139,6 +140,8 @@ class DecodeLoop:
                 return "interrupted"
             logits = self.context.decode(prompt[first : first + n_ubatch], 1)
         self.result.metrics.n_prompt, self.result.metrics.n_cached = len(prompt), n_cached
+        if self.interrupt:
+            return "interrupted"
         if n_predict == 0:
             return "length"
         token, _ = self.sampler.sample(logits[0])

@@ -271,6 +271,7 @@ class Context:
         self._check_can_rollback()
         self.n_ctx = params.n_ctx  # llama.cpp rounds up to a multiple of 256
         self.n_past = 0
+        self._n_held = 0  # positions that its memory may hold: more where a decode was broken off
         self._memory = lib.llama_get_memory(self.ptr)
         self._fill_constant_columns()
 
@@ -330,6 +331,8 @@ class Context:
 
     def _decode_piece(self, tokens: Sequence[int], n_outputs: int) -> None:
         n = len(tokens)
+        self.rollback(self.n_past)
+        self._n_held = self.n_past + n
         self._tokens[:n] = tokens
         self._pos[:n] = np.arange(self.n_past, self.n_past + n)
         self._wants_logits[: n - n_outputs] = 0
@@ -357,19 +360,19 @@ class Context:
     def rollback(self, n_past: int) -> None:
         """Take back all tokens from position `n_past` on. Raises LlamaError if the model cannot."""
         assert n_past <= self.n_past
-        if n_past == self.n_past:
+        if n_past == self._n_held:
             return
         if not lib.llama_memory_seq_rm(self._memory, SEQ_ID, n_past, -1):
             raise LlamaError(
                 f"{self.model.path}: this model cannot take back {self.n_past - n_past} of {self.n_past} "
                 "tokens (recurrent layers), which speculation needs; run with --spec-type none"
             )
-        self.n_past = n_past
+        self.n_past = self._n_held = n_past
 
     def clear(self) -> None:
         """Forget everything."""
         lib.llama_memory_clear(self._memory, True)
-        self.n_past = 0
+        self.n_past = self._n_held = 0
 
     def close(self) -> None:
         if self.ptr:

@@ -17,7 +17,7 @@ from pyspac.engine.cpus import default_n_threads, kept_within
 from pyspac.engine.devices import Device, choose_device, fits_memory
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
-from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt
+from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
@@ -198,6 +198,7 @@ class Session:
         interrupt: Interrupt | None = None,
     ) -> Generation:
         """Generate after `prompt`; `on_token` gets each token as it comes."""
+        check_prompt(prompt, self.context.n_ctx)  # before anything is taken back for it
         self._keep_prefix(prompt)
         hook = self._speculation_hook()
         loop = DecodeLoop(
@@ -221,8 +222,7 @@ class Session:
         longest = min(len(self._held), self.context.n_past, max(0, len(prompt) - 1))
         n = next((i for i in range(longest) if self._held[i] != prompt[i]), longest)
         try:
-            if n < self.context.n_past:
-                self.context.rollback(n)
+            self.context.rollback(n)
         except LlamaError:  # layers with a state cannot go back: all over again
             self.context.clear()
             n = 0

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspac._native import bin_dir
+from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
+from pyspac.errors import UsageError
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import GgufHeader
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
@@ -68,10 +71,21 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     return Plan(options=options, launch=launch)
 
 
+def _check_draft_gate(draft: GgufHeader) -> None:
+    """Whether its width fits the target's the engine finds out when both are loaded."""
+    if not read_geometry(draft).is_moe:
+        raise UsageError(
+            f"--predict {DRAFT_GATE} needs a draft model with experts, and {draft.path} has none: give "
+            "another one with -md, or leave the predictor out"
+        )
+
+
 def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     _check(options, files, device)
     header = check_model_file(files.model)
     draft = check_model_file(files.draft) if files.draft else None
+    if draft is not None and DRAFT_GATE in options.attach.scheduler.predict:
+        _check_draft_gate(draft)
     geometry = read_geometry(header)
     n_ctx = choose_n_ctx(options.n_ctx, geometry)
     needs = estimate_needs(header, draft, n_ctx)

@@ -10,6 +10,7 @@ from conftest import ROOT
 
 from pyspac.errors import ConfigError, ModelError
 from pyspac.generate.chat import ChatTemplate, Conversation, Message
+from pyspac.generate.decode import PromptError
 from pyspac.generate.options import RunOptions
 from pyspac.generate.session import Session
 from pyspac.model.gguf_header import GgufHeader, read_header
@@ -99,6 +100,16 @@ def test_another_prompt_keeps_what_they_begin_with() -> None:
         again = session.generate(first)
         assert again.metrics.n_cached == 6
         assert session.generate(first).metrics.n_cached == len(first) - 1  # the last one gives the logits
+
+
+@pytest.mark.model
+def test_a_prompt_that_is_too_long_costs_nothing() -> None:
+    with Session(RunOptions(model=TARGET, n_predict=4, n_threads=1, n_ctx=64)) as session:
+        first = session.tokenize("def parse(self, text):\n    return text\n")
+        session.generate(first)
+        with pytest.raises(PromptError, match="the context only 64"):
+            session.generate(first[:1] * 64)
+        assert session.generate(first).metrics.n_cached == len(first) - 1
 
 
 @pytest.mark.model

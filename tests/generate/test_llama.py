@@ -11,6 +11,7 @@ import pytest
 
 import pyspac
 from pyspac.errors import ModelError
+from pyspac.generate import llama
 from pyspac.generate.llama import (
     Context,
     ContextFullError,
@@ -136,6 +137,27 @@ def test_rollback_forgets(context: Context) -> None:
     context.rollback(10)
     context.decode([30, 31, 32, 33], 4)
     context.rollback(10)
+    assert context.n_past == 10
+    assert np.array_equal(context.decode([7], 1), expected)
+
+
+def test_a_decode_that_was_broken_off_is_taken_back(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C is raised as llama_decode returns: the memory holds more than anyone knows of."""
+    context.decode(TOKENS[:10], 0)
+    expected = context.decode([7], 1).copy()
+    context.rollback(10)
+    real = llama.lib.llama_decode
+
+    def broken_off(*args: object) -> int:
+        real(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llama.lib, "llama_decode", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        context.decode([30, 31, 32], 1)
+    monkeypatch.undo()
     assert context.n_past == 10
     assert np.array_equal(context.decode([7], 1), expected)
 

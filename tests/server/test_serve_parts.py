@@ -195,6 +195,17 @@ def test_batches_too_wide_are_refused_before_anything_starts(max_batch: int) -> 
         plan_launch(options, lambda: False)
 
 
+def test_draft_gate_needs_a_draft_model_with_experts() -> None:
+    options = ServeOptions(
+        model=TARGET,
+        draft=DRAFT,
+        device="cpu",
+        attach=AttachOptions(scheduler=SchedulerConfig(predict=("draft-gate",))),
+    )
+    with pytest.raises(UsageError, match=r"needs a draft model with experts, and .*demo-draft.gguf has none"):
+        plan_launch(options, lambda: False)
+
+
 @pytest.mark.parametrize("n_draft_max", ["-1", "256"])
 def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
     done = run_pyspac(
