@@ -50,13 +50,15 @@ class Estimator:
     def restore(self, state: dict[str, NDArray[Any]]) -> bool:
         """Go on from another estimator's `state()`.
 
-        Return False, with nothing changed, if that one was of another kind, geometry or number of levels.
+        Return False, with nothing changed, if that one was of another kind, geometry or number of levels, or
+        holds what is no number.
         """
         own = self.state()
         fits = own.keys() == state.keys() and all(
             own[name].shape == state[name].shape and own[name].dtype == state[name].dtype for name in own
         )
         fits = fits and int(state["utility"].max(initial=0)) <= self.n_levels
+        fits = fits and all(np.isfinite(array).all() for array in state.values())
         if fits:
             for name in self._learned():
                 self._put(name, state[name.lstrip("_")])

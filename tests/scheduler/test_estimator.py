@@ -246,3 +246,14 @@ def test_a_swap_must_pay_while_it_is_remembered() -> None:
     assert SchedulerConfig(ema_decay=0.96).effective_payback_steps == pytest.approx(25.0)
     assert SchedulerConfig(ema_decay=0.96, payback_steps=3.0).effective_payback_steps == 3.0
     assert SchedulerConfig(estimator="lfu").effective_payback_steps == 0.0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_state_with_what_is_no_number_is_not_taken_over(value: float) -> None:
+    estimator = make_estimator(1, 2, SchedulerConfig())
+    estimator.update(np.array([[3, 1]], np.uint32), 1)
+    state = {name: array.copy() for name, array in estimator.state().items()}
+    state["sum"].flat[0] = value
+    before = estimator.utility.copy()
+    assert not estimator.restore(state)
+    assert np.array_equal(estimator.utility, before)
