@@ -103,8 +103,9 @@ class TracedContext(ProbedContext):
 
     def rollback(self, n_past: int) -> None:
         """Take tokens back, and note which: rejected drafts."""
-        last = self.passes[-1]
-        last.n_kept = min(last.n_kept, n_past - last.position)
+        if n_past < self.n_past:
+            last = self.passes[-1]
+            last.n_kept = min(last.n_kept, n_past - last.position)
         super().rollback(n_past)
 
 
