@@ -167,7 +167,9 @@ class Speeds(NamedTuple):
 
 def replay(scenario: Scenario, controllers: Sequence[str], seeds: int) -> Speeds:
     """Run everyone through the same texts."""
-    fixed = {k: [tokens_per_s(scenario, _static(k), seed) for seed in range(seeds)] for k in FIXED_LENGTHS}
+    fixed = {
+        k: [tokens_per_s(scenario, static_length(k), seed) for seed in range(seeds)] for k in FIXED_LENGTHS
+    }
     best = max(_mean_ratio(speeds, fixed[0]) for speeds in fixed.values())
     speeds = {name: [tokens_per_s(scenario, name, seed) for seed in range(seeds)] for name in controllers}
     over_none = {name: _mean_ratio(speeds[name], fixed[0]) for name in controllers}
@@ -176,7 +178,7 @@ def replay(scenario: Scenario, controllers: Sequence[str], seeds: int) -> Speeds
     return Speeds(over_none, over_fixed, lowest)
 
 
-def _static(n_draft: int) -> MakeController:
+def static_length(n_draft: int) -> MakeController:
     return lambda shared: Static(shared, n_draft)
 
 

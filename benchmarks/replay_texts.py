@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Final
 
 from bench_speculation import STREAMS, prompts
-from replay_speculation import FIXED_LENGTHS, N_DRAFT_MAX, SWITCH_US, WANTED_MIX
+from replay_speculation import FIXED_LENGTHS, N_DRAFT_MAX, SWITCH_US, WANTED_MIX, static_length
 from rich.console import Console
 from rich.progress import track
 
@@ -32,7 +32,6 @@ from pyspac.generate.options import RunOptions
 from pyspac.generate.session import Session
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.manager import MakeController, Speculation, parse_controller
-from pyspac.speculation.static import Static
 
 Text = tuple[list[int], list[int]]  # prompt, continuation
 # us of a step of 1 .. 9 tokens: the demo pair on one thread, where wide passes are dear, and on two
@@ -119,11 +118,7 @@ def over_fixed(
     def mean_us(one: MakeController) -> float:
         return fmean(stream_us(one, texts, costs, switch_us, seed) for seed in range(seeds))
 
-    return min(mean_us(_static(k)) for k in FIXED_LENGTHS) / mean_us(make)
-
-
-def _static(n_draft: int) -> MakeController:
-    return lambda shared: Static(shared, n_draft)
+    return min(mean_us(static_length(k)) for k in FIXED_LENGTHS) / mean_us(make)
 
 
 def main() -> None:

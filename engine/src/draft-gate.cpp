@@ -1,5 +1,6 @@
 #include "draft-gate.h"
 
+#include "average.h"
 #include "clock.h"
 #include "status.h"
 
@@ -8,10 +9,6 @@
 #include <memory>
 
 static constexpr double WEIGHT = 0.2; // of the latest drafting in averages
-
-static void blend(double & average, double value) {
-    average = average == 0 ? value : average + WEIGHT * (value - average);
-}
 
 spac_draft_gate::spac_draft_gate(llama_context * draft, spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers,
                                  int n_slots, int max_batch) :
@@ -114,15 +111,15 @@ void spac_draft_gate::note_time(size_t index) {
         begin_us = now;
     } else if (index + 1 == nodes.size()) {
         // of all layers between the first MoE layer and the last
-        blend(times.layer_us, (double) (now - begin_us) / (std::prev(nodes.end())->first - nodes.begin()->first));
+        spac_blend(times.layer_us, (double) (now - begin_us) / (std::prev(nodes.end())->first - nodes.begin()->first), WEIGHT);
     }
 }
 
 void spac_draft_gate::begin_drafting(uint64_t target_forward) {
     if (n_forwards > 0) {
-        blend(times.n_draft, (double) n_forwards);
+        spac_blend(times.n_draft, (double) n_forwards, WEIGHT);
         for (size_t i = 0; i < n_copies.size(); i++) {
-            blend(n_copies[i], n_absent[i].exchange(0));
+            spac_blend(n_copies[i], n_absent[i].exchange(0), WEIGHT);
         }
     }
     times.copy_us = 0;

@@ -160,7 +160,7 @@ void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
 
 // else the first split layer's dispatch begins a forward
 int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
-    if (layers.split().empty() && n_tokens > 0) {
+    if (!layers.any_split() && n_tokens > 0) {
         forward.begin();
     }
     return splitter.n_threads_of(graph, n_tokens);

@@ -1,5 +1,6 @@
 #include "expert-cache.h"
 
+#include "average.h"
 #include "status.h"
 
 #include <algorithm>
@@ -362,7 +363,7 @@ void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us
         group.by_utility[utility[key]].push_back(load.slot);
         out.counters->n_loads++;
         out.counters->loaded_bytes += load.bytes;
-        us_per_byte                   = us_per_byte == 0 ? (double) us / load.bytes : us_per_byte + SPEED_WEIGHT * ((double) us / load.bytes - us_per_byte);
+        spac_blend(us_per_byte, (double) us / load.bytes, SPEED_WEIGHT);
         group.slots[load.slot].source = load.source;
         if (load.source >= 0) {
             out.ahead[load.source].n_copied++;

@@ -113,6 +113,10 @@ std::vector<const spac_moe_layer *> spac_layers::split() const {
     return list;
 }
 
+bool spac_layers::any_split() const {
+    return std::any_of(by_il.begin(), by_il.end(), [](const auto & layer) { return layer.second.is_split(); });
+}
+
 const char * spac_layers::declined_reason(int il) const {
     const auto it = by_il.find(il);
     return it == by_il.end() || it->second.is_split() ? nullptr : it->second.declined.c_str();

@@ -21,6 +21,7 @@ struct spac_layers {
     void form_groups();
 
     std::vector<const spac_moe_layer *> split() const; // in the order of a graph
+    bool                                any_split() const;
 
     const char * declined_reason(int il) const; // NULL: split, or not MoE
 

@@ -1,5 +1,6 @@
 #include "next-layer.h"
 
+#include "average.h"
 #include "clock.h"
 
 #include <memory>
@@ -48,8 +49,7 @@ void spac_next_layer::see(size_t index, const ggml_tensor * input) {
 
 void spac_next_layer::note_time(size_t index, uint64_t now) {
     if (last_index != SIZE_MAX && index == last_index + 1) {
-        double & us = layer_us[last_index];
-        us          = us == 0 ? now - last_us : us + TIME_WEIGHT * (now - last_us - us);
+        spac_blend(layer_us[last_index], now - last_us, TIME_WEIGHT);
     }
     last_index = index;
     last_us    = now;

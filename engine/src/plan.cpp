@@ -41,14 +41,14 @@ static void choose_kernels(spac_plan & plan, const spac_engine_params & params) 
 }
 
 static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers) {
-    const bool had_any = !layers.split().empty();
+    const bool had_any = layers.any_split();
     for (auto & [il, layer] : layers.by_il) {
         layer.own_kernels = layer.is_split() && plan.kernels && spac_host_experts::can_compute(*plan.kernels, layer);
         if (layer.is_split() && !plan.has_slots && !layer.own_kernels) {
             layer.declined = "the engine has no kernels for it";
         }
     }
-    if (had_any && layers.split().empty()) {
+    if (had_any && !layers.any_split()) {
         spac_log("the engine has no kernels for the experts of this model on this machine: llama.cpp's compute them");
     }
 }

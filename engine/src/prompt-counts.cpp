@@ -1,5 +1,7 @@
 #include "prompt-counts.h"
 
+#include "reader-node.h"
+
 #include <map>
 
 spac_prompt_counts::spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, spac_routing_log & log, bool fills) :
@@ -29,11 +31,7 @@ void spac_prompt_counts::add_node(const llama_moe_hook_params & p) {
     if (it == nodes.end() || !spac_same_experts(*it->second.layer, p)) {
         return;
     }
-    ggml_tensor * args[] = { p.ids };
-    ggml_tensor * node   = ggml_custom_4d(p.ctx, GGML_TYPE_I32, 1, 1, 1, 1, args, 1, run_node, 1, &it->second);
-    ggml_backend_sched_set_tensor_backend(p.sched, node, p.backend_cpu);
-    ggml_format_name(node, "spac_count-%d", p.il);
-    ggml_build_forward_expand(p.gf, node);
+    spac_add_reader_node(p, "spac_count", p.ids, run_node, &it->second);
 }
 
 void spac_prompt_counts::count(const spac_moe_layer & layer, const ggml_tensor * ids) {

@@ -1,5 +1,6 @@
 #include "routers.h"
 
+#include "reader-node.h"
 #include "status.h"
 
 #include <algorithm>
@@ -11,14 +12,10 @@
 static constexpr size_t N_NODES = 4;
 
 void spac_add_router_node(const llama_moe_hook_params & p, const char * name, ggml_custom_op_t op, void * user_data) {
-    spac_router router = spac_find_router(p.ids, p.down ? p.down->ne[2] : 0);
-    if (!router.weight) {
-        return;
+    const spac_router router = spac_find_router(p.ids, p.down ? p.down->ne[2] : 0);
+    if (router.weight) {
+        spac_add_reader_node(p, name, router.input, op, user_data);
     }
-    ggml_tensor * node = ggml_custom_4d(p.ctx, GGML_TYPE_I32, 1, 1, 1, 1, &router.input, 1, op, 1, user_data);
-    ggml_backend_sched_set_tensor_backend(p.sched, node, p.backend_cpu);
-    ggml_format_name(node, "%s-%d", name, p.il);
-    ggml_build_forward_expand(p.gf, node);
 }
 
 std::vector<float> spac_router_rows(const ggml_tensor * input, int64_t first, int64_t n) {

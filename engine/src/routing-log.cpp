@@ -1,6 +1,7 @@
 #include "routing-log.h"
 
 #include "activations.h"
+#include "reader-node.h"
 
 #include <algorithm>
 #include <cstring>
@@ -36,11 +37,7 @@ void spac_routing_log::run_node(ggml_tensor * dst, int ith, int, void * user_dat
 
 void spac_routing_log::add_node(const llama_moe_hook_params & p) {
     ggml_tensor * tokens = find_tokens(p.gf);
-    ggml_tensor * args[] = { tokens ? tokens : p.ids };
-    ggml_tensor * node   = ggml_custom_4d(p.ctx, GGML_TYPE_I32, 1, 1, 1, 1, args, 1, run_node, 1, this);
-    ggml_backend_sched_set_tensor_backend(p.sched, node, p.backend_cpu);
-    ggml_format_name(node, "spac_tokens-%d", p.il);
-    ggml_build_forward_expand(p.gf, node);
+    spac_add_reader_node(p, "spac_tokens", tokens ? tokens : p.ids, run_node, this);
 }
 
 uint16_t * spac_routing_log::experts_of(int64_t i) const {

@@ -42,8 +42,9 @@ class Session:
         if options.n_threads is not None:
             check_n_threads("-t", options.n_threads, 1)
         self.device: Device = choose_device(options.device, options.rpc)
-        self.preflight: Preflight = check_run(options.on(self.device), self.device)
-        self.options = self._runnable(options.on(self.device))
+        options = options.on(self.device)
+        self.preflight: Preflight = check_run(options, self.device)
+        self.options = self._runnable(options)
         self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         self.n_threads = options.n_threads or default_n_threads(self.cpus)
         self.sampler = Sampler(options.sampling)

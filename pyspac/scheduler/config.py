@@ -82,10 +82,9 @@ class SchedulerConfig:
     ema_decay: float = 0.97  # of ema, per token: share of the past that is left after one more token
     static_steps: int = 8  # of static: steps to learn from before it freezes
     threshold: int | Literal["auto"] = "auto"  # [tau] fixed, or balanced per layer and step
-    payback_steps: float | None = (
-        None  # steps within which a swap must save its bytes; 0: any better one may;
-    )
-    # None: as many as ema remembers tokens, and 0 for the others
+    # steps within which a swap must save its bytes; 0: any better one may; None: as many as ema remembers
+    # tokens, and 0 for the others
+    payback_steps: float | None = None
     budget_share: float = 0.5  # of the link's time that copies may fill; hosts share their memory with it
     byte_budget: int | Literal["auto"] | None = "auto"  # bytes per forward; None: no limit
     link_gb_s: float | None = None  # known speed of the link in 1e9 bytes/s, until copies were measured

@@ -1,0 +1,14 @@
+// A node that reads a tensor while the graph runs, and changes nothing.
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml.h"
+#include "llama-moe-hook.h"
+
+// adds it to the hook's graph, on the CPU; op: gets `src` as its only source, and one number that nobody reads to write
+inline void spac_add_reader_node(const llama_moe_hook_params & p, const char * name, ggml_tensor * src, ggml_custom_op_t op, void * user_data) {
+    ggml_tensor * node = ggml_custom_4d(p.ctx, GGML_TYPE_I32, 1, 1, 1, 1, &src, 1, op, 1, user_data);
+    ggml_backend_sched_set_tensor_backend(p.sched, node, p.backend_cpu);
+    ggml_format_name(node, "%s-%d", name, p.il);
+    ggml_build_forward_expand(p.gf, node);
+}
