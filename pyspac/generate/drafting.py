@@ -65,12 +65,16 @@ class NgramDrafter(Drafter):
         self._n_indexed = 0
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
-        self._index(tokens)
+        return DraftResult(self.draft_at(tokens, len(tokens), n_max))
+
+    def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
+        """What is drafted where the sequence is `tokens[:end]`; `end` only grows."""
+        self._index(tokens, end)
         for n in self.lengths:
-            start = self._follower.get(tuple(tokens[-n:])) if len(tokens) > n else None
+            start = self._follower.get(tuple(tokens[end - n : end])) if end > n else None
             if start is not None:
-                return DraftResult(list(tokens[start : start + n_max]))
-        return DraftResult()
+                return list(tokens[start : min(start + n_max, end)])
+        return []
 
     def keep(self, n: int) -> None:
         """See Drafter."""
@@ -78,13 +82,13 @@ class NgramDrafter(Drafter):
             self._follower.clear()
             self._n_indexed = 0
 
-    def _index(self, tokens: Sequence[int]) -> None:
+    def _index(self, tokens: Sequence[int], n_known: int) -> None:
         """Add all n-grams that have a follower: those ending before the last token."""
-        for end in range(max(1, self._n_indexed), len(tokens)):
+        for end in range(max(1, self._n_indexed), n_known):
             for n in self.lengths:
                 if end >= n:
                     self._follower[tuple(tokens[end - n : end])] = end
-        self._n_indexed = len(tokens)
+        self._n_indexed = n_known
 
 
 class ModelDrafter(Drafter):

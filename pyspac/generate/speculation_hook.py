@@ -38,7 +38,9 @@ class SpeculationHook:
     def _wrapped(self, drafter: Drafter) -> Drafter:
         """Watch a drafter that costs nothing in the shadow, if the controller looks at it."""
         if isinstance(drafter, NgramDrafter) and self.controller.wants_shadow:
-            return ShadowDrafter(drafter, self.controller.n_draft_max, self.controller.observe_shadow)
+            shadow = ShadowDrafter(drafter, self.controller.n_draft_max, self.controller.observe_shadow)
+            self.controller.compare_shadow = shadow.compare
+            return shadow
         return drafter
 
     def n_draft_limit(self) -> int | None:

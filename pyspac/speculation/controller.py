@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -60,8 +61,10 @@ class Controller(ABC):
         assert shared.n_draft_max >= 0
         self.shared = shared
         self.n_steps = 0
+        self.n_missed = 0  # tokens since the last draft
         self.last: StepRecord | None = None  # its last step, but for the one that is looked at
         self.decisions: deque[Decision] = deque(maxlen=N_DECISIONS_KEPT)
+        self.compare_shadow: Callable[[], None] = _nothing  # have `observe_shadow` told what there is to tell
 
     @property
     def n_draft_max(self) -> int:
@@ -77,8 +80,15 @@ class Controller(ABC):
         """The longest draft for the next step, 0 .. n_draft_max. Asking twice changes nothing."""
 
     def observe(self, record: StepRecord) -> None:
-        """Take in what the step did. O(1) per step."""
-        self.shared.table.observe(record, self.last)
+        """Take in what the step did. O(1) per step. A controller may gather steps until it has to decide."""
+        self._take(record)
+
+    def finish(self) -> None:  # noqa: B027  most gather nothing
+        """Take in what was gathered: the request is over."""
+
+    def _take(self, record: StepRecord) -> None:
+        self.shared.table.observe(record, self.last, self.n_missed)
+        self.n_missed = 0 if record.n_draft else self.n_missed + 1
         self._observe(record)
         self.last = record
         self.n_steps += 1
@@ -95,3 +105,7 @@ class Controller(ABC):
         self.decisions.append(
             Decision(step=self.n_steps, phase=phase, n_draft=n_draft, **details)  # type: ignore[arg-type]
         )
+
+
+def _nothing() -> None:
+    """Nobody drafts in the shadow."""

@@ -31,6 +31,7 @@ SHAPE_DRIFT: Final = 0.0003
 # Standard deviations that are believed of a sample: what lies beyond is an accident (a page fault, a lost
 # time slice) until it repeats.
 FAR: Final = 2.0
+_BEGUN: Final = FAR * FAR * NOISE  # of a sample that has more in it than the step, and nobody knows how much
 
 
 class Estimate(NamedTuple):
@@ -58,45 +59,50 @@ class TimeCurve:
         self._level = 0.0
         self._level_variance = 0.0
 
-    def observe(self, n: int, us: float) -> None:
-        """Take in one measured time of width `n`; 0: none was taken."""
+    def observe(self, n: int, us: float, noise: float = NOISE) -> None:
+        """Take in one measured time of width `n`, and the variance of its logarithm; 0 us: none was taken."""
         if us <= 0.0:
             return
         self.n_observed += 1
         x = math.log(max(us, 1.0))  # no clock tells less
         if n in self._shapes:
-            self._learn(self._shapes[n], x)
+            self._learn(self._shapes[n], x, noise)
         else:
-            self._add(n, x)
+            self._add(n, x, noise)
         self._shapes[n].seen, self._shapes[n].level = self.n_observed, self._level
 
-    def _learn(self, shape: _Shape, x: float) -> None:
+    def _learn(self, shape: _Shape, x: float, noise: float) -> None:
         """Divide what was not expected between the level and the shape."""
         shape.variance = self._variance(shape)
         self._level_variance += LEVEL_DRIFT
         error = x - self._level - shape.mean
-        if (surprise := error * error / (FAR * FAR * self._doubt(shape))) > 1.0:
+        if (surprise := error * error / (FAR * FAR * self._doubt(shape, noise))) > 1.0:
             self._level_variance *= surprise
             shape.variance *= surprise
             if error > 0.0:
                 return  # an accident, until it repeats; nothing makes a pass too short
-        total = self._doubt(shape)
+        total = self._doubt(shape, noise)
         to_level, to_shape = self._level_variance / total, shape.variance / total
         self._level += to_level * error
         shape.mean += to_shape * error
         self._level_variance *= 1.0 - to_level
         shape.variance *= 1.0 - to_shape
 
-    def _doubt(self, shape: _Shape) -> float:
+    def _doubt(self, shape: _Shape, noise: float) -> float:
         """Variance of a sample."""
-        return self._level_variance + shape.variance + NOISE
+        return self._level_variance + shape.variance + noise
 
-    def _add(self, n: int, x: float) -> None:
-        """The first sample of a width, as far as it is possible: what lies beyond must be an accident."""
+    def _add(self, n: int, x: float, noise: float) -> None:
+        """The first sample of a width, weighed against what is possible: what lies beyond is an accident."""
         least, most = self._bounds(n) or (x, x)
-        is_possible = least <= x <= most
-        variance = NOISE if is_possible else (most - least) ** 2 / 12.0
-        self._shapes[n] = _Shape(max(least, min(x, most)) - self._level, variance)
+        mean, variance = max(least, min(x, most)), (most - least) ** 2 / 12.0
+        if least == most:
+            variance = noise
+        elif mean == x:
+            weight = variance / (variance + noise)
+            mean = (1.0 - weight) * 0.5 * (least + most) + weight * x
+            variance *= 1.0 - weight
+        self._shapes[n] = _Shape(mean - self._level, variance)
         self._shapes = dict(sorted(self._shapes.items()))
 
     def _bounds(self, n: int) -> tuple[float, float] | None:
@@ -150,28 +156,44 @@ class CostTable:
         self.returns = TimeCurve()  # plain passes after one of another width
         self.drafts = TimeCurve()  # of one token
         self._draft_us = 0.0  # read off it
+        self.backlogs = TimeCurve()  # by tokens that the drafter has missed, a power of two
 
-    def observe(self, record: StepRecord, before: StepRecord | None) -> None:
+    def observe(self, record: StepRecord, before: StepRecord | None, n_missed: int = 0) -> None:
         """Take in one step; `before`: the same sequence's last one, if there was one.
+
+        `n_missed`: tokens since the last draft, which the drafter has to read before the next.
 
         A pass of another width than the one before sets up its graph anew, which is no part of T(n). What
         that takes is seen where plain steps follow drafts: the plain step's own time is known best. With
         others in the batch widths change whatever is drafted, and it is a part of T(n). A plain step after a
-        prompt says nothing: caches are cold. A draft after a pause reads what the drafter has missed, which
-        is not the token's.
+        prompt says nothing: caches are cold.
         """
-        was_drafting = before is not None and before.n_draft > 0
         width, n_draft = record.width, record.n_draft
         us = record.total_us - record.draft_us
         if record.n_others or (before is not None and width == before.width):
             self.passes.observe(width, us)
         elif n_draft:
-            self.passes.observe(width, us - min(self.change_us(), 0.5 * us))
+            change_us = min(self.change_us(), 0.5 * us)
+            doubt = math.log(us / (us - change_us)) ** 2 if self.returns.n_observed else _BEGUN
+            self.passes.observe(width, us - change_us, NOISE + doubt)
         elif before is not None:
             self.returns.observe(1, us)
-        if n_draft and (was_drafting or not self.drafts.n_observed):
-            self.drafts.observe(1, record.draft_us / n_draft)
-            self._draft_us = self.drafts.us(1) or 0.0
+        if n_draft:
+            self._observe_draft(record.draft_us, n_draft, n_missed)
+
+    def _observe_draft(self, us: float, n_draft: int, n_missed: int) -> None:
+        """What a draft takes more after a pause is the backlog's: at first as much as a token, it is thought."""
+        if not n_missed:
+            self.drafts.observe(1, us / n_draft)
+        elif not self.drafts.n_observed:
+            self.drafts.observe(1, us / (1 + n_draft), _BEGUN)
+        self._draft_us = self.drafts.us(1) or 0.0
+        if n_missed:
+            self.backlogs.observe(_bucket(n_missed), max(1.0, us - n_draft * self._draft_us))
+
+    def backlog_us(self, n_missed: int) -> float:
+        """What the next draft takes more, if the drafter has missed so many tokens."""
+        return self.backlogs.us(_bucket(n_missed)) or 0.0 if n_missed else 0.0
 
     def step(self, n_draft: int, n_others: int = 0) -> Estimate | None:
         """A whole step that drafts `n_draft` tokens, beside `n_others` of other sequences."""
@@ -191,3 +213,8 @@ class CostTable:
             "draft_us": {n: round(self.drafts.us(n) or 0.0, 1) for n in self.drafts.widths()},
             "pass_us": {n: round(self.passes.us(n) or 0.0, 1) for n in self.passes.widths()},
         }
+
+
+def _bucket(n: int) -> int:
+    """The greatest power of two that is not above n."""
+    return 1 << (n.bit_length() - 1)

@@ -2,20 +2,24 @@
 
 Two curves are learned from every step: which drafts hold (`acceptance.py`) and what steps take
 (`cost_table.py`). A third thing keeps count of what speculation has lost (`ledger.py`). One rule: of all
-lengths that the ledger can afford take the one with the highest
+lengths that the ledger can afford take the one with the highest E[tokens] / E[time], unless others have a
+higher
 
     log(E[tokens] / E[time]) + appetite * its standard deviation
 
-The appetite is how full the ledger is. At 1 the doubt counts in favour, so what is not known is tried: that
-is how widths are measured, and how speculation begins again after a while without a look, as evidence fades.
-The plain step is one of the lengths, and is measured again when the gain hangs on a time that is not sure
-any more (not seen for long, or all times have moved since). With an empty ledger nothing is drafted until it
-has earned something. A length need not be tried to be judged, and a jump of T(n) is no hill to climb.
+of which the one is tried that risks least. The appetite is how full the ledger is. At 1 the doubt counts in
+favour, so what is not known is tried: that is how widths are measured, and how speculation begins again
+after a while without a look, as evidence fades. The plain step is one of the lengths, and is measured again
+when the gain hangs on a time that is not sure any more (not seen for long, or all times have moved since).
+With an empty ledger nothing is drafted until it has earned something. A length need not be tried to be
+judged, and a jump of T(n) is no hill to climb.
 
 What else there is, and why:
 - with a drafter that costs nothing (n-gram), drafts are compared with the text while speculation is off (the
   shadow), so that acceptance is never in doubt;
 - drafters end drafts by themselves, and each change of widths sets up a graph anew: E[time] has both;
+- what a new length takes to begin with (a graph, caches, what the drafter has missed) is paid once, so two
+  steps are taken before it is judged; while a choice stands, steps are put down and learned from later;
 - a choice that differs from the present one must earn a change of widths while its evidence lasts;
 - the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
 - the others in a batch wait for our drafts, so tokens and losses are counted per batch;
@@ -26,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspac.engine.step import StepRecord
 from pyspac.speculation.acceptance import HALF_LIFE, AcceptanceCurve
@@ -36,7 +40,7 @@ from pyspac.speculation.ledger import LossLedger
 
 # A choice is kept for so long at most, unless it loses a plain step before; one that was just made for as
 # long as it has stood. Choosing takes 100 us with cold caches, as between two passes: 0.7 % of the time. In
-# replays of texts 6 ms gained 0.4 % more, and choosing would take 1.7 %.
+# replays of texts 6 ms gained 0.4 % more, and choosing would take 1.7 %. Steps are gathered meanwhile.
 CHOICE_US: Final = 15_000.0
 
 
@@ -47,6 +51,16 @@ class ForecastMemory:
     ledger: LossLedger = field(default_factory=LossLedger)
     n_drafts: int = 0
     n_held: int = 0  # of them, those whose first token held
+
+
+class _Option(NamedTuple):
+    """A draft length, judged."""
+
+    n_draft: int
+    utility: float  # expected tokens per plain step's time
+    score: float  # log(utility), and the appetite's share of its standard deviation
+    loss: float  # plain steps that a step may lose, if its time is far from what was thought
+    once: float = 0.0  # that the first step loses besides
 
 
 def candidates(n_max: int) -> list[int]:
@@ -74,9 +88,11 @@ class Forecast(Controller):
         self.utilities: dict[int, float] = {0: 1.0}
         self._has_shadow = False
         self._n_others = 0  # tokens of other sequences in the batch
-        self._chosen_us = 0.0  # time for which the choice was kept
-        self._keep_us = 0.0  # for which it is kept: doubles as it is confirmed
-        self._chosen_level = 0.0  # of the ledger, when it was made
+        self._gathered: list[StepRecord] = []  # steps since the choice
+        self._stood_us = 0.0  # they took
+        self._balance = 0.0  # what they gained, in plain steps
+        self._keep_us = 0.0  # for which the choice is kept: doubles as it is confirmed
+        self._plain_us = 0.0  # a plain step, when it was made; 0: not known
         self._n_draft = 0
         self._phase: Phase = "choose"
         self._choose()
@@ -86,17 +102,42 @@ class Forecast(Controller):
 
     # ------------------------------------------------------------------------------------ observing
 
+    def observe(self, record: StepRecord) -> None:
+        """See Controller. While the choice stands, a step is put down and no more between two passes."""
+        us = record.total_us
+        self._gathered.append(record)
+        self._stood_us += us
+        if self._plain_us:
+            self._balance += self._gained(record.n_emitted) - us / self._plain_us
+        is_due = self._stood_us >= self._keep_us or self._balance < -1.0
+        if is_due and not (record.n_draft and self._has_begun()):
+            self._look()
+
+    def _has_begun(self) -> bool:
+        """Whether the step was the first of a new length: the second tells what it takes from then on."""
+        return len(self._gathered) == 1 and (self.last is None or self.last.n_draft != self._n_draft)
+
+    def _look(self) -> None:
+        """Learn from what was gathered, and choose again."""
+        stood_us, before = self._stood_us, self._n_draft
+        self.finish()
+        self._choose()
+        is_kept = self._n_draft == before and self._phase != "baseline"
+        self._keep_us = min(2.0 * stood_us, CHOICE_US) if is_kept else 0.0
+
+    def finish(self) -> None:
+        """See Controller."""
+        self.compare_shadow()
+        for record in self._gathered:
+            self._take(record)
+        self._gathered.clear()
+        self._stood_us = self._balance = 0.0
+
     def _observe(self, record: StepRecord) -> None:
         self._n_others = record.n_others
         self._book(record)
         if self._n_draft > 0 or not self._has_shadow:
             self._learn(self._n_draft, record.n_draft, record.n_accepted)
-        self._chosen_us += record.total_us
-        has_lost = self.memory.ledger.level < self._chosen_level - 1.0
-        if self._chosen_us >= self._keep_us or has_lost or self._phase == "baseline":
-            before, kept_us = self._n_draft, self._chosen_us
-            self._choose()
-            self._keep_us = min(2.0 * kept_us, CHOICE_US) if self._n_draft == before else 0.0
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
         """See Controller."""
@@ -130,26 +171,26 @@ class Forecast(Controller):
 
     def _choose(self) -> None:
         """Decide the next steps' draft length. O(n_draft_max), some 20 us; 100 with cold caches."""
-        self._chosen_us, self._chosen_level = 0.0, self.memory.ledger.level
         if self.n_draft_max == 0:
             return self._set(0, "choose", "the cap is 0")
         plain = self.shared.table.step(0, self._n_others)
+        self._plain_us = plain.us if plain else 0.0
         if plain is None or (self._phase == "baseline" and plain.variance >= NOISE):
             return self._set(0, "baseline", "the plain step's time is not sure")
-        best, first = self._judge(plain)
-        return self._set(best, *self._reason(best, first))
+        options = self._judge(plain)
+        self.utilities = {option.n_draft: option.utility for option in options}
+        best, phase, why = self._pick(options)
+        return self._set(best.n_draft, phase, why)
 
-    def _judge(self, plain: Estimate) -> tuple[int, int]:
-        """The best length that the ledger allows, and the best with a full one. Costs are in plain steps."""
-        table, ledger, n_others = self.shared.table, self.memory.ledger, self._n_others
+    def _judge(self, plain: Estimate) -> list[_Option]:
+        """All lengths, the plain step first. Costs are in plain steps."""
+        table, n_others = self.shared.table, self._n_others
         tokens, chances, doubt = self.acceptance.forecast()
-        appetite = ledger.appetite()
+        appetite = self.memory.ledger.appetite()
         change = 0.0 if n_others else table.change_us() / plain.us
-        move = change / HALF_LIFE  # a choice earns what it takes to come to it while its evidence lasts
-        utility = 1.0 / (1.0 + move * (self._n_draft > 0))
-        best = first = 0
-        best_score = first_score = math.log(utility) + appetite * math.sqrt(plain.variance)
-        self.utilities = {0: utility}
+        begin = change + (0.0 if self._n_draft else table.backlog_us(self.n_missed) / plain.us)
+        stays = 1.0 / (1.0 + change / HALF_LIFE * (self._n_draft > 0))
+        options = [_Option(0, stays, math.log(stays) + appetite * math.sqrt(plain.variance), 0.0)]
         # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
         # in a row end alike; `longer`: the chance of all others
         longer = chances[1]
@@ -160,33 +201,34 @@ class Forecast(Controller):
             step = table.step(k, n_others) or plain
             price = max(price, step.us / plain.us)  # no step is shorter than one with fewer tokens
             cost = shorter + longer * price + change * (1.0 - alike - longer * longer)
-            cost += move * (k != self._n_draft)
+            once = begin * (k != self._n_draft)
+            cost += once / HALF_LIFE  # it is earned while the choice's evidence lasts
             gained = self._gained(tokens[k])
             unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)
-            self.utilities[k] = utility = gained / cost
-            score = math.log(utility) + appetite * math.sqrt(step.variance + (unsure / gained) ** 2)
-            if score > first_score:
-                first, first_score = k, score
-            if score > best_score:
-                loss = cost * math.exp(FAR * math.sqrt(step.variance)) - (gained - unsure)
-                if ledger.can_lose(loss):
-                    best, best_score = k, score
+            score = math.log(gained / cost) + appetite * math.sqrt(step.variance + (unsure / gained) ** 2)
+            loss = cost * math.exp(FAR * math.sqrt(step.variance)) - (gained - unsure)
+            options.append(_Option(k, gained / cost, score, loss, once))
             if k < self.n_draft_max:
                 ends, longer = longer - chances[k + 1], chances[k + 1]
                 shorter += ends * price
                 alike += ends * ends
-        return best, first
+        return options
 
-    def _reason(self, best: int, first: int) -> tuple[Phase, str]:
-        """What a choice is called, and why; `first`: what it would have been with a full ledger."""
-        likeliest = max(self.utilities, key=self.utilities.__getitem__)
-        if best == 0 and first > 0:
-            return "hold", f"the loss ledger does not allow K = {first}, which may pay"
-        if best == likeliest:
-            return "choose", "the best forecast"
-        if best == 0:
-            return "baseline", "the plain step's time is not sure"
-        return "probe", f"may be better than K = {likeliest}: that is not sure"
+    def _pick(self, options: list[_Option]) -> tuple[_Option, Phase, str]:
+        """The choice, what it is called, and why: the best forecast, or the least risk that may be better."""
+        can_lose = self.memory.ledger.can_lose
+        allowed = [option for option in options if option.n_draft == 0 or can_lose(option.loss, option.once)]
+        likeliest = max(allowed, key=lambda option: option.utility)
+        bolder = [option for option in allowed if option.score > likeliest.score]
+        best = min(bolder, key=lambda option: option.loss) if bolder else likeliest
+        boldest = max(options, key=lambda option: option.score)
+        if best.n_draft == 0 and boldest.n_draft > 0:
+            return best, "hold", f"the loss ledger does not allow K = {boldest.n_draft}, which may pay"
+        if best is likeliest:
+            return best, "choose", "the best forecast"
+        if best.n_draft == 0:
+            return best, "baseline", "the plain step's time is not sure"
+        return best, "probe", f"may be better than K = {likeliest.n_draft}: that is not sure"
 
     def _set(self, n_draft: int, phase: Phase, why: str) -> None:
         if (phase, n_draft) != (self._phase, self._n_draft) or not self.decisions:

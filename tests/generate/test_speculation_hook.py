@@ -130,17 +130,21 @@ class Known(Drafter):
         wrong = len(tokens) % 9
         return DraftResult([t + (i == wrong) for i, t in enumerate(draft)])
 
+    def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
+        return self.draft(list(tokens[:end]), n_max).tokens
+
 
 @settings(max_examples=30, deadline=None)
-@given(n_drafts=st.lists(st.sampled_from([0, 0, 0, 2, 4]), min_size=1, max_size=9))
-def test_shadows_say_what_verification_would_have_said(n_drafts: list[int]) -> None:
-    """Of plain steps the true length of agreement is reported; steps that draft need no shadow."""
+@given(n_drafts=st.lists(st.sampled_from([0, 0, 0, 2, 4]), min_size=1, max_size=9), every=st.integers(1, 12))
+def test_shadows_say_what_verification_would_have_said(n_drafts: list[int], every: int) -> None:
+    """Of plain steps the true length of agreement is reported, whenever it is asked for; steps that draft
+    need no shadow."""
     context = FakeContext(**SIZES)
-    known, heard = Known(context), []
+    known, heard = cast(NgramDrafter, Known(context)), []
     shadow = ShadowDrafter(known, 5, lambda n_draft, n_held: heard.append((n_draft, n_held)))
     sequence = list(PROMPT)
     expected = []
-    for n_draft in n_drafts * 4:
+    for step, n_draft in enumerate(n_drafts * 4):
         draft = shadow.draft(sequence, n_draft).tokens
         assert len(draft) == n_draft
         wrong = len(sequence) % 9
@@ -148,6 +152,9 @@ def test_shadows_say_what_verification_would_have_said(n_drafts: list[int]) -> N
             expected.append((5, min(5, wrong)))
         for _ in range(1 + min(n_draft, wrong)):  # a step emits what holds, and one more
             sequence.append(argmax(context.logits_after(sequence)))
+        if step % every == 0:
+            shadow.compare()
+    shadow.compare()
     assert not Counter(heard) - Counter(expected), "nothing is reported that was not so"
     if set(n_drafts) == {0}:
         assert len(heard) >= len(expected) - 5, "only the last drafts may still be open"
@@ -157,7 +164,33 @@ def test_shadow_hears_of_silence() -> None:
     heard: list[tuple[int, int]] = []
     shadow = ShadowDrafter(NgramDrafter(), 4, lambda *what: heard.append(what))
     shadow.draft([1, 2, 3], 0)
+    assert heard == [], "between two passes nothing is looked up"
+    shadow.compare()
     assert heard == [(0, 0)]
+    shadow.compare()
+    assert heard == [(0, 0)], "once"
+
+
+@given(tokens=st.lists(st.integers(0, 3), min_size=2, max_size=40), every=st.integers(1, 15))
+def test_shadow_drafts_are_those_of_the_time(tokens: list[int], every: int) -> None:
+    """Asked late, an n-gram drafter says what it would have said then: it has not seen what came after."""
+    at_once, late = NgramDrafter(), NgramDrafter()
+    heard: list[tuple[int, int]] = []
+    shadow = ShadowDrafter(late, 3, lambda *what: heard.append(what))
+    expected = []
+    for end in range(1, len(tokens) + 1):
+        draft = at_once.draft(tokens[:end], 3).tokens
+        n_held = next((i for i, t in enumerate(draft) if tokens[end + i : end + i + 1] != [t]), len(draft))
+        if end + min(n_held + 1, len(draft)) <= len(tokens):
+            expected.append((len(draft), n_held))
+    sequence: list[int] = []
+    for token in tokens:
+        sequence.append(token)
+        shadow.draft(sequence, 0)
+        if len(sequence) % every == 0:
+            shadow.compare()
+    shadow.compare()
+    assert Counter(heard) == Counter(expected)
 
 
 def test_only_free_drafters_are_shadowed() -> None:

@@ -69,6 +69,52 @@ def test_short_steps_keep_a_choice_for_longer() -> None:
     assert play(c, 40, costs, always(0)).n_drafts[12:].count(0) >= 24
 
 
+def test_steps_are_gathered_while_a_choice_stands() -> None:
+    """Nothing is learned between most passes; a new request, and a loss, have all of it taken in."""
+    c = forecast()
+    play(c, 200, [cost / 20 for cost in FLAT], always(8))
+    n_known, n_gathered = c.n_steps, len(c._gathered)
+    assert n_known + n_gathered == 200
+    c.observe(StepRecord(n_draft=8, n_accepted=8, verify_us=STEP / 20))
+    assert n_gathered == 0 or c.n_steps == n_known
+    c.finish()
+    assert c.n_steps == 201
+    c.observe(StepRecord(n_draft=8, n_accepted=0, verify_us=STEP))
+    assert c.n_steps == 202, "a step that took as long as twenty is looked at"
+
+
+def test_new_length_is_judged_by_its_second_step() -> None:
+    """The first takes three times as long: a graph, cold caches, a drafter that reads what it missed."""
+    c, last, n_firsts, n_drafts = forecast(), 0, 0, []
+    for _ in range(60):
+        n = c.next_n_draft()
+        us = STEP * (1.0 if n == 0 else 1.3) * (3.0 if n != last and n else 1.0)
+        n_firsts += n != last
+        c.observe(StepRecord(n_draft=n, n_accepted=n, verify_us=us))
+        last = n
+        n_drafts.append(n)
+    assert min(n_drafts[8:]) > 0
+    assert n_firsts <= 8
+
+
+def test_backlog_is_no_small_thing() -> None:
+    """A draft model that has missed 60 tokens reads them for ten steps. Not counted, that would lose 15 %."""
+    c, n_missed, n_returns = forecast(), 0, 0
+    costs = [STEP, 1.7 * STEP, *[4.0 * STEP] * 7]
+    total_us, n_tokens = 0.0, 0
+    for step in range(600):
+        n = c.next_n_draft()
+        n_accepted = min(n, step % 8 > 2)
+        draft_us = 100.0 * n + STEP / 6 * n_missed * (n > 0)
+        c.observe(StepRecord(n_draft=n, n_accepted=n_accepted, draft_us=draft_us, verify_us=costs[n]))
+        n_returns += n > 0 and n_missed > 0
+        n_missed = 0 if n else n_missed + 1
+        total_us += draft_us + costs[n]
+        n_tokens += 1 + n_accepted
+    assert n_returns <= 8
+    assert total_us / n_tokens <= STEP * (1 + SHARE + CAPACITY / 600 + 0.01)
+
+
 def test_second_request_knows_the_costs() -> None:
     shared = Shared(n_draft_max=8)
     play(Forecast(shared), 90, FLAT, always(8))
@@ -86,7 +132,7 @@ def test_everything_holds(costs: list[float]) -> None:
 def test_nothing_holds(costs: list[float]) -> None:
     played = play(forecast(), 400, costs, always(0))
     assert played.total_us / played.n_tokens <= STEP * (1 + SHARE + CAPACITY / 400 + 0.01)
-    assert played.n_drafts[200:].count(0) >= 190
+    assert played.n_drafts[200:].count(0) >= 185, "what the ledger earns is tried"
 
 
 def test_two_hold() -> None:

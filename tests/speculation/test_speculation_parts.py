@@ -135,21 +135,27 @@ class TestCostTable:
         for _ in range(3):
             table.observe(PLAIN, PLAIN)
             table.observe(DRAFTED, DRAFTED)
-        assert step_us(table, 0) == pytest.approx(110)
-        assert step_us(table, 2) == pytest.approx(222)
+        assert step_us(table, 0) == pytest.approx(110, rel=0.01)
+        assert step_us(table, 2) == pytest.approx(222, rel=0.03), (
+            "the first is weighed against what is likely"
+        )
 
     def test_what_a_change_of_widths_takes_is_no_step_s(self) -> None:
         """A graph of another width takes 40 us, a draft after a pause reads what it missed."""
         table = CostTable()
         table.observe(PLAIN, PLAIN)
         for _ in range(20):
-            table.observe(StepRecord(n_draft=2, verify_us=220, process_us=12, draft_us=300), PLAIN)
+            table.observe(StepRecord(n_draft=2, verify_us=220, process_us=12, draft_us=300), PLAIN, 5)
             table.observe(DRAFTED, DRAFTED)
             table.observe(StepRecord(verify_us=140, process_us=10), DRAFTED)
             table.observe(PLAIN, PLAIN)
         assert step_us(table, 0) == pytest.approx(110, rel=0.01)
         assert table.change_us() == pytest.approx(40, rel=0.05)
         assert step_us(table, 2) == pytest.approx(222, rel=0.02)
+        assert table.backlog_us(5) == pytest.approx(270, rel=0.05)
+        assert table.backlog_us(6) == table.backlog_us(5), "widths by powers of two"
+        assert 270 < table.backlog_us(50) < 270 * 50 / 4
+        assert table.backlog_us(0) == 0.0
 
     def test_plain_step_after_a_prompt_is_none_to_measure(self) -> None:
         """Its caches are cold. All that is compared with it would seem fast."""
@@ -270,6 +276,7 @@ class TestSpeculation:
         speculation = Speculation("forecast", n_draft_max=4)
         for _ in range(20):
             speculation.observe(StepRecord(server_slot=3, n_draft=0, n_accepted=0, verify_us=100))
+        speculation.slot(3).finish()
         assert speculation.slot(3).n_steps == 20
         assert speculation.slot(1).n_steps == 0
         assert speculation.slot(1).shared.table.passes.n_observed == 19, "all but the first"
