@@ -2,8 +2,9 @@
 
 Wraps an n-gram drafter. While speculation is off it notes where plain steps stood. When it is asked
 (`compare`) it drafts there and compares with the text that came: acceptance without verifying anything, and
-no work between two forward passes. Under greedy decoding that is what verification would have said. Under sampling it has the same chance: a deterministic draft
-x is accepted with probability p(x), and x is drawn with probability p(x).
+no work between two forward passes. Under greedy decoding that is what verification would have said. Under
+sampling it has the same chance: a deterministic draft x is accepted with probability p(x), and x is drawn
+with probability p(x).
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class CostTable:
             self._observe_draft(record.draft_us, n_draft, n_missed)
 
     def _observe_draft(self, us: float, n_draft: int, n_missed: int) -> None:
-        """What a draft takes more after a pause is the backlog's: at first as much as a token, it is thought."""
+        """What a draft takes more after a pause is the backlog's: as much as a token, at first."""
         if not n_missed:
             self.drafts.observe(1, us / n_draft)
         elif not self.drafts.n_observed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 # of all time, earned. A stream of 500 tokens loses this, CAPACITY's 1 % and what single steps overdraw:
-# together 6 %. In replays 0.03 lost a percent less where nothing holds, and gained one less with a draft model.
+# together 6 %. In replays 0.03 lost a percent less where nothing holds; draft models gained one less.
 SHARE: Final = 0.04
 # plain steps. What it takes to find out what eight widths cost and whether drafts hold: in replays 4 was too
 # little to begin with drafts that paid, 6 lost a percent more.
