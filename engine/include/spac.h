@@ -101,6 +101,7 @@ typedef struct spac_engine_params {
     const char * cpu_range;    // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
     bool         fill;         // experts that were just used take free slots at once, those of prompts included
     int32_t      next_layer;   // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
+    const char * ram;          // memory for experts, which lie in mapped files: "25%" of all experts' bytes, or "4096" MiB; NULL: they are in memory
 } spac_engine_params;
 
 typedef struct spac_engine_info {
@@ -123,6 +124,24 @@ typedef struct spac_engine_info {
     int32_t  n_layer_unpinned; // split layers whose experts are not in memory pinned by the device: copies are slower
     int32_t  n_dense_kernels;  // other matrices that they multiply; without a device alone
 } spac_engine_info;
+
+// the memory tier: experts that lie in files, and the pool that holds some of them; counts are cumulative
+typedef struct spac_tier_info {
+    size_t   size;
+    uint64_t pool_bytes;
+    int32_t  n_slots;
+    int32_t  n_resident; // of the slots: with an expert in it
+    uint64_t n_hit;      // distinct (layer, expert) asked for: in memory, or on the way
+    uint64_t n_miss;     // not: read while the layer waits
+    uint64_t n_ahead;    // read before they were asked for
+    uint64_t n_reads;    // of one matrix each
+    uint64_t read_bytes;
+    uint64_t read_us;    // of all reads, added up
+    uint64_t busy_us;    // at least one read was under way: read_us / busy_us is the queue's depth
+    uint64_t wait_us;    // somebody waited for a read
+    bool     is_direct;  // around the page cache; false: the file system cannot, and pages are dropped after each read
+    char     error[256]; // of the last read that failed; "": none did
+} spac_tier_info;
 
 // cumulative, written by the engine alone; read at any time
 typedef struct spac_counters {
@@ -270,6 +289,7 @@ SPAC_API spac_engine_params spac_engine_default_params(void);
 SPAC_API spac_status        spac_engine_attach(struct llama_context * ctx, const spac_engine_params * params, spac_engine ** engine);
 SPAC_API void               spac_engine_free(spac_engine * engine); // stops the worker, removes the hook, frees the pools
 SPAC_API spac_status        spac_engine_get_info(spac_engine * engine, spac_engine_info * info);
+SPAC_API spac_status        spac_engine_get_tier(spac_engine * engine, spac_tier_info * info);           // all zeros without one
 SPAC_API spac_status        spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft); // the predictor draft-gate, from now on
 SPAC_API const char *       spac_engine_declined_reason(spac_engine * engine, int32_t il);               // NULL: split, or not MoE
 SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                                     // owned by the engine

@@ -67,6 +67,19 @@ static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, spac
     return std::make_unique<spac_next_layer>(board, cache, layers.split(), params.next_layer);
 }
 
+static std::unique_ptr<spac_memory_tier> make_tier(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings) {
+    if (settings.ram.empty()) {
+        return nullptr;
+    }
+    if (plan.has_slots) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk (ram) are computed on the host alone so far: give device none");
+    }
+    if (!layers.any_split()) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk (ram) need experts that the engine's own kernels compute: this model has none");
+    }
+    return std::make_unique<spac_memory_tier>(layers.split(), spac_read_cache(settings.ram, layers.total_bytes));
+}
+
 // the worker publishes between forwards where there is one
 static int il_to_publish(const spac_plan & plan, const spac_layers & layers) {
     const auto split = layers.split();
@@ -82,7 +95,8 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     board(make_board(plan, layers, settings.params.max_batch)),
     cache(describe(layers), plan.group_slots, std::max(1, layers.n_expert), settings.params.evict, { board->residency(), board->counters(), board->ahead() }),
     decisions(*board, plan.has_slots ? &cache : nullptr, free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
-    host(plan, layers, settings, llama_n_threads(ctx)),
+    tier(make_tier(plan, layers, settings)),
+    host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx)),
     log(*board),
     forward(*board, cache, decisions, host, timeline, log, settings.params.fill, il_to_publish(plan, layers)),
@@ -90,6 +104,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     next_layer(make_next_layer(*board, cache, layers, plan, settings.params)),
     splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, next_layer.get(), settings.params.max_batch) {
     try {
+        if (tier) {
+            llama_set_abort_callback(ctx, [](void * t) { return ((spac_memory_tier *) t)->has_failed(); }, tier.get());
+        }
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
             board->share(settings.board_name); // whoever finds it finds an engine at work
@@ -105,6 +122,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
 }
 
 spac_engine::~spac_engine() {
+    if (tier && hook.ctx) {
+        llama_set_abort_callback(hook.ctx, nullptr, nullptr);
+    }
     hook.remove();
 }
 

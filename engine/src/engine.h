@@ -20,6 +20,7 @@
 #include "routing-log.h"
 #include "slot-copy.h"
 #include "slot-pool.h"
+#include "tier/memory-tier.h"
 #include "timeline.h"
 
 #include <memory>
@@ -50,6 +51,7 @@ struct spac_engine {
     spac_timeline                            timeline;
     spac_expert_cache                        cache;
     spac_decisions                           decisions;
+    const std::unique_ptr<spac_memory_tier>  tier; // where memory holds a part of the experts alone
     spac_host_work                           host;
     const std::unique_ptr<spac_dense_matmul> dense; // where the device is "none"
     spac_routing_log                         log;

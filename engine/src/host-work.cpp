@@ -11,9 +11,9 @@ static int count_threads(const spac_plan & plan, const spac_settings & settings,
                                                                                                       : n - 1;
 }
 
-static std::unique_ptr<spac_host_experts> make_in_graph(const spac_plan & plan) {
+static std::unique_ptr<spac_host_experts> make_in_graph(const spac_plan & plan, spac_memory_tier * tier) {
     const bool is_needed = plan.kernels && plan.host_mode == SPAC_HOST_IN_GRAPH;
-    return is_needed ? std::make_unique<spac_host_experts>(*plan.kernels) : nullptr;
+    return is_needed ? std::make_unique<spac_host_experts>(*plan.kernels, tier) : nullptr;
 }
 
 static std::unique_ptr<spac_ggml_worker> make_ggml_worker(const spac_layers & layers, const spac_settings & settings, int n_threads) {
@@ -34,8 +34,9 @@ static std::unique_ptr<spac_kernel_worker> make_kernel_worker(const spac_kernels
     return std::make_unique<spac_kernel_worker>(kernels, n_own, has_spare_core, settings.cpus);
 }
 
-spac_host_work::spac_host_work(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings, int n_threads_of_context) :
-    in_graph(make_in_graph(plan)) {
+spac_host_work::spac_host_work(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings, int n_threads_of_context,
+                               spac_memory_tier * tier) :
+    in_graph(make_in_graph(plan, tier)) {
     if (plan.host_mode != SPAC_HOST_EXECUTOR) {
         return;
     }

@@ -12,7 +12,8 @@
 
 struct spac_host_work {
     // n_threads_of_context: the engine's own threads are about as many, unless the settings say
-    spac_host_work(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings, int n_threads_of_context);
+    // tier: of experts on disk, or NULL
+    spac_host_work(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings, int n_threads_of_context, spac_memory_tier * tier);
 
     spac_host_worker & worker_of(const spac_moe_layer & layer); // with the executor
     bool               has_ggml_worker() const { return with_ggml != nullptr; }

@@ -68,6 +68,13 @@ spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info) 
     });
 }
 
+spac_status spac_engine_get_tier(spac_engine * engine, spac_tier_info * info) {
+    return spac_guard([&] {
+        require(engine && info, "spac_engine_get_tier: no engine, or no info");
+        spac_fill_struct(info, engine->tier ? engine->tier->info() : spac_tier_info{}, "spac_tier_info");
+    });
+}
+
 spac_status spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft) {
     return spac_guard([&] {
         require(engine && draft, "spac_engine_watch_draft: no engine, or no context of a draft model");

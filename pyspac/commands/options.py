@@ -130,6 +130,15 @@ Cache = Annotated[
         "Needs a device.",
     ),
 ]
+Ram = Annotated[
+    str | None,
+    typer.Option(
+        "--ram",
+        metavar="SIZE",
+        help="Memory for experts, which stay on disk: a share of all (25%), a number of MiB, or auto (what "
+        "is free). Default: all are loaded, or auto if they do not fit. Without a device only.",
+    ),
+]
 HostKernels = Annotated[
     str,
     typer.Option(

@@ -80,6 +80,7 @@ def run(
     min_p: o.MinP = SAMPLING.min_p,
     seed: o.Seed = SAMPLING.seed,
     cache: o.Cache = "auto",
+    ram: o.Ram = None,
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,
@@ -116,7 +117,7 @@ def run(
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
         estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
         predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock,
-        repack=repack, verbose=verbose,
+        repack=repack, ram=ram, verbose=verbose,
     )  # fmt: skip
     run_or_talk(options, text, json_file, chat or chat_template_file is not None, chat_template_file)
 

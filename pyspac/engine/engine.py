@@ -24,6 +24,7 @@ __all__ = [
     "DeviceInfo",
     "Engine",
     "EngineInfo",
+    "TierInfo",
     "EngineParams",
     "Span",
     "add_rpc",
@@ -64,6 +65,25 @@ class EngineInfo:
 
 SPAN_KINDS = ("dispatch", "device", "host", "collect", "copy")  # index = spac_span_kind
 N_SPANS_MAX = 1 << 16  # as many as the engine keeps
+
+
+@dataclass(frozen=True, slots=True)
+class TierInfo:
+    """spac_tier_info: the memory that holds some of the experts, of a model whose experts lie on disk."""
+
+    pool_bytes: int
+    n_slots: int
+    n_resident: int  # slots with an expert in them
+    n_hit: int  # distinct (layer, expert) asked for, in memory or on their way; cumulative, as all below
+    n_miss: int  # not: read while the layer waits
+    n_ahead: int  # read before they were asked for
+    n_reads: int  # of one matrix each
+    read_bytes: int
+    read_us: int  # of all reads, added up
+    busy_us: int  # at least one read was under way
+    wait_us: int  # somebody waited for a read
+    is_direct: bool  # around the page cache
+    error: str  # of the last read that failed; "": none did
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +147,13 @@ class Engine:
         check(lib.spac_engine_get_info(self._live(), info))
         fields = {name: getattr(info, name) for name in EngineInfo.__slots__}
         return EngineInfo(**{**fields, "device": _text(info.device), "kernels": _text(info.kernels)})
+
+    def tier(self) -> TierInfo:
+        """Return the figures of the memory tier; all zeros without one."""
+        info = _filled("spac_tier_info")
+        check(lib.spac_engine_get_tier(self._live(), info))
+        fields = {name: getattr(info, name) for name in TierInfo.__slots__}
+        return TierInfo(**{**fields, "error": _text(info.error)})
 
     def watch_draft(self, ctx_ptr: int) -> None:
         """Predict experts with the routers of this engine's model on the inputs of a draft model's.
@@ -200,6 +227,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
         return texts[-1]
 
     c_params.device, c_params.cache = c_text(params.device), c_text(params.cache)
+    c_params.ram = c_text(params.ram)
     c_params.board_name, c_params.cpu_range = c_text(params.board_name), c_text(params.cpu_range)
     c_params.n_threads, c_params.max_batch = params.n_threads, params.max_batch
     c_params.copy_gb_s = params.copy_gb_s

@@ -47,6 +47,8 @@ EXPERT_TENSORS: Final = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 ALL_TENSORS: Final = rb"."
 ALL_LAYERS: Final = -1
 LOG_LEVEL_ERROR: Final = 4  # enum ggml_log_level
+LAZY_MODE_AUTO: Final = 1  # enum llama_lazy_mode
+LAZY_MODE_EXPERTS: Final = 3  # experts are mapped, and not read
 LOAD_MODE_AUTO: Final = -1  # enum llama_load_mode: mmap
 LOAD_MODE_NONE: Final = 0  # read into memory, which is pinned where the device can
 KV_SLOT_NOT_FOUND: Final = 1  # llama_decode
@@ -169,6 +171,7 @@ class ModelParams:
     buft_tensors: bytes = EXPERT_TENSORS  # a regular expression
     use_extra_bufts: bool = True  # False: weights keep the file's layout, which bit-exact comparison needs
     load_mode: int = LOAD_MODE_AUTO
+    lazy_mode: int = LAZY_MODE_AUTO
 
 
 class Model:
@@ -198,6 +201,7 @@ class Model:
         c_params.n_gpu_layers = params.n_gpu_layers
         c_params.use_extra_bufts = params.use_extra_bufts
         c_params.load_mode = params.load_mode
+        c_params.lazy_mode = params.lazy_mode
         c_params.devices = self._pointer((ctypes.c_void_p * (len(params.devices) + 1))(*params.devices, None))
         if params.buft is not None:
             rows = (_BuftOverride(params.buft_tensors, params.buft), _BuftOverride(None, None))

@@ -11,6 +11,7 @@ from pyspac.engine.ahead import NEXT_LAYERS, check_in_engine
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
+from pyspac.generate.memory_tier import check_ram
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
@@ -74,6 +75,7 @@ class RunOptions:
     threshold: Threshold = "auto"  # auto: balanced
     without: frozenset[str] = frozenset()  # of pyspac.scheduler.config.ABLATIONS
     predict: tuple[str, ...] = SchedulerConfig().predict  # of pyspac.scheduler.config.PREDICTORS
+    ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     copy_gb_s: float = 0.0  # throttle of copies, in 1e9 bytes/s; 0: none
     link_gb_s: float | None = None  # known speed of the link, in 1e9 bytes/s; None: measured while running
     max_batch: int = EngineParams().max_batch
@@ -90,6 +92,7 @@ class RunOptions:
         check_host_kernels(self.host_kernels)
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
+        check_ram(self.ram)
         self._check_speculation()
         self._check_mode()
         self.scheduler_config()
@@ -127,6 +130,8 @@ class RunOptions:
             raise UsageError(f"--draft-p-min {self.draft_p_min:g} needs a draft model: give one with -md")
 
     def _check_mode(self) -> None:
+        if self.ram is not None and self.stock:
+            raise UsageError(f"--ram {self.ram} has no effect with --stock, which maps the file: leave it out")
         if self.repack and not self.stock:
             raise UsageError("--repack needs --stock: the split uses the weights as they lie in the file")
         if self.stock:
@@ -143,6 +148,11 @@ class RunOptions:
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
+        if self.ram is not None and device.has_cache and not self.is_host_only:
+            raise UsageError(
+                f"--ram {self.ram}: experts that stay on disk are computed on the host alone so far; "
+                "add --device none"
+            )
         return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property
@@ -187,12 +197,13 @@ class RunOptions:
             link_gb_s=self.link_gb_s,
         )
 
-    def engine_params(self, device: str) -> EngineParams:
+    def engine_params(self, device: str, ram_mib: int | None = None) -> EngineParams:
         return EngineParams(
             device=device,
             cache=self.cache.text,
             n_threads=self.n_threads or 0,
             max_batch=self.max_batch,
+            ram=None if ram_mib is None else str(ram_mib),
             copy_gb_s=self.copy_gb_s,
             evict="evict" not in self.without,
             next_layer=max((NEXT_LAYERS.get(name, 0) for name in self.predict), default=0),

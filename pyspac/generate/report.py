@@ -54,6 +54,7 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
         "n_prompt": generation.metrics.n_prompt,
         **generation.metrics.to_dict(),
         "experts": split.experts_dict() if split else dict(NO_EXPERTS),
+        "tier": split.tier_dict() if split else None,
         "layers": split.layers_dict() if split else {"split": 0, "declined": {}, "unpinned": 0},
         "scheduler": NO_SCHEDULER | (split.scheduler_dict() if split else {}),
         "predictors": split.predictors_list() if split else [],
@@ -151,7 +152,24 @@ def _host_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
     if info.n_layer_kernels:
         host_ms = split.time_us("host_us") / max(1, len(generation.metrics.steps)) / 1e3
         rows.append(("per step", f"experts {host_ms:.2f} ms"))
-    return rows
+    return [*rows, *_tier_rows(split)]
+
+
+def _tier_rows(split: Split) -> list[tuple[str, str]]:
+    """Experts that stay on disk."""
+    tier = split.tier_dict()
+    if tier is None:
+        return []
+    share = "-" if tier["hit_share"] is None else f"{tier['hit_share']:.0%}"
+    depth = "-" if tier["depth"] is None else f"{tier['depth']:.1f}"
+    return [
+        ("memory", f"{tier['n_slots']} experts, {tier['pool_bytes'] / MIB:.0f} MiB; {share} of those used"),
+        (
+            "disk",
+            f"{tier['read_bytes'] / MIB:.0f} MiB in {tier['n_reads']} reads, {depth} at a time; "
+            f"waited {tier['wait_us'] / 1e6:.2f} s",
+        ),
+    ]
 
 
 def _split_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from pyspac.generate.memory_tier import MIB, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.generate.sampling import Sampler, SamplingParams
@@ -45,6 +46,7 @@ class Session:
         options = options.on(self.device)
         self.preflight: Preflight = check_run(options, self.device)
         self.options = self._runnable(options)
+        self.ram_mib = self._choose_ram_mib()
         self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         self.n_threads = options.n_threads or default_n_threads(self.cpus)
         self.sampler = Sampler(options.sampling)
@@ -79,7 +81,9 @@ class Session:
         if not self.options.stock:
             from pyspac.generate.split import Split  # loads the engine
 
-            self.split = stack.enter_context(Split(self.context, self.device, self.options))
+            self.split = stack.enter_context(
+                Split(self.context, self.device, self.options, self.ram_mib)
+            )
             if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter):
                 self.split.watch_draft(self.drafter.context)
 
@@ -93,6 +97,8 @@ class Session:
         from pyspac.generate.llama import (
             ALL_TENSORS,
             EXPERT_TENSORS,
+            LAZY_MODE_AUTO,
+            LAZY_MODE_EXPERTS,
             LOAD_MODE_AUTO,
             LOAD_MODE_NONE,
             ModelParams,
@@ -106,13 +112,24 @@ class Session:
             buft=self._buffer_type(has_own_memory),
             buft_tensors=ALL_TENSORS if has_own_memory else EXPERT_TENSORS,
             use_extra_bufts=self.options.repack,
+            lazy_mode=LAZY_MODE_AUTO if self.ram_mib is None else LAZY_MODE_EXPERTS,
             load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
         )
 
     def _fits_own_memory(self) -> bool:
         """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
         is_wanted = self.options.is_host_only and not self.options.stock
-        return is_wanted and fits_memory(self.preflight.geometry.model_bytes)
+        geometry = self.preflight.geometry
+        n_bytes = geometry.model_bytes
+        if self.ram_mib is not None:
+            n_bytes += self.ram_mib * MIB - geometry.experts_bytes
+        return is_wanted and fits_memory(n_bytes)
+
+    def _choose_ram_mib(self) -> int | None:
+        """Memory for experts that stay on disk; None: all are loaded."""
+        options = self.options
+        can = options.is_host_only and not options.stock
+        return choose_ram_mib(options.ram, self.preflight.geometry) if can else None
 
     def _buffer_type(self, has_own_memory: bool) -> int | None:
         from pyspac.engine import engine

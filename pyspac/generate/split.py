@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspac.engine.ahead import ahead_dict, in_engine
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
 class Split:
     """An attached engine with its scheduler; close it before the context."""
 
-    def __init__(self, context: Context, device: Device, options: RunOptions) -> None:
+    def __init__(
+        self, context: Context, device: Device, options: RunOptions, ram_mib: int | None = None
+    ) -> None:
         """Raises EngineError if the device fails or no layer can be split."""
         assert context.ptr is not None
         self.context = context
         self._predict = options.predict
-        self.engine = Engine.attach(context.ptr, options.engine_params(_engine_device(device, options)))
+        params = options.engine_params(_engine_device(device, options), ram_mib)
+        self.engine = Engine.attach(context.ptr, params)
         with ExitStack() as on_error:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
             self.info = self.engine.info()
@@ -84,6 +88,18 @@ class Split:
             "pool_bytes": self.info.pool_bytes,
             **{name: int(counters[name]) for name in names},
             "n_steps_with_both": int(counters["n_forward_both"]),
+        }
+
+    def tier_dict(self) -> dict[str, Any] | None:
+        """`tier` of the `--json` object: experts on disk, and the memory that holds some; None: no such tier."""
+        tier = self.engine.tier()
+        if not tier.n_slots:
+            return None
+        asked = tier.n_hit + tier.n_miss
+        return {
+            **{f.name: getattr(tier, f.name) for f in fields(tier) if f.name != "error"},
+            "hit_share": tier.n_hit / asked if asked else None,
+            "depth": tier.read_us / tier.busy_us if tier.busy_us else None,
         }
 
     def layers_dict(self) -> dict[str, Any]:

@@ -62,8 +62,8 @@ bool spac_host_experts::can_compute(const spac_kernels & kernels, const spac_moe
     return is_plain_f32(layer.up_s) && is_plain_f32(layer.gate_s) && is_plain_f32(layer.down_s);
 }
 
-spac_host_experts::spac_host_experts(const spac_kernels & kernels) :
-    kernels(kernels) {}
+spac_host_experts::spac_host_experts(const spac_kernels & kernels, spac_memory_tier * tier) :
+    kernels(kernels), tier(tier) {}
 
 // ---- planning, by one thread
 
@@ -73,6 +73,7 @@ void spac_host_experts::plan(const spac_moe_layer & layer, const int32_t * ids, 
     n_inputs       = layer.weight_before_ffn ? layer.n_expert_used : 1;
     n_ff           = layer.parts[SPAC_PART_DOWN]->ne[0];
     group_by_expert(ids);
+    ask_for_experts();
     divide(n_threads);
     make_room();
 
@@ -109,6 +110,32 @@ void spac_host_experts::group_by_expert(const int32_t * ids) {
     }
 }
 
+// those that are there come first, so that the others are read meanwhile
+void spac_host_experts::ask_for_experts() {
+    n_there = (int64_t) experts.size();
+    if (!tier) {
+        return;
+    }
+    std::vector<int32_t> ies, n_rows;
+    for (const expert & e : experts) {
+        ies.push_back(e.ie);
+        n_rows.push_back(e.n_rows);
+    }
+    const auto there = std::make_unique<bool[]>(experts.size());
+    tier->request(*layer, ies.data(), n_rows.data(), experts.size(), n_tokens, there.get());
+
+    std::vector<expert> ordered;
+    for (const bool wanted : { true, false }) {
+        for (size_t i = 0; i < experts.size(); i++) {
+            if (there[i] == wanted) {
+                ordered.push_back(experts[i]);
+            }
+        }
+        n_there = wanted ? (int64_t) ordered.size() : n_there;
+    }
+    experts = std::move(ordered);
+}
+
 void spac_host_experts::divide(int n_threads) {
     size_t row_bytes = 0;
     for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }) {
@@ -120,9 +147,8 @@ void spac_host_experts::divide(int n_threads) {
     out_rows      = spac_rows_per_task(layer->n_embd, layer->parts[SPAC_PART_DOWN]->nb[1], (int64_t) experts.size(), n_threads);
     out_blocks    = (layer->n_embd + out_rows - 1) / out_rows;
 
-    n_input_tasks  = n_tokens;
-    n_hidden_tasks = experts.size() * hidden_blocks;
-    n_tasks        = n_input_tasks + n_hidden_tasks + experts.size() * out_blocks;
+    n_input_tasks = n_tokens;
+    n_tasks       = n_input_tasks + experts.size() * (hidden_blocks + out_blocks);
 }
 
 void spac_host_experts::make_room() {
@@ -152,17 +178,28 @@ bool spac_host_experts::work(const spac_host_input & in, float * rows) {
     const call c      = { in, rows };
     bool       worked = false;
     for (int64_t i = next.fetch_add(1, std::memory_order_acq_rel); i < n_tasks; i = next.fetch_add(1, std::memory_order_acq_rel)) {
-        const int64_t i_hidden = i - n_input_tasks, i_out = i_hidden - n_hidden_tasks;
-        if (i_hidden < 0) {
+        if (i < n_input_tasks) {
             prepare_input(c, i);
-        } else if (i_out < 0) {
-            compute_hidden((int) (i_hidden / hidden_blocks), i_hidden % hidden_blocks);
         } else {
-            compute_rows(c, (int) (i_out / out_blocks), i_out % out_blocks);
+            compute(c, i - n_input_tasks);
         }
         worked = true;
     }
     return worked;
+}
+
+// first all of the experts that are there, then all of the others
+void spac_host_experts::compute(const call & c, int64_t i) {
+    const int64_t n_first  = n_there * (hidden_blocks + out_blocks);
+    const bool    is_first = i < n_first;
+    const int64_t ix       = is_first ? 0 : n_there; // of the part's first
+    const int64_t n        = is_first ? n_there : (int64_t) experts.size() - n_there;
+    const int64_t i_hidden = is_first ? i : i - n_first, i_out = i_hidden - n * hidden_blocks;
+    if (i_out < 0) {
+        compute_hidden((int) (ix + i_hidden / hidden_blocks), i_hidden % hidden_blocks);
+    } else {
+        compute_rows(c, (int) (ix + i_out / out_blocks), i_out % out_blocks);
+    }
 }
 
 void spac_host_experts::prepare_input(const call & c, int64_t it) {
@@ -187,7 +224,11 @@ const char * spac_host_experts::input_act(int part, int32_t row) const {
 // rows r0 .. r0 + n of an expert's matrix, times activations
 void spac_host_experts::project(int part, int32_t ie, int64_t r0, int64_t n, const char * const * acts, int n_acts, float * const * out) const {
     const ggml_tensor * w = layer->parts[part];
-    kernels.dot(w->type)((const char *) w->data + ie * w->nb[2] + r0 * w->nb[1], w->nb[1], n, w->ne[0], acts, n_acts, out);
+    kernels.dot(w->type)(weights(part, ie) + r0 * w->nb[1], w->nb[1], n, w->ne[0], acts, n_acts, out);
+}
+
+const char * spac_host_experts::weights(int part, int32_t ie) const {
+    return tier ? tier->weights(layer->il, ie, part) : (const char *) layer->parts[part]->data + ie * layer->parts[part]->nb[2];
 }
 
 // scale, then bias: llama.cpp's order
@@ -263,7 +304,10 @@ void spac_host_experts::activate(float * gate, float * up, int64_t n) const {
 void spac_host_experts::compute_hidden(int ix, int64_t block) {
     wait_for_zero(n_inputs_left);
 
-    const expert  e  = experts[ix];
+    const expert e = experts[ix];
+    if (tier) {
+        tier->wait(layer->il, e.ie); // where it fails the forward is aborted, whatever is computed here
+    }
     const int64_t r0 = block * hidden_rows, n = std::min(hidden_rows, n_ff - r0);
     const bool    is_fused = layer->parts[SPAC_PART_GATE_UP], has_gate = is_fused || layer->parts[SPAC_PART_GATE];
     const int     part_up = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_UP, part_gate = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_GATE;

@@ -7,6 +7,7 @@
 
 #include "kernels.h"
 #include "moe-layer.h"
+#include "tier/memory-tier.h"
 
 #include <atomic>
 #include <cstdint>
@@ -20,7 +21,8 @@ struct spac_host_input {
 };
 
 struct spac_host_experts {
-    explicit spac_host_experts(const spac_kernels & kernels);
+    // tier: where the weights are, of a model whose experts lie on disk; NULL: in the layers' tensors
+    explicit spac_host_experts(const spac_kernels & kernels, spac_memory_tier * tier = nullptr);
 
     // whether there are kernels for all of the layer's types
     static bool can_compute(const spac_kernels & kernels, const spac_moe_layer & layer);
@@ -47,9 +49,11 @@ struct spac_host_experts {
     };
 
     void group_by_expert(const int32_t * ids);
+    void ask_for_experts();
     void divide(int n_threads);
     void make_room();
 
+    void compute(const call & c, int64_t i);
     void prepare_input(const call & c, int64_t it);
     void compute_hidden(int ix, int64_t block);
     void compute_rows(const call & c, int ix, int64_t block);
@@ -61,14 +65,18 @@ struct spac_host_experts {
     void         activate(float * gate, float * up, int64_t n) const;
     const char * input_act(int part, int32_t row) const;
 
-    const spac_kernels & kernels;
+    const char * weights(int part, int32_t ie) const;
+
+    const spac_kernels &     kernels;
+    spac_memory_tier * const tier;
 
     // the layer in progress
     const spac_moe_layer * layer    = nullptr;
     int64_t                n_tokens = 0, n_ff = 0;
     int64_t                hidden_rows = 0, hidden_blocks = 0; // rows of a task, tasks of an expert
     int64_t                out_rows = 0, out_blocks = 0;
-    int64_t                n_input_tasks = 0, n_hidden_tasks = 0, n_tasks = 0;
+    int64_t                n_input_tasks = 0, n_tasks = 0;
+    int64_t                n_there = 0; // experts that need not be waited for: the first ones
     int64_t                n_inputs       = 0;                    // activations per token: 1, or n_expert_used where weights come first
     size_t                 input_bytes[2] = {}, hidden_bytes = 0; // of one activation; [spac_act_form]
 

@@ -1,0 +1,117 @@
+#include "disk-reader.h"
+
+#include "clock.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+static long read_file(int fd, void * data, size_t bytes, uint64_t offset) {
+    return pread(fd, data, bytes, (off_t) offset);
+}
+
+spac_disk_reader::spac_disk_reader(std::function<void(const spac_disk_read &, int)> on_done, bool drops_pages, read_fn read) :
+    on_done(std::move(on_done)), drops_pages(drops_pages), read(read ? std::move(read) : read_file) {
+    for (int i = 0; i < DEPTH; i++) {
+        threads.emplace_back([this] { run(); });
+    }
+}
+
+spac_disk_reader::~spac_disk_reader() {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        stopped = true;
+        urgent.clear();
+        background.clear();
+    }
+    changed.notify_all();
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+}
+
+void spac_disk_reader::submit(const spac_disk_read & read, bool is_urgent) {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        (is_urgent ? urgent : background).push_back(read);
+    }
+    changed.notify_one();
+}
+
+void spac_disk_reader::hurry(int32_t slot) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto                  is_other = [slot](const spac_disk_read & read) { return read.slot != slot; };
+    const auto                  first    = std::stable_partition(background.begin(), background.end(), is_other);
+    urgent.insert(urgent.end(), first, background.end());
+    background.erase(first, background.end());
+}
+
+spac_disk_stats spac_disk_reader::stats() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return total;
+}
+
+// ---- on the threads
+
+void spac_disk_reader::run() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (true) {
+        changed.wait(lock, [&] { return stopped || !urgent.empty() || !background.empty(); });
+        if (stopped) {
+            return;
+        }
+        std::deque<spac_disk_read> & queue = urgent.empty() ? background : urgent;
+        const spac_disk_read         next  = queue.front();
+        queue.pop_front();
+        begin_read();
+        lock.unlock();
+
+        const uint64_t t0    = spac_now_us();
+        const int      error = read_all(next);
+        on_done(next, error);
+
+        lock.lock();
+        end_read(next, t0);
+    }
+}
+
+void spac_disk_reader::begin_read() {
+    if (n_reading++ == 0) {
+        busy_since = spac_now_us();
+    }
+}
+
+void spac_disk_reader::end_read(const spac_disk_read & read, uint64_t t0) {
+    const uint64_t now = spac_now_us();
+    total.n_reads++;
+    total.bytes += read.bytes;
+    total.read_us += now - t0;
+    if (--n_reading == 0) {
+        total.busy_us += now - busy_since;
+    }
+}
+
+int spac_disk_reader::read_all(const spac_disk_read & r) const {
+    size_t n_done = 0;
+    while (n_done < r.bytes) {
+        const long n = read(r.fd, r.data + n_done, r.bytes - n_done, r.offset + n_done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return errno;
+        }
+        n_done += n;
+        if (n == 0 || n % 4096 != 0) { // the file's end
+            break;
+        }
+    }
+#ifdef POSIX_FADV_DONTNEED
+    if (drops_pages) {
+        posix_fadvise(r.fd, (off_t) r.offset, (off_t) r.bytes, POSIX_FADV_DONTNEED);
+    }
+#endif
+    return n_done >= r.bytes_min ? 0 : ENODATA;
+}

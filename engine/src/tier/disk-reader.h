@@ -1,0 +1,63 @@
+// Reads pieces of files, many at once, on threads of its own: a disk's speed is its queue's depth. Threads with pread
+// keep a queue of 32 as full as io_uring would, with pieces of a quarter megabyte and more; they need no library, and a
+// kernel that forbids io_uring, as containers' often do, is no case of its own.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+struct spac_disk_read {
+    int      fd;
+    uint64_t offset;   // offset, bytes and data: multiples of SPAC_DISK_ALIGNMENT
+    size_t   bytes;
+    size_t   bytes_min; // the file may end after so many
+    char *   data;
+    int32_t  slot;     // whose it is
+};
+
+struct spac_disk_stats {
+    uint64_t n_reads = 0, bytes = 0;
+    uint64_t read_us = 0; // of all reads, added up
+    uint64_t busy_us = 0; // at least one read was under way: read_us / busy_us is the queue's depth
+};
+
+struct spac_disk_reader {
+    typedef std::function<long(int fd, void * data, size_t bytes, uint64_t offset)> read_fn; // as pread; errno
+
+    static constexpr int DEPTH = 32;
+
+    // on_done: of each read, on a reader's thread; error: 0, or an errno, ENODATA where the file ends too early
+    explicit spac_disk_reader(std::function<void(const spac_disk_read &, int error)> on_done, bool drops_pages = false, read_fn read = {});
+    ~spac_disk_reader(); // reads that wait are dropped; those under way end
+
+    void submit(const spac_disk_read & read, bool is_urgent);
+    void hurry(int32_t slot); // its reads that wait go before others
+
+    spac_disk_stats stats() const;
+
+  private:
+    void run();
+    int  read_all(const spac_disk_read & read) const;
+    void begin_read();
+    void end_read(const spac_disk_read & read, uint64_t t0);
+
+    const std::function<void(const spac_disk_read &, int)> on_done;
+    const bool                                             drops_pages;
+    const read_fn                                          read;
+
+    mutable std::mutex         mutex; // guards the fields below
+    std::condition_variable    changed;
+    std::deque<spac_disk_read> urgent, background;
+    bool                       stopped   = false;
+    int                        n_reading = 0;
+    uint64_t                   busy_since = 0;
+    spac_disk_stats            total;
+
+    std::vector<std::thread> threads;
+};

@@ -1,0 +1,92 @@
+#include "expert-files.h"
+
+#include "status.h"
+
+#include <cerrno>
+#include <cinttypes>
+#include <cstring>
+#include <fstream>
+
+#ifdef __linux__
+#    include <fcntl.h>
+#    include <sys/stat.h>
+#    include <sys/sysmacros.h>
+#    include <unistd.h>
+#endif
+
+#ifdef __linux__
+
+// a line of /proc/self/maps: begin-end perms offset major:minor inode path
+spac_expert_files::spac_expert_files() {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        mapping m      = {};
+        int     n_read = 0;
+        m.fd           = -1;
+        if (sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNx64 " %" SCNx64 ":%" SCNx64 " %" SCNu64 " %n", &m.begin, &m.end, &m.offset,
+                   &m.dev_major, &m.dev_minor, &m.inode, &n_read) == 6 &&
+            m.inode != 0) {
+            m.path = line.substr(n_read);
+            mappings.push_back(m);
+        }
+    }
+}
+
+spac_expert_files::~spac_expert_files() {
+    for (const mapping & m : mappings) {
+        if (m.fd >= 0) {
+            close(m.fd);
+        }
+    }
+}
+
+void spac_expert_files::open(mapping & m) {
+    for (const mapping & other : mappings) {
+        if (other.fd >= 0 && other.inode == m.inode && other.path == m.path) {
+            m.fd = dup(other.fd);
+            return;
+        }
+    }
+    m.fd = ::open(m.path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (m.fd < 0 && errno == EINVAL) {
+        direct = false;
+        m.fd   = ::open(m.path.c_str(), O_RDONLY | O_CLOEXEC);
+    }
+    struct stat s = {};
+    if (m.fd < 0 || fstat(m.fd, &s) != 0) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), strerror(errno)));
+    }
+    if (s.st_ino != m.inode || major(s.st_dev) != m.dev_major || minor(s.st_dev) != m.dev_minor) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("%s is not the file that the model was loaded from: it was replaced; start again", m.path.c_str()));
+    }
+}
+
+spac_expert_files::place spac_expert_files::find(const void * data, size_t bytes) {
+    const uintptr_t p = (uintptr_t) data;
+    for (mapping & m : mappings) {
+        if (p >= m.begin && p + bytes <= m.end) {
+            if (m.fd < 0) {
+                open(m);
+            }
+            return { m.fd, m.offset + (p - m.begin) };
+        }
+    }
+    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "the model's experts are in memory already, not in a mapped file: "
+                                                   "give the memory for experts when the model is loaded (llama.cpp: lazy_mode experts)");
+}
+
+#else
+
+spac_expert_files::spac_expert_files() {
+    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk need Linux");
+}
+
+spac_expert_files::~spac_expert_files() = default;
+
+spac_expert_files::place spac_expert_files::find(const void *, size_t) {
+    return {};
+}
+
+#endif

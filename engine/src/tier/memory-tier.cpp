@@ -1,0 +1,326 @@
+#include "memory-tier.h"
+
+#include "clock.h"
+#include "status.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <sys/mman.h>
+
+static constexpr double PROMPT_TOKENS = 8.0; // what a wide batch counts as, at most: as for the scheduler
+
+static size_t round_up(size_t n) {
+    return (n + SPAC_DISK_ALIGNMENT - 1) / SPAC_DISK_ALIGNMENT * SPAC_DISK_ALIGNMENT;
+}
+
+// matrices; biases and scales are a few kilobytes, and stay where llama.cpp has them
+static bool is_on_disk(const spac_moe_layer & layer, int part) {
+    return part < SPAC_PART_UP_B && layer.parts[part] != nullptr;
+}
+
+// of one part in a slot: any expert's bytes, in whole blocks of the disk
+static size_t part_room(const spac_moe_layer & layer, int part) {
+    return round_up(layer.part_bytes(part) + SPAC_DISK_ALIGNMENT - 1);
+}
+
+static size_t slot_room(const spac_moe_layer & layer) {
+    size_t bytes = 0;
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        bytes += is_on_disk(layer, part) ? part_room(layer, part) : 0;
+    }
+    return bytes;
+}
+
+// ---- making it
+
+spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & split, uint64_t bytes, spac_disk_reader::read_fn read) {
+    for (const spac_moe_layer * layer : split) {
+        add(*layer);
+    }
+    divide(bytes);
+    reader = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read));
+}
+
+void spac_memory_tier::add(const spac_moe_layer & layer) {
+    auto info   = std::make_unique<layer_info>();
+    info->layer = &layer;
+    info->experts.resize(layer.n_expert);
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        if (is_on_disk(layer, part)) {
+            info->parts[part] = files.find(layer.parts[part]->data, ggml_nbytes(layer.parts[part]));
+        }
+    }
+    if (!layers.empty()) {
+        layers.back()->next = info.get();
+    }
+    by_il.resize(std::max<size_t>(by_il.size(), layer.il + 1), -1);
+    by_il[layer.il] = (int32_t) layers.size();
+    layers.push_back(std::move(info));
+}
+
+spac_memory_tier::~spac_memory_tier() {
+    reader.reset();
+    if (pool) {
+        munmap(pool, pool_bytes);
+    }
+}
+
+// Layers whose experts are of a size share slots; each such group gets a share of the bytes as large as its experts are.
+void spac_memory_tier::divide(uint64_t bytes) {
+    struct group {
+        uint64_t bytes    = 0; // of all its experts
+        int64_t  n_expert = 0; // of a layer, at most: they must fit at once
+    };
+    std::vector<group> groups;
+    uint64_t           total_bytes = 0;
+    for (const auto & info : layers) {
+        const size_t room = slot_room(*info->layer);
+        info->group       = (int32_t) (std::find(group_bytes.begin(), group_bytes.end(), room) - group_bytes.begin());
+        if (info->group == (int32_t) groups.size()) {
+            group_bytes.push_back(room);
+            groups.emplace_back();
+        }
+        groups[info->group].bytes += room * info->layer->n_expert;
+        groups[info->group].n_expert = std::max(groups[info->group].n_expert, info->layer->n_expert);
+        total_bytes += room * info->layer->n_expert;
+    }
+    std::vector<int32_t> n_of_group;
+    double               least = 0; // bytes with which every group can hold a layer
+    for (size_t ig = 0; ig < groups.size(); ig++) {
+        const double share = (double) groups[ig].bytes / total_bytes;
+        n_of_group.push_back((int32_t) std::min(bytes * share, (double) groups[ig].bytes) / (double) group_bytes[ig]);
+        least = std::max(least, std::ceil(groups[ig].n_expert * group_bytes[ig] / share));
+    }
+    if (bytes < least) {
+        const double mib = 1024.0 * 1024.0;
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("%.0f MiB of memory cannot hold the experts of one layer at once: give %.0f MiB at least", bytes / mib, std::ceil(least / mib)));
+    }
+    make_slots(n_of_group);
+}
+
+void spac_memory_tier::make_slots(const std::vector<int32_t> & n_of_group) {
+    for (size_t ig = 0; ig < n_of_group.size(); ig++) {
+        n_slots += n_of_group[ig];
+        pool_bytes += (uint64_t) n_of_group[ig] * group_bytes[ig];
+    }
+    pool = (char *) mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pool == MAP_FAILED) {
+        pool = nullptr;
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no %.0f MiB of memory for experts", pool_bytes / 1024.0 / 1024.0));
+    }
+#ifdef MADV_HUGEPAGE
+    madvise(pool, pool_bytes, MADV_HUGEPAGE); // a request only
+#endif
+    slots        = std::make_unique<slot[]>(n_slots);
+    char *  data = pool;
+    int32_t is   = 0;
+    for (size_t ig = 0; ig < n_of_group.size(); ig++) {
+        for (int32_t i = 0; i < n_of_group[ig]; i++, is++, data += group_bytes[ig]) {
+            slots[is].group = (int32_t) ig;
+            slots[is].data  = data;
+        }
+    }
+}
+
+// ---- by the thread that plans
+
+void spac_memory_tier::unpin_all() {
+    for (int32_t is : pinned) {
+        slots[is].is_pinned = false;
+    }
+    pinned.clear();
+}
+
+void spac_memory_tier::take(expert & e, double n_uses) {
+    e.use  = (float) (e.use * std::exp2(-(n_tokens - e.last) / HALF_LIFE) + n_uses);
+    e.last = n_tokens;
+    e.rank = std::log2(e.use) + e.last / HALF_LIFE;
+}
+
+// the least useful of a group that nobody needs now; -1: none
+int32_t spac_memory_tier::find_victim(int32_t group) const {
+    int32_t best      = -1;
+    double  best_rank = 0.0;
+    for (int32_t is = 0; is < n_slots; is++) {
+        const slot & s = slots[is];
+        if (s.group != group || s.is_pinned || s.now.load(std::memory_order_relaxed) == READING) {
+            continue;
+        }
+        if (s.il < 0) {
+            return is;
+        }
+        const double rank = info_of(s.il).experts[s.ie].rank;
+        if (best < 0 || rank < best_rank) {
+            best      = is;
+            best_rank = rank;
+        }
+    }
+    return best;
+}
+
+void spac_memory_tier::load(layer_info & info, int32_t ie, int32_t is, bool is_urgent) {
+    slot & s = slots[is];
+    if (s.il >= 0) {
+        info_of(s.il).experts[s.ie].slot = -1;
+    }
+    s.il                  = info.layer->il;
+    s.ie                  = ie;
+    s.is_broken           = false;
+    s.n_reads_left        = 0;
+    info.experts[ie].slot = is;
+    s.now.store(READING, std::memory_order_relaxed);
+
+    std::vector<spac_disk_read> reads;
+    char *                      data = s.data;
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        if (!is_on_disk(*info.layer, part)) {
+            continue;
+        }
+        const uint64_t begin = info.parts[part].offset + ie * (uint64_t) info.layer->parts[part]->nb[2];
+        const uint64_t end   = begin + info.layer->part_bytes(part);
+        const uint64_t first = begin / SPAC_DISK_ALIGNMENT * SPAC_DISK_ALIGNMENT;
+        s.parts[part]        = data + (begin - first);
+        reads.push_back({ info.parts[part].fd, first, round_up(end - first), (size_t) (end - first), data, is });
+        data += part_room(*info.layer, part);
+    }
+    s.n_reads_left = (int32_t) reads.size();
+    for (const spac_disk_read & read : reads) {
+        reader->submit(read, is_urgent);
+    }
+}
+
+// what failed is tried again
+void spac_memory_tier::begin_forward(int64_t n_batch) {
+    n_tokens += std::min<double>(n_batch, PROMPT_TOKENS);
+    if (!failed.exchange(false)) {
+        return;
+    }
+    for (int32_t is = 0; is < n_slots; is++) {
+        slot & s = slots[is];
+        if (s.is_broken && s.now.load(std::memory_order_relaxed) == FREE) {
+            info_of(s.il).experts[s.ie].slot = -1;
+            s.il = s.ie = -1;
+            s.is_broken = false;
+        }
+    }
+}
+
+void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_batch, bool * there) {
+    std::unique_lock<std::mutex> lock(mutex);
+    layer_info &                 info   = info_of(layer.il);
+    const double                 weight = std::min(1.0, PROMPT_TOKENS / n_batch);
+    unpin_all();
+    if (&info == layers.front().get()) {
+        begin_forward(n_batch);
+    }
+    for (size_t i = 0; i < n; i++) { // before anybody has to leave
+        expert & e = info.experts[experts[i]];
+        take(e, n_rows[i] * weight);
+        if (e.slot >= 0) {
+            slots[e.slot].is_pinned = true;
+            pinned.push_back(e.slot);
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        expert & e = info.experts[experts[i]];
+        if (e.slot >= 0) {
+            there[i] = slots[e.slot].now.load(std::memory_order_relaxed) == THERE;
+            total.n_hit++;
+            if (!there[i]) {
+                reader->hurry(e.slot);
+            }
+            continue;
+        }
+        int32_t is = find_victim(info.group);
+        while (is < 0) { // the rest is being read ahead; a pool holds a layer at least
+            changed.wait(lock);
+            is = find_victim(info.group);
+        }
+        load(info, experts[i], is, true);
+        slots[is].is_pinned = true;
+        pinned.push_back(is);
+        there[i] = false;
+        total.n_miss++;
+    }
+    if (2 * (int64_t) n > layer.n_expert && info.next) {
+        read_ahead(*info.next);
+    }
+}
+
+// the next layer of a wide batch, in the file's order, as far as there are slots that nobody needs
+void spac_memory_tier::read_ahead(layer_info & info) {
+    for (int32_t ie = 0; ie < (int32_t) info.experts.size(); ie++) {
+        if (info.experts[ie].slot >= 0) {
+            continue;
+        }
+        const int32_t is = find_victim(info.group);
+        if (is < 0 || slots[is].il == info.layer->il) {
+            return;
+        }
+        load(info, ie, is, false);
+        total.n_ahead++;
+    }
+}
+
+// ---- by those that compute
+
+bool spac_memory_tier::wait(int il, int32_t ie) {
+    const slot & s = slots[info_of(il).experts[ie].slot];
+    if (s.now.load(std::memory_order_acquire) == THERE) {
+        return true;
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    if (n_waiting++ == 0) {
+        waiting_since = spac_now_us();
+    }
+    changed.wait(lock, [&] { return s.now.load(std::memory_order_relaxed) != READING; });
+    if (--n_waiting == 0) {
+        total.wait_us += spac_now_us() - waiting_since;
+    }
+    return s.now.load(std::memory_order_relaxed) == THERE;
+}
+
+const char * spac_memory_tier::weights(int il, int32_t ie, int part) const {
+    return slots[info_of(il).experts[ie].slot].parts[part];
+}
+
+// ---- on the reader's threads
+
+void spac_memory_tier::on_read(const spac_disk_read & read, int error) {
+    std::lock_guard<std::mutex> lock(mutex);
+    slot &                      s = slots[read.slot];
+    if (error) {
+        s.is_broken = true;
+        error_text  = spac_format("expert %d of layer %d cannot be read from the model's file: %s", s.ie, s.il,
+                                  error == ENODATA ? "the file has become shorter" : strerror(error));
+        failed.store(true, std::memory_order_relaxed);
+    }
+    if (--s.n_reads_left > 0) {
+        return;
+    }
+    s.now.store(s.is_broken ? FREE : THERE, std::memory_order_release);
+    changed.notify_all();
+}
+
+// ---- what was seen
+
+spac_tier_info spac_memory_tier::info() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    spac_tier_info              info = total;
+    const spac_disk_stats       disk = reader->stats();
+    info.pool_bytes                  = pool_bytes;
+    info.n_slots                     = n_slots;
+    info.is_direct                   = files.is_direct();
+    info.n_reads                     = disk.n_reads;
+    info.read_bytes                  = disk.bytes;
+    info.read_us                     = disk.read_us;
+    info.busy_us                     = disk.busy_us;
+    for (int32_t is = 0; is < n_slots; is++) {
+        info.n_resident += slots[is].now.load(std::memory_order_relaxed) == THERE;
+    }
+    snprintf(info.error, sizeof(info.error), "%s", error_text.c_str());
+    return info;
+}

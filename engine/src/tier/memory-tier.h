@@ -1,0 +1,111 @@
+// The experts that memory holds, of a model whose experts lie on disk: slots of a bounded pool, and who gets them.
+//
+// A layer that was dispatched asks for its experts at once (`request`): those that are absent take the slots of the least
+// useful, and are read all at the same time. Whoever computes waits for each (`wait`) when its turn comes, the ones that
+// are there first. The usefulness of an expert is an average of how often it was used, which halves in HALF_LIFE tokens.
+// Where a batch is so wide that it uses most experts of a layer, those of the next layer are read ahead.
+//
+// Threads: `request` by the one that plans a layer, when nobody computes; `wait` by all that compute; reads end on the
+// disk reader's threads.
+#pragma once
+
+#include "disk-reader.h"
+#include "expert-files.h"
+#include "moe-layer.h"
+#include "spac.h"
+
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+struct spac_memory_tier {
+    // layers: in the order of a graph, each split, its weights in mapped files; bytes: of the pool, at most
+    // throws SPAC_STATUS_INVALID_ARGUMENT if a layer's experts do not fit at once (and says what would), or if there is
+    // no file; SPAC_STATUS_OUT_OF_MEMORY
+    spac_memory_tier(const std::vector<const spac_moe_layer *> & layers, uint64_t bytes, spac_disk_reader::read_fn read = {});
+    ~spac_memory_tier();
+
+    // the layer computes these next; there[i]: it need not wait for experts[i]
+    void request(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_tokens, bool * there);
+
+    // until a requested expert is there; false: it could not be read, see info()
+    bool wait(int il, int32_t ie);
+
+    // of a requested expert that is there: the rows of one of its matrices
+    const char * weights(int il, int32_t ie, int part) const;
+
+    // what this forward computes is wrong: an expert could not be read. The next one tries again
+    bool        has_failed() const { return failed.load(std::memory_order_relaxed); }
+    spac_tier_info info() const;
+
+  private:
+    static constexpr double HALF_LIFE = 32.0; // tokens; the scheduler's estimator forgets as fast
+
+    enum state : uint8_t { FREE, READING, THERE };
+
+    struct slot {
+        int32_t il = -1, ie = -1;
+        int32_t group = 0;
+        char *  data  = nullptr;
+        bool    is_pinned = false;
+        int32_t n_reads_left = 0;
+        bool    is_broken = false;
+        const char *       parts[SPAC_N_PARTS] = {};
+        std::atomic<state> now{ FREE };
+    };
+
+    struct expert {
+        int32_t slot = -1;
+        float   use  = 0.0f; // as of the token `last`
+        double  last = 0.0;
+        double  rank = -INFINITY; // log2(use), comparable whenever it was used last
+    };
+
+    struct layer_info {
+        const spac_moe_layer *   layer = nullptr;
+        layer_info *             next  = nullptr;
+        int32_t                  group = 0;
+        spac_expert_files::place parts[SPAC_N_PARTS] = {};
+        std::vector<expert>      experts;
+    };
+
+    layer_info &       info_of(int il) { return *layers[by_il[il]]; }
+    const layer_info & info_of(int il) const { return *layers[by_il[il]]; }
+
+    void    add(const spac_moe_layer & layer);
+    void    divide(uint64_t bytes);
+    void    make_slots(const std::vector<int32_t> & n_of_group);
+    void    begin_forward(int64_t n_batch);
+    void    take(expert & e, double n_uses);
+    int32_t find_victim(int32_t group) const;
+    void    load(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
+    void    read_ahead(layer_info & info);
+    void    on_read(const spac_disk_read & read, int error);
+    void    unpin_all();
+
+    spac_expert_files          files;
+    std::vector<std::unique_ptr<layer_info>> layers; // in the order of a graph
+    std::vector<int32_t>       by_il;       // index in layers
+    std::vector<size_t>        group_bytes; // of a slot
+    std::unique_ptr<slot[]>    slots;
+    int32_t                    n_slots = 0;
+    char *                     pool = nullptr;
+    uint64_t                   pool_bytes = 0;
+
+    mutable std::mutex      mutex; // guards what follows, and the slots' fields but `now`
+    std::condition_variable changed;
+    std::vector<int32_t>    pinned;
+    double                  n_tokens = 0.0; // computed so far; a wide batch counts as PROMPT_TOKENS
+    int                     n_waiting = 0;
+    uint64_t                waiting_since = 0;
+    spac_tier_info          total = {}; // counts alone
+    std::string             error_text;
+    std::atomic<bool>       failed{ false };
+
+    std::unique_ptr<spac_disk_reader> reader; // the first to end: its threads use the others
+};

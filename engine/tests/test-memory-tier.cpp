@@ -1,0 +1,293 @@
+// Experts on disk: what is handed out is what the file holds, while experts come and go, with a slow disk, one that fails,
+// and a file that gets shorter. Run under TSan too.
+#include "check.h"
+#include "tier/memory-tier.h"
+
+#include "status.h"
+
+#include "ggml.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+// layers of Q8_0 experts in a temporary file that is mapped, as llama.cpp maps a model's; parts begin at odd offsets
+struct model_file {
+    static constexpr int64_t N_EMBD = 256, N_FF = 96;
+    static constexpr size_t  HEADER = 1000 * 32 + 64;
+
+    const int                   n_layer, n_expert;
+    std::string                 path = "/tmp/test-memory-tier-XXXXXX";
+    int                         fd;
+    std::vector<char>           content;
+    char *                      data = nullptr;
+    ggml_context *              ctx;
+    std::vector<spac_moe_layer> layers;
+
+    model_file(int n_layer, int n_expert) :
+        n_layer(n_layer), n_expert(n_expert) {
+        ctx = ggml_init({ ggml_tensor_overhead() * n_layer * 3, nullptr, true });
+        std::vector<ggml_tensor *> tensors;
+        for (int il = 0; il < n_layer; il++) {
+            for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_DOWN }) {
+                const bool is_down = part == SPAC_PART_DOWN;
+                tensors.push_back(ggml_new_tensor_3d(ctx, GGML_TYPE_Q8_0, is_down ? N_FF : N_EMBD, is_down ? N_EMBD : N_FF, n_expert));
+            }
+        }
+        size_t n_bytes = HEADER;
+        for (const ggml_tensor * t : tensors) {
+            n_bytes += GGML_PAD(ggml_nbytes(t), 32);
+        }
+        content.resize(n_bytes);
+        std::mt19937 rng(1);
+        for (char & c : content) {
+            c = (char) rng();
+        }
+        fd = mkstemp(&path[0]);
+        CHECK(fd >= 0 && write(fd, content.data(), n_bytes) == (ssize_t) n_bytes && fsync(fd) == 0);
+        data = (char *) mmap(nullptr, n_bytes, PROT_READ, MAP_SHARED, fd, 0);
+        CHECK(data != MAP_FAILED);
+
+        char * at = data + HEADER;
+        layers.resize(n_layer);
+        for (int il = 0; il < n_layer; il++) {
+            spac_moe_layer & layer = layers[il];
+            layer.il               = 2 * il + 1; // with dense ones between
+            layer.n_embd           = N_EMBD;
+            layer.n_expert         = n_expert;
+            layer.n_expert_used    = 2;
+            for (int i = 0; i < 3; i++) {
+                ggml_tensor * t = tensors[3 * il + i];
+                t->data         = at;
+                at += GGML_PAD(ggml_nbytes(t), 32);
+                layer.parts[i == 0 ? SPAC_PART_UP : i == 1 ? SPAC_PART_GATE
+                                                            : SPAC_PART_DOWN] = t;
+            }
+        }
+    }
+
+    ~model_file() {
+        ggml_free(ctx);
+        munmap(data, content.size());
+        close(fd);
+        unlink(path.c_str());
+    }
+
+    std::vector<const spac_moe_layer *> all() const {
+        std::vector<const spac_moe_layer *> result;
+        for (const spac_moe_layer & layer : layers) {
+            result.push_back(&layer);
+        }
+        return result;
+    }
+
+    uint64_t expert_bytes() const { return layers[0].expert_bytes() + 3 * 2 * SPAC_DISK_ALIGNMENT; } // at most, in a slot
+
+    // what a slot holds against what was written, not against the mapping: the file may change
+    bool is_right(const spac_memory_tier & tier, const spac_moe_layer & layer, int32_t ie) const {
+        for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_DOWN }) {
+            const size_t at = layer.part_data(part, ie) - data;
+            if (memcmp(tier.weights(layer.il, ie, part), content.data() + at, layer.part_bytes(part)) != 0) {
+                return false;
+            }
+        }
+        return true;
+    }
+};
+
+// the layer's experts, asked for as a batch of n_tokens would; false: one could not be read
+static bool use(spac_memory_tier & tier, const model_file & file, const spac_moe_layer & layer, const std::vector<int32_t> & experts, int n_tokens = 1,
+                int n_threads = 1) {
+    const std::vector<int32_t> n_rows(experts.size(), 1);
+    const auto                 there = std::make_unique<bool[]>(experts.size());
+    tier.request(layer, experts.data(), n_rows.data(), experts.size(), n_tokens, there.get());
+
+    std::atomic<bool>        all_read{ true };
+    std::vector<std::thread> threads;
+    for (int i = 0; i < n_threads; i++) {
+        threads.emplace_back([&] {
+            for (int32_t ie : experts) {
+                if (!tier.wait(layer.il, ie)) {
+                    all_read = false;
+                } else {
+                    CHECK(file.is_right(tier, layer, ie));
+                }
+            }
+        });
+    }
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+    return all_read;
+}
+
+static std::vector<int32_t> some(std::mt19937 & rng, int n_expert, int n) {
+    std::vector<int32_t> all(n_expert);
+    for (int i = 0; i < n_expert; i++) {
+        all[i] = i;
+    }
+    std::shuffle(all.begin(), all.end(), rng);
+    all.resize(n);
+    std::sort(all.begin(), all.end());
+    return all;
+}
+
+// tokens and prompts in turn, through a pool of a third
+static void test_bytes() {
+    const model_file file(6, 16);
+    spac_memory_tier tier(file.all(), 32 * file.expert_bytes());
+    std::mt19937     rng(2);
+    for (int i = 0; i < 60; i++) {
+        const bool is_prompt = i % 10 == 9;
+        for (const spac_moe_layer & layer : file.layers) {
+            CHECK(use(tier, file, layer, some(rng, 16, is_prompt ? 16 : 3), is_prompt ? 64 : 1, 2));
+        }
+    }
+    const spac_tier_info info = tier.info();
+    CHECK(info.n_slots >= 32 && info.n_slots <= 40 && info.n_resident <= info.n_slots);
+    CHECK(info.n_hit > 0 && info.n_miss > 0 && info.n_ahead > 0 && info.n_reads % 3 == 0);
+    CHECK(info.n_reads <= 3 * (info.n_miss + info.n_ahead) && info.error[0] == 0);
+}
+
+// what is used again and again stays, whatever else comes by
+static void test_favourites_stay() {
+    const model_file file(2, 32);
+    spac_memory_tier tier(file.all(), 36 * file.expert_bytes());
+    std::mt19937     rng(3);
+    for (int i = 0; i < 200; i++) {
+        for (const spac_moe_layer & layer : file.layers) {
+            std::vector<int32_t> experts = { 0, 1, 2, 3, (int32_t) (4 + rng() % 28) };
+            use(tier, file, layer, experts);
+        }
+    }
+    const spac_tier_info before = tier.info();
+    for (const spac_moe_layer & layer : file.layers) {
+        use(tier, file, layer, { 0, 1, 2, 3 });
+    }
+    CHECK(tier.info().n_miss == before.n_miss);
+}
+
+static void test_too_small() {
+    const model_file file(3, 16);
+    try {
+        spac_memory_tier tier(file.all(), 10 * file.expert_bytes());
+        CHECK(!"a layer does not fit");
+    } catch (const spac_error & e) {
+        CHECK(e.status == SPAC_STATUS_INVALID_ARGUMENT && strstr(e.what(), "at least"));
+    }
+}
+
+static void test_not_of_a_file() {
+    const model_file  file(1, 4);
+    std::vector<char> memory(ggml_nbytes(file.layers[0].parts[SPAC_PART_UP]));
+    spac_moe_layer    layer           = file.layers[0];
+    layer.parts[SPAC_PART_UP]->data = memory.data();
+    try {
+        spac_memory_tier tier({ &layer }, 1 << 30);
+        CHECK(!"there is no file");
+    } catch (const spac_error & e) {
+        CHECK(e.status == SPAC_STATUS_INVALID_ARGUMENT && strstr(e.what(), "in memory already"));
+    }
+}
+
+// a disk that fails once: the forward is told, and the next one has it
+static void test_read_error() {
+    const model_file file(2, 8);
+    std::atomic<int> n_left{ 7 };
+    spac_memory_tier tier(file.all(), 9 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        if (--n_left == 0) {
+            errno = EIO;
+            return -1;
+        }
+        return pread(fd, data, bytes, (off_t) offset);
+    });
+    CHECK(use(tier, file, file.layers[0], { 0, 1 }));
+    CHECK(!use(tier, file, file.layers[1], { 2, 3 }, 1, 4));
+    CHECK(tier.has_failed() && strstr(tier.info().error, "layer 3"));
+    for (int i = 0; i < 3; i++) {
+        CHECK(use(tier, file, file.layers[0], { 4, 5 }));
+        CHECK(!tier.has_failed());
+        CHECK(use(tier, file, file.layers[1], { 2, 3 }));
+    }
+}
+
+// the file loses its second half: an error, not a signal
+static void test_truncated() {
+    const model_file file(4, 8);
+    spac_memory_tier tier(file.all(), 12 * file.expert_bytes());
+    CHECK(use(tier, file, file.layers[3], { 1 }));
+    CHECK(ftruncate(file.fd, file.content.size() / 2) == 0);
+    CHECK(use(tier, file, file.layers[0], { 1, 2 }));
+    CHECK(!use(tier, file, file.layers[3], { 2 }));
+    CHECK(strstr(tier.info().error, "shorter"));
+}
+
+// the file is deleted: it is there until nobody has it open
+static void test_deleted() {
+    const model_file file(2, 8);
+    spac_memory_tier tier(file.all(), 9 * file.expert_bytes());
+    unlink(file.path.c_str());
+    CHECK(use(tier, file, file.layers[1], { 2, 7 }));
+}
+
+// pieces come in pieces, a signal interrupts, and the disk stalls
+static void test_slow_disk() {
+    const model_file file(3, 8);
+    std::atomic<int> n_reads{ 0 };
+    spac_memory_tier tier(file.all(), 10 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        const int i = n_reads++;
+        if (i % 5 == 1) {
+            errno = EINTR;
+            return -1;
+        }
+        if (i % 7 == 2) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+        return pread(fd, data, std::min<size_t>(bytes, SPAC_DISK_ALIGNMENT), (off_t) offset);
+    });
+    for (int i = 0; i < 5; i++) {
+        for (const spac_moe_layer & layer : file.layers) {
+            CHECK(use(tier, file, layer, { (int32_t) i, (int32_t) i + 2 }, 1, 2));
+        }
+    }
+    CHECK(tier.info().wait_us > 0);
+}
+
+// the end comes while reads are under way, and while others wait for a thread
+static void test_end_in_the_middle() {
+    const model_file file(2, 64);
+    for (int i = 0; i < 20; i++) {
+        spac_memory_tier tier(file.all(), 130 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            return pread(fd, data, bytes, (off_t) offset);
+        });
+        std::vector<int32_t> experts(64), n_rows(64, 1);
+        for (int ie = 0; ie < 64; ie++) {
+            experts[ie] = ie;
+        }
+        const auto there = std::make_unique<bool[]>(64);
+        tier.request(file.layers[0], experts.data(), n_rows.data(), 64, 100, there.get());
+        if (i % 2) {
+            CHECK(tier.wait(file.layers[0].il, 0));
+        }
+    }
+}
+
+int main() {
+    test_bytes();
+    test_favourites_stay();
+    test_too_small();
+    test_not_of_a_file();
+    test_read_error();
+    test_truncated();
+    test_deleted();
+    test_slow_disk();
+    test_end_in_the_middle();
+    return 0;
+}
