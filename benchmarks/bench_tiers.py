@@ -86,7 +86,19 @@ def run_limited(argv: Sequence[str], model: Path, n_bytes: int, timeout_s: float
     drop_pages(model)
     with memory_limit(n_bytes) as procs:
         script = 'echo $$ > "$0" && exec "$@"'
-        command = ["sh", "-c", script, str(procs), sys.executable, "-m", "pyspac", "run", *argv, "--json", "-"]
+        command = [
+            "sh",
+            "-c",
+            script,
+            str(procs),
+            sys.executable,
+            "-m",
+            "pyspac",
+            "run",
+            *argv,
+            "--json",
+            "-",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr[-800:]}")
@@ -126,7 +138,12 @@ def measure(args: argparse.Namespace, geometry: MoeGeometry, share: float, round
     common = ["-m", str(args.model), "-p", PROMPT, "-n", str(args.predict), "-c", "1024"]
     common += ["-t", str(args.threads), "--spec-type", "none"]
     ways = {"stock": ["--stock", "--device", "none"], "pyspac": ["--device", "none", "--ram", str(ram_mib)]}
-    row: dict[str, Any] = {"memory_share": share, "round": round_, "limit_mib": limit // MIB, "ram_mib": ram_mib}
+    row: dict[str, Any] = {
+        "memory_share": share,
+        "round": round_,
+        "limit_mib": limit // MIB,
+        "ram_mib": ram_mib,
+    }
     for way in list(ways)[:: 1 if round_ % 2 else -1]:
         found = run_limited([*common, *ways[way]], args.model, limit, args.timeout)
         prompt_s = found["ttft_ms"] / 1e3

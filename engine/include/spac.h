@@ -140,7 +140,7 @@ typedef struct spac_tier_info {
     uint64_t busy_us;    // at least one read was under way: read_us / busy_us is the queue's depth
     uint64_t wait_us;    // somebody waited for a read
     bool     is_direct;  // around the page cache; false: the file system cannot, and pages are dropped after each read
-    char     error[256]; // of the last read that failed; "": none did
+    char     error[256]; // why the last forward failed: an expert could not be read; "": it did not
 } spac_tier_info;
 
 // cumulative, written by the engine alone; read at any time

@@ -183,6 +183,9 @@ int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
     if (!layers.any_split() && n_tokens > 0) {
         forward.begin();
     }
+    if (tier) {
+        tier->begin_forward(); // before the first node: it would be aborted otherwise
+    }
     return splitter.n_threads_of(graph, n_tokens);
 }
 

@@ -106,6 +106,9 @@ static bool use(spac_memory_tier & tier, const model_file & file, const spac_moe
                 int n_threads = 1) {
     const std::vector<int32_t> n_rows(experts.size(), 1);
     const auto                 there = std::make_unique<bool[]>(experts.size());
+    if (&layer == &file.layers[0]) {
+        tier.begin_forward();
+    }
     tier.request(layer, experts.data(), n_rows.data(), experts.size(), n_tokens, there.get());
 
     std::atomic<bool>        all_read{ true };

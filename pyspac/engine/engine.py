@@ -83,7 +83,7 @@ class TierInfo:
     busy_us: int  # at least one read was under way
     wait_us: int  # somebody waited for a read
     is_direct: bool  # around the page cache
-    error: str  # of the last read that failed; "": none did
+    error: str  # why the last forward failed: an expert could not be read; "": it did not
 
 
 @dataclass(frozen=True, slots=True)

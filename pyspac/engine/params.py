@@ -28,7 +28,9 @@ class EngineParams:
     host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
     fill: bool = True  # experts that were just used take free slots at once, those of prompts included
     next_layer: int = 0  # 1 .. 3: routers of so many MoE layers further on are asked early; 0: not
-    ram: str | None = None  # memory for experts that lie in mapped files: "25%", "4096" MiB; None: all are loaded
+    ram: str | None = (
+        None  # memory for experts that lie in mapped files: "25%", "4096" MiB; None: all are loaded
+    )
     cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
 
     def __post_init__(self) -> None:

@@ -275,6 +275,7 @@ class Context:
         self._check_can_rollback()
         self.n_ctx = params.n_ctx  # llama.cpp rounds up to a multiple of 256
         self.n_past = 0
+        self.why_failed: Callable[[], str] = str  # what an engine knows of a decode that failed; "": nothing
         self._n_held = 0  # positions that its memory may hold: more where a decode was broken off
         self._memory = lib.llama_get_memory(self.ptr)
         self._fill_constant_columns()
@@ -348,6 +349,8 @@ class Context:
                 f"the context is full: no room for {n} tokens after {self.n_past} "
                 f"(n_ctx = {self.n_ctx}); raise -c"
             )
+        if rc != 0 and (why := self.why_failed()):
+            raise LlamaError(f"computing {n} tokens at position {self.n_past} failed: {why}")
         if rc != 0:
             raise LlamaError(
                 f"llama.cpp failed to compute {n} tokens at position {self.n_past}, code {rc}"

@@ -131,7 +131,9 @@ class RunOptions:
 
     def _check_mode(self) -> None:
         if self.ram is not None and self.stock:
-            raise UsageError(f"--ram {self.ram} has no effect with --stock, which maps the file: leave it out")
+            raise UsageError(
+                f"--ram {self.ram} has no effect with --stock, which maps the file: leave it out"
+            )
         if self.repack and not self.stock:
             raise UsageError("--repack needs --stock: the split uses the weights as they lie in the file")
         if self.stock:

@@ -81,9 +81,7 @@ class Session:
         if not self.options.stock:
             from pyspac.generate.split import Split  # loads the engine
 
-            self.split = stack.enter_context(
-                Split(self.context, self.device, self.options, self.ram_mib)
-            )
+            self.split = stack.enter_context(Split(self.context, self.device, self.options, self.ram_mib))
             if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter):
                 self.split.watch_draft(self.drafter.context)
 

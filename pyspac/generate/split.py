@@ -39,9 +39,14 @@ class Split:
         with ExitStack() as on_error:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
             self.info = self.engine.info()
+            context.why_failed = self._why_failed
             self.scheduler = None if options.is_host_only else self._new_scheduler(options)
             self._decide()
             on_error.pop_all()
+
+    def _why_failed(self) -> str:
+        """What the engine knows of a forward that failed."""
+        return self.engine.tier().error
 
     def watch_draft(self, draft: Context) -> None:
         """Predict with the draft model's router inputs; EngineError if the two models do not fit."""

@@ -39,7 +39,7 @@ spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & s
     for (const spac_moe_layer * layer : split) {
         add(*layer);
     }
-    divide(bytes);
+    make_slots(bytes);
     reader = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read));
 }
 
@@ -67,46 +67,25 @@ spac_memory_tier::~spac_memory_tier() {
     }
 }
 
-// Layers whose experts are of a size share slots; each such group gets a share of the bytes as large as its experts are.
-void spac_memory_tier::divide(uint64_t bytes) {
-    struct group {
-        uint64_t bytes    = 0; // of all its experts
-        int64_t  n_expert = 0; // of a layer, at most: they must fit at once
-    };
-    std::vector<group> groups;
-    uint64_t           total_bytes = 0;
+// Slots are as large as the largest expert, so that every layer can use each: a few percent more where quantisations
+// differ from layer to layer.
+void spac_memory_tier::make_slots(uint64_t bytes) {
+    size_t  room     = 0;
+    int64_t n_least  = 0; // experts of a layer: they must fit at once
+    int64_t n_expert = 0;
     for (const auto & info : layers) {
-        const size_t room = slot_room(*info->layer);
-        info->group       = (int32_t) (std::find(group_bytes.begin(), group_bytes.end(), room) - group_bytes.begin());
-        if (info->group == (int32_t) groups.size()) {
-            group_bytes.push_back(room);
-            groups.emplace_back();
-        }
-        groups[info->group].bytes += room * info->layer->n_expert;
-        groups[info->group].n_expert = std::max(groups[info->group].n_expert, info->layer->n_expert);
-        total_bytes += room * info->layer->n_expert;
+        room    = std::max(room, slot_room(*info->layer));
+        n_least = std::max(n_least, info->layer->n_expert);
+        n_expert += info->layer->n_expert;
     }
-    std::vector<int32_t> n_of_group;
-    double               least = 0; // bytes with which every group can hold a layer
-    for (size_t ig = 0; ig < groups.size(); ig++) {
-        const double share = (double) groups[ig].bytes / total_bytes;
-        n_of_group.push_back((int32_t) std::min(bytes * share, (double) groups[ig].bytes) / (double) group_bytes[ig]);
-        least = std::max(least, std::ceil(groups[ig].n_expert * group_bytes[ig] / share));
-    }
-    if (bytes < least) {
+    n_slots = (int32_t) std::min<uint64_t>(bytes / room, n_expert);
+    if (n_slots < n_least) {
         const double mib = 1024.0 * 1024.0;
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("%.0f MiB of memory cannot hold the experts of one layer at once: give %.0f MiB at least", bytes / mib, std::ceil(least / mib)));
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%.0f MiB of memory cannot hold the experts of one layer at once: give %.0f MiB at least",
+                                                                   bytes / mib, std::ceil(n_least * room / mib)));
     }
-    make_slots(n_of_group);
-}
-
-void spac_memory_tier::make_slots(const std::vector<int32_t> & n_of_group) {
-    for (size_t ig = 0; ig < n_of_group.size(); ig++) {
-        n_slots += n_of_group[ig];
-        pool_bytes += (uint64_t) n_of_group[ig] * group_bytes[ig];
-    }
-    pool = (char *) mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    pool_bytes = n_slots * room;
+    pool       = (char *) mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pool == MAP_FAILED) {
         pool = nullptr;
         throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no %.0f MiB of memory for experts", pool_bytes / 1024.0 / 1024.0));
@@ -114,14 +93,9 @@ void spac_memory_tier::make_slots(const std::vector<int32_t> & n_of_group) {
 #ifdef MADV_HUGEPAGE
     madvise(pool, pool_bytes, MADV_HUGEPAGE); // a request only
 #endif
-    slots        = std::make_unique<slot[]>(n_slots);
-    char *  data = pool;
-    int32_t is   = 0;
-    for (size_t ig = 0; ig < n_of_group.size(); ig++) {
-        for (int32_t i = 0; i < n_of_group[ig]; i++, is++, data += group_bytes[ig]) {
-            slots[is].group = (int32_t) ig;
-            slots[is].data  = data;
-        }
+    slots = std::make_unique<slot[]>(n_slots);
+    for (int32_t is = 0; is < n_slots; is++) {
+        slots[is].data = pool + is * room;
     }
 }
 
@@ -140,13 +114,13 @@ void spac_memory_tier::take(expert & e, double n_uses) {
     e.rank = std::log2(e.use) + e.last / HALF_LIFE;
 }
 
-// the least useful of a group that nobody needs now; -1: none
-int32_t spac_memory_tier::find_victim(int32_t group) const {
+// the least useful that nobody needs now; -1: none
+int32_t spac_memory_tier::find_victim() const {
     int32_t best      = -1;
     double  best_rank = 0.0;
     for (int32_t is = 0; is < n_slots; is++) {
         const slot & s = slots[is];
-        if (s.group != group || s.is_pinned || s.now.load(std::memory_order_relaxed) == READING) {
+        if (s.is_pinned || s.now.load(std::memory_order_relaxed) == READING) {
             continue;
         }
         if (s.il < 0) {
@@ -192,20 +166,22 @@ void spac_memory_tier::load(layer_info & info, int32_t ie, int32_t is, bool is_u
     }
 }
 
-// what failed is tried again
-void spac_memory_tier::begin_forward(int64_t n_batch) {
-    n_tokens += std::min<double>(n_batch, PROMPT_TOKENS);
-    if (!failed.exchange(false)) {
+void spac_memory_tier::begin_forward() {
+    if (!has_failed()) {
         return;
     }
+    std::unique_lock<std::mutex> lock(mutex);
+    const auto is_reading = [this](int32_t is) { return slots[is].now.load(std::memory_order_relaxed) == READING; };
     for (int32_t is = 0; is < n_slots; is++) {
+        changed.wait(lock, [&] { return !is_reading(is); });
         slot & s = slots[is];
-        if (s.is_broken && s.now.load(std::memory_order_relaxed) == FREE) {
+        if (s.is_broken) {
             info_of(s.il).experts[s.ie].slot = -1;
             s.il = s.ie = -1;
             s.is_broken = false;
         }
     }
+    failed = false;
 }
 
 void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_batch, bool * there) {
@@ -213,8 +189,8 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
     layer_info &                 info   = info_of(layer.il);
     const double                 weight = std::min(1.0, PROMPT_TOKENS / n_batch);
     unpin_all();
-    if (&info == layers.front().get()) {
-        begin_forward(n_batch);
+    if (&info == layers.front().get()) { // a forward begins
+        n_tokens += std::min<double>(n_batch, PROMPT_TOKENS);
     }
     for (size_t i = 0; i < n; i++) { // before anybody has to leave
         expert & e = info.experts[experts[i]];
@@ -234,10 +210,10 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
             }
             continue;
         }
-        int32_t is = find_victim(info.group);
+        int32_t is = find_victim();
         while (is < 0) { // the rest is being read ahead; a pool holds a layer at least
             changed.wait(lock);
-            is = find_victim(info.group);
+            is = find_victim();
         }
         load(info, experts[i], is, true);
         slots[is].is_pinned = true;
@@ -256,7 +232,7 @@ void spac_memory_tier::read_ahead(layer_info & info) {
         if (info.experts[ie].slot >= 0) {
             continue;
         }
-        const int32_t is = find_victim(info.group);
+        const int32_t is = find_victim();
         if (is < 0 || slots[is].il == info.layer->il) {
             return;
         }
@@ -321,6 +297,8 @@ spac_tier_info spac_memory_tier::info() const {
     for (int32_t is = 0; is < n_slots; is++) {
         info.n_resident += slots[is].now.load(std::memory_order_relaxed) == THERE;
     }
-    snprintf(info.error, sizeof(info.error), "%s", error_text.c_str());
+    if (has_failed()) {
+        snprintf(info.error, sizeof(info.error), "%s", error_text.c_str());
+    }
     return info;
 }

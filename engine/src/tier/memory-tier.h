@@ -39,7 +39,9 @@ struct spac_memory_tier {
     // of a requested expert that is there: the rows of one of its matrices
     const char * weights(int il, int32_t ie, int part) const;
 
-    // what this forward computes is wrong: an expert could not be read. The next one tries again
+    void begin_forward(); // what failed is tried again, once nothing of the forward before is under way any more
+
+    // what this forward computes is wrong: an expert could not be read
     bool        has_failed() const { return failed.load(std::memory_order_relaxed); }
     spac_tier_info info() const;
 
@@ -50,7 +52,6 @@ struct spac_memory_tier {
 
     struct slot {
         int32_t il = -1, ie = -1;
-        int32_t group = 0;
         char *  data  = nullptr;
         bool    is_pinned = false;
         int32_t n_reads_left = 0;
@@ -69,7 +70,6 @@ struct spac_memory_tier {
     struct layer_info {
         const spac_moe_layer *   layer = nullptr;
         layer_info *             next  = nullptr;
-        int32_t                  group = 0;
         spac_expert_files::place parts[SPAC_N_PARTS] = {};
         std::vector<expert>      experts;
     };
@@ -78,11 +78,9 @@ struct spac_memory_tier {
     const layer_info & info_of(int il) const { return *layers[by_il[il]]; }
 
     void    add(const spac_moe_layer & layer);
-    void    divide(uint64_t bytes);
-    void    make_slots(const std::vector<int32_t> & n_of_group);
-    void    begin_forward(int64_t n_batch);
+    void    make_slots(uint64_t bytes);
     void    take(expert & e, double n_uses);
-    int32_t find_victim(int32_t group) const;
+    int32_t find_victim() const;
     void    load(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
     void    read_ahead(layer_info & info);
     void    on_read(const spac_disk_read & read, int error);
@@ -91,7 +89,6 @@ struct spac_memory_tier {
     spac_expert_files          files;
     std::vector<std::unique_ptr<layer_info>> layers; // in the order of a graph
     std::vector<int32_t>       by_il;       // index in layers
-    std::vector<size_t>        group_bytes; // of a slot
     std::unique_ptr<slot[]>    slots;
     int32_t                    n_slots = 0;
     char *                     pool = nullptr;

@@ -1,0 +1,162 @@
+"""Experts that stay on disk (`--ram`): the same bits as with everything in memory, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf_models as models
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from typer.testing import CliRunner
+
+from pyspac._native import lib_dir
+from pyspac.cli import app
+from pyspac.errors import EngineError, PyspacError, UsageError
+from pyspac.generate.memory_tier import MIB, choose_ram_mib
+from pyspac.generate.options import RunOptions
+from pyspac.generate.session import Session
+from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import read_header
+
+DEMO = Path(__file__).resolve().parents[2] / "pyspac" / "models" / "demo-moe.gguf"
+PROMPT = "def read_header(path):\n    with open(path) as file:\n"
+WIDTHS = (1, 2, 5, 9, 16)
+N_PROMPT = 40
+
+
+def options(model: Path, ram: str | None, n_predict: int = 16) -> RunOptions:
+    return RunOptions(model=model, device="none", ram=ram, n_threads=2, n_ctx=512, n_predict=n_predict)
+
+
+def logits(session: Session, n_vocab: int, seed: int) -> list[np.ndarray]:
+    """Of a prompt, and of batches of all widths, some of them taken back."""
+    rng = np.random.default_rng(seed)
+    context, found = session.context, []
+    for width in (N_PROMPT, *(int(rng.choice(WIDTHS)) for _ in range(25))):
+        n_past = context.n_past
+        found.append(context.decode(rng.integers(0, n_vocab, width).tolist(), 1).copy())
+        if rng.random() < 0.3:
+            context.rollback(n_past + int(rng.integers(0, width)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("qwen3moe", [(Type.Q4_K, Type.Q4_K, Type.Q6_K), (Type.Q8_0, Type.Q8_0, Type.Q8_0)]),
+        ("gpt-oss", [(Type.MXFP4, Type.MXFP4, Type.MXFP4)]),
+        ("deepseek2-fused", [(Type.Q5_K, Type.Q5_K, Type.Q5_K)]),
+    ],
+)
+def test_same_bits_as_in_memory(tmp_path: Path, name: str, types: Sequence[models.ExpertTypes]) -> None:
+    """Through a pool of half of the experts, so that they come and go."""
+    path = models.write_model(tmp_path / "model.gguf", name, types)
+    with Session(options(path, None)) as session:
+        expected = logits(session, models.N_VOCAB, 3)
+    with Session(options(path, ram_of(path, 0.6))) as session:
+        for found, wanted in zip(logits(session, models.N_VOCAB, 3), expected, strict=True):
+            assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+        assert session.split is not None
+        tier = session.split.tier_dict()
+    assert tier is not None
+    assert tier["n_miss"] > tier["n_slots"], "experts had to leave"
+    assert tier["n_hit"] > 0
+
+
+def ram_of(path: Path, share: float) -> str:
+    """A share of the experts' bytes, and a little for the disk's blocks: small experts need it."""
+    geometry = read_geometry(read_header(path))
+    n_blocks = 6 * geometry.n_experts_total
+    return str(int(share * (geometry.experts_bytes + n_blocks * 4096)) // MIB + 1)
+
+
+def test_demo_model_in_two_files(tmp_path: Path) -> None:
+    """The same text, from a model that is split over files, and the figures of the tier."""
+    split = lib_dir() / "llama-gguf-split"
+    command = [split, "--split", "--split-max-tensors", "40", DEMO, tmp_path / "demo"]
+    subprocess.run(command, check=True, capture_output=True)
+    first = min(tmp_path.glob("demo-*.gguf"))
+    texts = []
+    for model, ram in ((DEMO, None), (first, "6")):
+        with Session(options(model, ram, 40)) as session:
+            texts.append(session.generate(session.tokenize(PROMPT)).token_ids)
+            tier = session.split.tier_dict() if session.split else None
+    assert texts[0] == texts[1]
+    assert tier is not None
+    assert 0 < tier["n_resident"] <= tier["n_slots"]
+    assert tier["pool_bytes"] <= 6 * MIB
+    assert 0.0 < tier["hit_share"] < 1.0
+    assert tier["read_bytes"] > 0
+
+
+def test_all_that_fits_is_loaded() -> None:
+    """With as much memory as all experts take, nothing is read later."""
+    with Session(options(DEMO, "100%")) as session:
+        session.generate(session.tokenize(PROMPT))
+        assert session.split is not None
+        assert session.split.tier_dict() is None
+
+
+def test_auto_is_what_is_free() -> None:
+    geometry = read_geometry(read_header(DEMO))
+    others = geometry.model_bytes - geometry.experts_bytes
+    free = others + geometry.experts_bytes // 2
+    assert choose_ram_mib(None, geometry, free_bytes=geometry.model_bytes) is None, "it fits"
+    assert choose_ram_mib("auto", geometry, free_bytes=100 * geometry.model_bytes) is None
+    found = choose_ram_mib(None, geometry, free_bytes=free)
+    assert found is not None
+    assert 0 < found * MIB < geometry.experts_bytes // 2
+    with pytest.raises(UsageError, match="smaller quantisation"):
+        choose_ram_mib("auto", geometry, free_bytes=others // 2)
+
+
+def test_too_little() -> None:
+    with pytest.raises(EngineError, match="give [0-9]+ MiB at least"):
+        Session(options(DEMO, "1"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ram", "0"], "holds nothing"),
+        (["--ram", "much"], "much"),
+        (["--ram", "25%", "--stock"], "--stock"),
+        (["--ram", "25%", "--device", "emulated"], "--device none"),
+        (["--ram", "1"], "at least"),
+    ],
+)
+def test_bad_input(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["run", "-m", str(DEMO), "-p", "x", "-dev", "none", *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_file_that_gets_shorter(tmp_path: Path) -> None:
+    """A clear error, no signal and no text; once it is whole again the session goes on."""
+    path = tmp_path / "model.gguf"
+    shutil.copyfile(DEMO, path)
+    size = path.stat().st_size
+    with Session(options(path, "6")) as session:
+        tokens = session.tokenize(PROMPT)
+        expected = session.generate(tokens).token_ids
+        os.truncate(path, size // 3)
+        with pytest.raises(PyspacError, match="the file has become shorter"):
+            session.generate(session.tokenize("something else entirely: 1, 2, 3"))
+        path.write_bytes(DEMO.read_bytes())
+        assert session.generate(tokens).token_ids == expected
+
+
+def test_json_has_the_tier() -> None:
+    result = CliRunner().invoke(
+        app, ["run", "-m", str(DEMO), "-p", PROMPT, "-n", "8", "-dev", "none", "--ram", "6", "--json", "-"]
+    )
+    assert result.exit_code == 0, result.output
+    tier = json.loads(result.stdout)["tier"]
+    assert tier["n_slots"] > 0
+    assert tier["depth"] >= 1.0
