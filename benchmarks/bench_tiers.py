@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """A model larger than memory: experts on disk and a pool in memory, against llama.cpp's mmap.
 
-In: a model of some gigabytes (scripts/make_synthetic_gguf.py) on a local disk; root, for a memory cgroup. Out:
-tokens per second of both within the same limit, which is a share of the file's size, the ratio of a round's two,
-and how much of what the disk delivers was used.
+In: a model of some gigabytes (scripts/make_synthetic_gguf.py) on a local disk; root, for a memory cgroup.
+Out: tokens per second of both within the same limit, which is a share of the file's size, the ratio of a
+round's two, and how much of what the disk delivers was used.
 
     python scripts/make_synthetic_gguf.py big.gguf --like small --type Q8_0 --layers 24
     python benchmarks/bench_tiers.py --model big.gguf
     python benchmarks/bench_tiers.py --model big.gguf --shares 0.25 --rounds 5 --json -
 
-Each measurement is a process of its own, in a cgroup of its own, with the file's pages dropped before, so that
-nothing is left of the one before. `stock` is llama.cpp with mmap, `pyspac` is --device none --ram with what the
-limit leaves; the ways take turns. Whatever the process needs besides (Python, buffers) counts against the limit
-of both. The disk is measured in the same round: pieces as large as a matrix of an expert, 32 at a time, around
-the page cache.
+Each measurement is a process of its own, in a cgroup of its own, with the file's pages dropped before, so
+that nothing is left of the one before. `stock` is llama.cpp with mmap, `pyspac` is --device none --ram with
+what the limit leaves; the ways take turns. What the process needs besides (Python, buffers) is added to the
+limit of both. The disk is measured in the same round: pieces as large as a matrix of an expert, 32 at a time,
+around the page cache.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PROCESS_MIB: Final = 200  # Python, llama.cpp's buffers, a small context
 DEPTH: Final = 32
 BLOCK: Final = 4096
 CGROUPS: Final = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
-PROMPT: Final = "The quick brown fox jumps over the lazy dog. " * 40
+PROMPT: Final = "The quick brown fox jumps over the lazy dog. " * 4
 
 
 # ------------------------------------------------------------------------------------------- the limit
@@ -208,8 +208,8 @@ def main() -> int:
     rows = [measure(args, geometry, *what) for what in track(todo, "rounds", console=console, transient=True)]
     summary = sum_up(rows)
     line = json.dumps(
-        {"benchmark": "tiers", "machine": about, "model": args.model.name, "model_bytes": geometry.model_bytes,
-         "threads": args.threads, "n_rounds": args.rounds, "rows": summary}
+        {"benchmark": "tiers", "machine": about, "model": args.model.name, "threads": args.threads,
+         "model_bytes": geometry.model_bytes, "n_rounds": args.rounds, "rows": summary}
     )  # fmt: skip
     if args.json == "-":
         print(line)
@@ -228,8 +228,8 @@ def show(summary: list[dict[str, Any]]) -> None:
     for r in summary:
         spread = f"{r['ratio']:.2f} ({r['ratio_lowest']:.2f} .. {r['ratio_highest']:.2f})"
         print(
-            f"{r['memory_share']:7.0%} {r['phase']:8} {r['stock_tps']:8.2f} {r['pyspac_tps']:8.2f} {spread:>22}"
-            f" {r['disk_share']:11.0%}"
+            f"{r['memory_share']:7.0%} {r['phase']:8} {r['stock_tps']:8.2f} {r['pyspac_tps']:8.2f} "
+            f"{spread:>22} {r['disk_share']:11.0%}"
         )
 
 

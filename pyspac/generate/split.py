@@ -96,7 +96,7 @@ class Split:
         }
 
     def tier_dict(self) -> dict[str, Any] | None:
-        """`tier` of the `--json` object: experts on disk, and the memory that holds some; None: no such tier."""
+        """`tier` of the `--json` object: experts on disk, in memory a part of them; None: no such tier."""
         tier = self.engine.tier()
         if not tier.n_slots:
             return None

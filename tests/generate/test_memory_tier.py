@@ -1,4 +1,4 @@
-"""Experts that stay on disk (`--ram`): the same bits as with everything in memory, and errors that say what to do."""
+"""Experts that stay on disk (`--ram`): the same bits as in memory, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_auto_is_what_is_free() -> None:
 
 
 def test_too_little() -> None:
-    with pytest.raises(EngineError, match="give [0-9]+ MiB at least"):
+    with pytest.raises(EngineError, match=r"give [0-9]+ MiB at least"):
         Session(options(DEMO, "1"))
 
 
