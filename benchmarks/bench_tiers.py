@@ -38,8 +38,8 @@ from rich.progress import track
 
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import read_header
+from pyspac.units import MIB
 
-MIB: Final = 1 << 20
 PROCESS_MIB: Final = 200  # Python, llama.cpp's buffers, a small context
 DEPTH: Final = 32
 BLOCK: Final = 4096

@@ -232,6 +232,11 @@ void spac_engine::log_attached() const {
         spac_log("%d of %d MoE layers split, %d slots in %d groups, %.1f of %.1f MiB on %s", i.n_layer_split,
                  i.n_layer_split + i.n_layer_declined, i.n_slots, i.n_group, i.pool_bytes / 1048576.0, i.total_bytes / 1048576.0, i.device);
     }
+    if (tier) {
+        const spac_tier_info t = tier->info();
+        spac_log("experts stay on disk, %.1f MiB of them; memory holds %d, %.1f MiB%s", i.total_bytes / 1048576.0, t.n_slots, t.pool_bytes / 1048576.0,
+                 t.is_direct ? "" : " (this file system has no O_DIRECT: reads go through the page cache)");
+    }
     if (i.n_layer_kernels + i.n_dense_kernels > 0) {
         spac_log("the engine's %s kernels compute the host's experts of %d layers, and %d other matrices", i.kernels, i.n_layer_kernels,
                  i.n_dense_kernels);

@@ -99,6 +99,7 @@ static void attach(llama_context * ctx) {
     params.verbose            = true;
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
+    params.ram                = env_or("PYSPAC_RAM", nullptr);
     params.fill               = checked_fill(env_or("PYSPAC_FILL", "1"));
     params.next_layer         = checked_next_layer(env_or("PYSPAC_PREDICT", ""));
     target                    = new spac_engine(ctx, params, free_with_context); // owned by the context

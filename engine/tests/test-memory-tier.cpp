@@ -67,7 +67,7 @@ struct model_file {
                 t->data         = at;
                 at += GGML_PAD(ggml_nbytes(t), 32);
                 layer.parts[i == 0 ? SPAC_PART_UP : i == 1 ? SPAC_PART_GATE
-                                                            : SPAC_PART_DOWN] = t;
+                                                           : SPAC_PART_DOWN] = t;
             }
         }
     }
@@ -189,7 +189,7 @@ static void test_too_small() {
 static void test_not_of_a_file() {
     const model_file  file(1, 4);
     std::vector<char> memory(ggml_nbytes(file.layers[0].parts[SPAC_PART_UP]));
-    spac_moe_layer    layer           = file.layers[0];
+    spac_moe_layer    layer         = file.layers[0];
     layer.parts[SPAC_PART_UP]->data = memory.data();
     try {
         spac_memory_tier tier({ &layer }, 1 << 30);
@@ -266,7 +266,7 @@ static void test_slow_disk() {
 static void test_end_in_the_middle() {
     const model_file file(2, 64);
     for (int i = 0; i < 20; i++) {
-        spac_memory_tier tier(file.all(), 130 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        spac_memory_tier     tier(file.all(), 130 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
             return pread(fd, data, bytes, (off_t) offset);
         });

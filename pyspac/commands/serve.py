@@ -53,6 +53,7 @@ def serve(
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
     cache: o.Cache = "auto",
+    ram: o.Ram = None,
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     cpu_range: o.CpuRange = None,
@@ -92,7 +93,7 @@ def serve(
         speculation=controller, warm_start=warm_start, log_json=log_json,
     )  # fmt: skip
     options = ServeOptions(
-        model=model, draft=model_draft, cache=CacheSize(text=cache), device=device,
+        model=model, draft=model_draft, cache=CacheSize(text=cache), ram=ram, device=device,
         host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port, board=board,
         max_batch=max_batch, restart=restart, passed=passed, attach=attach,
     )  # fmt: skip

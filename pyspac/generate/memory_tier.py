@@ -13,8 +13,8 @@ import psutil
 from pyspac.engine.values import read_cache_size
 from pyspac.errors import UsageError
 from pyspac.model.geometry import MoeGeometry
+from pyspac.units import MIB
 
-MIB: Final = 1 << 20
 # left free besides what is not an expert: caches of keys and values, compute buffers, and other programs
 MARGIN_BYTES: Final = 1 << 30
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
@@ -26,6 +26,14 @@ def check_ram(text: str | None) -> None:
         raise UsageError(f"--ram {text} holds nothing: give MiB, a share of all experts (25%), or auto")
 
 
+def check_ram_has_no_device(text: str | None, *, has_device: bool) -> None:
+    """Raise UsageError where a device would hold experts as well."""
+    if text is not None and has_device:
+        raise UsageError(
+            f"--ram {text}: experts that stay on disk are computed on the host alone so far; add --device none"
+        )
+
+
 def choose_ram_mib(text: str | None, geometry: MoeGeometry, free_bytes: int | None = None) -> int | None:
     """MiB of the pool. `text`: as given; None: a tier only if the model is larger than free memory."""
     free = psutil.virtual_memory().available if free_bytes is None else free_bytes
@@ -35,6 +43,12 @@ def choose_ram_mib(text: str | None, geometry: MoeGeometry, free_bytes: int | No
     if n_bytes is None:
         n_bytes = _auto_bytes(geometry, free)
     return None if n_bytes >= geometry.experts_bytes else n_bytes // MIB
+
+
+def bytes_in_memory(geometry: MoeGeometry, ram_mib: int | None) -> int:
+    """Of the model: all of it, or what is not an expert and the pool."""
+    n_experts_bytes = geometry.experts_bytes if ram_mib is None else ram_mib * MIB
+    return geometry.model_bytes - geometry.experts_bytes + n_experts_bytes
 
 
 def _n_bytes(text: str, experts_bytes: int) -> int | None:

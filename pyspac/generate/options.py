@@ -11,7 +11,7 @@ from pyspac.engine.ahead import NEXT_LAYERS, check_in_engine
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.memory_tier import check_ram
+from pyspac.generate.memory_tier import check_ram, check_ram_has_no_device
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
@@ -150,11 +150,7 @@ class RunOptions:
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
-        if self.ram is not None and device.has_cache and not self.is_host_only:
-            raise UsageError(
-                f"--ram {self.ram}: experts that stay on disk are computed on the host alone so far; "
-                "add --device none"
-            )
+        check_ram_has_no_device(self.ram, has_device=device.has_cache and not self.is_host_only)
         return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property

@@ -19,7 +19,7 @@ from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
-from pyspac.generate.memory_tier import MIB, choose_ram_mib
+from pyspac.generate.memory_tier import bytes_in_memory, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.generate.sampling import Sampler, SamplingParams
@@ -117,11 +117,7 @@ class Session:
     def _fits_own_memory(self) -> bool:
         """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
         is_wanted = self.options.is_host_only and not self.options.stock
-        geometry = self.preflight.geometry
-        n_bytes = geometry.model_bytes
-        if self.ram_mib is not None:
-            n_bytes += self.ram_mib * MIB - geometry.experts_bytes
-        return is_wanted and fits_memory(n_bytes)
+        return is_wanted and fits_memory(bytes_in_memory(self.preflight.geometry, self.ram_mib))
 
     def _choose_ram_mib(self) -> int | None:
         """Memory for experts that stay on disk; None: all are loaded."""

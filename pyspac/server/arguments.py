@@ -30,6 +30,7 @@ class Launch:
     n_ctx: int | None = None  # None: llama-server's own choice
     is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
     has_engine: bool = True  # False: llama-server as it is
+    ram_mib: int | None = None  # memory for experts that stay on disk; None: all are loaded
     has_page: bool = True  # the build's llama-server has its web page
     model: Path | None = None  # the model's file, where llama-server fetches it (-hf)
 
@@ -75,7 +76,8 @@ def _core_arguments(options: ServeOptions) -> list[str]:
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """Weights in memory of their own: pinned beside a real device, with huge pages without one."""
     is_given = options.passed_value("-lm", "--load-mode") or "--no-mmap" in options.passed
-    return ["--load-mode", "none"] if launch.is_copied and not is_given else []
+    argv = ["--load-mode", "none"] if launch.is_copied and not is_given else []
+    return argv if launch.ram_mib is None else [*argv, "--lazy-mode", "experts"]
 
 
 def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
@@ -84,9 +86,11 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     return [] if is_given or launch.has_page else ["--path", str(PAGE_FOLDER)]
 
 
-def server_env(options: ServeOptions) -> dict[str, str]:
-    """What the engine reads from the environment, beside its flags."""
+def server_env(options: ServeOptions, ram_mib: int | None = None) -> dict[str, str]:
+    """What the engine reads from the environment, beside its flags; `ram_mib`: as of the launch."""
     env = {"PYSPAC_MAX_BATCH": str(options.max_batch)}
+    if ram_mib is not None:
+        env["PYSPAC_RAM"] = str(ram_mib)
     if {"prefetch", "prompt"} & options.attach.scheduler.without:
         env["PYSPAC_FILL"] = "0"
     if read_device_kind(options.device) != "auto":

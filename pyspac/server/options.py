@@ -12,6 +12,7 @@ from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import check_in_engine
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ConfigError, UsageError
+from pyspac.generate.memory_tier import check_ram, check_ram_has_no_device
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.options import (
     CacheSize,
@@ -87,6 +88,7 @@ class ServeOptions:
     model: Path | None = None  # None: `passed` names one, such as -hf
     draft: Path | None = None
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
+    ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     device: str = "auto"
     host_kernels: str = "auto"
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
@@ -101,6 +103,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_host_kernels(self.host_kernels)
+        check_ram(self.ram)
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
         if self.is_host_only:
@@ -147,6 +150,7 @@ class ServeOptions:
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
+        check_ram_has_no_device(self.ram, has_device=device.has_cache and not self.is_host_only)
         return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property

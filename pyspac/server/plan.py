@@ -10,6 +10,7 @@ from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
 from pyspac.errors import UsageError
+from pyspac.generate.memory_tier import bytes_in_memory, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
@@ -32,6 +33,7 @@ class Sizes:
     n_ctx: int
     is_copied: bool
     has_engine: bool = True
+    ram_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
         is_copied=sizes.is_copied,
         has_page=extras.ui,
         has_engine=sizes.has_engine,
+        ram_mib=sizes.ram_mib,
         model=files.model,
     )
     return Plan(options=options, launch=launch)
@@ -91,8 +94,9 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     needs = estimate_needs(header, draft, n_ctx)
     if options.is_host_only:
         has_engine = has_own_kernels(header)
-        is_copied = has_engine and fits_memory(geometry.model_bytes)
-        return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine)
+        ram_mib = choose_ram_mib(options.ram, geometry) if has_engine else None
+        is_copied = has_engine and fits_memory(bytes_in_memory(geometry, ram_mib))
+        return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram_mib)
     cache = choose_cache(options.cache.text, geometry, needs, device)
     if reason := why_tight(cache, geometry, needs, device):
         log.warning(f"this may not fit: {reason}")

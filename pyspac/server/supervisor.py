@@ -105,7 +105,7 @@ class Supervisor:
         public = without_secrets(argv)
         log.event(f"starting {shlex.join(public)}", argv=public)
         with self._on_its_cores():
-            self.server = Child("llama-server", argv, env=server_env(self.options))
+            self.server = Child("llama-server", argv, env=server_env(self.options, self.launch.ram_mib))
 
     def _on_its_cores(self) -> contextlib.AbstractContextManager[None]:
         """What starts meanwhile stays on --cpu-range."""

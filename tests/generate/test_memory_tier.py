@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from pyspac._native import lib_dir
 from pyspac.cli import app
 from pyspac.errors import EngineError, PyspacError, UsageError
-from pyspac.generate.memory_tier import MIB, choose_ram_mib
+from pyspac.generate.memory_tier import choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.session import Session
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
+from pyspac.units import MIB
 
 DEMO = Path(__file__).resolve().parents[2] / "pyspac" / "models" / "demo-moe.gguf"
 PROMPT = "def read_header(path):\n    with open(path) as file:\n"

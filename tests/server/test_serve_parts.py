@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
-from pyspac.engine.devices import Device
+from pyspac.engine.devices import Device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.errors import ConfigError, UsageError
@@ -92,6 +92,18 @@ def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
     assert argv[argv.index("--threads") + 1] == "1"
     assert "--threads" not in server_argv(replace(options, passed=("-t", "2")), LAUNCH, Path())
     assert server_env(options)["PYSPAC_CPU_RANGE"] == f"{core}-{core}"
+
+
+def test_experts_that_stay_on_disk_are_mapped_and_the_engine_knows_its_memory() -> None:
+    options = ServeOptions(model=Path("m.gguf"), device="none", ram="25%")
+    launch = replace(LAUNCH, cache="0", is_copied=True, ram_mib=700)
+    argv = server_argv(options, launch, Path("bin"))
+    assert argv[argv.index("--lazy-mode") + 1] == "experts"
+    assert argv[argv.index("--load-mode") + 1] == "none", "what is no expert is loaded"
+    assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "700"
+    assert "--lazy-mode" not in server_argv(options, replace(launch, ram_mib=None), Path("bin"))
+    with pytest.raises(UsageError, match="--device none"):
+        ServeOptions(model=Path("m.gguf"), ram="25%").on(cpu_device())
 
 
 def test_keys_are_not_logged() -> None:

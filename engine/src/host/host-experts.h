@@ -76,7 +76,7 @@ struct spac_host_experts {
     int64_t                hidden_rows = 0, hidden_blocks = 0; // rows of a task, tasks of an expert
     int64_t                out_rows = 0, out_blocks = 0;
     int64_t                n_input_tasks = 0, n_tasks = 0;
-    int64_t                n_there = 0; // experts that need not be waited for: the first ones
+    int64_t                n_there        = 0;                    // experts that need not be waited for: the first ones
     int64_t                n_inputs       = 0;                    // activations per token: 1, or n_expert_used where weights come first
     size_t                 input_bytes[2] = {}, hidden_bytes = 0; // of one activation; [spac_act_form]
 

@@ -14,11 +14,11 @@
 
 struct spac_disk_read {
     int      fd;
-    uint64_t offset;   // offset, bytes and data: multiples of SPAC_DISK_ALIGNMENT
+    uint64_t offset; // offset, bytes and data: multiples of SPAC_DISK_ALIGNMENT
     size_t   bytes;
     size_t   bytes_min; // the file may end after so many
     char *   data;
-    int32_t  slot;     // whose it is
+    int32_t  slot; // whose it is
 };
 
 struct spac_disk_stats {
@@ -54,8 +54,8 @@ struct spac_disk_reader {
     mutable std::mutex         mutex; // guards the fields below
     std::condition_variable    changed;
     std::deque<spac_disk_read> urgent, background;
-    bool                       stopped   = false;
-    int                        n_reading = 0;
+    bool                       stopped    = false;
+    int                        n_reading  = 0;
     uint64_t                   busy_since = 0;
     spac_disk_stats            total;
 

@@ -171,7 +171,7 @@ void spac_memory_tier::begin_forward() {
         return;
     }
     std::unique_lock<std::mutex> lock(mutex);
-    const auto is_reading = [this](int32_t is) { return slots[is].now.load(std::memory_order_relaxed) == READING; };
+    const auto                   is_reading = [this](int32_t is) { return slots[is].now.load(std::memory_order_relaxed) == READING; };
     for (int32_t is = 0; is < n_slots; is++) {
         changed.wait(lock, [&] { return !is_reading(is); });
         slot & s = slots[is];
@@ -271,7 +271,7 @@ void spac_memory_tier::on_read(const spac_disk_read & read, int error) {
     if (error) {
         s.is_broken = true;
         error_text  = spac_format("expert %d of layer %d cannot be read from the model's file: %s", s.ie, s.il,
-                                  error == ENODATA ? "the file has become shorter" : strerror(error));
+                                 error == ENODATA ? "the file has become shorter" : strerror(error));
         failed.store(true, std::memory_order_relaxed);
     }
     if (--s.n_reads_left > 0) {

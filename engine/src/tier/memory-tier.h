@@ -42,20 +42,22 @@ struct spac_memory_tier {
     void begin_forward(); // what failed is tried again, once nothing of the forward before is under way any more
 
     // what this forward computes is wrong: an expert could not be read
-    bool        has_failed() const { return failed.load(std::memory_order_relaxed); }
+    bool           has_failed() const { return failed.load(std::memory_order_relaxed); }
     spac_tier_info info() const;
 
   private:
     static constexpr double HALF_LIFE = 32.0; // tokens; the scheduler's estimator forgets as fast
 
-    enum state : uint8_t { FREE, READING, THERE };
+    enum state : uint8_t { FREE,
+                           READING,
+                           THERE };
 
     struct slot {
-        int32_t il = -1, ie = -1;
-        char *  data  = nullptr;
-        bool    is_pinned = false;
-        int32_t n_reads_left = 0;
-        bool    is_broken = false;
+        int32_t            il = -1, ie = -1;
+        char *             data                = nullptr;
+        bool               is_pinned           = false;
+        int32_t            n_reads_left        = 0;
+        bool               is_broken           = false;
         const char *       parts[SPAC_N_PARTS] = {};
         std::atomic<state> now{ FREE };
     };
@@ -68,8 +70,8 @@ struct spac_memory_tier {
     };
 
     struct layer_info {
-        const spac_moe_layer *   layer = nullptr;
-        layer_info *             next  = nullptr;
+        const spac_moe_layer *   layer               = nullptr;
+        layer_info *             next                = nullptr;
         spac_expert_files::place parts[SPAC_N_PARTS] = {};
         std::vector<expert>      experts;
     };
@@ -86,21 +88,21 @@ struct spac_memory_tier {
     void    on_read(const spac_disk_read & read, int error);
     void    unpin_all();
 
-    spac_expert_files          files;
+    spac_expert_files                        files;
     std::vector<std::unique_ptr<layer_info>> layers; // in the order of a graph
-    std::vector<int32_t>       by_il;       // index in layers
-    std::unique_ptr<slot[]>    slots;
-    int32_t                    n_slots = 0;
-    char *                     pool = nullptr;
-    uint64_t                   pool_bytes = 0;
+    std::vector<int32_t>                     by_il;  // index in layers
+    std::unique_ptr<slot[]>                  slots;
+    int32_t                                  n_slots    = 0;
+    char *                                   pool       = nullptr;
+    uint64_t                                 pool_bytes = 0;
 
     mutable std::mutex      mutex; // guards what follows, and the slots' fields but `now`
     std::condition_variable changed;
     std::vector<int32_t>    pinned;
-    double                  n_tokens = 0.0; // computed so far; a wide batch counts as PROMPT_TOKENS
-    int                     n_waiting = 0;
+    double                  n_tokens      = 0.0; // computed so far; a wide batch counts as PROMPT_TOKENS
+    int                     n_waiting     = 0;
     uint64_t                waiting_since = 0;
-    spac_tier_info          total = {}; // counts alone
+    spac_tier_info          total         = {}; // counts alone
     std::string             error_text;
     std::atomic<bool>       failed{ false };
 
