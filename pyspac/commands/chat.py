@@ -42,6 +42,7 @@ def chat(
     min_p: o.MinP = SAMPLING.min_p,
     seed: o.Seed = SAMPLING.seed,
     cache: o.Cache = "auto",
+    ram: o.Ram = None,
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,
@@ -59,7 +60,7 @@ def chat(
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     options = RunOptions(
         model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache), device=device,
+        n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache), ram=ram, device=device,
         host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type), draft_max=draft_max,
         speculation=speculation, verbose=verbose,
     )  # fmt: skip

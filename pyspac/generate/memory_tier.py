@@ -30,7 +30,8 @@ def check_ram_has_no_device(text: str | None, *, has_device: bool) -> None:
     """Raise UsageError where a device would hold experts as well."""
     if text is not None and has_device:
         raise UsageError(
-            f"--ram {text}: experts that stay on disk are computed on the host alone so far; add --device none"
+            f"--ram {text}: experts that stay on disk are computed on the host alone so far; add "
+            "--device none"
         )
 
 
