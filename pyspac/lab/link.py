@@ -11,6 +11,7 @@ from collections import deque
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyspac.engine.board import NO_BUDGET
 from pyspac.lab.cache import ABSENT, LOADING, QUEUED, RESIDENT, ExpertCache
@@ -62,10 +63,11 @@ class Link:
         self.advance(now)
 
     def fill(self, demand: Demand, n_tokens: int, n_held_max: int, now: float) -> None:
-        """Copy what was just used into free slots while nothing of the queue can begin; most used first.
+        """Copy what was just used into free slots while nothing of the queue can begin.
 
-        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. n_tokens: of the
-        batch; n_held_max: of the layer's experts that hold or await a slot.
+        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. Most used first, until
+        a decision knows better (`reorder_fills`). n_tokens: of the batch; n_held_max: of the layer's experts
+        that hold or await a slot.
         """
         order = np.argsort(-demand.rows, kind="stable")
         level_of = dict(zip(demand.keys.tolist(), (255 * demand.rows // n_tokens).tolist(), strict=True))
@@ -73,6 +75,13 @@ class Link:
             self._number += 1
             heapq.heappush(self.fills, (-level_of[key], self._number, key))
         self.advance(now)
+
+    def reorder_fills(self, utility: NDArray[np.uint8]) -> None:
+        """Let promised free slots be taken by utility [n_cell]; equals stay in their order."""
+        order = [key for _, _, key in sorted(self.fills)]
+        self.fills = [(-int(utility[key]), number, key) for number, key in enumerate(order, self._number + 1)]
+        self._number += len(order)
+        heapq.heapify(self.fills)
 
     def expect(self, keys: Keys, time_us: float, now: float, who: Expecting) -> tuple[int, int]:
         """Keep experts of one layer that runs in time_us, and copy the absent ones before all else.
