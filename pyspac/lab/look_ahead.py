@@ -85,16 +85,20 @@ class LookAhead:
             self.layer_us[before] = took if was == 0 else was + _TIME_WEIGHT * (took - was)
         self._began_us = now_us
 
-    def expect(self, il: int, tokens: Tokens, time_us: float) -> None:
-        """Say what a layer will use of these tokens, as far as they have a guess; it runs in time_us."""
+    def expect(self, il: int, tokens: Tokens, time_us: float | None) -> None:
+        """Say what a layer will use of these tokens, as far as they have a guess.
+
+        It runs in time_us, and what would come later is not copied; None: nothing is.
+        """
         known = tokens[self.predictor.has_guess(il, tokens)]
         if not len(known):
             return
         keys = self.predictor.top(il, known, self.state.geometry.n_expert_used)
-        self._said.setdefault(il, set()).update(keys.tolist())
-        n_queued, n_refused = self.state.link.expect(keys, time_us, self.state.now_us, self)
+        said = self._said.setdefault(il, set())
+        n_queued, cut = self.state.link.expect(keys, time_us, self.state.now_us, self)
         self.stats.n_queued += n_queued
-        self.stats.n_refused += n_refused
+        self.stats.n_refused += len(set(cut) - said)  # else another token's
+        said.update(keys.tolist())
 
     def note_copied(self, key: int) -> None:
         """One of its copies has arrived."""
@@ -165,9 +169,11 @@ class DraftGate(LookAhead):
         end_us = start_us + event.n_draft * draft_us
         starts_us = np.cumsum(self.layer_us) - self.layer_us
         for i in range(event.n_draft):
-            for il in self.layers[: self.cutoff]:
+            for il in self.layers:
                 self.state.now_us = start_us + i * draft_us + (il + 1) * self.draft_layer_us
-                self.expect(il, event.tokens[i : i + 1], end_us - self.state.now_us + float(starts_us[il]))
+                time_us = end_us - self.state.now_us + float(starts_us[il])
+                is_within = il in self.layers[: self.cutoff]
+                self.expect(il, event.tokens[i : i + 1], time_us if is_within else None)
         self.state.now_us = start_us
 
     def to_dict(self) -> dict[str, Any]:
