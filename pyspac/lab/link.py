@@ -65,9 +65,9 @@ class Link:
     def fill(self, demand: Demand, n_tokens: int, n_held_max: int, now: float) -> None:
         """Copy what was just used into free slots while nothing of the queue can begin.
 
-        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. Most used first, up to
-        the next decision (`reorder_fills`). n_tokens: of the batch; n_held_max: of the layer's experts that
-        hold or await a slot.
+        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. Most used first, up
+        to the next decision (`reorder_fills`). n_tokens: of the batch; n_held_max: of the layer's experts
+        that hold or await a slot.
         """
         order = np.argsort(-demand.rows, kind="stable")
         level_of = dict(zip(demand.keys.tolist(), (255 * demand.rows // n_tokens).tolist(), strict=True))
