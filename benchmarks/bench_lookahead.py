@@ -232,7 +232,7 @@ def measure_predictors(
             for field in ("recall", "precision", "known", "n_copied", "n_copies_used", "us_per_step"):
                 row[field] = said.get(field)
             if said.get("us_per_layer"):  # of one that asks routers
-                row["us_per_step"] = said["us_per_layer"] * said["n_inputs"] / max(found["n_steps"], 1)
+                row["us_per_step"] = said["us"] / max(found["n_steps"], 1)
             rows.append(row)
     return rows
 

@@ -1,5 +1,22 @@
-"""`python -m pyspac`: the command line."""
+"""`pyspac` and `python -m pyspac`: the command line, and Ctrl-C while it is still being loaded."""
 
-from pyspac.cli import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+
+
+def main() -> None:
+    """Entry point of the `pyspac` script."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else it is ignored, as in the background of a script
+        # there is nothing to tidy up yet, and an exception would come out of somebody's import
+        signal.signal(signal.SIGINT, lambda _signum, _frame: os._exit(130))
+    from pyspac.cli import main as run
+
+    signal.signal(signal.SIGINT, before)
+    run()
+
+
+if __name__ == "__main__":
+    main()

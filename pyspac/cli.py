@@ -18,7 +18,7 @@ from pyspac.commands.lab import app as lab
 from pyspac.commands.models import models
 from pyspac.commands.profile import profile
 from pyspac.commands.run import run
-from pyspac.commands.serve import serve
+from pyspac.commands.serve import ServeCommand, serve
 from pyspac.commands.top import top
 from pyspac.commands.trace import trace
 from pyspac.errors import ConfigError
@@ -41,7 +41,9 @@ app.command()(profile)
 app.command()(inspect)
 app.command()(models)
 app.command()(doctor)
-app.command(context_settings={"allow_extra_args": True})(serve)  # after --: for llama-server
+app.command(cls=ServeCommand, context_settings={"allow_extra_args": True})(
+    serve
+)  # after --: for llama-server
 app.command()(attach)
 app.command()(top)
 app.command()(trace)
@@ -65,7 +67,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point of the `pyspac` script."""
+    """Run the command line; `pyspac.__main__` is the entry point."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" instead of failing

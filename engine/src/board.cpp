@@ -127,9 +127,15 @@ static void check_header(const spac_board_header & header, size_t length, const 
     }
     const spac_board_geometry & g    = header.geometry;
     const bool                  sane = g.n_layer > 0 && g.n_layer <= 4096 && g.n_expert > 0 && g.n_expert <= 65536;
-    if (!sane || header.size != length || make_layout(g).size != length) {
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\": %u layers x %u experts do not fit its %zu bytes", name.c_str(),
-                                                        g.n_layer, g.n_expert, length));
+    if (!sane || header.size != length) {
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is damaged: %zu bytes, of which its header says %llu, for %u layers x %u experts; "
+                                                        "start its server again",
+                                                        name.c_str(), length, (unsigned long long) header.size, g.n_layer, g.n_expert));
+    }
+    if (make_layout(g).size != length) { // builds of one ABI version, but not of one day
+        throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" comes from another build of pyspac: its %zu bytes for %u layers x %u experts are laid "
+                                                        "out otherwise than here (%zu bytes); use the same build on both sides, and start its server again",
+                                                        name.c_str(), length, g.n_layer, g.n_expert, make_layout(g).size));
     }
 }
 

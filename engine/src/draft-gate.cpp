@@ -107,6 +107,9 @@ void spac_draft_gate::see(size_t index, const ggml_tensor * input) {
 void spac_draft_gate::note_time(size_t index) {
     const uint64_t now = spac_now_us();
     if (index == 0) {
+        if (nodes.size() == 1 && n_forwards > 0) { // from one token to the next: all that a forward does, as nothing less is seen
+            spac_blend(times.layer_us, (double) (now - begin_us) / times.n_layer_draft, WEIGHT);
+        }
         n_forwards++;
         begin_us = now;
     } else if (index + 1 == nodes.size()) {

@@ -23,6 +23,7 @@
 
 static std::atomic<bool>          attached{ false }; // to the first MoE context; later ones are drafts
 static std::atomic<spac_engine *> target{ nullptr }; // its engine
+static std::atomic<bool>          gates_drafts{ false };
 
 static const char * env_or(const char * name, const char * fallback) {
     const char * value = getenv(name);
@@ -56,28 +57,23 @@ static bool checked_fill(const std::string & text) {
     return text == "1";
 }
 
-static bool predicts(const std::string & name) {
-    std::istringstream names(env_or("PYSPAC_PREDICT", ""));
-    for (std::string one; std::getline(names, one, ',');) {
-        if (one == name) {
-            return true;
-        }
-    }
-    return false;
-}
+struct predictors {
+    int32_t next_layer = 0; // MoE layers ahead that routers are asked; 0: none
+    bool    draft_gate = false;
+};
 
-// how many MoE layers ahead routers are asked; 0: none
-static int32_t checked_next_layer(const std::string & text) {
+static predictors checked_predictors(const std::string & text) {
     const std::string  known[] = { "none", "draft-gate", "next-layer", "next-layer-2", "next-layer-3" };
-    int32_t            found   = 0;
+    predictors         found;
     std::istringstream names(text);
     for (std::string one; std::getline(names, one, ',');) {
         const int32_t i = (int32_t) (std::find(std::begin(known), std::end(known), one) - std::begin(known));
-        if (i == (int32_t) std::size(known) || (found && i >= 2 && i - 1 != found)) {
+        if (i == (int32_t) std::size(known) || (found.next_layer && i >= 2 && i - 1 != found.next_layer)) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                              spac_format("PYSPAC_PREDICT \"%s\": give one of next-layer, next-layer-2 and next-layer-3, draft-gate, or both, or none", text.c_str()));
         }
-        found = i >= 2 ? i - 1 : found;
+        found.next_layer = i >= 2 ? i - 1 : found.next_layer;
+        found.draft_gate = found.draft_gate || i == 1;
     }
     return found;
 }
@@ -101,13 +97,16 @@ static void attach(llama_context * ctx) {
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
     params.ram                = env_or("PYSPAC_RAM", nullptr);
     params.fill               = checked_fill(env_or("PYSPAC_FILL", "1"));
-    params.next_layer         = checked_next_layer(env_or("PYSPAC_PREDICT", ""));
-    target                    = new spac_engine(ctx, params, free_with_context); // owned by the context
+
+    const predictors p = checked_predictors(env_or("PYSPAC_PREDICT", ""));
+    params.next_layer  = p.next_layer;
+    gates_drafts       = p.draft_gate;
+    target             = new spac_engine(ctx, params, free_with_context); // owned by the context
 }
 
 // a context beside the engine's: that of a draft model, most likely
 static void see_another(llama_context * ctx) {
-    if (!target || !predicts("draft-gate")) {
+    if (!target || !gates_drafts) {
         spac_log("another context has the engine; this one, a draft model's most likely, needs none");
     } else if (spac_engine_watch_draft(target, ctx) == SPAC_STATUS_SUCCESS) {
         spac_log("the inputs of this context's routers tell what the target's will choose (draft-gate)");

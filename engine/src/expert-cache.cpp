@@ -86,6 +86,10 @@ void spac_expert_cache::apply(const uint8_t * new_utility, const uint8_t * new_t
             queue.push(key, utility[key]);
         }
     }
+    // utilities know more than the batch that a fill comes from
+    for (uint32_t key : fills.drain()) {
+        fills.push(key, utility[key]);
+    }
     out.counters->n_decisions++;
     out_of_credit = false;
     work.notify_one();

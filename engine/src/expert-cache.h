@@ -50,7 +50,7 @@ struct spac_expert_cache {
 
     // scheduler's side
 
-    // takes over utilities [n_layer, n_expert], thresholds [n_layer] and loads; waiting loads move to their new level
+    // takes over utilities [n_layer, n_expert], thresholds [n_layer] and loads; what waits moves to its new level
     void apply(const uint8_t * utility, const uint8_t * tau, const uint32_t * load, size_t n_load, uint64_t byte_budget);
     void cancel(); // drops waiting loads
 
@@ -65,7 +65,8 @@ struct spac_expert_cache {
     void idle(); // no forward began for a while: renews the byte budget too
 
     // n experts that n_tokens tokens just used, n_rows times each: those absent are copied into free slots, outside the byte
-    // budget, while no load that the scheduler asked for can start; most used first, and nobody is evicted for them
+    // budget, while no load that the scheduler asked for can start; nobody is evicted for them. Most used first, until a
+    // decision knows better
     // n_held_max: of the layer's experts that hold or await a slot
     void fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max);
 
@@ -168,7 +169,7 @@ struct spac_expert_cache {
     std::vector<uint8_t>    tau;        // [n_layer]
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
-    spac_prefetch_queue     fills;                      // for free slots; level: the share of tokens that used an expert
+    spac_prefetch_queue     fills;                      // for free slots; level: the share of tokens that used an expert, then its utility
     std::vector<prediction> predictions;                // [SPAC_N_AHEAD * n_layer]
     std::deque<awaited>     ahead;                      // expected, and to be copied before all else
     int32_t                 last_il       = INT32_MAX;  // of the layers that ran in this forward

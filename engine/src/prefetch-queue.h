@@ -39,9 +39,11 @@ struct spac_prefetch_queue {
     std::vector<uint32_t> drain() {
         std::vector<uint32_t> keys;
         keys.reserve(n_queued);
-        for (uint32_t key; pop(key);) {
-            keys.push_back(key);
+        for (int level = N_LEVELS - 1; level >= 0; level--) {
+            keys.insert(keys.end(), levels[level].begin(), levels[level].end());
+            levels[level].clear();
         }
+        n_queued = 0;
         return keys;
     }
 

@@ -65,6 +65,18 @@ static void test_fill() {
     f.cache.check();
 }
 
+// a decision knows more than the batch that they come from
+static void test_fills_move_to_their_utility() {
+    cache_fixture  f(1, 6, 3);
+    const int32_t  used[] = { 0, 1, 2 };
+    const uint32_t rows[] = { 3, 2, 1 };
+    f.cache.fill(0, used, rows, 3, 4, 6);
+    f.utility = { 1, 3, 2, 0, 0, 0 };
+    f.apply({});
+    CHECK((run_loads(f) == std::vector<uint32_t>{ 1, 2, 0 }));
+    f.cache.check();
+}
+
 // what the scheduler asks for comes first, and its byte budget is not theirs
 static void test_fill_waits_for_loads() {
     const int32_t  used[] = { 0, 1, 2 };
@@ -372,6 +384,7 @@ int main() {
     test_many_wishes();
     test_by_hand();
     test_fill();
+    test_fills_move_to_their_utility();
     test_fill_waits_for_loads();
     test_expected_goes_first();
     test_expected_in_time();

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
 from pyspac.commands.model_names import hub_arguments
+from pyspac.errors import UsageError
 from pyspac.generate.options import CacheSize
 from pyspac.server import log
 from pyspac.server.options import (
@@ -43,6 +45,28 @@ MaxBatch = Annotated[
 Restart = Annotated[
     bool, typer.Option("--restart", help="Start llama-server again if it dies, instead of ending.")
 ]
+
+
+class ServeCommand(TyperCommand):
+    """Says where options of llama-server belong."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer; an option that is not known is named as it was given."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # by its name: the class is click's or Typer's own, by Typer's version
+            if type(error).__name__ != "NoSuchOption":
+                raise
+            letter = getattr(error, "option_name", "")  # of -np the first
+            option = next((text for text in given if text.startswith(letter)), letter)
+            typer.echo(
+                f"pyspac: error: serve has no option {option} (`pyspac serve -h` lists them); if it is "
+                f"one of llama-server, give it at the end, after --: pyspac serve ... -- {option} ...",
+                err=True,
+            )
+            raise typer.Exit(UsageError.exit_code) from error
 
 
 @reports_errors

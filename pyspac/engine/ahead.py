@@ -1,4 +1,4 @@
-"""What the engine's own predictors said, and what came of it: spac_ahead_stats as reports show them."""
+"""The engine's own predictors: their names, and what came of what they said, as reports show it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,28 @@ from pyspac.errors import UsageError
 
 # predictors of the engine by their name in options: how many MoE layers ahead a router is asked
 NEXT_LAYERS = {"next-layer": 1, "next-layer-2": 2, "next-layer-3": 3}
-DRAFT_GATE = "draft-gate"
+NEXT_LAYER, DRAFT_GATE = AHEAD_NAMES
 
 
 def in_engine(names: Iterable[str]) -> list[str]:
     """Return those of `names` that are predictors of the engine."""
     return [name for name in names if name in (*NEXT_LAYERS, DRAFT_GATE)]
+
+
+def at_work(board: BoardView, names: Iterable[str]) -> list[str]:
+    """Return the engine's predictors that `names` has, and those that the board alone tells of.
+
+    It does not tell how far ahead routers are asked: all distances are "next-layer" then.
+    """
+    known = in_engine(names)
+    told = {DRAFT_GATE if name == DRAFT_GATE else NEXT_LAYER for name in known}
+    rows = zip(AHEAD_NAMES, board.ahead["n_inputs"], strict=True)
+    return known + [name for name, n_inputs in rows if n_inputs and name not in told]
+
+
+def share(part: float, whole: float) -> float | None:
+    """Return part / whole: recall, precision and the like; None where there is nothing to divide by."""
+    return part / whole if whole else None
 
 
 def check_in_engine(names: Iterable[str], *, has_draft: bool) -> None:
@@ -42,17 +58,17 @@ def ahead_dict(board: BoardView, name: str) -> dict[str, Any]:
     `recall` is of the experts that the routers chose, distinct ones per layer and forward, in layers for
     which something was predicted; `precision` of those predicted.
     """
-    row = board.ahead[AHEAD_NAMES.index("next-layer" if name in NEXT_LAYERS else name)]
+    row = board.ahead[AHEAD_NAMES.index(NEXT_LAYER if name in NEXT_LAYERS else name)]
     stats = {field: int(row[field]) for field in row.dtype.names}
-    n_applied = stats["n_inputs"] - stats["n_late"]
     cutoff = {"cutoff_layer": stats["cutoff_layer"]} if name == DRAFT_GATE else {}
     return {
         "name": name,
-        "recall": stats["n_hit"] / stats["n_chosen"] if stats["n_chosen"] else None,
-        "precision": stats["n_hit"] / stats["n_predicted"] if stats["n_predicted"] else None,
-        "us_per_layer": stats["us"] / n_applied if n_applied else None,
+        "recall": share(stats["n_hit"], stats["n_chosen"]),
+        "precision": share(stats["n_hit"], stats["n_predicted"]),
+        "us_per_layer": share(stats["us"], stats["n_inputs"] - stats["n_late"]),
+        "us": stats["us"],
         "n_inputs": stats["n_inputs"],
-        "n_late": stats["n_late"],
+        "n_inputs_late": stats["n_late"],
         "n_queued": stats["n_queued"],
         "n_refused": stats["n_cut"],
         "n_dropped": stats["n_dropped"],

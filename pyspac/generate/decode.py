@@ -123,8 +123,10 @@ class DecodeLoop:
         self.sequence: list[int] = []  # prompt and output; all but the last are in the context's cache
 
     def run(self, prompt: Sequence[int], n_predict: int = UNTIL_EOG) -> Generation:
-        """Generate until the end token, `n_predict` tokens, a full context, or Ctrl-C."""
-        check_prompt(prompt, self.context.n_ctx)
+        """Generate until the end token, `n_predict` tokens, a full context, or Ctrl-C.
+
+        `prompt`: one that passes `check_prompt`.
+        """
         self.result.metrics.start_s = time.perf_counter()
         self.sequence = list(prompt)
         reason = self._process_prompt(prompt, n_predict)

@@ -197,13 +197,13 @@ def _predicted_text(predictor: dict[str, Any]) -> str:
         return (
             f"{predictor['recall']:.0%} of what was used, {predictor['precision']:.0%} right; "
             f"{predictor['n_copied']} copies for it, {predictor['n_copies_used']} used, "
-            f"{predictor['n_refused']} did not pay; {_number(predictor['us_per_layer'])} us per layer"
+            f"{predictor['n_refused']} left out; {_number(predictor['us_per_layer'])} us per layer"
         )
     return (
         f"{predictor['recall']:.0%} of what the {predictor['known']:.0%} known tokens used, "
         f"{predictor['precision']:.0%} right; {predictor['n_copied']} copies for it, "
-        f"{predictor['n_copies_used']} used, {predictor['n_refused']} did not pay, "
-        f"{predictor['n_late']} too late; {_number(predictor['us_per_step'])} us each time"
+        f"{predictor['n_copies_used']} used, {predictor['n_refused']} left out, "
+        f"{predictor['n_late']} of them too late; {_number(predictor['us_per_step'])} us each time"
     )
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyspac.engine.board import NO_BUDGET
 from pyspac.lab.cache import ABSENT, LOADING, QUEUED, RESIDENT, ExpertCache
@@ -62,10 +63,11 @@ class Link:
         self.advance(now)
 
     def fill(self, demand: Demand, n_tokens: int, n_held_max: int, now: float) -> None:
-        """Copy what was just used into free slots while nothing of the queue can begin; most used first.
+        """Copy what was just used into free slots while nothing of the queue can begin.
 
-        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. n_tokens: of the
-        batch; n_held_max: of the layer's experts that hold or await a slot.
+        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. Most used first, up
+        to the next decision (`reorder_fills`). n_tokens: of the batch; n_held_max: of the layer's experts
+        that hold or await a slot.
         """
         order = np.argsort(-demand.rows, kind="stable")
         level_of = dict(zip(demand.keys.tolist(), (255 * demand.rows // n_tokens).tolist(), strict=True))
@@ -74,11 +76,19 @@ class Link:
             heapq.heappush(self.fills, (-level_of[key], self._number, key))
         self.advance(now)
 
-    def expect(self, keys: Keys, time_us: float, now: float, who: Expecting) -> tuple[int, int]:
+    def reorder_fills(self, utility: NDArray[np.uint8]) -> None:
+        """Let promised free slots be taken by utility [n_cell]; equals stay in their order."""
+        order = [key for _, _, key in sorted(self.fills)]
+        self.fills = [(-int(utility[key]), number, key) for number, key in enumerate(order, self._number + 1)]
+        self._number += len(order)
+        heapq.heapify(self.fills)
+
+    def expect(self, keys: Keys, time_us: float | None, now: float, who: Expecting) -> tuple[int, list[int]]:
         """Keep experts of one layer that runs in time_us, and copy the absent ones before all else.
 
-        As spac_expert_cache::expect: only so many as are sure to be there in time, behind what waits, and
-        within the byte budget beside it. Return how many are queued, and how many were cut.
+        time_us None: copy nothing. As spac_expert_cache::expect: only so many as are sure to be there in
+        time, behind what waits, and within the byte budget beside it. Return how many are queued, and which
+        were cut.
         """
         self.advance(now)
         cache, size = self.cache, float(self.cache.bytes_of[keys[0]])
@@ -86,11 +96,11 @@ class Link:
         waiting = {key for key, _ in self.ahead}
         is_there = np.isin(cache.residency[keys], (LOADING, RESIDENT))
         absent = [key for key in keys[~is_there].tolist() if key not in waiting]
-        room = self._room_ahead(time_us, size)
+        room = 0.0 if time_us is None else self._room_ahead(time_us, size)
         n_queued = sum(1 for n in range(1, len(absent) + 1) if n * size <= room)
         self.ahead.extend((key, who) for key in absent[:n_queued])
         self.advance(now)
-        return n_queued, len(absent) - n_queued
+        return n_queued, absent[n_queued:]
 
     def _room_ahead(self, time_us: float, size: float) -> float:
         """Return the bytes that are sure to be copied in time, and that the byte budget can spare."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS, share
 from pyspac.lab.cache import RESIDENT
 from pyspac.lab.cutoff import cutoff_layer
 from pyspac.lab.demand import Tokens
@@ -19,7 +20,6 @@ from pyspac.lab.events import Access, StepBegun
 from pyspac.lab.predict.recorded import RECORDED, RecordedPredictor
 from pyspac.lab.state import RunState
 
-NEXT_LAYER: Final = ("next-layer", "next-layer-2", "next-layer-3")  # by layers ahead
 _TIME_WEIGHT: Final = 0.1  # of the latest forward in a layer's time, as in the engine
 
 
@@ -85,16 +85,20 @@ class LookAhead:
             self.layer_us[before] = took if was == 0 else was + _TIME_WEIGHT * (took - was)
         self._began_us = now_us
 
-    def expect(self, il: int, tokens: Tokens, time_us: float) -> None:
-        """Say what a layer will use of these tokens, as far as they have a guess; it runs in time_us."""
+    def expect(self, il: int, tokens: Tokens, time_us: float | None) -> None:
+        """Say what a layer will use of these tokens, as far as they have a guess.
+
+        It runs in time_us, and what would come later is not copied; None: nothing is.
+        """
         known = tokens[self.predictor.has_guess(il, tokens)]
         if not len(known):
             return
         keys = self.predictor.top(il, known, self.state.geometry.n_expert_used)
-        self._said.setdefault(il, set()).update(keys.tolist())
-        n_queued, n_refused = self.state.link.expect(keys, time_us, self.state.now_us, self)
+        said = self._said.setdefault(il, set())
+        n_queued, cut = self.state.link.expect(keys, time_us, self.state.now_us, self)
         self.stats.n_queued += n_queued
-        self.stats.n_refused += n_refused
+        self.stats.n_refused += len(set(cut) - said)  # else another token's
+        said.update(keys.tolist())
 
     def note_copied(self, key: int) -> None:
         """One of its copies has arrived."""
@@ -110,8 +114,8 @@ class LookAhead:
         s = self.stats
         return {
             "name": self.name,
-            "recall": s.n_hit / s.n_chosen if s.n_chosen else None,
-            "precision": s.n_hit / s.n_predicted if s.n_predicted else None,
+            "recall": share(s.n_hit, s.n_chosen),
+            "precision": share(s.n_hit, s.n_predicted),
             "source": RECORDED,
             **asdict(s),
         }
@@ -120,14 +124,15 @@ class LookAhead:
 class NextLayer(LookAhead):
     """A layer's router input through the router of a later layer."""
 
-    def __init__(self, state: RunState, depth: int) -> None:
-        """`depth` layers ahead. TraceError if the trace does not hold it."""
+    def __init__(self, state: RunState, name: str) -> None:
+        """`name`: of NEXT_LAYERS. TraceError if the trace does not hold it."""
+        depth = NEXT_LAYERS[name]
         early = state.trace.early_logits
         if early is None or len(early) < depth:
             raise state.trace.without(f"early logits {depth} layers ahead", " --early")
         super().__init__(state, RecordedPredictor(early[depth - 1]))
         self.depth = depth
-        self.name = NEXT_LAYER[depth - 1]
+        self.name = name
 
     def after_router(self, access: Access) -> None:
         """Say what the layer `depth` further on will use."""
@@ -141,7 +146,7 @@ class NextLayer(LookAhead):
 class DraftGate(LookAhead):
     """The draft model's router inputs through the target's routers (SP-MoE), up to the cutoff layer."""
 
-    name = "draft-gate"
+    name = DRAFT_GATE
 
     def __init__(self, state: RunState) -> None:
         """TraceError if the trace does not hold what the draft model's routers saw."""
@@ -165,9 +170,11 @@ class DraftGate(LookAhead):
         end_us = start_us + event.n_draft * draft_us
         starts_us = np.cumsum(self.layer_us) - self.layer_us
         for i in range(event.n_draft):
-            for il in self.layers[: self.cutoff]:
+            for il in self.layers:
                 self.state.now_us = start_us + i * draft_us + (il + 1) * self.draft_layer_us
-                self.expect(il, event.tokens[i : i + 1], end_us - self.state.now_us + float(starts_us[il]))
+                time_us = end_us - self.state.now_us + float(starts_us[il])
+                is_within = il in self.layers[: self.cutoff]
+                self.expect(il, event.tokens[i : i + 1], time_us if is_within else None)
         self.state.now_us = start_us
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,8 +186,8 @@ def make_look_ahead(state: RunState) -> list[LookAhead]:
     """Return the predictors of a run that are not the scheduler's; ConfigError, TraceError say what lacks."""
     found: list[LookAhead] = []
     for name in state.setup.predict:
-        if name in NEXT_LAYER:
-            found.append(NextLayer(state, 1 + NEXT_LAYER.index(name)))
-        elif name == DraftGate.name:
+        if name in NEXT_LAYERS:
+            found.append(NextLayer(state, name))
+        elif name == DRAFT_GATE:
             found.append(DraftGate(state))
     return found

@@ -14,7 +14,9 @@ from pyspac._native import lib_dir
 from pyspac.generate.llama import lib  # type: ignore[attr-defined]
 from pyspac.lab.trace import EARLY_MAX, TraceError
 
-_NODE: Final = re.compile(rb"ffn_moe_(topk|logits|weights(?:_softmax|_norm|_scaled)?)-(\d+)\Z")
+_NODE: Final = re.compile(
+    rb"ffn_moe_(topk|logits(?:_biased)?|probs|weights(?:_softmax|_norm|_scaled)?)-(\d+)\Z"
+)
 _ROUTER_TYPES: Final = {0: np.float32, 1: np.float16}  # enum ggml_type
 Array = npt.NDArray[Any]
 
@@ -55,10 +57,11 @@ class RoutingProbe:
     def __init__(self, *, wants_logits: bool, wants_early: bool, keeps_inputs: bool = False) -> None:
         """Bind ggml's read function; keep `callback` alive as long as the context.
 
-        keeps_inputs: `inputs` and `routers` are filled even if nothing is asked early.
+        keeps_inputs: `inputs`, `routers` and `biases` are filled even if nothing is asked early.
         """
         self.wants_logits, self.wants_early = wants_logits, wants_early
         self.keeps_inputs = keeps_inputs or wants_early
+        self._wants_scores = self.wants_logits or self.keeps_inputs
         self.layers: dict[int, RoutedLayer] = {}
         self.error: Exception | None = None
         self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
@@ -66,6 +69,7 @@ class RoutingProbe:
         self._read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         self._read.restype = None
         self.routers: dict[int, Array] = {}  # [n_expert, n_embd] by layer
+        self.biases: dict[int, Array] = {}  # [1, n_expert] by layer, where there is one
         self.inputs: dict[int, Array] = {}  # [n, n_embd] of this pass
         self._logits: dict[int, tuple[Array, Array | None]] = {}
 
@@ -82,7 +86,7 @@ class RoutingProbe:
         """Say whether a node is wanted, later read it; nothing may be raised through llama.cpp."""
         tensor = _Tensor.from_address(pointer)
         match = _NODE.match(tensor.name)
-        if match is None or (match[1] == b"logits" and not (self.wants_logits or self.keeps_inputs)):
+        if match is None or (match[1].startswith((b"logits", b"probs")) and not self._wants_scores):
             return not ask
         if not ask and self.error is None:
             try:
@@ -94,6 +98,8 @@ class RoutingProbe:
     def _note(self, what: str, il: int, pointer: int, tensor: _Tensor) -> None:
         if what == "logits":
             self._note_logits(il, pointer, tensor)
+        elif what in ("logits_biased", "probs"):
+            self._add_bias(il, tensor)
         elif what == "topk":
             logits, early = self._logits.get(il, (None, None))
             self.layers[il] = RoutedLayer(self._rows(pointer, tensor, np.int32), None, logits, early)
@@ -108,6 +114,14 @@ class RoutingProbe:
             if il not in self.routers:
                 self.routers[il] = self._source_rows(tensor, 0)
         self._logits[il] = (logits, self._early_logits(il, len(logits)) if self.wants_early else None)
+
+    def _add_bias(self, il: int, tensor: _Tensor) -> None:
+        """Experts are selected by what a bias makes of the logits; probabilities take one input alone."""
+        if not tensor.src[1]:
+            return
+        bias = self.biases[il] = self._source_rows(tensor, 1)
+        logits, early = self._logits[il]
+        self._logits[il] = (logits + bias, None if early is None else early + bias)
 
     def _early_logits(self, il: int, n: int) -> Array:
         """Return [EARLY_MAX, n, n_expert] a layer's router on the inputs of the routers before it."""

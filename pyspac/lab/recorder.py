@@ -95,11 +95,11 @@ class TracedContext(ProbedContext):
         """Ask each layer's router with the input that the draft model's had for the same token."""
         inputs = draft.take(position, tokens)
         for il, layer in layers.items():
-            router, n = self.probe.routers[il], len(layer.experts)
+            router, bias, n = self.probe.routers[il], self.probe.biases.get(il, 0.0), len(layer.experts)
             layer.draft = np.full((n, len(router)), np.nan, np.float32)
             for row, of_token in zip(layer.draft, inputs[-n:], strict=True):
                 if il in of_token:
-                    row[:] = router @ of_token[il]
+                    row[:] = router @ of_token[il] + bias
 
     def rollback(self, n_past: int) -> None:
         """Take tokens back, and note which: rejected drafts."""

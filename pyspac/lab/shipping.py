@@ -171,4 +171,5 @@ class ShippingScheduler:
         wanted = [*waiting, *(int(key) for key in self.board.load[: int(self.board.n_load[0])])]
         utility, tau, n_expert = self.decision.utility, self.decision.tau, self.cache.n_expert
         copies = [(key, int(utility[key])) for key in wanted if utility[key] >= tau[key // n_expert]]
+        link.reorder_fills(utility)
         link.submit(copies, now_us)

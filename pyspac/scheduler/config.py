@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pyspac.checks import check_int, check_range
+from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS
 from pyspac.errors import ConfigError, UsageError
 
 ESTIMATORS = ("ema", "spac", "lru", "lfu", "last", "static")
@@ -22,14 +23,9 @@ ABLATIONS = {
     "sd": "plain decoding, no drafts (the decode loop obeys it; the scheduler only records it)",
 }
 
-# who says what comes next: "token" in pyspac/scheduler/predict/, the others in the engine
-PREDICTORS = {
-    "token": "the experts that a token used last time",
-    "next-layer": "the next MoE layer's router, on the input of this one's",
-    "next-layer-2": "the router of the layer after that",
-    "next-layer-3": "and of the one after that",
-    "draft-gate": "the target's routers, on the inputs of the draft model's",
-}
+# who says what comes next: in pyspac/scheduler/predict/, and in the engine
+TOKEN = "token"
+PREDICTORS = (TOKEN, *NEXT_LAYERS, DRAFT_GATE)
 NO_PREDICTOR = "none"
 
 # levels that suit each estimator: 4 is the paper's K; the others want a finer order for eviction

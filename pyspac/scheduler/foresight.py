@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pyspac.engine.ahead import share
 from pyspac.engine.board import BoardView
 from pyspac.scheduler.occupancy import Occupancy
 from pyspac.scheduler.predict.predictor import Predictor
@@ -34,8 +35,8 @@ class ForesightStats:
 
     n_looks: int = 0  # times the next tokens were told
     us: float = 0.0  # spent on predicting and learning
-    n_refused: int = 0  # absent predicted experts whose copy would not have paid, summed over plans
-    n_late: int = 0  # that would have come after their layer
+    n_refused: int = 0  # absent predicted experts that were not copied, summed over plans
+    n_late: int = 0  # of these, whose copy would have come after their layer; the others' would not have paid
     n_planned: int = 0  # copies that only a prediction asked for
     n_copied: int = 0  # of these, done
     n_copies_used: int = 0  # of these, used in the step in which they came or later, before they left
@@ -82,7 +83,7 @@ class Foresight:
 
     def note_plan(self, plan: PrefetchPlan) -> None:
         """Remember which copies were planned for a prediction alone."""
-        self.stats.n_refused += plan.n_refused
+        self.stats.n_refused += plan.n_refused + plan.n_late
         self.stats.n_late += plan.n_late
         fate = self._fate.reshape(-1)
         self.stats.n_planned += int(np.count_nonzero(fate[plan.ahead] != _ASKED))  # else asked for again
@@ -110,7 +111,7 @@ class Foresight:
             "precision": score.precision,
             "known": score.known,
             "n_tokens": score.n_tokens,
-            "us_per_step": stats.us / stats.n_looks if stats.n_looks else None,
+            "us_per_step": share(stats.us, stats.n_looks),
             "n_bytes": self.predictor.n_bytes,
             **asdict(stats),
         }
@@ -118,6 +119,6 @@ class Foresight:
 
 def make_foresight(board: BoardView, names: Sequence[str]) -> Foresight | None:
     """Return the foresight that a configuration names; None: nobody looks ahead here."""
-    if "token" not in names:
+    if TokenPredictor.name not in names:
         return None
     return Foresight(board, TokenPredictor(board.n_layer, board.n_expert, board.n_expert_used))

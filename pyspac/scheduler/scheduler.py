@@ -128,7 +128,8 @@ class Scheduler:
     def look_ahead(self, tokens: Sequence[int]) -> None:
         """Say which tokens the next forward computes, as far as they are known; plan anew if that helps.
 
-        To be called after `step`, any number of times before the next one. Does nothing without a predictor.
+        To be called after `step`, any number of times before the next one: with the sampled token before
+        drafting, then with the drafts too. Does nothing without a predictor.
         """
         if self.foresight is None:
             return
@@ -140,7 +141,9 @@ class Scheduler:
             utility=utility, tau=tau, counts=self.activity.counts,
             worth=self.balancer.tables.use_probability(), byte_limit=self._budget,
         )  # fmt: skip
-        lead_us = self.cost.draft_us if len(tokens) == 1 else 0.0  # drafts are still to come
+        # until the forward begins: one token alone is told before drafting, which took so long on average (0
+        # where nothing drafts); with drafts beside it, the forward is next
+        lead_us = self.cost.draft_us if len(tokens) == 1 else 0.0
         plan, levels = self.ahead.plan(
             decided, self.slots.read(self.board.residency), self.foresight.chance, lead_us
         )

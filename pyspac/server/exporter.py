@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pyspac.engine.ahead import ahead_dict, at_work
 from pyspac.engine.board import Residency
 from pyspac.errors import ConfigError
 from pyspac.server import log
@@ -31,21 +32,21 @@ _COUNTERS: Final = (
     ("wait_seconds", "wait_us", 1e-6, "Time the graph waited for the host's experts"),
     ("decisions", "n_decisions", 1, "Decisions that the engine took over"),
 )
-# metric, the figure of Foresight.to_dict(), kind, factor, help
+# metric, the figure of `predictors` in `--json`, kind, factor, help
 _PREDICTORS: Final = (
     (
         "predictor_recall",
         "recall",
         GaugeMetricFamily,
         1,
-        "Share of what known tokens used that was predicted",
+        "Share of what was used that was predicted",
     ),
     ("predictor_precision", "precision", GaugeMetricFamily, 1, "Share of what was predicted that was used"),
     ("predictor_known", "known", GaugeMetricFamily, 1, "Share of the tokens that anything was predicted for"),
     ("predictor_tokens", "n_tokens", CounterMetricFamily, 1, "Tokens that it learned from"),
     ("predictor_seconds", "us", CounterMetricFamily, 1e-6, "Time spent predicting and learning"),
-    ("predictor_refused", "n_refused", CounterMetricFamily, 1, "Predicted experts whose copy would not pay"),
-    ("predictor_late", "n_late", CounterMetricFamily, 1, "Predicted experts whose copy would come too late"),
+    ("predictor_refused", "n_refused", CounterMetricFamily, 1, "Absent predicted experts not copied"),
+    ("predictor_late", "n_late", CounterMetricFamily, 1, "Of these, whose copy would have come too late"),
     ("predictor_copies", "n_copied", CounterMetricFamily, 1, "Copies that only a prediction asked for"),
     ("predictor_copies_used", "n_copies_used", CounterMetricFamily, 1, "Of these, used before they left"),
 )
@@ -132,13 +133,16 @@ class SchedulerCollector(Collector):
         yield times
 
     def _predictors(self) -> Iterable[Metric]:
-        """What predictors said, and what came of it; without one the families are empty."""
-        foresight = self.attachment.scheduler.foresight
-        figures = None if foresight is None else foresight.to_dict()
+        """What predictors said, and what came of it; what one does not tell, or not yet, is left out."""
+        board, scheduler = self.attachment.board, self.attachment.scheduler
+        figures = [ahead_dict(board, name) for name in at_work(board, scheduler.config.predict)]
+        if scheduler.foresight is not None:
+            figures.insert(0, scheduler.foresight.to_dict())
         for name, field, kind, factor, text in _PREDICTORS:
             family = kind(f"pyspac_{name}", text, labels=["predictor"])
-            if figures is not None and figures[field] is not None:
-                family.add_metric([figures["name"]], figures[field] * factor)
+            for said in figures:
+                if (value := said.get(field)) is not None:
+                    family.add_metric([said["name"]], value * factor)
             yield family
 
 

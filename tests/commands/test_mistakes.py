@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -208,3 +211,22 @@ def test_a_model_without_its_flag(
         with pytest.raises(SystemExit, match="2"):
             cli.main()
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["-np", "--parallel", "--no-such"])
+def test_an_option_of_llama_server_goes_after_the_dashes(option: str) -> None:
+    done = CliRunner().invoke(app, ["serve", "-m", str(TARGET), option, "4"])
+    assert done.exit_code == 2
+    assert f"serve has no option {option} (" in done.stderr
+    assert f"after --: pyspac serve ... -- {option} ..." in done.stderr
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_ends_quietly(tmp_path: Path) -> None:
+    """Whoever is being imported: here a stand-in for the first library."""
+    (tmp_path / "typer.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(10)\n"
+    )
+    command = [sys.executable, "-m", "pyspac", "run"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

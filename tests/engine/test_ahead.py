@@ -23,6 +23,7 @@ def test_by_hand():
     row["n_cut"], row["n_copied"], row["n_used"], row["cutoff_layer"] = 3, 5, 4, 7
     figures = ahead_dict(board, DRAFT_GATE)
     assert (figures["recall"], figures["precision"], figures["us_per_layer"]) == (0.75, 0.6, 5.0)
+    assert (figures["n_inputs"], figures["n_inputs_late"], figures["us"]) == (10, 2, 40)
     assert (figures["n_refused"], figures["n_copied"], figures["n_copies_used"]) == (3, 5, 4)
     assert figures["cutoff_layer"] == 7
 

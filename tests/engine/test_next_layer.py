@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import gguf_models as models
@@ -39,3 +40,22 @@ def test_a_router_is_asked_early(name: str, tmp_path: Path) -> None:
                 while engine.board.ahead[0]["n_inputs"] == 0:  # the thread that asks works beside the graph
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
+
+
+def test_the_cutoff_of_one_layer_is_that_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing lies between a first and a last MoE layer then, whose time could be taken."""
+    known = models.ARCHITECTURES["qwen3moe"]
+    monkeypatch.setitem(models.ARCHITECTURES, "qwen3moe", replace(known, shape=models.Shape(n_layer=1)))
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    params = llama.ContextParams(n_ctx=256, n_outputs_max=3, n_threads=1)
+    with load(path) as model, llama.Context(model, params) as target, llama.Context(model, params) as draft:
+        assert target.ptr is not None
+        assert draft.ptr is not None
+        with Engine.attach(target.ptr, EngineParams(device="cpu", cache="50%")) as engine:
+            engine.watch_draft(draft.ptr)
+            for step in ([1, 2, 3], [4, 5, 6]):
+                for token in step[:-1]:
+                    draft.decode([token], 1)
+                target.decode(step, 3)
+                draft.decode(step[-1:], 1)  # it has seen the same
+            assert engine.board.ahead[1]["cutoff_layer"] == 1

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
-from pyspac.generate.decode import DecodeLoop, Generation, Interrupt, PromptError
+from pyspac.generate.decode import DecodeLoop, Generation, Interrupt, PromptError, check_prompt
 from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter, NoDrafter
 from pyspac.generate.llama import Context
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
@@ -143,7 +143,7 @@ def test_context_full(n_draft_max: int) -> None:
 @pytest.mark.parametrize("prompt", [[], [1] * 10, [1] * 50])
 def test_prompts_that_cannot_be_processed(prompt: list[int]) -> None:
     with pytest.raises(PromptError) as error:
-        loop(FakeContext(n_ctx=10)).run(prompt)
+        check_prompt(prompt, 10)
     assert error.value.exit_code == 2
     assert str(len(prompt)) in str(error.value) or "empty" in str(error.value)
 

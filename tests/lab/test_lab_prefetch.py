@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import MIB, make_trace, observe
+from tiny import MIB, make_trace, observe, one_layer
 
 from pyspac.errors import ConfigError
 from pyspac.lab.cutoff import cutoff_layer
+from pyspac.lab.demand import Demand
 from pyspac.lab.machine import PRESETS
+from pyspac.lab.setup import Setup
+from pyspac.lab.simulator import Run
+from pyspac.lab.workload import make_workload
 
 COPY_1MS = replace(
     PRESETS["rtx4090"],
@@ -154,3 +158,23 @@ def test_utility_plan_obeys_tau_and_payback() -> None:
     assert run.books.evictions == 0
     assert run.books.loads == 1
     assert run.books.hits == 4
+
+
+def test_a_decision_knows_better_than_the_batch_what_takes_a_free_slot_first() -> None:
+    state = Run(make_workload(one_layer("abcd"), 0), Setup(capacity="4"), COPY_1MS).state
+    keys = np.arange(4)
+    demand = Demand(0, keys, np.array([4, 3, 2, 1]), np.ones(4), np.zeros(4, np.int64))
+    state.link.fill(demand, 4, 4, now=0.0)  # the first one begins
+    state.link.reorder_fills(np.array([0, 1, 1, 2, 0, 0, 0, 0], np.uint8))
+    arrived: list[set[int]] = []
+    for ms in range(1, 5):
+        state.link.advance(1e3 * ms)
+        arrived.append(set(np.flatnonzero(state.cache.is_resident(keys)).tolist()))
+    assert arrived == [{0}, {0, 3}, {0, 1, 3}, {0, 1, 2, 3}]
+
+
+def test_the_run_lets_every_decision_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    monkeypatch.setattr("pyspac.lab.link.Link.reorder_fills", lambda link, utility: said.append(utility))
+    run = observe(one_layer("abcd"), 4, eviction="ema")
+    assert len(said) == len(run.workload.steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -11,9 +13,10 @@ from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
 from pyspac.errors import ConfigError
 from pyspac.scheduler.config import SchedulerConfig, parse_predictors
 from pyspac.scheduler.cost_model import MIN_COPY_PRICE, CostModel
+from pyspac.scheduler.foresight import make_foresight
 from pyspac.scheduler.occupancy import Occupancy
 from pyspac.scheduler.plan_ahead import AheadPlanner, Decided
-from pyspac.scheduler.prefetch import Prefetcher, PrefetchPlan
+from pyspac.scheduler.prefetch import EMPTY_PLAN, Prefetcher, PrefetchPlan
 from pyspac.scheduler.scheduler import Scheduler
 
 R, A, Q = Residency.RESIDENT, Residency.ABSENT, Residency.QUEUED
@@ -123,6 +126,14 @@ def test_what_would_come_too_late_is_left_out() -> None:
         )
         assert plan.load.tolist() == expected
         assert plan.n_late == 4 - len(expected)
+
+
+def test_what_was_not_copied_counts_whatever_the_reason() -> None:
+    board = LocalBoard(BoardGeometry.uniform(n_layer=1, n_expert=4, n_expert_used=1, n_slots=2))
+    foresight = make_foresight(board, ["token"])
+    assert foresight is not None
+    foresight.note_plan(replace(EMPTY_PLAN, n_refused=3, n_late=2))
+    assert (foresight.stats.n_refused, foresight.stats.n_late) == (5, 2)
 
 
 def test_without_a_prediction_the_plan_is_the_same() -> None:

@@ -146,6 +146,21 @@ def test_a_board_of_another_abi_version_is_refused(served: Serve, tmp_path: Path
         assert "ABI version" in done.stderr
 
 
+def test_an_older_layout_of_the_board_is_refused(served: Serve, tmp_path: Path) -> None:
+    """As of a build before the newest fields, whose server goes on."""
+    name = f"forged-layout-{os.getpid()}"
+    with forged_board(name, served) as content:
+        n_bytes = len(content) - 256
+        content[16:24].view(np.uint64)[0] = n_bytes  # header: size
+        content.flush()
+        os.truncate(board_file.path_of(name), n_bytes)
+        done = run_pyspac("attach", name, cache_dir=tmp_path)
+        assert done.returncode == 1
+        assert "comes from another build of pyspac" in done.stderr
+        assert "use the same build on both sides" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_board_of_another_geometry_is_refused(served: Serve) -> None:
     name = f"forged-size-{os.getpid()}"
     with forged_board(name, served) as content:

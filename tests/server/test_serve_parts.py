@@ -469,6 +469,44 @@ def test_metrics_of_a_board() -> None:
         assert line in text.splitlines()
 
 
+def predictor_metrics(board: LocalBoard, *names: str) -> dict[str, float]:
+    """What a scheduler with these predictors shows of `pyspac_predictor_*`."""
+    scheduler = Scheduler(board, SchedulerConfig(predict=names))
+    attachment = SimpleNamespace(name="b", board=board, scheduler=scheduler, totals=StepTotals())
+    with (
+        serve_metrics(attachment, HOST, 0) as port,  # type: ignore[arg-type]
+        urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response,
+    ):
+        lines = response.read().decode().splitlines()
+    rows = [line.rsplit(" ", 1) for line in lines if line.startswith("pyspac_predictor_")]
+    return {name: float(value) for name, value in rows if "_created" not in name}
+
+
+def test_metrics_of_every_predictor() -> None:
+    board = small_board()
+    assert predictor_metrics(board) == {}
+    row = board.ahead[0]
+    row["n_inputs"], row["us"], row["n_chosen"], row["n_predicted"], row["n_hit"] = 10, 40, 20, 25, 15
+    row["n_cut"], row["n_copied"], row["n_used"] = 3, 5, 4
+    asked = {
+        'pyspac_predictor_recall{predictor="NAME"}': 0.75,
+        'pyspac_predictor_precision{predictor="NAME"}': 0.6,
+        'pyspac_predictor_seconds_total{predictor="NAME"}': 4e-5,
+        'pyspac_predictor_refused_total{predictor="NAME"}': 3,
+        'pyspac_predictor_copies_total{predictor="NAME"}': 5,
+        'pyspac_predictor_copies_used_total{predictor="NAME"}': 4,
+    }
+    # a scheduler that was attached by hand knows no distance
+    for names, name in (((), "next-layer"), (("next-layer-3",), "next-layer-3")):
+        found = predictor_metrics(board, *names)
+        assert found == pytest.approx({metric.replace("NAME", name): n for metric, n in asked.items()})
+    both = predictor_metrics(board, "token", "draft-gate")
+    shown = {metric.partition('"')[2][:-2] for metric in both}
+    assert shown == {"token", "next-layer", "draft-gate"}
+    assert both['pyspac_predictor_tokens_total{predictor="token"}'] == 0
+    assert 'pyspac_predictor_recall{predictor="draft-gate"}' not in both  # nothing was predicted yet
+
+
 @pytest.mark.parametrize("command", ["serve", "attach", "top"])
 def test_every_option_has_help(command: str) -> None:
     group: Any = typer.main.get_command(app)

@@ -8,6 +8,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pyspac.engine.ahead import share
+
 Tokens = NDArray[np.int32]  # [n] ids of the vocabulary; -1: not known
 Routed = NDArray[np.uint16]  # [n, n_layer, n_expert_used] experts of these tokens; NOT_SEEN where none
 Expected = NDArray[np.float32]  # [n_layer, n_expert] activations
@@ -31,17 +33,17 @@ class Score:
     @property
     def recall(self) -> float | None:
         """Share of what known tokens used that was predicted; None: no such token."""
-        return self.n_right / self.n_used if self.n_used else None
+        return share(self.n_right, self.n_used)
 
     @property
     def precision(self) -> float | None:
         """Share of what was predicted that was used; None: nothing was predicted."""
-        return self.n_right / self.n_predicted if self.n_predicted else None
+        return share(self.n_right, self.n_predicted)
 
     @property
     def known(self) -> float | None:
         """Share of the tokens for which anything was predicted; None: no token."""
-        return self.n_known / self.n_tokens if self.n_tokens else None
+        return share(self.n_known, self.n_tokens)
 
 
 class Predictor(Protocol):

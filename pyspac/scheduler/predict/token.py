@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pyspac.scheduler.config import TOKEN
 from pyspac.scheduler.predict.predictor import NOT_SEEN, Expected, Routed, Score, Tokens
 
 MAX_BYTES: Final = 64 << 20  # of all arrays: enough for 150,000 tokens x 48 layers x 8 of up to 255 experts
@@ -29,7 +30,7 @@ class TokenPredictor:
     A full table gives up the rows that were seen least recently.
     """
 
-    name = "token"
+    name = TOKEN
 
     def __init__(
         self, n_layer: int, n_expert: int, n_expert_used: int, *, max_bytes: int = MAX_BYTES
