@@ -51,9 +51,9 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c '$(HAS_HEADERS)' || { echo "Python's header files are missing: install them (Debian, Ubuntu: python3-dev; Fedora: python3-devel)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "no venv: install python3-venv" >&2; exit 1; }
 
-# llama-cpp-python goes in first and without its own llama.cpp, from the archive that the build uses as well
-$(VENV)/.bindings: cmake/pin.json | $(VENV)/bin/python
-	archive=$$(python -m tools.patches sdist) && CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --quiet "$$archive"
+# llama-cpp-python goes in first, its Python files alone, from the archive that has the build's llama.cpp as well
+$(VENV)/.bindings: cmake/pin.json tools/wheels/bindings.py | $(VENV)/bin/python
+	wheel=$$(python -m tools.wheels.bindings build/wheelhouse) && pip install --quiet "$$wheel"
 	touch $@
 
 $(DEPS): pyproject.toml $(VENV)/.bindings
