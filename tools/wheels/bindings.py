@@ -2,10 +2,11 @@
 
     python -m tools.wheels.bindings dist      prints the wheel's path
 
-The package index has them as source only, and installing that asks for a compiler. Here the Python files of the
-pinned source distribution go into a wheel as they are, with their licence; two lines more let `import llama_cpp`
-find the libraries. Its version is the pinned one with the local label `pyspac`, which satisfies
-`llama-cpp-python==` that version. Needs the standard library only: `make` runs it before anything is installed.
+The package index has them as source only, and installing that asks for a compiler. Here the Python files of
+the pinned source distribution go into a wheel as they are, with their licence; two lines more let `import
+llama_cpp` find the libraries. Its version is the pinned one with the local label `pyspac`, which satisfies
+`llama-cpp-python==` that version. Needs the standard library only: `make` runs it before anything is
+installed.
 """
 
 from __future__ import annotations
