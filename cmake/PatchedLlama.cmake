@@ -35,8 +35,11 @@ foreach(name LLAMA_BUILD_COMMON LLAMA_BUILD_TOOLS LLAMA_BUILD_SERVER)
 endforeach()
 set(BUILD_SHARED_LIBS ON CACHE BOOL "set by pyspac")
 set(GGML_RPC ON CACHE BOOL "set by pyspac")
+# portable: ggml's CPU backend once per kind of CPU, each a plugin; the best one is loaded when a program starts
 if(PYSPAC_PORTABLE)
     set(GGML_NATIVE OFF CACHE BOOL "set by pyspac" FORCE)
+    set(GGML_BACKEND_DL ON CACHE BOOL "set by pyspac" FORCE)
+    set(GGML_CPU_ALL_VARIANTS ON CACHE BOOL "set by pyspac" FORCE)
 endif()
 include(ServerExtras)
 
@@ -49,6 +52,9 @@ foreach(name ggml-cpu ggml-rpc ggml-cuda ggml-hip ggml-vulkan ggml-metal ggml-sy
         list(APPEND PYSPAC_LLAMA_LIBS ${name})
     endif()
 endforeach()
+if(PYSPAC_PORTABLE)
+    include(CpuVariants)
+endif()
 set(PYSPAC_TOOLS "")
 if(PYSPAC_BUILD_TOOLS)
     set(PYSPAC_TOOLS llama-server llama-cli llama-completion llama-bench llama-perplexity llama-quantize

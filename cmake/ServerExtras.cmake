@@ -6,8 +6,8 @@ if(NOT "$ENV{PYSPAC_UI}" STREQUAL "")
     set(PYSPAC_UI "$ENV{PYSPAC_UI}" CACHE BOOL "llama-server's web page" FORCE)
 endif()
 
-# a portable build runs where there may be no libssl
-if(PYSPAC_BUILD_TOOLS AND NOT PYSPAC_PORTABLE)
+# a wheel takes its libssl with it (tools/wheels)
+if(PYSPAC_BUILD_TOOLS)
     find_package(OpenSSL 3.0 QUIET)
 endif()
 set(LLAMA_OPENSSL "${OPENSSL_FOUND}" CACHE BOOL "set by pyspac" FORCE)

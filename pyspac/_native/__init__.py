@@ -28,7 +28,7 @@ def lib_dir() -> Path:
     `PYSPAC_BUILD_DIR` names another build folder, such as build/debug.
     """
     named = os.environ.get("PYSPAC_BUILD_DIR")
-    folders = [Path(named).resolve() / "bin"] if named else [_PACKAGE / "lib", *_checkout_folders()]
+    folders = [Path(named).resolve() / "bin"] if named else [_PACKAGE / "bin", *_checkout_folders()]
     for folder in folders:
         if (folder / _MODULE).is_file():
             return folder
@@ -39,9 +39,8 @@ def lib_dir() -> Path:
 
 
 def bin_dir() -> Path:
-    """Folder of llama-server, llama-bench and the other programs."""
-    libraries = lib_dir()
-    return _PACKAGE / "bin" if libraries == _PACKAGE / "lib" else libraries
+    """Folder of llama-server, llama-bench and the other programs: the libraries' own."""
+    return lib_dir()
 
 
 def check(rc: int) -> None:
@@ -90,11 +89,26 @@ def _point_bindings_at(folder: Path) -> None:
     os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
 
 
+def _point_openssl_at_certificates() -> None:
+    """Let the wheel's own libssl find this system's certificates where Python's finds them."""
+    import ssl  # slow, and not needed in a checkout
+
+    paths = ssl.get_default_verify_paths()
+    for variable, place in (
+        (paths.openssl_cafile_env, paths.cafile),
+        (paths.openssl_capath_env, paths.capath),
+    ):
+        if place is not None:
+            os.environ.setdefault(variable, place)
+
+
 if TYPE_CHECKING:
     from pyspac._native._ffi import ffi as ffi
     from pyspac._native._ffi import lib as lib
 else:
     _point_bindings_at(lib_dir())
+    if lib_dir() == _PACKAGE / "bin":
+        _point_openssl_at_certificates()
     _ffi = _load(lib_dir())
     _check_abi(_ffi)
     ffi, lib = _ffi.ffi, _ffi.lib

@@ -1,0 +1,1 @@
+"""Wheels that need no compiler where they are installed: pyspac's own, and one of the Python bindings."""

@@ -1,0 +1,95 @@
+"""The wheels of dist/ in an empty environment, with no compiler, cmake or git on the PATH: do they run?
+
+    python -m tools.wheels.check dist
+
+What they depend on comes from the package index, as wheels. Exit code 1 if something does not run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Final
+
+ABSENT: Final = ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "make", "git", "nvcc")
+PROGRAM: Final = """
+from importlib.resources import files
+from llama_cpp import Llama
+llm = Llama(str(files("pyspac") / "models" / "demo-moe.gguf"), verbose=False)
+text = llm("def main():", max_tokens=8, temperature=0)["choices"][0]["text"]
+assert text.strip(), "the bindings gave no text"
+from pyspac import _native
+assert "site-packages" in str(_native.lib_dir()), _native.lib_dir()
+"""
+
+
+class Installed:
+    """An environment with the wheels, and a PATH that has the environment's own programs alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "venv" / "bin"
+        # no variable of a checkout or of a compiler comes through
+        self.environment = {"PATH": str(self.bin), "HOME": str(folder), "LANG": "C.UTF-8"}
+
+    def install(self, wheels: list[Path]) -> None:
+        venv.create(self.bin.parent, with_pip=True)
+        found = [name for name in ABSENT if shutil.which(name, path=str(self.bin))]
+        assert not found, f"the environment has {found}"
+        # pip has the caller's settings, for the package index; the PATH is as empty
+        environment = {**os.environ, "PATH": str(self.bin)}
+        self.run(
+            "python", "-m", "pip", "install", "-q", "--only-binary", ":all:", *map(str, wheels), **environment
+        )
+
+    def run(self, program: str, *arguments: str, **environment: str) -> str:
+        """What it printed. Raises CalledProcessError."""
+        done = subprocess.run(
+            [str(self.bin / program), *arguments],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+
+def check(folder: Path) -> None:
+    """Raises CalledProcessError where a program fails."""
+    with tempfile.TemporaryDirectory(prefix="pyspac-wheel-") as name:
+        installed = Installed(Path(name))
+        installed.install(sorted(folder.glob("*.whl")))
+        installed.run("python", "-c", PROGRAM)
+        print("llama_cpp: Llama runs", flush=True)
+        installed.run("pyspac", "models")  # llama-server and its libraries
+        installed.run("pyspac", "demo")
+        print("pyspac demo: runs", flush=True)
+        models = next(installed.bin.parent.glob("lib/python*/site-packages/pyspac/models"))
+        for device in ("none", "emulated"):
+            arguments = (
+                "-m",
+                str(models / "demo-moe.gguf"),
+                "-p",
+                "def main():",
+                "-n",
+                "16",
+                "--device",
+                device,
+            )
+            assert installed.run("pyspac", "run", *arguments).strip(), (
+                f"pyspac run --device {device}: no text"
+            )
+            print(f"pyspac run --device {device}: runs", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        check(Path(sys.argv[1]).resolve())
+    except (AssertionError, subprocess.CalledProcessError) as error:
+        sys.exit(f"the wheels do not work where they are installed: {error}")
