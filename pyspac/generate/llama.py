@@ -251,6 +251,8 @@ class ContextParams:
     )
     n_threads: int = 1
     op_offload: bool = True  # False: never send work of host weights to a device
+    target: Context | None = None  # of a draft that reads its hidden states
+    is_head: bool = False  # the model's head that predicts further tokens (NextN, MTP), not the model
 
 
 class Context:
@@ -287,6 +289,10 @@ class Context:
         c_params.n_threads = c_params.n_threads_batch = params.n_threads
         c_params.op_offload = params.op_offload
         c_params.no_perf = True
+        if params.is_head:
+            c_params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+        if params.target is not None:
+            c_params.ctx_other = params.target.ptr
         return c_params
 
     def _check_can_rollback(self) -> None:
