@@ -61,7 +61,7 @@ static void check_contexts(const types_t & types, llama_context * target, llama_
     }
 }
 
-// what an n-gram has to match is llama.cpp's default; as much is looked up as can be drafted
+// as much is looked up as can be drafted; what has to match is llama.cpp's default
 static common_params_speculative make_params(const spac_drafter_params & p) {
     common_params_speculative params;
     params.types         = read_types(p.types);
@@ -71,7 +71,8 @@ static common_params_speculative make_params(const spac_drafter_params & p) {
     params.draft.ctx_dft = p.draft;
     // on the CPU: samplers in the draft's context would have to outlive it
     params.draft.backend_sampling = false;
-    params.ngram_simple.size_m    = std::max<uint16_t>(params.ngram_simple.size_n, p.n_max); // less never drafts
+    params.ngram_simple.size_n    = std::min<uint16_t>(params.ngram_simple.size_n, p.n_max); // it drafts as many or nothing
+    params.ngram_simple.size_m    = p.n_max;
     params.ngram_map_k.size_m     = p.n_max;
     params.ngram_map_k4v.size_m   = p.n_max;
     params.ngram_mod.n_max        = p.n_max;
@@ -79,8 +80,8 @@ static common_params_speculative make_params(const spac_drafter_params & p) {
     return params;
 }
 
-struct common_drafter : spac_drafter {
-    common_drafter(const spac_drafter_params & p) :
+struct library_drafter : spac_drafter {
+    library_drafter(const spac_drafter_params & p) :
         params(make_params(p)) {
         target    = p.target;
         draft_ctx = std::all_of(params.types.begin(), params.types.end(), is_ngram) ? nullptr : p.draft;
@@ -214,7 +215,7 @@ struct common_drafter : spac_drafter {
 
 extern "C" __attribute__((visibility("default"))) spac_drafter * spac_drafter_make(const spac_drafter_params * params) {
     common_log_set_verbosity_thold(LOG_LEVEL_ERROR - 1); // errors come back as text
-    return new common_drafter(*params);
+    return new library_drafter(*params);
 }
 
 extern "C" __attribute__((visibility("default"))) const char * spac_drafter_type_names() {
