@@ -169,6 +169,7 @@ class ModelParams:
     buft_tensors: bytes = EXPERT_TENSORS  # a regular expression
     use_extra_bufts: bool = True  # False: weights keep the file's layout, which bit-exact comparison needs
     load_mode: int = LOAD_MODE_AUTO
+    load_heads: bool = False  # those that predict further tokens (NextN, MTP), too
 
 
 class Model:
@@ -198,6 +199,7 @@ class Model:
         c_params.n_gpu_layers = params.n_gpu_layers
         c_params.use_extra_bufts = params.use_extra_bufts
         c_params.load_mode = params.load_mode
+        c_params.load_mtp = params.load_heads
         c_params.devices = self._pointer((ctypes.c_void_p * (len(params.devices) + 1))(*params.devices, None))
         if params.buft is not None:
             rows = (_BuftOverride(params.buft_tensors, params.buft), _BuftOverride(None, None))

@@ -109,7 +109,11 @@ class Session:
             buft_tensors=ALL_TENSORS if has_own_memory else EXPERT_TENSORS,
             use_extra_bufts=self.options.repack,
             load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
+            load_heads=self._uses_head() and self.options.draft is None,
         )
+
+    def _uses_head(self) -> bool:
+        return spec_types.DRAFT_MTP in spec_types.names_of(self.options.effective_spec_type)
 
     def _fits_own_memory(self) -> bool:
         """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
@@ -174,7 +178,10 @@ class Session:
         path = self.options.draft
         assert path is not None
         params = ModelParams(
-            path=path, n_gpu_layers=0 if self.device.is_cpu else ALL_LAYERS, devices=self._device_handles()
+            path=path,
+            n_gpu_layers=0 if self.device.is_cpu else ALL_LAYERS,
+            devices=self._device_handles(),
+            load_heads=self._uses_head(),
         )
         model = stack.enter_context(Model(params, lambda fraction: progress("draft model", fraction)))
         if model.is_recurrent and spec_types.reads_like_target(self.options.effective_spec_type):

@@ -23,6 +23,14 @@ _NEEDS_DRAFT: Final = (DRAFT, DRAFT_SIMPLE, "draft-eagle3", "draft-dflash", "dra
 _SERVER_ONLY: Final = ("draft-dflash", "draft-dspark")
 _TEXT: Final = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 LLAMA: Final = (DRAFT_SIMPLE, "draft-eagle3", DRAFT_MTP, *_SERVER_ONLY, *_TEXT)
+# which llama.cpp has a graph of the head for: the others would compute their first layers instead
+HEAD_ARCHITECTURES: Final = (
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "glm5-next",
+    "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
+)  # fmt: skip
+# what llama.cpp asserts of them
+_SEVERAL_HEADS: Final = ("hy_v3", "mimo2", "qwen3next", "step35")
+_HEADS_WITH_MLA: Final = ("deepseek2", "deepseek32", "glm-dsa")
 # architectures of drafts that only guess with the target's hidden states, and what they are for
 _DRAFT_ARCHITECTURES: Final = {"eagle3": ("draft-eagle3",), "dflash": _SERVER_ONLY}
 
@@ -112,9 +120,17 @@ def length_flags(name: str, n_max: int) -> dict[str, int]:
     return {"--spec-draft-n-max": n_max}
 
 
-def n_heads(header: GgufHeader) -> int:
-    """How many tokens ahead the model's own heads predict (NextN, MTP); 0: it has none."""
-    return int(header.get("nextn_predict_layers", 0) or 0)
+def has_head(header: GgufHeader) -> bool:
+    """Whether the file has a head that predicts further tokens (NextN, MTP), and llama.cpp a graph for it."""
+    n_heads = int(header.get("nextn_predict_layers", 0))
+    if header.architecture not in HEAD_ARCHITECTURES or n_heads < 1:
+        return False
+    if n_heads > 1 and header.architecture not in _SEVERAL_HEADS:
+        return False
+    if header.architecture in _HEADS_WITH_MLA and not header.get("attention.key_length_mla", 0):
+        return False
+    name = f"blk.{int(header.get('block_count', 0)) - 1}.nextn.eh_proj.weight"
+    return any(tensor.name == name for tensor in header.tensors)
 
 
 def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) -> None:
@@ -134,7 +150,7 @@ def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) 
                 )
         if reads_like_target(spec_type):
             check_same_vocab(target, draft)
-    if DRAFT_MTP in names and n_heads(draft or target) == 0:
+    if DRAFT_MTP in names and not has_head(draft or target):
         raise ModelError(
             f"{(draft or target).path}: this model has no head that predicts further tokens, which "
             f"{DRAFT_MTP} needs; use a file that has one, or --spec-type {NGRAM}"
