@@ -6,7 +6,6 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import gguf_models
 import head_models
@@ -55,23 +54,20 @@ def test_greedy_text_is_plain_decodings(
 
 
 def test_four_clients_of_a_server(tmp_path: Path) -> None:
+    """Texts of a random model depend on who shares a batch, drafts or not: only that all of it comes."""
     model = head_models.write_headed(tmp_path / "model.gguf", "glm4moe")
     arguments = ("--spec-type", "draft-mtp", "--speculation", "static", "--draft-max", "3")
-    prompts = [PROMPT * n for n in range(1, 5)]
+    bodies = [
+        {"prompt": PROMPT * n, "n_predict": 32, "temperature": 0, "ignore_eos": True} for n in range(1, 5)
+    ]
     with ExitStack() as stack:
         passed = ("-np", "4", *ONE_THREAD)
         serve = Serve(tmp_path, *arguments, passed=passed, draft=False, pair=(model, model))
         stack.enter_context(serve).wait_ready()
-
-        def ask(prompt: str) -> dict[str, Any]:
-            body = {"prompt": prompt, "n_predict": 32, "temperature": 0, "return_tokens": True}
-            return post(serve.port, "/completion", body)
-
-        answers = list(stack.enter_context(ThreadPoolExecutor(4)).map(ask, prompts))
-        ids = [post(serve.port, "/tokenize", {"content": text, "add_special": True}) for text in prompts]
-    for answer, prompt in zip(answers, ids, strict=True):
-        assert answer["timings"]["draft_n"] > 0
-        assert margins(model, prompt["tokens"], answer["tokens"]).max() < NEAR_TIE
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        for answer in pool.map(lambda body: post(serve.port, "/completion", body), bodies):
+            assert answer["tokens_predicted"] == 32
+            assert answer["timings"]["draft_n"] > 0
 
 
 def test_what_llama_cpp_would_abort_at_is_refused(tmp_path: Path) -> None:
