@@ -3,9 +3,11 @@
 # scikit-build-core installs this component alone, into its folder `pyspac`.
 
 set(libraries ${PYSPAC_LLAMA_LIBS} spac)
-if(TARGET _ffi)
-    list(APPEND libraries _ffi)
-endif()
+foreach(name spac-drafter _ffi)
+    if(TARGET ${name})
+        list(APPEND libraries ${name})
+    endif()
+endforeach()
 install(TARGETS ${libraries} LIBRARY DESTINATION bin COMPONENT pyspac)
 if(PYSPAC_TOOLS)
     install(TARGETS ${PYSPAC_TOOLS} RUNTIME DESTINATION bin COMPONENT pyspac)

@@ -65,7 +65,8 @@ def test_headers_that_are_not_public_are_in_the_table(path: Path) -> None:
     for header in re.findall(r'^#\s*include "([^"]+)"', path.read_text(), re.MULTILINE):
         if (TREE / "include" / header).exists() or (TREE / "ggml/include" / header).exists():
             continue
-        found = [f"{folder}/{header}" for folder in ("src", "ggml/src") if (TREE / folder / header).exists()]
+        folders = ("src", "ggml/src", "common") if path.parent.name == "common" else ("src", "ggml/src")
+        found = [f"{folder}/{header}" for folder in folders if (TREE / folder / header).exists()]
         assert set(found) <= listed, f"{path.name} includes {header}: add it to patches/README.md"
 
 
@@ -73,6 +74,7 @@ def test_headers_that_are_not_public_are_in_the_table(path: Path) -> None:
 def test_names_that_are_not_public_are_in_the_table(path: Path, public: set[str]) -> None:
     text = code(path)
     used = set(A_NAME.findall(text)) - public
+    used |= set(re.findall(r"\b(?:common|COMMON)_\w+", text)) if path.parent.name == "common" else set()
     used |= set(re.findall(r"ggml::cpu::(\w+)", text)) | set(re.findall(r"\biface\.(\w+)", text))
     used |= set(re.findall(r'\barch == "([^"]+)"', text))
     assert sorted(used - NAMES) == [], "add them to the table in patches/README.md"

@@ -39,11 +39,13 @@ extern "C" {
 #define SPAC_MAX_THREADS     512 // of the host executor, and cores that can be named: as many as ggml has room for
 #define SPAC_AUTO_MARGIN_MIB 768 // of a device's free memory, left by the cache "auto" for what still grows: CUDA's modules and graphs, compute buffers
 #define SPAC_MIN_MARGIN_MIB  256 // the least that a cache of a given size has to leave
+#define SPAC_DRAFT_MAX       256 // tokens of a drafter's draft
 
 struct llama_context;
 
-typedef struct spac_engine spac_engine;
-typedef struct spac_board  spac_board;
+typedef struct spac_engine  spac_engine;
+typedef struct spac_board   spac_board;
+typedef struct spac_drafter spac_drafter;
 
 typedef enum spac_status {
     SPAC_STATUS_SUCCESS          = 0,
@@ -281,6 +283,16 @@ typedef struct spac_device_info {
     void *   handle; // ggml_backend_dev_t
 } spac_device_info;
 
+// how llama.cpp guesses the next tokens of one sequence
+typedef struct spac_drafter_params {
+    size_t                 size;
+    const char *           types;  // llama.cpp's names, "ngram-mod,draft-simple": the first that finds something drafts, n-grams before models
+    struct llama_context * target; // of the model that verifies; n-grams alone need none
+    struct llama_context * draft;  // of the draft model, or of the target's own head; n-grams alone need none
+    int32_t                n_max;  // of a draft, 1 .. SPAC_DRAFT_MAX
+    float                  p_min;  // a model's draft ends where its likeliest token is less likely
+} spac_drafter_params;
+
 SPAC_API uint32_t     spac_abi_version(void);
 SPAC_API const char * spac_last_error(void); // text of this thread's last failure; "" if none
 
@@ -309,6 +321,18 @@ SPAC_API spac_status spac_board_remove(const char * name);               // one 
 SPAC_API spac_status spac_board_get_view(spac_board * board, spac_board_view * view);
 SPAC_API void        spac_decision_begin(spac_board * board);
 SPAC_API void        spac_decision_end(spac_board * board);
+
+// drafter: one sequence, used by one thread at a time; close it before the contexts. Positions count from the sequence's
+// begin; one that lies before the end takes back all from there on. Drafts are the likeliest tokens, without a
+// distribution: whoever samples has to verify them as certain.
+SPAC_API spac_drafter_params spac_drafter_default_params(void);
+SPAC_API spac_status         spac_drafter_types(const char ** names); // all that llama.cpp knows, comma-separated; may be more than can be opened
+SPAC_API spac_status         spac_drafter_open(const spac_drafter_params * params, spac_drafter ** drafter);
+SPAC_API void                spac_drafter_close(spac_drafter * drafter);
+SPAC_API spac_status         spac_drafter_begin(spac_drafter * drafter, int32_t * n_keep);                                                                  // a new sequence, the same as the last one for n_keep tokens; less where it has not as many
+SPAC_API spac_status         spac_drafter_process(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos);                           // the target has computed these in its last batch
+SPAC_API spac_status         spac_drafter_draft(spac_drafter * drafter, int32_t token, int32_t pos, int32_t n_max, int32_t * drafted, int32_t * n_drafted); // what follows `token` at `pos`, which nobody has computed yet
+SPAC_API spac_status         spac_drafter_accept(spac_drafter * drafter, int32_t n_accepted);                                                               // of the last draft
 
 // devices and memory
 SPAC_API spac_status spac_backend_load_all(void); // register the ggml backends built beside this library

@@ -13,9 +13,10 @@ from pyspac.commands.common import error_console, loading_bar, reports_errors
 from pyspac.commands.model_names import find_files
 from pyspac.generate.chat import ChatTemplate, Conversation
 from pyspac.generate.decode import Interrupt
-from pyspac.generate.options import CacheSize, RunOptions, parse_spec_type
+from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
+from pyspac.generate.spec_types import parse_spec_type
 
 SAMPLING: Final = SamplingParams(temp=0.8)  # llama.cpp's
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from pyspac.generate.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, DEFAULT_N_CTX
+from pyspac.generate.spec_types import LLAMA
 from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
 from pyspac.server.options import SERVER_N_CTX
 from pyspac.speculation.manager import CONTROLLERS
@@ -178,9 +179,10 @@ SpecTypeName = Annotated[
     str | None,
     typer.Option(
         "--spec-type",
-        metavar="draft|ngram|none",
-        help="What proposes tokens: draft (the draft model), ngram (the text so far), or none. "
-        "Default: draft with -md, else none.",
+        metavar="NAME",
+        help="What proposes tokens: draft (the draft model), ngram (the text so far), none, or one of "
+        f"llama.cpp's: {', '.join(LLAMA)}; of a list of these the first that finds something. Default: draft "
+        "with -md, else none.",
     ),
 ]
 DraftMax = Annotated[

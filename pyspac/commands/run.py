@@ -22,10 +22,11 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.generate.chat import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
-from pyspac.generate.options import CacheSize, RunOptions, parse_spec_type, parse_threshold
+from pyspac.generate.options import CacheSize, RunOptions, parse_threshold
 from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
+from pyspac.generate.spec_types import parse_spec_type
 from pyspac.scheduler.config import parse_ablations, parse_predictors
 from pyspac.speculation.explain import explain as explain_lines
 

@@ -12,6 +12,7 @@ from pyspac.commands.common import reports_errors
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
 from pyspac.generate.options import CacheSize
+from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server import log
 from pyspac.server.options import (
     DEFAULT_CPU_SHARE,
@@ -19,9 +20,8 @@ from pyspac.server.options import (
     DEFAULT_MAX_BATCH,
     AttachOptions,
     ServeOptions,
-    choose_drafting,
+    drafting_of,
     names_draft,
-    no_drafting,
     scheduler_config,
 )
 
@@ -87,6 +87,7 @@ def serve(
     board: Board = None,
     max_batch: MaxBatch = DEFAULT_MAX_BATCH,
     restart: Restart = False,
+    spec_type: o.SpecTypeName = None,
     speculation: o.SpeculationName = None,
     draft_max: o.DraftMax = None,
     estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
@@ -104,20 +105,21 @@ def serve(
 
     The scheduler runs in a process beside it. Speaks OpenAI's API at http://HOST:PORT/v1 and has
     llama-server's own pages and endpoints. Arguments after -- go to llama-server as they are. --speculation
-    needs a draft model: ways of drafting without one keep llama-server's own lengths. Ctrl-C or SIGTERM ends
-    everything.
+    steers every drafter; one that is named after -- alone keeps llama-server's own lengths without it. Ctrl-C
+    or SIGTERM ends everything.
     """
     log.set_up("serve", as_json=log_json)
     passed = (*context.args, *hub_arguments(hf_repo, hf_repo_draft))
     has_draft = model_draft is not None or names_draft(passed)
-    controller, n_draft_max = (choose_drafting if has_draft else no_drafting)(speculation, draft_max)
+    kind = parse_spec_type(spec_type)
+    controller, n_draft_max = drafting_of(kind, passed, speculation, draft_max, has_draft=has_draft)
     attach = AttachOptions(
         scheduler=scheduler_config(estimator, threshold, without, predict, link_gb_s, n_draft_max),
         metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
         speculation=controller, warm_start=warm_start, log_json=log_json,
     )  # fmt: skip
     options = ServeOptions(
-        model=model, draft=model_draft, cache=CacheSize(text=cache), ram=ram, device=device,
+        model=model, draft=model_draft, spec_type=kind, cache=CacheSize(text=cache), ram=ram, device=device,
         host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port, board=board,
         max_batch=max_batch, restart=restart, passed=passed, attach=attach,
     )  # fmt: skip

@@ -20,8 +20,9 @@ from pyspac.commands.common import (
     reports_errors,
 )
 from pyspac.generate.decode import Interrupt
-from pyspac.generate.options import RunOptions, parse_spec_type
+from pyspac.generate.options import RunOptions
 from pyspac.generate.sampling import SamplingParams
+from pyspac.generate.spec_types import parse_spec_type
 from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_file import write_trace
 from pyspac.speculation.manager import FIXED

@@ -140,7 +140,10 @@ class DecodeLoop:
         for first in range(n_cached, len(prompt), n_ubatch):
             if self.interrupt:
                 return "interrupted"
-            logits = self.context.decode(prompt[first : first + n_ubatch], 1)
+            piece = prompt[first : first + n_ubatch]
+            logits = self.context.decode(piece, 1)
+            if self.n_draft_max:
+                self.drafter.read(piece, first)
         self.result.metrics.n_prompt, self.result.metrics.n_cached = len(prompt), n_cached
         if self.interrupt:
             return "interrupted"

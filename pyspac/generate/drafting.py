@@ -38,8 +38,12 @@ class Drafter(ABC):
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         """At most `n_max` tokens to follow `tokens`; none is allowed."""
 
-    def keep(self, n: int) -> None:  # noqa: B027
-        """The next sequence begins as the one before, for `n` tokens."""
+    def read(self, tokens: Sequence[int], n_past: int) -> None:  # noqa: B027
+        """The target has just computed these tokens of a prompt, which stand at `n_past`."""
+
+    def keep(self, n: int) -> int:
+        """The next sequence begins as the one before, for `n` tokens; how many need not be read again."""
+        return n
 
     def accept(self, n: int) -> None:  # noqa: B027
         """The first `n` tokens of the last draft were accepted."""
@@ -52,11 +56,23 @@ class NoDrafter(Drafter):
         return DraftResult()
 
 
-class NgramDrafter(Drafter):
+class FreeDrafter(Drafter):
+    """Looks at the text alone, so it can say later what it would have drafted (see shadow.py)."""
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        return DraftResult(self.draft_at(tokens, len(tokens), n_max))
+
+    @abstractmethod
+    def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
+        """What is drafted where the sequence is `tokens[:end]`; `end` only grows."""
+
+
+class NgramDrafter(FreeDrafter):
     """Prompt lookup: what followed the last time the sequence's last tokens stood somewhere before.
 
     The longest match counts, from `n_match_max` tokens down to `n_match_min`, the latest occurrence of it.
-    The index grows with the sequence: O(1) per token and length.
+    The index grows with the sequence: O(1) per token and length. llama.cpp's n-gram drafters match one
+    length only, 12 tokens and more, so that they are silent in most texts.
     """
 
     def __init__(self, n_match_max: int = 4, n_match_min: int = 2) -> None:
@@ -64,11 +80,8 @@ class NgramDrafter(Drafter):
         self._follower: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
         self._n_indexed = 0
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
-        return DraftResult(self.draft_at(tokens, len(tokens), n_max))
-
     def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
-        """What is drafted where the sequence is `tokens[:end]`; `end` only grows."""
+        """See FreeDrafter."""
         self._index(tokens, end)
         for n in self.lengths:
             start = self._follower.get(tuple(tokens[end - n : end])) if end > n else None
@@ -76,11 +89,12 @@ class NgramDrafter(Drafter):
                 return list(tokens[start : min(start + n_max, end)])
         return []
 
-    def keep(self, n: int) -> None:
+    def keep(self, n: int) -> int:
         """See Drafter."""
         if n < self._n_indexed:  # later occurrences may have taken the place of earlier ones
             self._follower.clear()
             self._n_indexed = 0
+        return n
 
     def _index(self, tokens: Sequence[int], n_known: int) -> None:
         """Add all n-grams that have a follower: those ending before the last token."""
@@ -95,6 +109,9 @@ class ModelDrafter(Drafter):
     """A small model with the target's vocabulary, in a context of its own.
 
     Its cache always holds a prefix of the target's sequence, plus, between `draft` and `accept`, the drafts.
+    llama.cpp's draft-simple reads every token once more after it was verified, also while nothing is drafted,
+    and drafts the likeliest token only, without a distribution: here neither accepted drafts nor plain steps
+    cost a second pass, and sampled drafts are accepted more often.
     """
 
     def __init__(self, context: Context, sampler: Sampler, p_min: float = 0.0) -> None:
@@ -107,9 +124,10 @@ class ModelDrafter(Drafter):
         self.p_min = p_min
         self._n_known = 0  # tokens of the sequence at the last draft
 
-    def keep(self, n: int) -> None:
+    def keep(self, n: int) -> int:
         """See Drafter."""
         self._truncate(n)
+        return n
 
     def prepare(self, tokens: Sequence[int]) -> None:
         self._truncate(len(tokens))

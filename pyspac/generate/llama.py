@@ -172,6 +172,7 @@ class ModelParams:
     use_extra_bufts: bool = True  # False: weights keep the file's layout, which bit-exact comparison needs
     load_mode: int = LOAD_MODE_AUTO
     lazy_mode: int = LAZY_MODE_AUTO
+    load_heads: bool = False  # those that predict further tokens (NextN, MTP), too
 
 
 class Model:
@@ -202,6 +203,7 @@ class Model:
         c_params.use_extra_bufts = params.use_extra_bufts
         c_params.load_mode = params.load_mode
         c_params.lazy_mode = params.lazy_mode
+        c_params.load_mtp = params.load_heads
         c_params.devices = self._pointer((ctypes.c_void_p * (len(params.devices) + 1))(*params.devices, None))
         if params.buft is not None:
             rows = (_BuftOverride(params.buft_tensors, params.buft), _BuftOverride(None, None))
@@ -255,6 +257,8 @@ class ContextParams:
     )
     n_threads: int = 1
     op_offload: bool = True  # False: never send work of host weights to a device
+    target: Context | None = None  # of a draft that reads its hidden states
+    is_head: bool = False  # the model's head that predicts further tokens (NextN, MTP), not the model
 
 
 class Context:
@@ -292,6 +296,10 @@ class Context:
         c_params.n_threads = c_params.n_threads_batch = params.n_threads
         c_params.op_offload = params.op_offload
         c_params.no_perf = True
+        if params.is_head:
+            c_params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+        if params.target is not None:
+            c_params.ctx_other = params.target.ptr
         return c_params
 
     def _check_can_rollback(self) -> None:

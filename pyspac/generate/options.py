@@ -11,6 +11,7 @@ from pyspac.engine.ahead import NEXT_LAYERS, check_in_engine
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
+from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram, check_ram_has_no_device
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
@@ -20,7 +21,6 @@ from pyspac.speculation.manager import FIXED, choose_controller
 if TYPE_CHECKING:
     from pyspac.engine.devices import Device
 
-SpecType = Literal["draft", "ngram", "none"]
 Threshold = int | Literal["auto"]
 
 DEFAULT_N_CTX: Final = 4096
@@ -66,9 +66,9 @@ class RunOptions:
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     rpc: str | None = None
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
-    spec_type: SpecType | None = None
+    spec_type: str | None = None  # as parse_spec_type returns it; None: draft with a draft model, else none
     draft_max: int | None = None
-    draft_p_min: float = 0.0  # of the draft model
+    draft_p_min: float = 0.0  # of the draft model or head
     speculation: str | None = None  # a name of pyspac.speculation.CONTROLLERS, or auto; see choose_controller
     explain: bool = False
     estimator: str = SchedulerConfig().estimator
@@ -97,18 +97,12 @@ class RunOptions:
         self._check_mode()
         self.scheduler_config()
         if not self.stock:
-            has_draft = self.effective_spec_type == "draft"
+            has_draft = spec_types.reads_like_target(self.effective_spec_type)
             check_in_engine(self.predict, has_draft=has_draft)
 
     def _check_speculation(self) -> None:
-        if self.spec_type == "draft" and self.draft is None:
-            raise UsageError(
-                "--spec-type draft needs a draft model: give one with -md, or choose ngram or none"
-            )
-        if self.spec_type in ("ngram", "none") and self.draft is not None:
-            raise UsageError(
-                f"--spec-type {self.spec_type} uses no draft model: leave out -md, or choose draft"
-            )
+        spec_types.check_in_process(self.wanted_spec_type)
+        spec_types.check_has_draft(self.wanted_spec_type, has_draft=self.draft is not None)
         longest = self.max_batch - 1
         if self.draft_max is not None and not 1 <= self.draft_max <= longest:
             wanted = f"a whole number from 1 to {longest}, or --spec-type none"
@@ -119,14 +113,14 @@ class RunOptions:
 
     def _check_drafter(self) -> None:
         """What says how to draft needs somebody who drafts."""
-        if self.wanted_spec_type == "none":
+        if self.wanted_spec_type == spec_types.NONE:
             for flag, value in (("--draft-max", self.draft_max), ("--speculation", self.speculation)):
                 if value is not None:
                     raise UsageError(
                         f"{flag} {value} has no effect, as nothing drafts: give a draft model with -md, or "
                         "--spec-type ngram"
                     )
-        if self.draft_p_min > 0.0 and self.wanted_spec_type != "draft":
+        if self.draft_p_min > 0.0 and spec_types.is_free(self.wanted_spec_type):
             raise UsageError(f"--draft-p-min {self.draft_p_min:g} needs a draft model: give one with -md")
 
     def _check_mode(self) -> None:
@@ -159,18 +153,18 @@ class RunOptions:
         return is_host_only(self.device)
 
     @property
-    def wanted_spec_type(self) -> SpecType:
+    def wanted_spec_type(self) -> str:
         """How to draft, before the ablation `sd`."""
-        return self.spec_type or ("draft" if self.draft else "none")
+        return self.spec_type or (spec_types.DRAFT if self.draft else spec_types.NONE)
 
     @property
-    def effective_spec_type(self) -> SpecType:
-        return "none" if "sd" in self.without else self.wanted_spec_type
+    def effective_spec_type(self) -> str:
+        return spec_types.NONE if "sd" in self.without else self.wanted_spec_type
 
     @property
     def effective_draft_max(self) -> int:
         """Tokens drafted per step at most; 0: plain decoding."""
-        if self.effective_spec_type == "none":
+        if self.effective_spec_type == spec_types.NONE:
             return 0
         return choose_draft_max(self.draft_max, self.controller)
 
@@ -217,14 +211,6 @@ def choose_draft_max(wanted: int | None, controller: str) -> int:
     if wanted is not None:
         return wanted
     return DEFAULT_DRAFT_MAX if controller == FIXED else DEFAULT_DRAFT_CAP
-
-
-def parse_spec_type(name: str | None) -> SpecType | None:
-    """Raises ConfigError."""
-    match name:
-        case None | "draft" | "ngram" | "none":
-            return name
-    raise ConfigError("--spec-type", name, "draft, ngram or none")
 
 
 def parse_threshold(text: str) -> Threshold:

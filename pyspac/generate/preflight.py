@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from pyspac.engine.devices import Device
 from pyspac.errors import ConfigError, ModelError
+from pyspac.generate import spec_types
 from pyspac.generate.options import DEFAULT_N_CTX, CacheSize, RunOptions
-from pyspac.model.checks import check_model_file, check_same_vocab
+from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.units import MIB
@@ -40,7 +41,7 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
     draft = None
     if options.draft is not None:
         draft = check_model_file(options.draft)
-        check_same_vocab(header, draft)
+    spec_types.check_drafter(options.wanted_spec_type, header, draft)
     return Preflight(
         header=header, geometry=geometry, draft=draft, n_ctx=_choose_n_ctx(options.n_ctx, geometry)
     )

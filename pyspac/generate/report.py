@@ -43,7 +43,7 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
         "device": split.info.device if split else session.device.name,
         "emulated": bool(split and split.info.is_emulated),
         "model": str(options.model),
-        "draft": str(options.draft) if options.effective_spec_type == "draft" else None,
+        "draft": str(options.draft) if options.draft and options.effective_draft_max else None,
         "spec_type": options.effective_spec_type,
         "draft_max": options.effective_draft_max,
         **_speculation_dict(session),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pyspac.engine.ahead import DRAFT_GATE
@@ -17,6 +16,7 @@ from pyspac.engine.cpus import default_n_threads, kept_within
 from pyspac.engine.devices import Device, choose_device, fits_memory
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
+from pyspac.generate import spec_types
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from pyspac.generate.memory_tier import bytes_in_memory, choose_ram_mib
@@ -74,15 +74,17 @@ class Session:
         self.model: Model = stack.enter_context(
             llama.Model(self._model_params(), lambda fraction: progress("model", fraction))
         )
-        self.drafter = self._open_drafter(stack, progress)
+        own_drafter = self._open_own_drafter(stack, progress)
         self.context: Context = stack.enter_context(
             self._open_context(self.model, self.options.effective_draft_max)
         )
+        self.drafter: Drafter = own_drafter or self._open_library_drafter(stack, progress)
         if not self.options.stock:
+            from pyspac.generate.library_drafter import LibraryDrafter
             from pyspac.generate.split import Split  # loads the engine
 
             self.split = stack.enter_context(Split(self.context, self.device, self.options, self.ram_mib))
-            if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter):
+            if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter | LibraryDrafter):
                 self.split.watch_draft(self.drafter.context)
 
     def _model_params(self) -> ModelParams:
@@ -112,7 +114,11 @@ class Session:
             use_extra_bufts=self.options.repack,
             lazy_mode=LAZY_MODE_AUTO if self.ram_mib is None else LAZY_MODE_EXPERTS,
             load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
+            load_heads=self._uses_head() and self.options.draft is None,
         )
+
+    def _uses_head(self) -> bool:
+        return spec_types.DRAFT_MTP in spec_types.names_of(self.options.effective_spec_type)
 
     def _fits_own_memory(self) -> bool:
         """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
@@ -156,29 +162,45 @@ class Session:
             ),
         )
 
-    def _open_drafter(self, stack: ExitStack, progress: Progress) -> Drafter:
-        if self.options.effective_spec_type == "ngram":
-            return NgramDrafter()
-        if self.options.effective_spec_type == "none":
-            return NoDrafter()
-        assert self.options.draft is not None
-        return self._open_model_drafter(self.options.draft, stack, progress)
+    def _open_own_drafter(self, stack: ExitStack, progress: Progress) -> Drafter | None:
+        """None: llama.cpp's library drafts, which needs the target's context."""
+        match self.options.effective_spec_type:
+            case spec_types.NONE:
+                return NoDrafter()
+            case spec_types.NGRAM:
+                return NgramDrafter()
+            case spec_types.DRAFT:
+                context = stack.enter_context(
+                    self._open_context(self._open_draft_model(stack, progress), n_draft_max=0)
+                )
+                return ModelDrafter(context, Sampler(self._draft_sampling()), self.options.draft_p_min)
+        return None
 
-    def _open_model_drafter(self, path: Path, stack: ExitStack, progress: Progress) -> Drafter:
-        """The draft model: on the same device, and never with an engine."""
+    def _open_library_drafter(self, stack: ExitStack, progress: Progress) -> Drafter:
+        from pyspac.generate.library_drafter import open_library_drafter
+
+        draft = None if self.options.draft is None else self._open_draft_model(stack, progress)
+        return open_library_drafter(self.options, self.context, draft, stack)
+
+    def _open_draft_model(self, stack: ExitStack, progress: Progress) -> Model:
+        """On the same device, and never with an engine."""
         from pyspac.generate.llama import ALL_LAYERS, Model, ModelParams
 
+        path = self.options.draft
+        assert path is not None
         params = ModelParams(
-            path=path, n_gpu_layers=0 if self.device.is_cpu else ALL_LAYERS, devices=self._device_handles()
+            path=path,
+            n_gpu_layers=0 if self.device.is_cpu else ALL_LAYERS,
+            devices=self._device_handles(),
+            load_heads=self._uses_head(),
         )
         model = stack.enter_context(Model(params, lambda fraction: progress("draft model", fraction)))
-        if model.is_recurrent:
+        if model.is_recurrent and spec_types.reads_like_target(self.options.effective_spec_type):
             raise ModelError(
                 f"{path}: a draft model with recurrent layers cannot take back rejected tokens; "
                 "use one without, or --spec-type ngram"
             )
-        context = stack.enter_context(self._open_context(model, n_draft_max=0))
-        return ModelDrafter(context, Sampler(self._draft_sampling()), self.options.draft_p_min)
+        return model
 
     def _draft_sampling(self) -> SamplingParams:
         """The target's, with a seed of its own that follows from the target's."""
@@ -234,11 +256,10 @@ class Session:
         longest = min(len(self._held), self.context.n_past, max(0, len(prompt) - 1))
         n = next((i for i in range(longest) if self._held[i] != prompt[i]), longest)
         try:
-            self.context.rollback(n)
+            self.context.rollback(self.drafter.keep(n))
         except LlamaError:  # layers with a state cannot go back: all over again
             self.context.clear()
-            n = 0
-        self.drafter.keep(n)
+            self.drafter.keep(0)
 
     def set_sampling(self, sampling: SamplingParams) -> None:
         """Of the next generation, and of a draft model with it."""

@@ -1,17 +1,17 @@
 """Shadow drafts: what a free drafter would have drafted, compared with the text that came instead.
 
-Wraps an n-gram drafter. While speculation is off it notes where plain steps stood. When it is asked
-(`compare`) it drafts there and compares with the text that came: acceptance without verifying anything, and
-no work between two forward passes. Under greedy decoding that is what verification would have said. Under
-sampling it has the same chance: a deterministic draft x is accepted with probability p(x), and x is drawn
-with probability p(x).
+Wraps a drafter that looks at the text alone. While speculation is off it notes where plain steps stood. When
+it is asked (`compare`) it drafts there and compares with the text that came: acceptance without verifying
+anything, and no work between two forward passes. Under greedy decoding that is what verification would have
+said. Under sampling it has the same chance: a deterministic draft x is accepted with probability p(x), and
+x is drawn with probability p(x).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pyspac.generate.drafting import Drafter, DraftResult, NgramDrafter
+from pyspac.generate.drafting import Drafter, DraftResult, FreeDrafter
 
 OnShadow = Callable[[int, int], None]  # (n_draft, n_held)
 
@@ -19,7 +19,7 @@ OnShadow = Callable[[int, int], None]  # (n_draft, n_held)
 class ShadowDrafter(Drafter):
     """A drafter around another; nothing in most steps, O(n_cap) per plain step when it is asked."""
 
-    def __init__(self, inner: NgramDrafter, n_cap: int, on_shadow: OnShadow) -> None:
+    def __init__(self, inner: FreeDrafter, n_cap: int, on_shadow: OnShadow) -> None:
         """`on_shadow` hears of every shadow once it is decided, of an empty one as (0, 0)."""
         self.inner = inner
         self.n_cap = n_cap

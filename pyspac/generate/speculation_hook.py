@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspac.engine.step import StepRecord
-from pyspac.generate.drafting import Drafter, NgramDrafter
+from pyspac.generate.drafting import Drafter, FreeDrafter
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.controller import Controller
 from pyspac.speculation.manager import Speculation
@@ -37,7 +37,7 @@ class SpeculationHook:
 
     def _wrapped(self, drafter: Drafter) -> Drafter:
         """Watch a drafter that costs nothing in the shadow, if the controller looks at it."""
-        if isinstance(drafter, NgramDrafter) and self.controller.wants_shadow:
+        if isinstance(drafter, FreeDrafter) and self.controller.wants_shadow:
             shadow = ShadowDrafter(drafter, self.controller.n_draft_max, self.controller.observe_shadow)
             self.controller.compare_shadow = shadow.compare
             return shadow

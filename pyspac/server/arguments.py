@@ -12,6 +12,7 @@ from typing import Final
 from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_cpu_range, read_device_kind
+from pyspac.generate import spec_types
 from pyspac.server.options import ServeOptions
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
@@ -42,10 +43,7 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
         argv += ["-m", str(options.model)]
     if options.draft is not None:
         argv += ["-md", str(options.draft)]
-        if not options.passed_value("--spec-type"):
-            argv += ["--spec-type", "draft-simple"]
-    if options.has_draft:
-        argv += ["--spec-draft-n-max", str(options.attach.n_draft_max)]
+    argv += _draft_arguments(options)
     argv += _core_arguments(options)
     if launch.n_ctx is not None:
         argv += ["-c", str(launch.n_ctx)]
@@ -54,6 +52,19 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     argv += ["--host", options.host, "--port", str(launch.port), "--metrics"]
     argv += _device_arguments(options) + _load_arguments(options, launch) + _page_arguments(options, launch)
     return argv + list(options.passed)
+
+
+def _draft_arguments(options: ServeOptions) -> list[str]:
+    """llama.cpp's name of the drafter, and the longest draft, by the flags of its kind."""
+    argv: list[str] = []
+    own = spec_types.in_server(options.wanted_spec_type)
+    if not options.passed_value("--spec-type") and (options.spec_type or options.draft):
+        argv += ["--spec-type", own]
+    if n_max := options.attach.n_draft_max:
+        for name in spec_types.names_of(own):
+            for flag, value in spec_types.length_flags(name, n_max).items():
+                argv += [flag, str(value)]
+    return argv
 
 
 def _device_arguments(options: ServeOptions) -> list[str]:

@@ -12,6 +12,7 @@ from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import check_in_engine
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ConfigError, UsageError
+from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram, check_ram_has_no_device
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.options import (
@@ -33,6 +34,7 @@ DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_MAX_BATCH: Final = 40  # llama-server's four slots, each with eight drafts and one token more
 DEFAULT_CPU_SHARE: Final = 0.02
 SERVER_N_CTX: Final = 16384  # over all server slots, if the model has as many
+NGRAM_CACHE_MAX: Final = 8  # tokens of its drafts: create_state_ngram_cache in common/speculative.cpp
 
 # llama-server's arguments that have to agree with ours, and how to give them instead
 _OURS: Final = {
@@ -87,6 +89,7 @@ class ServeOptions:
 
     model: Path | None = None  # None: `passed` names one, such as -hf
     draft: Path | None = None
+    spec_type: str | None = None  # as parse_spec_type returns it; None: in `passed`, or what suits
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     device: str = "auto"
@@ -119,13 +122,11 @@ class ServeOptions:
             check_int("-c", self.n_ctx, 0)
         if self.board is not None:
             check_name(self.board)
-        if self.has_draft and self.attach.n_draft_max == 0:
-            raise ConfigError(
-                "--draft-max", 0, f"1 to {DRAFT_MAX}; to draft nothing, leave out the draft model"
-            )
-        predict = self.attach.scheduler.predict
-        check_in_engine(predict, has_draft=self.has_draft)
         self._check_passed()
+        if self.drafts and (self.has_draft or self.spec_type) and self.attach.n_draft_max == 0:
+            raise ConfigError("--draft-max", 0, f"1 to {DRAFT_MAX}; to draft nothing, --spec-type none")
+        has_draft = self.has_draft and spec_types.reads_like_target(self.wanted_spec_type)
+        check_in_engine(self.attach.scheduler.predict, has_draft=has_draft)
 
     def _check_passed(self) -> None:
         if self.passed and not self.passed[0].startswith("-"):
@@ -140,6 +141,10 @@ class ServeOptions:
                 )
             if flag in MODEL_FLAGS and self.model is not None:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
+        if self.spec_type is not None and self.passed_value("--spec-type"):
+            raise UsageError("--spec-type stands before and after --: give it before")
+        if self.spec_type is not None:
+            spec_types.check_has_draft(self.spec_type, has_draft=self.has_draft)
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
             raise UsageError("there is no model: give one with -m FILE, or by its name with -hf USER/MODEL")
 
@@ -147,6 +152,16 @@ class ServeOptions:
     def has_draft(self) -> bool:
         """Whether a model drafts: a file, or one that is fetched."""
         return self.draft is not None or names_draft(self.passed)
+
+    @property
+    def wanted_spec_type(self) -> str:
+        """How to draft, by pyspac's names."""
+        passed = self.passed_value("--spec-type") or (spec_types.DRAFT if self.has_draft else spec_types.NONE)
+        return self.spec_type or passed
+
+    @property
+    def drafts(self) -> bool:
+        return self.wanted_spec_type != spec_types.NONE
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
@@ -180,15 +195,40 @@ def choose_drafting(speculation: str | None, draft_max: int | None, *, lowest: i
     return controller, choose_draft_max(draft_max, controller)
 
 
-def no_drafting(speculation: str | None, draft_max: int | None) -> tuple[str, int]:
-    """As `choose_drafting` where there is no draft model. Raises UsageError for what could have no effect."""
-    for flag, value in (("--speculation", speculation), ("--draft-max", draft_max)):
-        if value is not None:
-            raise UsageError(
-                f"{flag} {value} needs a draft model: give -md FILE (or -- -hfd USER/MODEL); what drafts "
-                "without one (-- --spec-type ngram-mod, draft-mtp, ...) keeps llama-server's own lengths"
-            )
+def drafting_of(
+    spec_type: str | None,
+    passed: Sequence[str],
+    speculation: str | None,
+    draft_max: int | None,
+    *,
+    has_draft: bool,
+) -> tuple[str, int]:
+    """As `choose_drafting`; (static, 0) where nothing drafts, or llama-server by its own lengths.
+
+    These it keeps where its drafter is named after -- alone. Raises ConfigError.
+    """
+    is_asked = speculation is not None or draft_max is not None
+    drafts = spec_type != spec_types.NONE and (spec_type is not None or has_draft)
+    if drafts or (is_asked and spec_type is None and "--spec-type" in passed):
+        if "ngram-cache" in (spec_type or "") and choose_controller(speculation, draft_max) == FIXED:
+            _check_cache_length(draft_max)
+        return choose_drafting(speculation, draft_max)
+    if is_asked:
+        flag, value = ("--draft-max", draft_max) if speculation is None else ("--speculation", speculation)
+        raise UsageError(
+            f"{flag} {value} has no effect, as nothing drafts: give a draft model with -md FILE, or "
+            "--spec-type ngram"
+        )
     return FIXED, 0
+
+
+def _check_cache_length(draft_max: int | None) -> None:
+    """Raise UsageError for a fixed length that llama-server's ngram-cache cannot be given."""
+    if draft_max is not None and draft_max < NGRAM_CACHE_MAX:
+        raise UsageError(
+            f"--draft-max {draft_max}: llama-server's ngram-cache always drafts {NGRAM_CACHE_MAX} tokens; "
+            "add --speculation auto, which holds it below, or choose another --spec-type"
+        )
 
 
 def scheduler_config(

@@ -10,6 +10,7 @@ from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
 from pyspac.errors import UsageError
+from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import bytes_in_memory, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
@@ -84,9 +85,10 @@ def _check_draft_gate(draft: GgufHeader) -> None:
 
 
 def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
-    _check(options, files, device)
-    header = check_model_file(files.model)
+    header = _check(options, files, device).header
     draft = check_model_file(files.draft) if files.draft else None
+    if draft is not None or not options.has_draft:  # else llama-server fetches what is not known here
+        spec_types.check_drafter(options.wanted_spec_type, header, draft)
     if draft is not None and DRAFT_GATE in options.attach.scheduler.predict:
         _check_draft_gate(draft)
     geometry = read_geometry(header)
@@ -104,6 +106,6 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:
-    """The checks of `pyspac run`: a MoE model that is whole, a draft of its vocabulary, a cache that fits."""
-    run = RunOptions(model=files.model, draft=files.draft, cache=options.cache, device=options.device)
+    """The checks of `pyspac run` but for the draft: a MoE model that is whole, a cache that fits."""
+    run = RunOptions(model=files.model, cache=options.cache, device=options.device)
     return check_run(run, device)

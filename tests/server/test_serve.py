@@ -272,6 +272,52 @@ def test_other_kinds_of_drafting(bin_dir: Path, tmp_path: Path, kind: str) -> No
         assert serve.process.poll() is None
 
 
+@pytest.mark.parametrize("kind", ["ngram", "ngram-map-k", "ngram-mod", "ngram-cache", "draft"])
+def test_every_kind_of_drafting_is_steered(tmp_path: Path, kind: str) -> None:
+    """With four clients at once, by limits on the board, which no step exceeds."""
+    repeated = "def parse(self, text):\n    return self.text\n\n" * 8
+    bodies = [
+        {"prompt": repeated + prompt, "n_predict": 48, "temperature": 0, "ignore_eos": True}
+        for prompt in PROMPTS
+    ]
+    arguments = ("--spec-type", kind, "--speculation", "auto")
+    passed = ("-np", str(N_CLIENTS), *ONE_THREAD)
+    with ExitStack() as stack:
+        serve = Serve(tmp_path, *arguments, passed=passed, draft=kind == "draft")
+        stack.enter_context(serve).wait_ready()
+        pool = stack.enter_context(ThreadPoolExecutor(N_CLIENTS))
+        board = stack.enter_context(Board.open(serve.board))
+        wait_for("limits", lambda: bool((board.n_draft_max >= 0).all()))
+        for _ in range(10):  # on a busy machine the scheduler decides late
+            answers = list(pool.map(lambda body: post(serve.port, "/completion", body), bodies))
+            assert all(answer["tokens_predicted"] == 48 for answer in answers)
+            lengths = set(board.records["n_draft"][: int(board.n_records[0])].tolist())
+            if len(lengths) > 1:
+                break
+        assert max(lengths) <= 8
+        assert len(lengths) > 1
+        assert ((board.n_draft_max >= 0) & (board.n_draft_max <= 8)).all()
+
+
+@pytest.mark.parametrize("kind", ["ngram", "ngram-map-k", "ngram-mod", "ngram-cache"])
+def test_the_boards_limit_holds_for_n_grams(tmp_path: Path, kind: str) -> None:
+    """Written as a scheduler would: no later step drafts more, and none at 0."""
+    prompt = "def parse(self, text):\n    return self.text\n\n" * 8
+    body = {"prompt": prompt, "n_predict": 64, "temperature": 0, "ignore_eos": True}
+    arguments = ("--spec-type", kind, "--speculation", "static", "--draft-max", "8")
+    with ExitStack() as stack:
+        serve = Serve(tmp_path, *arguments, passed=("-np", "1", *ONE_THREAD), draft=False)
+        stack.enter_context(serve).wait_ready()
+        board = stack.enter_context(Board.open(serve.board))
+        longest = []
+        for limit in (-1, 2, 0):
+            board.n_draft_max[:] = limit
+            n_before = int(board.n_records[0])
+            post(serve.port, "/completion", body)
+            longest.append(int(board.records["n_draft"][n_before : int(board.n_records[0])].max()))
+        assert longest == [8, 2, 0]
+
+
 def passed_to_server(serve: Serve, flag: str) -> list[str]:
     """The flag and its value in the command line of llama-server that was logged."""
     argv = next(event["argv"] for event in serve.events if "argv" in event)

@@ -39,7 +39,7 @@ from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.exporter import serve_metrics
 from pyspac.server.health import choose_port, get_json, is_healthy
-from pyspac.server.options import AttachOptions, ServeOptions, choose_drafting, scheduler_config
+from pyspac.server.options import AttachOptions, ServeOptions, choose_drafting, drafting_of, scheduler_config
 from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
 from pyspac.server.settings import to_json
@@ -155,16 +155,67 @@ def test_without_a_device() -> None:
         ("--speculation", "auto"),
         ("--speculation", "static"),
         ("--draft-max", "4"),
-        ("--speculation", "auto", "--", "--spec-type", "ngram-mod"),
     ],
 )
 def test_draft_lengths_nobody_could_obey_are_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = run_pyspac("serve", "-m", str(TARGET), "--device", "cpu", *arguments, cache_dir=tmp_path)
     assert done.returncode == 2
     text = " ".join(done.stderr.split())
-    assert f"{arguments[0]} {arguments[1]} needs a draft model" in text
+    assert f"{arguments[0]} {arguments[1]} has no effect, as nothing drafts" in text
     assert "-md FILE" in text
-    assert "--spec-type ngram-mod" in text
+    assert "--spec-type ngram" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--spec-type", "eagle"), "one or more of llama.cpp's: draft-simple, draft-eagle3"),
+        (("--spec-type", "draft-simple"), "--spec-type draft-simple needs a draft model: give one with -md"),
+        (("--spec-type", "ngram-mod", "-md", str(DRAFT)), "--spec-type ngram-mod uses no draft model"),
+        (("--spec-type", "draft-mtp"), "this model has no head that predicts further tokens"),
+        (("--spec-type", "draft-dspark", "-md", str(DRAFT)), "draft-dspark needs a draft that was trained"),
+        (
+            ("--spec-type", "ngram-cache", "--draft-max", "4"),
+            "always drafts 8 tokens; add",
+        ),
+        (("--spec-type", "none", "--speculation", "auto"), "--speculation auto has no effect"),
+        (("--spec-type", "ngram-mod", "--draft-max", "0"), "--draft-max cannot be 0: give a whole number"),
+        (("--spec-type", "ngram-mod", "--", "--spec-type", "ngram-mod"), "stands before and after --"),
+    ],
+)
+def test_bad_kinds_of_drafting(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    done = run_pyspac("serve", "-m", str(TARGET), "--device", "cpu", *arguments, cache_dir=tmp_path)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("spec_type", "flags"),
+    [
+        ("ngram", "--spec-type ngram-simple --spec-ngram-simple-size-n 6 --spec-ngram-simple-size-m 6"),
+        ("ngram-map-k4v", "--spec-type ngram-map-k4v --spec-ngram-map-k4v-size-m 6"),
+        ("ngram-mod", "--spec-type ngram-mod --spec-ngram-mod-n-min 6 --spec-ngram-mod-n-max 6"),
+        ("ngram-cache", "--spec-type ngram-cache"),
+        ("draft-mtp", "--spec-type draft-mtp --spec-draft-n-max 6"),
+        (
+            "ngram-map-k,draft-mtp",
+            "--spec-type ngram-map-k,draft-mtp --spec-ngram-map-k-size-m 6 --spec-draft-n-max 6",
+        ),
+    ],
+)
+def test_every_kind_of_drafting_is_given_its_length(spec_type: str, flags: str) -> None:
+    attach = AttachOptions(scheduler=SchedulerConfig(n_draft_max=6), speculation="auto")
+    options = ServeOptions(model=Path("t"), spec_type=spec_type, device="cpu", attach=attach)
+    argv = server_argv(options, LAUNCH, Path("/bin"))
+    assert " ".join(argv).startswith(f"/bin/llama-server -m t {flags} -c 512")
+
+
+def test_a_drafter_after_the_dashes_keeps_its_own_lengths_unless_steered() -> None:
+    passed = ("--spec-type", "ngram-mod")
+    assert drafting_of(None, passed, None, None, has_draft=False) == ("static", 0)
+    assert drafting_of(None, passed, "auto", None, has_draft=False) == ("auto", 8)
+    assert drafting_of("ngram-mod", (), None, None, has_draft=False) == ("forecast", 8)
+    assert drafting_of(None, (), None, None, has_draft=False) == ("static", 0)
 
 
 @pytest.mark.parametrize(
