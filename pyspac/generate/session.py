@@ -9,27 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pyspac.engine.ahead import DRAFT_GATE
-from pyspac.engine.cpus import default_n_threads, kept_within
-from pyspac.engine.devices import Device, choose_device, fits_memory
-from pyspac.engine.values import read_cpu_range
-from pyspac.errors import ModelError
+from pyspac.engine.cpus import kept_within
+from pyspac.engine.devices import Device
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from pyspac.generate.loading import Loading, Progress
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
+from pyspac.generate.preflight import Preflight
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.manager import Speculation
 
 if TYPE_CHECKING:
-    from pyspac.generate.llama import Context, Model, ModelParams, TextStream
+    from pyspac.generate.llama import Context, Model, TextStream
     from pyspac.generate.split import Split
-
-Progress = Callable[[str, float], bool]  # (what is loading, 0.0 .. 1.0); False stops the loading
 
 
 class Session:
@@ -37,16 +33,8 @@ class Session:
 
     def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
         """Raises a PyspacError; bad input is found before anything is loaded."""
-        from pyspac.engine.limits import check_n_threads  # loads the native library, as the rest does anyway
-
-        if options.n_threads is not None:
-            check_n_threads("-t", options.n_threads, 1)
-        self.device: Device = choose_device(options.device, options.rpc)
-        options = options.on(self.device)
-        self.preflight: Preflight = check_run(options, self.device)
-        self.options = self._runnable(options)
-        self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
-        self.n_threads = options.n_threads or default_n_threads(self.cpus)
+        self.loading = Loading.of(options)
+        self.options = self.loading.options
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
         self.speculation = self._new_speculation()
@@ -56,21 +44,31 @@ class Session:
             self._open(stack, progress or (lambda what, fraction: True))
             self._stack = stack.pop_all()
 
-    def _runnable(self, options: RunOptions) -> RunOptions:
-        """Without a device, and without kernels of the engine for this model, llama.cpp's are the best."""
-        self.lacks_kernels = (
-            options.is_host_only and not options.stock and not has_own_kernels(self.preflight.header)
-        )
-        return replace(options, stock=True, repack=True) if self.lacks_kernels else options
+    @property
+    def device(self) -> Device:
+        return self.loading.device
+
+    @property
+    def preflight(self) -> Preflight:
+        return self.loading.preflight
+
+    @property
+    def n_threads(self) -> int:
+        return self.loading.n_threads
+
+    @property
+    def lacks_kernels(self) -> bool:
+        """Whether llama.cpp's kernels compute, as the engine has none for this model here."""
+        return self.loading.lacks_kernels
 
     def _open(self, stack: ExitStack, progress: Progress) -> None:
         from pyspac.generate import llama  # loads libllama
 
-        if self.cpus is not None:
-            stack.enter_context(kept_within(self.cpus))  # before libllama makes its threads
+        if self.loading.cpus is not None:
+            stack.enter_context(kept_within(self.loading.cpus))  # before libllama makes its threads
         llama.set_verbose(self.options.verbose)
         self.model: Model = stack.enter_context(
-            llama.Model(self._model_params(), lambda fraction: progress("model", fraction))
+            llama.Model(self.loading.model_params(), lambda fraction: progress("model", fraction))
         )
         self.drafter = self._open_drafter(stack, progress)
         self.context: Context = stack.enter_context(
@@ -83,67 +81,10 @@ class Session:
             if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter):
                 self.split.watch_draft(self.drafter.context)
 
-    def _model_params(self) -> ModelParams:
-        """The target's: with a device, all layers on it but the routed experts, which stay on the host.
-
-        Weights keep the file's layout unless stock may repack them, so that stock and split compute the
-        same bits. Without a device they are copied into memory with huge pages, if there is room for it
-        beside the file's pages.
-        """
-        from pyspac.generate.llama import (
-            ALL_TENSORS,
-            EXPERT_TENSORS,
-            LOAD_MODE_AUTO,
-            LOAD_MODE_NONE,
-            ModelParams,
-        )
-
-        has_own_memory = self._fits_own_memory()  # free memory changes: ask once
-        return ModelParams(
-            path=self.options.model,
-            n_gpu_layers=self._n_gpu_layers(),
-            devices=self._device_handles(),
-            buft=self._buffer_type(has_own_memory),
-            buft_tensors=ALL_TENSORS if has_own_memory else EXPERT_TENSORS,
-            use_extra_bufts=self.options.repack,
-            load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
-        )
-
-    def _fits_own_memory(self) -> bool:
-        """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
-        is_wanted = self.options.is_host_only and not self.options.stock
-        return is_wanted and fits_memory(self.preflight.geometry.model_bytes)
-
-    def _buffer_type(self, has_own_memory: bool) -> int | None:
-        from pyspac.engine import engine
-
-        if has_own_memory:
-            return engine.host_buffer_type()
-        return None if self.device.is_cpu else engine.cpu_buffer_type()
-
-    def _n_gpu_layers(self) -> int:
-        from pyspac.generate.llama import ALL_LAYERS
-
-        if self.device.is_cpu:
-            return 0
-        return ALL_LAYERS if self.options.n_gpu_layers is None else self.options.n_gpu_layers
-
-    def _device_handles(self) -> tuple[int, ...]:
-        return () if self.device.handle is None else (self.device.handle,)
-
     def _open_context(self, model: Model, n_draft_max: int) -> Context:
-        from pyspac.generate.llama import Context, ContextParams
+        from pyspac.generate.llama import Context
 
-        return Context(
-            model,
-            ContextParams(
-                n_ctx=self.preflight.n_ctx,
-                n_outputs_max=1 + n_draft_max,
-                n_rollback_max=n_draft_max,
-                n_threads=self.n_threads,
-                op_offload=not self.device.is_cpu,
-            ),
-        )
+        return Context(model, self.loading.context_params(n_draft_max))
 
     def _open_drafter(self, stack: ExitStack, progress: Progress) -> Drafter:
         if self.options.effective_spec_type == "ngram":
@@ -151,21 +92,7 @@ class Session:
         if self.options.effective_spec_type == "none":
             return NoDrafter()
         assert self.options.draft is not None
-        return self._open_model_drafter(self.options.draft, stack, progress)
-
-    def _open_model_drafter(self, path: Path, stack: ExitStack, progress: Progress) -> Drafter:
-        """The draft model: on the same device, and never with an engine."""
-        from pyspac.generate.llama import ALL_LAYERS, Model, ModelParams
-
-        params = ModelParams(
-            path=path, n_gpu_layers=0 if self.device.is_cpu else ALL_LAYERS, devices=self._device_handles()
-        )
-        model = stack.enter_context(Model(params, lambda fraction: progress("draft model", fraction)))
-        if model.is_recurrent:
-            raise ModelError(
-                f"{path}: a draft model with recurrent layers cannot take back rejected tokens; "
-                "use one without, or --spec-type ngram"
-            )
+        model = self.loading.open_draft_model(self.options.draft, stack, progress)
         context = stack.enter_context(self._open_context(model, n_draft_max=0))
         return ModelDrafter(context, Sampler(self._draft_sampling()), self.options.draft_p_min)
 
