@@ -77,7 +77,7 @@ class Session:
         if not self.options.stock:
             from pyspac.generate.split import Split  # loads the engine
 
-            self.split = stack.enter_context(Split(self.context, self.device, self.options))
+            self.split = stack.enter_context(Split(self.context.ptr, self.device, self.options))
             if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter):
                 self.split.watch_draft(self.drafter.context)
 

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 class Split:
     """An attached engine with its scheduler; close it before the context."""
 
-    def __init__(self, context: Context, device: Device, options: RunOptions) -> None:
-        """Raises EngineError if the device fails or no layer can be split."""
-        assert context.ptr is not None
-        self.context = context
+    def __init__(self, ctx_ptr: int | None, device: Device, options: RunOptions) -> None:
+        """`ctx_ptr`: a llama_context. Raises EngineError if the device fails or no layer can be split."""
+        assert ctx_ptr is not None
         self._predict = options.predict
-        self.engine = Engine.attach(context.ptr, options.engine_params(_engine_device(device, options)))
+        self.engine = Engine.attach(ctx_ptr, options.engine_params(_engine_device(device, options)))
         with ExitStack() as on_error:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
             self.info = self.engine.info()
