@@ -66,7 +66,6 @@ class Loading:
         """
         from pyspac.generate.llama import (
             ALL_TENSORS,
-            EXPERT_TENSORS,
             LOAD_MODE_AUTO,
             LOAD_MODE_NONE,
             ModelParams,
@@ -78,10 +77,19 @@ class Loading:
             n_gpu_layers=self._n_gpu_layers(),
             devices=self._device_handles(),
             buft=self._buffer_type(has_own_memory),
-            buft_tensors=ALL_TENSORS if has_own_memory else EXPERT_TENSORS,
+            buft_tensors=ALL_TENSORS if has_own_memory else self._host_experts(),
             use_extra_bufts=self.options.repack,
             load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
         )
+
+    def _host_experts(self) -> bytes:
+        """Experts that stay on the host where there is a device: a regular expression."""
+        from pyspac.generate.llama import EXPERT_TENSORS
+
+        if self.options.n_cpu_moe is None:
+            return EXPERT_TENSORS
+        layers = "|".join(map(str, range(self.options.n_cpu_moe))) or "none"
+        return rf"blk\.({layers})".encode() + EXPERT_TENSORS
 
     def _fits_own_memory(self) -> bool:
         """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
