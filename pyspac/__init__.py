@@ -21,7 +21,7 @@ Each folder may use those above it in this list, never those below:
 - model             what a model's file says
 - scheduler         the data flow above
 - speculation       how many tokens to draft: pure arithmetic on what steps took
-- generate          one run in this process: llama.cpp's bindings, sampling, drafting, the decode loop
+- generate          one run in this process: bindings, sampling, drafting, the decode loop, `Llama`
 - lab               recorded routing, replayed through any policy
 - server            llama-server with a scheduler beside it
 - commands          the command line
@@ -47,6 +47,8 @@ _PUBLIC = {
     "LocalBoard": "engine.board",
     "Scheduler": "scheduler.scheduler",
     "Engine": "engine.engine",
+    "Llama": "generate.drop_in",
+    "replace_llama_cpp": "generate.drop_in",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -10,6 +10,7 @@ import typer
 
 import pyspac
 from pyspac.commands.attach import attach
+from pyspac.commands.bench import bench
 from pyspac.commands.chat import chat
 from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
@@ -23,7 +24,7 @@ from pyspac.commands.top import top
 from pyspac.commands.trace import trace
 from pyspac.errors import ConfigError
 
-MODEL_COMMANDS: Final = ("run", "chat", "serve", "profile", "trace")  # that take it with -m
+MODEL_COMMANDS: Final = ("run", "chat", "serve", "bench", "profile", "trace")  # that take it with -m
 
 app = typer.Typer(
     name="pyspac",
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(chat)
 app.command()(demo)
+app.command()(bench)
 app.command()(profile)
 app.command()(inspect)
 app.command()(models)

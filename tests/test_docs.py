@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -134,3 +137,26 @@ def test_the_ways_to_compute_host_experts_are_all_described() -> None:
     assert len(builders) == 3
     text = (ROOT / "docs/architecture.md").read_text()
     assert [name for name in builders if name not in text] == []
+
+
+def python_examples() -> list[str]:
+    text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_there_are_examples_in_python() -> None:
+    assert len(python_examples()) == 5
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("code", python_examples(), ids=lambda code: code.splitlines()[2])
+def test_examples_in_python_run(code: str, tmp_path: Path) -> None:
+    """With the demo's models in the place of the reader's."""
+    for name, file in (("MODEL", "demo-moe"), ("DRAFT", "demo-draft")):
+        (tmp_path / f"{name}.gguf").symlink_to(ROOT / f"pyspac/models/{file}.gguf")
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip()

@@ -54,7 +54,7 @@ def logits_of(model: Model, device: Device, n_threads: int, options: RunOptions 
     out: list[Logits] = []
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(Context(model, params))
-        split = stack.enter_context(Split(context, device, options)) if options else None
+        split = stack.enter_context(Split(context.ptr, device, options)) if options else None
         tokens = [FIRST_TOKEN + (i * 7) % 150 for i in range(N_PROMPT + n)]
         context.decode(tokens[:N_PROMPT], 1)
         if split:

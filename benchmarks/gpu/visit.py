@@ -100,7 +100,7 @@ def opened(bench: Bench, arm: Arm) -> Iterator[tuple[Context, Split | None, int]
     options = arm.options(bench.path, bench.s)
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(new_context(bench, arm.placement))
-        split = stack.enter_context(Split(context, bench.device, options)) if arm.is_split else None
+        split = stack.enter_context(Split(context.ptr, bench.device, options)) if arm.is_split else None
         yield context, split, options.effective_draft_max
 
 

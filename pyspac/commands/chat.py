@@ -11,6 +11,7 @@ from pyspac.commands import options as o
 from pyspac.commands.chat_view import ChatView
 from pyspac.commands.common import error_console, loading_bar, reports_errors
 from pyspac.commands.model_names import find_files
+from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat import ChatTemplate, Conversation
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import CacheSize, RunOptions
@@ -27,6 +28,7 @@ System = Annotated[
 
 @reports_errors
 def chat(
+    command: typer.Context,
     model: o.ModelIfAny = None,
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
@@ -65,7 +67,7 @@ def chat(
         host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type), draft_max=draft_max,
         speculation=speculation, verbose=verbose,
     )  # fmt: skip
-    talk(options, system_prompt, chat_template_file)
+    talk(with_saved(options, command), system_prompt, chat_template_file)
 
 
 def talk(options: RunOptions, system: str | None = None, template_file: Path | None = None) -> None:

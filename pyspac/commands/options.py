@@ -286,4 +286,6 @@ JsonFile = Annotated[
 LogJson = Annotated[
     bool, typer.Option("--log-json", help="Log as JSON on stdout; llama-server's own log stays on stderr.")
 ]
+Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How often each thing is measured.")]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the figure; needs matplotlib.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log.")]

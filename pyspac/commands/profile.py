@@ -39,11 +39,9 @@ MeasuredText = Annotated[
     typer.Option("-f", "--file", metavar="FILE", help="The text to measure on. Default: a module of pyspac."),
 ]
 WidthMax = Annotated[int, typer.Option("--width-max", metavar="N", help="Widest forward pass, in tokens.")]
-Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How often each width is measured.")]
 PromptTokens = Annotated[
     int, typer.Option("--prompt-tokens", metavar="N", help="Tokens that are in the context beforehand.")
 ]
-Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the figure; needs matplotlib.")]
 
 
 @reports_errors
@@ -52,7 +50,7 @@ def profile(
     model_draft: o.ModelDraft = None,
     file: MeasuredText = None,
     width_max: WidthMax = MAX_WIDTH,
-    rounds: Rounds = 15,
+    rounds: o.Rounds = 15,
     prompt_tokens: PromptTokens = 128,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
@@ -62,7 +60,7 @@ def profile(
     rpc: o.Rpc = None,
     stock: o.Stock = False,
     json_file: o.JsonFile = None,
-    png: Png = None,
+    png: o.Png = None,
     verbose: o.Verbose = False,
 ) -> None:
     """Measure what it costs to verify several tokens at once.

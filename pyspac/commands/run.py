@@ -20,6 +20,7 @@ from pyspac.commands.common import (
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
+from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.options import CacheSize, RunOptions, parse_threshold
@@ -62,6 +63,7 @@ Repack = Annotated[
 
 @reports_errors
 def run(
+    command: typer.Context,
     model: o.ModelIfAny = None,
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
@@ -103,9 +105,8 @@ def run(
 ) -> None:
     """Generate text after a prompt.
 
-    With a GPU the routed experts of each layer are split between it and the host; --stock runs the same in
-    plain llama.cpp. Ctrl-C stops and prints the figures so far. Without a prompt, on a terminal, it is
-    `pyspac chat`.
+    With a GPU the routed experts of each layer are split between it and the host; --stock is plain llama.cpp.
+    Ctrl-C stops and prints the figures so far. Without a prompt, on a terminal, it is `pyspac chat`.
     """
     text = prompt_or_chat(prompt, file) if json_file is None else read_prompt(prompt, file)
     check_json_target(json_file)
@@ -120,7 +121,7 @@ def run(
         predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock,
         repack=repack, ram=ram, verbose=verbose,
     )  # fmt: skip
-    run_or_talk(options, text, json_file, chat or chat_template_file is not None, chat_template_file)
+    run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 
 
 def prompt_or_chat(prompt: str | None, file: Path | None) -> str | None:
@@ -134,7 +135,10 @@ def run_or_talk(
 ) -> None:
     if prompt is None:
         talk(options, template_file=template)
-    elif run_once(options, prompt, json_file, as_chat, template).stop_reason == "interrupted":
+    elif (
+        run_once(options, prompt, json_file, as_chat or template is not None, template).stop_reason
+        == "interrupted"
+    ):
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

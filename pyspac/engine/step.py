@@ -126,3 +126,13 @@ class StepTotals:
     def acceptance_length(self) -> float | None:
         """Tokens per step; None without a step."""
         return self.n_tokens / self.n_steps if self.n_steps else None
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """The figures of speculation under their names in `--json`."""
+        return {
+            "n_steps": self.n_steps,
+            "n_drafted": self.n_draft,
+            "n_accepted": self.n_accepted,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_length": self.acceptance_length,
+        }

@@ -1,21 +1,24 @@
-"""Ways to run one model, timed in turns: their options in, tokens per second of each round out.
+"""Ways to run one model, timed in turns: their options and prompts in, speeds of each round out.
 
-All ways are loaded at once, and each round runs every one of them on the same prompt, so that whatever
-disturbs the machine disturbs them alike. Ratios are taken round by round.
+All ways are loaded at once, and each round runs every one of them on the same prompts, so that whatever
+disturbs the machine disturbs them alike; ratios are taken round by round. Where that needs more memory than
+there is, one way runs after the other, and ratios say less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 
 from pyspac.errors import PyspacError
+from pyspac.generate.metrics import Metrics
 from pyspac.generate.options import RunOptions
 from pyspac.generate.session import Session
 
 OnRound = Callable[[int], None]  # rounds done
+OnTurn = Callable[[], None]  # one more prompt done
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,56 @@ class Speeds:
         return min((self.ratio(name, other) for other in others), key=lambda spread: spread.median)
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Tokens and seconds of one way in one round."""
+
+    n_prompt: int = 0
+    prompt_s: float = 0.0
+    n_tokens: int = 0
+    s: float = 0.0
+
+    def add(self, metrics: Metrics) -> None:
+        if metrics.n_tokens == 0:  # the end token came first
+            return
+        self.n_prompt += metrics.n_prompt - metrics.n_cached
+        self.prompt_s += metrics.first_token_s - metrics.start_s
+        self.n_tokens += metrics.n_tokens - 1
+        self.s += metrics.last_token_s - metrics.first_token_s
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """All measurements of a comparison. Of several prompts tokens are added up, and seconds."""
+
+    _rounds: dict[str, list[dict[str, _Sums]]] = field(default_factory=dict)  # way -> round -> prompt
+
+    def add(self, way: str, i_round: int, prompt: str, metrics: Metrics) -> None:
+        rounds = self._rounds.setdefault(way, [])
+        while len(rounds) <= i_round:
+            rounds.append({})
+        rounds[i_round].setdefault(prompt, _Sums()).add(metrics)
+
+    def generation(self, prompt: str | None = None) -> Speeds:
+        """After one of the prompts; None: after all of them."""
+        return self._speeds(prompt, lambda sums: (sums.n_tokens, sums.s))
+
+    def prompts(self) -> Speeds:
+        """Of processing prompts, the first token included."""
+        return self._speeds(None, lambda sums: (sums.n_prompt, sums.prompt_s))
+
+    def _speeds(self, prompt: str | None, part: Callable[[_Sums], tuple[int, float]]) -> Speeds:
+        def speed(of_round: dict[str, _Sums]) -> float:
+            parts = [part(sums) for name, sums in of_round.items() if prompt in (None, name)]
+            if not (seconds := sum(s for _, s in parts)):
+                raise PyspacError(
+                    "the model ends its text at once: nothing can be timed; give another model or prompt"
+                )
+            return sum(n for n, _ in parts) / seconds
+
+        return Speeds({way: [speed(one) for one in rounds] for way, rounds in self._rounds.items()})
+
+
 def stock_and_own(options: RunOptions) -> dict[str, RunOptions]:
     """The ways that a user without a device has: llama.cpp in both layouts, and `options` as they are."""
     stock = replace(options, stock=True)
@@ -61,28 +114,54 @@ def stock_and_own(options: RunOptions) -> dict[str, RunOptions]:
 def compare(
     ways: Mapping[str, RunOptions], prompt: str, n_rounds: int, on_round: OnRound = lambda n: None
 ) -> Speeds:
-    """Run every way once per round, in changing order, after a first run that does not count."""
-    tps: dict[str, list[float]] = {name: [] for name in ways}
-    with ExitStack() as stack:
-        sessions = {name: stack.enter_context(Session(options)) for name, options in ways.items()}
-        for i in range(n_rounds + 1):
-            for name in _rotated(list(ways), i):
-                speed = _speed(sessions[name], prompt)
-                if i > 0:
-                    tps[name].append(speed)
-            on_round(i)
-    return Speeds(tps)
+    """Decoding after one prompt, every way once per round."""
+    n_turns = 0
+
+    def on_turn() -> None:
+        nonlocal n_turns
+        n_turns += 1
+        if n_turns % len(ways) == 0:
+            on_round(n_turns // len(ways) - 1)
+
+    return take_turns(ways, {"": prompt}, n_rounds, on_turn).generation()
+
+
+def take_turns(
+    ways: Mapping[str, RunOptions],
+    prompts: Mapping[str, str],
+    n_rounds: int,
+    on_turn: OnTurn = lambda: None,
+    *,
+    at_once: bool = True,
+) -> Turns:
+    """Run every way on every prompt once per round, after a first round that does not count.
+
+    `at_once`: all are loaded together, and take turns in changing order; else one is done before the next.
+    With several prompts none is in the context when its turn comes, unless they begin alike.
+    """
+    turns = Turns()
+    groups = [list(ways)] if at_once else [[name] for name in ways]
+    for names in groups:
+        with ExitStack() as stack:
+            sessions = {name: stack.enter_context(Session(ways[name])) for name in names}
+            for i in range(n_rounds + 1):
+                for prompt, text in prompts.items():
+                    for name in _rotated(names, i):
+                        session = sessions[name]
+                        metrics = session.generate(_fitting(session, text)).metrics
+                        if i > 0:
+                            turns.add(name, i - 1, prompt, metrics)
+                        on_turn()
+    return turns
+
+
+def _fitting(session: Session, text: str) -> list[int]:
+    """The tokens of a prompt, as many as leave room for what is generated."""
+    n_ctx, n_predict = session.context.n_ctx, session.options.n_predict
+    return session.tokenize(text)[: max(1, n_ctx - n_predict if n_predict >= 0 else n_ctx // 2)]
 
 
 def _rotated(names: list[str], n: int) -> Iterator[str]:
     first = n % len(names)
     yield from names[first:]
     yield from names[:first]
-
-
-def _speed(session: Session, prompt: str) -> float:
-    """Of decoding; from the second time on the context has the prompt."""
-    speed = session.generate(session.tokenize(prompt)).metrics.tps
-    if speed is None:
-        raise PyspacError("the model ends its text at once: nothing can be timed; give another prompt")
-    return speed

@@ -175,6 +175,27 @@ class ModelParams:
     load_heads: bool = False  # those that predict further tokens (NextN, MTP), too
 
 
+def model_fields(params: ModelParams, keep: list[Any]) -> dict[str, Any]:
+    """Fields of llama_model_params; what they point to is added to `keep`, until the model is loaded."""
+
+    def pointer(array: Any) -> int:
+        keep.append(array)
+        return ctypes.addressof(array)
+
+    fields = {
+        "n_gpu_layers": params.n_gpu_layers,
+        "use_extra_bufts": params.use_extra_bufts,
+        "load_mode": params.load_mode,
+        "lazy_mode": params.lazy_mode,
+        "load_mtp": params.load_heads,
+        "devices": pointer((ctypes.c_void_p * (len(params.devices) + 1))(*params.devices, None)),
+    }
+    if params.buft is not None:
+        rows = (_BuftOverride(params.buft_tensors, params.buft), _BuftOverride(None, None))
+        fields["tensor_buft_overrides"] = pointer((_BuftOverride * len(rows))(*rows))
+    return fields
+
+
 class Model:
     """A loaded model; close it after its contexts."""
 
@@ -199,22 +220,11 @@ class Model:
 
     def _c_params(self, params: ModelParams, progress: Progress | None) -> Any:
         c_params = lib.llama_model_default_params()
-        c_params.n_gpu_layers = params.n_gpu_layers
-        c_params.use_extra_bufts = params.use_extra_bufts
-        c_params.load_mode = params.load_mode
-        c_params.lazy_mode = params.lazy_mode
-        c_params.load_mtp = params.load_heads
-        c_params.devices = self._pointer((ctypes.c_void_p * (len(params.devices) + 1))(*params.devices, None))
-        if params.buft is not None:
-            rows = (_BuftOverride(params.buft_tensors, params.buft), _BuftOverride(None, None))
-            c_params.tensor_buft_overrides = self._pointer((_BuftOverride * len(rows))(*rows))
+        for name, value in model_fields(params, self._keep).items():
+            setattr(c_params, name, value)
         if progress is not None:
             c_params.progress_callback = self._progress_callback(progress)
         return c_params
-
-    def _pointer(self, array: Any) -> int:
-        self._keep.append(array)
-        return ctypes.addressof(array)
 
     def _progress_callback(self, progress: Progress) -> Any:
         def report(fraction: float, _user_data: Any) -> bool:
@@ -261,6 +271,15 @@ class ContextParams:
     is_head: bool = False  # the model's head that predicts further tokens (NextN, MTP), not the model
 
 
+def check_can_rollback(path: Path, is_recurrent: bool, ctx_ptr: int, n_wanted: int) -> None:
+    """Raise ModelError if so many tokens must be taken back and the model's recurrent layers cannot."""
+    if is_recurrent and int(lib.llama_n_rs_seq(ctx_ptr)) < n_wanted:
+        raise ModelError(
+            f"{path}: the recurrent layers of this model cannot take back rejected tokens, "
+            "which drafting needs; run it without drafts (--spec-type none)"
+        )
+
+
 class Context:
     """One sequence: its key-value cache, which holds `n_past` tokens, and the logits of the last decode."""
 
@@ -276,7 +295,11 @@ class Context:
                 f"{model.path}: a context of {params.n_ctx} tokens cannot be created{_log.take_errors()}; "
                 "lower -c"
             )
-        self._check_can_rollback()
+        try:
+            check_can_rollback(model.path, model.is_recurrent, self.ptr, params.n_rollback_max)
+        except ModelError:
+            self.close()
+            raise
         self.n_ctx = params.n_ctx  # llama.cpp rounds up to a multiple of 256
         self.n_past = 0
         self.why_failed: Callable[[], str] = str  # what an engine knows of a decode that failed; "": nothing
@@ -301,16 +324,6 @@ class Context:
         if params.target is not None:
             c_params.ctx_other = params.target.ptr
         return c_params
-
-    def _check_can_rollback(self) -> None:
-        """Raise ModelError if tokens must be taken back and the model's recurrent layers cannot."""
-        n_wanted, n_states = self.params.n_rollback_max, int(lib.llama_n_rs_seq(self.ptr))
-        if self.model.is_recurrent and n_states < n_wanted:
-            self.close()
-            raise ModelError(
-                f"{self.model.path}: the recurrent layers of this model cannot take back rejected tokens, "
-                "which drafting needs; run with --spec-type none"
-            )
 
     def _fill_constant_columns(self) -> None:
         for i in range(self.params.n_ubatch):

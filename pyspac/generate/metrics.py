@@ -55,15 +55,10 @@ class Metrics:
 
     def to_dict(self) -> dict[str, float | int | None]:
         """The figures under their names in `--json`."""
-        totals = self.totals
         return {
             "n_tokens": self.n_tokens,
             "ttft_ms": self.ttft_ms,
             "tpot_ms": self.tpot_ms,
             "tps": self.tps,
-            "n_steps": totals.n_steps,
-            "n_drafted": totals.n_draft,
-            "n_accepted": totals.n_accepted,
-            "acceptance_rate": totals.acceptance_rate,
-            "acceptance_length": totals.acceptance_length,
+            **self.totals.to_dict(),
         }

@@ -61,6 +61,7 @@ class RunOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stock: bool = False  # without the engine: the same graph, batches and weights' layout as plain llama.cpp
     repack: bool = False  # stock only: let llama.cpp repack weights for the CPU
+    n_cpu_moe: int | None = None  # stock only: the first layers, whose experts stay on the host; None: all
     device: str = "auto"
     host_kernels: str = EngineParams().host_kernels
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all

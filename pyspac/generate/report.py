@@ -14,6 +14,8 @@ from pyspac.speculation.explain import to_dicts
 from pyspac.units import MIB
 
 if TYPE_CHECKING:
+    from pyspac.engine.devices import Device
+    from pyspac.generate.options import RunOptions
     from pyspac.generate.split import Split
 
 NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99"))
@@ -39,20 +41,35 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
     """The object of `--json`."""
     split, options = session.split, session.options
     return {
-        "mode": "split" if split else "stock",
-        "device": split.info.device if split else session.device.name,
-        "emulated": bool(split and split.info.is_emulated),
-        "model": str(options.model),
-        "draft": str(options.draft) if options.draft and options.effective_draft_max else None,
-        "spec_type": options.effective_spec_type,
-        "draft_max": options.effective_draft_max,
-        **_speculation_dict(session),
+        **run_as_dict(options, session.device, split),
+        **_decisions_dict(session),
         "seed": None if session.sampler.is_greedy else session.sampler.seed,
         "text": session.model.vocab.detokenize(generation.token_ids),
         "token_ids": generation.token_ids,
         "stop_reason": generation.stop_reason,
         "n_prompt": generation.metrics.n_prompt,
         **generation.metrics.to_dict(),
+        **engine_dict(split),
+    }
+
+
+def run_as_dict(options: RunOptions, device: Device, split: Split | None) -> dict[str, Any]:
+    """How models are run."""
+    return {
+        "mode": "split" if split else "stock",
+        "device": split.info.device if split else device.name,
+        "emulated": bool(split and split.info.is_emulated),
+        "model": str(options.model),
+        "draft": str(options.draft) if options.draft and options.effective_draft_max else None,
+        "spec_type": options.effective_spec_type,
+        "draft_max": options.effective_draft_max,
+        "speculation": options.controller,
+    }
+
+
+def engine_dict(split: Split | None) -> dict[str, Any]:
+    """What the engine and its scheduler did since they were attached."""
+    return {
         "experts": split.experts_dict() if split else dict(NO_EXPERTS),
         "tier": split.tier_dict() if split else None,
         "layers": split.layers_dict() if split else {"split": 0, "declined": {}, "unpinned": 0},
@@ -61,13 +78,14 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
     }
 
 
-def _speculation_dict(session: Session) -> dict[str, Any]:
-    """How draft lengths were chosen; with --explain, every decision and the costs it rests on."""
-    result: dict[str, Any] = {"speculation": session.options.controller}
-    if session.options.explain and session.speculation:
-        result["decisions"] = to_dicts(session.speculation.decisions())
-        result["costs"] = session.speculation.shared.table.to_dict()
-    return result
+def _decisions_dict(session: Session) -> dict[str, Any]:
+    """With --explain: how draft lengths were chosen, and the costs that rests on."""
+    if not (session.options.explain and session.speculation):
+        return {}
+    return {
+        "decisions": to_dicts(session.speculation.decisions()),
+        "costs": session.speculation.shared.table.to_dict(),
+    }
 
 
 # ------------------------------------------------------------------------------------------------ table

@@ -12,25 +12,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from pyspac.engine.ahead import DRAFT_GATE
-from pyspac.engine.cpus import default_n_threads, kept_within
-from pyspac.engine.devices import Device, choose_device, fits_memory
-from pyspac.engine.values import read_cpu_range
-from pyspac.errors import ModelError
+from pyspac.engine.cpus import kept_within
+from pyspac.engine.devices import Device
 from pyspac.generate import spec_types
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
-from pyspac.generate.memory_tier import bytes_in_memory, choose_ram_mib
+from pyspac.generate.loading import Loading, Progress
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
+from pyspac.generate.preflight import Preflight
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.manager import Speculation
 
 if TYPE_CHECKING:
-    from pyspac.generate.llama import Context, Model, ModelParams, TextStream
+    from pyspac.generate.llama import Context, Model, TextStream
     from pyspac.generate.split import Split
-
-Progress = Callable[[str, float], bool]  # (what is loading, 0.0 .. 1.0); False stops the loading
 
 
 class Session:
@@ -38,17 +34,8 @@ class Session:
 
     def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
         """Raises a PyspacError; bad input is found before anything is loaded."""
-        from pyspac.engine.limits import check_n_threads  # loads the native library, as the rest does anyway
-
-        if options.n_threads is not None:
-            check_n_threads("-t", options.n_threads, 1)
-        self.device: Device = choose_device(options.device, options.rpc)
-        options = options.on(self.device)
-        self.preflight: Preflight = check_run(options, self.device)
-        self.options = self._runnable(options)
-        self.ram_mib = self._choose_ram_mib()
-        self.cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
-        self.n_threads = options.n_threads or default_n_threads(self.cpus)
+        self.loading = Loading.of(options)
+        self.options = self.loading.options
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
         self.speculation = self._new_speculation()
@@ -58,21 +45,31 @@ class Session:
             self._open(stack, progress or (lambda what, fraction: True))
             self._stack = stack.pop_all()
 
-    def _runnable(self, options: RunOptions) -> RunOptions:
-        """Without a device, and without kernels of the engine for this model, llama.cpp's are the best."""
-        self.lacks_kernels = (
-            options.is_host_only and not options.stock and not has_own_kernels(self.preflight.header)
-        )
-        return replace(options, stock=True, repack=True) if self.lacks_kernels else options
+    @property
+    def device(self) -> Device:
+        return self.loading.device
+
+    @property
+    def preflight(self) -> Preflight:
+        return self.loading.preflight
+
+    @property
+    def n_threads(self) -> int:
+        return self.loading.n_threads
+
+    @property
+    def lacks_kernels(self) -> bool:
+        """Whether llama.cpp's kernels compute, as the engine has none for this model here."""
+        return self.loading.lacks_kernels
 
     def _open(self, stack: ExitStack, progress: Progress) -> None:
         from pyspac.generate import llama  # loads libllama
 
-        if self.cpus is not None:
-            stack.enter_context(kept_within(self.cpus))  # before libllama makes its threads
+        if self.loading.cpus is not None:
+            stack.enter_context(kept_within(self.loading.cpus))  # before libllama makes its threads
         llama.set_verbose(self.options.verbose)
         self.model: Model = stack.enter_context(
-            llama.Model(self._model_params(), lambda fraction: progress("model", fraction))
+            llama.Model(self.loading.model_params(), lambda fraction: progress("model", fraction))
         )
         own_drafter = self._open_own_drafter(stack, progress)
         self.context: Context = stack.enter_context(
@@ -83,84 +80,17 @@ class Session:
             from pyspac.generate.library_drafter import LibraryDrafter
             from pyspac.generate.split import Split  # loads the engine
 
-            self.split = stack.enter_context(Split(self.context, self.device, self.options, self.ram_mib))
+            self.split = stack.enter_context(
+                Split(self.context.ptr, self.device, self.options, self.loading.ram_mib)
+            )
+            self.context.why_failed = self.split.why_failed
             if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter | LibraryDrafter):
                 self.split.watch_draft(self.drafter.context)
 
-    def _model_params(self) -> ModelParams:
-        """The target's: with a device, all layers on it but the routed experts, which stay on the host.
-
-        Weights keep the file's layout unless stock may repack them, so that stock and split compute the
-        same bits. Without a device they are copied into memory with huge pages, if there is room for it
-        beside the file's pages.
-        """
-        from pyspac.generate.llama import (
-            ALL_TENSORS,
-            EXPERT_TENSORS,
-            LAZY_MODE_AUTO,
-            LAZY_MODE_EXPERTS,
-            LOAD_MODE_AUTO,
-            LOAD_MODE_NONE,
-            ModelParams,
-        )
-
-        has_own_memory = self._fits_own_memory()  # free memory changes: ask once
-        return ModelParams(
-            path=self.options.model,
-            n_gpu_layers=self._n_gpu_layers(),
-            devices=self._device_handles(),
-            buft=self._buffer_type(has_own_memory),
-            buft_tensors=ALL_TENSORS if has_own_memory else EXPERT_TENSORS,
-            use_extra_bufts=self.options.repack,
-            lazy_mode=LAZY_MODE_AUTO if self.ram_mib is None else LAZY_MODE_EXPERTS,
-            load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
-            load_heads=self._uses_head() and self.options.draft is None,
-        )
-
-    def _uses_head(self) -> bool:
-        return spec_types.DRAFT_MTP in spec_types.names_of(self.options.effective_spec_type)
-
-    def _fits_own_memory(self) -> bool:
-        """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
-        is_wanted = self.options.is_host_only and not self.options.stock
-        return is_wanted and fits_memory(bytes_in_memory(self.preflight.geometry, self.ram_mib))
-
-    def _choose_ram_mib(self) -> int | None:
-        """Memory for experts that stay on disk; None: all are loaded."""
-        options = self.options
-        can = options.is_host_only and not options.stock
-        return choose_ram_mib(options.ram, self.preflight.geometry) if can else None
-
-    def _buffer_type(self, has_own_memory: bool) -> int | None:
-        from pyspac.engine import engine
-
-        if has_own_memory:
-            return engine.host_buffer_type()
-        return None if self.device.is_cpu else engine.cpu_buffer_type()
-
-    def _n_gpu_layers(self) -> int:
-        from pyspac.generate.llama import ALL_LAYERS
-
-        if self.device.is_cpu:
-            return 0
-        return ALL_LAYERS if self.options.n_gpu_layers is None else self.options.n_gpu_layers
-
-    def _device_handles(self) -> tuple[int, ...]:
-        return () if self.device.handle is None else (self.device.handle,)
-
     def _open_context(self, model: Model, n_draft_max: int) -> Context:
-        from pyspac.generate.llama import Context, ContextParams
+        from pyspac.generate.llama import Context
 
-        return Context(
-            model,
-            ContextParams(
-                n_ctx=self.preflight.n_ctx,
-                n_outputs_max=1 + n_draft_max,
-                n_rollback_max=n_draft_max,
-                n_threads=self.n_threads,
-                op_offload=not self.device.is_cpu,
-            ),
-        )
+        return Context(model, self.loading.context_params(n_draft_max))
 
     def _open_own_drafter(self, stack: ExitStack, progress: Progress) -> Drafter | None:
         """None: llama.cpp's library drafts, which needs the target's context."""
@@ -170,37 +100,18 @@ class Session:
             case spec_types.NGRAM:
                 return NgramDrafter()
             case spec_types.DRAFT:
-                context = stack.enter_context(
-                    self._open_context(self._open_draft_model(stack, progress), n_draft_max=0)
-                )
+                assert self.options.draft is not None
+                model = self.loading.open_draft_model(self.options.draft, stack, progress)
+                context = stack.enter_context(self._open_context(model, n_draft_max=0))
                 return ModelDrafter(context, Sampler(self._draft_sampling()), self.options.draft_p_min)
         return None
 
     def _open_library_drafter(self, stack: ExitStack, progress: Progress) -> Drafter:
         from pyspac.generate.library_drafter import open_library_drafter
 
-        draft = None if self.options.draft is None else self._open_draft_model(stack, progress)
-        return open_library_drafter(self.options, self.context, draft, stack)
-
-    def _open_draft_model(self, stack: ExitStack, progress: Progress) -> Model:
-        """On the same device, and never with an engine."""
-        from pyspac.generate.llama import ALL_LAYERS, Model, ModelParams
-
         path = self.options.draft
-        assert path is not None
-        params = ModelParams(
-            path=path,
-            n_gpu_layers=0 if self.device.is_cpu else ALL_LAYERS,
-            devices=self._device_handles(),
-            load_heads=self._uses_head(),
-        )
-        model = stack.enter_context(Model(params, lambda fraction: progress("draft model", fraction)))
-        if model.is_recurrent and spec_types.reads_like_target(self.options.effective_spec_type):
-            raise ModelError(
-                f"{path}: a draft model with recurrent layers cannot take back rejected tokens; "
-                "use one without, or --spec-type ngram"
-            )
-        return model
+        draft = None if path is None else self.loading.open_draft_model(path, stack, progress)
+        return open_library_drafter(self.options, self.context, draft, stack)
 
     def _draft_sampling(self) -> SamplingParams:
         """The target's, with a seed of its own that follows from the target's."""

@@ -28,23 +28,21 @@ class Split:
     """An attached engine with its scheduler; close it before the context."""
 
     def __init__(
-        self, context: Context, device: Device, options: RunOptions, ram_mib: int | None = None
+        self, ctx_ptr: int | None, device: Device, options: RunOptions, ram_mib: int | None = None
     ) -> None:
-        """Raises EngineError if the device fails or no layer can be split."""
-        assert context.ptr is not None
-        self.context = context
+        """`ctx_ptr`: a llama_context. Raises EngineError if the device fails or no layer can be split."""
+        assert ctx_ptr is not None
         self._predict = options.predict
         params = options.engine_params(_engine_device(device, options), ram_mib)
-        self.engine = Engine.attach(context.ptr, params)
+        self.engine = Engine.attach(ctx_ptr, params)
         with ExitStack() as on_error:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
             self.info = self.engine.info()
-            context.why_failed = self._why_failed
             self.scheduler = None if options.is_host_only else self._new_scheduler(options)
             self._decide()
             on_error.pop_all()
 
-    def _why_failed(self) -> str:
+    def why_failed(self) -> str:
         """What the engine knows of a forward that failed."""
         return self.engine.tier().error
 

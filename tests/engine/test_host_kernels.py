@@ -257,7 +257,7 @@ def test_weights_have_memory_of_their_own_where_they_fit(
     is_copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copied into huge pages; or mapped."""
-    monkeypatch.setattr("pyspac.generate.session.fits_memory", lambda n_bytes: is_copied)
+    monkeypatch.setattr("pyspac.generate.loading.fits_memory", lambda n_bytes: is_copied)
     options = RunOptions(model=DEMO, device="none", n_predict=24, n_ctx=512)
     with Session(options) as session:
         assert session.split is not None

@@ -1,0 +1,108 @@
+"""`pyspac bench`: llama.cpp and pyspac on the user's own machine and model, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pyspac.checks import check_int
+from pyspac.commands import machine, saved_defaults
+from pyspac.commands import options as o
+from pyspac.commands.bench_report import Findings, check_can_draw, draw, show
+from pyspac.commands.bench_ways import PROMPTS, find_ways, fit_together
+from pyspac.commands.common import (
+    check_json_target,
+    check_target,
+    error_console,
+    output_console,
+    reports_errors,
+)
+from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.model_names import find_files
+from pyspac.generate.compare import take_turns
+from pyspac.generate.loading import Loading
+from pyspac.generate.options import CacheSize, RunOptions
+
+Save = Annotated[
+    bool,
+    typer.Option(
+        "--profile",
+        help="Save the fastest way as this model's defaults, for pyspac run and pyspac chat; flags that are "
+        "given there, --stock among them, replace it.",
+    ),
+]
+
+
+@reports_errors
+def bench(
+    model: o.ModelIfAny = None,
+    hf_repo: o.HfRepo = None,
+    model_draft: o.ModelDraft = None,
+    hf_repo_draft: o.HfRepoDraft = None,
+    n_predict: o.NPredict = 64,
+    rounds: o.Rounds = 5,
+    ctx_size: o.CtxSize = None,
+    threads: o.Threads = None,
+    cache: o.Cache = "auto",
+    device: o.Device = "auto",
+    json_file: o.JsonFile = None,
+    png: o.Png = None,
+    profile: Save = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Compare pyspac with llama.cpp on this machine and model.
+
+    llama.cpp with repacked weights (its default), with weights as in the file, and with a GPU with as many
+    experts there as fit into the memory that pyspac would use; pyspac; and both with drafts. They take turns
+    on four kinds of prompts, a few minutes in all. Says who wins, and with which flags.
+    """
+    check_int("-n", n_predict, 2)
+    check_int("--rounds", rounds, 2)
+    check_json_target(json_file)
+    if png is not None:
+        check_target("--png", png)
+        check_can_draw()
+    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
+    options = RunOptions(
+        model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        cache=CacheSize(text=cache), device=device, verbose=verbose,
+    )  # fmt: skip
+    findings = measure(options, rounds)
+    console = error_console() if json_file == STDOUT else output_console()
+    show(console, findings)
+    if json_file is not None:
+        write_json(json_file, findings.row())
+    if png is not None:
+        draw(findings, png)
+        console.print(f"figure: {png}", markup=False, soft_wrap=True)
+    if profile:
+        way = findings.ways[findings.winner]
+        path = saved_defaults.save(way.options, way.flags)
+        console.print(f"saved as this model's defaults: {way.flags} ({path})", markup=False, soft_wrap=True)
+
+
+def measure(options: RunOptions, n_rounds: int) -> Findings:
+    """Every way, on every prompt, `n_rounds` times."""
+    about = machine.describe()  # the load is that of others as long as nothing runs
+    loading = Loading.of(options)
+    ways = find_ways(options, loading)
+    at_once = fit_together(ways, loading)
+    runs = {name: way.options for name, way in ways.items()}
+    with _progress_bar(len(ways) * len(PROMPTS) * (1 + n_rounds)) as on_turn:
+        turns = take_turns(runs, PROMPTS, n_rounds, on_turn, at_once=at_once)
+    draft = str(options.draft) if options.draft else None
+    return Findings(str(options.model), draft, ways, turns, at_once, about)
+
+
+@contextmanager
+def _progress_bar(n_turns: int) -> Iterator[Callable[[], None]]:
+    """On stderr; what it yields is called after each turn."""
+    console = error_console()
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=n_turns)
+        yield lambda: bar.advance(task)

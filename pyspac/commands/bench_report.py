@@ -1,0 +1,162 @@
+"""What `pyspac bench` found: a table, plain sentences, a row of JSON, a figure."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pyspac.commands.bench_ways import PROMPTS, Way
+from pyspac.errors import PyspacError
+from pyspac.generate.compare import Speeds, Spread, Turns
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Of one model on this machine."""
+
+    model: str
+    draft: str | None
+    ways: dict[str, Way]
+    turns: Turns
+    at_once: bool
+    machine: dict[str, object]
+
+    @property
+    def winner(self) -> str:
+        """The way that generates fastest."""
+        return self._fastest(list(self.ways))
+
+    def _fastest(self, names: list[str]) -> str:
+        speeds = self.turns.generation()
+        return max(names, key=lambda name: speeds.of(name).median)
+
+    def rivals(self) -> tuple[str, str]:
+        """pyspac's fastest way, and llama.cpp's."""
+        own = [name for name, way in self.ways.items() if way.is_own]
+        return self._fastest(own), self._fastest([name for name in self.ways if name not in own])
+
+    def verdict(self) -> str:
+        """Who wins, in plain words."""
+        own, other = self.rivals()
+        ratio = self.turns.generation().ratio(own, other)
+        if ratio.low > 1.0:
+            text = f"pyspac wins: '{own}' generates {_times(ratio)} as fast as '{other}'."
+        elif ratio.high < 1.0:
+            text = (
+                f"pyspac loses here: its best way, '{own}', generates {_times(ratio)} as fast as '{other}'. "
+                "Use llama.cpp for this model, or that setting."
+            )
+        else:
+            text = (
+                f"Neither wins: '{own}' generates {_times(ratio)} as fast as '{other}', which the rounds "
+                "cannot tell apart."
+            )
+        return f"{text}\nFastest: pyspac run -m {self.model} {self.ways[self.winner].flags}"
+
+    def prompt_verdict(self) -> str:
+        speeds = self.turns.prompts()
+        best = max(self.ways, key=lambda name: speeds.of(name).median)
+        own, other = self.rivals()
+        return (
+            f"Prompts: '{best}' is the fastest; '{own}' takes them {_times(speeds.ratio(own, other))} as "
+            f"fast as '{other}'."
+        )
+
+    def row(self) -> dict[str, Any]:
+        """The object of --json: no paths, so that it can be shared."""
+        generation, prompts = self.turns.generation(), self.turns.prompts()
+        own, other = self.rivals()
+        return {
+            "model": Path(self.model).name,
+            "draft": Path(self.draft).name if self.draft else None,
+            "winner": self.winner,
+            "ratio": asdict(generation.ratio(own, other)),
+            "at_once": self.at_once,
+            "ways": {
+                name: {
+                    "generation_tps": asdict(generation.of(name)),
+                    "prompt_tps": asdict(prompts.of(name)),
+                    **{f"{kind}_tps": asdict(self.turns.generation(kind).of(name)) for kind in PROMPTS},
+                }
+                for name in self.ways
+            },
+            "machine": self.machine,
+        }
+
+
+def _times(ratio: Spread) -> str:
+    return f"{ratio.median:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def show(console: Console, findings: Findings) -> None:
+    """The table, and the sentences."""
+    generation, prompts = findings.turns.generation(), findings.turns.prompts()
+    table = Table("tokens/s", box=None, padding=(0, 1, 0, 0))
+    for name in ("prompt", *PROMPTS, "all", "+-"):
+        table.add_column(name, justify="right")
+    for name in findings.ways:
+        kinds = [findings.turns.generation(kind).of(name).median for kind in PROMPTS]
+        total = generation.of(name)
+        style = "bold" if name == findings.winner else None
+        cells = [prompts.of(name).median, *kinds, total.median, (total.high - total.low) / 2]
+        table.add_row(name, *map(_number, cells), style=style)
+    console.print(table)
+    console.print(
+        "prompt: processing prompts; the others: generation after each kind of prompt, and after\n"
+        "all; medians of the rounds; +-: half the quartiles' distance of all",
+        style="dim",
+    )
+    if not findings.at_once:
+        console.print(
+            "There was no room for all ways at once: they ran one after the other, so a disturbance of the "
+            "machine may have met one of them alone.",
+            style="yellow",
+        )
+    console.print(findings.verdict(), markup=False, soft_wrap=True)
+    console.print(findings.prompt_verdict(), markup=False, soft_wrap=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def draw(findings: Findings, path: Path) -> None:
+    """Write the figure, whole or not at all: generation and prompts, a bar per way, with quartiles."""
+    figure_of = _figure_class()
+    figure = figure_of(figsize=(10, 1.2 + 0.45 * len(findings.ways)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    figure.suptitle(f"{Path(findings.model).name}: {findings.machine['cpu']}")
+    _draw_bars(panels[0], findings, findings.turns.generation(), "generation, tokens per second")
+    _draw_bars(panels[1], findings, findings.turns.prompts(), "prompts, tokens per second")
+    panels[0].invert_yaxis()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
+        figure.savefig(file.name, dpi=110, format="png")
+        path.write_bytes(Path(file.name).read_bytes())
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PyspacError("a figure needs matplotlib; install it, or leave --png out") from error
+    return Figure
+
+
+def check_can_draw() -> None:
+    """Before anything is measured. Raises PyspacError."""
+    _figure_class()
+
+
+def _draw_bars(axes: Any, findings: Findings, speeds: Speeds, label: str) -> None:
+    names = list(findings.ways)
+    spreads = [speeds.of(name) for name in names]
+    errors = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
+    colours = ["#0b6e4f" if findings.ways[name].is_own else "#7a7a7a" for name in names]
+    axes.barh(names, [s.median for s in spreads], xerr=errors, color=colours, capsize=3)
+    axes.set_xlabel(label)
+    axes.grid(axis="x", alpha=0.25)

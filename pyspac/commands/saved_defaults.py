@@ -1,0 +1,101 @@
+"""A model's defaults, as `pyspac bench --profile` found them: how to run it, unless the user says how.
+
+One small JSON file per model in the cache folder, named by the model's content.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from pyspac.commands.common import error_console
+from pyspac.commands.json_file import write_json
+from pyspac.errors import PyspacError
+from pyspac.generate.options import RunOptions
+from pyspac.server.warm_start import cache_folder, model_hash
+
+FIELDS: Final = ("stock", "repack", "n_cpu_moe", "device", "spec_type", "draft")  # of RunOptions
+
+# flags of how a model is run: whoever gives one of them decides, and nothing that was saved is used
+HOW: Final = frozenset(
+    (
+        *(
+            "stock",
+            "repack",
+            "device",
+            "rpc",
+            "cache",
+            "gpu_layers",
+            "host_kernels",
+            "copy_gb_s",
+            "link_gb_s",
+        ),
+        *("model_draft", "hf_repo_draft", "spec_type", "draft_max", "draft_p_min", "speculation", "explain"),
+        *("estimator", "threshold", "without", "predict"),
+    )
+)
+
+
+def folder() -> Path:
+    return cache_folder() / "defaults"
+
+
+def save(options: RunOptions, flags: str) -> Path:
+    """Make `options` the defaults of its model; `flags`: the same as a user would type it."""
+    fields = {name: getattr(options, name) for name in FIELDS}
+    draft = options.draft.absolute() if options.draft else None
+    path = folder() / f"{model_hash(options.model)}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(str(path), fields | {"draft": str(draft) if draft else None, "flags": flags})
+    except OSError as error:
+        raise PyspacError(
+            f"{path}: the defaults cannot be saved ({error.strerror}); free some space, or let "
+            "PYSPAC_CACHE_DIR name a folder that can be written to"
+        ) from error
+    return path
+
+
+def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
+    """The defaults that were saved for the model, which is said; unless the command line says how to run."""
+    if any(_is_given(command, name) for name in HOW & command.params.keys()):
+        return options
+    saved = _read(options.model)
+    if saved is None:
+        return options
+    draft = saved["draft"]
+    if draft is not None and not Path(draft).is_file():
+        _say(f"the defaults saved for this model want the draft model {draft}, which is gone: not used")
+        return options
+    result = replace(options, **{**saved["fields"], "draft": Path(draft) if draft else None})
+    _say(
+        f"using the defaults that `pyspac bench --profile` saved for this model: {saved['flags']} "
+        "(your own flags, such as --stock or --device, replace them)"
+    )
+    return result
+
+
+def _is_given(command: typer.Context, name: str) -> bool:
+    source = command.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _read(model: Path) -> dict[str, Any] | None:
+    """`draft`, `flags`, and `fields` of RunOptions; None: nothing was saved that this version can read."""
+    try:
+        if not folder().is_dir():
+            return None
+        path = folder() / f"{model_hash(model)}.json"
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        fields = {name: saved[name] for name in FIELDS if name != "draft"}
+        return {"draft": saved["draft"], "flags": str(saved["flags"]), "fields": fields}
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # RuntimeError: no home folder
+        return None
+
+
+def _say(text: str) -> None:
+    error_console().print(text, style="dim", markup=False, soft_wrap=True)

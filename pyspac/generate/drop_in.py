@@ -1,0 +1,285 @@
+"""`pyspac.Llama`: llama-cpp-python's `Llama` with the engine attached.
+
+In: its arguments, and `cache`, `device`, `draft_model` and `draft_max` of ours. Out: the same interface; all
+answers are made by llama-cpp-python's own code. Models are loaded as `pyspac run` loads them, and after each
+eval the scheduler has its turn.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from pyspac.engine.params import EngineParams
+from pyspac.errors import PyspacError
+from pyspac.generate import llama
+from pyspac.generate.drafting import Drafter, ModelDrafter
+from pyspac.generate.drop_in_steps import DropInSteps, ForeignDrafter
+from pyspac.generate.loading import Loading
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.report import engine_dict, run_as_dict
+from pyspac.generate.sampling import Sampler, SamplingParams
+from pyspac.model.checks import check_model_file
+from pyspac.model.geometry import read_geometry
+from pyspac.speculation.manager import Speculation
+
+import llama_cpp  # isort: skip  # after ours, which say where libllama is
+from llama_cpp.llama_speculative import LlamaDraftModel
+
+if TYPE_CHECKING:
+    from pyspac.generate.split import Split
+
+DraftModel: TypeAlias = LlamaDraftModel | str | os.PathLike[str]
+
+
+class InputError(PyspacError, ValueError):
+    """What was asked for cannot be done; a ValueError, as llama-cpp-python's own."""
+
+    exit_code = 2
+
+
+@contextmanager
+def _as_input_error() -> Iterator[None]:
+    """Bad input is a ValueError, whatever the command line calls it."""
+    try:
+        yield
+    except PyspacError as error:
+        if error.exit_code != InputError.exit_code:
+            raise
+        raise InputError(str(error)) from error
+
+
+class _Fields:
+    """A struct that llama_cpp.Llama fills in field by field and then loads with: ours come on top.
+
+    Its constructor has no other place to put them in: between filling the struct in and loading the model it
+    calls nothing. `Llama._ours` has the fields by the struct's name.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, llm: Any, owner: type) -> Any:
+        params = llm.__dict__[self.name]
+        for name, value in llm._ours[self.name].items():
+            setattr(params, name, value)
+        return params
+
+    def __set__(self, llm: Any, params: Any) -> None:
+        llm.__dict__[self.name] = params
+
+
+class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no types
+    """`llama_cpp.Llama`, run by pyspac. Close it, or use it as a context manager."""
+
+    model_params = _Fields()
+    context_params = _Fields()
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        cache: str = "auto",
+        ram: str | None = None,
+        device: str | None = "auto",
+        draft_model: DraftModel | None = None,
+        draft_max: int | None = None,
+        host_kernels: str = EngineParams().host_kernels,
+        stock: bool = False,
+        n_gpu_layers: int | None = None,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        verbose: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Everything in `kwargs` is llama_cpp.Llama's.
+
+        `cache`, `ram`, `device`, `host_kernels`, `draft_max` and `stock` mean what they mean for `pyspac run`
+        (`--cache` and so on). `draft_model`: the file of a small model, or an object of llama-cpp-python's.
+        `n_gpu_layers`: None: all of them; without a GPU there is nothing to put layers on. `n_threads`:
+        None: one per physical core. Raises InputError (a ValueError), EngineError, or what llama_cpp.Llama
+        raises.
+        """
+        self._stack = ExitStack()  # __del__ closes it, whatever fails
+        self._given = {
+            "cache": cache, "ram": ram, "device": device or "auto", "draft_model": draft_model,
+            "draft_max": draft_max, "host_kernels": host_kernels, "stock": stock, "n_gpu_layers": n_gpu_layers,
+            "n_threads": n_threads, "n_threads_batch": n_threads_batch, "verbose": verbose, **kwargs,
+        }  # fmt: skip
+        self._ours: dict[str, dict[str, Any]] = {"model_params": {}, "context_params": {}}
+        self._split: Split | None = None
+        self._steps = DropInSteps(None)
+        model_path = os.fspath(model_path)
+        self._loading = None if kwargs.get("vocab_only") else self._plan(model_path)
+        llama.set_verbose(verbose)
+        super().__init__(model_path, verbose=verbose, **self._base_arguments(kwargs))
+        try:
+            with _as_input_error():
+                self._attach()
+        except BaseException:
+            self.close()
+            raise
+
+    def _plan(self, model_path: str) -> Loading:
+        """How to load it. Raises InputError."""
+        if not Path(model_path).exists():
+            raise InputError(f"Model path does not exist: {model_path}; give the path of a GGUF file")
+        with _as_input_error():
+            return self._loading_of(self._options(Path(model_path)))
+
+    def _options(self, model: Path) -> RunOptions:
+        given, draft = self._given, self._given["draft_model"]
+        is_foreign = isinstance(draft, LlamaDraftModel)
+        max_batch = EngineParams().max_batch
+        return RunOptions(
+            model=model, draft=None if draft is None or is_foreign else Path(draft),
+            spec_type="ngram" if is_foreign else None,
+            draft_max=given["draft_max"] or (max_batch - 1 if is_foreign else None),
+            cache=CacheSize(text=given["cache"]), ram=given["ram"], device=given["device"], host_kernels=given["host_kernels"],
+            stock=given["stock"], repack=given["stock"], n_threads=given["n_threads"],
+            verbose=given["verbose"],
+        )  # fmt: skip
+
+    def _loading_of(self, options: RunOptions) -> Loading:
+        """A dense model is llama.cpp's alone where there is a GPU, unless the device was named."""
+        from pyspac.engine.devices import choose_device
+
+        is_left_to_us = options.device == "auto" and not choose_device("auto").is_cpu
+        if is_left_to_us and not read_geometry(check_model_file(options.model)).is_moe:
+            options = replace(options, stock=True, repack=True)
+        loading = Loading.of(options)
+        wanted = replace(loading.options, n_gpu_layers=self._given["n_gpu_layers"])
+        return replace(loading, options=wanted)
+
+    def _base_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Of llama_cpp.Llama: what was given to us, with our defaults."""
+        given, loading = self._given, self._loading
+        if loading is None:
+            named = ("n_gpu_layers", "n_threads", "n_threads_batch")
+            return kwargs | {name: given[name] for name in named if given[name] is not None}
+        self._ours["model_params"] = self._model_fields(loading)
+        if loading.options.effective_draft_max:
+            self._ours["context_params"] = {"n_rs_seq": loading.options.effective_draft_max}
+        defaults = {"op_offload": not loading.device.is_cpu}
+        n_threads = given["n_threads"] or loading.n_threads
+        return defaults | kwargs | {
+            "n_threads": n_threads, "n_threads_batch": given["n_threads_batch"] or n_threads,
+        }  # fmt: skip
+
+    def _model_fields(self, loading: Loading) -> dict[str, Any]:
+        self._kept: list[Any] = []  # what llama.cpp reads while it loads
+        fields = llama.model_fields(loading.model_params(), self._kept)
+        if fields["load_mode"] == llama.LOAD_MODE_AUTO or self._given.get("use_mlock"):
+            del fields["load_mode"]  # the caller's
+        return fields
+
+    def _attach(self) -> None:
+        """The engine, and who drafts."""
+        loading = self._loading
+        if loading is None:
+            return
+        options = loading.options
+        if not options.stock:
+            from pyspac.generate.split import Split  # loads the engine
+
+            self._split = self._stack.enter_context(Split(self.ctx, loading.device, options, loading.ram_mib))
+        n_draft_max = min(options.effective_draft_max, self.n_batch - 1)
+        drafter = self._open_drafter(loading)
+        is_controlled = options.has_controller and not isinstance(drafter, ForeignDrafter)
+        speculation = Speculation(options.controller, n_draft_max=n_draft_max) if is_controlled else None
+        self._steps = DropInSteps(
+            self._split, drafter, speculation, n_draft_max=n_draft_max, n_ctx=self._n_ctx
+        )
+        if drafter is not None:
+            is_recurrent = bool(self._is_recurrent or self._is_hybrid)
+            llama.check_can_rollback(options.model, is_recurrent, self.ctx, n_draft_max)
+            self.draft_model = self._steps
+
+    def _open_drafter(self, loading: Loading) -> Drafter | None:
+        """Greedy: a drafted token is accepted where the target draws it."""
+        draft = self._given["draft_model"]
+        if draft is None:
+            return None
+        if isinstance(draft, LlamaDraftModel):
+            return ForeignDrafter(draft)
+        model = loading.open_draft_model(Path(draft), self._stack, lambda what, fraction: True)
+        context = llama.Context(model, loading.context_params(n_ctx=self._n_ctx))
+        return ModelDrafter(self._stack.enter_context(context), Sampler(SamplingParams()))
+
+    # ---- what llama_cpp.Llama calls
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """As llama_cpp.Llama."""
+        self._check_open()
+        return list(super().tokenize(text, add_bos, special))
+
+    def generate(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        """As llama_cpp.Llama: a generator of tokens."""
+        self._check_open()
+        self._steps.begin()
+        return super().generate(tokens, *args, **kwargs)
+
+    def eval(self, tokens: Any) -> None:
+        """As llama_cpp.Llama; of drafts the logits of all are there, without `logits_all`."""
+        self._check_open()
+        start_ns = time.perf_counter_ns()
+        if self._steps.n_drafted and not self._logits_all:
+            self._eval_drafts(list(tokens))
+        else:
+            super().eval(tokens)
+        llama_cpp.llama_synchronize(self.ctx)
+        self._steps.after_eval(len(tokens), (time.perf_counter_ns() - start_ns) / 1e3)
+
+    def _eval_drafts(self, tokens: list[int]) -> None:
+        """llama_cpp.Llama would keep their logits, in a table with room for one batch: longer texts fail."""
+        self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1)
+        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=True)
+        self._ctx.decode(self._batch)
+        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
+        self.n_tokens += len(tokens)
+        self._requires_eval = False
+
+    def _check_open(self) -> None:
+        if self._ctx.ctx is None:
+            raise PyspacError("this Llama is closed: make a new one")
+
+    # ---- ours
+
+    def stats(self) -> dict[str, Any]:
+        """What happened since the model was loaded: experts, layers, drafts, as in `pyspac run --json`."""
+        self._check_open()
+        if self._loading is None:
+            return {}
+        return {
+            **run_as_dict(self._loading.options, self._loading.device, self._split),
+            **self._steps.totals.to_dict(),
+            **engine_dict(self._split),
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **self._given}
+
+
+def replace_llama_cpp(**defaults: Any) -> None:
+    """Let libraries that import `Llama` from `llama_cpp` after this get pyspac's.
+
+    `defaults`: arguments of `Llama` that such a library does not give, or gives as None.
+    """
+
+    class WithDefaults(Llama):
+        def __init__(self, model_path: str | os.PathLike[str], **kwargs: Any) -> None:
+            given = {name: value for name, value in kwargs.items() if value is not None}
+            super().__init__(model_path, **kwargs | defaults | given)
+
+    llama_cpp.Llama = WithDefaults if defaults else Llama

@@ -1,0 +1,160 @@
+"""How the models of a run are loaded: device, checks, where the weights go.
+
+In: `RunOptions`. Out: a `Loading`, which knows the parameters of models and contexts; nothing is open yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.devices import Device, choose_device, fits_memory
+from pyspac.engine.values import read_cpu_range
+from pyspac.errors import ModelError
+from pyspac.generate import spec_types
+from pyspac.generate.memory_tier import bytes_in_memory, choose_ram_mib
+from pyspac.generate.options import RunOptions
+from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
+
+if TYPE_CHECKING:
+    from pyspac.generate.llama import ContextParams, Model, ModelParams
+
+Progress = Callable[[str, float], bool]  # (what is loading, 0.0 .. 1.0); False stops the loading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What is decided before anything is loaded; `options` are those that fit device and model."""
+
+    options: RunOptions
+    device: Device
+    preflight: Preflight
+    cpus: set[int] | None  # to stay on; None: all
+    n_threads: int
+    ram_mib: int | None  # memory for experts that stay on disk; None: all are loaded
+    lacks_kernels: bool  # without a device, and without kernels of the engine for this model
+
+    @classmethod
+    def of(cls, options: RunOptions) -> Self:
+        """Raises a PyspacError for bad input."""
+        from pyspac.engine.limits import check_n_threads  # loads the native library, as the rest does anyway
+
+        if options.n_threads is not None:
+            check_n_threads("-t", options.n_threads, 1)
+        device = choose_device(options.device, options.rpc)
+        options = options.on(device)
+        preflight = check_run(options, device)
+        lacks_kernels = options.is_host_only and not options.stock and not has_own_kernels(preflight.header)
+        cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
+        return cls(
+            # llama.cpp's kernels are the best there, and it may repack for them
+            options=replace(options, stock=True, repack=True) if lacks_kernels else options,
+            device=device,
+            preflight=preflight,
+            cpus=cpus,
+            n_threads=options.n_threads or default_n_threads(cpus),
+            ram_mib=None if lacks_kernels else _choose_ram_mib(options, preflight),
+            lacks_kernels=lacks_kernels,
+        )
+
+    def model_params(self) -> ModelParams:
+        """The target's: with a device, all layers on it but the routed experts, which stay on the host.
+
+        Weights keep the file's layout unless stock may repack them, so that stock and split compute the
+        same bits. Without a device they are copied into memory with huge pages, if there is room for it
+        beside the file's pages.
+        """
+        from pyspac.generate.llama import (
+            ALL_TENSORS,
+            LAZY_MODE_AUTO,
+            LAZY_MODE_EXPERTS,
+            LOAD_MODE_AUTO,
+            LOAD_MODE_NONE,
+            ModelParams,
+        )
+
+        has_own_memory = self._fits_own_memory()  # free memory changes: ask once
+        return ModelParams(
+            path=self.options.model,
+            n_gpu_layers=self._n_gpu_layers(),
+            devices=self._device_handles(),
+            buft=self._buffer_type(has_own_memory),
+            buft_tensors=ALL_TENSORS if has_own_memory else self._host_experts(),
+            use_extra_bufts=self.options.repack,
+            lazy_mode=LAZY_MODE_AUTO if self.ram_mib is None else LAZY_MODE_EXPERTS,
+            load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
+            load_heads=self._uses_head() and self.options.draft is None,
+        )
+
+    def _uses_head(self) -> bool:
+        return spec_types.DRAFT_MTP in spec_types.names_of(self.options.effective_spec_type)
+
+    def _host_experts(self) -> bytes:
+        """Experts that stay on the host where there is a device: a regular expression."""
+        from pyspac.generate.llama import EXPERT_TENSORS
+
+        if self.options.n_cpu_moe is None:
+            return EXPERT_TENSORS
+        layers = "|".join(map(str, range(self.options.n_cpu_moe))) or "none"
+        return rf"blk\.({layers})".encode() + EXPERT_TENSORS
+
+    def _fits_own_memory(self) -> bool:
+        """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
+        is_wanted = self.options.is_host_only and not self.options.stock
+        return is_wanted and fits_memory(bytes_in_memory(self.preflight.geometry, self.ram_mib))
+
+    def _buffer_type(self, has_own_memory: bool) -> int | None:
+        from pyspac.engine import engine
+
+        if has_own_memory:
+            return engine.host_buffer_type()
+        return None if self.device.is_cpu else engine.cpu_buffer_type()
+
+    def _n_gpu_layers(self) -> int:
+        from pyspac.generate.llama import ALL_LAYERS
+
+        if self.device.is_cpu:
+            return 0
+        return ALL_LAYERS if self.options.n_gpu_layers is None else self.options.n_gpu_layers
+
+    def _device_handles(self) -> tuple[int, ...]:
+        return () if self.device.handle is None else (self.device.handle,)
+
+    def context_params(self, n_draft_max: int = 0, n_ctx: int | None = None) -> ContextParams:
+        """`n_draft_max`: tokens that a step verifies and may take back; `n_ctx`: None: as the run asks."""
+        from pyspac.generate.llama import ContextParams
+
+        return ContextParams(
+            n_ctx=n_ctx or self.preflight.n_ctx,
+            n_outputs_max=1 + n_draft_max,
+            n_rollback_max=n_draft_max,
+            n_threads=self.n_threads,
+            op_offload=not self.device.is_cpu,
+        )
+
+    def open_draft_model(self, path: Path, stack: ExitStack, progress: Progress) -> Model:
+        """On the same device; `stack` closes it. Its context never gets an engine."""
+        from pyspac.generate.llama import ALL_LAYERS, Model, ModelParams
+
+        params = ModelParams(
+            path=path,
+            n_gpu_layers=0 if self.device.is_cpu else ALL_LAYERS,
+            devices=self._device_handles(),
+            load_heads=self._uses_head(),
+        )
+        model = stack.enter_context(Model(params, lambda fraction: progress("draft model", fraction)))
+        if model.is_recurrent and spec_types.reads_like_target(self.options.effective_spec_type):
+            raise ModelError(
+                f"{path}: a draft model with recurrent layers cannot take back rejected tokens; "
+                "use one without, or --spec-type ngram"
+            )
+        return model
+
+
+def _choose_ram_mib(options: RunOptions, preflight: Preflight) -> int | None:
+    can = options.is_host_only and not options.stock
+    return choose_ram_mib(options.ram, preflight.geometry) if can else None

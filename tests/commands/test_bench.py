@@ -1,0 +1,240 @@
+"""`pyspac bench`: which ways it compares, what it says of them, and the defaults that it saves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import input_models
+import pytest
+from typer.testing import CliRunner, Result
+
+from pyspac.cli import app
+from pyspac.commands import saved_defaults
+from pyspac.commands.bench_report import Findings
+from pyspac.commands.bench_ways import PROMPTS, Way, fit_together, n_cpu_moe
+from pyspac.generate.compare import Turns
+from pyspac.generate.loading import Loading
+from pyspac.generate.metrics import Metrics
+from pyspac.generate.options import RunOptions
+from pyspac.model.geometry import LayerGeometry
+
+SHORT = ("-n", "4", "--rounds", "2", "-t", "1")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    input_models.write_target(folder / "target.gguf")
+    input_models.write_draft(folder / "draft.gguf")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPAC_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+# ---- what is measured, and said ------------------------------------------------------------------
+
+
+def metrics(n_prompt: int, prompt_s: float, n_tokens: int, s: float) -> Metrics:
+    return Metrics(n_prompt=n_prompt, n_tokens=n_tokens, first_token_s=prompt_s, last_token_s=prompt_s + s)
+
+
+def test_speeds_by_hand() -> None:
+    """Two rounds of two prompts: 11 tokens take 10 steps; tokens and seconds are added up."""
+    turns = Turns()
+    turns.add("a", 0, "x", metrics(30, 1.0, 11, 1.0))
+    turns.add("a", 0, "y", metrics(10, 1.0, 11, 4.0))
+    turns.add("a", 1, "x", metrics(30, 2.0, 11, 2.0))
+    turns.add("a", 1, "y", metrics(10, 2.0, 0, 0.0))  # the end token at once: not counted
+    assert turns.generation("x").tps["a"] == [10.0, 5.0]
+    assert turns.generation().tps["a"] == [4.0, 5.0]
+    assert turns.prompts().tps["a"] == [20.0, 15.0]
+
+
+def findings(speeds: dict[str, list[float]]) -> Findings:
+    """Of ways with these speeds in each round; "own" is pyspac's."""
+    turns = Turns()
+    for name, rounds in speeds.items():
+        for i, speed in enumerate(rounds):
+            for prompt in PROMPTS:
+                turns.add(name, i, prompt, metrics(10, 1.0, 11, 10.0 / speed))
+    options = RunOptions(model=Path("m.gguf"), stock=True)
+    ways = {name: Way(f"--{name}", options, name == "own") for name in speeds}
+    return Findings("m.gguf", None, ways, turns, True, {"cpu": "a CPU"})
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ([20.0, 21.0, 22.0], "pyspac wins: 'own' generates 2.10 times (2.05 to 2.15) as fast as 'stock'"),
+        ([5.0, 5.0, 5.0], "pyspac loses here: its best way, 'own', generates 0.50 times"),
+        ([9.0, 10.0, 11.0], "Neither wins"),
+    ],
+)
+def test_verdict(own: list[float], said: str) -> None:
+    found = findings({"stock": [10.0, 10.0, 10.0], "repacked": [9.0, 9.0, 9.0], "own": own})
+    assert said in found.verdict()
+    winner = "stock" if own[0] < 10.0 and "Neither" not in said else found.winner
+    assert f"Fastest: pyspac run -m m.gguf --{winner}" in found.verdict()
+
+
+def test_n_cpu_moe_by_hand() -> None:
+    """Three layers with 4 experts of 10 bytes each: 40 bytes hold the last one, 0 none, 120 all."""
+    layers = tuple(
+        LayerGeometry(il=il, n_expert=4, expert_bytes=10, quantisation=(), shared_bytes=0) for il in (1, 2, 3)
+    )
+    assert [n_cpu_moe(layers, n_bytes) for n_bytes in (0, 39, 40, 80, 119, 120)] == [4, 4, 3, 2, 2, 0]
+
+
+def test_experts_of_the_first_layers_on_the_host(models: Path) -> None:
+    """llama.cpp's --n-cpu-moe as a regular expression over tensors' names."""
+    loading = Loading.of(RunOptions(model=models / "target.gguf", stock=True))
+    patterns = [
+        replace(loading, options=replace(loading.options, n_cpu_moe=n)).model_params().buft_tensors
+        for n in (None, 0, 2)
+    ]
+    assert patterns[0] == rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+    assert patterns[1:] == [rb"blk\.(none)" + patterns[0], rb"blk\.(0|1)" + patterns[0]]
+
+
+def test_ways_that_do_not_fit_run_one_by_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = RunOptions(model=models / "target.gguf")
+    loading = Loading.of(options)
+    ways = {"a": Way("", options, True), "b": Way("", options, False)}
+    asked: list[int] = []
+    monkeypatch.setattr("pyspac.commands.bench_ways.fits_memory", lambda n: asked.append(n) or False)
+    assert not fit_together(ways, loading)
+    assert asked == [2 * loading.preflight.geometry.model_bytes]
+    monkeypatch.setattr("pyspac.commands.bench.fit_together", lambda ways, loading: False)
+    result = invoke("bench", "-m", models / "target.gguf", *SHORT)
+    assert result.exit_code == 0, result.output
+    assert "they ran one after the other" in result.output
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_bench(models: Path, tmp_path: Path) -> None:
+    """A row that can be shared: no folder in it; a figure; and a table."""
+    pytest.importorskip("matplotlib")
+    row_file, figure = tmp_path / "row.json", tmp_path / "bench.png"
+    result = invoke(
+        *("bench", "-m", models / "target.gguf", "-md", models / "draft.gguf", "--device", "emulated"),
+        *("--cache", "50%", "--json", row_file, "--png", figure, *SHORT),
+    )
+    assert result.exit_code == 0, result.output
+    row: dict[str, Any] = json.loads(row_file.read_text())
+    assert list(row["ways"]) == [
+        *("llama.cpp", "llama.cpp, weights as in the file", "pyspac, split", "pyspac, no device"),
+        *("llama.cpp, drafts", "pyspac, split, drafts"),
+    ]
+    for way in row["ways"].values():
+        for spread in way.values():
+            assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+    assert row["winner"] in row["ways"]
+    assert row["machine"]["cpu"]
+    assert str(models) not in row_file.read_text()
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.png", "row.json"]
+    assert "Fastest: pyspac run -m" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "1"], "--rounds"),
+        (["-n", "1"], "-n"),
+        (["--png", "/nowhere/a.png"], "--png"),
+        (["--json", "/nowhere/a.json"], "--json"),
+        (["--cache", "50%"], "--cache 50% needs a device"),
+        (["-md", "/nowhere.gguf"], "there is no such file"),
+        (["-m", "/nowhere.gguf"], "there is no such file"),
+    ],
+)
+def test_bad_input(models: Path, arguments: list[str], said: str) -> None:
+    result = invoke("bench", "-m", models / "target.gguf", *SHORT, *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+
+
+def test_a_model_is_needed() -> None:
+    assert invoke("bench").exit_code == 2
+
+
+# ---- saved defaults ------------------------------------------------------------------------------
+
+
+def run_with(models: Path, *arguments: object) -> tuple[dict[str, Any], str]:
+    """The object of `pyspac run --json`, and what it said."""
+    result = invoke(
+        *("run", "-m", models / "target.gguf", "-p", "x", "-n", "2", "-t", "1", "--json", "-"), *arguments
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout), result.stderr
+
+
+def test_saved_defaults_are_used_and_named(models: Path) -> None:
+    result = invoke("bench", "-m", models / "target.gguf", "--profile", *SHORT)
+    assert result.exit_code == 0, result.output
+    assert "saved as this model's defaults: --" in result.output
+    _, said = run_with(models)
+    assert said.count("using the defaults that `pyspac bench --profile` saved for this model: --") == 1
+
+
+def test_flags_replace_saved_defaults(models: Path) -> None:
+    """Any flag of how to run, also one that repeats the default; --stock is plain llama.cpp."""
+    target = models / "target.gguf"
+    saved_defaults.save(RunOptions(model=target, device="emulated", spec_type="ngram"), "--device emulated")
+    row, said = run_with(models)
+    assert (row["mode"], row["emulated"], row["spec_type"]) == ("split", True, "ngram")
+    assert "saved for this model: --device emulated" in said
+    for flags, mode in (
+        (["--stock"], "stock"),
+        (["--device", "auto"], "split"),
+        (["--spec-type", "none"], "split"),
+    ):
+        row, said = run_with(models, *flags)
+        assert (row["mode"], row["emulated"], row["spec_type"]) == (mode, False, "none")
+        assert "saved" not in said
+
+
+def test_saved_defaults_belong_to_one_model(models: Path) -> None:
+    saved_defaults.save(RunOptions(model=models / "draft.gguf", stock=True), "--stock")
+    row, said = run_with(models)
+    assert row["mode"] == "split"
+    assert "saved" not in said
+
+
+def test_saved_draft_model_that_is_gone(models: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes((models / "draft.gguf").read_bytes())
+    saved_defaults.save(RunOptions(model=models / "target.gguf", draft=draft), "-md draft.gguf")
+    assert run_with(models)[0]["draft"] == str(draft)
+    draft.unlink()
+    row, said = run_with(models)
+    assert row["draft"] is None
+    assert "which is gone" in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"stock": true}', "\x00"])
+def test_damaged_defaults_are_none(models: Path, text: str) -> None:
+    saved_defaults.save(RunOptions(model=models / "target.gguf", stock=True), "--stock").write_text(text)
+    assert run_with(models)[0]["mode"] == "split"
+
+
+def test_folder_that_cannot_be_written(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PYSPAC_CACHE_DIR", str(tmp_path / "file"))
+    result = invoke("bench", "-m", models / "target.gguf", "--profile", *SHORT)
+    assert result.exit_code == 1
+    assert "the defaults cannot be saved" in result.output
+    assert "PYSPAC_CACHE_DIR" in result.output

@@ -1,0 +1,374 @@
+"""`pyspac.Llama` beside `llama_cpp.Llama` on the same model: the same text and forms, and what is ours."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf_models
+import numpy as np
+import pytest
+
+import pyspac
+from pyspac import Llama
+from pyspac.errors import PyspacError
+
+import llama_cpp  # isort: skip  # after ours, which say where libllama is
+from llama_cpp import LlamaGrammar  # isort: skip
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding  # isort: skip
+
+MODELS = Path(pyspac.__file__).parent / "models"
+MODEL, DRAFT = str(MODELS / "demo-moe.gguf"), str(MODELS / "demo-draft.gguf")
+PROMPT = "import os\n\n\ndef read_lines(path):\n"
+SAME_KERNELS: dict[str, Any] = {"device": "emulated", "cache": "50%"}
+QUIET: dict[str, Any] = {"verbose": False, "n_ctx": 256, "n_threads": 1}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 64}
+LOOKUP = LlamaPromptLookupDecoding()
+OWN_ROUNDING = (
+    0.3  # of logits: the engine's own kernels round activations to 8 bits, see test_host_kernels.py
+)
+WIDTH_ROUNDING = 0.02  # as other kernels run for wider batches, in llama.cpp as well
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Iterator[Any]:
+    llm = llama_cpp.Llama(MODEL, **QUIET)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Any]:
+    with Llama(MODEL, **QUIET, **SAME_KERNELS) as llm:
+        yield llm
+
+
+def without_ids(answer: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in answer.items() if key not in ("id", "created")}
+
+
+def text(llm: Any, prompt: str = PROMPT, **fields: Any) -> str:
+    return str(llm(prompt, **GREEDY | fields)["choices"][0]["text"])
+
+
+# ---- the same answers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"device": "auto", "stock": True},
+        {"device": "emulated", "cache": "5%"},
+        {"draft_model": LOOKUP, "draft_max": 1},
+        {"n_gpu_layers": -1},
+    ],
+    ids=str,
+)
+def test_greedy_text_is_the_same(theirs: Any, fields: dict[str, Any]) -> None:
+    """Twice: the second time the prompt is in the context."""
+    with Llama(MODEL, **QUIET | SAME_KERNELS | fields) as llm:
+        for prompt in (PROMPT, PROMPT, "x = 1\n"):
+            assert text(llm, prompt) == text(theirs, prompt)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rounding"),
+    [
+        ({"device": "none"}, OWN_ROUNDING),
+        ({"device": "none", "draft_model": DRAFT}, OWN_ROUNDING),
+        (SAME_KERNELS | {"draft_model": DRAFT}, WIDTH_ROUNDING),
+        (SAME_KERNELS | {"draft_model": DRAFT, "draft_max": 3}, WIDTH_ROUNDING),
+        (SAME_KERNELS | {"draft_model": LOOKUP}, WIDTH_ROUNDING),
+        (SAME_KERNELS | {"draft_model": LOOKUP, "logits_all": True}, WIDTH_ROUNDING),
+    ],
+    ids=str,
+)
+def test_greedy_choices_differ_at_near_ties_alone(fields: dict[str, Any], rounding: float) -> None:
+    """Whatever was chosen is what llama.cpp finds the best after the same tokens, but for rounding."""
+    with Llama(MODEL, **QUIET | fields) as llm:
+        prompt = llm.tokenize(PROMPT.encode())
+        chosen = [token for token, _ in zip(llm.generate(list(prompt), temp=0.0), range(64), strict=False)]
+    plain = llama_cpp.Llama(MODEL, logits_all=True, **QUIET)
+    rows = logits(plain, prompt + chosen)[len(prompt) - 1 : -1]
+    plain.close()
+    assert (rows.max(axis=1) - rows[np.arange(len(chosen)), chosen]).max() < rounding
+
+
+def logits(llm: Any, tokens: list[int]) -> np.ndarray:
+    """Of the prompt's tokens in a batch, then one by one: [n, n_vocab]."""
+    llm.reset()
+    llm.eval(tokens[:20])
+    for token in tokens[20:]:
+        llm.eval([token])
+    return np.array(llm.scores[: len(tokens)])
+
+
+def test_logits_are_the_same_to_the_last_bit() -> None:
+    plain = llama_cpp.Llama(MODEL, logits_all=True, **QUIET)
+    tokens = plain.tokenize(PROMPT.encode() * 4)
+    expected = logits(plain, tokens)
+    plain.close()
+    with Llama(MODEL, logits_all=True, **QUIET | SAME_KERNELS) as llm:
+        assert np.array_equal(logits(llm, tokens), expected)
+        assert llm.stats()["experts"]["n_hit"] > 0
+
+
+def test_forms_of_answers(theirs: Any, ours: Any) -> None:
+    """Completion and chat, whole and as streams, with stop words, a seed, and more."""
+    messages = [{"role": "system", "content": "Write Python."}, {"role": "user", "content": "def f"}]
+    seeded = {"temperature": 0.9, "seed": 5, "max_tokens": 24}
+    for llm_call in (
+        lambda llm: [llm.create_completion(PROMPT, **GREEDY, stop=["\n\n"], echo=True)],
+        lambda llm: [llm(PROMPT, **seeded, repeat_penalty=1.2)],
+        lambda llm: [llm.create_chat_completion(messages, **seeded)],
+        lambda llm: list(llm(PROMPT, **GREEDY, stream=True)),
+        lambda llm: list(llm.create_chat_completion(messages, **seeded, stream=True)),
+    ):
+        answers = [[without_ids(answer) for answer in llm_call(llm)] for llm in (theirs, ours)]
+        assert answers[0] == answers[1]
+
+
+def test_grammar_and_bias(theirs: Any, ours: Any) -> None:
+    grammar = LlamaGrammar.from_string('root ::= "yes" | "no"', verbose=False)
+    assert text(ours, grammar=grammar) == text(theirs, grammar=grammar) in ("yes", "no")
+    forbidden = {next(ours.generate(ours.tokenize(PROMPT.encode()), temp=0.0)): -1e9}
+    assert text(ours, logit_bias=forbidden) == text(theirs, logit_bias=forbidden) != text(ours)
+
+
+def test_seeded_text_with_drafts_is_that_without() -> None:
+    """Each token is drawn by itself, so drafts change nothing."""
+    seeded = {"temperature": 1.0, "seed": 3, "max_tokens": 48}
+    with Llama(MODEL, **QUIET | SAME_KERNELS) as plain:
+        expected = text(plain, **seeded)
+    with Llama(MODEL, draft_model=DRAFT, draft_max=4, **QUIET | SAME_KERNELS) as llm:
+        assert text(llm, **seeded) == expected
+        assert llm.stats()["n_accepted"] > 0
+
+
+def test_logprobs_with_drafts() -> None:
+    """They need logits_all, as ever; the rows of drafts are in place."""
+    fields = {"logits_all": True, **QUIET, **SAME_KERNELS}
+    answers = []
+    for draft in (None, LOOKUP):
+        with Llama(MODEL, draft_model=draft, **fields) as llm:
+            answers.append(llm(PROMPT, **GREEDY, logprobs=2)["choices"][0]["logprobs"])
+    assert answers[0]["tokens"] == answers[1]["tokens"]
+    np.testing.assert_allclose(answers[0]["token_logprobs"], answers[1]["token_logprobs"], atol=0.02)
+
+
+def test_text_longer_than_a_batch_with_drafts() -> None:
+    """llama_cpp.Llama's table of logits has room for one batch."""
+    with Llama(MODEL, n_batch=32, draft_model=LOOKUP, **QUIET | SAME_KERNELS) as llm:
+        answer = llm(PROMPT, **GREEDY | {"max_tokens": 120})
+    assert answer["usage"]["completion_tokens"] == 120
+
+
+def test_embeddings() -> None:
+    fields = {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_MEAN, **QUIET}
+    plain = llama_cpp.Llama(MODEL, **fields)
+    with Llama(MODEL, **fields, **SAME_KERNELS) as llm:
+        assert llm.embed(["import os", "x"]) == plain.embed(["import os", "x"])
+        assert llm.create_embedding("a")["data"][0]["object"] == "embedding"
+    plain.close()
+
+
+def test_tokens(theirs: Any, ours: Any) -> None:
+    tokens = ours.tokenize(b"def f(self):\n    return 1")
+    assert tokens == theirs.tokenize(b"def f(self):\n    return 1")
+    assert ours.detokenize(tokens) == b"def f(self):\n    return 1"
+    assert (ours.n_ctx(), ours.n_vocab(), ours.n_embd()) == (
+        theirs.n_ctx(),
+        theirs.n_vocab(),
+        theirs.n_embd(),
+    )
+
+
+def test_lora_is_used(tmp_path: Path) -> None:
+    """The layer whose experts it touches is llama.cpp's; logits change as they do there."""
+    model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    lora = str(gguf_models.write_expert_lora(tmp_path / "lora.gguf", "qwen3moe"))
+    fields = {"lora_path": lora, "logits_all": True, **QUIET}
+    plain = llama_cpp.Llama(str(model), **fields)
+    plain.eval([3, 4, 5, 6])
+    with Llama(model, **fields, **SAME_KERNELS) as llm:
+        llm.eval([3, 4, 5, 6])
+        np.testing.assert_allclose(llm.scores[:4], plain.scores[:4], atol=1e-4)
+        assert llm.stats()["layers"]["declined"] == {"a LoRA adapter touches the experts": 1}
+    plain.close()
+
+
+# ---- what is ours --------------------------------------------------------------------------------
+
+
+def test_stats() -> None:
+    with Llama(MODEL, draft_model=DRAFT, draft_max=4, **QUIET | SAME_KERNELS) as llm:
+        before = llm.stats()
+        text(llm)
+        stats = llm.stats()
+    assert before["n_steps"] == 0
+    assert stats["mode"] == "split"
+    assert stats["emulated"] is True
+    assert stats["layers"]["split"] == 6
+    assert stats["experts"]["n_hit"] > 0
+    assert stats["experts"]["n_loads"] > 0
+    assert stats["scheduler"]["estimator"]
+    assert 0 < stats["n_accepted"] <= stats["n_drafted"]
+    assert stats["acceptance_length"] > 1
+
+
+def test_first_of_several_generations_does_not_spoil_the_drafts() -> None:
+    """The draft model's context follows when the prompt changes, also where a stream was left half-way."""
+    with Llama(MODEL, draft_model=DRAFT, draft_max=4, **QUIET | SAME_KERNELS) as llm:
+        fresh = text(llm)
+        n_first = llm.stats()["n_accepted"]
+        stream = llm("class A:\n", **GREEDY, stream=True)
+        for _ in range(5):
+            next(stream)
+        stream.close()
+        before = llm.stats()["n_accepted"]
+        assert text(llm) == fresh
+        assert llm.stats()["n_accepted"] - before == n_first
+
+
+def test_two_at_once_close_in_any_order(theirs: Any) -> None:
+    expected = text(theirs)
+    first, second = (Llama(MODEL, **QUIET | SAME_KERNELS) for _ in range(2))
+    assert [text(first), text(second)] == [expected, expected]
+    first.close()
+    first.close()
+    assert text(second) == expected
+    second.close()
+
+
+def test_two_threads_with_one_each(theirs: Any) -> None:
+    expected, texts = text(theirs), []
+
+    def work() -> None:
+        with Llama(MODEL, **QUIET | SAME_KERNELS) as llm:
+            texts.append(text(llm))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == [expected, expected]
+
+
+def test_consumer_of_a_stream_fails(ours: Any, theirs: Any) -> None:
+    def consume() -> None:
+        for _ in ours(PROMPT, **GREEDY, stream=True):
+            raise RuntimeError("the consumer's")
+
+    with pytest.raises(RuntimeError, match="the consumer's"):
+        consume()
+    assert text(ours) == text(theirs)
+
+
+def test_name_deleted_while_it_streams(theirs: Any) -> None:
+    """The stream holds the object, and the last of them closes it."""
+    llm = Llama(MODEL, draft_model=LOOKUP, **QUIET | SAME_KERNELS)
+    stream = llm(PROMPT, **GREEDY, stream=True)
+    parts = [next(stream)]
+    del llm
+    gc.collect()
+    parts += stream
+    assert "".join(part["choices"][0]["text"] for part in parts) == text(theirs)
+
+
+def test_pickled_object_is_loaded_again(theirs: Any) -> None:
+    with Llama(MODEL, draft_model=DRAFT, **QUIET | SAME_KERNELS) as llm:
+        copy = pickle.loads(pickle.dumps(llm))
+    with copy:
+        assert copy.stats()["draft"] == DRAFT
+        assert text(copy) == text(theirs)
+
+
+def test_vocabulary_alone() -> None:
+    with Llama(MODEL, vocab_only=True, verbose=False) as llm:
+        assert llm.detokenize(llm.tokenize(b"def")) == b"def"
+        assert llm.stats() == {}
+
+
+def test_closed_object_says_so() -> None:
+    llm = Llama(MODEL, **QUIET | SAME_KERNELS)
+    llm.close()
+    for use in (lambda: llm("a"), lambda: llm.eval([1]), lambda: llm.stats(), lambda: llm.generate([1])):
+        with pytest.raises(PyspacError, match="closed: make a new one"):
+            use()
+
+
+@pytest.fixture
+def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`replace_llama_cpp` is undone after the test."""
+    monkeypatch.setattr(llama_cpp, "Llama", llama_cpp.Llama)
+
+
+@pytest.mark.usefixtures("put_back")
+def test_libraries_get_ours() -> None:
+    pyspac.replace_llama_cpp()
+    from llama_cpp import Llama as imported
+
+    assert imported is Llama
+    pyspac.replace_llama_cpp(**SAME_KERNELS)
+    from llama_cpp import Llama as with_defaults
+
+    with with_defaults(MODEL, device=None, **QUIET) as llm:
+        assert llm.stats()["emulated"] is True
+
+
+@pytest.mark.usefixtures("put_back")
+@pytest.mark.filterwarnings("ignore")
+def test_langchain(theirs: Any) -> None:
+    """Its classes for llama.cpp, which import `Llama` themselves; its argument `cache` is another thing."""
+    llms = pytest.importorskip("langchain_community.llms", reason="langchain-community is not installed")
+    chat_models = pytest.importorskip("langchain_community.chat_models")
+    pyspac.replace_llama_cpp(**SAME_KERNELS)
+    fields = {"model_path": MODEL, "temperature": 0.0, "repeat_penalty": 1.0, **QUIET}
+    llm = llms.LlamaCpp(max_tokens=24, **fields)
+    assert isinstance(llm.client, Llama)
+    expected = text(theirs, max_tokens=24)
+    assert llm.invoke(PROMPT) == "".join(llm.stream(PROMPT)) == expected
+    assert llm.client.stats()["experts"]["n_hit"] > 0
+    messages = [{"role": "user", "content": "def f"}]
+    said = theirs.create_chat_completion(messages, temperature=0.0, max_tokens=8)["choices"][0]["message"]
+    chat = chat_models.ChatLlamaCpp(max_tokens=8, **fields)
+    assert chat.invoke([("user", "def f")]).content == said["content"]
+    llm.client.close()
+    chat.client.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "said"),
+    [
+        ("/nowhere.gguf", {}, "Model path does not exist: /nowhere.gguf"),
+        (str(MODELS), {}, "this is a folder"),
+        (MODEL, {"cache": "10%", "device": "none"}, "needs a device that holds experts"),
+        (MODEL, {"cache": "much"}, "much"),
+        (MODEL, {"device": "CUDA77"}, "there is no device"),
+        (MODEL, {"draft_model": "/nowhere.gguf"}, "there is no such file"),
+        (MODEL, {"draft_max": 3}, "nothing drafts"),
+        (MODEL, {"n_threads": -1}, "-1"),
+    ],
+)
+def test_bad_input_is_a_value_error(model: str, fields: dict[str, Any], said: str) -> None:
+    """As llama-cpp-python has it, and a PyspacError as well."""
+    with pytest.raises(ValueError, match=said) as caught:
+        Llama(model, **QUIET | fields)
+    assert isinstance(caught.value, PyspacError)
+    assert caught.value.exit_code == 2
+
+
+def test_model_that_cannot_take_back_tokens(tmp_path: Path) -> None:
+    model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3next")
+    with pytest.raises(ValueError, match="cannot take back"):
+        Llama(model, draft_model=LOOKUP, **QUIET)
+    with Llama(model, **QUIET) as llm:
+        assert llm([5, 6, 7], max_tokens=3)["usage"]["completion_tokens"] > 0
