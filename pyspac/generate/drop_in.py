@@ -1,6 +1,6 @@
 """`pyspac.Llama`: llama-cpp-python's `Llama` with the engine attached.
 
-In: its arguments, and `cache`, `device`, `draft_model` and `draft_max` of ours. Out: the same interface; all
+In: its arguments, and `cache`, `ram`, `device`, `draft_model` and `draft_max` of ours. Out: the same interface; all
 answers are made by llama-cpp-python's own code. Models are loaded as `pyspac run` loads them, and after each
 eval the scheduler has its turn.
 """
@@ -108,8 +108,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._stack = ExitStack()  # __del__ closes it, whatever fails
         self._given = {
             "cache": cache, "ram": ram, "device": device or "auto", "draft_model": draft_model,
-            "draft_max": draft_max, "host_kernels": host_kernels, "stock": stock, "n_gpu_layers": n_gpu_layers,
-            "n_threads": n_threads, "n_threads_batch": n_threads_batch, "verbose": verbose, **kwargs,
+            "draft_max": draft_max, "host_kernels": host_kernels, "stock": stock,
+            "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch, "verbose": verbose, **kwargs,
         }  # fmt: skip
         self._ours: dict[str, dict[str, Any]] = {"model_params": {}, "context_params": {}}
         self._split: Split | None = None
@@ -140,7 +140,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
             model=model, draft=None if draft is None or is_foreign else Path(draft),
             spec_type="ngram" if is_foreign else None,
             draft_max=given["draft_max"] or (max_batch - 1 if is_foreign else None),
-            cache=CacheSize(text=given["cache"]), ram=given["ram"], device=given["device"], host_kernels=given["host_kernels"],
+            cache=CacheSize(text=given["cache"]), ram=given["ram"], device=given["device"],
+            host_kernels=given["host_kernels"],
             stock=given["stock"], repack=given["stock"], n_threads=given["n_threads"],
             verbose=given["verbose"],
         )  # fmt: skip
