@@ -1,8 +1,8 @@
 """`pyspac.Llama`: llama-cpp-python's `Llama` with the engine attached.
 
-In: its arguments, and `cache`, `ram`, `device`, `draft_model` and `draft_max` of ours. Out: the same interface; all
-answers are made by llama-cpp-python's own code. Models are loaded as `pyspac run` loads them, and after each
-eval the scheduler has its turn.
+In: its arguments, and `cache`, `ram`, `device`, `draft_model` and `draft_max` of ours. Out: the same
+interface; all answers are made by llama-cpp-python's own code. Models are loaded as `pyspac run` loads them,
+and after each eval the scheduler has its turn.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._given = {
             "cache": cache, "ram": ram, "device": device or "auto", "draft_model": draft_model,
             "draft_max": draft_max, "host_kernels": host_kernels, "stock": stock,
-            "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch, "verbose": verbose, **kwargs,
+            "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch,
+            "verbose": verbose, **kwargs,
         }  # fmt: skip
         self._ours: dict[str, dict[str, Any]] = {"model_params": {}, "context_params": {}}
         self._split: Split | None = None
