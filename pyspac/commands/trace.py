@@ -19,10 +19,11 @@ from pyspac.commands.common import (
     read_prompt,
     reports_errors,
 )
+from pyspac.errors import UsageError
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import RunOptions
 from pyspac.generate.sampling import SamplingParams
-from pyspac.generate.spec_types import parse_spec_type
+from pyspac.generate.spec_types import DRAFT, parse_spec_type
 from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_file import write_trace
 from pyspac.speculation.manager import FIXED
@@ -113,6 +114,10 @@ def record(
     trace_geometry(options.model)  # a dense model is refused before it is loaded
     if wants_gate:
         check_draft_gate(options.model, options.draft)
+        if options.effective_spec_type != DRAFT:
+            raise UsageError(
+                f"--draft-gate records what the draft model of --spec-type {DRAFT} sees: choose that one"
+            )
     probe = RoutingProbe(wants_logits=wants_logits, wants_early=wants_early, keeps_inputs=wants_gate)
     draft_probe = (
         RoutingProbe(wants_logits=False, wants_early=False, keeps_inputs=True) if wants_gate else None

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_speculation_near_ties import NEAR_TIE, margins
+from typer.testing import CliRunner
 
+from pyspac.cli import app
 from pyspac.commands.demo import DRAFT, TARGET, demo_prompt
 from pyspac.errors import ConfigError, EngineError, ModelError, PyspacError, UsageError
 from pyspac.generate import spec_types
@@ -314,3 +316,12 @@ def test_models_that_do_not_fit_are_refused(pair: tuple[Model, Model], tmp_path:
         target, draft = contexts((pair[0], model))
         with target, draft, pytest.raises(EngineError, match="vocab"):
             Handle("draft-simple", 4, target=target, draft=draft)
+
+
+def test_a_trace_of_the_draft_gate_needs_our_own_drafter(tmp_path: Path) -> None:
+    target = input_models.write_target(tmp_path / "target.gguf")
+    draft = input_models.write_draft(tmp_path / "draft.gguf")
+    names = ["-m", str(target), "-md", str(draft), "--spec-type", "draft-simple", "--draft-gate"]
+    result = CliRunner().invoke(app, ["trace", *names, "-p", "x", "-o", str(tmp_path / "t.parquet")])
+    assert result.exit_code == 2
+    assert "--spec-type draft sees" in " ".join(result.output.split())

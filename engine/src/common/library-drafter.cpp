@@ -14,6 +14,9 @@
 #include <stdexcept>
 #include <string>
 
+// ngram-cache looks as many tokens back without asking whether there are as many
+static constexpr int32_t N_CACHE_MIN = 4;
+
 using types_t = std::vector<common_speculative_type>;
 
 static bool has(const types_t & types, common_speculative_type type) {
@@ -121,7 +124,7 @@ struct library_drafter : spac_drafter {
         if (draft_ctx) { // the token itself and all but the last of the draft go through it
             n_max = n_read == pos ? std::min(n_max, (int32_t) llama_n_ctx(draft_ctx) - pos) : 0;
         }
-        if (n_max <= 0) {
+        if (n_max <= 0 || (pos < N_CACHE_MIN && has(params.types, COMMON_SPECULATIVE_TYPE_NGRAM_CACHE))) {
             return found;
         }
         begin_text(pos);
