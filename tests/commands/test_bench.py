@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,8 +85,8 @@ def findings(speeds: dict[str, list[float]]) -> Findings:
 def test_verdict(own: list[float], said: str) -> None:
     found = findings({"stock": [10.0, 10.0, 10.0], "repacked": [9.0, 9.0, 9.0], "own": own})
     assert said in found.verdict()
-    winner = "stock" if own[0] < 10.0 and "Neither" not in said else found.winner
-    assert f"Fastest: pyspac run -m m.gguf --{winner}" in found.verdict()
+    assert found.winner == ("stock" if "loses" in said else "own")
+    assert f"Use: pyspac run -m m.gguf --{found.winner}" in found.verdict()
 
 
 def test_n_cpu_moe_by_hand() -> None:
@@ -145,7 +147,25 @@ def test_bench(models: Path, tmp_path: Path) -> None:
     assert str(models) not in row_file.read_text()
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.png", "row.json"]
-    assert "Fastest: pyspac run -m" in result.output
+    assert "Use: pyspac run -m" in result.output
+
+
+def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of the rounds."""
+    turns = iter(range(7))
+
+    @contextmanager
+    def progress_bar(n_turns: int) -> Iterator[Callable[[], None]]:
+        def on_turn() -> None:
+            if next(turns) == 6:
+                raise KeyboardInterrupt
+
+        yield on_turn
+
+    monkeypatch.setattr("pyspac.commands.bench._progress_bar", progress_bar)
+    files = ("--json", tmp_path / "row.json", "--png", tmp_path / "bench.png", "--profile")
+    assert invoke("bench", "-m", models / "target.gguf", *SHORT, *files).exit_code == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
