@@ -20,7 +20,7 @@ from pyspac.commands.bench_ways import PROMPTS, Way, fit_together, n_cpu_moe
 from pyspac.generate.compare import Turns
 from pyspac.generate.loading import Loading
 from pyspac.generate.metrics import Metrics
-from pyspac.generate.options import RunOptions
+from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.model.geometry import LayerGeometry
 
 SHORT = ("-n", "4", "--rounds", "2", "-t", "1")
@@ -202,6 +202,10 @@ def run_with(models: Path, *arguments: object) -> tuple[dict[str, Any], str]:
     return json.loads(result.stdout), result.stderr
 
 
+def row_slots(models: Path, *flags: str) -> int:
+    return int(run_with(models, *flags)[0]["experts"]["n_slots"])
+
+
 def test_saved_defaults_are_used_and_named(models: Path) -> None:
     result = invoke("bench", "-m", models / "target.gguf", "--profile", *SHORT)
     assert result.exit_code == 0, result.output
@@ -213,8 +217,11 @@ def test_saved_defaults_are_used_and_named(models: Path) -> None:
 def test_flags_replace_saved_defaults(models: Path) -> None:
     """Any flag of how to run, also one that repeats the default; --stock is plain llama.cpp."""
     target = models / "target.gguf"
-    saved_defaults.save(RunOptions(model=target, device="emulated", spec_type="ngram"), "--device emulated")
+    cache = CacheSize(text="50%")
+    options = RunOptions(model=target, device="emulated", cache=cache, spec_type="ngram")
+    saved_defaults.save(options, "--device emulated")
     row, said = run_with(models)
+    assert row["experts"]["n_slots"] == row_slots(models, "--device", "emulated", "--cache", "50%")
     assert (row["mode"], row["emulated"], row["spec_type"]) == ("split", True, "ngram")
     assert "saved for this model: --device emulated" in said
     for flags, mode in (
