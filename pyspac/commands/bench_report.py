@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyspac.commands.bench_ways import PROMPTS, Way
+from pyspac.commands.json_file import write_whole
 from pyspac.errors import PyspacError
 from pyspac.generate.compare import Speeds, Spread, Turns
 
@@ -28,12 +29,14 @@ class Findings:
 
     @property
     def winner(self) -> str:
-        """The way that generates fastest."""
-        return self._fastest(list(self.ways))
+        """The way to use: pyspac's fastest, unless llama.cpp's is faster than rounds differ."""
+        own, other = self.rivals()
+        return other if self.turns.generation().ratio(own, other).high < 1.0 else own
 
     def _fastest(self, names: list[str]) -> str:
-        speeds = self.turns.generation()
-        return max(names, key=lambda name: speeds.of(name).median)
+        """Round by round, beside the first way: what disturbs a whole round counts for nothing."""
+        speeds, first = self.turns.generation(), next(iter(self.ways))
+        return max(names, key=lambda name: speeds.ratio(name, first).median)
 
     def rivals(self) -> tuple[str, str]:
         """pyspac's fastest way, and llama.cpp's."""
@@ -49,14 +52,15 @@ class Findings:
         elif ratio.high < 1.0:
             text = (
                 f"pyspac loses here: its best way, '{own}', generates {_times(ratio)} as fast as '{other}'. "
-                "Use llama.cpp for this model, or that setting."
+                "Take llama.cpp for this model, or its way in pyspac."
             )
         else:
             text = (
                 f"Neither wins: '{own}' generates {_times(ratio)} as fast as '{other}', which the rounds "
                 "cannot tell apart."
             )
-        return f"{text}\nFastest: pyspac run -m {self.model} {self.ways[self.winner].flags}"
+        way = self.ways[self.winner]
+        return f"{text}\nUse: {way.program} -m {self.model} {way.flags}"
 
     def prompt_verdict(self) -> str:
         speeds = self.turns.prompts()
@@ -107,8 +111,8 @@ def show(console: Console, findings: Findings) -> None:
         table.add_row(name, *map(_number, cells), style=style)
     console.print(table)
     console.print(
-        "prompt: processing prompts; the others: generation after each kind of prompt, and after\n"
-        "all; medians of the rounds; +-: half the quartiles' distance of all",
+        "prompt: processing prompts; the others: generation after each kind,\n"
+        "and after all; medians of the rounds; +-: half the quartiles' distance of all",
         style="dim",
     )
     if not findings.at_once:
@@ -134,9 +138,9 @@ def draw(findings: Findings, path: Path) -> None:
     _draw_bars(panels[0], findings, findings.turns.generation(), "generation, tokens per second")
     _draw_bars(panels[1], findings, findings.turns.prompts(), "prompts, tokens per second")
     panels[0].invert_yaxis()
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
-        figure.savefig(file.name, dpi=110, format="png")
-        path.write_bytes(Path(file.name).read_bytes())
+    data = io.BytesIO()
+    figure.savefig(data, dpi=110, format="png")
+    write_whole(path, data.getvalue())
 
 
 def _figure_class() -> Any:

@@ -70,11 +70,12 @@ Mechanic:""",
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One of them; `flags`: those of `pyspac run` for it."""
+    """One of them; `flags`: those of `program` for it."""
 
     flags: str
     options: RunOptions
     is_own: bool
+    program: str = "pyspac run"
 
 
 def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
@@ -89,7 +90,7 @@ def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
     if not loading.device.is_cpu:
         n = n_cpu_moe(loading.preflight.geometry.moe_layers, _pool_bytes(plain))
         tuned = replace(stock, n_cpu_moe=n)
-        ways[f"llama.cpp, --n-cpu-moe {n}"] = Way(f"(llama.cpp's --n-cpu-moe {n})", tuned, False)
+        ways[f"llama.cpp, --n-cpu-moe {n}"] = Way(f"-ngl 99 --n-cpu-moe {n}", tuned, False, "llama-cli")
     own = {"pyspac": Way("--device none", replace(plain, device="none", cache=CacheSize(text="auto")), True)}
     if loading.device.has_cache:
         split = Way(f"--device {options.device} --cache {options.cache.text}", plain, True)

@@ -20,14 +20,18 @@ def write_json(target: str, value: dict[str, Any]) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    path = Path(target)
+    write_whole(Path(target), text.encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, or leave it as it is."""
     if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
         return
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(path)
     except BaseException:

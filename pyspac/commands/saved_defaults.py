@@ -15,7 +15,7 @@ import typer
 from pyspac.commands.common import error_console
 from pyspac.commands.json_file import write_json
 from pyspac.errors import PyspacError
-from pyspac.generate.options import RunOptions
+from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.server.warm_start import cache_folder, model_hash
 
 FIELDS: Final = ("stock", "repack", "n_cpu_moe", "device", "spec_type", "draft")  # of RunOptions
@@ -46,7 +46,7 @@ def folder() -> Path:
 
 def save(options: RunOptions, flags: str) -> Path:
     """Make `options` the defaults of its model; `flags`: the same as a user would type it."""
-    fields = {name: getattr(options, name) for name in FIELDS}
+    fields = {name: getattr(options, name) for name in FIELDS} | {"cache": options.cache.text}
     draft = options.draft.absolute() if options.draft else None
     path = folder() / f"{model_hash(options.model)}.json"
     try:
@@ -92,6 +92,7 @@ def _read(model: Path) -> dict[str, Any] | None:
         path = folder() / f"{model_hash(model)}.json"
         saved = json.loads(path.read_text(encoding="utf-8"))
         fields = {name: saved[name] for name in FIELDS if name != "draft"}
+        fields["cache"] = CacheSize(text=saved["cache"])
         return {"draft": saved["draft"], "flags": str(saved["flags"]), "fields": fields}
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # RuntimeError: no home folder
         return None

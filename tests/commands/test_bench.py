@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from pyspac.commands.bench_ways import PROMPTS, Way, fit_together, n_cpu_moe
 from pyspac.generate.compare import Turns
 from pyspac.generate.loading import Loading
 from pyspac.generate.metrics import Metrics
-from pyspac.generate.options import RunOptions
+from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.model.geometry import LayerGeometry
 
 SHORT = ("-n", "4", "--rounds", "2", "-t", "1")
@@ -83,8 +85,8 @@ def findings(speeds: dict[str, list[float]]) -> Findings:
 def test_verdict(own: list[float], said: str) -> None:
     found = findings({"stock": [10.0, 10.0, 10.0], "repacked": [9.0, 9.0, 9.0], "own": own})
     assert said in found.verdict()
-    winner = "stock" if own[0] < 10.0 and "Neither" not in said else found.winner
-    assert f"Fastest: pyspac run -m m.gguf --{winner}" in found.verdict()
+    assert found.winner == ("stock" if "loses" in said else "own")
+    assert f"Use: pyspac run -m m.gguf --{found.winner}" in found.verdict()
 
 
 def test_n_cpu_moe_by_hand() -> None:
@@ -145,7 +147,25 @@ def test_bench(models: Path, tmp_path: Path) -> None:
     assert str(models) not in row_file.read_text()
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.png", "row.json"]
-    assert "Fastest: pyspac run -m" in result.output
+    assert "Use: pyspac run -m" in result.output
+
+
+def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of the rounds."""
+    turns = iter(range(7))
+
+    @contextmanager
+    def progress_bar(n_turns: int) -> Iterator[Callable[[], None]]:
+        def on_turn() -> None:
+            if next(turns) == 6:
+                raise KeyboardInterrupt
+
+        yield on_turn
+
+    monkeypatch.setattr("pyspac.commands.bench._progress_bar", progress_bar)
+    files = ("--json", tmp_path / "row.json", "--png", tmp_path / "bench.png", "--profile")
+    assert invoke("bench", "-m", models / "target.gguf", *SHORT, *files).exit_code == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -182,6 +202,10 @@ def run_with(models: Path, *arguments: object) -> tuple[dict[str, Any], str]:
     return json.loads(result.stdout), result.stderr
 
 
+def row_slots(models: Path, *flags: str) -> int:
+    return int(run_with(models, *flags)[0]["experts"]["n_slots"])
+
+
 def test_saved_defaults_are_used_and_named(models: Path) -> None:
     result = invoke("bench", "-m", models / "target.gguf", "--profile", *SHORT)
     assert result.exit_code == 0, result.output
@@ -193,8 +217,11 @@ def test_saved_defaults_are_used_and_named(models: Path) -> None:
 def test_flags_replace_saved_defaults(models: Path) -> None:
     """Any flag of how to run, also one that repeats the default; --stock is plain llama.cpp."""
     target = models / "target.gguf"
-    saved_defaults.save(RunOptions(model=target, device="emulated", spec_type="ngram"), "--device emulated")
+    cache = CacheSize(text="50%")
+    options = RunOptions(model=target, device="emulated", cache=cache, spec_type="ngram")
+    saved_defaults.save(options, "--device emulated")
     row, said = run_with(models)
+    assert row["experts"]["n_slots"] == row_slots(models, "--device", "emulated", "--cache", "50%")
     assert (row["mode"], row["emulated"], row["spec_type"]) == ("split", True, "ngram")
     assert "saved for this model: --device emulated" in said
     for flags, mode in (
