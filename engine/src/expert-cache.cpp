@@ -135,7 +135,7 @@ void spac_expert_cache::fill(uint32_t il, const int32_t * experts, const uint32_
     for (size_t i = 0; i < std::min(absent.size(), room); i++) {
         const uint32_t key = il * n_expert + experts[absent[i]];
         set_state(key, SPAC_RESIDENCY_QUEUED);
-        fills.push(key, (uint8_t) std::min<uint64_t>(255, 255ull * n_rows[absent[i]] / n_tokens));
+        fills.push(key, n_tokens ? (uint8_t) std::min<uint64_t>(255, 255ull * n_rows[absent[i]] / n_tokens) : utility[key]);
         group.n_fills++;
     }
     work.notify_one();

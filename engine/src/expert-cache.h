@@ -64,9 +64,10 @@ struct spac_expert_cache {
     void begin_forward();
     void idle(); // no forward began for a while: renews the byte budget too
 
-    // n experts that n_tokens tokens just used, n_rows times each: those absent are copied into free slots, outside the byte
-    // budget, while no load that the scheduler asked for can start; nobody is evicted for them. Most used first, until a
-    // decision knows better
+    // n experts that were just used, n_rows times each: those absent are copied into free slots, outside the byte budget, while
+    // no load that the scheduler asked for can start; nobody is evicted for them
+    // n_tokens: of a prompt: what most of them used comes first; 0: what has the highest utility, as for all from the next
+    // decision on
     // n_held_max: of the layer's experts that hold or await a slot
     void fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max);
 
@@ -169,7 +170,7 @@ struct spac_expert_cache {
     std::vector<uint8_t>    tau;        // [n_layer]
     std::vector<pinned>     pins;
     spac_prefetch_queue     queue;
-    spac_prefetch_queue     fills;                      // for free slots; level: the share of tokens that used an expert, then its utility
+    spac_prefetch_queue     fills;                      // for free slots; level: utility, or the share of a prompt's tokens that used it
     std::vector<prediction> predictions;                // [SPAC_N_AHEAD * n_layer]
     std::deque<awaited>     ahead;                      // expected, and to be copied before all else
     int32_t                 last_il       = INT32_MAX;  // of the layers that ran in this forward

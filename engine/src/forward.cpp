@@ -79,7 +79,7 @@ void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor *
     slots.resize(activations.n_distinct());
     cache.pin(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data());
     if (fills) {
-        cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), ids->ne[1], SIZE_MAX);
+        cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), 0, SIZE_MAX);
     }
 }
 

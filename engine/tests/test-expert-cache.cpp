@@ -75,6 +75,14 @@ static void test_fills_move_to_their_utility() {
     f.apply({});
     CHECK((run_loads(f) == std::vector<uint32_t>{ 1, 2, 0 }));
     f.cache.check();
+
+    cache_fixture g(2, 6, 4); // what the next forward uses does not go before those
+    g.utility[1] = 1;
+    g.cache.fill(0, used, rows, 2, 4, 6);
+    g.apply({});
+    g.cache.fill(1, used, rows, 2, 0, 6);
+    CHECK((run_loads(g) == std::vector<uint32_t>{ 1, 0, 6 + 0, 6 + 1 }));
+    g.cache.check();
 }
 
 // what the scheduler asks for comes first, and its byte budget is not theirs

@@ -59,7 +59,8 @@ class LayerRunner:
         self.cache.pin(demand.keys[access.is_hit])
         self.policies.eviction.on_access(access)
         if self.state.decision.fills:
-            self.link.fill(demand, len(step.tokens), self.cache.n_expert, self.state.now_us)
+            levels = self.state.decision.utility[demand.keys]
+            self.link.fill(demand, levels, self.cache.n_expert, self.state.now_us)
         self._expire(il)
         service = self._serve(access)
         self.submit(self.policies.prefetch.after_router(access))

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
 from pyspac.engine.board import NO_BUDGET
 from pyspac.lab.cache import ABSENT, LOADING, QUEUED, RESIDENT, ExpertCache
@@ -62,21 +62,21 @@ class Link:
                 self.cache.residency[key] = QUEUED
         self.advance(now)
 
-    def fill(self, demand: Demand, n_tokens: int, n_held_max: int, now: float) -> None:
+    def fill(self, demand: Demand, levels: npt.NDArray[np.integer], n_held_max: int, now: float) -> None:
         """Copy what was just used into free slots while nothing of the queue can begin.
 
-        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. Most used first, up
-        to the next decision (`reorder_fills`). n_tokens: of the batch; n_held_max: of the layer's experts
-        that hold or await a slot.
+        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. levels: [n] who comes
+        first, up to the next decision (`reorder_fills`); n_held_max: of the layer's experts that hold or
+        await a slot.
         """
         order = np.argsort(-demand.rows, kind="stable")
-        level_of = dict(zip(demand.keys.tolist(), (255 * demand.rows // n_tokens).tolist(), strict=True))
+        level_of = dict(zip(demand.keys.tolist(), levels.tolist(), strict=True))
         for key in self.cache.promise(demand.keys[order], n_held_max).tolist():
             self._number += 1
             heapq.heappush(self.fills, (-level_of[key], self._number, key))
         self.advance(now)
 
-    def reorder_fills(self, utility: NDArray[np.uint8]) -> None:
+    def reorder_fills(self, utility: npt.NDArray[np.uint8]) -> None:
         """Let promised free slots be taken by utility [n_cell]; equals stay in their order."""
         order = [key for _, _, key in sorted(self.fills)]
         self.fills = [(-int(utility[key]), number, key) for number, key in enumerate(order, self._number + 1)]

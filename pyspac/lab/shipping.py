@@ -110,7 +110,7 @@ class ShippingScheduler:
             group = self.board.group[demand.il]
             n_layers = int(np.count_nonzero((self.board.group == group) & (self.board.expert_bytes > 0)))
             share = -(-int(self.board.group_slots[demand.il]) // n_layers)
-            self.link.fill(demand, n_tokens, share, now_us)
+            self.link.fill(demand, 255 * demand.rows // n_tokens, share, now_us)
 
     def end_prompt(self, now_us: float) -> None:
         """Decide before the first step."""

@@ -164,7 +164,7 @@ def test_a_decision_knows_better_than_the_batch_what_takes_a_free_slot_first() -
     state = Run(make_workload(one_layer("abcd"), 0), Setup(capacity="4"), COPY_1MS).state
     keys = np.arange(4)
     demand = Demand(0, keys, np.array([4, 3, 2, 1]), np.ones(4), np.zeros(4, np.int64))
-    state.link.fill(demand, 4, 4, now=0.0)  # the first one begins
+    state.link.fill(demand, demand.rows, 4, now=0.0)  # the first one begins
     state.link.reorder_fills(np.array([0, 1, 1, 2, 0, 0, 0, 0], np.uint8))
     arrived: list[set[int]] = []
     for ms in range(1, 5):
@@ -178,3 +178,11 @@ def test_the_run_lets_every_decision_say_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("pyspac.lab.link.Link.reorder_fills", lambda link, utility: said.append(utility))
     run = observe(one_layer("abcd"), 4, eviction="ema")
     assert len(said) == len(run.workload.steps)
+
+
+def test_what_is_used_meanwhile_goes_by_its_utility(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[int] = []
+    monkeypatch.setattr("pyspac.lab.link.Link.fill", lambda link, demand, found, *_: levels.extend(found))
+    observe(one_layer("aaab"), 4, eviction="ema")
+    assert levels[0] == levels[3] == 0  # never used before
+    assert 0 < levels[1] <= levels[2]
