@@ -229,6 +229,17 @@ def test_every_text_begins_anew(kind: str, texts: list[tuple[int, list[int], int
         assert drafts[:2] == drafts[2:]
 
 
+def test_the_shortest_texts() -> None:
+    """llama.cpp's ngram-cache reads four tokens back, whether or not there are as many."""
+    for kind in TEXT_KINDS:
+        with Handle(kind, 4) as handle:
+            assert handle.draft(1, 0, 4) == []
+            for pos in range(4):
+                handle.process([1], pos)
+                found = handle.draft(1, pos + 1, 4)
+                assert found == [] or pos == 3
+
+
 def test_a_handle_refuses_nonsense() -> None:
     for types, n_max, says in (
         ("ngram", 4, "unknown speculative type: ngram"),
