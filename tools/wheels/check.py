@@ -16,8 +16,6 @@ import venv
 from pathlib import Path
 from typing import Final
 
-from tools.patches.pin import log
-
 ABSENT: Final = ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "make", "git", "nvcc")
 PROGRAM: Final = """
 from importlib.resources import files
@@ -66,11 +64,12 @@ def check(folder: Path) -> None:
     """Raises CalledProcessError where a program fails."""
     with tempfile.TemporaryDirectory(prefix="pyspac-wheel-") as name:
         installed = Installed(Path(name))
-        installed.install(sorted(folder.glob("*.whl")))
+        installed.install([*folder.glob("pyspac-*.whl"), *folder.glob("llama_cpp_python-*.whl")])
         installed.run("python", "-c", PROGRAM)
-        log("llama_cpp: Llama runs")
+        print("llama_cpp: Llama runs", flush=True)
+        installed.run("pyspac", "models")  # llama-server and its libraries
         installed.run("pyspac", "demo")
-        log("pyspac demo: runs")
+        print("pyspac demo: runs", flush=True)
         models = next(installed.bin.parent.glob("lib/python*/site-packages/pyspac/models"))
         for device in ("none", "emulated"):
             arguments = (
@@ -86,12 +85,11 @@ def check(folder: Path) -> None:
             assert installed.run("pyspac", "run", *arguments).strip(), (
                 f"pyspac run --device {device}: no text"
             )
-            log(f"pyspac run --device {device}: runs")
+            print(f"pyspac run --device {device}: runs", flush=True)
 
 
 if __name__ == "__main__":
     try:
         check(Path(sys.argv[1]).resolve())
     except (AssertionError, subprocess.CalledProcessError) as error:
-        log(f"the wheels do not work where they are installed: {error}")
-        sys.exit(1)
+        sys.exit(f"the wheels do not work where they are installed: {error}")
