@@ -64,7 +64,7 @@ def check(folder: Path) -> None:
     """Raises CalledProcessError where a program fails."""
     with tempfile.TemporaryDirectory(prefix="pyspac-wheel-") as name:
         installed = Installed(Path(name))
-        installed.install(sorted(folder.glob("*.whl")))
+        installed.install([*folder.glob("pyspac-*.whl"), *folder.glob("llama_cpp_python-*.whl")])
         installed.run("python", "-c", PROGRAM)
         print("llama_cpp: Llama runs", flush=True)
         installed.run("pyspac", "models")  # llama-server and its libraries
