@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspac.generate.drafting import Drafter, DraftResult
-from pyspac.generate.llama import Vocab
 from pyspac.generate.sampling import Probs, Sampler, SamplingParams, argmax
+from pyspac.generate.vocab import Vocab
 
 WRONG_DISTANCE = (
     3  # a wrong draft is the token so many positions later: as alike to its neighbours as drafts are

@@ -90,7 +90,7 @@ def _version(package: str) -> str | None:
 
 def _bindings() -> Iterator[Finding]:
     found = _version("llama-cpp-python")
-    if found == LLAMA_CPP_PYTHON_VERSION:
+    if found is not None and found.partition("+")[0] == LLAMA_CPP_PYTHON_VERSION:  # "+...": of our own wheel
         yield Finding("ok", "bindings", f"llama-cpp-python {found}")
         return
     yield Finding(

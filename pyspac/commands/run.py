@@ -108,8 +108,7 @@ def run(
     With a GPU the routed experts of each layer are split between it and the host; --stock is plain llama.cpp.
     Ctrl-C stops and prints the figures so far. Without a prompt, on a terminal, it is `pyspac chat`.
     """
-    text = prompt_or_chat(prompt, file) if json_file is None else read_prompt(prompt, file)
-    check_json_target(json_file)
+    text = prompt_or_chat(prompt, file, json_file)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
@@ -124,9 +123,10 @@ def run(
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 
 
-def prompt_or_chat(prompt: str | None, file: Path | None) -> str | None:
+def prompt_or_chat(prompt: str | None, file: Path | None, json_file: str | None) -> str | None:
     """The prompt; None: there is none, and somebody who can talk. Raises ConfigError."""
-    can_talk = sys.stdin.isatty() and sys.stdout.isatty()
+    check_json_target(json_file)
+    can_talk = json_file is None and sys.stdin.isatty() and sys.stdout.isatty()
     return None if prompt is None and file is None and can_talk else read_prompt(prompt, file)
 
 

@@ -16,8 +16,8 @@ from pyspac.generate.decode import Generation, Interrupt
 from pyspac.model.gguf_header import GgufHeader
 
 if TYPE_CHECKING:
-    from pyspac.generate.llama import Vocab
     from pyspac.generate.session import Session
+    from pyspac.generate.vocab import Vocab
 
 Role = Literal["system", "user", "assistant"]
 

@@ -25,8 +25,9 @@ from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.manager import Speculation
 
 if TYPE_CHECKING:
-    from pyspac.generate.llama import Context, Model, TextStream
+    from pyspac.generate.llama import Context, Model
     from pyspac.generate.split import Split
+    from pyspac.generate.vocab import TextStream
 
 
 class Session:
@@ -129,7 +130,7 @@ class Session:
         return SpeculationHook(self.speculation, self.drafter, self.split)
 
     def text_stream(self) -> TextStream:
-        from pyspac.generate.llama import TextStream
+        from pyspac.generate.vocab import TextStream
 
         return TextStream(self.model.vocab)
 
@@ -162,7 +163,7 @@ class Session:
 
     def _keep_prefix(self, prompt: list[int]) -> None:
         """Of what the context holds, only that with which `prompt` begins; its last token gives logits."""
-        from pyspac.generate.llama import LlamaError
+        from pyspac.generate.libllama import LlamaError
 
         longest = min(len(self._held), self.context.n_past, max(0, len(prompt) - 1))
         n = next((i for i in range(longest) if self._held[i] != prompt[i]), longest)

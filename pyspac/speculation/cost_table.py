@@ -172,11 +172,11 @@ class CostTable:
         us = record.total_us - record.draft_us
         if record.n_others or (before is not None and width == before.width):
             self.passes.observe(width, us)
-        elif n_draft:
+        elif n_draft and us > 0.0:
             change_us = min(self.change_us(), 0.5 * us)
             doubt = math.log(us / (us - change_us)) ** 2 if self.returns.n_observed else _BEGUN
             self.passes.observe(width, us - change_us, NOISE + doubt)
-        elif before is not None:
+        elif before is not None and not n_draft:
             self.returns.observe(1, us)
         if n_draft:
             self._observe_draft(record.draft_us, n_draft, n_missed)

@@ -18,9 +18,8 @@ from pyspac.generate.llama import (
     ContextParams,
     Model,
     ModelParams,
-    TextStream,
-    Vocab,
 )
+from pyspac.generate.vocab import TextStream, Vocab
 
 
 @pytest.fixture(scope="module")
