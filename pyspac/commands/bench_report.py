@@ -31,7 +31,7 @@ class Findings:
     def winner(self) -> str:
         """The way to use: pyspac's fastest, unless llama.cpp's is faster than rounds differ."""
         own, other = self.rivals()
-        return other if self.turns.generation().ratio(own, other).high < 1.0 else own
+        return other if self.turns.generation().ratio(own, other).most < 1.0 else own
 
     def _fastest(self, names: list[str]) -> str:
         """Round by round, beside the first way: what disturbs a whole round counts for nothing."""
@@ -47,9 +47,9 @@ class Findings:
         """Who wins, in plain words."""
         own, other = self.rivals()
         ratio = self.turns.generation().ratio(own, other)
-        if ratio.low > 1.0:
+        if ratio.least > 1.0:
             text = f"pyspac wins: '{own}' generates {_times(ratio)} as fast as '{other}'."
-        elif ratio.high < 1.0:
+        elif ratio.most < 1.0:
             text = (
                 f"pyspac loses here: its best way, '{own}', generates {_times(ratio)} as fast as '{other}'. "
                 "Take llama.cpp for this model, or its way in pyspac."

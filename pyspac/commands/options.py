@@ -136,8 +136,8 @@ Ram = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="Memory for experts, which stay on disk: a share of all (25%), a number of MiB, or auto (what "
-        "is free). Default: all are loaded, or auto if they do not fit. Without a device only.",
+        help="Memory for experts, which stay on disk: MiB (8000), GiB (8G), a share of all (25%), or auto "
+        "(what is free). Default: all are loaded, or auto if they do not fit. Without a device only.",
     ),
 ]
 HostKernels = Annotated[

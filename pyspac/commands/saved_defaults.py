@@ -29,6 +29,7 @@ HOW: Final = frozenset(
             "device",
             "rpc",
             "cache",
+            "ram",
             "gpu_layers",
             "host_kernels",
             "copy_gb_s",

@@ -23,17 +23,19 @@ OnTurn = Callable[[], None]  # one more prompt done
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The middle of some measurements, and the quartiles around it."""
+    """The middle of some measurements, the quartiles around it, and the least and the greatest."""
 
     median: float
     low: float
     high: float
+    least: float
+    most: float
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
         """At least two values."""
         low, _, high = quantiles(values, n=4, method="inclusive")
-        return cls(median(values), low, high)
+        return cls(median(values), low, high, min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)

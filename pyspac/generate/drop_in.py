@@ -7,6 +7,7 @@ and after each eval the scheduler has its turn.
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Iterator
@@ -74,6 +75,9 @@ class _Fields:
         llm.__dict__[self.name] = params
 
 
+_KNOWN: Final = frozenset(inspect.signature(llama_cpp.Llama.__init__).parameters)
+
+
 class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no types
     """`llama_cpp.Llama`, run by pyspac. Close it, or use it as a context manager."""
 
@@ -84,8 +88,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self,
         model_path: str | os.PathLike[str],
         *,
-        cache: str = "auto",
-        ram: str | None = None,
+        cache: str | int = "auto",
+        ram: str | int | None = None,
         device: str | None = "auto",
         draft_model: DraftModel | None = None,
         draft_max: int | None = None,
@@ -106,9 +110,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         raises.
         """
         self._stack = ExitStack()  # __del__ closes it, whatever fails
+        _check_known(kwargs)
         self._given = {
-            "cache": cache, "ram": ram, "device": device or "auto", "draft_model": draft_model,
-            "draft_max": draft_max, "host_kernels": host_kernels, "stock": stock,
+            "cache": str(cache), "ram": None if ram is None else str(ram), "device": device or "auto",
+            "draft_model": draft_model, "draft_max": draft_max, "host_kernels": host_kernels, "stock": stock,
             "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch,
             "verbose": verbose, **kwargs,
         }  # fmt: skip
@@ -140,7 +145,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         return RunOptions(
             model=model, draft=None if draft is None or is_foreign else Path(draft),
             spec_type="ngram" if is_foreign else None,
-            draft_max=given["draft_max"] or (max_batch - 1 if is_foreign else None),
+            draft_max=max_batch - 1 if is_foreign and given["draft_max"] is None else given["draft_max"],
             cache=CacheSize(text=given["cache"]), ram=given["ram"], device=given["device"],
             host_kernels=given["host_kernels"],
             stock=given["stock"], repack=given["stock"], n_threads=given["n_threads"],
@@ -285,3 +290,9 @@ def replace_llama_cpp(**defaults: Any) -> None:
             super().__init__(model_path, **kwargs | defaults | given)
 
     llama_cpp.Llama = WithDefaults if defaults else Llama
+
+
+def _check_known(kwargs: dict[str, Any]) -> None:
+    """Raise InputError for arguments of nobody: llama_cpp.Llama itself takes them without a word."""
+    for name in kwargs.keys() - _KNOWN:
+        raise InputError(f"Llama has no argument {name}; see help(pyspac.Llama) and help(llama_cpp.Llama)")

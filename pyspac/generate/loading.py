@@ -16,7 +16,7 @@ from pyspac.engine.devices import Device, choose_device, fits_memory
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
 from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import bytes_in_memory, choose_ram_mib
+from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 
@@ -49,6 +49,7 @@ class Loading:
         options = options.on(device)
         preflight = check_run(options, device)
         lacks_kernels = options.is_host_only and not options.stock and not has_own_kernels(preflight.header)
+        check_ram_has_kernels(options.ram, has_kernels=not lacks_kernels)
         cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         return cls(
             # llama.cpp's kernels are the best there, and it may repack for them
@@ -105,7 +106,8 @@ class Loading:
     def _fits_own_memory(self) -> bool:
         """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
         is_wanted = self.options.is_host_only and not self.options.stock
-        return is_wanted and fits_memory(bytes_in_memory(self.preflight.geometry, self.ram_mib))
+        has_room = self.ram_mib is not None or fits_memory(self.preflight.geometry.model_bytes)
+        return is_wanted and has_room
 
     def _buffer_type(self, has_own_memory: bool) -> int | None:
         from pyspac.engine import engine

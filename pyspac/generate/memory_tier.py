@@ -6,24 +6,30 @@ model is loaded, and there is no such tier.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import psutil
 
-from pyspac.engine.values import read_cache_size
 from pyspac.errors import UsageError
 from pyspac.model.geometry import MoeGeometry
-from pyspac.units import MIB
+from pyspac.units import GIB, MIB
 
-# left free besides what is not an expert: caches of keys and values, compute buffers, and other programs
-MARGIN_BYTES: Final = 1 << 30
+AUTO: Final = "auto"
+# left free besides the model: caches of keys and values, compute buffers, and other programs
+MARGIN_BYTES: Final = GIB
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
+# in a slot each of an expert's matrices has whole blocks of the disk around it
+BLOCKS_BYTES: Final = 3 * 2 * 4096
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[MG]i?B?)?", re.IGNORECASE)
 
 
 def check_ram(text: str | None) -> None:
     """Raise UsageError for what is no size."""
-    if text is not None and _n_bytes(text, MIB) == 0:
-        raise UsageError(f"--ram {text} holds nothing: give MiB, a share of all experts (25%), or auto")
+    if text is not None and text != AUTO and _n_bytes(text, GIB) == 0:
+        raise UsageError(
+            f"--ram {text} holds nothing: give MiB (8000), GiB (8G), a share of all experts or auto"
+        )
 
 
 def check_ram_has_no_device(text: str | None, *, has_device: bool) -> None:
@@ -35,33 +41,69 @@ def check_ram_has_no_device(text: str | None, *, has_device: bool) -> None:
         )
 
 
+def check_ram_has_kernels(text: str | None, *, has_kernels: bool) -> None:
+    """Raise UsageError where llama.cpp would compute the experts, which reads them from the mapped file."""
+    if text is not None and not has_kernels:
+        raise UsageError(
+            f"--ram {text}: the engine has no kernels for this model's types here, so its experts cannot stay "
+            "on disk; leave it out, or take a quantisation such as Q4_K or Q8_0"
+        )
+
+
 def choose_ram_mib(text: str | None, geometry: MoeGeometry, free_bytes: int | None = None) -> int | None:
-    """MiB of the pool. `text`: as given; None: a tier only if the model is larger than free memory."""
+    """MiB of the pool. `text`: as given; None: a tier only if the model does not fit into free memory."""
     free = psutil.virtual_memory().available if free_bytes is None else free_bytes
-    if not geometry.is_moe or (text is None and geometry.model_bytes <= free):
+    if not geometry.is_moe:
+        if text is not None:
+            raise UsageError(
+                f"--ram {text}: a dense model has no experts that could stay on disk; leave it out"
+            )
         return None
-    n_bytes = None if text is None else _n_bytes(text, geometry.experts_bytes)
-    if n_bytes is None:
-        n_bytes = _auto_bytes(geometry, free)
-    return None if n_bytes >= geometry.experts_bytes else n_bytes // MIB
+    if text is None and geometry.model_bytes + _margin(free) <= free:
+        return None
+    is_auto = text is None or text == AUTO
+    n_bytes = _auto_bytes(geometry, free) if is_auto else _n_bytes(str(text), geometry.experts_bytes)
+    if n_bytes >= geometry.experts_bytes:
+        return None
+    _check_room(f"--ram {text or AUTO}", n_bytes, geometry, free)
+    return n_bytes // MIB
 
 
-def bytes_in_memory(geometry: MoeGeometry, ram_mib: int | None) -> int:
-    """Of the model: all of it, or what is not an expert and the pool."""
-    n_experts_bytes = geometry.experts_bytes if ram_mib is None else ram_mib * MIB
-    return geometry.model_bytes - geometry.experts_bytes + n_experts_bytes
+def _n_bytes(text: str, experts_bytes: int) -> int:
+    """Bytes of "8000" (MiB), "8G", "8000MiB" or "25%" of all experts'."""
+    match = _SIZE.fullmatch(text.strip())
+    number, unit = (float(match[1]), (match[2] or "M").upper()) if match else (-1.0, "M")
+    if number < 0.0 or (unit == "%" and number > 100.0):
+        raise UsageError(
+            f"--ram {text} is no size: give MiB (8000), GiB (8G), a share of all experts (25%), or auto"
+        )
+    return int(number * (experts_bytes / 100.0 if unit == "%" else GIB if unit[0] == "G" else MIB))
 
 
-def _n_bytes(text: str, experts_bytes: int) -> int | None:
-    return read_cache_size(text, experts_bytes)
+def _margin(free: int) -> int:
+    return min(MARGIN_BYTES, int(MARGIN_SHARE * free))
+
+
+def _others(geometry: MoeGeometry) -> int:
+    return geometry.model_bytes - geometry.experts_bytes
 
 
 def _auto_bytes(geometry: MoeGeometry, free: int) -> int:
-    others = geometry.model_bytes - geometry.experts_bytes
-    n_bytes = free - others - min(MARGIN_BYTES, int(MARGIN_SHARE * free))
-    if n_bytes < MIB:
+    return max(0, free - _others(geometry) - _margin(free))
+
+
+def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, free: int) -> None:
+    """Whether so much is there, and enough for one layer at once."""
+    room = free - _others(geometry)
+    if n_bytes > room:
         raise UsageError(
-            f"--ram auto: {free // MIB} MiB of memory are free, and what is not an expert takes "
-            f"{others // MIB} MiB of them: close other programs, or take a smaller quantisation"
+            f"{given}: {free // MIB} MiB of memory are free, and what is not an expert takes "
+            f"{_others(geometry) // MIB} MiB of them: give {max(0, room) // MIB} or less, or auto"
         )
-    return n_bytes
+    largest = max(layer.expert_bytes for layer in geometry.moe_layers)
+    if n_bytes < geometry.n_expert * largest:
+        least = -(-geometry.n_expert * (largest + BLOCKS_BYTES) // MIB)
+        raise UsageError(
+            f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give {least} MiB at "
+            f"least, of {free // MIB} MiB that are free, or take a smaller quantisation"
+        )

@@ -11,7 +11,7 @@ from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
 from pyspac.errors import UsageError
 from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import bytes_in_memory, choose_ram_mib
+from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
@@ -96,8 +96,9 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     needs = estimate_needs(header, draft, n_ctx)
     if options.is_host_only:
         has_engine = has_own_kernels(header)
+        check_ram_has_kernels(options.ram, has_kernels=has_engine)
         ram_mib = choose_ram_mib(options.ram, geometry) if has_engine else None
-        is_copied = has_engine and fits_memory(bytes_in_memory(geometry, ram_mib))
+        is_copied = has_engine and (ram_mib is not None or fits_memory(geometry.model_bytes))
         return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram_mib)
     cache = choose_cache(options.cache.text, geometry, needs, device)
     if reason := why_tight(cache, geometry, needs, device):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from pyspac._native import lib_dir
 from pyspac.cli import app
-from pyspac.errors import EngineError, PyspacError, UsageError
+from pyspac.errors import PyspacError, UsageError
 from pyspac.generate.memory_tier import choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.session import Session
@@ -107,18 +107,38 @@ def test_all_that_fits_is_loaded() -> None:
 def test_auto_is_what_is_free() -> None:
     geometry = read_geometry(read_header(DEMO))
     others = geometry.model_bytes - geometry.experts_bytes
-    free = others + geometry.experts_bytes // 2
-    assert choose_ram_mib(None, geometry, free_bytes=geometry.model_bytes) is None, "it fits"
+    assert choose_ram_mib(None, geometry, free_bytes=2 * geometry.model_bytes) is None, "it fits"
     assert choose_ram_mib("auto", geometry, free_bytes=100 * geometry.model_bytes) is None
-    found = choose_ram_mib(None, geometry, free_bytes=free)
-    assert found is not None
-    assert 0 < found * MIB < geometry.experts_bytes // 2
+    for free in (geometry.model_bytes, others + geometry.experts_bytes * 2 // 3):
+        found = choose_ram_mib(None, geometry, free_bytes=free)
+        assert found is not None
+        assert 0 < found * MIB < min(geometry.experts_bytes, free - others)
     with pytest.raises(UsageError, match="smaller quantisation"):
         choose_ram_mib("auto", geometry, free_bytes=others // 2)
 
 
+@pytest.mark.parametrize("text", ["6", "6M", "6MiB", "6 mb", "0.00586G", "0.00586 GiB"])
+def test_sizes(text: str) -> None:
+    geometry = read_geometry(read_header(DEMO))
+    assert choose_ram_mib(text, geometry, free_bytes=100 * MIB) in (5, 6)
+
+
+def test_more_than_is_free() -> None:
+    geometry = read_geometry(read_header(DEMO))
+    with pytest.raises(UsageError, match=r"--ram 8: 9 MiB of memory are free.* or less, or auto"):
+        choose_ram_mib("8", geometry, free_bytes=9 * MIB)
+
+
+def test_models_without_experts_or_kernels(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a dense model has no experts"):
+        Session(options(DEMO.with_name("demo-draft.gguf"), "5"))
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe", [(Type.Q2_K, Type.Q2_K, Type.Q2_K)])
+    with pytest.raises(UsageError, match="no kernels for this model's types"):
+        Session(options(path, "90%"))
+
+
 def test_too_little() -> None:
-    with pytest.raises(EngineError, match=r"give [0-9]+ MiB at least"):
+    with pytest.raises(UsageError, match=r"give [0-9]+ MiB at least"):
         Session(options(DEMO, "1"))
 
 
@@ -126,7 +146,9 @@ def test_too_little() -> None:
     ("arguments", "said"),
     [
         (["--ram", "0"], "holds nothing"),
-        (["--ram", "much"], "much"),
+        (["--ram", "much"], "--ram much is no size"),
+        (["--ram", "-5"], "is no size"),
+        (["--ram", "150%"], "is no size"),
         (["--ram", "25%", "--stock"], "--stock"),
         (["--ram", "25%", "--device", "emulated"], "--device none"),
         (["--ram", "1"], "at least"),

@@ -70,10 +70,13 @@ void spac_disk_reader::run() {
 
         const uint64_t t0    = spac_now_us();
         const int      error = read_all(next);
-        on_done(next, error);
+        const uint64_t t1    = spac_now_us();
 
         lock.lock();
-        end_read(next, t0);
+        end_read(next, t0, t1);
+        lock.unlock();
+        on_done(next, error); // who waits for it finds it counted
+        lock.lock();
     }
 }
 
@@ -83,13 +86,12 @@ void spac_disk_reader::begin_read() {
     }
 }
 
-void spac_disk_reader::end_read(const spac_disk_read & read, uint64_t t0) {
-    const uint64_t now = spac_now_us();
+void spac_disk_reader::end_read(const spac_disk_read & read, uint64_t t0, uint64_t t1) {
     total.n_reads++;
     total.bytes += read.bytes;
-    total.read_us += now - t0;
+    total.read_us += t1 - t0;
     if (--n_reading == 0) {
-        total.busy_us += now - busy_since;
+        total.busy_us += std::max(t1, busy_since) - busy_since;
     }
 }
 
@@ -104,7 +106,8 @@ int spac_disk_reader::read_all(const spac_disk_read & r) const {
             return errno;
         }
         n_done += n;
-        if (n == 0 || n % 4096 != 0) { // the file's end
+        const bool is_direct = !drops_pages; // then a part of a block is the file's last
+        if (n == 0 || (is_direct && n % SPAC_DISK_ALIGNMENT != 0)) {
             break;
         }
     }

@@ -12,6 +12,9 @@
 #include <thread>
 #include <vector>
 
+// O_DIRECT wants offsets, lengths and addresses that are multiples of the device's block; larger ones are rare
+static constexpr size_t SPAC_DISK_ALIGNMENT = 4096;
+
 struct spac_disk_read {
     int      fd;
     uint64_t offset; // offset, bytes and data: multiples of SPAC_DISK_ALIGNMENT
@@ -45,7 +48,7 @@ struct spac_disk_reader {
     void run();
     int  read_all(const spac_disk_read & read) const;
     void begin_read();
-    void end_read(const spac_disk_read & read, uint64_t t0);
+    void end_read(const spac_disk_read & read, uint64_t t0, uint64_t t1);
 
     const std::function<void(const spac_disk_read &, int)> on_done;
     const bool                                             drops_pages;

@@ -8,9 +8,6 @@
 #include <string>
 #include <vector>
 
-// O_DIRECT wants offsets, lengths and addresses that are multiples of the device's block, and no device has a larger one
-static constexpr size_t SPAC_DISK_ALIGNMENT = 4096;
-
 struct spac_expert_files {
     spac_expert_files(); // of this process, as it is now
     ~spac_expert_files();

@@ -31,7 +31,7 @@ struct spac_memory_tier {
     ~spac_memory_tier();
 
     // the layer computes these next; there[i]: it need not wait for experts[i]
-    void request(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_tokens, bool * there);
+    void request(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_batch, bool * there);
 
     // until a requested expert is there; false: it could not be read, see info()
     bool wait(int il, int32_t ie);
