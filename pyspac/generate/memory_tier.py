@@ -45,8 +45,8 @@ def check_ram_has_kernels(text: str | None, *, has_kernels: bool) -> None:
     """Raise UsageError where llama.cpp would compute the experts, which reads them from the mapped file."""
     if text is not None and not has_kernels:
         raise UsageError(
-            f"--ram {text}: the engine has no kernels for this model's types here, so its experts cannot stay "
-            "on disk; leave it out, or take a quantisation such as Q4_K or Q8_0"
+            f"--ram {text}: the engine has no kernels for this model's types here, so its experts cannot "
+            "stay on disk; leave it out, or take a quantisation such as Q4_K or Q8_0"
         )
 
 
@@ -98,12 +98,13 @@ def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, free: int) -> N
     if n_bytes > room:
         raise UsageError(
             f"{given}: {free // MIB} MiB of memory are free, and what is not an expert takes "
-            f"{_others(geometry) // MIB} MiB of them: give {max(0, room) // MIB} or less, or auto"
+            f"{_others(geometry) // MIB} MiB of them: give {max(0, room) // MIB} or less, "
+            "close other programs, or take a smaller quantisation"
         )
     largest = max(layer.expert_bytes for layer in geometry.moe_layers)
     if n_bytes < geometry.n_expert * largest:
         least = -(-geometry.n_expert * (largest + BLOCKS_BYTES) // MIB)
         raise UsageError(
-            f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give {least} MiB at "
-            f"least, of {free // MIB} MiB that are free, or take a smaller quantisation"
+            f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give {least} "
+            f"MiB at least, of {free // MIB} MiB that are free, or take a smaller quantisation"
         )

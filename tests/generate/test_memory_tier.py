@@ -125,7 +125,7 @@ def test_sizes(text: str) -> None:
 
 def test_more_than_is_free() -> None:
     geometry = read_geometry(read_header(DEMO))
-    with pytest.raises(UsageError, match=r"--ram 8: 9 MiB of memory are free.* or less, or auto"):
+    with pytest.raises(UsageError, match=r"--ram 8: 9 MiB of memory are free.* or less"):
         choose_ram_mib("8", geometry, free_bytes=9 * MIB)
 
 
