@@ -200,7 +200,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         is_controlled = options.has_controller and not isinstance(drafter, ForeignDrafter)
         speculation = Speculation(options.controller, n_draft_max=n_draft_max) if is_controlled else None
         self._steps = DropInSteps(
-            self._split, drafter, speculation, n_draft_max=n_draft_max, n_ctx=self._n_ctx
+            self._split,
+            drafter,
+            speculation,
+            n_draft_max=n_draft_max,
+            n_ctx=min(self._n_ctx, len(self.input_ids)),  # llama.cpp rounds its own up
         )
         if drafter is not None:
             is_recurrent = bool(self._is_recurrent or self._is_hybrid)

@@ -2,6 +2,7 @@
 
 #include "status.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstring>
@@ -9,16 +10,19 @@
 
 #ifdef __linux__
 #    include <fcntl.h>
-#    include <sys/stat.h>
-#    include <sys/sysmacros.h>
+#    include <sys/mman.h>
 #    include <unistd.h>
 #endif
 
 #ifdef __linux__
 
+spac_expert_files::spac_expert_files() :
+    mappings(read_mappings()) {}
+
 // a line of /proc/self/maps: begin-end perms offset major:minor inode path
-spac_expert_files::spac_expert_files() {
-    std::ifstream maps("/proc/self/maps");
+std::vector<spac_expert_files::mapping> spac_expert_files::read_mappings() {
+    std::vector<mapping> mappings;
+    std::ifstream        maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
         mapping m      = {};
         int     n_read = 0;
@@ -30,6 +34,7 @@ spac_expert_files::spac_expert_files() {
             mappings.push_back(m);
         }
     }
+    return mappings;
 }
 
 spac_expert_files::~spac_expert_files() {
@@ -52,12 +57,19 @@ void spac_expert_files::open(mapping & m) {
         direct = false;
         m.fd   = ::open(m.path.c_str(), O_RDONLY | O_CLOEXEC);
     }
-    struct stat s = {};
-    if (m.fd < 0 || fstat(m.fd, &s) != 0) {
+    if (m.fd < 0) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), strerror(errno)));
     }
-    if (s.st_ino != m.inode || major(s.st_dev) != m.dev_major || minor(s.st_dev) != m.dev_minor) {
+    // stat's device is another one than a mapping's on btrfs and overlays: two mappings are compared
+    void * const page    = mmap(nullptr, 1, PROT_READ, MAP_SHARED, m.fd, 0);
+    const auto   now     = read_mappings();
+    const auto   same    = std::find_if(now.begin(), now.end(), [&](const mapping & n) { return page != MAP_FAILED && n.begin == (uintptr_t) page; });
+    const bool   is_same = same != now.end() && same->inode == m.inode && same->dev_major == m.dev_major && same->dev_minor == m.dev_minor;
+    if (page != MAP_FAILED) {
+        munmap(page, 1);
+    }
+    if (!is_same) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("%s is not the file that the model was loaded from: it was replaced; start again", m.path.c_str()));
     }

@@ -33,6 +33,8 @@ struct spac_expert_files {
         int         fd; // -1: not open yet
     };
 
+    static std::vector<mapping> read_mappings();
+
     void open(mapping & m);
 
     std::vector<mapping> mappings;

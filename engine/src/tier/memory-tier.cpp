@@ -272,6 +272,9 @@ void spac_memory_tier::on_read(const spac_disk_read & read, int error) {
         s.is_broken = true;
         error_text  = spac_format("expert %d of layer %d cannot be read from the model's file: %s", s.ie, s.il,
                                  error == ENODATA ? "the file has become shorter" : strerror(error));
+        if (!has_failed()) {
+            spac_log("%s", error_text.c_str());
+        }
         failed.store(true, std::memory_order_relaxed);
     }
     if (--s.n_reads_left > 0) {
