@@ -180,6 +180,13 @@ class BoardView:
             self._end()
 
 
+def _index(layers: NDArray[np.intp]) -> NDArray[np.intp] | slice:
+    """Return a slice where layers follow each other, as they mostly do: it copies nothing."""
+    if len(layers) == 0 or layers[-1] - layers[0] + 1 != len(layers):
+        return layers
+    return slice(int(layers[0]), int(layers[-1]) + 1)
+
+
 class LayoutGroups:
     """Which layers share slots: dense arrays over layout groups 0 .. n_group - 1, read once from a board."""
 
@@ -193,7 +200,7 @@ class LayoutGroups:
         self.of_layer = np.where(self.is_split, board.group, 0).astype(np.intp)  # [n_layer]
         self.n_group = int(self.of_layer.max()) + 1
         is_member = (np.arange(self.n_group)[:, None] == self.of_layer) & self.is_split
-        self.layers = [np.flatnonzero(row) for row in is_member]  # of each group
+        self.layers = [_index(np.flatnonzero(row)) for row in is_member]  # of each group
         self.onehot: NDArray[np.float64] = is_member.astype(np.float64)  # [n_group, n_layer]
         self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
         self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]

@@ -45,6 +45,11 @@ class _Difference:
         return np.asarray(self._before - before)
 
 
+def _per_layer(counts: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Sum [n_layer, n_expert] over experts, in 32 bits: numpy's own 64 take three times as long."""
+    return np.asarray(counts.sum(axis=1, dtype=np.uint32))
+
+
 class ActivationDrain:
     """The one reader of a board's counters and ring of records. O(n_layer * n_expert)."""
 
@@ -65,9 +70,9 @@ class ActivationDrain:
         prompt_counts = self._prompt_counts.drain(board.prompt_counts)
         return Activity(
             counts=counts,
-            n_tokens=-(-int(counts.sum(axis=1).max()) // board.n_expert_used),
+            n_tokens=-(-int(_per_layer(counts).max()) // board.n_expert_used),
             prompt_counts=prompt_counts,
-            prompt_tokens=-(-prompt_counts.sum(axis=1, dtype=np.int64) // board.n_expert_used),
+            prompt_tokens=-(-_per_layer(prompt_counts).astype(np.int64) // board.n_expert_used),
             layer_stats=self._layer_stats.drain(board.layer_stats.view(np.uint64)).view(LAYER_STATS_DTYPE),
             counters=self._counters.drain(board.counters.view(np.uint64)).view(COUNTERS_DTYPE),
             steps=steps,

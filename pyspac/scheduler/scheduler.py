@@ -76,7 +76,8 @@ class StaticAllocation:
         if self.is_dealt:
             return
         order = np.argsort(-utility.astype(np.int16), axis=1, kind="stable")
-        for n_group_slots, layers in zip(self.groups.slots.tolist(), self.groups.layers, strict=True):
+        for n_group_slots, index in zip(self.groups.slots.tolist(), self.groups.layers, strict=True):
+            layers = np.arange(len(self.tau))[index]
             for rank, il in enumerate(layers):
                 n_slots, rest = divmod(n_group_slots, len(layers))
                 self.utility[il, order[il, : n_slots + (rank < rest)]] = 1
