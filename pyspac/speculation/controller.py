@@ -81,12 +81,12 @@ class Controller(ABC):
 
     def observe(self, record: StepRecord) -> None:
         """Take in what the step did. O(1) per step. A controller may gather steps until it has to decide."""
-        self._take(record)
+        self._learn_step(record)
 
-    def finish(self) -> None:  # noqa: B027  most gather nothing
+    def learn_gathered(self) -> None:  # noqa: B027  most gather nothing
         """Take in what was gathered: the request is over."""
 
-    def _take(self, record: StepRecord) -> None:
+    def _learn_step(self, record: StepRecord) -> None:
         self.shared.table.observe(record, self.last, self.n_missed)
         self.n_missed = 0 if record.n_draft else self.n_missed + 1
         self._observe(record)

@@ -110,26 +110,26 @@ class Forecast(Controller):
         if self._plain_us:
             self._balance += self._gained(record.n_emitted) - us / self._plain_us
         is_due = self._stood_us >= self._keep_us or self._balance < -1.0
-        if is_due and not (record.n_draft and self._has_begun()):
-            self._look()
+        if is_due and not (record.n_draft and self._is_first_of_length()):
+            self._reconsider()
 
-    def _has_begun(self) -> bool:
+    def _is_first_of_length(self) -> bool:
         """Whether the step was the first of a new length: the second tells what it takes from then on."""
         return len(self._gathered) == 1 and (self.last is None or self.last.n_draft != self._n_draft)
 
-    def _look(self) -> None:
+    def _reconsider(self) -> None:
         """Learn from what was gathered, and choose again."""
         stood_us, before = self._stood_us, self._n_draft
-        self.finish()
+        self.learn_gathered()
         self._choose()
         is_kept = self._n_draft == before and self._phase != "baseline"
         self._keep_us = min(2.0 * stood_us, CHOICE_US) if is_kept else 0.0
 
-    def finish(self) -> None:
+    def learn_gathered(self) -> None:
         """See Controller."""
         self.compare_shadow()
         for record in self._gathered:
-            self._take(record)
+            self._learn_step(record)
         self._gathered.clear()
         self._stood_us = self._balance = 0.0
 
@@ -137,14 +137,14 @@ class Forecast(Controller):
         self._n_others = record.n_others
         self._book(record)
         if self._n_draft > 0 or not self._has_shadow:
-            self._learn(self._n_draft, record.n_draft, record.n_accepted)
+            self._learn_acceptance(self._n_draft, record.n_draft, record.n_accepted)
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
         """See Controller."""
         self._has_shadow = True
-        self._learn(self.n_draft_max, n_draft, n_held)
+        self._learn_acceptance(self.n_draft_max, n_draft, n_held)
 
-    def _learn(self, n_asked: int, n_draft: int, n_held: int) -> None:
+    def _learn_acceptance(self, n_asked: int, n_draft: int, n_held: int) -> None:
         self.acceptance.observe(n_asked, n_draft, n_held)
         self.memory.n_drafts += n_draft > 0
         self.memory.n_held += n_held > 0

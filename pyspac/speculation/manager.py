@@ -70,7 +70,7 @@ class Speculation:
     def begin(self, slot: int = 0) -> Controller:
         """A new request in this slot."""
         if slot in self.slots:
-            self.slots[slot].finish()
+            self.slots[slot].learn_gathered()
         self.slots[slot] = self.make(self.shared)
         return self.slots[slot]
 

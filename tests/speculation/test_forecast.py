@@ -77,7 +77,7 @@ def test_steps_are_gathered_while_a_choice_stands() -> None:
     assert n_known + n_gathered == 200
     c.observe(StepRecord(n_draft=8, n_accepted=8, verify_us=STEP / 20))
     assert n_gathered == 0 or c.n_steps == n_known
-    c.finish()
+    c.learn_gathered()
     assert c.n_steps == 201
     c.observe(StepRecord(n_draft=8, n_accepted=0, verify_us=STEP))
     assert c.n_steps == 202, "a step that took as long as twenty is looked at"

@@ -276,7 +276,7 @@ class TestSpeculation:
         speculation = Speculation("forecast", n_draft_max=4)
         for _ in range(20):
             speculation.observe(StepRecord(server_slot=3, n_draft=0, n_accepted=0, verify_us=100))
-        speculation.slot(3).finish()
+        speculation.slot(3).learn_gathered()
         assert speculation.slot(3).n_steps == 20
         assert speculation.slot(1).n_steps == 0
         assert speculation.slot(1).shared.table.passes.n_observed == 19, "all but the first"
