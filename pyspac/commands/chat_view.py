@@ -7,6 +7,7 @@ is left as the model wrote it, reasoning is dimmed.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -69,20 +70,24 @@ class ChatView:
         self.console = Console(highlight=False)
 
     def run(self) -> None:
-        """Until Ctrl-D or /exit."""
-        prompt = _new_prompt()
-        self.console.print("Enter sends, /help shows what else there is, Ctrl-D leaves.", style="dim")
-        while True:
-            try:
-                line = str(prompt.prompt("> ")).strip()
-            except KeyboardInterrupt:  # of the line
-                continue
-            except EOFError:
-                return
+        """Until Ctrl-D or /exit, or a pipe's end."""
+        for line in map(str.strip, self._typed() if sys.stdin.isatty() else sys.stdin):
             if line == "/exit":
                 return
             if line:
                 self._say_errors(line)
+
+    def _typed(self) -> Iterator[str]:
+        """What is typed, until Ctrl-D."""
+        prompt = _new_prompt()
+        self.console.print("Enter sends, /help shows what else there is, Ctrl-D leaves.", style="dim")
+        while True:
+            try:
+                yield str(prompt.prompt("> "))
+            except KeyboardInterrupt:  # of the line
+                continue
+            except EOFError:
+                return
 
     def _say_errors(self, line: str) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.cpus import kept_within
 from pyspac.engine.devices import Device
+from pyspac.errors import PyspacError
 from pyspac.generate import spec_types
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
@@ -143,7 +144,9 @@ class Session:
         on_token: Callable[[int], None] = lambda token: None,
         interrupt: Interrupt | None = None,
     ) -> Generation:
-        """Generate after `prompt`; `on_token` gets each token as it comes."""
+        """Generate after `prompt`; `on_token` gets each token as it comes. Raises PyspacError once closed."""
+        if self.context.ptr is None:
+            raise PyspacError("this session is closed; open another one")
         check_prompt(prompt, self.context.n_ctx)  # before anything is taken back for it
         self._keep_prefix(prompt)
         hook = self._speculation_hook()

@@ -87,6 +87,20 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path: Path) -> None:
         assert terminal.exit_code() == 0
 
 
+@pytest.mark.model
+def test_a_pipe_is_read_line_by_line(tmp_path: Path) -> None:
+    """One question a line, answers alone on stdout, and nothing of the line editor's."""
+    arguments = ["chat", "-m", str(TARGET), "--temp", "0", "-n", "6", "-t", "1"]
+    result = CliRunner().invoke(
+        app, arguments, input="def parse(self):\n\n/stats\nimport os", env={"PYSPAC_CACHE_DIR": str(tmp_path)}
+    )
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("[-n tokens are reached]") == 2
+    assert "answer 1: " in result.stdout
+    assert "> " not in result.stdout and "\x1b" not in result.stdout
+    assert not (tmp_path / "chat-history").exists()
+
+
 def test_without_a_terminal_run_wants_a_prompt() -> None:
     result = CliRunner().invoke(app, ["run", "-m", str(TARGET)])
     assert result.exit_code == 2

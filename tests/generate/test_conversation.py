@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from pyspac.errors import ConfigError, ModelError
+from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.generate.chat import ChatTemplate, Conversation, Message
 from pyspac.generate.decode import PromptError
 from pyspac.generate.options import RunOptions
@@ -120,3 +120,14 @@ def test_a_new_chat_forgets() -> None:
         conversation.clear()
         assert conversation.ask("def f():").text == first.text
         assert len(conversation.turns) == 1
+
+
+@pytest.mark.model
+def test_a_closed_session_says_so() -> None:
+    """The context is freed: asking it would read freed memory."""
+    session = Session(RunOptions(model=TARGET, device="none", n_threads=1, n_predict=1))
+    prompt = session.tokenize("import os")
+    session.generate(prompt)
+    session.close()
+    with pytest.raises(PyspacError, match="this session is closed"):
+        session.generate(prompt)
