@@ -97,7 +97,8 @@ def test_a_pipe_is_read_line_by_line(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count("[-n tokens are reached]") == 2
     assert "answer 1: " in result.stdout
-    assert "> " not in result.stdout and "\x1b" not in result.stdout
+    assert "> " not in result.stdout
+    assert "\x1b" not in result.stdout
     assert not (tmp_path / "chat-history").exists()
 
 
