@@ -63,6 +63,7 @@ def test_run_command(tmp_path: Path) -> None:
 
 
 def test_four_clients_of_a_server(tmp_path: Path) -> None:
+    """All of four texts at once comes; one alone is plain decoding's."""
     pair = write_pair(tmp_path, "qwen3moe")
     arguments = ("--spec-type", SPEC_TYPE, "--speculation", "static", "--draft-max", "3")
     bodies = [
@@ -75,6 +76,9 @@ def test_four_clients_of_a_server(tmp_path: Path) -> None:
         for answer in pool.map(lambda body: post(serve.port, "/completion", body), bodies):
             assert answer["tokens_predicted"] == 32
             assert answer["timings"]["draft_n"] > 0
+        alone = post(serve.port, "/completion", bodies[0] | {"return_tokens": True, "cache_prompt": False})
+        prompt = post(serve.port, "/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
+        assert margins(pair[0], prompt, alone["tokens"]).max() < NEAR_TIE
 
 
 def test_drafts_of_other_models_are_refused(tmp_path: Path) -> None:
