@@ -39,6 +39,7 @@ from rich.progress import track
 from rich.table import Table
 
 from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
+from pyspac.generate.metrics import Metrics
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.speculation.manager import Speculation
 from pyspac.speculation.static import Static
@@ -59,6 +60,7 @@ class Timing:
     n_steps: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    draft_us: float = 0.0  # drafting, and reading afterwards what was verified
     requests: list[float] = field(default_factory=list)  # seconds per token
 
     @property
@@ -176,7 +178,7 @@ class ModelBench:
         loop = DecodeLoop(
             session.context, Sampler(SamplingParams()), drafter, n_draft_max=n_draft_max, hook=hook
         )
-        _count(loop.run(prompt, self.n_predict).metrics, timing)
+        count_request(loop.run(prompt, self.n_predict).metrics, timing)
 
     def _new_drafter(self) -> Drafter:
         if self.drafter == "ngram":
@@ -192,7 +194,8 @@ def _fixed_length(controller: str) -> int | None:
     return int(controller.removeprefix("static-")) if controller.startswith("static-") else None
 
 
-def _count(metrics: Any, timing: Timing) -> None:
+def count_request(metrics: Metrics, timing: Timing) -> None:
+    """Add one request; the first token is the prompt's."""
     n_tokens, seconds = metrics.n_tokens - 1, metrics.last_token_s - metrics.first_token_s
     timing.n_tokens += n_tokens
     timing.seconds += seconds
@@ -201,6 +204,7 @@ def _count(metrics: Any, timing: Timing) -> None:
     timing.n_steps += totals.n_steps
     timing.n_drafted += totals.n_draft
     timing.n_accepted += totals.n_accepted
+    timing.draft_us += totals.draft_us + totals.process_us
 
 
 def interleave(

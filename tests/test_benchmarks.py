@@ -75,6 +75,32 @@ def test_defaults_have_a_row_per_model(model: Path, tmp_path: Path) -> None:
         assert row["machine"]["cpu"]
 
 
+@pytest.mark.model
+def test_drafters_have_a_row_per_length_and_text() -> None:
+    """A drafter whose file is absent is a line, and no error; `auto` says how near it is to the best."""
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/bench_drafters.py"), "--json", "-", "--threads", "1",
+         "--rounds", "1", "--requests", "1", "--predict", "16", "--prompt-tokens", "64", "--lengths", "3",
+         "--drafters", "ngram,draft-lora,head", "--mtp", "/nowhere/mtp.gguf"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "draft-lora is left out: there is no file /nowhere/mtp.gguf" in run.stderr
+    assert "head is left out: give its file with --head FILE" in run.stderr
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    kinds = ["code", "prose", "tables", "imports", "all"]
+    contenders = [("none", "0"), ("ngram", "3"), ("ngram", "auto")]
+    assert [(row["drafter"], row["length"], row["text"]) for row in rows] == [
+        (*contender, kind) for contender in contenders for kind in kinds
+    ]
+    for row in rows:
+        assert row["tps"] > 0 < row["ratio"]
+        assert 1 <= row["tokens_per_step"] <= 1 + 3 * (row["length"] == "3") + 8 * (row["length"] == "auto")
+        assert (row["ratio"] == 1) or row["drafter"] != "none"
+        assert ("of_best" in row) == (row["length"] == "auto")
+        assert row["machine"]["cpu"]
+
+
 def test_machine_names_what_it_ran_on() -> None:
     machine = json.loads(run_script(ROOT / "benchmarks/machine.py"))
     assert machine["n_cores"] >= 1

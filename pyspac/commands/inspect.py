@@ -15,7 +15,7 @@ from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
-from pyspac.generate.spec_types import DRAFT_MTP, has_head
+from pyspac.generate.spec_types import drafting_note
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.units import GIB, MIB
@@ -56,13 +56,13 @@ def inspect(
         fits = [{"gib": gib, "n_experts": geometry.n_experts_in(gib * GIB)} for gib in sizes]
         write_json(json_file, geometry.to_dict() | {"fits": fits})
     if json_file != STDOUT:
-        _show(output_console(), geometry, sizes, has_head=has_head(header))
+        _show(output_console(), geometry, sizes, note=drafting_note(header))
 
 
-def _show(console: Console, geometry: MoeGeometry, sizes: list[float], *, has_head: bool) -> None:
+def _show(console: Console, geometry: MoeGeometry, sizes: list[float], *, note: str | None) -> None:
     table = _summary(geometry)
-    if has_head:
-        table.add_row("drafting", f"has an MTP head: --spec-type {DRAFT_MTP}")
+    if note is not None:
+        table.add_row("drafting", note)
     console.print(table)
     if not geometry.is_moe:
         console.print("\nA dense model: it has no experts to split.")

@@ -23,16 +23,19 @@ from pyspac.commands.common import (
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.profile_figure import draw
+from pyspac.commands.profile_sweep import Places, check_alone, report_rounds, show_sweep
 from pyspac.generate import decode
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.profiler import Profiler
 from pyspac.generate.report import device_text
 from pyspac.generate.session import Session
+from pyspac.speculation.sweep import Sweep
 from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile
 
 MIN_WIDTH: Final = 2
 MAX_WIDTH: Final = 16
+N_PROMPT: Final = 128
 
 MeasuredText = Annotated[
     Path | None,
@@ -40,7 +43,26 @@ MeasuredText = Annotated[
 ]
 WidthMax = Annotated[int, typer.Option("--width-max", metavar="N", help="Widest forward pass, in tokens.")]
 PromptTokens = Annotated[
-    int, typer.Option("--prompt-tokens", metavar="N", help="Tokens that are in the context beforehand.")
+    int | None,
+    typer.Option(
+        "--prompt-tokens",
+        metavar="N",
+        help=f"Tokens that are in the context beforehand. Default: {N_PROMPT}.",
+    ),
+]
+SequencesList = Annotated[
+    str | None,
+    typer.Option(
+        "--sequences",
+        metavar="N,...",
+        help="Measure so many sequences in a batch, such as 1,2,4,8, each with widths up to --width-max.",
+    ),
+]
+ContextsList = Annotated[
+    str | None,
+    typer.Option(
+        "--contexts", metavar="N,...", help="Measure after so many tokens of each sequence, such as 128,1024."
+    ),
 ]
 
 
@@ -51,7 +73,9 @@ def profile(
     file: MeasuredText = None,
     width_max: WidthMax = MAX_WIDTH,
     rounds: o.Rounds = 15,
-    prompt_tokens: PromptTokens = 128,
+    prompt_tokens: PromptTokens = None,
+    sequences: SequencesList = None,
+    contexts: ContextsList = None,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
     gpu_layers: o.GpuLayers = None,
@@ -67,42 +91,61 @@ def profile(
 
     On this machine, with this model and placement. Prints tau(n) = T(1) / T(n), the drafters' cost, the
     speedup by draft length and acceptance, the acceptance from which each draft length pays, and what to do.
+    With --sequences or --contexts: tau(n) by sequences in a batch and by length of their contexts instead.
     Nothing is generated.
     """  # fmt: skip
-    _check(width_max, rounds, prompt_tokens)
+    n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
+    _check(width_max, rounds, n_prompt)
     check_json_target(json_file)
     if png is not None:
         check_target("--png", png)
+    places = None
+    if sequences is not None or contexts is not None:
+        check_alone(model_draft, contexts, prompt_tokens)
+        places = Places.parse(sequences or "1", contexts or str(n_prompt), width_max, rounds)
+        places.check_fits(model)
     options = RunOptions(
-        model=model, draft=model_draft, n_ctx=ctx_size, n_threads=threads, n_gpu_layers=gpu_layers,
+        model=model, draft=model_draft, n_threads=threads, n_gpu_layers=gpu_layers,
         stock=stock, device=device, rpc=rpc, cache=CacheSize(text=cache),
         spec_type="draft" if model_draft else "ngram", draft_max=width_max - 1, verbose=verbose,
+        n_ctx=ctx_size if ctx_size is not None or places is None else places.n_ctx,
+        n_sequences=1 if places is None else max(places.sequences),
+        max_batch=MAX_WIDTH if places is None else max(MAX_WIDTH, places.max_batch),
     )  # fmt: skip
     with (
         Interrupt.watch() as interrupt,
         loading_bar(interrupt) as progress,
         Session(options, progress) as session,
     ):
-        measured = _measure(session, _text(file), width_max, rounds, prompt_tokens, progress)
+        tokens = session.tokenize(_text(file))
+        measured = (
+            _profile(session, tokens, width_max, rounds, n_prompt, progress)
+            if places is None
+            else places.measure(session, tokens, progress)
+        )
         where = _where(session)
     _report(measured, where, json_file, png)
 
 
-def _measure(
-    session: Session, text: str, width_max: int, n_rounds: int, n_prompt: int, progress: Any
+def _profile(
+    session: Session, tokens: list[int], width_max: int, n_rounds: int, n_prompt: int, progress: Any
 ) -> Profile:
     profiler = Profiler(session, width_max=width_max, n_rounds=n_rounds, n_prompt=n_prompt)
-
-    def on_round(n_done: int) -> None:
-        if not progress("measurements", n_done / n_rounds):
-            raise KeyboardInterrupt
-
-    return profiler.run(session.tokenize(text), on_round)
+    return profiler.run(tokens, report_rounds(progress, n_rounds))
 
 
-def _report(measured: Profile, where: dict[str, Any], json_file: str | None, png: Path | None) -> None:
+def _report(
+    measured: Profile | Sweep, where: dict[str, Any], json_file: str | None, png: Path | None
+) -> None:
     console = error_console() if json_file == STDOUT else output_console()
-    show(console, measured, where)
+    console.print(f"{where['model']}: {where['placement']}, {where['n_threads']} threads")
+    if isinstance(measured, Sweep):
+        show_sweep(console, measured)
+    else:
+        show(console, measured)
+    if measured.is_noisy:
+        console.print("times vary a lot: is other work running? Repeat on a quiet machine", style="yellow")
+    console.print(_sentence(measured.advice()))
     if json_file is not None:
         write_json(json_file, {**where, **measured.to_dict()})
     if png is not None:
@@ -110,9 +153,8 @@ def _report(measured: Profile, where: dict[str, Any], json_file: str | None, png
         console.print(f"figure: {png}")
 
 
-def show(console: Console, measured: Profile, where: dict[str, Any]) -> None:
-    """A table per drafter, and the advice."""
-    console.print(f"{where['model']}: {where['placement']}, {where['n_threads']} threads")
+def show(console: Console, measured: Profile) -> None:
+    """A table per drafter."""
     for drafter, samples in measured.drafters.items():
         delta = f"{samples.median_us / 1e3:.3f} ms per token, delta {measured.delta(drafter):.3f}"
         table = Table(title=f"{drafter} drafter: {delta}", title_justify="left", box=None)
@@ -127,9 +169,6 @@ def show(console: Console, measured: Profile, where: dict[str, Any]) -> None:
         "ones per layer; share: of T(n); S: speedup at that acceptance; from: acceptance from which it pays",
         style="dim",
     )
-    if measured.is_noisy:
-        console.print("times vary a lot: is other work running? Repeat on a quiet machine", style="yellow")
-    console.print(_sentence(measured.advice()))
 
 
 def _sentence(text: str) -> str:

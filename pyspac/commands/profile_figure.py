@@ -1,4 +1,4 @@
-"""The figure of `pyspac profile --png`."""
+"""The figures of `pyspac profile --png`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,51 @@ from typing import Any
 import numpy as np
 
 from pyspac.errors import PyspacError
+from pyspac.speculation.sweep import Sweep
 from pyspac.speculation.tolerance import ACCEPTANCES, Profile
 
 
-def draw(profile: Profile, path: Path, title: str) -> None:
-    """Write the figure: T(n), tau(n), union of experts, and the speedup surface of every drafter."""
+def draw(measured: Profile | Sweep, path: Path, title: str) -> None:
+    """Write the figure of a profile or a sweep. Raises PyspacError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PyspacError("a figure needs matplotlib; install it, or leave --png out") from error
-    figure = Figure(figsize=(11, 4 + 3.5 * len(profile.drafters)), layout="constrained")
-    axes = figure.subplots(1 + len(profile.drafters), 2, squeeze=False)
+    figure = Figure(layout="constrained")
     figure.suptitle(title)
+    if isinstance(measured, Sweep):
+        _draw_sweep(figure, measured)
+    else:
+        _draw_profile(figure, measured)
+    figure.savefig(path, dpi=110, format="png")
+
+
+def _draw_profile(figure: Any, profile: Profile) -> None:
+    """T(n), tau(n), union of experts, and the speedup surface of every drafter."""
+    figure.set_size_inches(11, 4 + 3.5 * len(profile.drafters))
+    axes = figure.subplots(1 + len(profile.drafters), 2, squeeze=False)
     _draw_times(axes[0][0], profile)
     _draw_tolerance(axes[0][1], profile)
     for row, drafter in zip(axes[1:], profile.drafters, strict=True):
         _draw_surface(figure, row[0], profile, drafter)
         _draw_curves(row[1], profile, drafter)
-    figure.savefig(path, dpi=110, format="png")
+
+
+def _draw_sweep(figure: Any, sweep: Sweep) -> None:
+    """A panel per context: tau(n), a line for each number of sequences. Gamma-Tolerance, figure 1."""
+    contexts, widths = sweep.contexts, sweep.widths
+    figure.set_size_inches(1 + 3.4 * len(contexts), 4)
+    panels = figure.subplots(1, len(contexts), squeeze=False, sharey=True)[0]
+    for axes, n_context in zip(panels, contexts, strict=True):
+        for n_sequences in sweep.sequences:
+            profile = sweep.profiles[n_sequences, n_context]
+            label = f"{n_sequences} ({profile.verify[1].median_us / 1e3:.1f} ms)"
+            axes.plot(widths, [profile.tau(n) for n in widths], marker=".", label=label)
+        axes.plot(widths, [1 / n for n in widths], ":", color="gray", label="1 / n: no gain")
+        axes.set(title=f"after {n_context} tokens", xlabel="tokens of each sequence, n", ylim=(0, 1.05))
+        axes.legend(title="sequences (T(1))")
+        axes.grid(alpha=0.3)
+    panels[0].set(ylabel="tau(n) = T(1) / T(n)")
 
 
 def _draw_times(axes: Any, profile: Profile) -> None:

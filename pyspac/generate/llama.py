@@ -191,6 +191,7 @@ class ContextParams:
     n_rollback_max: int = (
         0  # most tokens that are ever taken back at once (recurrent layers keep as many states)
     )
+    n_sequences: int = 1  # of `n_ctx` tokens each; more than one are for `Sequences`
     n_threads: int = 1
     op_offload: bool = True  # False: never send work of host weights to a device
     target: Context | None = None  # of a draft that reads its hidden states
@@ -236,10 +237,10 @@ class Context:
     def _c_params(self) -> Any:
         params = self.params
         c_params = lib.llama_context_default_params()
-        c_params.n_ctx = params.n_ctx
+        c_params.n_ctx = params.n_ctx * params.n_sequences
         c_params.n_batch = params.n_ubatch
         c_params.n_ubatch = params.n_ubatch
-        c_params.n_seq_max = 1
+        c_params.n_seq_max = params.n_sequences
         c_params.n_rs_seq = params.n_rollback_max
         c_params.n_outputs_max = params.n_outputs_max
         c_params.n_threads = c_params.n_threads_batch = params.n_threads

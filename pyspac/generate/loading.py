@@ -132,7 +132,8 @@ class Loading:
 
         return ContextParams(
             n_ctx=n_ctx or self.preflight.n_ctx,
-            n_outputs_max=1 + n_draft_max,
+            n_sequences=self.options.n_sequences,
+            n_outputs_max=(1 + n_draft_max) * self.options.n_sequences,
             n_rollback_max=n_draft_max,
             n_threads=self.n_threads,
             op_offload=not self.device.is_cpu,

@@ -56,6 +56,7 @@ class RunOptions:
     draft: Path | None = None
     n_predict: int = -1  # -1: until the end token
     n_ctx: int | None = None
+    n_sequences: int = 1  # of n_ctx tokens each; more than one for measurements alone
     n_threads: int | None = None
     n_gpu_layers: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -21,12 +21,23 @@ from pyspac.speculation.tolerance import Profile, Samples
 
 if TYPE_CHECKING:
     from pyspac.generate.session import Session
+    from pyspac.generate.split import Split
 
 N_WARM_UP_STEPS: Final = 24  # one token each, for the scheduler to place experts
 N_ADVANCE: Final = 3  # tokens from one round to the next
 N_DRAFT: Final = 4  # tokens per drafting measurement
 
 OnRound = Callable[[int], None]  # rounds done
+
+
+def layer_sums(split: Split | None) -> tuple[int, int, int]:
+    """Distinct experts, their microseconds and layers computed, since the start; 0 without an engine."""
+    if split is None:
+        return 0, 0, 0
+    stats = split.engine.board.layer_stats
+    sums = {name: int(stats[name].sum()) for name in (stats.dtype.names or ())}
+    experts = sums["n_device_experts"] + sums["n_host_experts"]
+    return experts, sums["device_us"] + sums["host_us"], sums["n_calls"]
 
 
 class Profiler:
@@ -105,23 +116,16 @@ class Profiler:
     def _measure(self, tokens: Sequence[int]) -> None:
         n = len(tokens)
         self._forward(tokens)  # sets up the graph of this width
-        before = self._layer_sums()
+        before = layer_sums(self.session.split)
         us = self._forward(tokens)
-        n_experts, experts_us, n_calls = (b - a for a, b in zip(before, self._layer_sums(), strict=True))
+        n_experts, experts_us, n_calls = (
+            b - a for a, b in zip(before, layer_sums(self.session.split), strict=True)
+        )
         self._verify[n].append(us)
         if n_calls:
             self._n_experts[n].append(n_experts / n_calls)
             if experts_us:
                 self._experts_share[n].append(experts_us / us)
-
-    def _layer_sums(self) -> tuple[int, int, int]:
-        """Distinct experts, their microseconds and layers computed, since the start."""
-        if self.session.split is None:
-            return 0, 0, 0
-        stats = self.session.split.engine.board.layer_stats
-        sums = {name: int(stats[name].sum()) for name in (stats.dtype.names or ())}
-        experts = sums["n_device_experts"] + sums["n_host_experts"]
-        return experts, sums["device_us"] + sums["host_us"], sums["n_calls"]
 
     def _measure_drafters(self, tokens: Sequence[int]) -> None:
         if self.session.options.effective_spec_type == "draft":

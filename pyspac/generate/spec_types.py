@@ -28,7 +28,13 @@ HEAD_ARCHITECTURES: Final = (
     "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "glm5-next",
     "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
 )  # fmt: skip
-# what llama.cpp asserts of them
+# whose hidden states llama.cpp hands out layer by layer, as EAGLE-3 and DFlash need; it aborts at the others
+STATE_ARCHITECTURES: Final = (
+    "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe",
+    "llama", "llama-embed", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h",
+    "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",
+)  # fmt: skip
+# what llama.cpp asserts of heads
 _SEVERAL_HEADS: Final = ("hy_v3", "mimo2", "qwen3next", "step35")
 _HEADS_WITH_MLA: Final = ("deepseek2", "deepseek32", "glm-dsa")
 # architectures of drafts that only guess with the target's hidden states, and what they are for
@@ -133,6 +139,14 @@ def has_head(header: GgufHeader) -> bool:
     return any(tensor.name == name for tensor in header.tensors)
 
 
+def drafting_note(header: GgufHeader) -> str | None:
+    """What a file drafts with, or that it is nothing but a draft; None: a model that drafts as any other."""
+    wanted = _DRAFT_ARCHITECTURES.get(header.architecture)
+    if wanted is not None:
+        return f"a draft of another model: -md with --spec-type {' or '.join(wanted)}"
+    return f"has an MTP head: --spec-type {DRAFT_MTP}" if has_head(header) else None
+
+
 def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) -> None:
     """Raise ModelError where the files cannot draft so, as far as their headers say."""
     names = names_of(spec_type)
@@ -148,10 +162,29 @@ def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) 
                     f"{draft.path}: {name} needs a draft that was trained for it, and this is a model of the "
                     f"architecture {draft.architecture}; give such a draft with -md, or --spec-type draft"
                 )
+        if wanted is not None:
+            _check_states(target, draft)
         if reads_like_target(spec_type):
             check_same_vocab(target, draft)
     if DRAFT_MTP in names and not has_head(draft or target):
         raise ModelError(
             f"{(draft or target).path}: this model has no head that predicts further tokens, which "
             f"{DRAFT_MTP} needs; use a file that has one, or --spec-type {NGRAM}"
+        )
+
+
+def _check_states(target: GgufHeader, draft: GgufHeader) -> None:
+    """Raise ModelError unless the draft can read the target's hidden states; llama.cpp would abort."""
+    if target.architecture not in STATE_ARCHITECTURES:
+        raise ModelError(
+            f"{draft.path}: this draft reads hidden states of the model, which llama.cpp does not hand out "
+            f"for the architecture {target.architecture}; give a draft model, or --spec-type {NGRAM}"
+        )
+    n_layer, n_embd = int(target.get("block_count", 0)), target.get("embedding_length")
+    layers, wanted = draft.get("target_layers") or [], draft.get("target_hidden_size", n_embd)
+    if wanted != n_embd or any(not 0 <= il <= n_layer for il in layers):
+        raise ModelError(
+            f"{draft.path}: this draft is for a model of the width {wanted} and at least "
+            f"{max(layers, default=0)} layers, and {target.path.name} has {n_embd} and {n_layer}; give the "
+            "draft of this model with -md"
         )

@@ -44,6 +44,11 @@ class Samples:
         low, high = self.quartiles_us()
         return (high - low) / 2 / self.median_us
 
+    def to_dict(self) -> dict[str, float]:
+        """As `--json` has it."""
+        low, high = self.quartiles_us()
+        return {"median": self.median_us, "q1": low, "q3": high, "n": len(self.us)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -128,7 +133,7 @@ class Profile:
         """The object of `--json`."""
         widths = sorted(self.verify)
         return {
-            "verify_us": {str(n): _samples_dict(self.verify[n]) for n in widths},
+            "verify_us": {str(n): self.verify[n].to_dict() for n in widths},
             "tau": {str(n): self.tau(n) for n in widths},
             "n_experts": {str(n): self.n_experts.get(n) for n in widths},
             "experts_share": {str(n): self.experts_share.get(n) for n in widths},
@@ -140,14 +145,9 @@ class Profile:
     def _drafter_dict(self, name: str) -> dict[str, Any]:
         lengths = range(1, self.n_draft_max + 1)
         return {
-            "draft_us": _samples_dict(self.drafters[name]),
+            "draft_us": self.drafters[name].to_dict(),
             "delta": self.delta(name),
             "break_even": {str(k): self.break_even(k, name) for k in lengths},
             "best_n_draft": {str(a): self.best_n_draft(a, name) for a in ACCEPTANCES},
             "speedup": {str(k): [self.speedup(k, a, name) for a in ACCEPTANCES] for k in lengths},
         }
-
-
-def _samples_dict(samples: Samples) -> dict[str, float]:
-    low, high = samples.quartiles_us()
-    return {"median": samples.median_us, "q1": low, "q3": high, "n": len(samples.us)}

@@ -53,9 +53,10 @@ def test_greedy_text_is_plain_decodings(
         assert margins(model, prompt, output).max() < NEAR_TIE
 
 
-def test_four_clients_of_a_server(tmp_path: Path) -> None:
-    """Texts of a random model depend on who shares a batch, drafts or not: only that all of it comes."""
-    model = head_models.write_headed(tmp_path / "model.gguf", "glm4moe")
+@pytest.mark.parametrize("name", head_models.WITH_HEADS)
+def test_four_clients_of_a_server(tmp_path: Path, name: str) -> None:
+    """Texts of a random model depend on who shares a batch, drafts or not: only one's alone is compared."""
+    model = head_models.write_headed(tmp_path / "model.gguf", name)
     arguments = ("--spec-type", "draft-mtp", "--speculation", "static", "--draft-max", "3")
     bodies = [
         {"prompt": PROMPT * n, "n_predict": 32, "temperature": 0, "ignore_eos": True} for n in range(1, 5)
@@ -68,6 +69,10 @@ def test_four_clients_of_a_server(tmp_path: Path) -> None:
         for answer in pool.map(lambda body: post(serve.port, "/completion", body), bodies):
             assert answer["tokens_predicted"] == 32
             assert answer["timings"]["draft_n"] > 0
+        alone = post(serve.port, "/completion", bodies[0] | {"return_tokens": True, "cache_prompt": False})
+        prompt = post(serve.port, "/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
+        assert alone["timings"]["draft_n"] > 0
+        assert margins(model, prompt, alone["tokens"]).max() < NEAR_TIE
 
 
 def test_what_llama_cpp_would_abort_at_is_refused(tmp_path: Path) -> None:

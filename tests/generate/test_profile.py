@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ from typer.testing import CliRunner
 from pyspac.cli import app
 from pyspac.commands.demo import DRAFT, TARGET
 from pyspac.commands.profile_figure import draw
+from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
+from pyspac.generate.sequences import Sequences
+from pyspac.speculation.sweep import Sweep
 from pyspac.speculation.tolerance import Profile, Samples
 
 
@@ -57,6 +62,56 @@ def test_figure(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_sweep_by_hand() -> None:
+    """tau(5) = 1 / 2 with one sequence, so two tokens per step break even; four with eight."""
+    places = {(1, 128): profile(1, 1, 1, 1, 2), (8, 128): profile(3, 4, 5, 6, 12)}
+    sweep = Sweep(places)
+    assert (sweep.sequences, sweep.contexts, sweep.widths) == ([1, 8], [128], [1, 2, 3, 4, 5])
+    row = sweep.rows()[-1]
+    assert (row["sequences"], row["context"], row["width"], row["tau"]) == (8, 128, 5, 0.25)
+    assert "more than 2.0 tokens with 1 in a batch after 128 tokens, or 4.0 tokens with 8" in sweep.advice()
+
+
+@pytest.mark.model
+def test_sweep_command(tmp_path: Path) -> None:
+    """Four sequences use more experts at once than one, as each reads another text."""
+    out, png = tmp_path / "out.json", tmp_path / "out.png"
+    arguments = ["-m", str(TARGET), "-t", "1", "--device", "emulated", "--cache", "50%", "--rounds", "2"]
+    places = ["--sequences", "4,1", "--contexts", "32,64", "--width-max", "5"]
+    result = CliRunner().invoke(app, ["profile", *arguments, *places, "--json", str(out), "--png", str(png)])
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["sequences"], row["context"], row["width"]) for row in rows] == [
+        (m, c, n) for m in (1, 4) for c in (32, 64) for n in (1, 2, 3, 5)
+    ]
+    experts = {(row["sequences"], row["width"]): row["n_experts"] for row in rows if row["context"] == 64}
+    assert experts[1, 1] == pytest.approx(4.0)
+    assert 4.0 < experts[4, 1] < experts[4, 5], "batches of 20 tokens are split, too"
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.model
+def test_sequences_are_computed_apart() -> None:
+    """Each has the logits that it has alone, whatever the others read; what is taken back is gone."""
+    rows = [[5, 6, 7, 8], [9, 8, 7, 6]]
+    params = ContextParams(n_ctx=64, n_sequences=2, n_outputs_max=4)
+    with Model(ModelParams(path=TARGET)) as model, ExitStack() as stack:
+        context = stack.enter_context(Context(model, params))
+        alone = stack.enter_context(Context(model, replace(params, n_sequences=1)))
+        both = stack.enter_context(Sequences(context))
+        both.read([row[:2] for row in rows])
+        for _ in range(2):
+            both.decode([row[2:] for row in rows])
+            logits = context._logits(4).copy()
+            both.rollback(2)
+        assert both.n_past == 2
+        for i, row in enumerate(rows):
+            alone.clear()
+            alone.decode(row[:2], 0)
+            assert logits[2 * i : 2 * i + 2] == pytest.approx(alone.decode(row[2:], 2), abs=1e-2)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("mode", [["--cache", "50%"], ["--stock"]])
 def test_command(mode: list[str], tmp_path: Path) -> None:
@@ -84,6 +139,13 @@ def test_command(mode: list[str], tmp_path: Path) -> None:
         (["--width-max", "17"], "--width-max"),
         (["--rounds", "0"], "--rounds"),
         (["--prompt-tokens", "0"], "--prompt-tokens"),
+        (["--sequences", "1,x"], "whole numbers with commas between them"),
+        (["--sequences", "33"], "--sequences"),
+        (["--contexts", "0"], "--contexts"),
+        (["--contexts", "128,4096"], "this model's context has 1024 tokens"),
+        (["--sequences", "2", "-md", str(DRAFT)], "leave it out"),
+        (["--contexts", "9", "--prompt-tokens", "9"], "give one of them"),
+        (["--contexts", "9", "-c", "16"], "or more, which 15 rounds after 9 tokens need"),
         (["--png", "/nowhere/at/all.png"], "--png"),
         (["--rounds", "999999"], "999999 rounds after a prompt of 128 tokens need"),
     ],

@@ -1,0 +1,272 @@
+"""Which drafter pays on which text? Drafters, each at several lengths and at `auto`, interleaved.
+
+In: the demo target and what drafts for it. Out: a table or rows of JSON by drafter, length and text: tokens
+per second, tokens per step, the speed as a share of plain decoding's, and what drafting takes in a step.
+
+    python benchmarks/bench_drafters.py --json -
+    python benchmarks/bench_drafters.py --drafters ngram,draft-simple,ngram-map-k --lengths 4,8
+    python benchmarks/bench_drafters.py --head HEAD.gguf --mtp ADAPTER.gguf
+
+Texts: four kinds of places in those modules of the standard library that the demo models were not trained on
+(tools/train_demo/corpus.py); greedy. Every request is run by every contender before the next one, in another
+order each round; the first round is not measured. A session is kept over all rounds, so `auto` knows what it
+learned before, as in a process that runs for longer. `of_best` is the speed of `auto` as a share of the best
+fixed length's with the same drafter, none included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import machine
+from bench_speculation import OFF, Results, Timing, count_request, use_cpu_clock
+
+from pyspac.commands.demo import DRAFT, MODELS, TARGET
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.session import Session
+from pyspac.model.gguf_header import read_header
+from tools.train_demo.corpus import read_stdlib
+
+AUTO: Final = "auto"
+ALL: Final = "all"  # texts together
+LORA: Final = "draft-lora"
+HEAD: Final = "head"
+DEFAULT_DRAFTERS: Final = ("ngram", "draft", LORA, HEAD)
+LORA_LENGTHS: Final = (2, 4)
+N_LINES: Final = 32  # of a place in a module
+
+# ---- texts -----------------------------------------------------------------------------------------
+
+
+def _share(lines: list[str], is_one: Callable[[str], bool]) -> float:
+    return sum(map(is_one, lines)) / len(lines)
+
+
+def _is_prose(line: str) -> bool:
+    return len(line.split()) > 5 and not set("()=[]{}#\"'") & set(line)
+
+
+def _is_statement(line: str) -> bool:
+    return line.strip().startswith(("if ", "for ", "return", "self.", "def ", "try:", "raise ", "else:"))
+
+
+def _is_import(line: str) -> bool:
+    return line.strip().startswith(("import ", "from "))
+
+
+def _repetition(lines: list[str]) -> float:
+    """How alike lines are: letters and digits do not count, nor do empty lines."""
+    shapes = ["".join("" if c.isalnum() else c for c in line) for line in lines if line.strip()]
+    return 1 - len(set(shapes)) / max(1, len(shapes)) if len(shapes) > N_LINES // 2 else 0.0
+
+
+KINDS: Final[dict[str, Callable[[list[str]], float]]] = {
+    "code": lambda lines: _share(lines, _is_statement),
+    "prose": lambda lines: _share(lines, _is_prose),
+    "tables": lambda lines: _repetition(lines) - _share(lines, _is_prose) - _share(lines, _is_statement),
+    "imports": lambda lines: _share(lines, _is_import),
+}
+
+
+def texts(n_requests: int) -> dict[str, list[str]]:
+    """By kind: the places of the held-out modules that are most of that kind, one of a module at most."""
+    modules = [module.text.splitlines() for module in read_stdlib() if module.is_held_out]
+    places = [
+        [lines[i : i + N_LINES] for i in range(0, max(1, len(lines) - N_LINES), N_LINES // 2)]
+        for lines in modules
+        if len(lines) >= N_LINES
+    ]
+    return {
+        kind: ["\n".join(lines) for lines in sorted((max(p, key=how) for p in places), key=how)[-n_requests:]]
+        for kind, how in KINDS.items()
+    }
+
+
+# ---- contenders ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One drafter at one length; `length`: a number of tokens, or `auto`."""
+
+    drafter: str
+    length: str
+    fields: dict[str, Any]  # of RunOptions
+
+    @property
+    def name(self) -> str:
+        return OFF if self.drafter == "none" else f"{self.drafter} {self.length}"
+
+
+def contenders(args: argparse.Namespace) -> Iterator[Contender]:
+    """Plain decoding first; a line on stderr for a drafter that has no file."""
+    yield Contender("none", "0", {})
+    for drafter in args.drafters:
+        path, fields = _drafter_fields(drafter, args)
+        if path is not None and not path.is_file():
+            print(f"{drafter} is left out: there is no file {path}", file=sys.stderr)
+            continue
+        if fields is None:
+            print(f"{drafter} is left out: give its file with --{drafter} FILE", file=sys.stderr)
+            continue
+        for length in LORA_LENGTHS if drafter == LORA else args.lengths:
+            yield Contender(drafter, str(length), fields | {"draft_max": length})
+        cap = max(LORA_LENGTHS) if drafter == LORA else args.draft_max
+        yield Contender(drafter, AUTO, fields | {"draft_max": cap, "speculation": AUTO})
+
+
+def _drafter_fields(drafter: str, args: argparse.Namespace) -> tuple[Path | None, dict[str, Any] | None]:
+    """Its file, if it has one, and how to run it; None for the latter: no file was given."""
+    if drafter == LORA:
+        return args.mtp, {"spec_type": LORA, "mtp": args.mtp}
+    if drafter == HEAD:
+        if args.head is None or not args.head.is_file():
+            return args.head, None
+        is_eagle = read_header(args.head).architecture == "eagle3"
+        return args.head, {"spec_type": "draft-eagle3" if is_eagle else "draft-mtp", "draft": args.head}
+    if drafter in ("draft", "draft-simple"):
+        return args.model_draft, {"spec_type": drafter, "draft": args.model_draft}
+    return None, {"spec_type": drafter}
+
+
+def open_session(contender: Contender, args: argparse.Namespace) -> Session:
+    return Session(
+        RunOptions(
+            model=args.model,
+            n_predict=args.predict,
+            n_threads=args.threads,
+            device=args.device,
+            cache=CacheSize(text=args.cache),
+            **contender.fields,
+        )
+    )
+
+
+def measure(found: list[Contender], args: argparse.Namespace) -> Results:
+    """All of them in turn on every request; see the top."""
+    results, rng = Results(""), random.Random(0)
+    requests = [(kind, text) for kind, of_kind in texts(args.requests).items() for text in of_kind]
+    with ExitStack() as stack:
+        sessions = {c.name: stack.enter_context(open_session(c, args)) for c in found}
+        for i in range(1 + args.rounds):
+            timings = {name: {kind: Timing() for kind in (*KINDS, ALL)} for name in sessions}
+            for kind, text in requests:
+                for name in rng.sample(list(sessions), len(sessions)):
+                    prompt = sessions[name].tokenize(text)[-args.prompt_tokens :]
+                    metrics = sessions[name].generate(prompt).metrics
+                    for of in (kind, ALL):
+                        count_request(metrics, timings[name][of])
+            for name, by_kind in timings.items() if i else ():
+                for kind, timing in by_kind.items():
+                    results.add(kind, name, timing)
+    return results
+
+
+# ---- rows ------------------------------------------------------------------------------------------
+
+
+def rows(found: list[Contender], results: Results) -> Iterator[dict[str, Any]]:
+    """One per contender and text; see benchmarks/README.md."""
+    for contender in found:
+        for kind in (*KINDS, ALL):
+            timings = results.timings[kind][contender.name]
+            n_steps = sum(t.n_steps for t in timings)
+            n_drafted = sum(t.n_drafted for t in timings)
+            ratios = results.speedups(kind, contender.name)
+            row: dict[str, Any] = {"drafter": contender.drafter, "length": contender.length, "text": kind}
+            row |= {
+                "tps": round(median(t.tps for t in timings), 2),
+                "tokens_per_step": round(sum(t.n_tokens for t in timings) / max(1, n_steps), 3),
+                "acceptance": round(sum(t.n_accepted for t in timings) / n_drafted, 3) if n_drafted else None,
+                "draft_us": round(sum(t.draft_us for t in timings) / max(1, n_steps), 1),
+                "ratio": round(results.speedup(kind, contender.name), 3),
+                "ratio_rounds": [round(min(ratios), 3), round(max(ratios), 3)],
+            }
+            if contender.length == AUTO:
+                row["of_best"] = round(_of_best(found, results, kind, contender), 3)
+            yield row
+
+
+def _of_best(found: list[Contender], results: Results, kind: str, auto: Contender) -> float:
+    """The speed of `auto` as a share of that of the best fixed length of its drafter, none included."""
+    fixed = [c.name for c in found if c.drafter in (auto.drafter, "none") and c.length != AUTO]
+    return results.speedup(kind, auto.name) / max(results.speedup(kind, name) for name in fixed)
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    print(f"{'drafter':14} {'length':>6} {'text':8} {'t/s':>8} {'per step':>8} {'draft us':>8} {'ratio':>6}")
+    for r in found:
+        low, high = r["ratio_rounds"]
+        print(
+            f"{r['drafter']:14} {r['length']:>6} {r['text']:8} {r['tps']:8.1f} {r['tokens_per_step']:8.2f} "
+            f"{r['draft_us']:8.0f} {r['ratio']:6.2f} ({low:.2f} .. {high:.2f})"
+            + (f", {r['of_best']:.3f} of the best length" if "of_best" in r else "")
+        )
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+
+def parse() -> argparse.Namespace:
+    def names(text: str) -> list[str]:
+        return [name.strip() for name in text.split(",") if name.strip()]
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = f"names of --spec-type, and {HEAD}"
+    parser.add_argument("--drafters", type=names, default=list(DEFAULT_DRAFTERS), help=known)
+    parser.add_argument("--lengths", type=lambda text: [int(n) for n in names(text)], default=[2, 4, 8])
+    parser.add_argument("--draft-max", type=int, default=8, help="the most that auto drafts")
+    parser.add_argument("--model", type=Path, default=TARGET)
+    parser.add_argument("--model-draft", type=Path, default=DRAFT)
+    parser.add_argument("--mtp", type=Path, default=MODELS / "demo-mtp.gguf", help="a gated LoRA")
+    parser.add_argument("--head", type=Path, help="an EAGLE-3 draft, or a file with an MTP head")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=2, help="per kind of text")
+    parser.add_argument("--predict", type=int, default=128, help="tokens per request")
+    parser.add_argument("--prompt-tokens", type=int, default=200)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--cache", default="auto")
+    clock = "cpu: time of the decoding thread alone, for a machine that others use too; with --threads 1"
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=clock)
+    parser.add_argument("--json", metavar="FILE", help="append a line of JSON per row; - for stdout")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse()
+    if args.clock == "cpu":
+        if args.threads != 1:
+            sys.exit("--clock cpu needs --threads 1: other threads' time would be missing")
+        use_cpu_clock()
+    about = machine.describe()
+    found = list(contenders(args))
+    result = list(rows(found, measure(found, args)))
+    if args.json != "-":
+        print(machine.one_line(about))
+        show(result)
+    if args.json:
+        how = {"benchmark": "drafters", "model": args.model.name, "n_rounds": args.rounds}
+        how |= {"n_threads": args.threads, "clock": args.clock, "machine": about}
+        lines = "".join(json.dumps(row | how) + "\n" for row in result)
+        if args.json == "-":
+            print(lines, end="")
+        else:
+            with Path(args.json).open("a", encoding="utf-8") as file:
+                file.write(lines)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
