@@ -429,19 +429,22 @@ static ggml_tensor input_tensor(const layer_fixture & f, forward_input & in) {
     return cur;
 }
 
-// the same rows as without the worker, layer after layer, with and without work
+// the same rows as without the worker, layer after layer, with and without work, also with more threads than cores; the
+// threads meet twice per layer with work, and never else
 static void test_worker(const spac_kernels & kernels, bool stays_awake) {
     const layer_fixture f({ "", GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 64, 96 });
     spac_host_experts   experts(kernels);
     std::mt19937        rng(5);
 
-    for (int n_threads : { 1, 3 }) {
+    for (int n_threads : { 1, 3, 8 }) {
         spac_kernel_worker worker(kernels, n_threads, stays_awake, std::vector<int>());
+        uint64_t           n_rounds = 0;
         for (int i = 0; i < 200; i++) {
             forward_input in = random_input(f, 1 + i % 9, rng);
             if (i % 7 == 0) {
                 std::fill(in.ids.begin(), in.ids.end(), -1);
             }
+            n_rounds += std::any_of(in.ids.begin(), in.ids.end(), [](int32_t id) { return id >= 0; });
             const std::vector<float> rows = with_kernels(experts, f, in, 1);
 
             const ggml_tensor cur = input_tensor(f, in);
@@ -455,6 +458,7 @@ static void test_worker(const spac_kernels & kernels, bool stays_awake) {
             }
             uint64_t us;
             CHECK(memcmp(worker.wait(us), rows.data(), rows.size() * sizeof(float)) == 0);
+            CHECK(worker.n_switches() == 2 * n_rounds);
         }
     }
 }
