@@ -14,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo wheel check-wheel test check-cuda test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
+.PHONY: build configure demo wheel check-wheel test check-cuda check-arm test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -110,6 +110,17 @@ check-cuda: build
 	python -m tools.cuda_emulator.check_nvcc --if-present
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
 	python -m tools.cuda_emulator --if-present
+
+# the engine's kernels for 64-bit ARM, on an emulator
+ARM_PROGRAMS := aarch64-linux-gnu-g++-12 qemu-aarch64-static
+ifeq ($(words $(shell for name in $(ARM_PROGRAMS); do command -v $$name; done)),2)
+check-arm: build/arm/.configured
+	cmake --build --preset arm -j $(JOBS)
+	ctest --preset arm
+else
+check-arm:
+	@echo "nothing was tested: $(ARM_PROGRAMS) are not both here (Debian: apt install g++-12-aarch64-linux-gnu qemu-user-static)"
+endif
 
 # the wheels in dist/, in an empty environment without a compiler, cmake or git
 check-wheel: $(DEPS)

@@ -6,6 +6,8 @@ tokens in two contexts that take turns, round by round: `stock` (the same build,
 engine with the device "none", loaded as `pyspac run --device none` does: in memory with huge pages). The
 whole decode is timed, attention and output included.
 
+With --kernels there is one such context for each of the named sets, on the same weights, and a row for each.
+
 The limit is what memory allows: width / (bytes of the experts in use and of all other weights, the table of
 token embeddings apart / speed of a streaming read), measured in the same run. From about 64 tokens on,
 arithmetic limits both long before memory.
@@ -17,6 +19,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -58,6 +61,7 @@ class Setting:
     n_rounds: int
     n_threads: int
     with_repacked: bool
+    kernels: list[str | None]  # sets of the engine's kernels; None: the best
 
 
 # ---- models and contexts -------------------------------------------------------------------------
@@ -116,14 +120,18 @@ def new_context(model: Model, setting: Setting) -> Context:
 
 
 @contextlib.contextmanager
-def attached(ctx: Context) -> Iterator[Engine]:
+def attached(ctx: Context, kernels: str | None) -> Iterator[Engine]:
     """An engine without slots: its kernels compute every expert."""
     assert ctx.ptr is not None
+    if kernels is not None:
+        os.environ["PYSPAC_KERNELS"] = kernels  # read when an engine is attached
     engine = Engine.attach(ctx.ptr, EngineParams(device="none", cache="0", host_kernels="spac"))
     try:
         info = engine.info()
         if info.n_layer_kernels != info.n_layer_split:
             raise RuntimeError(f"kernels for {info.n_layer_kernels} of {info.n_layer_split} layers only")
+        if kernels not in (None, info.kernels):
+            raise RuntimeError(f"this machine has no kernels {kernels}: the engine took {info.kernels}")
         yield engine
     finally:
         engine.close()
@@ -197,9 +205,12 @@ def measure(path: Path, setting: Setting) -> list[dict[str, object]]:
         model = stack.enter_context(load_model(path, repacked=False))
         stock = stack.enter_context(new_context(model, setting))
         own = stack.enter_context(load_for_engine(path))
-        spac = stack.enter_context(new_context(own, setting))
-        engine = stack.enter_context(attached(spac))
-        contenders = [Contender("stock", stock), Contender("spac", spac)]
+        contenders, engines = [Contender("stock", stock)], []
+        for kernels in setting.kernels:
+            spac = stack.enter_context(new_context(own, setting))
+            engines.append(stack.enter_context(attached(spac, kernels)))
+            contenders.append(Contender(engines[-1].info().kernels, spac))
+        engine = engines[-1]
         if setting.with_repacked:
             repacked = stack.enter_context(load_model(path, repacked=True))
             contenders.append(Contender("repacked", stack.enter_context(new_context(repacked, setting))))
@@ -212,20 +223,21 @@ def measure(path: Path, setting: Setting) -> list[dict[str, object]]:
             width: bytes_per_step(engine, spac, width, FIRST_TOKEN, dense_bytes) for width in setting.widths
         }
         times, speeds = interleave(contenders, setting, n_vocab)
-        kernels = engine.info().kernels
+        names = [engine.info().kernels for engine in engines]
     return [
         {"bench": "host_experts", "type": setting.qtype, "width": width}
-        | summarise(times, width, n_bytes[width], float(np.median(speeds)))
-        | {"n_rounds": setting.n_rounds, "kernels": kernels}
+        | summarise(times, name, width, n_bytes[width], float(np.median(speeds)))
+        | {"n_rounds": setting.n_rounds, "kernels": name}
         for width in setting.widths
+        for name in names
     ]
 
 
 def summarise(
-    times: dict[tuple[str, int], list[float]], width: int, n_bytes: float, gb_s: float
+    times: dict[tuple[str, int], list[float]], name: str, width: int, n_bytes: float, gb_s: float
 ) -> dict[str, object]:
-    """Speeds, ratios and the share of the limit reached at one width."""
-    stock, spac = np.array(times["stock", width]), np.array(times["spac", width])
+    """Speeds, ratios and the share of the limit that the kernels `name` reached at one width."""
+    stock, spac = np.array(times["stock", width]), np.array(times[name, width])
     ratio_p10, ratio, ratio_p90 = np.percentile(stock / spac, [10, 50, 90])
     spac_tps = width * 1000 / float(np.median(spac))
     limit_tps = width / (n_bytes / (gb_s * 1e9))
@@ -267,12 +279,17 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="a third contender: stock with weights repacked for this CPU, llama.cpp's default",
     )
+    parser.add_argument(
+        "--kernels",
+        metavar="LIST",
+        help="sets of the engine's kernels, such as avx512,avxvnni,avx2 (default: the best)",
+    )
     parser.add_argument("--json", metavar="PATH", help="append one JSON object per row; - for stdout")
     return parser.parse_args()
 
 
 def print_head(repacked: bool) -> None:
-    head = f"{'type':8} {'tokens':>6} {'stock t/s':>10} {'spac t/s':>10} {'ratio':>6}"
+    head = f"{'type':8} {'tokens':>6} {'kernels':8} {'stock t/s':>10} {'spac t/s':>10} {'ratio':>6}"
     head += f" {'p10..p90':>13} {'of limit':>9}"
     print(head + (f" {'repacked':>10} {'ratio':>6}" if repacked else ""))
 
@@ -280,8 +297,8 @@ def print_head(repacked: bool) -> None:
 def print_row(row: dict[str, object]) -> None:
     spread = f"{row['ratio_p10']:.2f}..{row['ratio_p90']:.2f}"
     line = (
-        f"{row['type']:8} {row['width']:6} {row['stock_tps']:10.1f} {row['spac_tps']:10.1f} "
-        f"{row['ratio']:6.2f} {spread:>13} {row['limit_fraction']:9.2f}"
+        f"{row['type']:8} {row['width']:6} {row['kernels']:8} {row['stock_tps']:10.1f} "
+        f"{row['spac_tps']:10.1f} {row['ratio']:6.2f} {spread:>13} {row['limit_fraction']:9.2f}"
     )
     if "repacked_tps" in row:
         line += f" {row['repacked_tps']:10.1f} {row['ratio_repacked']:6.2f}"
@@ -298,7 +315,8 @@ def main() -> int:
         print_head(args.repacked)
     for qtype in args.types.lower().split(","):
         widths = [int(width) for width in args.widths.split(",")]
-        setting = Setting(qtype, widths, args.rounds, args.threads, args.repacked)
+        kernels = args.kernels.split(",") if args.kernels else [None]
+        setting = Setting(qtype, widths, args.rounds, args.threads, args.repacked, kernels)
         with synthetic_model(qtype, args.layers, args.experts) as path:
             rows = measure(path, setting)
         lines = [json.dumps(row | {"n_threads_used": args.threads, "machine": described}) for row in rows]

@@ -13,8 +13,9 @@ if(PYSPAC_SANITIZE)
 endif()
 
 # Prefix of a test's command line. ThreadSanitizer of older compilers cannot map its shadow memory when the kernel
-# randomises addresses with many bits, so the tests run without randomisation where that is allowed.
-set(PYSPAC_TEST_LAUNCHER "")
+# randomises addresses with many bits, so the tests run without randomisation where that is allowed. Tests for another
+# processor run on an emulator.
+set(PYSPAC_TEST_LAUNCHER ${CMAKE_CROSSCOMPILING_EMULATOR})
 if(PYSPAC_SANITIZE STREQUAL "thread")
     execute_process(COMMAND setarch ${CMAKE_HOST_SYSTEM_PROCESSOR} -R true RESULT_VARIABLE result
                     OUTPUT_QUIET ERROR_QUIET)

@@ -48,12 +48,12 @@ static std::unique_ptr<spac_default_policy> make_policy(const spac_plan & plan, 
     return std::make_unique<spac_default_policy>(layers.n_layer, layers.n_expert, layer_group, plan.group_slots);
 }
 
-static std::unique_ptr<spac_dense_matmul> make_dense(llama_context * ctx) {
+static std::unique_ptr<spac_dense_matmul> make_dense(llama_context * ctx, const spac_kernels * kernels) {
     std::vector<ggml_tensor *> weights;
     for (const auto & [name, tensor] : llama_internal_get_tensor_map(llama_get_model(ctx))) {
         weights.push_back(tensor);
     }
-    return std::make_unique<spac_dense_matmul>(weights);
+    return std::make_unique<spac_dense_matmul>(weights, kernels);
 }
 
 static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, const spac_plan & plan,
@@ -97,7 +97,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     decisions(*board, plan.has_slots ? &cache : nullptr, free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     tier(make_tier(plan, layers, settings)),
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
-    dense(plan.has_slots ? nullptr : make_dense(ctx)),
+    dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),
     log(*board),
     forward(*board, cache, decisions, host, timeline, log, settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),

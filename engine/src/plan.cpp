@@ -36,7 +36,7 @@ static void choose_kernels(spac_plan & plan, const spac_engine_params & params) 
     const bool is_wanted = params.host_kernels == SPAC_KERNELS_SPAC || is_auto;
     plan.kernels         = is_wanted ? spac_kernels_best() : nullptr;
     if (is_wanted && !plan.kernels) {
-        spac_log("no kernels for this processor (they need AVX2, FMA and F16C): ggml's are used");
+        spac_log("no kernels for this processor (they need AVX2, FMA and F16C; on ARM the dot product of bytes): ggml's are used");
     }
 }
 

@@ -111,7 +111,7 @@ static void test_format(const spac_kernels & kernels, ggml_type type) {
             const floats x    = random_floats(w.t->ne[0] * n_tokens, 1, 5 + n_tokens);
             const floats ggml = product(w, x, 2);
 
-            const spac_dense_matmul dense({ w.t });
+            const spac_dense_matmul dense({ w.t }, &kernels);
             const floats            ours = product(w, x, 1, &dense);
             CHECK(dense.n_weights() == 1);
             CHECK(ours != ggml || n_rows == 2); // it was us
@@ -129,24 +129,24 @@ static void test_format(const spac_kernels & kernels, ggml_type type) {
     }
 }
 
-static void test_what_stays_with_ggml() {
+static void test_what_stays_with_ggml(const spac_kernels & kernels) {
     const matrix            f16(GGML_TYPE_F16, 64, 32), one_row(GGML_TYPE_Q8_0, 64, 1), q8(GGML_TYPE_Q8_0, 64, 32);
     const floats            x = random_floats(64 * 6, 1, 9);
-    const spac_dense_matmul dense({ f16.t, one_row.t, q8.t });
+    const spac_dense_matmul dense({ f16.t, one_row.t, q8.t }, &kernels);
     CHECK(dense.n_weights() == 1);
     CHECK(product(q8, x, 2, &dense, 3) == product(q8, x, 2, nullptr, 3)); // batches of matrices
     CHECK(product(q8, x, 2, &dense) != product(q8, x, 2));
 }
 
 // engines come and go while another context of the model computes on the same weights: its results stay what they were
-static void test_other_graphs() {
+static void test_other_graphs(const spac_kernels & kernels) {
     const matrix      w(GGML_TYPE_Q8_0, 2048, 1024);
     const floats      x    = random_floats(2048 * 32, 1, 9); // a work buffer larger than ours
     const floats      ggml = product(w, x, 2);
     std::atomic<bool> done{ false };
     std::thread       engines([&] {
         while (!done) {
-            const spac_dense_matmul dense({ w.t });
+            const spac_dense_matmul dense({ w.t }, &kernels);
             product(w, random_floats(2048, 1, 3), 1, &dense);
         } });
     for (int i = 0; i < 20; i++) {
@@ -157,15 +157,14 @@ static void test_other_graphs() {
 }
 
 int main() {
-    const spac_kernels * kernels = spac_kernels_best();
-    if (!kernels) {
-        printf("no kernels for this processor\n");
-        return 0;
+    const std::vector<const spac_kernels *> here = spac_kernels_here();
+    for (const spac_kernels * kernels : here) {
+        for (const ggml_type type : TYPES) {
+            test_format(*kernels, type);
+        }
+        test_what_stays_with_ggml(*kernels);
+        test_other_graphs(*kernels);
     }
-    for (const ggml_type type : TYPES) {
-        test_format(*kernels, type);
-    }
-    test_what_stays_with_ggml();
-    test_other_graphs();
+    printf("%zu sets of kernels tested\n", here.size());
     return 0;
 }

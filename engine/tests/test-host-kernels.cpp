@@ -429,19 +429,22 @@ static ggml_tensor input_tensor(const layer_fixture & f, forward_input & in) {
     return cur;
 }
 
-// the same rows as without the worker, layer after layer, with and without work
+// the same rows as without the worker, layer after layer, with and without work, also with more threads than cores; the
+// threads meet twice per layer with work, and never else
 static void test_worker(const spac_kernels & kernels, bool stays_awake) {
     const layer_fixture f({ "", GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 64, 96 });
     spac_host_experts   experts(kernels);
     std::mt19937        rng(5);
 
-    for (int n_threads : { 1, 3 }) {
+    for (int n_threads : { 1, 3, 8 }) {
         spac_kernel_worker worker(kernels, n_threads, stays_awake, std::vector<int>());
+        uint64_t           n_rounds = 0;
         for (int i = 0; i < 200; i++) {
             forward_input in = random_input(f, 1 + i % 9, rng);
             if (i % 7 == 0) {
                 std::fill(in.ids.begin(), in.ids.end(), -1);
             }
+            n_rounds += std::any_of(in.ids.begin(), in.ids.end(), [](int32_t id) { return id >= 0; });
             const std::vector<float> rows = with_kernels(experts, f, in, 1);
 
             const ggml_tensor cur = input_tensor(f, in);
@@ -455,6 +458,7 @@ static void test_worker(const spac_kernels & kernels, bool stays_awake) {
             }
             uint64_t us;
             CHECK(memcmp(worker.wait(us), rows.data(), rows.size() * sizeof(float)) == 0);
+            CHECK(worker.n_switches() == 2 * n_rounds);
         }
     }
 }
@@ -483,12 +487,43 @@ static void test_declined(const spac_kernels & kernels) {
     CHECK(!spac_host_experts::can_compute(kernels, f.layer));
 }
 
-int main() {
-    int n_tested = 0;
-    for (const spac_kernels * kernels : { spac_kernels_best(), spac_kernels_avx2() }) {
-        if (!kernels || !spac_kernels_best() || (n_tested > 0 && kernels == spac_kernels_best())) {
-            continue; // AVX2 is there wherever there is a best
+// AVX2 and AVX-VNNI differ in one instruction, which neither rounds nor saturates here
+static void test_same_bits(const spac_kernels & a, const spac_kernels & b) {
+    for (ggml_type type : TYPES) {
+        const int64_t       block = block_of(type) == 256 ? 512 : 96;
+        const layer_fixture f({ "", type, type, type, block, block });
+        std::mt19937        rng(7);
+        spac_host_experts   first(a), second(b);
+        for (int n_tokens : { 1, 7, 40 }) {
+            const forward_input in = random_input(f, n_tokens, rng);
+            CHECK(with_kernels(first, f, in, 1) == with_kernels(second, f, in, 1));
         }
+    }
+    printf("%s and %s give the same bits\n", a.name, b.name);
+}
+
+// a set is chosen by its name; of others nothing changes
+static void test_choice(const std::vector<const spac_kernels *> & here) {
+    const char *      variable = "PYSPAC_KERNELS";
+    const char *      value    = getenv(variable);
+    const std::string before   = value ? value : "";
+    for (const spac_kernels * kernels : here) {
+        setenv(variable, kernels->name, 1);
+        CHECK(spac_kernels_best() == kernels);
+    }
+    setenv(variable, "abacus", 1);
+    CHECK(spac_kernels_best() == (here.empty() ? nullptr : here[0]));
+    unsetenv(variable);
+    CHECK(spac_kernels_best() == (here.empty() ? nullptr : here[0]));
+    if (value) {
+        setenv(variable, before.c_str(), 1);
+    }
+}
+
+int main() {
+    const std::vector<const spac_kernels *> here = spac_kernels_here();
+    test_choice(here);
+    for (const spac_kernels * kernels : here) {
         test_formats(*kernels);
         test_layers(*kernels);
         test_edges(*kernels);
@@ -496,8 +531,12 @@ int main() {
         test_worker(*kernels, false);
         test_worker_time(*kernels);
         test_declined(*kernels);
-        n_tested++;
+        for (const spac_kernels * other : here) {
+            if (kernels == spac_kernels_avxvnni() && other == spac_kernels_avx2()) {
+                test_same_bits(*kernels, *other);
+            }
+        }
     }
-    printf("%d sets of kernels tested\n", n_tested);
+    printf("%zu sets of kernels tested\n", here.size());
     return 0;
 }

@@ -2,6 +2,7 @@
 // the layer is built as llama.cpp builds it, on a scheduler of its own. Run under TSan too.
 #include "check.h"
 #include "host/ggml-worker.h"
+#include "host/host-experts.h"
 #include "prefetch-worker.h"
 #include "slot-copy.h"
 #include "split-graph.h"
@@ -14,7 +15,9 @@
 #include "ggml-cpu.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 
 static constexpr int N_EMBD = 64, N_FF = 96, N_EXPERT = 12, N_USED = 3, N_SLOTS = 5, MAX_BATCH = 9;
@@ -120,6 +123,31 @@ struct mini_engine : spac_split_ops {
     void host_done(const spac_moe_layer &) override {}
 };
 
+// all experts on the host, with the engine's own kernels
+struct kernels_engine : spac_split_ops {
+    spac_host_experts experts;
+
+    explicit kernels_engine(const spac_kernels & kernels) :
+        experts(kernels) {}
+
+    void dispatch(const spac_moe_layer &, const ggml_tensor * ids, const ggml_tensor *, int32_t * ids_device, int32_t * ids_host) override {
+        std::fill(ids_device, ids_device + ggml_nelements(ids), -1);
+        memcpy(ids_host, ids->data, ggml_nbytes(ids));
+    }
+
+    void plan_host(const spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) override {
+        experts.plan(layer, ids_host, n_tokens, n_threads);
+    }
+
+    void compute_host(const spac_moe_layer &, const ggml_tensor * cur, float * rows) override {
+        experts.work({ (const char *) cur->data, cur->nb[1], cur->nb[2] }, rows);
+    }
+
+    void collect(const spac_moe_layer &, float *, size_t) override {}
+    void device_done(const spac_moe_layer &) override {}
+    void host_done(const spac_moe_layer &) override {}
+};
+
 // what llama.cpp builds: scale, bias, activation, bias, weights and the sum over the experts
 static ggml_tensor * build_stock(const llama_moe_hook_params & p, const spac_moe_layer & layer) {
     ggml_context * ctx = p.ctx;
@@ -194,11 +222,19 @@ struct fake_gpu {
     ~fake_gpu() { ggml_backend_free(real); }
 };
 
-// engine: NULL for the stock graph; gpu: NULL, or beside the CPU in the scheduler
-static std::vector<float> run(const spac_moe_layer & layer, mini_engine * engine, const forward_input & in, int n_threads, fake_gpu * gpu = nullptr) {
+// the nodes of a layer; what they call is the node's
+typedef std::function<ggml_tensor *(const llama_moe_hook_params &, spac_split_node *)> layer_builder;
+
+// gpu: NULL, or beside the CPU in the scheduler; n_nodes: NULL, or counts the nodes computed, after each of which all of
+// ggml's threads wait for each other (ggml_graph_compute_thread in ggml-cpu.c, which asks there whether to abort)
+static std::vector<float> run_built(const spac_moe_layer & layer, spac_split_ops * ops, const layer_builder & build, const forward_input & in, int n_threads,
+                                    fake_gpu * gpu, int * n_nodes) {
     ggml_context * ctx = ggml_init({ 128 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true });
     ggml_backend_t cpu = ggml_backend_cpu_init();
     ggml_backend_cpu_set_n_threads(cpu, n_threads);
+    if (n_nodes) {
+        ggml_backend_cpu_set_abort_callback(cpu, [](void * n) { ++*(int *) n; return false; }, n_nodes);
+    }
     ggml_backend_t             backends[] = { gpu ? &gpu->backend : cpu, cpu };
     ggml_backend_buffer_type_t bufts[]    = { gpu ? &gpu->buft : ggml_backend_cpu_buffer_type(), ggml_backend_cpu_buffer_type() };
     ggml_backend_sched_t       sched      = ggml_backend_sched_new(backends, bufts, gpu ? 2 : 1, 256, false, gpu != nullptr);
@@ -215,10 +251,8 @@ static std::vector<float> run(const spac_moe_layer & layer, mini_engine * engine
         ggml_set_input(t);
     }
 
-    spac_split_node node = { engine, &layer };
-    ggml_tensor *   out  = !engine            ? build_stock(p, layer)
-                           : engine->executor ? spac_build_split_executor(p, &node, engine->group)
-                                              : spac_build_split_in_graph(p, &node, engine->group);
+    spac_split_node node = { ops, &layer };
+    ggml_tensor *   out  = build(p, &node);
     ggml_set_output(out);
     ggml_build_forward_expand(p.gf, out);
     CHECK(ggml_backend_sched_alloc_graph(sched, p.gf));
@@ -233,6 +267,16 @@ static std::vector<float> run(const spac_moe_layer & layer, mini_engine * engine
     ggml_backend_free(cpu);
     ggml_free(ctx);
     return result;
+}
+
+// engine: NULL for the stock graph
+static std::vector<float> run(const spac_moe_layer & layer, mini_engine * engine, const forward_input & in, int n_threads, fake_gpu * gpu = nullptr) {
+    const auto build = [&](const llama_moe_hook_params & p, spac_split_node * node) {
+        return !engine            ? build_stock(p, layer)
+               : engine->executor ? spac_build_split_executor(p, node, engine->group)
+                                  : spac_build_split_in_graph(p, node, engine->group);
+    };
+    return run_built(layer, engine, build, in, n_threads, gpu, nullptr);
 }
 
 static void test(bool with_executor, bool weight_before_ffn) {
@@ -276,7 +320,43 @@ static void test_beside_a_gpu(bool weight_before_ffn) {
     engine.worker.reset();
 }
 
+// Without a device all threads wait for each other three times in a layer's experts: after dispatch, after the experts
+// themselves, and after their sum. More threads than cores change nothing.
+static void test_synchronisations(bool weight_before_ffn) {
+    const layer_fixture  f(weight_before_ffn);
+    const spac_kernels * kernels = spac_kernels_best();
+    if (!kernels) {
+        return;
+    }
+    kernels_engine engine(*kernels);
+    std::mt19937   rng(9);
+    const auto     stock = [&](const llama_moe_hook_params & p, spac_split_node *) { return build_stock(p, f.layer); };
+    const auto     ours  = [](const llama_moe_hook_params & p, spac_split_node * node) { return spac_build_split_kernels(p, node, nullptr); };
+    for (const int n_tokens : { 1, 9, 40 }) {
+        const forward_input      in      = random_input(n_tokens, rng);
+        int                      n_stock = 0, n_ours = 0;
+        const std::vector<float> expected = run_built(f.layer, nullptr, stock, in, 2, nullptr, &n_stock);
+        const std::vector<float> rows     = run_built(f.layer, &engine, ours, in, 2, nullptr, &n_ours);
+        n_ours -= weight_before_ffn ? 2 : 0; // the weighting of the input, which is llama.cpp's
+        printf("%d tokens: %d synchronisations per layer, of llama.cpp's graph %d and those within its matmuls\n", n_tokens, n_ours, n_stock);
+        CHECK(n_ours <= 3 && n_ours < n_stock);
+
+        double error = 0, norm = 0;
+        for (size_t i = 0; i < rows.size(); i++) {
+            error += pow(rows[i] - expected[i], 2);
+            norm += pow(expected[i], 2);
+        }
+        CHECK(error <= 0.05 * 0.05 * norm);
+        for (const int n_threads : { 1, 8 }) {
+            CHECK(run_built(f.layer, &engine, ours, in, n_threads, nullptr, nullptr) == rows);
+        }
+    }
+}
+
 int main() {
+    for (bool weight_before_ffn : { false, true }) {
+        test_synchronisations(weight_before_ffn);
+    }
     for (bool weight_before_ffn : { false, true }) {
         test_beside_a_gpu(weight_before_ffn);
     }

@@ -9,6 +9,7 @@
 #include "row-tasks.h"
 
 #include <algorithm>
+#include <memory>
 
 static constexpr size_t ALIGNMENT = 64; // of activations
 
@@ -19,7 +20,10 @@ static size_t act_bytes_of(const ggml_tensor * op) {
 }
 
 struct dense_traits : ggml::cpu::tensor_traits {
-    const spac_kernels * kernels = spac_kernels_best();
+    const spac_kernels * kernels;
+
+    explicit dense_traits(const spac_kernels * kernels) :
+        kernels(kernels) {}
 
     static bool can_compute(const ggml_tensor * op) {
         const ggml_tensor * x = op->src[1];
@@ -81,7 +85,14 @@ struct dense_traits : ggml::cpu::tensor_traits {
     }
 };
 
-static dense_traits traits;
+// one for each set of kernels of this machine; a node's mark is the address of one of them
+static const std::vector<std::unique_ptr<dense_traits>> all_traits = [] {
+    std::vector<std::unique_ptr<dense_traits>> all;
+    for (const spac_kernels * kernels : spac_kernels_here()) {
+        all.push_back(std::make_unique<dense_traits>(kernels));
+    }
+    return all;
+}();
 
 // ---- how ggml comes to ask
 
@@ -89,7 +100,15 @@ struct dense_buffer_type : ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; } // no weights are allocated here
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        return op->op == GGML_OP_MUL_MAT && op->extra == &traits ? &traits : nullptr;
+        if (op->op != GGML_OP_MUL_MAT || !op->extra) {
+            return nullptr;
+        }
+        for (const auto & traits : all_traits) {
+            if (op->extra == traits.get()) {
+                return traits.get();
+            }
+        }
+        return nullptr;
     }
 };
 
@@ -111,9 +130,12 @@ static bool is_dense_matrix(const ggml_tensor * t, const spac_kernels & kernels)
     return is_matrix && t->buffer && ggml_backend_buffer_is_host(t->buffer) && !t->extra;
 }
 
-spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors) {
+spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors, const spac_kernels * kernels) {
+    for (const auto & traits : all_traits) {
+        own_mark = traits->kernels == kernels ? traits.get() : own_mark;
+    }
     for (const ggml_tensor * tensor : tensors) {
-        if (is_registered && traits.kernels && is_dense_matrix(tensor, *traits.kernels)) {
+        if (is_registered && own_mark && is_dense_matrix(tensor, *kernels)) {
             weights.insert(tensor);
         }
     }
@@ -125,9 +147,9 @@ void spac_dense_matmul::mark(ggml_cgraph * graph) const {
         if (node->op != GGML_OP_MUL_MAT || weights.count(node->src[0]) == 0) {
             continue;
         }
-        if (node->extra == &traits) {
+        if (node->extra == own_mark) {
             return; // a graph that is computed again: one that is built has new nodes
         }
-        node->extra = &traits;
+        node->extra = own_mark;
     }
 }

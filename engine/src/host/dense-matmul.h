@@ -1,8 +1,9 @@
-// Weights that are no experts (attention, shared experts, output), multiplied by the best of the engine's kernels where the
-// host computes all of a model.
+// Weights that are no experts (attention, shared experts, output), multiplied by the engine's kernels where the host computes
+// all of a model.
 #pragma once
 
 #include "ggml.h"
+#include "kernels.h"
 
 #include <unordered_set>
 #include <vector>
@@ -11,7 +12,8 @@
 // kernels are as fast. The choice is made graph by graph, and the mark is on a graph's node, never on a weight: other
 // contexts of the same model may be computing.
 struct spac_dense_matmul {
-    explicit spac_dense_matmul(const std::vector<ggml_tensor *> & tensors);
+    // kernels: of spac_kernels_here(); NULL: all matrices stay ggml's
+    spac_dense_matmul(const std::vector<ggml_tensor *> & tensors, const spac_kernels * kernels);
 
     // ggml's CPU backend will multiply this graph's nodes so; called before it is computed, by the thread that does
     void mark(ggml_cgraph * graph) const;
@@ -20,4 +22,6 @@ struct spac_dense_matmul {
 
   private:
     std::unordered_set<const ggml_tensor *> weights;
+
+    void * own_mark = nullptr;
 };

@@ -21,6 +21,9 @@ struct spac_kernel_worker : spac_host_worker {
     void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;
     const float * wait(uint64_t & busy_us) override;
 
+    // openings and closings of the gate so far: the only moments at which its threads meet, two for a layer with work
+    uint64_t n_switches() const { return gate; }
+
     // no forward is in progress: its threads need not stay awake
     void rest() { is_resting = true; }
 

@@ -1,15 +1,26 @@
 #include "kernels.h"
 
 #include "blocks.h"
+#include "status.h"
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <string>
+
+#if defined(__x86_64__)
+#    include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#    include <asm/hwcap.h>
+#    include <sys/auxv.h>
+#endif
 
 // ---- registration
 
+// whether the processor and the system have what each was compiled with (engine/CMakeLists.txt)
+
 #if defined(__x86_64__)
 
-// the processor and the system have what it was compiled with (engine/CMakeLists.txt)
 static bool can_run_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
@@ -19,39 +30,63 @@ static bool can_run_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
-#else
-
-static bool can_run_avx512() {
-    return false;
+// compilers before GCC 14 have no name for it: leaf 7.1, EAX bit 4
+static bool can_run_avxvnni() {
+    unsigned eax = 0, ebx, ecx, edx;
+    return can_run_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & (1 << 4));
 }
 
-static bool can_run_avx2() {
-    return false;
+#elif defined(__aarch64__) && defined(__linux__)
+
+static bool can_run_neon() {
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
 }
 
 #endif
 
-struct instruction_set {
-    const spac_kernels * (*kernels)(); // NULL: not compiled in
-    bool (*can_run)();
-};
+std::vector<const spac_kernels *> spac_kernels_here() {
+    std::vector<const spac_kernels *> here;
 
-// the best first
-static const instruction_set INSTRUCTION_SETS[] = {
-    { spac_kernels_avx512, can_run_avx512 },
-    { spac_kernels_avx2,   can_run_avx2   },
-};
+    const auto add = [&](const spac_kernels * kernels, bool can_run) {
+        if (kernels && can_run) {
+            here.push_back(kernels);
+        }
+    };
+#if defined(__x86_64__)
+    add(spac_kernels_avx512(), can_run_avx512());
+    add(spac_kernels_avxvnni(), can_run_avxvnni());
+    add(spac_kernels_avx2(), can_run_avx2());
+#elif defined(__aarch64__) && defined(__linux__)
+    add(spac_kernels_neon(), can_run_neon());
+#else
+    (void) add;
+#endif
+    return here;
+}
+
+// asked for by name, in vain
+static void say_what_there_is(const char * wanted, const std::vector<const spac_kernels *> & here) {
+    std::string names;
+    for (const spac_kernels * kernels : here) {
+        names += std::string(names.empty() ? "" : ", ") + kernels->name;
+    }
+    spac_log("this machine has no kernels \"%s\" (PYSPAC_KERNELS): it has %s; the first is used", wanted, names.empty() ? "none" : names.c_str());
+}
 
 const spac_kernels * spac_kernels_best() {
-    const char * limit = getenv("PYSPAC_KERNELS");
-    const bool   skip  = limit && strcmp(limit, "avx2") == 0;
-    for (const instruction_set & set : INSTRUCTION_SETS) {
-        const bool is_skipped = skip && set.kernels == spac_kernels_avx512;
-        if (!is_skipped && set.kernels() && set.can_run()) {
-            return set.kernels();
+    static const std::vector<const spac_kernels *> here = spac_kernels_here();
+
+    const char * wanted = getenv("PYSPAC_KERNELS");
+    for (const spac_kernels * kernels : here) {
+        if (wanted && strcmp(kernels->name, wanted) == 0) {
+            return kernels;
         }
     }
-    return nullptr;
+    static std::once_flag said;
+    if (wanted && *wanted) {
+        std::call_once(said, say_what_there_is, wanted, here);
+    }
+    return here.empty() ? nullptr : here[0];
 }
 
 spac_act_form spac_act_form_of(ggml_type type) {

@@ -7,6 +7,8 @@
 
 #include "ggml.h"
 
+#include <vector>
+
 // most tokens that one pass over the weights serves
 static constexpr int SPAC_DOT_TOKENS = 8;
 
@@ -29,9 +31,14 @@ struct spac_kernels {
 
 // NULL where they were not compiled in; the machine may lack the instructions all the same
 const spac_kernels * spac_kernels_avx512();
+const spac_kernels * spac_kernels_avxvnni();
 const spac_kernels * spac_kernels_avx2();
+const spac_kernels * spac_kernels_neon();
 
-// the best for this machine, or NULL; PYSPAC_KERNELS=avx2 holds it back (for tests and measurements)
+// those that this machine can run, the best first
+std::vector<const spac_kernels *> spac_kernels_here();
+
+// the first of them, or NULL; PYSPAC_KERNELS names another one (for tests and measurements)
 const spac_kernels * spac_kernels_best();
 
 spac_act_form spac_act_form_of(ggml_type type);

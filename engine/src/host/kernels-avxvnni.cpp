@@ -1,0 +1,20 @@
+// AVX2 with AVX-VNNI: processors for desktops and laptops since 2021. Built with these instructions: nothing in here may be inline elsewhere.
+#include "kernels.h"
+
+#if defined(__AVXVNNI__) && defined(__FMA__) && defined(__F16C__)
+
+#    include "kernels-256.h"
+
+static const spac_kernels kernels = { "avxvnni", quantise, find_dot, swish };
+
+const spac_kernels * spac_kernels_avxvnni() {
+    return &kernels;
+}
+
+#else
+
+const spac_kernels * spac_kernels_avxvnni() {
+    return nullptr;
+}
+
+#endif
