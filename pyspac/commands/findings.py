@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import psutil
 
 import pyspac
+from pyspac.engine.memory import free_memory
 from pyspac.errors import PyspacError
 from pyspac.server.build_extras import MEND_HTTPS, MEND_UI, BuildExtras, build_extras
 from pyspac.units import GIB
@@ -131,14 +132,14 @@ def _enabled_features(system_info: str) -> str:
 
 
 def _memory() -> Iterator[Finding]:
-    memory = psutil.virtual_memory()
+    free, total = free_memory(), psutil.virtual_memory().total
     cores = f"{psutil.cpu_count(logical=False)} cores, {psutil.cpu_count()} threads"
-    yield Finding("ok", "host", f"{cores}, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free")
-    if memory.available < LOW_MEMORY_BYTES:
+    yield Finding("ok", "host", f"{cores}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
+    if free < LOW_MEMORY_BYTES:
         yield Finding(
             "problem",
             "memory",
-            f"only {memory.available / GIB:.1f} GiB free",
+            f"only {free / GIB:.1f} GiB free",
             "all experts stay in host memory: close other programs, or take a smaller model",
         )
 

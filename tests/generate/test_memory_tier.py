@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from pyspac._native import lib_dir
 from pyspac.cli import app
 from pyspac.errors import PyspacError, UsageError
-from pyspac.generate import memory_tier
 from pyspac.generate.memory_tier import choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.session import Session
@@ -122,15 +121,6 @@ def test_auto_is_what_is_free() -> None:
 def test_sizes(text: str) -> None:
     geometry = read_geometry(read_header(DEMO))
     assert choose_ram_mib(text, geometry, free_bytes=100 * MIB) in (5, 6)
-
-
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("memory.max", "max"), ("memory.limit_in_bytes", str(4 << 30))):
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory_tier, "_cgroups", lambda: [tmp_path])
-    assert memory_tier.free_memory() < 4 << 30
-    (tmp_path / "memory.max").write_text("1")
-    assert memory_tier.free_memory() == 0
 
 
 def test_more_than_is_free() -> None:
