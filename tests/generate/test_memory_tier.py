@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from pyspac._native import lib_dir
 from pyspac.cli import app
+from pyspac.engine.tier import read_tier, tier_dict
 from pyspac.errors import PyspacError, UsageError
 from pyspac.generate.memory_tier import choose_ram_mib
 from pyspac.generate.options import RunOptions
@@ -88,8 +89,10 @@ def test_demo_model_in_two_files(tmp_path: Path) -> None:
         with Session(options(model, ram, 40)) as session:
             texts.append(session.generate(session.tokenize(PROMPT)).token_ids)
             tier = session.split.tier_dict() if session.split else None
+            on_board = tier_dict(read_tier(session.split.engine.board)) if session.split else None
     assert texts[0] == texts[1]
     assert tier is not None
+    assert tier == on_board, "others see it too"
     assert 0 < tier["n_resident"] <= tier["n_slots"]
     assert tier["pool_bytes"] <= 6 * MIB
     assert 0.0 < tier["hit_share"] < 1.0
