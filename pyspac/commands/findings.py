@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import psutil
 
 import pyspac
+from pyspac.commands.tier_view import disk_text
 from pyspac.engine.memory import free_memory
 from pyspac.errors import PyspacError
+from pyspac.model.disk_probe import measure_disk
 from pyspac.server.build_extras import MEND_HTTPS, MEND_UI, BuildExtras, build_extras
 from pyspac.units import GIB
 
@@ -38,8 +41,8 @@ class Finding:
     mend: str = ""
 
 
-def examine(n_threads: int) -> list[Finding]:
-    """All checks, in the order of a reader's interest. Measuring takes some seconds."""
+def examine(n_threads: int, model: Path) -> list[Finding]:
+    """All checks, in the order of a reader's interest. Measuring, also of `model`'s disk, takes seconds."""
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": _versions,
         "bindings": _bindings,
@@ -47,6 +50,7 @@ def examine(n_threads: int) -> list[Finding]:
         "memory": _memory,
         "devices": _devices,
         "bandwidth": lambda: _bandwidths(n_threads),
+        "disk": lambda: _disk(model),
     }
     return [finding for name, check in checks.items() for finding in _guarded(name, check)]
 
@@ -169,3 +173,17 @@ def _bandwidths(n_threads: int) -> Iterator[Finding]:
     )
     for device in gpu_devices():
         yield Finding("ok", "link", f"{engine.measure_link_gb_s(device.name):.1f} GB/s to {device.name}")
+
+
+def _disk(model: Path) -> Iterator[Finding]:
+    """Where experts of a model larger than memory would stay."""
+    disk = measure_disk(model)
+    yield Finding("ok", "disk", f"{disk_text(disk)}, where {model} is")
+    if not disk.is_direct:
+        yield Finding(
+            "note",
+            "O_DIRECT",
+            f"the file system of {model} cannot read around the page cache: with --ram experts are read "
+            "through it, and dropped from it after each read",
+            "put the model on ext4, xfs, btrfs or another local file system, if it is larger than memory",
+        )

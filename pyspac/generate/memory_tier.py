@@ -68,6 +68,15 @@ def choose_ram_mib(text: str | None, geometry: MoeGeometry, free_bytes: int | No
     return n_bytes // MIB
 
 
+def least_bytes(geometry: MoeGeometry) -> int:
+    """The least that works: one layer's experts at once, each with whole blocks of the disk around it."""
+    return geometry.n_expert * (_largest_expert(geometry) + BLOCKS_BYTES)
+
+
+def _largest_expert(geometry: MoeGeometry) -> int:
+    return max((layer.expert_bytes for layer in geometry.moe_layers), default=0)
+
+
 def _n_bytes(text: str, experts_bytes: int) -> int:
     """Bytes of "8000" (MiB), "8G", "8000MiB" or "25%" of all experts'."""
     match = _SIZE.fullmatch(text.strip())
@@ -100,10 +109,9 @@ def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, free: int) -> N
             f"{_others(geometry) // MIB} MiB of them: give {max(0, room) // MIB} or less, "
             "close other programs, or take a smaller quantisation"
         )
-    largest = max(layer.expert_bytes for layer in geometry.moe_layers)
-    if n_bytes < geometry.n_expert * largest:
-        least = -(-geometry.n_expert * (largest + BLOCKS_BYTES) // MIB)
+    if n_bytes < geometry.n_expert * _largest_expert(geometry):
         raise UsageError(
-            f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give {least} "
-            f"MiB at least, of {free // MIB} MiB that are free, or take a smaller quantisation"
+            f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give "
+            f"{-(-least_bytes(geometry) // MIB)} MiB at least, of {free // MIB} MiB "
+            "that are free, or take a smaller quantisation"
         )

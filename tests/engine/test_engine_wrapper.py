@@ -18,7 +18,6 @@ from pyspac._native import ffi, lib
 from pyspac.engine import engine as native
 from pyspac.engine.board import (
     COUNTERS_DTYPE,
-    TIER_DTYPE,
     ENGINE_ARRAYS,
     LAYER_STATS_DTYPE,
     N_RECORDS,
@@ -26,6 +25,7 @@ from pyspac.engine.board import (
     N_SERVER_SLOTS,
     NO_BUDGET,
     SCHEDULER_ARRAYS,
+    TIER_DTYPE,
     Board,
     Residency,
 )
