@@ -255,6 +255,8 @@ typedef struct spac_board_view {
     // written by the scheduler, each for itself and at any time
     int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
     uint32_t * looks_ahead; // not 0: tell of upcoming tokens, and take decisions over during forwards too
+    // written by the engine
+    const spac_tier_info * tier; // as of the last forward; all zeros without one
 } spac_board_view;
 
 // who was at work; with the executor alone

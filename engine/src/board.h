@@ -61,6 +61,7 @@ struct spac_board {
     spac_layer_stats * layer_stats() const;
     spac_counters *    counters() const;
     spac_ahead_stats * ahead() const;
+    spac_tier_info *   tier() const;
     int32_t *          routed_tokens() const;
     uint16_t *         routed_experts() const;
 

@@ -57,14 +57,15 @@ static std::unique_ptr<spac_dense_matmul> make_dense(llama_context * ctx, const 
 }
 
 static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, const spac_plan & plan,
-                                                        const spac_engine_params & params) {
+                                                        spac_memory_tier * tier, const spac_engine_params & params) {
     if (params.next_layer == 0) {
         return nullptr;
     }
-    if (!plan.has_slots) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "next-layer needs a device: without one no expert is ever copied; leave the predictor out, or give a device");
+    if (!plan.has_slots && !tier) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "next-layer needs a device, or experts on disk (ram): else no expert is ever copied; leave the predictor "
+                                                       "out, or give one of them");
     }
-    return std::make_unique<spac_next_layer>(board, cache, layers.split(), params.next_layer);
+    return std::make_unique<spac_next_layer>(board, cache, layers.split(), params.next_layer, tier);
 }
 
 static std::unique_ptr<spac_memory_tier> make_tier(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings) {
@@ -99,12 +100,13 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),
     log(*board),
-    forward(*board, cache, decisions, host, timeline, log, settings.params.fill, il_to_publish(plan, layers)),
+    forward(*board, cache, decisions, host, tier.get(), timeline, log, settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
-    next_layer(make_next_layer(*board, cache, layers, plan, settings.params)),
+    next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
     splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, next_layer.get(), settings.params.max_batch) {
     try {
         if (tier) {
+            *board->tier() = tier->info();
             llama_set_abort_callback(ctx, [](void * t) { return ((spac_memory_tier *) t)->has_failed(); }, tier.get());
         }
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split

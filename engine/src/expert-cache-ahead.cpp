@@ -92,7 +92,7 @@ size_t spac_expert_cache::expect(const spac_expectation & what, const std::vecto
         }
         n_absent += is_new;
         if (room < (double) bytes) {
-            stats.n_cut += is_new;
+            stats.n_cut += is_new && !groups[layers[what.il].group].slots.empty(); // without a device there is no copy to make
             continue;
         }
         room -= (double) bytes;

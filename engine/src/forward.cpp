@@ -4,9 +4,9 @@
 
 #include <cstring>
 
-spac_forward::spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, spac_timeline & timeline,
-                           spac_routing_log & log, bool fills, int il_to_publish) :
-    board(board), cache(cache), decisions(decisions), host(host), timeline(timeline), log(log), fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer),
+spac_forward::spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, const spac_memory_tier * tier,
+                           spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish) :
+    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer),
     activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
@@ -148,6 +148,9 @@ void spac_forward::host_done(const spac_moe_layer & layer) {
     board.layer_stats()[layer.il].host_us += spac_now_us() - times[layer.il].device;
     if (layer.il == il_to_publish) {
         log.end();
+        if (tier) {
+            *board.tier() = tier->info();
+        }
         board.publish(); // the next forward may be long in coming
     }
 }

@@ -5,10 +5,12 @@
 
 #include <memory>
 
-static constexpr double TIME_WEIGHT = 0.1; // of the latest forward in a layer's time
+static constexpr int64_t MAX_TOKENS_TIER = 32; // a wider batch reads the next layer as a whole
+static constexpr double  TIME_WEIGHT = 0.1; // of the latest forward in a layer's time
 
-spac_next_layer::spac_next_layer(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance) :
-    cache(cache), stats(board.ahead()[SPAC_AHEAD_NEXT_LAYER]), routers(layers), distance(distance), layer_us(routers.layers().size(), 0) {
+spac_next_layer::spac_next_layer(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance,
+                                 spac_memory_tier * tier) :
+    cache(cache), stats(board.ahead()[SPAC_AHEAD_NEXT_LAYER]), tier(tier), routers(layers), distance(distance), layer_us(routers.layers().size(), 0) {
     for (size_t i = 0; i < routers.layers().size(); i++) {
         nodes[routers.layers()[i]->il] = { this, i };
     }
@@ -34,7 +36,7 @@ void spac_next_layer::add_node(const llama_moe_hook_params & p) {
 void spac_next_layer::see(size_t index, const ggml_tensor * input) {
     const uint64_t now = spac_now_us();
     note_time(index, now);
-    if (index + distance >= routers.layers().size()) {
+    if (index + distance >= routers.layers().size() || (tier && input->ne[1] > MAX_TOKENS_TIER)) {
         return;
     }
     const uint32_t il = routers.layers()[index]->il;
@@ -79,5 +81,8 @@ void spac_next_layer::work_off(const job & j) {
     const std::vector<int32_t> experts = routers.choose(j.il, j.input.data(), j.n_tokens);
     const uint64_t             now     = spac_now_us();
     stats.us += now - begin;
-    cache.expect({ SPAC_AHEAD_NEXT_LAYER, j.il, j.forward, j.due_us > now ? (double) (j.due_us - now) : 0, true }, experts);
+    cache.expect({ SPAC_AHEAD_NEXT_LAYER, j.il, j.forward, j.due_us > now ? (double) (j.due_us - now) : 0, !tier }, experts);
+    if (tier) {
+        stats.n_queued += tier->expect(j.il, experts);
+    }
 }

@@ -1,11 +1,12 @@
 // Asks routers early: a layer's router input is put through the router of a later layer, on a thread of its own, and what
-// that one is likely to choose is told to the expert cache before it runs.
+// that one is likely to choose is told to the expert cache before it runs, and to the memory tier where there is one.
 #pragma once
 
 #include "board.h"
 #include "expert-cache.h"
 #include "job-thread.h"
 #include "routers.h"
+#include "tier/memory-tier.h"
 
 #include <cstdint>
 #include <map>
@@ -13,8 +14,9 @@
 
 struct spac_next_layer {
     // layers: that are split, in the order of a graph; distance: in those of them with a router, at least 1
-    // all outlive it, as do graphs with its nodes; throws as spac_routers does
-    spac_next_layer(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance);
+    // tier: of experts on disk, or NULL; all outlive it, as do graphs with its nodes; throws as spac_routers does
+    spac_next_layer(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance,
+                    spac_memory_tier * tier = nullptr);
 
     // one node on the CPU that reads the router's input, and nothing else; does nothing for layers without a router
     void add_node(const llama_moe_hook_params & p);
@@ -46,6 +48,7 @@ struct spac_next_layer {
 
     spac_expert_cache & cache;
     spac_ahead_stats &  stats;
+    spac_memory_tier *  tier;
     spac_routers        routers;
     const size_t        distance;
     std::map<int, node> nodes; // by il

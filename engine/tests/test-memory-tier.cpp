@@ -23,15 +23,15 @@ struct model_file {
     static constexpr size_t  HEADER = 1000 * 32 + 64;
 
     const int                   n_layer, n_expert;
-    std::string                 path = "/tmp/test-memory-tier-XXXXXX";
+    std::string                 path;
     int                         fd;
     std::vector<char>           content;
     char *                      data = nullptr;
     ggml_context *              ctx;
     std::vector<spac_moe_layer> layers;
 
-    model_file(int n_layer, int n_expert) :
-        n_layer(n_layer), n_expert(n_expert) {
+    model_file(int n_layer, int n_expert, const char * name = "test-memory-tier") :
+        n_layer(n_layer), n_expert(n_expert), path(std::string("/tmp/") + name + "-XXXXXX") {
         ctx = ggml_init({ ggml_tensor_overhead() * n_layer * 3, nullptr, true });
         std::vector<ggml_tensor *> tensors;
         for (int il = 0; il < n_layer; il++) {
@@ -156,6 +156,81 @@ static void test_bytes() {
     CHECK(info.n_slots >= 32 && info.n_slots <= 40 && info.n_resident <= info.n_slots);
     CHECK(info.n_hit > 0 && info.n_miss > 0 && info.n_ahead > 0 && info.n_reads % 3 == 0);
     CHECK(info.n_reads <= 3 * (info.n_miss + info.n_ahead) && info.error[0] == 0);
+}
+
+// a disk with larger blocks: whoever reads it sees whole ones alone
+static void test_large_blocks() {
+    static constexpr size_t BLOCK = 16384;
+    const model_file        file(3, 8);
+    std::atomic<int>        n_odd{ 0 };
+    const auto              read = [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        n_odd += (uintptr_t) data % BLOCK != 0 || bytes % BLOCK != 0 || offset % BLOCK != 0;
+        return pread(fd, data, bytes, (off_t) offset);
+    };
+    const uint64_t   bytes = 10 * (file.layers[0].expert_bytes() + 3 * 2 * BLOCK);
+    spac_memory_tier tier(file.all(), bytes, read, BLOCK);
+    std::mt19937     rng(4);
+    for (int i = 0; i < 20; i++) {
+        for (const spac_moe_layer & layer : file.layers) {
+            CHECK(use(tier, file, layer, some(rng, 8, 3)));
+        }
+    }
+    CHECK(n_odd == 0 && tier.info().pool_bytes <= bytes && tier.info().n_slots >= 8);
+}
+
+// the kernel lists a newline in a name as \012, and leaves these four characters as they are
+static void test_odd_names() {
+    for (const char * name : { "test\nmemory\ntier", "test\\012memory" }) {
+        const model_file file(1, 4, name);
+        spac_memory_tier tier(file.all(), 5 * file.expert_bytes());
+        CHECK(use(tier, file, file.layers[0], { 0, 3 }));
+    }
+}
+
+// what a predictor names is there when its layer runs, whatever others need meanwhile; nobody leaves who is needed now
+static void test_expected() {
+    const model_file file(3, 16);
+    spac_memory_tier tier(file.all(), 18 * file.expert_bytes());
+    CHECK(use(tier, file, file.layers[0], { 0, 1 }));
+    CHECK(tier.expect(file.layers[2].il, { 7, 8, 9 }) == 3);
+    CHECK(tier.expect(file.layers[2].il, { 7, 8, 9 }) == 0); // they are on their way
+    for (int i = 0; i < 8; i++) {
+        CHECK(use(tier, file, file.layers[1], { 2 * i, 2 * i + 1 }));
+    }
+    const spac_tier_info before = tier.info();
+    CHECK(use(tier, file, file.layers[2], { 7, 8, 9 }));
+    CHECK(tier.info().n_hit == before.n_hit + 3 && tier.info().n_miss == before.n_miss);
+}
+
+// a wrong guess holds nobody up: a whole layer finds room, though all of the pool is expected
+static void test_wrongly_expected() {
+    const model_file     file(3, 16);
+    spac_memory_tier     tier(file.all(), 17 * file.expert_bytes());
+    std::mt19937         rng(5);
+    std::vector<int32_t> all = some(rng, 16, 16);
+    CHECK(tier.expect(file.layers[2].il, all) == 16);
+    CHECK(use(tier, file, file.layers[0], all));
+    CHECK(use(tier, file, file.layers[1], all));
+}
+
+// what cannot be read and nobody asks for is no failure; whoever asks hears of it
+static void test_unreadable_guess() {
+    const model_file  file(2, 8);
+    std::atomic<bool> is_broken{ true };
+    spac_memory_tier  tier(file.all(), 9 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        errno = EIO;
+        return is_broken ? -1 : pread(fd, data, bytes, (off_t) offset);
+    });
+    CHECK(tier.expect(file.layers[1].il, { 1, 2 }) == 2);
+    while (tier.expect(file.layers[1].il, { 1 }) == 0) { // until it was forgotten
+        std::this_thread::yield();
+    }
+    CHECK(!tier.has_failed());
+    is_broken = false;
+    CHECK(use(tier, file, file.layers[0], { 1, 2 }));
+    is_broken = true;
+    CHECK(!use(tier, file, file.layers[1], { 3 }));
+    CHECK(strstr(tier.info().error, "cannot be read"));
 }
 
 // what is used again and again stays, whatever else comes by
@@ -284,6 +359,11 @@ static void test_end_in_the_middle() {
 
 int main() {
     test_bytes();
+    test_large_blocks();
+    test_odd_names();
+    test_expected();
+    test_wrongly_expected();
+    test_unreadable_guess();
     test_favourites_stay();
     test_too_small();
     test_not_of_a_file();

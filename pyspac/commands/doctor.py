@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -11,9 +12,11 @@ from rich.table import Table
 from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
+from pyspac.commands.demo import TARGET
 from pyspac.commands.findings import Finding, examine, has_problem, to_dict
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.engine.cpus import default_n_threads
+from pyspac.model.checks import check_model_file
 
 EXIT_PROBLEM: Final = 1
 STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
@@ -21,18 +24,22 @@ STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
 
 @reports_errors
 def doctor(
+    model: Annotated[
+        Path | None,
+        typer.Argument(metavar="[MODEL]", help="A GGUF file whose disk is measured. Default: the demo's."),
+    ] = None,
     threads: o.Threads = None,
     json_file: o.JsonFile = None,
 ) -> None:
     """Look at this machine.
 
-    Devices, memory, measured speed of host memory and link, versions of the libraries, what is wrong and how
-    to mend it. Host memory is measured with --threads. The exit code is 1 if there is a problem.
+    Devices, memory, measured speed of host memory, link and disk, versions of the libraries, what is wrong
+    and how to mend it. Host memory is measured with --threads. The exit code is 1 if there is a problem.
     """
     check_json_target(json_file)
     if threads is not None:
         check_int("-t", threads, 1)
-    findings = examine(threads or default_n_threads())
+    findings = examine(threads or default_n_threads(), check_model_file(model).path if model else TARGET)
     if json_file is not None:
         write_json(json_file, to_dict(findings))
     if json_file != STDOUT:

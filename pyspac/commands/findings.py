@@ -10,12 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import psutil
 
 import pyspac
+from pyspac.commands.tier_view import disk_text
+from pyspac.engine.memory import free_memory
 from pyspac.errors import PyspacError
+from pyspac.model.disk_probe import measure_disk
 from pyspac.server.build_extras import MEND_HTTPS, MEND_UI, BuildExtras, build_extras
 from pyspac.units import GIB
 
@@ -37,8 +41,8 @@ class Finding:
     mend: str = ""
 
 
-def examine(n_threads: int) -> list[Finding]:
-    """All checks, in the order of a reader's interest. Measuring takes some seconds."""
+def examine(n_threads: int, model: Path) -> list[Finding]:
+    """All checks, in the order of a reader's interest. Measuring, also of `model`'s disk, takes seconds."""
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": _versions,
         "bindings": _bindings,
@@ -46,6 +50,7 @@ def examine(n_threads: int) -> list[Finding]:
         "memory": _memory,
         "devices": _devices,
         "bandwidth": lambda: _bandwidths(n_threads),
+        "disk": lambda: _disk(model),
     }
     return [finding for name, check in checks.items() for finding in _guarded(name, check)]
 
@@ -131,14 +136,14 @@ def _enabled_features(system_info: str) -> str:
 
 
 def _memory() -> Iterator[Finding]:
-    memory = psutil.virtual_memory()
+    free, total = free_memory(), psutil.virtual_memory().total
     cores = f"{psutil.cpu_count(logical=False)} cores, {psutil.cpu_count()} threads"
-    yield Finding("ok", "host", f"{cores}, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free")
-    if memory.available < LOW_MEMORY_BYTES:
+    yield Finding("ok", "host", f"{cores}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
+    if free < LOW_MEMORY_BYTES:
         yield Finding(
             "problem",
             "memory",
-            f"only {memory.available / GIB:.1f} GiB free",
+            f"only {free / GIB:.1f} GiB free",
             "all experts stay in host memory: close other programs, or take a smaller model",
         )
 
@@ -168,3 +173,17 @@ def _bandwidths(n_threads: int) -> Iterator[Finding]:
     )
     for device in gpu_devices():
         yield Finding("ok", "link", f"{engine.measure_link_gb_s(device.name):.1f} GB/s to {device.name}")
+
+
+def _disk(model: Path) -> Iterator[Finding]:
+    """Where experts of a model larger than memory would stay."""
+    disk = measure_disk(model)
+    yield Finding("ok", "disk", f"{disk_text(disk)}, where {model} is")
+    if not disk.is_direct:
+        yield Finding(
+            "note",
+            "O_DIRECT",
+            f"the file system of {model} cannot read around the page cache: with --ram experts are read "
+            "through it, and dropped from it after each read",
+            "put the model on ext4, xfs, btrfs or another local file system, if it is larger than memory",
+        )

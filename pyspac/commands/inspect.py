@@ -1,4 +1,5 @@
-"""`pyspac inspect`: what a model file holds, and how many of its experts fit into a device's memory."""
+"""`pyspac inspect`: what a model file holds, and how many of its experts fit into a device's memory, or the
+host's."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.checks import check_range
+from pyspac.checks import check_int, check_range
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
+from pyspac.commands.tier_view import TierView
+from pyspac.engine.cpus import default_n_threads
 from pyspac.generate.spec_types import drafting_note
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
+from pyspac.model.gguf_header import GgufHeader
 from pyspac.units import GIB, MIB
 
 DEFAULT_VRAM_GIB: Final = (4.0, 8.0, 12.0, 16.0, 24.0)
@@ -38,25 +42,49 @@ def inspect(
             help="Say how many experts fit into so many GiB; may be given several times.",
         ),
     ] = None,
+    ram: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--ram",
+            metavar="GIB",
+            help="Say what so many GiB of memory for experts come to, with the rest on disk, and which speed "
+            "to expect: the file's disk and the memory are measured. May be given several times.",
+        ),
+    ] = None,
+    threads: o.Threads = None,
     json_file: o.JsonFile = None,
 ) -> None:
     """Show a model's layers and experts.
 
     Geometry, quantisation per layer, bytes per expert, and how many experts fit into N GiB. Only the file's
-    header is read.
+    header is read, and with --ram some pieces, for about a second.
     """
     check_json_target(json_file)
     for gib in vram or ():
         check_range("--vram", gib, 0.0, MAX_VRAM_GIB)
+    for gib in ram or ():
+        check_range("--ram", gib, 0.0, MAX_VRAM_GIB)
     path, _ = find_files(model, hf_repo)
     header = check_model_file(path)
     geometry = read_geometry(header)
     sizes = sorted(vram or DEFAULT_VRAM_GIB)
+    tier = _foresee(header, geometry, sorted(ram), threads) if ram and geometry.is_moe else None
     if json_file is not None:
         fits = [{"gib": gib, "n_experts": geometry.n_experts_in(gib * GIB)} for gib in sizes]
-        write_json(json_file, geometry.to_dict() | {"fits": fits})
+        write_json(
+            json_file, geometry.to_dict() | {"fits": fits, "tier": None if tier is None else tier.to_dict()}
+        )
     if json_file != STDOUT:
-        _show(output_console(), geometry, sizes, note=drafting_note(header))
+        console = output_console()
+        _show(console, geometry, sizes, note=drafting_note(header))
+        if tier is not None:
+            tier.show(console)
+
+
+def _foresee(header: GgufHeader, geometry: MoeGeometry, sizes: list[float], threads: int | None) -> TierView:
+    n_threads = threads or default_n_threads()
+    check_int("-t", n_threads, 1)
+    return TierView.measure(header, geometry, [int(gib * GIB) for gib in sizes], n_threads)
 
 
 def _show(console: Console, geometry: MoeGeometry, sizes: list[float], *, note: str | None) -> None:

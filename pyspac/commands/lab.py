@@ -17,10 +17,12 @@ from pyspac.commands import lab_options as lo
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, check_target, error_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.tier_view import measure_speeds
+from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import ConfigError, UsageError
 from pyspac.lab import report as reports
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
-from pyspac.lab.machine import PRESETS, load_machine
+from pyspac.lab.machine import PRESETS, Machine, disk_machine, load_machine
 from pyspac.lab.policy import DIMENSIONS
 from pyspac.lab.registry import find, load_file, names
 from pyspac.lab.setup import Setup
@@ -28,6 +30,8 @@ from pyspac.lab.sweep import Job, Replay, make_jobs, run_job, run_with_oracle
 from pyspac.lab.trace import Trace
 from pyspac.lab.trace_file import read_trace
 from pyspac.lab.workload import DEFAULT_ACCEPT, Phase
+from pyspac.model.checks import check_model_file
+from pyspac.model.geometry import read_geometry
 from pyspac.scheduler.config import NO_PREDICTOR, parse_ablations, parse_predictors
 
 app = typer.Typer(
@@ -80,7 +84,7 @@ def run(
     )  # fmt: skip
     setup, forced_k = (base, None) if policy is None else find_setup(policy, base)
     replay = _replay(trace, k if forced_k is None else forced_k, accept, phase, seed)
-    job = Job(replay, setup, load_machine(machine))
+    job = Job(replay, setup, _machine(machine))
     row = run_with_oracle([job], base, n_workers=1)[0] if oracle else run_job(job)
     if json_file is not None:
         write_json(json_file, row | {"setup": setup.to_dict(), "machine_model": job.machine.to_dict()})
@@ -136,7 +140,7 @@ def sweep(
     lengths = [None] if k is None else [_whole("--k", part) for part in _parts(k)]
     base = Setup(predictor_accuracy=accuracy, seed=seed)
     replays = [_replay(trace, length, accept, phase, seed) for length in lengths]
-    todo = make_jobs(replays, _parts(policies), _parts(capacities), map(load_machine, _parts(machines)), base)
+    todo = make_jobs(replays, _parts(policies), _parts(capacities), map(_machine, _parts(machines)), base)
     if not todo:
         raise UsageError("there is nothing to run: give at least one policy, capacity and machine")
     with _progress() as bar:
@@ -190,6 +194,17 @@ def _load_files(files: list[Path] | None) -> tuple[Path, ...]:
     for path in files or ():
         load_file(path)
     return tuple(files or ())
+
+
+def _machine(text: str) -> Machine:
+    """As `load_machine`; "disk=MODEL": measured now, of the disk that the model lies on, and of memory."""
+    kind, _, path = text.partition("=")
+    if kind != "disk" or not path:
+        return load_machine(text)
+    geometry = read_geometry(check_model_file(Path(path)))
+    if not geometry.is_moe:
+        raise ConfigError("--machine", text, "disk=MODEL with a model that has experts")
+    return disk_machine(*measure_speeds(Path(path), geometry, default_n_threads()))
 
 
 def _parts(text: str) -> list[str]:

@@ -82,7 +82,10 @@ DraftLength = Annotated[
 MachineName = Annotated[
     str,
     typer.Option(
-        "--machine", metavar="NAME", help=f"{', '.join(PRESETS)}, or a JSON file (also of `doctor`)."
+        "--machine",
+        metavar="NAME",
+        help=f"{', '.join(PRESETS)}, disk=MODEL (experts on that file's disk, which is measured), or a JSON "
+        "file (also of `doctor`).",
     ),
 ]
 Cold = Annotated[

@@ -49,8 +49,15 @@ LAYER_STATS_FIELDS = (
     "n_calls", "n_device_experts", "n_host_experts", "n_device_rows", "n_host_rows",
     "device_us", "host_us", "layer_us",
 )  # fmt: skip
+# spac_tier_info; `size` and `error` are the C caller's
+_TIER_TYPES = {"n_slots": np.int32, "n_resident": np.int32, "is_direct": np.bool_, "error": "S256"}
+TIER_FIELDS = (
+    "size", "pool_bytes", "n_slots", "n_resident", "n_hit", "n_miss", "n_ahead", "n_reads", "read_bytes",
+    "read_us", "busy_us", "wait_us", "is_direct", "error",
+)  # fmt: skip
 COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
 AHEAD_DTYPE = np.dtype([(name, np.uint64) for name in AHEAD_FIELDS])
+TIER_DTYPE = np.dtype([(name, _TIER_TYPES.get(name, np.uint64)) for name in TIER_FIELDS], align=True)
 LAYER_STATS_DTYPE = np.dtype([(name, np.uint64) for name in LAYER_STATS_FIELDS])
 
 
@@ -116,6 +123,7 @@ class BoardView:
     upcoming: NDArray[np.int32]  # [N_UPCOMING] tokens that a server's next batch computes
     n_upcoming: NDArray[np.uint32]  # [1] of these
     n_looks: NDArray[np.uint64]  # [1] rises by two with each look ahead; odd while one is being written
+    tier: NDArray[Any]  # [1] TIER_DTYPE as of the last forward: experts on disk; zeros without
     # written by the scheduler, inside `with board.decision():`
     utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
     tau: NDArray[np.uint8]  # [n_layer]
@@ -140,6 +148,7 @@ class BoardView:
             "layer_stats": (LAYER_STATS_DTYPE, (n_layer,)),
             "counters": (COUNTERS_DTYPE, (1,)),
             "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
+            "tier": (TIER_DTYPE, (1,)),
             "records": (RECORD_DTYPE, (N_RECORDS,)),
             "n_records": (np.uint64, (1,)),
             "routed_tokens": (np.int32, (N_ROUTED,)),
@@ -217,7 +226,7 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
-                 "layer_stats", "counters", "ahead", "records", "n_records",
+                 "layer_stats", "counters", "ahead", "tier", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
 SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead")

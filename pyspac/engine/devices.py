@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from pyspac.engine.memory import free_memory
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import ConfigError
 
@@ -41,15 +42,14 @@ class Device:
 
 def fits_memory(n_bytes: int) -> bool:
     """Whether so much may be copied out of a model's file; else it stays mapped."""
-    return n_bytes < MEMORY_SHARE * psutil.virtual_memory().available
+    return n_bytes < MEMORY_SHARE * free_memory()
 
 
 def cpu_device(*, has_cache: bool = True) -> Device:
     """The CPU: as an emulated device, or (`has_cache` False) as all there is."""
-    memory = psutil.virtual_memory()
     return Device(
         name="CPU", description="host", handle=None,
-        memory_free=memory.available, memory_total=memory.total, has_cache=has_cache,
+        memory_free=free_memory(), memory_total=int(psutil.virtual_memory().total), has_cache=has_cache,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from pyspac.errors import PyspacError
 from pyspac.generate import llama
 from pyspac.generate.drafting import Drafter, ModelDrafter
 from pyspac.generate.drop_in_steps import DropInSteps, ForeignDrafter
+from pyspac.generate.libllama import LlamaError
 from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.report import engine_dict, run_as_dict
@@ -53,6 +54,10 @@ def _as_input_error() -> Iterator[None]:
         if error.exit_code != InputError.exit_code:
             raise
         raise InputError(str(error)) from error
+
+
+class DecodeError(LlamaError, RuntimeError):
+    """A batch could not be computed; a RuntimeError, as llama-cpp-python's own."""
 
 
 class _Fields:
@@ -239,12 +244,29 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         """As llama_cpp.Llama; of drafts the logits of all are there, without `logits_all`."""
         self._check_open()
         start_ns = time.perf_counter_ns()
-        if self._steps.n_drafted and not self._logits_all:
-            self._eval_drafts(list(tokens))
-        else:
-            super().eval(tokens)
+        with self._says_why():
+            if self._steps.n_drafted and not self._logits_all:
+                self._eval_drafts(list(tokens))
+            else:
+                super().eval(tokens)
         llama_cpp.llama_synchronize(self.ctx)
         self._steps.after_eval(len(tokens), (time.perf_counter_ns() - start_ns) / 1e3)
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """As llama_cpp.Llama."""
+        self._check_open()
+        with self._says_why():
+            return super().embed(*args, **kwargs)
+
+    @contextmanager
+    def _says_why(self) -> Iterator[None]:
+        """Of a batch that failed llama_cpp.Llama knows a number alone; the engine may know more."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._split and (why := self._split.why_failed()):
+                raise DecodeError(f"computing after token {self.n_tokens} failed: {why}") from error
+            raise
 
     def _eval_drafts(self, tokens: list[int]) -> None:
         """llama_cpp.Llama would keep their logits, in a table with room for one batch: longer texts fail."""

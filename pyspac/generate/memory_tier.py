@@ -7,11 +7,9 @@ model is loaded, and there is no such tier.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Final
 
-import psutil
-
+from pyspac.engine.memory import free_memory
 from pyspac.errors import UsageError
 from pyspac.model.geometry import MoeGeometry
 from pyspac.units import GIB, MIB
@@ -21,7 +19,6 @@ AUTO: Final = "auto"
 MARGIN_BYTES: Final = GIB
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
 # in a slot each of an expert's matrices has whole blocks of the disk around it
-CGROUPS: Final = Path("/sys/fs/cgroup")
 BLOCKS_BYTES: Final = 3 * 2 * 4096
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[MG]i?B?)?", re.IGNORECASE)
 
@@ -71,37 +68,13 @@ def choose_ram_mib(text: str | None, geometry: MoeGeometry, free_bytes: int | No
     return n_bytes // MIB
 
 
-def free_memory() -> int:
-    """Bytes: of the machine, or of this process's cgroup, which a container has."""
-    free = int(psutil.virtual_memory().available)
-    limits = [limit for limit in map(_limit, _cgroups()) if limit is not None]
-    used = int(psutil.Process().memory_info().rss)
-    return max(0, min([free, *(limit - used for limit in limits)]))
+def least_bytes(geometry: MoeGeometry) -> int:
+    """The least that works: one layer's experts at once, each with whole blocks of the disk around it."""
+    return geometry.n_expert * (_largest_expert(geometry) + BLOCKS_BYTES)
 
 
-def _cgroups() -> list[Path]:
-    """Folders of this process's cgroups of memory, v1 and v2, and those above them."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            root = CGROUPS / controllers
-            folder = root / path.lstrip("/")
-            found += [folder, *(above for above in folder.parents if root in (above, *above.parents))]
-    return found
-
-
-def _limit(folder: Path) -> int | None:
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        try:
-            return int((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # ValueError: "max"
-            continue
-    return None
+def _largest_expert(geometry: MoeGeometry) -> int:
+    return max((layer.expert_bytes for layer in geometry.moe_layers), default=0)
 
 
 def _n_bytes(text: str, experts_bytes: int) -> int:
@@ -136,10 +109,9 @@ def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, free: int) -> N
             f"{_others(geometry) // MIB} MiB of them: give {max(0, room) // MIB} or less, "
             "close other programs, or take a smaller quantisation"
         )
-    largest = max(layer.expert_bytes for layer in geometry.moe_layers)
-    if n_bytes < geometry.n_expert * largest:
-        least = -(-geometry.n_expert * (largest + BLOCKS_BYTES) // MIB)
+    if n_bytes < geometry.n_expert * _largest_expert(geometry):
         raise UsageError(
-            f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give {least} "
-            f"MiB at least, of {free // MIB} MiB that are free, or take a smaller quantisation"
+            f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give "
+            f"{-(-least_bytes(geometry) // MIB)} MiB at least, of {free // MIB} MiB "
+            "that are free, or take a smaller quantisation"
         )

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspac.engine.ahead import ahead_dict, in_engine
 from pyspac.engine.engine import Engine
 from pyspac.engine.step import StepRecord
+from pyspac.engine.tier import tier_dict
 from pyspac.generate.options import RunOptions
 from pyspac.scheduler.scheduler import Scheduler
 
@@ -95,15 +96,7 @@ class Split:
 
     def tier_dict(self) -> dict[str, Any] | None:
         """`tier` of the `--json` object: experts on disk, in memory a part of them; None: no such tier."""
-        tier = self.engine.tier()
-        if not tier.n_slots:
-            return None
-        asked = tier.n_hit + tier.n_miss
-        return {
-            **{f.name: getattr(tier, f.name) for f in fields(tier) if f.name != "error"},
-            "hit_share": tier.n_hit / asked if asked else None,
-            "depth": tier.read_us / tier.busy_us if tier.busy_us else None,
-        }
+        return tier_dict(asdict(self.engine.tier()))
 
     def layers_dict(self) -> dict[str, Any]:
         """`layers` of the `--json` object."""

@@ -243,9 +243,9 @@ class Link:
         for key in keys:
             self.drop(int(key))
         at = start
-        for key, share in zip(keys, shares, strict=True):
+        for nth, (key, share) in enumerate(zip(keys, shares, strict=True)):
             n_bytes = float(self.cache.bytes_of[key] * share)
-            at += self.machine.copy_us(n_bytes)
+            at += self.machine.copy_us(n_bytes, nth)
             self._book(int(key), n_bytes)
         self.books.link_us += at - start
         self.free_at = self._idle_since = at

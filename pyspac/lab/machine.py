@@ -1,4 +1,5 @@
-"""The machine model: speeds in, predicted times out. Nothing here is measured by the lab itself.
+"""The machine model: speeds in, predicted times out. Nothing here is measured by the lab itself, but the disk
+that a user names.
 
 A layer takes the device's dense part, then the longer of device experts and host experts, then whatever it
 has to wait for on the link. Experts at these widths are bound by memory, so bytes decide and arithmetic
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspac.errors import ConfigError
+from pyspac.model.disk_probe import DEPTH, N_MATRICES, DiskSpeed
 
 INSTANT_GB_S: Final = 1e9  # a link this fast takes no time at all
 FLOP_PER_BYTE: Final = 3.5  # per row: two per weight, at 4.5 bits per weight
@@ -32,6 +34,7 @@ class Machine:
     host_gflop_s: float
     device_gflop_s: float
     link_latency_us: float = 15.0  # per copy
+    link_depth: int = 1  # copies that are asked for at once and share the latency
     layer_us: float = 40.0  # launches and synchronisation of one layer
     host_layer_us: float = 8.0  # waking the host's threads, where they have work in a layer
     step_us: float = 300.0  # output head, sampling, bookkeeping
@@ -50,11 +53,15 @@ class Machine:
                     f"machine {self.name}: {f.name}", value, "a number above 0" if is_speed else "0 or more"
                 )
 
-    def copy_us(self, n_bytes: float) -> float:
-        """Return how long one copy keeps the link busy."""
+        if self.link_depth < 1:
+            raise ConfigError(f"machine {self.name}: link_depth", self.link_depth, "1 or more")
+
+    def copy_us(self, n_bytes: float, nth: int = 0) -> float:
+        """Return how long one copy keeps the link busy; `nth`: of those that were asked for at once."""
         if self.link_gb_s >= INSTANT_GB_S:
             return 0.0
-        return self.link_latency_us + n_bytes / (self.link_gb_s * 1e3)
+        latency_us = 0.0 if nth % self.link_depth else self.link_latency_us
+        return latency_us + n_bytes / (self.link_gb_s * 1e3)
 
     def device_us(self, n_bytes: float, row_bytes: float) -> float:
         """Return the device's time for experts of n_bytes in all; row_bytes counts an expert once per row."""
@@ -97,13 +104,26 @@ PRESETS: Final = {
 }  # fmt: skip
 
 
+def disk_machine(disk: DiskSpeed, host_gb_s: float) -> Machine:
+    """Return the machine whose "device" is memory and whose link is a disk, both measured.
+
+    A miss that no policy fetches is read for its one use. What computing and drafts take is assumed.
+    """
+    return replace(
+        PRESETS["cpu-ssd"],
+        name="disk", link_gb_s=disk.depth_32_gb_s, link_latency_us=disk.latency_us,
+        link_depth=DEPTH // N_MATRICES, host_gb_s=disk.depth_32_gb_s, host_layer_us=disk.latency_us,
+        device_gb_s=host_gb_s,
+    )  # fmt: skip
+
+
 def load_machine(text: str) -> Machine:
     """Return a preset, or a machine from a JSON file: its fields, or what `pyspac doctor --json` wrote."""
     if text in PRESETS:
         return PRESETS[text]
     path = Path(text)
     if not path.is_file():
-        raise ConfigError("--machine", text, f"one of {', '.join(PRESETS)}, or a JSON file")
+        raise ConfigError("--machine", text, f"one of {', '.join(PRESETS)}, disk=MODEL, or a JSON file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if "findings" in data:

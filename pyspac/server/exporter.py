@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from pyspac.engine.ahead import ahead_dict, at_work
 from pyspac.engine.board import Residency
+from pyspac.engine.tier import read_tier
 from pyspac.errors import ConfigError
 from pyspac.server import log
 from pyspac.server.attachment import Attachment
@@ -31,6 +32,19 @@ _COUNTERS: Final = (
     ("dispatch_seconds", "dispatch_us", 1e-6, "Time in the dispatch nodes"),
     ("wait_seconds", "wait_us", 1e-6, "Time the graph waited for the host's experts"),
     ("decisions", "n_decisions", 1, "Decisions that the engine took over"),
+)
+# metric, the tier's figure, kind, factor, help; nothing without experts on disk
+_TIER: Final = (
+    ("memory_slots", "n_slots", GaugeMetricFamily, 1, "Experts that fit into memory, of those on disk"),
+    ("memory_resident_experts", "n_resident", GaugeMetricFamily, 1, "Experts in memory, of those on disk"),
+    ("memory_hits", "n_hit", CounterMetricFamily, 1, "Experts asked for and in memory, or on their way"),
+    ("memory_misses", "n_miss", CounterMetricFamily, 1, "Experts asked for and read while the layer waits"),
+    ("disk_reads_ahead", "n_ahead", CounterMetricFamily, 1, "Experts read before they were asked for"),
+    ("disk_reads", "n_reads", CounterMetricFamily, 1, "Reads, of one matrix of an expert each"),
+    ("disk_read_bytes", "read_bytes", CounterMetricFamily, 1, "Bytes read"),
+    ("disk_read_seconds", "read_us", CounterMetricFamily, 1e-6, "Time of all reads, added up"),
+    ("disk_busy_seconds", "busy_us", CounterMetricFamily, 1e-6, "Time in which a read was under way"),
+    ("disk_wait_seconds", "wait_us", CounterMetricFamily, 1e-6, "Time in which a layer waited for reads"),
 )
 # metric, the figure of `predictors` in `--json`, kind, factor, help
 _PREDICTORS: Final = (
@@ -71,6 +85,7 @@ class SchedulerCollector(Collector):
         yield from self._layers()
         yield from self._own()
         yield from self._predictors()
+        yield from self._tier()
 
     def _info(self) -> Metric:
         board, config = self.attachment.board, self.attachment.scheduler.config
@@ -131,6 +146,13 @@ class SchedulerCollector(Collector):
         times.add_metric(["0.5"], stats.step_p50_us * 1e-6)
         times.add_metric(["0.99"], stats.step_p99_us * 1e-6)
         yield times
+
+    def _tier(self) -> Iterable[Metric]:
+        """Experts on disk, and the memory that holds some of them."""
+        figures = read_tier(self.attachment.board)
+        if figures["n_slots"]:
+            for name, field, kind, factor, text in _TIER:
+                yield kind(f"pyspac_{name}", text, value=figures[field] * factor)
 
     def _predictors(self) -> Iterable[Metric]:
         """What predictors said, and what came of it; what one does not tell, or not yet, is left out."""

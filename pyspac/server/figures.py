@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspac.server.snapshot import Observation
 from pyspac.units import MIB
 
@@ -23,6 +25,19 @@ def figures(seen: Observation) -> dict[str, str]:
         "draft": _ms(seen.draft_us),
         "verify": _ms(seen.verify_us),
         "process": _ms(seen.process_us),
+        **({} if seen.tier is None else _tier(seen.tier, seen.seconds)),
+    }
+
+
+def _tier(tier: dict[str, Any], seconds: float) -> dict[str, str]:
+    """Experts on disk, and those that memory holds."""
+    found = tier["hit_share"]
+    mib_s, depth = tier["read_bytes"] / seconds / MIB, _text(tier["depth"], ".1f")
+    return {
+        "in memory": f"{tier['n_resident']} of {tier['n_slots']} slots",
+        "found there": _text(None if found is None else found * 100, ".1f", " %"),
+        "reads/s": f"{tier['n_reads'] / seconds:.1f} ({mib_s:.1f} MiB/s, depth {depth})",
+        "waited for reads": f"{tier['wait_us'] / 1e4 / seconds:.0f} % of the time",
     }
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView, Residency
 from pyspac.engine.step import StepTotals
+from pyspac.engine.tier import read_tier, since, tier_dict
 from pyspac.scheduler.activations import ActivationDrain, Activity
 
 
@@ -45,6 +46,7 @@ class Observation:
     residency: NDArray[np.uint8]  # [n_layer, n_expert]
     tau: NDArray[np.uint8]  # [n_layer]
     is_split: NDArray[np.bool_]  # [n_layer]
+    tier: dict[str, Any] | None  # experts on disk, as in `pyspac.engine.tier`; None: there are none
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -87,6 +89,7 @@ class Observation:
             "byte_budget": self.byte_budget,
             "n_slots": self.n_slots,
             "n_resident": self.n_resident,
+            "tier": self.tier,
             "layers": [self._layer_dict(il) for il in range(len(self.tau))],
         }
 
@@ -108,14 +111,20 @@ class BoardWatch:
         self._clock = clock
         self._drain = ActivationDrain(board)
         self._before_s = clock()
+        self._tier_before = read_tier(board)
 
     def look(self) -> Observation:
         """Copies what it returns: the board goes on."""
         activity, now_s = self._drain.drain(), self._clock()
         seconds, self._before_s = max(1e-6, now_s - self._before_s), now_s
         return Observation(
-            seconds=seconds, **_engine_part(activity), **_steps_part(activity.totals), **_decision(self.board)
-        )
+            seconds=seconds, tier=self._look_at_tier(), **_engine_part(activity),
+            **_steps_part(activity.totals), **_decision(self.board),
+        )  # fmt: skip
+
+    def _look_at_tier(self) -> dict[str, Any] | None:
+        before, self._tier_before = self._tier_before, read_tier(self.board)
+        return tier_dict(since(self._tier_before, before))
 
 
 def _engine_part(activity: Activity) -> dict[str, Any]:

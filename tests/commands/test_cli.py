@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 import pyspac
 from pyspac._native import lib
 from pyspac.cli import app
+from pyspac.commands.demo import TARGET
 from pyspac.engine.engine import Engine
 from pyspac.errors import EngineError
 
@@ -348,6 +349,32 @@ def test_inspect_json(models: Path) -> None:
     result = json.loads(invoke("inspect", models / "target.gguf", "--vram", "1", "--json", "-").stdout)
     assert result["fits"] == [{"gib": 1.0, "n_experts": 48}]
     assert len(result["layers"]) == result["n_layer"] == 3
+
+
+def test_inspect_experts_on_disk() -> None:
+    """Speeds are measured, so only their order is known: more memory is no slower; too little is said."""
+    found = json.loads(
+        invoke("inspect", TARGET, "--ram", "0.001", "--ram", "0.006", "--ram", "1", "--json", "-").stdout
+    )
+    tier, n_experts = found["tier"], found["n_experts_total"]
+    assert tier["disk"]["depth_32_gb_s"] > 0
+    assert tier["host_gb_s"] > 0
+    too_little, some, all_ = tier["predicted"]
+    assert (too_little["tps_alike"], too_little["tps_recorded"]) == (None, None)
+    assert some["n_in_memory"] + some["n_on_disk"] == n_experts
+    assert 0 < some["tps_alike"] < some["tps_recorded"] < all_["tps_alike"] == all_["tps_recorded"]
+    assert all_["n_on_disk"] == 0
+    text = invoke("inspect", TARGET, "--ram", "0.001", "--ram", "0.006").stdout
+    assert "predicted" in text
+    assert "too little: 3 MiB at least" in text
+    assert "at depth 32" in text
+
+
+@pytest.mark.parametrize("ram", ["-1", "nan"])
+def test_inspect_refuses_an_impossible_amount_of_memory(ram: str) -> None:
+    result = invoke("inspect", TARGET, "--ram", ram)
+    assert result.exit_code == 2
+    assert "--ram cannot be" in result.stderr
 
 
 def test_inspect_refuses_a_size_below_zero(models: Path) -> None:

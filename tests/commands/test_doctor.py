@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.commands import findings as doctor
+from pyspac.commands.demo import TARGET
 from pyspac.commands.findings import Finding
 from pyspac.errors import PyspacError
+from pyspac.model import disk_probe
 from pyspac.server.build_extras import BuildExtras
 
 
@@ -21,6 +23,8 @@ def test_on_this_machine() -> None:
     found = {finding["what"]: finding for finding in report["findings"]}
     assert found["engine"]["level"] == "ok"
     assert "GB/s read, 1 threads" in found["host memory"]["detail"]
+    assert "at depth 32" in found["disk"]["detail"]
+    assert "demo-moe.gguf" in found["disk"]["detail"]
     assert all(finding["mend"] for finding in report["findings"] if finding["level"] != "ok")
 
 
@@ -31,6 +35,20 @@ def test_without_a_gpu_the_fast_way_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "--device none" in finding.detail
 
 
+def test_a_file_system_without_direct_reads_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_probe, "_O_DIRECT", 0)
+    speed, note = doctor._disk(TARGET)
+    assert "through the page cache" in speed.detail
+    assert note.level == "note"
+    assert "ext4" in note.mend
+
+
+def test_a_model_that_is_not_there_is_refused() -> None:
+    result = CliRunner().invoke(app, ["doctor", "no-such-model.gguf"])
+    assert result.exit_code == 2
+    assert "no-such-model.gguf: there is no such file" in result.stderr
+
+
 def test_no_threads_are_refused() -> None:
     result = CliRunner().invoke(app, ["doctor", "-t", "0"])
     assert result.exit_code == 2
@@ -39,7 +57,7 @@ def test_no_threads_are_refused() -> None:
 
 def test_text_shows_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [Finding("ok", "a", "fine"), Finding("problem", "b", "is broken", "mend it so")]
-    monkeypatch.setattr("pyspac.commands.doctor.examine", lambda n_threads: findings)
+    monkeypatch.setattr("pyspac.commands.doctor.examine", lambda n_threads, model: findings)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "is broken" in result.stdout
@@ -51,7 +69,7 @@ def test_a_failing_check_is_a_finding_and_the_others_run(monkeypatch: pytest.Mon
         raise PyspacError("no built engine: run make build")
 
     monkeypatch.setattr(doctor, "_engine", broken)
-    findings = doctor.examine(1)
+    findings = doctor.examine(1, TARGET)
     assert doctor.has_problem(findings)
     assert "run make build" in next(f.detail for f in findings if f.level == "problem")
     assert any(finding.what == "host" for finding in findings)

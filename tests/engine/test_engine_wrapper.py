@@ -25,6 +25,7 @@ from pyspac.engine.board import (
     N_SERVER_SLOTS,
     NO_BUDGET,
     SCHEDULER_ARRAYS,
+    TIER_DTYPE,
     Board,
     Residency,
 )
@@ -60,6 +61,7 @@ def attach(ctx: Any, **fields: Any) -> Engine:
 def test_structs_have_the_size_of_the_c_ones() -> None:
     assert ffi.sizeof("spac_counters") == COUNTERS_DTYPE.itemsize
     assert ffi.sizeof("spac_layer_stats") == LAYER_STATS_DTYPE.itemsize
+    assert ffi.sizeof("spac_tier_info") == TIER_DTYPE.itemsize
     assert ffi.sizeof("spac_step_record") == RECORD_DTYPE.itemsize
     assert (lib.SPAC_N_RECORDS, lib.SPAC_N_SERVER_SLOTS) == (N_RECORDS, N_SERVER_SLOTS)
     assert lib.SPAC_N_ROUTED == N_ROUTED
@@ -71,6 +73,7 @@ def test_structs_have_the_size_of_the_c_ones() -> None:
         ("spac_counters", COUNTERS_DTYPE),
         ("spac_layer_stats", LAYER_STATS_DTYPE),
         ("spac_step_record", RECORD_DTYPE),
+        ("spac_tier_info", TIER_DTYPE),
     ],
 )
 def test_fields_have_the_names_and_places_of_the_c_ones(struct: str, dtype: np.dtype[Any]) -> None:

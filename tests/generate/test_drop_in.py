@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -373,3 +375,25 @@ def test_model_that_cannot_take_back_tokens(tmp_path: Path) -> None:
         Llama(model, draft_model=LOOKUP, **QUIET)
     with Llama(model, **QUIET) as llm:
         assert llm([5, 6, 7], max_tokens=3)["usage"]["completion_tokens"] > 0
+
+
+# ---- experts that stay on disk -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", [None, DRAFT])
+def test_a_file_that_gets_shorter_is_named(tmp_path: Path, draft: str | None) -> None:
+    """Also a RuntimeError, as llama-cpp-python's own; once the file is whole again, it goes on."""
+    path = tmp_path / "model.gguf"
+    shutil.copyfile(MODEL, path)
+    with Llama(path, device="none", ram="6", draft_model=draft, **QUIET) as llm:
+        expected = text(llm)
+        os.truncate(path, path.stat().st_size // 3)
+        with pytest.raises(PyspacError, match="the file has become shorter") as caught:
+            text(llm, "something else entirely: 1, 2, 3")
+        assert isinstance(caught.value, RuntimeError)
+        shutil.copyfile(MODEL, path)
+        assert text(llm) == expected
+    with Llama(path, device="none", ram="6", embedding=True, **QUIET) as llm:
+        os.truncate(path, path.stat().st_size // 3)
+        with pytest.raises(PyspacError, match="the file has become shorter"):
+            llm.embed(PROMPT)

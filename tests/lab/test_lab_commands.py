@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from tiny import make_trace
 from typer.testing import CliRunner
 
 from pyspac.cli import app
+from pyspac.errors import ConfigError
 from pyspac.generate.llama import Model, ModelParams
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP
+from pyspac.lab.machine import PRESETS
 from pyspac.lab.policy import DIMENSIONS
 from pyspac.lab.registry import names
 from pyspac.lab.trace import TokenStatus, Trace
@@ -416,3 +419,37 @@ def test_a_draft_gate_needs_a_draft_with_experts(tmp_path: Path, draft: tuple[An
     result = call("trace", "-m", TARGET, "-o", tmp_path / "t.parquet", *draft, "-p", "x", "--draft-gate")
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+def test_a_disk_that_is_measured(trace_file: Path) -> None:
+    """Memory is the device and the disk the link; policies run on it as on any machine."""
+    model = ROOT / "pyspac" / "models" / "demo-moe.gguf"
+    argv = ("--eviction", "ema", "--miss", "fetch", "--capacity", "50%", "--k", "0", "--no-oracle")
+    row = call_json("lab", "run", trace_file, *argv, "--machine", f"disk={model}")
+    found = row["machine_model"]
+    assert (row["machine"], found["link_depth"]) == ("disk", 10)
+    assert found["link_gb_s"] == found["host_gb_s"] > 0
+    assert found["device_gb_s"] != PRESETS["cpu-ssd"].device_gb_s
+    assert row["hits"] > 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        ("disk", "disk=MODEL"),
+        ("disk=none.gguf", "there is no such file"),
+        (f"disk={ROOT / 'pyspac' / 'models' / 'demo-draft.gguf'}", "a model that has experts"),
+    ],
+)
+def test_a_disk_of_no_model(trace_file: Path, machine: str, said: str) -> None:
+    result = call("lab", "run", trace_file, "--machine", machine)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_copies_at_once_share_the_latency() -> None:
+    """Three copies of 1 MB at 1 GB/s and 100 us, two at once: 2 x 100 us and 3 x 1 ms."""
+    machine = replace(PRESETS["cpu-ssd"], link_gb_s=1.0, link_latency_us=100.0, link_depth=2)
+    assert sum(machine.copy_us(1e6, nth) for nth in range(3)) == pytest.approx(3200)
+    with pytest.raises(ConfigError, match="link_depth"):
+        replace(machine, link_depth=0)

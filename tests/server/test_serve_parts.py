@@ -509,6 +509,7 @@ def test_metrics_of_a_board() -> None:
             text = response.read().decode()
         with pytest.raises(ConfigError, match="--metrics-port"), serve_metrics(attachment, HOST, port):  # type: ignore[arg-type]
             pass
+    assert "pyspac_disk" not in text
     for line in (
         "pyspac_forwards_total 7.0",
         'pyspac_activations_total{where="device"} 30.0',
@@ -518,6 +519,28 @@ def test_metrics_of_a_board() -> None:
         "pyspac_byte_budget +Inf",
     ):
         assert line in text.splitlines()
+
+
+def test_metrics_of_experts_on_disk() -> None:
+    board = small_board()
+    for name, n in (
+        ("n_slots", 9), ("n_resident", 8), ("n_hit", 60), ("n_miss", 20), ("n_ahead", 4), ("n_reads", 72),
+        ("read_bytes", 4096), ("read_us", 2_000_000), ("busy_us", 500_000), ("wait_us", 250_000),
+    ):  # fmt: skip
+        board.tier[name] = n
+    attachment = SimpleNamespace(name="b", board=board, scheduler=Scheduler(board), totals=StepTotals())
+    with (
+        serve_metrics(attachment, HOST, 0) as port,  # type: ignore[arg-type]
+        urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response,
+    ):
+        lines = response.read().decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith(("pyspac_disk_", "pyspac_memory_")))
+    assert {name: float(value) for name, value in found.items() if "_created" not in name} == {
+        "pyspac_memory_slots": 9, "pyspac_memory_resident_experts": 8, "pyspac_memory_hits_total": 60,
+        "pyspac_memory_misses_total": 20, "pyspac_disk_reads_ahead_total": 4, "pyspac_disk_reads_total": 72,
+        "pyspac_disk_read_bytes_total": 4096, "pyspac_disk_read_seconds_total": 2.0,
+        "pyspac_disk_busy_seconds_total": 0.5, "pyspac_disk_wait_seconds_total": 0.25,
+    }  # fmt: skip
 
 
 def predictor_metrics(board: LocalBoard, *names: str) -> dict[str, float]:

@@ -21,6 +21,7 @@ from pyspac.server.figures import figures
 from pyspac.server.heat_map import HeatMap, colour_codes, legend
 from pyspac.server.live_view import Chart, LiveView
 from pyspac.server.snapshot import BoardWatch, Observation
+from pyspac.units import MIB
 
 
 def board(n_layer: int = 3, n_expert: int = 4) -> LocalBoard:
@@ -61,6 +62,33 @@ def test_an_observation_by_hand() -> None:
     assert seen.byte_budget is None
     assert figures(seen)["draft length"] == "3.00 (at most 2)"
     json.dumps(seen.to_dict())
+
+
+def test_experts_on_disk_by_hand() -> None:
+    """In 2 s 60 of 80 experts were in memory; 40 MiB came in 20 reads, four at a time, waited for 0.5 s."""
+    local = board()
+    assert observe(local).tier is None
+    assert "reads/s" not in figures(observe(local))
+    for name, n in (("n_slots", 9), ("n_resident", 8), ("n_hit", 1000), ("n_reads", 500)):
+        local.tier[name] = n  # before the watch
+    watch = BoardWatch(local, Clock())
+    for name, n in (
+        ("n_hit", 60), ("n_miss", 20), ("n_reads", 20), ("read_bytes", 40 * MIB), ("read_us", 4_000_000),
+        ("busy_us", 1_000_000), ("wait_us", 500_000),
+    ):  # fmt: skip
+        local.tier[name] += n
+    seen = watch.look()
+    assert seen.tier is not None
+    assert (seen.tier["hit_share"], seen.tier["depth"], seen.tier["n_reads"]) == (0.75, 4.0, 20)
+    texts = figures(seen)
+    assert texts["in memory"] == "8 of 9 slots"
+    assert texts["found there"] == "75.0 %"
+    assert texts["reads/s"] == "10.0 (20.0 MiB/s, depth 4.0)"
+    assert texts["waited for reads"] == "25 % of the time"
+    json.dumps(seen.to_dict())
+    assert watch.look().tier == seen.tier | dict.fromkeys(
+        ("n_hit", "n_miss", "n_reads", "read_bytes", "read_us", "busy_us", "wait_us"), 0
+    ) | dict.fromkeys(("hit_share", "depth"))
 
 
 def test_nothing_happened() -> None:

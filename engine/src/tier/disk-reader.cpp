@@ -12,8 +12,8 @@ static long read_file(int fd, void * data, size_t bytes, uint64_t offset) {
     return pread(fd, data, bytes, (off_t) offset);
 }
 
-spac_disk_reader::spac_disk_reader(std::function<void(const spac_disk_read &, int)> on_done, bool drops_pages, read_fn read) :
-    on_done(std::move(on_done)), drops_pages(drops_pages), read(read ? std::move(read) : read_file) {
+spac_disk_reader::spac_disk_reader(std::function<void(const spac_disk_read &, int)> on_done, bool drops_pages, read_fn read, size_t alignment) :
+    on_done(std::move(on_done)), drops_pages(drops_pages), read(read ? std::move(read) : read_file), alignment(alignment) {
     for (int i = 0; i < DEPTH; i++) {
         threads.emplace_back([this] { run(); });
     }
@@ -107,7 +107,7 @@ int spac_disk_reader::read_all(const spac_disk_read & r) const {
         }
         n_done += n;
         const bool is_direct = !drops_pages; // then a part of a block is the file's last
-        if (n == 0 || (is_direct && n % SPAC_DISK_ALIGNMENT != 0)) {
+        if (n == 0 || (is_direct && n % alignment != 0)) {
             break;
         }
     }

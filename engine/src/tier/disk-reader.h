@@ -12,12 +12,12 @@
 #include <thread>
 #include <vector>
 
-// O_DIRECT wants offsets, lengths and addresses that are multiples of the device's block; larger ones are rare
+// O_DIRECT wants offsets, lengths and addresses that are multiples of the device's block; this one unless a file says more
 static constexpr size_t SPAC_DISK_ALIGNMENT = 4096;
 
 struct spac_disk_read {
     int      fd;
-    uint64_t offset; // offset, bytes and data: multiples of SPAC_DISK_ALIGNMENT
+    uint64_t offset; // offset, bytes and data: multiples of the alignment
     size_t   bytes;
     size_t   bytes_min; // the file may end after so many
     char *   data;
@@ -36,7 +36,8 @@ struct spac_disk_reader {
     static constexpr int DEPTH = 32;
 
     // on_done: of each read, on a reader's thread; error: 0, or an errno, ENODATA where the file ends too early
-    explicit spac_disk_reader(std::function<void(const spac_disk_read &, int error)> on_done, bool drops_pages = false, read_fn read = {});
+    explicit spac_disk_reader(std::function<void(const spac_disk_read &, int error)> on_done, bool drops_pages = false, read_fn read = {},
+                              size_t alignment = SPAC_DISK_ALIGNMENT);
     ~spac_disk_reader(); // reads that wait are dropped; those under way end
 
     void submit(const spac_disk_read & read, bool is_urgent);
@@ -53,6 +54,7 @@ struct spac_disk_reader {
     const std::function<void(const spac_disk_read &, int)> on_done;
     const bool                                             drops_pages;
     const read_fn                                          read;
+    const size_t                                           alignment;
 
     mutable std::mutex         mutex; // guards the fields below
     std::condition_variable    changed;

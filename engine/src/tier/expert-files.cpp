@@ -11,13 +11,14 @@
 #ifdef __linux__
 #    include <fcntl.h>
 #    include <sys/mman.h>
+#    include <sys/stat.h>
 #    include <unistd.h>
 #endif
 
 #ifdef __linux__
 
-spac_expert_files::spac_expert_files() :
-    mappings(read_mappings()) {}
+spac_expert_files::spac_expert_files(size_t alignment) :
+    mappings(read_mappings()), block(alignment) {}
 
 // a line of /proc/self/maps: begin-end perms offset major:minor inode path
 std::vector<spac_expert_files::mapping> spac_expert_files::read_mappings() {
@@ -45,6 +46,15 @@ spac_expert_files::~spac_expert_files() {
     }
 }
 
+// the kernel writes a newline as \012, and escapes nothing else: a name that has these four characters looks the same
+static std::vector<std::string> paths_of(const std::string & written) {
+    std::string path = written;
+    for (size_t at = 0; (at = path.find("\\012", at)) != std::string::npos; at++) {
+        path.replace(at, 4, "\n");
+    }
+    return path == written ? std::vector<std::string>{ written } : std::vector<std::string>{ written, path };
+}
+
 void spac_expert_files::open(mapping & m) {
     for (const mapping & other : mappings) {
         if (other.fd >= 0 && other.inode == m.inode && other.path == m.path) {
@@ -52,16 +62,36 @@ void spac_expert_files::open(mapping & m) {
             return;
         }
     }
-    m.fd = ::open(m.path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
-    if (m.fd < 0 && errno == EINVAL) {
-        direct = false;
-        m.fd   = ::open(m.path.c_str(), O_RDONLY | O_CLOEXEC);
+    int error = 0;
+    for (const std::string & path : paths_of(m.path)) {
+        m.fd = open_direct(path);
+        if (m.fd < 0) {
+            error = errno;
+        } else if (is_mapped_as(m)) {
+            note_alignment(m.fd);
+            return;
+        } else {
+            close(m.fd);
+            m.fd  = -1;
+            error = 0;
+        }
     }
-    if (m.fd < 0) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), strerror(errno)));
+    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                     error ? spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), strerror(error)) :
+                             spac_format("%s is not the file that the model was loaded from: it was replaced; start again", m.path.c_str()));
+}
+
+int spac_expert_files::open_direct(const std::string & path) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (fd >= 0 || errno != EINVAL) {
+        return fd;
     }
-    // stat's device is another one than a mapping's on btrfs and overlays: two mappings are compared
+    direct = false;
+    return ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+}
+
+// stat's device is another one than a mapping's on btrfs and overlays: two mappings are compared
+bool spac_expert_files::is_mapped_as(const mapping & m) {
     void * const page    = mmap(nullptr, 1, PROT_READ, MAP_SHARED, m.fd, 0);
     const auto   now     = read_mappings();
     const auto   same    = std::find_if(now.begin(), now.end(), [&](const mapping & n) { return page != MAP_FAILED && n.begin == (uintptr_t) page; });
@@ -69,10 +99,19 @@ void spac_expert_files::open(mapping & m) {
     if (page != MAP_FAILED) {
         munmap(page, 1);
     }
-    if (!is_same) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("%s is not the file that the model was loaded from: it was replaced; start again", m.path.c_str()));
+    return is_same;
+}
+
+// kernels before 6.1 and some file systems do not tell
+void spac_expert_files::note_alignment(int fd) {
+#    ifdef STATX_DIOALIGN
+    struct statx st = {};
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 && (st.stx_mask & STATX_DIOALIGN)) {
+        block = std::max<size_t>({ block, st.stx_dio_mem_align, st.stx_dio_offset_align });
     }
+#    else
+    (void) fd;
+#    endif
 }
 
 spac_expert_files::place spac_expert_files::find(const void * data, size_t bytes) {
@@ -91,7 +130,7 @@ spac_expert_files::place spac_expert_files::find(const void * data, size_t bytes
 
 #else
 
-spac_expert_files::spac_expert_files() {
+spac_expert_files::spac_expert_files(size_t) {
     throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk need Linux");
 }
 

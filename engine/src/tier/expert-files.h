@@ -3,13 +3,16 @@
 // is no special case.
 #pragma once
 
+#include "disk-reader.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 struct spac_expert_files {
-    spac_expert_files(); // of this process, as it is now
+    // of this process, as it is now; alignment: the least
+    explicit spac_expert_files(size_t alignment = SPAC_DISK_ALIGNMENT);
     ~spac_expert_files();
 
     spac_expert_files(const spac_expert_files &) = delete;
@@ -21,6 +24,9 @@ struct spac_expert_files {
 
     // where `data` came from; throws SPAC_STATUS_INVALID_ARGUMENT if it is no file's, or not this one's any more
     place find(const void * data, size_t bytes);
+
+    // of the files found so far: what O_DIRECT wants offsets, lengths and addresses to be multiples of
+    size_t alignment() const { return block; }
 
     bool is_direct() const { return direct; } // false: a file system without O_DIRECT; pages are dropped after each read
 
@@ -36,7 +42,12 @@ struct spac_expert_files {
     static std::vector<mapping> read_mappings();
 
     void open(mapping & m);
+    int  open_direct(const std::string & path);
+    void note_alignment(int fd);
+
+    static bool is_mapped_as(const mapping & m); // what m.fd is now
 
     std::vector<mapping> mappings;
     bool                 direct = true;
+    size_t               block  = 0;
 };

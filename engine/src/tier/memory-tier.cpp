@@ -6,26 +6,28 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include <sys/mman.h>
 
 static constexpr double PROMPT_TOKENS = 8.0; // what a wide batch counts as, at most: as for the scheduler
-
-static size_t round_up(size_t n) {
-    return (n + SPAC_DISK_ALIGNMENT - 1) / SPAC_DISK_ALIGNMENT * SPAC_DISK_ALIGNMENT;
-}
 
 // matrices; biases and scales are a few kilobytes, and stay where llama.cpp has them
 static bool is_on_disk(const spac_moe_layer & layer, int part) {
     return part < SPAC_PART_UP_B && layer.parts[part] != nullptr;
 }
 
-// of one part in a slot: any expert's bytes, in whole blocks of the disk
-static size_t part_room(const spac_moe_layer & layer, int part) {
-    return round_up(layer.part_bytes(part) + SPAC_DISK_ALIGNMENT - 1);
+size_t spac_memory_tier::round_up(size_t n) const {
+    const size_t block = files.alignment();
+    return (n + block - 1) / block * block;
 }
 
-static size_t slot_room(const spac_moe_layer & layer) {
+// of one part in a slot: any expert's bytes, in whole blocks of the disk
+size_t spac_memory_tier::part_room(const spac_moe_layer & layer, int part) const {
+    return round_up(layer.part_bytes(part) + files.alignment() - 1);
+}
+
+size_t spac_memory_tier::slot_room(const spac_moe_layer & layer) const {
     size_t bytes = 0;
     for (int part = 0; part < SPAC_N_PARTS; part++) {
         bytes += is_on_disk(layer, part) ? part_room(layer, part) : 0;
@@ -35,12 +37,14 @@ static size_t slot_room(const spac_moe_layer & layer) {
 
 // ---- making it
 
-spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & split, uint64_t bytes, spac_disk_reader::read_fn read) {
+spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & split, uint64_t bytes, spac_disk_reader::read_fn read, size_t alignment) :
+    files(alignment) {
     for (const spac_moe_layer * layer : split) {
         add(*layer);
     }
     make_slots(bytes);
-    reader = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read));
+    reader = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read),
+                                                files.alignment());
 }
 
 void spac_memory_tier::add(const spac_moe_layer & layer) {
@@ -78,13 +82,14 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
         n_least = std::max(n_least, info->layer->n_expert);
         n_expert += info->layer->n_expert;
     }
-    n_slots = (int32_t) std::min<uint64_t>(bytes / room, n_expert);
+    const size_t spare = files.alignment() > SPAC_DISK_ALIGNMENT ? files.alignment() : 0; // mmap gives whole pages
+    n_slots            = (int32_t) std::min<uint64_t>((bytes - std::min<uint64_t>(bytes, spare)) / room, n_expert);
     if (n_slots < n_least) {
         const double mib = 1024.0 * 1024.0;
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%.0f MiB of memory cannot hold the experts of one layer at once: give %.0f MiB at least",
-                                                                   bytes / mib, std::ceil(n_least * room / mib)));
+                                                                   bytes / mib, std::ceil((n_least * room + spare) / mib)));
     }
-    pool_bytes = n_slots * room;
+    pool_bytes = n_slots * room + spare;
     pool       = (char *) mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pool == MAP_FAILED) {
         pool = nullptr;
@@ -94,8 +99,9 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
     madvise(pool, pool_bytes, MADV_HUGEPAGE); // a request only
 #endif
     slots = std::make_unique<slot[]>(n_slots);
+    char * const first = (char *) round_up((uintptr_t) pool);
     for (int32_t is = 0; is < n_slots; is++) {
-        slots[is].data = pool + is * room;
+        slots[is].data = first + is * room;
     }
 }
 
@@ -114,13 +120,13 @@ void spac_memory_tier::take(expert & e, double n_uses) {
     e.rank = std::log2(e.use) + e.last / HALF_LIFE;
 }
 
-// the least useful that nobody needs now; -1: none
-int32_t spac_memory_tier::find_victim() const {
+// the least useful that nobody needs now, or (spares_expected) soon; -1: none
+int32_t spac_memory_tier::find_victim(bool spares_expected) const {
     int32_t best      = -1;
     double  best_rank = 0.0;
     for (int32_t is = 0; is < n_slots; is++) {
         const slot & s = slots[is];
-        if (s.is_pinned || s.now.load(std::memory_order_relaxed) == READING) {
+        if (s.is_pinned || (spares_expected && s.is_expected) || s.now.load(std::memory_order_relaxed) == READING) {
             continue;
         }
         if (s.il < 0) {
@@ -138,11 +144,12 @@ int32_t spac_memory_tier::find_victim() const {
 void spac_memory_tier::load(layer_info & info, int32_t ie, int32_t is, bool is_urgent) {
     slot & s = slots[is];
     if (s.il >= 0) {
-        info_of(s.il).experts[s.ie].slot = -1;
+        forget(s);
     }
     s.il                  = info.layer->il;
     s.ie                  = ie;
     s.is_broken           = false;
+    s.is_expected         = false;
     s.n_reads_left        = 0;
     info.experts[ie].slot = is;
     s.now.store(READING, std::memory_order_relaxed);
@@ -155,7 +162,7 @@ void spac_memory_tier::load(layer_info & info, int32_t ie, int32_t is, bool is_u
         }
         const uint64_t begin = info.parts[part].offset + ie * (uint64_t) info.layer->parts[part]->nb[2];
         const uint64_t end   = begin + info.layer->part_bytes(part);
-        const uint64_t first = begin / SPAC_DISK_ALIGNMENT * SPAC_DISK_ALIGNMENT;
+        const uint64_t first = begin / files.alignment() * files.alignment();
         s.parts[part]        = data + (begin - first);
         reads.push_back({ info.parts[part].fd, first, round_up(end - first), (size_t) (end - first), data, is });
         data += part_room(*info.layer, part);
@@ -164,6 +171,11 @@ void spac_memory_tier::load(layer_info & info, int32_t ie, int32_t is, bool is_u
     for (const spac_disk_read & read : reads) {
         reader->submit(read, is_urgent);
     }
+}
+
+void spac_memory_tier::forget(slot & s) {
+    info_of(s.il).experts[s.ie].slot = -1;
+    s.il = s.ie = -1;
 }
 
 void spac_memory_tier::begin_forward() {
@@ -176,8 +188,7 @@ void spac_memory_tier::begin_forward() {
         changed.wait(lock, [&] { return !is_reading(is); });
         slot & s = slots[is];
         if (s.is_broken) {
-            info_of(s.il).experts[s.ie].slot = -1;
-            s.il = s.ie = -1;
+            forget(s);
             s.is_broken = false;
         }
     }
@@ -189,6 +200,7 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
     layer_info &                 info   = info_of(layer.il);
     const double                 weight = std::min(1.0, PROMPT_TOKENS / n_batch);
     unpin_all();
+    stop_expecting(info);
     if (&info == layers.front().get()) { // a forward begins
         n_tokens += std::min<double>(n_batch, PROMPT_TOKENS);
     }
@@ -211,9 +223,8 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
             continue;
         }
         int32_t is = find_victim();
-        while (is < 0) { // the rest is being read ahead; a pool holds a layer at least
+        while (is < 0 && (is = find_victim(false)) < 0) { // the rest is being read ahead; a pool holds a layer at least
             changed.wait(lock);
-            is = find_victim();
         }
         load(info, experts[i], is, true);
         slots[is].is_pinned = true;
@@ -222,23 +233,47 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
         total.n_miss++;
     }
     if (2 * (int64_t) n > layer.n_expert && info.next) {
-        read_ahead(*info.next);
+        std::vector<int32_t> all(info.next->experts.size()); // in the file's order
+        std::iota(all.begin(), all.end(), 0);
+        read_ahead(*info.next, all);
     }
 }
 
-// the next layer of a wide batch, in the file's order, as far as there are slots that nobody needs
-void spac_memory_tier::read_ahead(layer_info & info) {
-    for (int32_t ie = 0; ie < (int32_t) info.experts.size(); ie++) {
+size_t spac_memory_tier::expect(int il, const std::vector<int32_t> & experts) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return has_failed() ? 0 : read_ahead(info_of(il), experts);
+}
+
+void spac_memory_tier::stop_expecting(layer_info & info) {
+    for (const expert & e : info.experts) {
+        if (e.slot >= 0) {
+            slots[e.slot].is_expected = false;
+        }
+    }
+}
+
+// as far as there are slots that nobody needs; with no hurry
+size_t spac_memory_tier::read_ahead(layer_info & info, const std::vector<int32_t> & experts) {
+    size_t n_begun = 0;
+    for (int32_t ie : experts) { // before anybody has to leave
+        if (const int32_t is = info.experts[ie].slot; is >= 0) {
+            slots[is].is_expected = true;
+        }
+    }
+    for (int32_t ie : experts) {
         if (info.experts[ie].slot >= 0) {
             continue;
         }
         const int32_t is = find_victim();
-        if (is < 0 || slots[is].il == info.layer->il) {
-            return;
+        if (is < 0) {
+            break;
         }
         load(info, ie, is, false);
-        total.n_ahead++;
+        slots[is].is_expected = true;
+        n_begun++;
     }
+    total.n_ahead += n_begun;
+    return n_begun;
 }
 
 // ---- by those that compute
@@ -272,15 +307,21 @@ void spac_memory_tier::on_read(const spac_disk_read & read, int error) {
         s.is_broken = true;
         error_text  = spac_format("expert %d of layer %d cannot be read from the model's file: %s", s.ie, s.il,
                                  error == ENODATA ? "the file has become shorter" : strerror(error));
-        if (!has_failed()) {
-            spac_log("%s", error_text.c_str());
-        }
-        failed.store(true, std::memory_order_relaxed);
     }
     if (--s.n_reads_left > 0) {
         return;
     }
-    s.now.store(s.is_broken ? FREE : THERE, std::memory_order_release);
+    const bool is_whole = !s.is_broken;
+    if (!is_whole && s.is_pinned) {
+        if (!has_failed()) {
+            spac_log("%s", error_text.c_str());
+        }
+        failed.store(true, std::memory_order_relaxed);
+    } else if (!is_whole) { // read ahead: whoever needs it reads it again, and hears of it then
+        forget(s);
+        s.is_broken = false;
+    }
+    s.now.store(is_whole ? THERE : FREE, std::memory_order_release);
     changed.notify_all();
 }
 

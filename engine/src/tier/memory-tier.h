@@ -27,11 +27,17 @@ struct spac_memory_tier {
     // layers: in the order of a graph, each split, its weights in mapped files; bytes: of the pool, at most
     // throws SPAC_STATUS_INVALID_ARGUMENT if a layer's experts do not fit at once (and says what would), or if there is
     // no file; SPAC_STATUS_OUT_OF_MEMORY
-    spac_memory_tier(const std::vector<const spac_moe_layer *> & layers, uint64_t bytes, spac_disk_reader::read_fn read = {});
+    // read, alignment: of a disk that is not there, for tests
+    spac_memory_tier(const std::vector<const spac_moe_layer *> & layers, uint64_t bytes, spac_disk_reader::read_fn read = {},
+                     size_t alignment = SPAC_DISK_ALIGNMENT);
     ~spac_memory_tier();
 
     // the layer computes these next; there[i]: it need not wait for experts[i]
     void request(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_batch, bool * there);
+
+    // a predictor says that a layer which has not run yet will compute these, the likeliest first: those that are absent
+    // are read when nobody waits for the disk, into the slots of the least useful that nobody needs or expects; returns how many. By any thread.
+    size_t expect(int il, const std::vector<int32_t> & experts);
 
     // until a requested expert is there; false: it could not be read, see info()
     bool wait(int il, int32_t ie);
@@ -56,6 +62,7 @@ struct spac_memory_tier {
         int32_t            il = -1, ie = -1;
         char *             data                = nullptr;
         bool               is_pinned           = false;
+        bool               is_expected         = false; // until its layer runs
         int32_t            n_reads_left        = 0;
         bool               is_broken           = false;
         const char *       parts[SPAC_N_PARTS] = {};
@@ -82,11 +89,16 @@ struct spac_memory_tier {
     void    add(const spac_moe_layer & layer);
     void    make_slots(uint64_t bytes);
     void    take(expert & e, double n_uses);
-    int32_t find_victim() const;
+    int32_t find_victim(bool spares_expected = true) const;
     void    load(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
-    void    read_ahead(layer_info & info);
+    size_t  read_ahead(layer_info & info, const std::vector<int32_t> & experts);
+    void    stop_expecting(layer_info & info);
+    size_t  round_up(size_t n) const;
+    size_t  part_room(const spac_moe_layer & layer, int part) const;
+    size_t  slot_room(const spac_moe_layer & layer) const;
     void    on_read(const spac_disk_read & read, int error);
     void    unpin_all();
+    void    forget(slot & s);
 
     spac_expert_files                        files;
     std::vector<std::unique_ptr<layer_info>> layers; // in the order of a graph

@@ -1,0 +1,82 @@
+"""What `pyspac inspect --ram` shows: a model and sizes in, measured speeds and a table of predictions out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.table import Table
+
+from pyspac.generate.tier_forecast import TierForecast, forecast
+from pyspac.model.disk_probe import N_MATRICES, DiskSpeed, measure_disk
+from pyspac.model.geometry import MoeGeometry
+from pyspac.model.gguf_header import GgufHeader
+from pyspac.units import GIB, MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierView:
+    """Experts on disk and in memory, for some sizes of that memory."""
+
+    disk: DiskSpeed
+    host_gb_s: float
+    forecasts: list[TierForecast]
+
+    @classmethod
+    def measure(cls, header: GgufHeader, geometry: MoeGeometry, sizes: Sequence[int], n_threads: int) -> Self:
+        """`sizes`: bytes for experts. Raises PyspacError if disk or memory cannot be measured."""
+        disk, host_gb_s = measure_speeds(header.path, geometry, n_threads)
+        found = [forecast(header, geometry, size, disk, host_gb_s) for size in sizes]
+        return cls(disk=disk, host_gb_s=host_gb_s, forecasts=found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "disk": self.disk.to_dict(),
+            "host_gb_s": self.host_gb_s,
+            "predicted": [found.to_dict() for found in self.forecasts],
+        }
+
+    def show(self, console: Console) -> None:
+        table = Table(
+            "GiB for experts", "in memory", "on disk", "the rest, GiB", "tokens/s, predicted",
+            box=None, padding=(0, 2, 0, 0), title_justify="left",
+        )  # fmt: skip
+        table.title = "\nexperts on disk (--ram)"
+        for found in self.forecasts:
+            table.add_row(
+                f"{found.ram_bytes / GIB:g}", str(found.n_in_memory), str(found.n_on_disk),
+                f"{found.other_bytes / GIB:.2f}", _speed(found),
+            )  # fmt: skip
+        console.print(table)
+        console.print(
+            f"\nmeasured: disk {disk_text(self.disk)}; memory {self.host_gb_s:.1f} GB/s. predicted, without "
+            "drafts: from all experts used alike to used as in recorded texts"
+        )
+
+
+def measure_speeds(path: Path, geometry: MoeGeometry, n_threads: int) -> tuple[DiskSpeed, float]:
+    """Of the disk of a model with experts, and of memory; 1e9 bytes per second. Raises PyspacError."""
+    from pyspac.engine.engine import measure_host_gb_s  # loads the native library
+
+    largest = max(layer.expert_bytes for layer in geometry.moe_layers)
+    return measure_disk(path, largest // N_MATRICES), measure_host_gb_s(n_threads)
+
+
+def _speed(found: TierForecast) -> str:
+    if found.tps_alike is None or found.tps_recorded is None:
+        return f"too little: {-(-found.least_bytes // MIB)} MiB at least"
+    low, high = f"{found.tps_alike:.3g}", f"{found.tps_recorded:.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def disk_text(disk: DiskSpeed) -> str:
+    """Its two speeds, and how they were read."""
+    how = "" if disk.is_direct else ", through the page cache (no O_DIRECT)"
+    return (
+        f"{disk.depth_1_gb_s:.2f} GB/s at depth 1, {disk.depth_32_gb_s:.2f} at depth 32 "
+        f"({disk.piece_bytes / MIB:.2g} MiB, random{how})"
+    )

@@ -1,0 +1,117 @@
+"""How fast a file is read where it lies: a file in, its disk's speed at two depths out.
+
+Random pieces around the page cache, as the memory tier reads experts, one at a time and many at once. Nothing
+is written. It takes about a second.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from pyspac.errors import PyspacError
+from pyspac.units import MIB
+
+DEPTH: Final = 32  # as many reads as the engine keeps under way (spac_disk_reader::DEPTH)
+N_MATRICES: Final = 3  # of an expert, each read by itself
+BLOCK: Final = 1 << 16  # a multiple of any disk's
+_O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpeed:
+    """Measured; 1e9 bytes per second."""
+
+    path: str
+    piece_bytes: int  # of one read
+    is_direct: bool  # around the page cache; False: the file system cannot
+    depth_1_gb_s: float
+    depth_32_gb_s: float
+
+    @property
+    def latency_us(self) -> float:
+        """What a single read takes beyond its bytes' share of the full speed."""
+        us = self.piece_bytes / 1e3
+        return max(0.0, us / self.depth_1_gb_s - us / self.depth_32_gb_s)
+
+    def read_us(self, n_bytes: float) -> float:
+        """Of so many bytes that are asked for at once."""
+        return self.latency_us + n_bytes / (self.depth_32_gb_s * 1e3)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self) | {"latency_us": self.latency_us}
+
+
+def measure_disk(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> DiskSpeed:
+    """Read pieces of that file, so long at each depth. Raises PyspacError if it cannot be read."""
+    try:
+        size = path.stat().st_size
+        piece = max(BLOCK, min(piece_bytes, size) // BLOCK * BLOCK)
+        fd, is_direct = _open(path, piece)
+    except OSError as error:
+        raise PyspacError(f"the disk of {path} cannot be measured: {error.strerror}") from error
+    try:
+        speeds = [_gb_s(fd, piece, max(1, size // piece), depth, seconds, is_direct) for depth in (1, DEPTH)]
+    finally:
+        os.close(fd)
+    if not all(speeds):
+        raise PyspacError(
+            f"the disk of {path} cannot be measured: its reads fail, or the file is empty; "
+            "look at the system's log (dmesg)"
+        )
+    return DiskSpeed(
+        path=str(path), piece_bytes=piece, is_direct=is_direct,
+        depth_1_gb_s=speeds[0], depth_32_gb_s=speeds[1],
+    )  # fmt: skip
+
+
+def _open(path: Path, piece: int) -> tuple[int, bool]:
+    """Some file systems refuse O_DIRECT when a file is opened, others when it is read."""
+    if _O_DIRECT:
+        try:
+            fd = os.open(path, os.O_RDONLY | _O_DIRECT)
+        except OSError:
+            fd = -1
+        if fd >= 0 and _can_read(fd, piece):
+            return fd, True
+        if fd >= 0:
+            os.close(fd)
+    return os.open(path, os.O_RDONLY), False
+
+
+def _can_read(fd: int, piece: int) -> bool:
+    try:
+        return os.preadv(fd, [mmap.mmap(-1, piece)], 0) > 0
+    except OSError:
+        return False
+
+
+def _gb_s(fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool) -> float:
+    """1e9 bytes per second, `depth` reads at a time; 0: they fail."""
+    n_read = [0] * depth
+    begin = time.monotonic()
+
+    def read(i: int) -> None:
+        rng, buffer = Random(), mmap.mmap(-1, piece)  # on whole pages, as O_DIRECT wants
+        while time.monotonic() < begin + seconds:
+            at = rng.randrange(n_pieces) * piece
+            if not is_direct:
+                os.posix_fadvise(fd, at, piece, os.POSIX_FADV_DONTNEED)
+            try:
+                n_read[i] += os.preadv(fd, [buffer], at)
+            except OSError:
+                return
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(depth)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(n_read) / (time.monotonic() - begin) / 1e9

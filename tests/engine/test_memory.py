@@ -1,0 +1,42 @@
+"""Free memory: one function, which a container's limit binds, and all that ask it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspac.commands import findings
+from pyspac.engine import memory
+from pyspac.engine.devices import cpu_device, fits_memory
+from pyspac.units import GIB
+
+LIMIT = 3 << 29  # of a container: 1.5 GiB
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in (("memory.max", "max"), ("memory.limit_in_bytes", str(LIMIT))):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "_cgroups", lambda: [tmp_path])
+    return tmp_path
+
+
+def test_a_containers_limit_counts(container: Path) -> None:
+    assert memory.free_memory() < LIMIT
+    (container / "memory.max").write_text("1")
+    assert memory.free_memory() == 0
+
+
+def test_all_that_ask_hear_of_it(container: Path) -> None:
+    assert fits_memory(1 << 20)
+    assert not fits_memory(LIMIT)
+    assert cpu_device().memory_free < LIMIT
+    host, low = findings._memory()
+    assert "only" in low.detail
+    assert float(low.detail.split()[1]) <= LIMIT / GIB
+    assert host.level == "ok"
+
+
+def test_the_folders_of_this_process() -> None:
+    assert all(memory.CGROUPS in (path, *path.parents) for path in memory._cgroups())
