@@ -1,0 +1,125 @@
+"""A drafter trained into a model: a LoRA adapter that acts at mask tokens alone, as its file describes it.
+
+In: a GGUF adapter made by `scripts/convert_mtp_to_gguf.py`. Out: an `MtpAdapter`. The file is a LoRA adapter
+as llama.cpp loads it; what llama.cpp does not know stands in the keys `pyspac.mtp.*`, and all of them are
+here, for the writer too.
+
+One of its pairs changes `token_embd.weight`: the masks' embeddings. A tied output head is a tensor of the
+same name, but that pair is not for it (its two matrices lie the other way round): a graph applies it where
+embeddings are looked up, and nowhere else.
+
+Masks and gates: Samragh et al., arXiv 2507.11851, section 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspac.errors import ModelError
+from pyspac.model.gguf_header import GgufHeader, read_header
+
+N_MASKS: Final = "pyspac.mtp.n_masks"
+MASK_IDS: Final = "pyspac.mtp.mask_ids"
+BASE: Final = "pyspac.mtp.base"
+# of the sampler; without the first there is none
+SAMPLER_RANK: Final = "pyspac.mtp.sampler.rank"
+SAMPLER_TOP: Final = "pyspac.mtp.sampler.top"
+SAMPLER_PREVIOUS: Final = "pyspac.mtp.sampler.previous"
+SAMPLER_NEXT: Final = "pyspac.mtp.sampler.next"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MtpSampler:
+    """Makes the drafts of a group fit each other: scores of token pairs, of a low rank.
+
+    `previous` and `next` are [n_vocab, rank] float16: the pair (a, b) scores previous[a] . next[b].
+    """
+
+    n_top: int  # so many of a mask's likeliest tokens are scored; the others are no candidates
+    previous: NDArray[np.float16]
+    next: NDArray[np.float16]
+
+    def rerank(self, logits: NDArray[np.float32], previous: int) -> int:
+        """The draft of a mask behind the token `previous`; `logits` are the mask's, [n_vocab], unchanged."""
+        n_top = min(self.n_top, len(logits))
+        top = np.argpartition(logits, -n_top)[-n_top:]
+        pairs = self.next[top].astype(np.float32) @ self.previous[previous].astype(np.float32)
+        return int(top[np.argmax(logits[top] + pairs)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MtpAdapter:
+    """What a drafting loop has to know of an adapter; the matrices are llama.cpp's to load."""
+
+    n_masks: int
+    mask_ids: tuple[int, ...]  # [n_masks]: mask i of a group (from 1) is the token mask_ids[i - 1]
+    base: str  # base_id of the model that it was trained on
+    sampler: MtpSampler | None
+
+
+def base_id(path: str | Path) -> str:
+    """What a model is known by whatever its quantisation: 64 hexadecimal digits.
+
+    SHA-256 of architecture, layers, width and vocabulary. A fine-tuned model has the id of its base: an
+    adapter of either works with both, with worse drafts and the same text. Raises ModelError as `read_header`
+    does, and for a file without a vocabulary.
+    """
+    header = read_header(path)
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    sizes = [header.get(key) for key in ("block_count", "embedding_length")]
+    if not tokens or None in sizes:
+        raise ModelError(f"{path}: this file has no vocabulary or no sizes; give the model's own GGUF file")
+    parts = [header.architecture, *map(str, sizes), *tokens]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def read_adapter(path: str | Path) -> MtpAdapter:
+    """Read the header of an adapter.
+
+    Raises ModelError: no GGUF, no adapter, an adapter without masks, values that contradict each other.
+    """
+    header = read_header(path)
+    if header.metadata.get("general.type") != "adapter" or N_MASKS not in header.metadata:
+        raise ModelError(
+            f"{path}: this is no adapter with mask tokens; make one with scripts/train_mtp.py and "
+            "scripts/convert_mtp_to_gguf.py"
+        )
+    n_masks, mask_ids = int(header.metadata[N_MASKS]), tuple(map(int, _get(header, MASK_IDS)))
+    if n_masks < 1 or len(set(mask_ids)) != n_masks or len(mask_ids) != n_masks or min(mask_ids) < 0:
+        raise ModelError(
+            f"{path}: {N_MASKS} is {n_masks} and {MASK_IDS} is {list(mask_ids)}, where each mask has an id "
+            "of its own; convert the adapter again"
+        )
+    return MtpAdapter(n_masks, mask_ids, str(_get(header, BASE)), _read_sampler(header))
+
+
+def _read_sampler(header: GgufHeader) -> MtpSampler | None:
+    if SAMPLER_RANK not in header.metadata:
+        return None
+    rank = int(header.metadata[SAMPLER_RANK])
+    previous, after = (_halves(_get(header, key)) for key in (SAMPLER_PREVIOUS, SAMPLER_NEXT))
+    n_top = int(_get(header, SAMPLER_TOP))
+    fits = rank > 0 and n_top > 0 and 0 < previous.size == after.size and previous.size % rank == 0
+    if not fits:
+        raise ModelError(
+            f"{header.path}: a sampler of rank {rank} and {n_top} candidates cannot have {previous.size} and "
+            f"{after.size} numbers; convert the adapter again"
+        )
+    return MtpSampler(n_top, previous.reshape(-1, rank), after.reshape(-1, rank))
+
+
+def _halves(bits: list[int]) -> NDArray[np.float16]:
+    """GGUF has no arrays of 16-bit floats in its metadata, so they are stored as 16-bit integers."""
+    return np.asarray(bits, np.uint16).view(np.float16)
+
+
+def _get(header: GgufHeader, key: str) -> Any:
+    if key not in header.metadata:
+        raise ModelError(f"{header.path}: the key {key} is missing; convert the adapter again")
+    return header.metadata[key]
