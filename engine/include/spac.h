@@ -347,8 +347,8 @@ SPAC_API bool        spac_has_kernels(int32_t type);                            
 SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);            // streaming read
 SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);          // host to device copies
 
-// mask tokens: what a LoRA adapter with the key pyspac.mtp.n_masks acts on are tokens whose first sequence is first_seq or
-// a later one. -1, as it is unless set: on none
+// mask tokens: a LoRA adapter with the key pyspac.mtp.n_masks acts on tokens of no sequence before first_seq; -1, as it is
+// unless set: on none
 SPAC_API spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_seq);
 
 // values as they are written in options, flags and the environment: how each is read is decided here alone
