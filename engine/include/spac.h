@@ -239,7 +239,7 @@ typedef struct spac_board_view {
     const spac_step_record * records;   // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
     const uint64_t *         n_records; // records ever written
     // the routing log, a ring as well: row i is that of the tokens with index % SPAC_N_ROUTED == i; empty without a device
-    const int32_t *  routed_tokens;  // [SPAC_N_ROUTED] id of the vocabulary; -1: the batch's input were embeddings
+    const int32_t *  routed_tokens;  // [SPAC_N_ROUTED] id of the vocabulary; -1: the batch's input were embeddings, or the token is not counted
     const uint16_t * routed_experts; // [SPAC_N_ROUTED, n_layer, n_expert_used] 65535: none, or the layer did not run for all of the batch
     const uint64_t * n_routed;       // [2] rows ever written; rows ever begun, which is raised first: others may be overwritten
     // what a server's next batch computes, as far as it is known; told where looks_ahead is set
@@ -311,6 +311,7 @@ SPAC_API spac_status        spac_engine_apply(spac_engine * engine);            
 SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms);             // until no load is queued or in flight
 SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                               // no forward is running: unpin, renew the byte budget
 SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                                    // drop queued loads; one in flight completes
+SPAC_API spac_status        spac_engine_count_first(spac_engine * engine, int32_t n_tokens);             // of the next forwards' tokens only the first ones are learned from; 0: all
 SPAC_API spac_status        spac_engine_record_step(spac_engine * engine, const spac_step_record * record);
 SPAC_API spac_status        spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot);              // -1: not resident
 SPAC_API spac_status        spac_engine_take_spans(spac_engine * engine, spac_span * spans, int32_t n_max, int32_t * n); // since the last call; the first one starts recording
@@ -347,6 +348,10 @@ SPAC_API void *      spac_host_buffer_type(void);                               
 SPAC_API bool        spac_has_kernels(int32_t type);                                      // of the engine's own, for this machine; type: enum ggml_type
 SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);            // streaming read
 SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);          // host to device copies
+
+// mask tokens: a LoRA adapter with the key pyspac.mtp.n_masks acts on tokens of no sequence before first_seq; -1, as it is
+// unless set: on none
+SPAC_API spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_seq);
 
 // values as they are written in options, flags and the environment: how each is read is decided here alone
 SPAC_API spac_status spac_read_cache_size(const char * text, uint64_t experts_bytes, uint64_t * bytes); // "17%" of experts_bytes, "4096" MiB; UINT64_MAX: "auto"

@@ -74,12 +74,12 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
 }
 
 void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids) {
-    activations.count(ids, layer.n_expert, board.counts() + (size_t) layer.il * board.geometry().n_expert);
+    activations.count(ids, layer.n_expert, board.counts() + (size_t) layer.il * board.geometry().n_expert, n_tokens_counted);
     log.add(layer.il, ids);
     slots.resize(activations.n_distinct());
     cache.pin(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data());
     if (fills) {
-        cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), 0, SIZE_MAX);
+        cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), activations.n_counted, 0, SIZE_MAX);
     }
 }
 

@@ -26,6 +26,8 @@ struct spac_forward : spac_split_ops {
     void begin();                                   // by itself where a layer is split
     void end();                                     // no forward is running, and the device is idle
 
+    int64_t n_tokens_counted = INT64_MAX; // of a forward, the first ones: others are computed, and nothing is learned from them
+
     // spac_split_ops
     void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
     void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) override;

@@ -53,7 +53,9 @@ void spac_routing_log::begin(const ggml_tensor * tokens, int64_t n) {
     n_tokens = n;
     first    = board.begin_rows(n_rows);
     for (int64_t i = 0; i < n_rows; i++) {
-        ring_tokens[(first + i) % SPAC_N_ROUTED] = tokens ? ((const int32_t *) tokens->data)[n - n_rows + i] : -1;
+        const int64_t it = n - n_rows + i;
+
+        ring_tokens[(first + i) % SPAC_N_ROUTED] = tokens && it < n_tokens_counted ? ((const int32_t *) tokens->data)[it] : -1;
         std::fill_n(experts_of(i), (size_t) g.n_layer * g.n_expert_used, NOT_SEEN);
     }
 }

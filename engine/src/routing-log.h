@@ -19,6 +19,8 @@ struct spac_routing_log {
 
     // while the graph runs
 
+    int64_t n_tokens_counted = INT64_MAX; // of a graph, the first ones; the others have no id
+
     // tokens: [n_tokens], or NULL where the graph's input are embeddings; ends the rows before
     void begin(const ggml_tensor * tokens, int64_t n_tokens);
     // ids: [n_expert_used, n_tokens] of a layer; one that ran for some of the tokens alone is left out

@@ -120,6 +120,20 @@ spac_status spac_engine_cancel(spac_engine * engine) {
     });
 }
 
+spac_status spac_engine_count_first(spac_engine * engine, int32_t n_tokens) {
+    return spac_guard([&] {
+        require(engine && n_tokens >= 0, "spac_engine_count_first: no engine, or fewer than no tokens");
+        engine->forward.n_tokens_counted = engine->log.n_tokens_counted = n_tokens ? n_tokens : INT64_MAX;
+    });
+}
+
+spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_seq) {
+    return spac_guard([&] {
+        require(ctx, "spac_set_mask_sequences: no context");
+        llama_set_lora_gate(ctx, first_seq);
+    });
+}
+
 spac_status spac_engine_record_step(spac_engine * engine, const spac_step_record * record) {
     return spac_guard([&] {
         require(engine && record, "spac_engine_record_step: no engine, or no record");

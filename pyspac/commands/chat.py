@@ -33,6 +33,7 @@ def chat(
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
+    mtp: o.Mtp = None,
     system_prompt: System = None,
     chat_template_file: o.ChatTemplateFile = None,
     n_predict: o.NPredict = -1,
@@ -62,7 +63,7 @@ def chat(
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     options = RunOptions(
-        model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache), ram=ram, device=device,
         host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type), draft_max=draft_max,
         speculation=speculation, verbose=verbose,

@@ -27,6 +27,15 @@ ModelDraft = Annotated[
         "-md", "--model-draft", metavar="FILE", help="A small model of the same family that drafts tokens."
     ),
 ]
+Mtp = Annotated[
+    Path | None,
+    typer.Option(
+        "--mtp",
+        metavar="FILE",
+        help="An adapter of the model with mask tokens (scripts/train_mtp.py), which drafts: --spec-type "
+        "draft-lora.",
+    ),
+]
 HfRepo = Annotated[
     str | None,
     typer.Option(
@@ -180,9 +189,9 @@ SpecTypeName = Annotated[
     typer.Option(
         "--spec-type",
         metavar="NAME",
-        help="What proposes tokens: draft (the draft model), ngram (the text so far), none, or one of "
-        f"llama.cpp's: {', '.join(LLAMA)}; of a list of these the first that finds something. Default: draft "
-        "with -md, else none.",
+        help="What proposes tokens: draft (the draft model), ngram (the text so far), draft-lora (--mtp's "
+        f"adapter; not in a server), none, or one of llama.cpp's: {', '.join(LLAMA)}; of a list of these "
+        "the first that finds something. Default: draft with -md, draft-lora with --mtp, else none.",
     ),
 ]
 DraftMax = Annotated[

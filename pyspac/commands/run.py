@@ -68,6 +68,7 @@ def run(
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
+    mtp: o.Mtp = None,
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
     chat: Chat = False,
@@ -112,7 +113,7 @@ def run(
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
-        model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
         device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,

@@ -54,6 +54,7 @@ def trace(
     model: o.Model,
     output: Output,
     model_draft: o.ModelDraft = None,
+    mtp: o.Mtp = None,
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
     n_predict: o.NPredict = 128,
@@ -77,10 +78,10 @@ def trace(
     """
     check_target("--output", output)
     kind = parse_spec_type(spec_type)
-    drafts = model_draft is not None if kind is None else kind != "none"
+    drafts = (model_draft or mtp) is not None if kind is None else kind != "none"
     options = RunOptions(
-        model=model, draft=model_draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads, device=device,
-        stock=True, spec_type=kind, draft_max=draft_max,
+        model=model, draft=model_draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        device=device, stock=True, spec_type=kind, draft_max=draft_max,
         speculation=FIXED if drafts else None,  # a trace does not depend on how long recording takes
         sampling=replace(SamplingParams(), temp=temp, seed=seed),
     )  # fmt: skip

@@ -186,6 +186,10 @@ class Engine:
         """Say that no forward is running: pins are released, the byte budget is renewed."""
         check(lib.spac_engine_end_forward(self._live()))
 
+    def count_first(self, n_tokens: int) -> None:
+        """Learn from the first tokens alone of the forwards that follow; 0: from all."""
+        check(lib.spac_engine_count_first(self._live(), n_tokens))
+
     def record_step(self, record: StepRecord) -> None:
         """Append a step record to the board."""
         check(lib.spac_engine_record_step(self._live(), ffi.new("spac_step_record *", record.to_row())))

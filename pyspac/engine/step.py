@@ -35,11 +35,17 @@ class StepRecord:
     sample_us: _Us = 0  # verification's decision
     # this is not on the board
     overhead_us: float = 0  # what else the step took: scheduling, the loop itself
+    n_masks: int = 0  # tokens of the batch that only draft the next ones
 
     @property
     def width(self) -> int:
         """Tokens of the verified batch."""
-        return max(self.n_tokens, 1 + self.n_draft)
+        return max(self.n_tokens, 1 + self.n_draft + self.n_masks)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it was plain decoding: no drafts verified, and none made in its pass."""
+        return not (self.n_draft or self.n_masks)
 
     @property
     def is_possible(self) -> bool:
@@ -49,7 +55,7 @@ class StepRecord:
     @property
     def n_others(self) -> int:
         """Tokens of other sequences in the same batch."""
-        return self.width - 1 - self.n_draft
+        return self.width - 1 - self.n_draft - self.n_masks
 
     @property
     def n_emitted(self) -> int:

@@ -182,7 +182,7 @@ class DecodeLoop:
             self.hook.look_ahead([self.sequence[-1], *draft.tokens])
         t1 = _now_us()
         n_past = self.context.n_past
-        logits = self.context.decode([self.sequence[-1], *draft.tokens], 1 + len(draft.tokens))
+        logits = self.drafter.verify(self.context, [self.sequence[-1], *draft.tokens])
         t2 = _now_us()
         verdict = self.sampler.verify(logits, draft.tokens, draft.probs)
         t3 = _now_us()
@@ -195,7 +195,8 @@ class DecodeLoop:
                 step=len(self.result.metrics.steps),
                 n_draft=len(draft.tokens),
                 n_accepted=verdict.n_accepted,
-                n_tokens=len(logits),
+                n_tokens=len(logits) + draft.n_masks,
+                n_masks=draft.n_masks,
                 draft_us=t1 - t0,
                 verify_us=t2 - t1,
                 sample_us=t3 - t2,

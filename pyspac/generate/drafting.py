@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftResult:
-    """Drafted tokens; `probs`: the distribution [n_vocab] of each, None if the drafter is deterministic."""
+    """Drafted tokens; `probs`: the distribution [n_vocab] of each, None if the drafter is deterministic.
+
+    `n_masks`: tokens that the pass which verifies them has besides, to draft the next ones.
+    """
 
     tokens: list[int] = field(default_factory=list)
     probs: list[Probs] | None = None
+    n_masks: int = 0
 
 
 class Drafter(ABC):
@@ -37,6 +41,10 @@ class Drafter(ABC):
     @abstractmethod
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         """At most `n_max` tokens to follow `tokens`; none is allowed."""
+
+    def verify(self, context: Context, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Have the target compute its last token and the drafts: logits [n_tokens, n_vocab]."""
+        return context.decode(tokens, len(tokens))
 
     def read(self, tokens: Sequence[int], n_past: int) -> None:  # noqa: B027
         """The target has just computed these tokens of a prompt, which stand at `n_past`."""

@@ -41,6 +41,7 @@ LOAD_MODE_AUTO: Final = -1  # enum llama_load_mode: mmap
 LOAD_MODE_NONE: Final = 0  # read into memory, which is pinned where the device can
 KV_SLOT_NOT_FOUND: Final = 1  # llama_decode
 SEQ_ID: Final = 0
+ALL_SEQUENCES: Final = -1
 
 
 class _BuftOverride(ctypes.Structure):
@@ -79,6 +80,11 @@ lib.llama_backend_init()
 def set_verbose(verbose: bool) -> None:
     """Show llama.cpp's own log on stderr, or not."""
     _log.verbose = verbose
+
+
+def take_errors() -> str:
+    """What llama.cpp said of its last errors, to end a message with; "" if nothing."""
+    return _log.take_errors()
 
 
 def system_info() -> str:
@@ -196,6 +202,7 @@ class ContextParams:
     op_offload: bool = True  # False: never send work of host weights to a device
     target: Context | None = None  # of a draft that reads its hidden states
     is_head: bool = False  # the model's head that predicts further tokens (NextN, MTP), not the model
+    n_groups: int = 0  # of mask tokens, at most, that a batch has beside the sequence; see masks.py
 
 
 def check_can_rollback(path: Path, is_recurrent: bool, ctx_ptr: int, n_wanted: int) -> None:
@@ -231,7 +238,7 @@ class Context:
         self.n_past = 0
         self.why_failed: Callable[[], str] = str  # what an engine knows of a decode that failed; "": nothing
         self._n_held = 0  # positions that its memory may hold: more where a decode was broken off
-        self._memory = lib.llama_get_memory(self.ptr)
+        self.memory = lib.llama_get_memory(self.ptr)
         self._fill_constant_columns()
 
     def _c_params(self) -> Any:
@@ -240,7 +247,8 @@ class Context:
         c_params.n_ctx = params.n_ctx * params.n_sequences
         c_params.n_batch = params.n_ubatch
         c_params.n_ubatch = params.n_ubatch
-        c_params.n_seq_max = params.n_sequences
+        c_params.n_seq_max = params.n_sequences + params.n_groups
+        c_params.kv_unified = params.n_groups > 0  # so that sequences can share cells
         c_params.n_rs_seq = params.n_rollback_max
         c_params.n_outputs_max = params.n_outputs_max
         c_params.n_threads = c_params.n_threads_batch = params.n_threads
@@ -280,18 +288,26 @@ class Context:
         for first in range(0, n_last, n_ubatch):
             self._decode_piece(tokens[first : min(first + n_ubatch, n_last)], 0)
         self._decode_piece(tokens[n_last:], n_outputs)
-        return self._logits(n_outputs)
+        return self.logits(n_outputs)
 
     def _decode_piece(self, tokens: Sequence[int], n_outputs: int) -> None:
         n = len(tokens)
-        self.rollback(self.n_past)
-        self._n_held = self.n_past + n
         self._tokens[:n] = tokens
         self._pos[:n] = np.arange(self.n_past, self.n_past + n)
         self._wants_logits[: n - n_outputs] = 0
         self._wants_logits[n - n_outputs : n] = 1
         self._batch.n_tokens = n
-        rc = lib.llama_decode(self.ptr, self._batch)
+        self.compute(self._batch, n)
+
+    def compute(self, batch: Any, n_new: int) -> None:
+        """Decode a llama_batch, of which the first `n_new` tokens are appended to the sequence.
+
+        Raises ContextFullError, LlamaError.
+        """
+        n = batch.n_tokens
+        self.rollback(self.n_past)
+        self._n_held = self.n_past + n_new
+        rc = lib.llama_decode(self.ptr, batch)
         if rc == KV_SLOT_NOT_FOUND:
             raise ContextFullError(
                 f"the context is full: no room for {n} tokens after {self.n_past} "
@@ -304,9 +320,10 @@ class Context:
                 f"llama.cpp failed to compute {n} tokens at position {self.n_past}, code {rc}"
                 f"{_log.take_errors()}; run with --verbose to see its log"
             )
-        self.n_past += n
+        self.n_past += n_new
 
-    def _logits(self, n_outputs: int) -> Logits:
+    def logits(self, n_outputs: int) -> Logits:
+        """Of the last decode, [n_outputs, n_vocab]: a view, valid until the next one."""
         shape = (n_outputs, self.model.vocab.n_tokens)
         if n_outputs == 0:
             return np.empty(shape, np.float32)
@@ -317,7 +334,8 @@ class Context:
         assert n_past <= self.n_past
         if n_past == self._n_held:
             return
-        if not lib.llama_memory_seq_rm(self._memory, SEQ_ID, n_past, -1):
+        sequence = ALL_SEQUENCES if self.params.n_groups else SEQ_ID
+        if not lib.llama_memory_seq_rm(self.memory, sequence, n_past, -1):
             raise LlamaError(
                 f"{self.model.path}: this model cannot take back {self.n_past - n_past} of {self.n_past} "
                 "tokens (recurrent layers), which speculation needs; run with --spec-type none"
@@ -326,7 +344,7 @@ class Context:
 
     def clear(self) -> None:
         """Forget everything."""
-        lib.llama_memory_clear(self._memory, True)
+        lib.llama_memory_clear(self.memory, True)
         self.n_past = self._n_held = 0
 
     def close(self) -> None:

@@ -48,6 +48,8 @@ class Loading:
         device = choose_device(options.device, options.rpc)
         options = options.on(device)
         preflight = check_run(options, device)
+        if preflight.adapter is not None:
+            options = replace(options, n_masks=preflight.adapter.n_masks)
         lacks_kernels = options.is_host_only and not options.stock and not has_own_kernels(preflight.header)
         check_ram_has_kernels(options.ram, has_kernels=not lacks_kernels)
         cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
@@ -130,10 +132,14 @@ class Loading:
         """`n_draft_max`: tokens that a step verifies and may take back; `n_ctx`: None: as the run asks."""
         from pyspac.generate.llama import ContextParams
 
+        n_groups = 1 + n_draft_max if n_draft_max and self.options.uses_masks else 0
         return ContextParams(
             n_ctx=n_ctx or self.preflight.n_ctx,
             n_sequences=self.options.n_sequences,
-            n_outputs_max=(1 + n_draft_max) * self.options.n_sequences,
+            n_outputs_max=self.options.pass_width
+            if n_groups
+            else (1 + n_draft_max) * self.options.n_sequences,
+            n_groups=n_groups,
             n_rollback_max=n_draft_max,
             n_threads=self.n_threads,
             op_offload=not self.device.is_cpu,

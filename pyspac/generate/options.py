@@ -16,6 +16,7 @@ from pyspac.generate.memory_tier import check_ram, check_ram_has_no_device
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
+from pyspac.speculation.cost_table import masked_width
 from pyspac.speculation.manager import FIXED, choose_controller
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class RunOptions:
 
     model: Path
     draft: Path | None = None
+    mtp: Path | None = None  # an adapter with mask tokens, which drafts
+    n_masks: int | None = None  # of that adapter, once it was read
     n_predict: int = -1  # -1: until the end token
     n_ctx: int | None = None
     n_sequences: int = 1  # of n_ctx tokens each; more than one for measurements alone
@@ -105,6 +108,7 @@ class RunOptions:
     def _check_speculation(self) -> None:
         spec_types.check_in_process(self.wanted_spec_type)
         spec_types.check_has_draft(self.wanted_spec_type, has_draft=self.draft is not None)
+        spec_types.check_has_adapter(self.wanted_spec_type, has_adapter=self.mtp is not None)
         longest = self.max_batch - 1
         if self.draft_max is not None and not 1 <= self.draft_max <= longest:
             wanted = f"a whole number from 1 to {longest}, or --spec-type none"
@@ -122,7 +126,8 @@ class RunOptions:
                         f"{flag} {value} has no effect, as nothing drafts: give a draft model with -md, or "
                         "--spec-type ngram"
                     )
-        if self.draft_p_min > 0.0 and spec_types.is_free(self.wanted_spec_type):
+        has_no_model = self.uses_masks or spec_types.is_free(self.wanted_spec_type)
+        if self.draft_p_min > 0.0 and has_no_model:
             raise UsageError(f"--draft-p-min {self.draft_p_min:g} needs a draft model: give one with -md")
 
     def _check_mode(self) -> None:
@@ -157,6 +162,8 @@ class RunOptions:
     @property
     def wanted_spec_type(self) -> str:
         """How to draft, before the ablation `sd`."""
+        if self.spec_type is None and self.mtp is not None:
+            return spec_types.DRAFT_LORA
         return self.spec_type or (spec_types.DRAFT if self.draft else spec_types.NONE)
 
     @property
@@ -168,7 +175,18 @@ class RunOptions:
         """Tokens drafted per step at most; 0: plain decoding."""
         if self.effective_spec_type == spec_types.NONE:
             return 0
-        return choose_draft_max(self.draft_max, self.controller)
+        wanted = choose_draft_max(self.draft_max, self.controller)
+        return wanted if self.n_masks is None else min(wanted, self.n_masks)
+
+    @property
+    def uses_masks(self) -> bool:
+        return self.effective_spec_type == spec_types.DRAFT_LORA
+
+    @property
+    def pass_width(self) -> int:
+        """Tokens of the widest pass that verifies drafts."""
+        n = self.effective_draft_max
+        return masked_width(n, n) if self.uses_masks else 1 + n
 
     @property
     def controller(self) -> str:
@@ -196,7 +214,7 @@ class RunOptions:
             device=device,
             cache=self.cache.text,
             n_threads=self.n_threads or 0,
-            max_batch=self.max_batch,
+            max_batch=max(self.max_batch, self.pass_width),
             ram=None if ram_mib is None else str(ram_mib),
             copy_gb_s=self.copy_gb_s,
             evict="evict" not in self.without,

@@ -6,7 +6,10 @@ them. Each check raises an error with exit code 2; nothing is written and no wei
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from pyspac.engine.devices import Device
 from pyspac.errors import ConfigError, ModelError
@@ -14,8 +17,12 @@ from pyspac.generate import spec_types
 from pyspac.generate.options import DEFAULT_N_CTX, CacheSize, RunOptions
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import MoeGeometry, read_geometry
-from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.gguf_header import GgufHeader, read_header
+from pyspac.model.mtp import MtpAdapter, base_id, read_adapter
 from pyspac.units import MIB
+
+# where llama.cpp's graphs have a row for each token of the batch: hooks/0005 gates them
+_GATED_TENSOR: Final = re.compile(r"(blk\.\d+\.attn_(q|k|v|qkv|output)|token_embd)\.weight\.lora_[ab]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +32,7 @@ class Preflight:
     header: GgufHeader
     geometry: MoeGeometry
     draft: GgufHeader | None
+    adapter: MtpAdapter | None
     n_ctx: int
 
 
@@ -43,8 +51,34 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
         draft = check_model_file(options.draft)
     spec_types.check_drafter(options.wanted_spec_type, header, draft)
     return Preflight(
-        header=header, geometry=geometry, draft=draft, n_ctx=_choose_n_ctx(options.n_ctx, geometry)
+        header=header,
+        geometry=geometry,
+        draft=draft,
+        adapter=None if options.mtp is None else check_adapter(options.mtp, header),
+        n_ctx=_choose_n_ctx(options.n_ctx, geometry),
     )
+
+
+def check_adapter(path: Path, target: GgufHeader) -> MtpAdapter:
+    """The adapter with mask tokens in `path`. Raises ModelError if it is none for this model."""
+    adapter = read_adapter(path)
+    if adapter.base != base_id(target.path):
+        raise ModelError(
+            f"{path}: this adapter was trained on another model than {target.path}; give one of this "
+            "model, or train one with scripts/train_mtp.py"
+        )
+    if max(adapter.mask_ids) >= (n_tokens := len(target.metadata["tokenizer.ggml.tokens"])):
+        raise ModelError(
+            f"{path}: a mask has the id {max(adapter.mask_ids)}, but the model has {n_tokens} tokens: "
+            "convert the adapter again"
+        )
+    for tensor in read_header(path).tensors:
+        if not _GATED_TENSOR.fullmatch(tensor.name):
+            raise ModelError(
+                f"{path}: {tensor.name} is neither of the attention's projections nor of the embeddings, "
+                "which alone can act on masks only; train an adapter without it"
+            )
+    return adapter
 
 
 def has_own_kernels(header: GgufHeader) -> bool:

@@ -23,6 +23,7 @@ from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.generate.speculation_hook import SpeculationHook
+from pyspac.speculation.cost_table import MaskCosts
 from pyspac.speculation.manager import Speculation
 
 if TYPE_CHECKING:
@@ -77,9 +78,10 @@ class Session:
         self.context: Context = stack.enter_context(
             self._open_context(self.model, self.options.effective_draft_max)
         )
-        self.drafter: Drafter = own_drafter or self._open_library_drafter(stack, progress)
+        self.drafter: Drafter = own_drafter or self._open_late_drafter(stack, progress)
         if not self.options.stock:
             from pyspac.generate.library_drafter import LibraryDrafter
+            from pyspac.generate.lora_drafter import LoraDrafter
             from pyspac.generate.split import Split  # loads the engine
 
             self.split = stack.enter_context(
@@ -88,6 +90,9 @@ class Session:
             self.context.why_failed = self.split.why_failed
             if DRAFT_GATE in self.options.predict and isinstance(self.drafter, ModelDrafter | LibraryDrafter):
                 self.split.watch_draft(self.drafter.context)
+            if self.options.uses_masks:
+                assert isinstance(self.drafter, LoraDrafter)
+                self.drafter.decoder.count_first = self.split.engine.count_first
 
     def _open_context(self, model: Model, n_draft_max: int) -> Context:
         from pyspac.generate.llama import Context
@@ -95,7 +100,7 @@ class Session:
         return Context(model, self.loading.context_params(n_draft_max))
 
     def _open_own_drafter(self, stack: ExitStack, progress: Progress) -> Drafter | None:
-        """None: llama.cpp's library drafts, which needs the target's context."""
+        """None: who drafts needs the target's context."""
         match self.options.effective_spec_type:
             case spec_types.NONE:
                 return NoDrafter()
@@ -108,9 +113,14 @@ class Session:
                 return ModelDrafter(context, Sampler(self._draft_sampling()), self.options.draft_p_min)
         return None
 
-    def _open_library_drafter(self, stack: ExitStack, progress: Progress) -> Drafter:
+    def _open_late_drafter(self, stack: ExitStack, progress: Progress) -> Drafter:
         from pyspac.generate.library_drafter import open_library_drafter
+        from pyspac.generate.lora_drafter import open_lora_drafter
 
+        if self.options.uses_masks:
+            assert self.options.mtp is not None
+            assert self.preflight.adapter is not None
+            return open_lora_drafter(self.options.mtp, self.preflight.adapter, self.context, stack)
         path = self.options.draft
         draft = None if path is None else self.loading.open_draft_model(path, stack, progress)
         return open_library_drafter(self.options, self.context, draft, stack)
@@ -123,7 +133,11 @@ class Session:
         """None: the draft length is fixed."""
         if not self.options.has_controller:
             return None
-        return Speculation(self.options.controller, n_draft_max=self.options.effective_draft_max)
+        return Speculation(
+            self.options.controller,
+            n_draft_max=self.options.effective_draft_max,
+            table=MaskCosts() if self.options.uses_masks else None,
+        )
 
     def _speculation_hook(self) -> SpeculationHook | None:
         if self.speculation is None:

@@ -1,8 +1,8 @@
 """The names of `--spec-type`: what each drafts with, and what it needs.
 
-In: text. Out: a canonical name, or a ConfigError that lists them. `draft` and `ngram` are pyspac's own; the
-others are llama.cpp's (common/speculative.cpp), which may be listed: of those the first that finds something
-drafts, n-grams before models.
+In: text. Out: a canonical name, or a ConfigError that lists them. `draft`, `ngram` and `draft-lora` are
+pyspac's own; the others are llama.cpp's (common/speculative.cpp), which may be listed: of those the first
+that finds something drafts, n-grams before models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from pyspac.model.gguf_header import GgufHeader
 NONE: Final = "none"
 DRAFT: Final = "draft"  # a draft model: generate/drafting.py; in a server draft-simple
 NGRAM: Final = "ngram"  # the text so far: generate/drafting.py; in a server ngram-simple
-OWN: Final = (DRAFT, NGRAM)
+DRAFT_LORA: Final = (
+    "draft-lora"  # an adapter with mask tokens: generate/lora_drafter.py; in one process alone
+)
+OWN: Final = (DRAFT, NGRAM, DRAFT_LORA)
 DRAFT_SIMPLE: Final = "draft-simple"
 DRAFT_MTP: Final = "draft-mtp"
 _NEEDS_DRAFT: Final = (DRAFT, DRAFT_SIMPLE, "draft-eagle3", "draft-dflash", "draft-dspark")
@@ -48,7 +51,7 @@ def parse_spec_type(text: str | None) -> str | None:
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in (*OWN, NONE, *LLAMA):
-            wanted = f"{DRAFT}, {NGRAM}, {NONE}, or one or more of llama.cpp's: {', '.join(LLAMA)}"
+            wanted = f"{', '.join(OWN)}, {NONE}, or one or more of llama.cpp's: {', '.join(LLAMA)}"
             raise ConfigError("--spec-type", name, wanted)
         if name not in LLAMA and len(names) > 1:
             raise UsageError(f"--spec-type {text}: {name} stands alone; only llama.cpp's names can be listed")
@@ -64,6 +67,22 @@ def check_in_process(spec_type: str) -> None:
     for name in names_of(spec_type):
         if name in _SERVER_ONLY:
             raise ConfigError("--spec-type", name, "another one, or run `pyspac serve`, which knows it")
+
+
+def check_in_server(spec_type: str) -> None:
+    """Raise ConfigError for what a server cannot draft with."""
+    if spec_type == DRAFT_LORA:
+        raise ConfigError(
+            "--spec-type", spec_type, "another one in a server: `pyspac run` and `chat` know it"
+        )
+
+
+def check_has_adapter(spec_type: str, *, has_adapter: bool) -> None:
+    """Raise UsageError where the adapter is missing, or would not be used."""
+    if spec_type == DRAFT_LORA and not has_adapter:
+        raise UsageError(f"--spec-type {DRAFT_LORA} needs an adapter with mask tokens: give one with --mtp")
+    if has_adapter and spec_type != DRAFT_LORA:
+        raise UsageError(f"--spec-type {spec_type} uses no adapter: leave out --mtp, or choose {DRAFT_LORA}")
 
 
 def check_has_draft(spec_type: str, *, has_draft: bool) -> None:

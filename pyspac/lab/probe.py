@@ -50,6 +50,16 @@ class RoutedLayer:
     early: Array | None = None  # [EARLY_MAX, n, n_expert] by the inputs of routers before; NaN: there is none
     draft: Array | None = None  # [n, n_expert] by the draft model's inputs; NaN where it has none
 
+    def first(self, n: int) -> RoutedLayer:
+        """The first n tokens alone; views."""
+        return RoutedLayer(
+            self.experts[:n],
+            None if self.weights is None else self.weights[:n],
+            None if self.logits is None else self.logits[:n],
+            None if self.early is None else self.early[:, :n],
+            None if self.draft is None else self.draft[:n],
+        )
+
 
 class RoutingProbe:
     """The eval callback: reads topk, weights and, if wanted, logits of every MoE layer."""

@@ -81,10 +81,13 @@ class TracedContext(ProbedContext):
         self.draft = draft
         super().__init__(model, params, probe)
 
-    def _decode_piece(self, tokens: Sequence[int], n_outputs: int) -> None:
-        position = self.n_past
-        super()._decode_piece(tokens, n_outputs)
+    def compute(self, batch: Any, n_new: int) -> None:
+        """As Context; mask tokens, which follow the sequence's, are left out."""
+        position, tokens = self.n_past, batch.token[:n_new]
+        super().compute(batch, n_new)
         layers = self.probe.take()
+        if batch.n_tokens > n_new:
+            layers = {il: layer.first(n_new) for il, layer in layers.items()}
         if self.draft is not None:
             self._gate(self.draft, layers, position, tokens)
         self.passes.append(Pass(layers, position, len(tokens), len(tokens), tuple(tokens)))

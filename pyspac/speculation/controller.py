@@ -73,7 +73,7 @@ class Controller(ABC):
     @property
     def was_drafting(self) -> bool:
         """Whether the step before drafted."""
-        return self.last is not None and self.last.n_draft > 0
+        return self.last is not None and not self.last.is_plain
 
     @abstractmethod
     def next_n_draft(self) -> int:
@@ -88,7 +88,7 @@ class Controller(ABC):
 
     def _learn_step(self, record: StepRecord) -> None:
         self.shared.table.observe(record, self.last, self.n_missed)
-        self.n_missed = 0 if record.n_draft else self.n_missed + 1
+        self.n_missed = self.n_missed + 1 if record.is_plain else 0
         self._observe(record)
         self.last = record
         self.n_steps += 1

@@ -168,15 +168,15 @@ class CostTable:
         others in the batch widths change whatever is drafted, and it is a part of T(n). A plain step after a
         prompt says nothing: caches are cold.
         """
-        width, n_draft = record.width, record.n_draft
+        width, n_draft, is_plain = record.width, record.n_draft, record.is_plain
         us = record.total_us - record.draft_us
         if record.n_others or (before is not None and width == before.width):
             self.passes.observe(width, us)
-        elif n_draft and us > 0.0:
+        elif not is_plain and us > 0.0:
             change_us = min(self.change_us(), 0.5 * us)
             doubt = math.log(us / (us - change_us)) ** 2 if self.returns.n_observed else _BEGUN
             self.passes.observe(width, us - change_us, NOISE + doubt)
-        elif before is not None and not n_draft:
+        elif before is not None and is_plain:
             self.returns.observe(1, us)
         if n_draft:
             self._observe_draft(record.draft_us, n_draft, n_missed)
@@ -191,16 +191,27 @@ class CostTable:
         if n_missed:
             self.backlogs.observe(_bucket(n_missed), max(1.0, us - n_draft * self._draft_us))
 
-    def backlog_us(self, n_missed: int) -> float:
-        """What the next draft takes more, if the drafter has missed so many tokens."""
+    def backlog_us(self, n_missed: int, n_draft: int) -> float:
+        """What the next draft, of `n_draft` tokens, takes more, if the drafter has missed so many tokens."""
         return self.backlogs.us(_bucket(n_missed)) or 0.0 if n_missed else 0.0
 
     def step(self, n_draft: int, n_others: int = 0) -> Estimate | None:
         """A whole step that drafts `n_draft` tokens, beside `n_others` of other sequences."""
-        a_pass = self.passes.estimate(1 + n_draft + n_others)
+        a_pass = self.passes.estimate(self.width(n_draft) + n_others)
         if a_pass is None:
             return None
         return Estimate(a_pass.us + n_draft * self._draft_us, a_pass.variance)
+
+    def width(self, n_draft: int) -> int:
+        """Tokens of a pass that verifies so many drafts."""
+        return 1 + n_draft
+
+    def usual(self, record: StepRecord) -> Estimate | None:
+        """What a step like this one takes."""
+        a_pass = self.passes.estimate(record.width)
+        if a_pass is None:
+            return None
+        return Estimate(a_pass.us + record.n_draft * self._draft_us, a_pass.variance)
 
     def change_us(self) -> float:
         """What a pass takes more if the one before had another width, with one sequence."""
@@ -213,6 +224,24 @@ class CostTable:
             "draft_us": {n: round(self.drafts.us(n) or 0.0, 1) for n in self.drafts.widths()},
             "pass_us": {n: round(self.passes.us(n) or 0.0, 1) for n in self.passes.widths()},
         }
+
+
+class MaskCosts(CostTable):
+    """Of a drafter that drafts in the pass which verifies the last drafts (pyspac/generate/masks.py)."""
+
+    def width(self, n_draft: int) -> int:
+        """See CostTable: as many drafts again are made behind each token."""
+        return masked_width(n_draft, n_draft)
+
+    def backlog_us(self, n_missed: int, n_draft: int) -> float:
+        """See CostTable: a step has to draft before one can verify."""
+        begins, plain = self.passes.us(masked_width(0, n_draft)), self.passes.us(1)
+        return 0.0 if not n_missed or begins is None or plain is None else max(0.0, begins - plain)
+
+
+def masked_width(n_draft: int, n_masks: int) -> int:
+    """Tokens of a pass that verifies `n_draft` drafts, with `n_masks` masks behind each token."""
+    return (1 + n_draft) * (1 + n_masks)
 
 
 def _bucket(n: int) -> int:

@@ -136,7 +136,8 @@ class Forecast(Controller):
     def _observe(self, record: StepRecord) -> None:
         self._n_others = record.n_others
         self._book(record)
-        if self._n_draft > 0 or not self._has_shadow:
+        is_beginning = record.n_draft == 0 and not record.is_plain  # it drafts, for the next step
+        if (self._n_draft > 0 or not self._has_shadow) and not is_beginning:
             self._learn_acceptance(self._n_draft, record.n_draft, record.n_accepted)
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
@@ -153,9 +154,9 @@ class Forecast(Controller):
         """Charge what the step took, but for accidents. A plain step is a loss only after a draft."""
         n_others = record.n_others
         n_steps = n_gained = 1.0
-        if record.n_draft or self.was_drafting:
+        if not record.is_plain or self.was_drafting:
             table = self.shared.table
-            plain, usual = table.step(0, n_others), table.step(record.n_draft, n_others)
+            plain, usual = table.step(0, n_others), table.usual(record)
             if plain is None or usual is None:
                 return  # no times are told
             most_us = usual.us * math.exp(FAR * math.sqrt(NOISE)) + table.change_us()
@@ -188,7 +189,7 @@ class Forecast(Controller):
         tokens, chances, doubt = self.acceptance.forecast()
         appetite = self.memory.ledger.appetite()
         change = 0.0 if n_others else table.change_us() / plain.us
-        begin = change + (0.0 if self._n_draft else table.backlog_us(self.n_missed) / plain.us)
+        n_missed = 0 if self._n_draft else self.n_missed
         stays = 1.0 / (1.0 + change / HALF_LIFE * (self._n_draft > 0))
         options = [_Option(0, stays, math.log(stays) + appetite * math.sqrt(plain.variance), 0.0)]
         # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
@@ -201,7 +202,7 @@ class Forecast(Controller):
             step = table.step(k, n_others) or plain
             price = max(price, step.us / plain.us)  # no step is shorter than one with fewer tokens
             cost = shorter + longer * price + change * (1.0 - alike - longer * longer)
-            once = begin * (k != self._n_draft)
+            once = (change + table.backlog_us(n_missed, k) / plain.us) * (k != self._n_draft)
             cost += once / HALF_LIFE  # it is earned while the choice's evidence lasts
             gained = self._gained(tokens[k])
             unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)

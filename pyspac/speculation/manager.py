@@ -13,6 +13,7 @@ from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.speculation.cascade import OPTIMISATIONS, Cascade, CascadeConfig
 from pyspac.speculation.controller import Controller, Decision, Shared
+from pyspac.speculation.cost_table import CostTable
 from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.per_k_ema import PerKEma
 from pyspac.speculation.static import Off, Static
@@ -60,11 +61,16 @@ class Speculation:
     """Draft lengths for every slot."""
 
     def __init__(
-        self, controller: str | MakeController = DEFAULT_CONTROLLER, *, n_draft_max: int, lag_steps: int = 0
+        self,
+        controller: str | MakeController = DEFAULT_CONTROLLER,
+        *,
+        n_draft_max: int,
+        lag_steps: int = 0,
+        table: CostTable | None = None,
     ) -> None:
-        """`n_draft_max`: the cap; `lag_steps`: steps until a new limit takes effect."""
+        """`n_draft_max`: the cap; `lag_steps`: steps until a new limit takes effect; `table`: a new one."""
         self.make = parse_controller(controller) if isinstance(controller, str) else controller
-        self.shared = Shared(n_draft_max=n_draft_max, lag_steps=lag_steps)
+        self.shared = Shared(n_draft_max=n_draft_max, lag_steps=lag_steps, table=table or CostTable())
         self.slots: dict[int, Controller] = {}
 
     def begin(self, slot: int = 0) -> Controller:

@@ -73,7 +73,7 @@ class UtilityAnalyzer:
     def observe(self, record: StepRecord) -> None:
         """Take in one step of the current window."""
         self.window.add(record)
-        if record.n_draft == 0:
+        if record.is_plain:
             self._plain.append(record.total_us)
 
     def set_base(self, n_last: int) -> None:
