@@ -17,15 +17,15 @@ def write_eagle3(
 
     `target_layers`, `n_embd_target`: TARGET_LAYERS and the target's unless given.
     """
-    shape = gguf_models.ARCHITECTURES[name].shape
+    n_embd_target = n_embd_target or gguf_models.ARCHITECTURES[name].shape.n_embd
     draft = gguf_models.Shape(n_layer=1)
     model = gguf_models.Model("eagle3", draft, gguf_models.MIXED_TYPES, np.random.default_rng(7))
     left_out = ("expert_count", "expert_used_count", "expert_feed_forward_length")
     model.metadata |= {k: v for k, v in gguf_models._common_metadata(draft).items() if k not in left_out}
     model.metadata["target_layers"] = target_layers or TARGET_LAYERS
-    model.metadata["target_hidden_size"] = n_embd_target or shape.n_embd
+    model.metadata["target_hidden_size"] = n_embd_target
     gguf_models._embeddings(model)
-    model.matrix("fc", 3 * shape.n_embd, draft.n_embd)
+    model.matrix("fc", 3 * n_embd_target, draft.n_embd)
     n_kv = draft.n_head_kv * draft.n_head_dim
     for projection, n_out in (("attn_q", draft.n_embd), ("attn_k", n_kv), ("attn_v", n_kv)):
         model.matrix(f"blk.0.{projection}", 2 * draft.n_embd, n_out)  # of the token and of the hidden state

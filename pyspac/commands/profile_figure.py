@@ -51,6 +51,7 @@ def _draw_sweep(figure: Any, sweep: Sweep) -> None:
             axes.plot(widths, [profile.tau(n) for n in widths], marker=".", label=label)
         axes.plot(widths, [1 / n for n in widths], ":", color="gray", label="1 / n: no gain")
         axes.set(title=f"after {n_context} tokens", xlabel="tokens of each sequence, n", ylim=(0, 1.05))
+        axes.set_xticks(widths)
         axes.legend(title="sequences (T(1))")
         axes.grid(alpha=0.3)
     panels[0].set(ylabel="tau(n) = T(1) / T(n)")

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.profiler import N_ADVANCE, N_WARM_UP_STEPS, OnRound, layer_sums
-from pyspac.generate.sequences import Rows, Sequences
 from pyspac.speculation.sweep import Sweep
 from pyspac.speculation.tolerance import Profile, Samples
 
 if TYPE_CHECKING:
+    from pyspac.generate.sequences import Rows
     from pyspac.generate.session import Session
 
 
@@ -45,6 +45,8 @@ class Sweeper:
         n_rounds: int,
     ) -> None:
         """`widths`: tokens of each sequence in a pass, 1 among them; `contexts`: tokens before a pass."""
+        from pyspac.generate.sequences import Sequences  # loads libllama
+
         self.session = session
         self.widths, self.sequences, self.contexts = widths, sequences, sorted(contexts)
         self.n_rounds = n_rounds
