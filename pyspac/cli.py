@@ -16,6 +16,7 @@ from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
 from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
+from pyspac.commands.llama_flags import ModelCommand
 from pyspac.commands.models import models
 from pyspac.commands.profile import profile
 from pyspac.commands.run import run
@@ -35,10 +36,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command()(run)
-app.command()(chat)
+app.command(cls=ModelCommand)(run)
+app.command(cls=ModelCommand)(chat)
 app.command()(demo)
-app.command()(bench)
+app.command(cls=ModelCommand)(bench)
 app.command()(profile)
 app.command()(inspect)
 app.command()(models)

@@ -344,8 +344,9 @@ static int64_t block_of(ggml_type type) {
 }
 
 // every format, in the plainest layer; sizes that are no multiple of 256 where the format allows
-// arithmetic does not race: under ThreadSanitizer, where starting threads is slow, two widths show what there is to see
-#ifdef __SANITIZE_THREAD__
+// arithmetic does not race: under ThreadSanitizer, where starting threads is slow, two widths show what there is to see; and on
+// an emulator
+#if defined(__SANITIZE_THREAD__) || defined(SPAC_EMULATED)
 static const std::vector<int> WIDTHS = { 3, 40 };
 #else
 static const std::vector<int> WIDTHS = { 1, 2, 3, 5, 9, 16, 40 };

@@ -140,7 +140,12 @@ def draw(findings: Findings, path: Path) -> None:
     panels[0].invert_yaxis()
     data = io.BytesIO()
     figure.savefig(data, dpi=110, format="png")
-    write_whole(path, data.getvalue())
+    try:
+        write_whole(path, data.getvalue())
+    except OSError as error:
+        raise PyspacError(
+            f"{path}: the figure was not written ({error.strerror}); make room there, or give another file"
+        ) from error
 
 
 def _figure_class() -> Any:

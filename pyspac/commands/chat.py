@@ -9,7 +9,7 @@ import typer
 
 from pyspac.commands import options as o
 from pyspac.commands.chat_view import ChatView
-from pyspac.commands.common import error_console, loading_bar, reports_errors
+from pyspac.commands.common import error_console, loading_bar, reports_errors, say_what_has_no_effect
 from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat import ChatTemplate, Conversation
@@ -76,6 +76,7 @@ def talk(options: RunOptions, system: str | None = None, template_file: Path | N
     with Interrupt.watch() as interrupt, loading_bar(interrupt) as progress:
         session = Session(options, progress)
     with session:
+        say_what_has_no_effect(session)
         template = ChatTemplate(session.preflight.header, template_file)
         if template.is_fallback:
             error_console().print(

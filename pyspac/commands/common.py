@@ -8,15 +8,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import TYPE_CHECKING, Final, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from pyspac.commands.json_file import STDOUT
+from pyspac.commands.json_file import STDOUT, can_write
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.generate.decode import Interrupt
+
+if TYPE_CHECKING:
+    from pyspac.generate.session import Session
 
 P = ParamSpec("P")
 EXIT_INTERRUPTED: Final = 130
@@ -63,15 +66,17 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         assert prompt is not None
         return os.fsencode(prompt).decode(errors="replace")  # as a file's text: it may be no UTF-8
     try:
-        return file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+        text = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
     except OSError as error:
         raise ConfigError("-f", str(file), f"a text file that can be read ({error.strerror})") from error
+    if "\0" in text:
+        raise ConfigError("-f", str(file), "a text file: this one holds zero bytes, as no text does")
+    return text
 
 
 def check_target(flag: str, path: Path, wanted: str = "a file in a folder that can be written to") -> None:
     """Raise ConfigError if no file can be written there; before any work is done."""
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    if path.is_dir() or not can_write(path):
         raise ConfigError(flag, str(path), wanted)
 
 
@@ -79,6 +84,15 @@ def check_json_target(target: str | None) -> None:
     """As `check_target`, for --json."""
     if target is not None and target != STDOUT:
         check_target("--json", Path(target), "a file in a folder that can be written to, or - for stdout")
+
+
+def say_what_has_no_effect(session: Session) -> None:
+    """A habit that does no harm."""
+    n_layers = session.options.n_gpu_layers
+    if session.device.is_cpu and n_layers:
+        error_console().print(
+            f"-ngl {n_layers} has no effect: there is no GPU in use to put layers on", style="yellow"
+        )
 
 
 @contextmanager

@@ -10,21 +10,46 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from pyspac.errors import PyspacError
+
 STDOUT: Final = "-"
+_PROBE_BYTES: Final = 1 << 16
 
 
 def write_json(target: str, value: dict[str, Any]) -> None:
-    """Write `value` to the file `target`, whole or not at all, or to stdout for "-"."""
-    text = json.dumps(_without_nan(value), indent=2) + "\n"
+    """Write `value` to the file `target`, whole or not at all, or to stdout for "-". Raises PyspacError."""
+    text = json_text(value)
     if target == STDOUT:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    write_whole(Path(target), text.encode())
+    try:
+        write_whole(Path(target), text.encode())
+    except OSError as error:
+        raise PyspacError(
+            f"{target}: the result was not written ({error.strerror}); make room there, or give another file"
+        ) from error
+
+
+def json_text(value: dict[str, Any]) -> str:
+    """One object, with null for what is no number."""
+    return json.dumps(_without_nan(value), indent=2) + "\n"
+
+
+def can_write(path: Path) -> bool:
+    """Whether `write_whole` would succeed with a few KiB now; devices and pipes show it only later."""
+    try:
+        if path.exists() and not path.is_file():
+            return os.access(path, os.W_OK)
+        with tempfile.TemporaryFile(dir=path.absolute().parent) as file:
+            file.write(bytes(_PROBE_BYTES))
+    except OSError:
+        return False
+    return True
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, or leave it as it is."""
+    """Write a file, or leave it as it is. Raises OSError."""
     if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
         path.write_bytes(data)
         return

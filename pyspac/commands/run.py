@@ -17,6 +17,7 @@ from pyspac.commands.common import (
     loading_bar,
     read_prompt,
     reports_errors,
+    say_what_has_no_effect,
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
@@ -156,6 +157,7 @@ def run_once(
         with loading_bar(interrupt) as progress:
             session = Session(options, progress)
         with session:
+            say_what_has_no_effect(session)
             if as_chat:
                 template = ChatTemplate(session.preflight.header, template_file)
                 prompt = template.text([Message("user", prompt)])

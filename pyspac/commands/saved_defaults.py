@@ -13,12 +13,25 @@ from typing import Any, Final
 import typer
 
 from pyspac.commands.common import error_console
-from pyspac.commands.json_file import write_json
+from pyspac.commands.json_file import json_text, write_whole
 from pyspac.errors import PyspacError
 from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server.warm_start import cache_folder, model_hash
 
 FIELDS: Final = ("stock", "repack", "n_cpu_moe", "device", "spec_type", "draft")  # of RunOptions
+
+_TEXT_OR_NONE: Final = (str, type(None))
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "stock": (bool,),
+    "repack": (bool,),
+    "n_cpu_moe": (int, type(None)),
+    "device": (str,),
+    "spec_type": _TEXT_OR_NONE,
+    "draft": _TEXT_OR_NONE,
+    "cache": (str,),
+    "flags": (str,),
+}
 
 # flags of how a model is run: whoever gives one of them decides, and nothing that was saved is used
 HOW: Final = frozenset(
@@ -52,7 +65,8 @@ def save(options: RunOptions, flags: str) -> Path:
     path = folder() / f"{model_hash(options.model)}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(str(path), fields | {"draft": str(draft) if draft else None, "flags": flags})
+        text = json_text(fields | {"draft": str(draft) if draft else None, "flags": flags})
+        write_whole(path, text.encode())
     except OSError as error:
         raise PyspacError(
             f"{path}: the defaults cannot be saved ({error.strerror}); free some space, or let "
@@ -72,7 +86,14 @@ def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
     if draft is not None and not Path(draft).is_file():
         _say(f"the defaults saved for this model want the draft model {draft}, which is gone: not used")
         return options
-    result = replace(options, **{**saved["fields"], "draft": Path(draft) if draft else None})
+    try:
+        result = replace(options, **{**saved["fields"], "draft": Path(draft) if draft else None})
+    except PyspacError as error:  # of another version, or of somebody's editor
+        _say(
+            f"the defaults saved for this model cannot be used ({error}): not used; `pyspac bench --profile` "
+            "saves new ones"
+        )
+        return options
     _say(
         f"using the defaults that `pyspac bench --profile` saved for this model: {saved['flags']} "
         "(your own flags, such as --stock or --device, replace them)"
@@ -92,11 +113,14 @@ def _read(model: Path) -> dict[str, Any] | None:
             return None
         path = folder() / f"{model_hash(model)}.json"
         saved = json.loads(path.read_text(encoding="utf-8"))
+        if any(type(saved[name]) not in types for name, types in _TYPES.items()):
+            return None
         fields = {name: saved[name] for name in FIELDS if name != "draft"}
         fields["cache"] = CacheSize(text=saved["cache"])
-        return {"draft": saved["draft"], "flags": str(saved["flags"]), "fields": fields}
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # RuntimeError: no home folder
-        return None
+        parse_spec_type(saved["spec_type"])
+        return {"draft": saved["draft"], "flags": saved["flags"], "fields": fields}
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, PyspacError):
+        return None  # RuntimeError: no home folder; PyspacError: a name or a size that is none
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
+from pyspac.commands.llama_flags import find_flag
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
 from pyspac.generate.options import CacheSize
@@ -53,6 +54,9 @@ class ServeCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer; an option that is not known is named as it was given."""
         given = list(args)
+        known = {name for parameter in self.params for name in parameter.opts}
+        if found := find_flag("serve", args, known):
+            raise _refusal(found[0])
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -61,12 +65,17 @@ class ServeCommand(TyperCommand):
                 raise
             letter = getattr(error, "option_name", "")  # of -np the first
             option = next((text for text in given if text.startswith(letter)), letter)
-            typer.echo(
-                f"pyspac: error: serve has no option {option} (`pyspac serve -h` lists them); if it is "
-                f"one of llama-server, give it at the end, after --: pyspac serve ... -- {option} ...",
-                err=True,
-            )
-            raise typer.Exit(UsageError.exit_code) from error
+            raise _refusal(option) from error
+
+
+def _refusal(option: str) -> typer.Exit:
+    """Said already."""
+    typer.echo(
+        f"pyspac: error: serve has no option {option} (`pyspac serve -h` lists them); if it is "
+        f"one of llama-server, give it at the end, after --: pyspac serve ... -- {option} ...",
+        err=True,
+    )
+    return typer.Exit(UsageError.exit_code)
 
 
 @reports_errors

@@ -40,10 +40,6 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
     """All checks that need the files' headers and the device only."""
     header = check_model_file(options.model)
     geometry = read_geometry(header)
-    if device.is_cpu and options.n_gpu_layers not in (None, 0):
-        raise ConfigError(
-            "-ngl", options.n_gpu_layers, "0 or leave it out, as there is no GPU here to put layers on"
-        )
     if not options.stock:
         _check_can_split(options, geometry, device)
     draft = None

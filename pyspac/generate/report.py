@@ -54,9 +54,9 @@ def run_dict(session: Session, generation: Generation) -> dict[str, Any]:
 
 
 def run_as_dict(options: RunOptions, device: Device, split: Split | None) -> dict[str, Any]:
-    """How models are run."""
+    """How models are run; `mode`: split, host (own kernels alone, no device), or stock."""
     return {
-        "mode": "split" if split else "stock",
+        "mode": ("host" if options.is_host_only else "split") if split else "stock",
         "device": split.info.device if split else device.name,
         "emulated": bool(split and split.info.is_emulated),
         "model": str(options.model),
@@ -167,8 +167,8 @@ def _host_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
         f"experts of {info.n_layer_kernels} layers{_declined_text(split)}, and " if info.n_expert else ""
     )
     rows = [("own kernels", f"{experts}{info.n_dense_kernels} other matrices")]
-    if info.n_layer_kernels:
-        host_ms = split.time_us("host_us") / max(1, len(generation.metrics.steps)) / 1e3
+    if info.n_layer_kernels and generation.metrics.steps:
+        host_ms = split.steps_us("host_us") / len(generation.metrics.steps) / 1e3
         rows.append(("per step", f"experts {host_ms:.2f} ms"))
     return [*rows, *_tier_rows(split)]
 
@@ -231,7 +231,7 @@ def _coverage_text(coverage: float | None) -> str:
 
 def _step_text(split: Split, n_steps: int) -> str:
     """Times of experts per step, summed over the layers; a real device's time is not observed."""
-    host, device = (split.time_us(name) / n_steps / 1e3 for name in ("host_us", "device_us"))
+    host, device = (split.steps_us(name) / n_steps / 1e3 for name in ("host_us", "device_us"))
     device_text = f"{device:.2f} ms" if device else "not observed"
     scheduler_ms = _number(split.scheduler_dict()["step_us_p50"] / 1e3)
     return f"host experts {host:.2f} ms, device experts {device_text}, scheduler {scheduler_ms} ms"

@@ -34,6 +34,7 @@ class Split:
         """`ctx_ptr`: a llama_context. Raises EngineError if the device fails or no layer can be split."""
         assert ctx_ptr is not None
         self._predict = options.predict
+        self._prompt_us: dict[str, int] = {}
         params = options.engine_params(_engine_device(device, options), ram_mib)
         self.engine = Engine.attach(ctx_ptr, params)
         with ExitStack() as on_error:
@@ -65,6 +66,7 @@ class Split:
     def after_prompt(self) -> None:
         if self.scheduler is not None:
             self.engine.end_forward()
+        self._prompt_us = {name: self._time_us(name) for name in ("host_us", "device_us")}
         self._decide()
 
     def after_step(self, record: StepRecord) -> None:
@@ -132,8 +134,11 @@ class Split:
         n_all = n_hit + int(counters["n_miss_rows"]) + int(counters["n_late_rows"])
         return n_hit / n_all if n_all else None
 
-    def time_us(self, name: str) -> int:
-        """Sum over layers of a time of spac_layer_stats."""
+    def steps_us(self, name: str) -> int:
+        """Sum over layers of `host_us` or `device_us` of spac_layer_stats, since the last prompt."""
+        return self._time_us(name) - self._prompt_us.get(name, 0)
+
+    def _time_us(self, name: str) -> int:
         return int(self.engine.board.layer_stats[name].sum())
 
     def close(self) -> None:

@@ -18,10 +18,11 @@ from pyspac.engine.values import read_cache_size, read_device_kind
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
-from pyspac.server.options import SERVER_N_CTX
+from pyspac.server.options import SERVER_N_CTX, SERVER_SLOTS, ServeOptions
 from pyspac.units import MIB
 
 _KV_BYTES: Final = 2  # F16
+_STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
 _PROBE_TIMEOUT_S: Final = 120
 
 
@@ -64,6 +65,22 @@ class Needs:
     @property
     def total(self) -> int:
         return self.weights + self.draft + self.kv + self.margin
+
+
+def check_n_ctx(options: ServeOptions, geometry: MoeGeometry) -> None:
+    """Raise ConfigError for more than all server slots can use; unless the model's context is stretched."""
+    n_train = geometry.n_ctx_train
+    if not options.n_ctx or not n_train or any(flag.startswith(_STRETCHING) for flag in options.passed):
+        return
+    text = options.passed_value("-np", "--parallel")
+    n_slots = int(text) if text.isdecimal() else SERVER_SLOTS
+    if options.n_ctx > n_train * n_slots:
+        raise ConfigError(
+            "-c",
+            options.n_ctx,
+            f"at most {n_train * n_slots}: {n_slots} slots with {n_train} tokens each, the context that the "
+            "model was trained with",
+        )
 
 
 def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:

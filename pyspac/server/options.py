@@ -33,6 +33,7 @@ MAX_PORT: Final = 65535
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_MAX_BATCH: Final = 40  # llama-server's four slots, each with eight drafts and one token more
 DEFAULT_CPU_SHARE: Final = 0.02
+SERVER_SLOTS: Final = 4  # of llama-server, unless -np says how many
 SERVER_N_CTX: Final = 16384  # over all server slots, if the model has as many
 NGRAM_CACHE_MAX: Final = 8  # tokens of its drafts: create_state_ngram_cache in common/speculative.cpp
 

@@ -22,7 +22,14 @@ from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
 from pyspac.server.download import ModelFiles, find_models
 from pyspac.server.health import choose_port
-from pyspac.server.memory import choose_cache, choose_n_ctx, estimate_needs, probe_device, why_tight
+from pyspac.server.memory import (
+    check_n_ctx,
+    choose_cache,
+    choose_n_ctx,
+    estimate_needs,
+    probe_device,
+    why_tight,
+)
 from pyspac.server.options import ServeOptions
 
 
@@ -92,6 +99,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     if draft is not None and DRAFT_GATE in options.attach.scheduler.predict:
         _check_draft_gate(draft)
     geometry = read_geometry(header)
+    check_n_ctx(options, geometry)
     n_ctx = choose_n_ctx(options.n_ctx, geometry)
     needs = estimate_needs(header, draft, n_ctx)
     if options.is_host_only:

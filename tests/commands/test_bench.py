@@ -17,6 +17,7 @@ from pyspac.cli import app
 from pyspac.commands import saved_defaults
 from pyspac.commands.bench_report import Findings
 from pyspac.commands.bench_ways import PROMPTS, Way, fit_together, n_cpu_moe
+from pyspac.engine.devices import gpu_devices
 from pyspac.generate.compare import Turns
 from pyspac.generate.loading import Loading
 from pyspac.generate.metrics import Metrics
@@ -24,6 +25,7 @@ from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.model.geometry import LayerGeometry
 
 SHORT = ("-n", "4", "--rounds", "2", "-t", "1")
+WITHOUT_FLAGS = "split" if gpu_devices() else "host"  # the mode
 
 
 @pytest.fixture(scope="module")
@@ -226,8 +228,8 @@ def test_flags_replace_saved_defaults(models: Path) -> None:
     assert "saved for this model: --device emulated" in said
     for flags, mode in (
         (["--stock"], "stock"),
-        (["--device", "auto"], "split"),
-        (["--spec-type", "none"], "split"),
+        (["--device", "auto"], WITHOUT_FLAGS),
+        (["--spec-type", "none"], WITHOUT_FLAGS),
     ):
         row, said = run_with(models, *flags)
         assert (row["mode"], row["emulated"], row["spec_type"]) == (mode, False, "none")
@@ -237,7 +239,7 @@ def test_flags_replace_saved_defaults(models: Path) -> None:
 def test_saved_defaults_belong_to_one_model(models: Path) -> None:
     saved_defaults.save(RunOptions(model=models / "draft.gguf", stock=True), "--stock")
     row, said = run_with(models)
-    assert row["mode"] == "split"
+    assert row["mode"] == WITHOUT_FLAGS
     assert "saved" not in said
 
 
@@ -255,7 +257,24 @@ def test_saved_draft_model_that_is_gone(models: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"stock": true}', "\x00"])
 def test_damaged_defaults_are_none(models: Path, text: str) -> None:
     saved_defaults.save(RunOptions(model=models / "target.gguf", stock=True), "--stock").write_text(text)
-    assert run_with(models)[0]["mode"] == "split"
+    assert run_with(models)[0]["mode"] == WITHOUT_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("stock", "yes"), ("n_cpu_moe", "3"), ("n_cpu_moe", True), ("device", 5), ("device", None)),
+        *(("spec_type", 1), ("spec_type", "magic"), ("draft", 7), ("cache", 40), ("cache", "lots")),
+        *(("flags", None), ("flags", [])),
+    ],
+)
+def test_a_damaged_value_is_no_default(models: Path, name: str, value: object) -> None:
+    path = saved_defaults.save(RunOptions(model=models / "target.gguf", stock=True), "--stock")
+    fields = {**json.loads(path.read_text()), "stock": False}
+    path.write_text(json.dumps({**fields, name: value}))
+    row, said = run_with(models)
+    assert row["mode"] == WITHOUT_FLAGS
+    assert "using the defaults" not in said
 
 
 def test_folder_that_cannot_be_written(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from pyspac import cli
 from pyspac.cli import app, misplaced_model
+from pyspac.commands.llama_flags import find_flag
 from pyspac.engine.devices import gpu_devices
 
 MODELS: Final = ROOT / "pyspac/models"
@@ -94,6 +95,11 @@ GIVEN: dict[str, tuple[str, Maker, str]] = {
         lambda path: write_part(path, "clip", "mmproj"),
         "give the file of the language model beside it",
     ),
+    "a part that is missing": (
+        "split-00001-of-00002.gguf",
+        lambda path: input_models.write_split(path.parent, "qwen3moe")[1].unlink(),
+        "split-00002-of-00002.gguf",
+    ),
     "a second part": (
         "split-00002-of-00002.gguf",
         lambda path: input_models.write_split(path.parent, "qwen3moe"),
@@ -119,11 +125,39 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         ("run", "-m", str(TARGET), "-f", "/nowhere"),
         "give a text file that can be read",
     ),
-    "layers on a GPU": ((*RUN, str(TARGET), "-ngl", "99"), "give 0 or leave it out"),
     "a GPU that is not there": ((*RUN, str(TARGET), "--device", "CUDA0"), "give auto, none or emulated"),
     "a cache without a GPU": ((*RUN, str(TARGET), "--cache", "25%"), "leave it out, or try the split"),
     "a context too long": ((*RUN, str(TARGET), "-c", "999999"), "give at most 1024"),
     "another vocabulary": ((*RUN, str(TARGET), "-md", "{other}"), "use a draft of the same family"),
+    "a context far too long, of a server": (
+        ("serve", "-m", str(TARGET), "-c", "99999999"),
+        "give at most 4096: 4 slots with 1024 tokens each",
+    ),
+    "no threads": ((*RUN, str(TARGET), "--threads", "0"), "-t cannot be 0: give 1 or more"),
+    "far too many threads": ((*RUN, str(TARGET), "-t", "100000"), "from 1 to 512"),
+    "cores that are not there": ((*RUN, str(TARGET), "-Cr", "0-999"), "of the"),
+    "an empty prompt": (("run", "-m", str(TARGET), "-p", ""), "give a text with -p or -f"),
+    "an empty prompt file": (("run", "-m", str(TARGET), "-f", "{empty}"), "give a text with -p or -f"),
+    "a prompt file that is no text": (
+        ("run", "-m", str(TARGET), "-f", str(TARGET)),
+        "give a text file: this one holds zero bytes",
+    ),
+    "a folder as the prompt": (("run", "-m", str(TARGET), "-f", str(MODELS)), "a text file that can be read"),
+    "a prompt too long": ((*RUN, str(TARGET), "-p", "x " * 3000), "raise -c or shorten it"),
+    "a draft that is not there": ((*RUN, str(TARGET), "-md", "/nowhere.gguf"), "check the path"),
+    "a cache of too much": ((*RUN, str(TARGET), "--cache", "200%"), "such as 17% (at most 100%)"),
+    "a size that is none": ((*RUN, str(TARGET), "--ram", "lots"), "GiB (8G)"),
+    "no RPC server": (
+        (*RUN, str(TARGET), "--rpc", "127.0.0.1:1"),
+        "the address of a running ggml-rpc-server",
+    ),
+    "an address that is not ours": (
+        ("serve", "-m", str(TARGET), "--host", "1.2.3.4"),
+        "give an address of this machine",
+    ),
+    "JSON into a folder": ((*RUN, str(TARGET), "--json", str(MODELS)), "a file in a folder"),
+    "JSON where nothing can be made": ((*RUN, str(TARGET), "--json", "/proc/x.json"), "a file in a folder"),
+    "a figure into nowhere": (("bench", "-m", str(TARGET), "--png", "/nowhere/x.png"), "a file in a folder"),
     "drafts without a drafter": ((*RUN, str(TARGET), "--draft-max", "4"), "give a draft model with -md"),
     "an ngram drafter and a draft model": (
         (*RUN, str(TARGET), "-md", str(DRAFT), "--spec-type", "ngram"),
@@ -160,7 +194,12 @@ def test_a_command_that_cannot_be(
     if gpu_devices():
         pytest.skip("this machine has a GPU")
     (tmp_path / "t.jinja").write_text("{% for %}")
-    names = {PORT: taken_port, "{template}": str(tmp_path / "t.jinja")}
+    (tmp_path / "empty.txt").write_text("")
+    names = {
+        PORT: taken_port,
+        "{template}": str(tmp_path / "t.jinja"),
+        "{empty}": str(tmp_path / "empty.txt"),
+    }
     if "{other}" in arguments:
         names["{other}"] = str(input_models.write_dense(tmp_path / "other.gguf"))
     check(refusal(*(names.get(text, text) for text in arguments)), says)
@@ -213,7 +252,71 @@ def test_a_model_without_its_flag(
         assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["-np", "--parallel", "--no-such"])
+# flags of llama.cpp that commands have not, and what is said of them
+FOREIGN: dict[str, tuple[str, str]] = {
+    "run --n-cpu-moe 8": ("--n-cpu-moe", "leave it out: experts are on the host"),
+    "run --n-cpu-moe=8": ("--n-cpu-moe", "--cache SIZE"),
+    "run -cmoe": ("-cmoe", "leave it out"),
+    "chat -ot exps=CPU": ("-ot", "--cache SIZE"),
+    "run -fa": ("-fa", "leave it out"),
+    "run -fa on": ("-fa", "leave it out"),
+    "bench -fa 1": ("-fa", "leave it out"),
+    "run -ctk q8_0": ("-ctk", "pyspac serve -m FILE -- -ctk ..."),
+    "run --mlock": ("--mlock", "weights are copied into memory where they fit"),
+    "chat --no-mmap": ("--no-mmap", "leave it out"),
+    "run --numa distribute": ("--numa", "numactl --interleave=all"),
+    "run -b 512": ("-b", "leave it out"),
+    "run -ts 1,1": ("-ts", "--device CUDA0"),
+    "bench -ngl 99": ("-ngl", "leave it out"),
+    "run --repeat-penalty 1.1": ("--repeat-penalty", "pyspac serve -m FILE -- --repeat-penalty ..."),
+    "run -cnv": ("-cnv", "pyspac chat"),
+    "run --jinja": ("--jinja", "leave it out"),
+    "run --lora x.gguf": ("--lora", "pyspac serve -m FILE -- --lora ..."),
+    "run --draft 8": ("--draft", "give --draft-max N"),
+    "run --port 8080": ("--port", "pyspac serve"),
+    "bench -p 512": ("-p", "four prompts of its own"),
+    "chat -p hello": ("-p", "pyspac run --chat -p TEXT"),
+}
+
+
+@pytest.mark.parametrize(("line", "flag", "says"), [(k, *v) for k, v in FOREIGN.items()], ids=list(FOREIGN))
+def test_a_flag_of_llama_cpp(line: str, flag: str, says: str) -> None:
+    command, *arguments = line.split()
+    text = refusal(command, "-m", str(TARGET), *arguments)
+    assert text.startswith(f"pyspac: error: {command} has no option {flag}: ")
+    check(text, says)
+
+
+def test_a_flag_of_llama_cpp_in_a_prompt_or_after_the_dashes() -> None:
+    assert find_flag("run", ["-p", "-fa", "-sys", "--mlock"], {"-p", "-sys"}) is None
+    assert find_flag("run", ["--", "-fa"], set()) is None
+    assert find_flag("serve", ["--host", "x"], {"--host"}) is None
+
+
+@pytest.mark.model
+def test_layers_on_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    """No error: there is nothing to put, which is said."""
+    target = tmp_path / "target.gguf"
+    input_models.write_target(target)
+    arguments = [*RUN, str(target), "-ngl", "99", "--device", "none"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "-ngl 99 has no effect: there is no GPU in use" in done.stderr
+    assert "-ngl" not in CliRunner().invoke(app, [*RUN, str(target), "--device", "none"]).stderr
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_no_room_for_the_result(tmp_path: Path) -> None:
+    """Found when it is written, as a device takes what it is given until then."""
+    input_models.write_target(tmp_path / "target.gguf")
+    done = CliRunner().invoke(app, [*RUN, str(tmp_path / "target.gguf"), "--json", "/dev/full"])
+    assert done.exit_code == 1
+    assert "/dev/full: the result was not written (No space left on device)" in done.stderr
+    assert "or give another file" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["-np", "--parallel", "--no-such", "-fa", "-ctk"])
 def test_an_option_of_llama_server_goes_after_the_dashes(option: str) -> None:
     done = CliRunner().invoke(app, ["serve", "-m", str(TARGET), option, "4"])
     assert done.exit_code == 2

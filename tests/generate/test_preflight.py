@@ -149,7 +149,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["-c", "-1"], ["-c cannot be -1"]),
     (["-n", "-2"], ["-n cannot be -2"]),
     (["-t", "0"], ["-t cannot be 0"]),
-    (["-ngl", "99"], ["-ngl cannot be 99", "there is no GPU"]),
+    (["-ngl", "-2"], ["-ngl cannot be -2"]),
     (["--temp", "-1"], ["--temp cannot be -1"]),
     (["--top-p", "2"], ["--top-p cannot be 2"]),
     (["--device", "CUDA99"], ['no device "CUDA99" here', "emulated"]),
