@@ -8,12 +8,13 @@ round's two, and how much of what the disk delivers was used.
     python scripts/make_synthetic_gguf.py big.gguf --like small --type Q8_0 --layers 24
     python benchmarks/bench_tiers.py --model big.gguf
     python benchmarks/bench_tiers.py --model big.gguf --shares 0.25 --rounds 5 --json -
+    python benchmarks/bench_tiers.py --model big.gguf --shares 0.25 --predictor next-layer
 
 Each measurement is a process of its own, in a cgroup of its own, with the file's pages dropped before, so
 that nothing is left of the one before. `stock` is llama.cpp with mmap, `pyspac` is --device none --ram with
-what the limit leaves; the ways take turns. What the process needs besides (Python, buffers) is added to the
-limit of both. The disk is measured in the same round: pieces as large as a matrix of an expert, 32 at a time,
-around the page cache.
+what the limit leaves, once more for each --predictor; the ways take turns. What the process needs besides
+(Python, buffers) is added to the limit of both. The disk is measured in the same round: pieces as large as a
+matrix of an expert, 32 at a time, around the page cache.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Any, Final
 
@@ -36,13 +35,14 @@ import machine
 from rich.console import Console
 from rich.progress import track
 
+from pyspac.model.disk_probe import N_MATRICES, measure_disk
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import read_header
+from pyspac.scheduler.config import NO_PREDICTOR
 from pyspac.units import MIB
 
 PROCESS_MIB: Final = 200  # Python, llama.cpp's buffers, a small context
-DEPTH: Final = 32
-BLOCK: Final = 4096
+STOCK: Final = "stock"
 CGROUPS: Final = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 PROMPT: Final = "The quick brown fox jumps over the lazy dog. " * 4
 
@@ -106,30 +106,6 @@ def run_limited(argv: Sequence[str], model: Path, n_bytes: int, timeout_s: float
     return result
 
 
-def disk_gb_s(model: Path, piece: int, seconds: float = 2.0) -> float:
-    """Random pieces, DEPTH at a time, around the page cache; 1e9 bytes per second."""
-    n_pieces = model.stat().st_size // piece
-    fd = os.open(model, os.O_RDONLY | os.O_DIRECT)
-    end = time.monotonic() + seconds
-    n_read = [0] * DEPTH
-
-    def read(i: int) -> None:
-        import mmap
-
-        rng, buffer = Random(i), mmap.mmap(-1, piece)
-        while time.monotonic() < end:
-            n_read[i] += os.preadv(fd, [buffer], rng.randrange(n_pieces) * piece)
-
-    began = time.monotonic()
-    threads = [threading.Thread(target=read, args=(i,)) for i in range(DEPTH)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    os.close(fd)
-    return sum(n_read) / (time.monotonic() - began) / 1e9
-
-
 def measure(args: argparse.Namespace, geometry: MoeGeometry, share: float, round_: int) -> dict[str, Any]:
     """One round: both ways and the disk."""
     limit = int(share * geometry.model_bytes) + PROCESS_MIB * MIB
@@ -137,48 +113,58 @@ def measure(args: argparse.Namespace, geometry: MoeGeometry, share: float, round
     ram_mib = min(limit - others - PROCESS_MIB * MIB, geometry.experts_bytes) // MIB
     common = ["-m", str(args.model), "-p", PROMPT, "-n", str(args.predict), "-c", "1024"]
     common += ["-t", str(args.threads), "--spec-type", "none"]
-    ways = {"stock": ["--stock", "--device", "none"], "pyspac": ["--device", "none", "--ram", str(ram_mib)]}
+    ways = {STOCK: ["--stock", "--device", "none"]}
+    for name in (NO_PREDICTOR, *args.predictor):
+        ways[name] = ["--device", "none", "--ram", str(ram_mib), "--predict", name]
     row: dict[str, Any] = {
         "memory_share": share,
         "round": round_,
         "limit_mib": limit // MIB,
         "ram_mib": ram_mib,
+        "ways": {},
     }
     for way in list(ways)[:: 1 if round_ % 2 else -1]:
         found = run_limited([*common, *ways[way]], args.model, limit, args.timeout)
         prompt_s = found["ttft_ms"] / 1e3
-        row[way] = {"decode": found["tps"], "prompt": found["n_prompt"] / prompt_s, "tier": found.get("tier")}
-    piece = max(layer.expert_bytes for layer in geometry.moe_layers) // 3 // BLOCK * BLOCK
-    row["disk_gb_s"] = disk_gb_s(args.model, piece)
+        row["ways"][way] = {
+            "decode": found["tps"],
+            "prompt": found["n_prompt"] / prompt_s,
+            "tier": found.get("tier"),
+        }
+    piece = max(layer.expert_bytes for layer in geometry.moe_layers) // N_MATRICES
+    row["disk_gb_s"] = measure_disk(args.model, piece, seconds=2.0).depth_32_gb_s
     return row
 
 
 def sum_up(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per share and phase: medians, and the median of the rounds' ratios."""
+    """A row per share, predictor and phase: medians, and the median of the rounds' ratios."""
     result = []
     for share in dict.fromkeys(row["memory_share"] for row in rows):
         mine = [row for row in rows if row["memory_share"] == share]
-        for phase in ("decode", "prompt"):
-            ratios = [row["pyspac"][phase] / row["stock"][phase] for row in mine]
-            result.append(
-                {
-                    "memory_share": share,
-                    "phase": phase,
-                    "stock_tps": median(row["stock"][phase] for row in mine),
-                    "pyspac_tps": median(row["pyspac"][phase] for row in mine),
-                    "ratio": median(ratios),
-                    "ratio_lowest": min(ratios),
-                    "ratio_highest": max(ratios),
-                    "disk_gb_s": median(row["disk_gb_s"] for row in mine),
-                    "disk_share": median(_disk_share(row) for row in mine),
-                }
-            )
+        for predict in (name for name in mine[0]["ways"] if name != STOCK):
+            result += [_sum_up(mine, predict, phase) for phase in ("decode", "prompt")]
     return result
 
 
-def _disk_share(row: dict[str, Any]) -> float:
+def _sum_up(mine: list[dict[str, Any]], predict: str, phase: str) -> dict[str, Any]:
+    ratios = [row["ways"][predict][phase] / row["ways"][STOCK][phase] for row in mine]
+    return {
+        "memory_share": mine[0]["memory_share"],
+        "predict": predict,
+        "phase": phase,
+        "stock_tps": median(row["ways"][STOCK][phase] for row in mine),
+        "pyspac_tps": median(row["ways"][predict][phase] for row in mine),
+        "ratio": median(ratios),
+        "ratio_lowest": min(ratios),
+        "ratio_highest": max(ratios),
+        "disk_gb_s": median(row["disk_gb_s"] for row in mine),
+        "disk_share": median(_disk_share(row, predict) for row in mine),
+    }
+
+
+def _disk_share(row: dict[str, Any], predict: str) -> float:
     """What was read while anything was read, over what the disk gives; 0: nothing was read."""
-    tier = row["pyspac"]["tier"]
+    tier = row["ways"][predict]["tier"]
     if not tier or not tier["busy_us"]:
         return 0.0
     share: float = tier["read_bytes"] / tier["busy_us"] / 1e3 / row["disk_gb_s"]
@@ -193,6 +179,13 @@ def main() -> int:
     parser.add_argument("--shares", default="0.25,0.5,1.1", help="of the file's size (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--predict", type=int, default=32, help="tokens (default: %(default)s)")
+    parser.add_argument(
+        "--predictor",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of `pyspac run --predict`, besides none",
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of one process")
     parser.add_argument("--json", metavar="FILE", help="one line of JSON; - for stdout, and no table")
@@ -224,11 +217,13 @@ def main() -> int:
 
 
 def show(summary: list[dict[str, Any]]) -> None:
-    print(f"{'memory':>7} {'phase':8} {'mmap':>8} {'pyspac':>8} {'ratio':>22} {'of the disk':>12}")
+    print(
+        f"{'memory':>7} {'predictor':12} {'phase':8} {'mmap':>8} {'pyspac':>8} {'ratio':>22} {'of the disk':>12}"
+    )
     for r in summary:
         spread = f"{r['ratio']:.2f} ({r['ratio_lowest']:.2f} .. {r['ratio_highest']:.2f})"
         print(
-            f"{r['memory_share']:7.0%} {r['phase']:8} {r['stock_tps']:8.2f} {r['pyspac_tps']:8.2f} "
+            f"{r['memory_share']:7.0%} {r['predict']:12} {r['phase']:8} {r['stock_tps']:8.2f} {r['pyspac_tps']:8.2f} "
             f"{spread:>22} {r['disk_share']:11.0%}"
         )
 

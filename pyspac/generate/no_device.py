@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pyspac.engine.ahead import NEXT_LAYERS
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import UsageError
 from pyspac.scheduler.config import SchedulerConfig
@@ -17,22 +18,30 @@ def is_host_only(device: str) -> bool:
 
 
 def check_no_device(
-    *, host_kernels: str, cache: str, scheduler: SchedulerConfig, copy_gb_s: float = 0.0, without_engine: str
+    *,
+    host_kernels: str,
+    cache: str,
+    scheduler: SchedulerConfig,
+    copy_gb_s: float = 0.0,
+    has_ram: bool = False,
+    without_engine: str,
 ) -> None:
-    """Raise UsageError for a setting that needs a device; `without_engine`: how to run ggml's kernels."""
+    """Raise UsageError for a setting that needs a device; `has_ram`: experts may stay on disk, which a
+    predictor can read ahead; `without_engine`: how to run ggml's kernels.
+    """
     if host_kernels == "ggml":
         raise UsageError(
             "without a device the engine's own kernels compute the experts: leave out --host-kernels ggml, "
             f"or {without_engine}"
         )
-    for text in _in_vain(cache, scheduler, copy_gb_s):
+    for text in _in_vain(cache, scheduler, copy_gb_s, has_ram):
         raise UsageError(
             f"{text} needs a device that holds experts, and there is none (no GPU was found, or --device "
             "none was given): leave it out, or try the split on the CPU with --device emulated"
         )
 
 
-def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float) -> Iterator[str]:
+def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float, has_ram: bool) -> Iterator[str]:
     if cache not in ("auto", "0"):
         yield f"--cache {cache}"
     if scheduler.estimator != _DEFAULTS.estimator:
@@ -41,8 +50,8 @@ def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float) -> Iterat
         yield f"--threshold {scheduler.threshold}"
     if parts := sorted(scheduler.without - {"sd"}):
         yield f"--without {','.join(parts)}"
-    if scheduler.predict:
-        yield f"--predict {','.join(scheduler.predict)}"
+    if names := [name for name in scheduler.predict if not (has_ram and name in NEXT_LAYERS)]:
+        yield f"--predict {','.join(names)}"
     if scheduler.link_gb_s is not None:
         yield f"--link-gb-s {scheduler.link_gb_s:g}"
     if copy_gb_s:

@@ -187,7 +187,18 @@ def _tier_rows(split: Split) -> list[tuple[str, str]]:
             f"{tier['read_bytes'] / MIB:.0f} MiB in {tier['n_reads']} reads, {depth} at a time; "
             f"waited {tier['wait_us'] / 1e6:.2f} s",
         ),
+        *((f"predicted by {p['name']}", _read_ahead_text(p)) for p in split.predictors_list()),
     ]
+
+
+def _read_ahead_text(predictor: dict[str, Any]) -> str:
+    """Of the engine's predictors, which ask the disk."""
+    if predictor["recall"] is None:
+        return "nothing"
+    return (
+        f"{predictor['recall']:.0%} of what was used, {predictor['precision']:.0%} right; "
+        f"{predictor['n_queued']} experts read for it"
+    )
 
 
 def _split_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:

@@ -110,7 +110,8 @@ def server_env(options: ServeOptions, ram_mib: int | None = None) -> dict[str, s
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
     if options.cpu_range is not None:
         env["PYSPAC_CPU_RANGE"] = options.cpu_range
-    if names := in_engine(options.attach.scheduler.predict):
+    can_copy = not options.is_host_only or ram_mib is not None  # else all experts are in memory
+    if can_copy and (names := in_engine(options.attach.scheduler.predict)):
         env["PYSPAC_PREDICT"] = ",".join(names)
     if options.is_host_only:
         env["GLIBC_TUNABLES"] = os.environ.get("GLIBC_TUNABLES") or HUGE_PAGES

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import gguf_models as models
@@ -69,6 +70,40 @@ def test_same_bits_as_in_memory(tmp_path: Path, name: str, types: Sequence[model
     assert tier is not None
     assert tier["n_miss"] > tier["n_slots"], "experts had to leave"
     assert tier["n_hit"] > 0
+
+
+def test_same_bits_with_experts_read_ahead(tmp_path: Path) -> None:
+    """`next-layer` without a device: what it names is read before the layer's own router asks."""
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe", [(Type.Q8_0, Type.Q8_0, Type.Q8_0)])
+    with Session(options(path, None)) as session:
+        expected = logits(session, models.N_VOCAB, 3)
+    ahead = replace(options(path, ram_of(path, 0.6)), predict=("next-layer",))
+    with Session(ahead) as session:
+        for found, wanted in zip(logits(session, models.N_VOCAB, 3), expected, strict=True):
+            assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+        assert session.split is not None
+        (said,) = session.split.predictors_list()
+        tier = session.split.tier_dict()
+    assert tier is not None
+    assert said["n_inputs"] > 0
+    assert said["recall"] is None or 0.0 <= said["recall"] <= 1.0  # None: each guess came too late
+    assert said["n_refused"] == 0
+    assert 0 <= said["n_queued"] <= tier["n_ahead"]
+
+
+def test_the_table_tells_of_experts_read_ahead() -> None:
+    argv = ["run", "-m", str(DEMO), "-p", PROMPT, "-n", "24", "-dev", "none", "--ram", "6"]
+    result = CliRunner().invoke(app, [*argv, "--predict", "next-layer"])
+    assert result.exit_code == 0, result.output
+    assert "experts read for it" in result.output
+
+
+def test_a_predictor_where_all_fits_is_silent() -> None:
+    with Session(replace(options(DEMO, "100%"), predict=("next-layer",))) as session:
+        session.generate(session.tokenize(PROMPT))
+        assert session.split is not None
+        assert session.split.tier_dict() is None
+        assert session.split.predictors_list()[0]["n_inputs"] == 0
 
 
 def ram_of(path: Path, share: float) -> str:
@@ -155,6 +190,8 @@ def test_too_little() -> None:
         (["--ram", "25%", "--stock"], "--stock"),
         (["--ram", "25%", "--device", "emulated"], "--device none"),
         (["--ram", "1"], "at least"),
+        (["--ram", "6", "--predict", "token"], "--predict token needs a device"),
+        (["--predict", "next-layer"], "--predict next-layer needs a device"),
     ],
 )
 def test_bad_input(arguments: list[str], said: str) -> None:
