@@ -38,18 +38,23 @@ class GatedLora(nn.Module):
             self.a[key] = nn.Parameter(torch.randn(rank, n_in) * n_in**-0.5)
             self.b[key] = nn.Parameter(torch.zeros(n_out, rank))
         self._mask: Tensor | None = None  # of the layout that is being computed
-        self.to(base.device)
+        self._hooks = [base.embeddings.register_forward_hook(self._embed)]
         self._attach(base)
+        self.to(base.device)
 
     def _attach(self, base: Base) -> None:
-        base.embeddings.register_forward_hook(self._embed)
         for name, linear in projections(base.model):
             key = name.replace(".", "/")
 
             def change(_: Any, inputs: tuple[Tensor], out: Tensor, key: str = key) -> Tensor:
                 return self._project(key, inputs[0], out)
 
-            linear.register_forward_hook(change)
+            self._hooks.append(linear.register_forward_hook(change))
+
+    def detach(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def at(self, mask: Tensor) -> Iterator[None]:
