@@ -147,6 +147,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "a draft that is not there": ((*RUN, str(TARGET), "-md", "/nowhere.gguf"), "check the path"),
     "a cache of too much": ((*RUN, str(TARGET), "--cache", "200%"), "such as 17% (at most 100%)"),
     "a size that is none": ((*RUN, str(TARGET), "--ram", "lots"), "GiB (8G)"),
+    "memory for less than one layer": ((*RUN, str(TARGET), "--ram", "1"), "take a smaller quantisation"),
     "no RPC server": (
         (*RUN, str(TARGET), "--rpc", "127.0.0.1:1"),
         "the address of a running ggml-rpc-server",

@@ -351,6 +351,16 @@ def test_needs_of_the_demo_pair() -> None:
     assert needs.total == needs.weights + needs.draft + needs.kv + AUTO_MARGIN_BYTES
 
 
+@pytest.mark.parametrize("passed", [("-np", "5"), ("--rope-scaling", "yarn"), ("--override-kv", "a=int:1")])
+def test_a_context_longer_than_the_slots_can_use(passed: tuple[str, str]) -> None:
+    """The demo's is 1024 tokens; more slots, or a stretched context, can use more than four times that."""
+    geometry = read_geometry(read_header(TARGET))
+    memory.check_n_ctx(ServeOptions(model=TARGET, n_ctx=4096), geometry)
+    memory.check_n_ctx(ServeOptions(model=TARGET, n_ctx=4097, passed=passed), geometry)
+    with pytest.raises(ConfigError, match="give at most 4096: 4 slots with 1024 tokens each"):
+        memory.check_n_ctx(ServeOptions(model=TARGET, n_ctx=4097), geometry)
+
+
 def test_latent_attention_keeps_one_row_per_token() -> None:
     header = SimpleNamespace(
         get=lambda key, default=None: {
