@@ -217,14 +217,13 @@ def main() -> int:
 
 
 def show(summary: list[dict[str, Any]]) -> None:
-    print(
-        f"{'memory':>7} {'predictor':12} {'phase':8} {'mmap':>8} {'pyspac':>8} {'ratio':>22} {'of the disk':>12}"
-    )
+    head = f"{'memory':>7} {'predictor':12} {'phase':8} {'mmap':>8} {'pyspac':>8} {'ratio':>22}"
+    print(f"{head} {'of the disk':>12}")
     for r in summary:
         spread = f"{r['ratio']:.2f} ({r['ratio_lowest']:.2f} .. {r['ratio_highest']:.2f})"
         print(
-            f"{r['memory_share']:7.0%} {r['predict']:12} {r['phase']:8} {r['stock_tps']:8.2f} {r['pyspac_tps']:8.2f} "
-            f"{spread:>22} {r['disk_share']:11.0%}"
+            f"{r['memory_share']:7.0%} {r['predict']:12} {r['phase']:8} {r['stock_tps']:8.2f} "
+            f"{r['pyspac_tps']:8.2f} {spread:>22} {r['disk_share']:11.0%}"
         )
 
 
