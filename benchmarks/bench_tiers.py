@@ -217,10 +217,8 @@ def main() -> int:
 
 
 def show(summary: list[dict[str, Any]]) -> None:
-    print(
-        f"{'memory':>7} {'predictor':12} {'phase':8} {'mmap':>8} {'pyspac':>8} {'ratio':>22} "
-        f"{'of the disk':>12}"
-    )
+    head = f"{'memory':>7} {'predictor':12} {'phase':8} {'mmap':>8} {'pyspac':>8} {'ratio':>22}"
+    print(f"{head} {'of the disk':>12}")
     for r in summary:
         spread = f"{r['ratio']:.2f} ({r['ratio_lowest']:.2f} .. {r['ratio_highest']:.2f})"
         print(

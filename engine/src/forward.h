@@ -48,15 +48,15 @@ struct spac_forward : spac_split_ops {
     void record_split(const spac_moe_layer & layer);
     void write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
 
-    spac_board &        board;
-    spac_expert_cache & cache;
-    spac_decisions &    decisions;
-    spac_host_work &    host;
+    spac_board &                   board;
+    spac_expert_cache &            cache;
+    spac_decisions &               decisions;
+    spac_host_work &               host;
     const spac_memory_tier * const tier;
-    spac_timeline &     timeline;
-    spac_routing_log &  log;
-    const bool          fills;
-    const int           il_to_publish;
+    spac_timeline &                timeline;
+    spac_routing_log &             log;
+    const bool                     fills;
+    const int                      il_to_publish;
 
     std::atomic<bool>       in_progress{ false };
     bool                    any_device = false, any_host = false;

@@ -5,8 +5,8 @@
 
 #include <memory>
 
-static constexpr int64_t MAX_TOKENS_TIER = 32; // a wider batch reads the next layer as a whole
-static constexpr double  TIME_WEIGHT = 0.1; // of the latest forward in a layer's time
+static constexpr int64_t MAX_TOKENS_TIER = 32;  // a wider batch reads the next layer as a whole
+static constexpr double  TIME_WEIGHT     = 0.1; // of the latest forward in a layer's time
 
 spac_next_layer::spac_next_layer(spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int distance,
                                  spac_memory_tier * tier) :

@@ -213,6 +213,28 @@ static void test_wrongly_expected() {
     CHECK(use(tier, file, file.layers[1], all));
 }
 
+// a predictor's thread guesses, rightly and wrongly, while others compute
+static void test_guesses_meanwhile() {
+    const model_file  file(4, 16);
+    spac_memory_tier  tier(file.all(), 24 * file.expert_bytes());
+    std::atomic<bool> is_over{ false };
+    std::thread       predictor([&] {
+        std::mt19937 rng(6);
+        while (!is_over) {
+            tier.expect(file.layers[rng() % 4].il, some(rng, 16, 3));
+            std::this_thread::yield();
+        }
+    });
+    std::mt19937      rng(7);
+    for (int i = 0; i < 40; i++) {
+        for (const spac_moe_layer & layer : file.layers) {
+            CHECK(use(tier, file, layer, some(rng, 16, i % 8 == 7 ? 16 : 4), i % 8 == 7 ? 64 : 2, 2));
+        }
+    }
+    is_over = true;
+    predictor.join();
+}
+
 // what cannot be read and nobody asks for is no failure; whoever asks hears of it
 static void test_unreadable_guess() {
     const model_file  file(2, 8);
@@ -363,6 +385,7 @@ int main() {
     test_odd_names();
     test_expected();
     test_wrongly_expected();
+    test_guesses_meanwhile();
     test_unreadable_guess();
     test_favourites_stay();
     test_too_small();

@@ -83,6 +83,14 @@ def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
         ServeOptions(model=model, device="cpu", attach=attach)
     with pytest.raises(UsageError, match="--device none"):
         ServeOptions(model=model, draft=model, device="none", attach=attach)
+    on_disk = ServeOptions(
+        model=model, device="none", ram="8G",
+        attach=AttachOptions(scheduler=SchedulerConfig(predict=("next-layer",))),
+    )  # fmt: skip
+    assert server_env(on_disk, 700)["PYSPAC_PREDICT"] == "next-layer"
+    assert "PYSPAC_PREDICT" not in server_env(on_disk)  # all of it fits
+    with pytest.raises(UsageError, match="--predict token needs a device"):
+        replace(on_disk, attach=AttachOptions(scheduler=SchedulerConfig(predict=("token",))))
 
 
 def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:

@@ -77,8 +77,7 @@ void spac_expert_files::open(mapping & m) {
         }
     }
     throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                     error ? spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), strerror(error)) :
-                             spac_format("%s is not the file that the model was loaded from: it was replaced; start again", m.path.c_str()));
+                     error ? spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), strerror(error)) : spac_format("%s is not the file that the model was loaded from: it was replaced; start again", m.path.c_str()));
 }
 
 int spac_expert_files::open_direct(const std::string & path) {

@@ -98,7 +98,7 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
 #ifdef MADV_HUGEPAGE
     madvise(pool, pool_bytes, MADV_HUGEPAGE); // a request only
 #endif
-    slots = std::make_unique<slot[]>(n_slots);
+    slots              = std::make_unique<slot[]>(n_slots);
     char * const first = (char *) round_up((uintptr_t) pool);
     for (int32_t is = 0; is < n_slots; is++) {
         slots[is].data = first + is * room;
