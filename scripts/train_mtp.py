@@ -61,8 +61,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="texts, checkpoint, log; kept between runs (default: %(default)s)",
     )
     add("--texts", type=int, default=2048, help="how many texts the model writes (default: %(default)s)")
-    add("--rows", type=int, default=8, help="texts per step of the optimiser (default: %(default)s)")
-    add("--groups", type=int, default=48, help="anchors with masks in each (default: %(default)s)")
+    add("--rows", type=int, default=2, help="texts per step of the optimiser (default: %(default)s)")
+    add("--groups", type=int, default=72, help="anchors with masks in each (default: %(default)s)")
     add("--lr", type=float, default=3e-3, help="highest learning rate (default: %(default)s)")
     add(
         "--report-every",
