@@ -24,6 +24,7 @@ from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.lab.trace import TokenStatus
 from pyspac.lab.trace_file import read_trace
+from pyspac.scheduler.routing_log import RoutingLog
 
 PROMPT = "hello world, hello world, hello"
 # sliding windows; an output matrix that is the embeddings'; biases and a norm of q and k
@@ -281,6 +282,19 @@ def test_the_engine_learns_nothing_from_masks(models: dict[str, tuple[Path, Path
     anchors = n_prompt + sum(1 + step.n_draft for step in steps)
     assert set(counted.tolist()) == {anchors * board.n_expert_used}
     assert set(computed.tolist()) == {(anchors + sum(s.n_masks for s in steps)) * board.n_expert_used}
+
+
+def test_the_routing_log_has_no_masks(models: dict[str, tuple[Path, Path]]) -> None:
+    """Their rows are there, without the token that a mask's id means elsewhere."""
+    options = options_of(models, "qwen3moe", device="cpu", n_predict=6, cache=CacheSize(text="40%"))
+    with Session(options) as session:
+        assert session.split is not None
+        prompt = session.tokenize(PROMPT)
+        log = RoutingLog(session.split.engine.board)
+        steps = session.generate(prompt).metrics.steps
+        tokens, _ = log.read()
+    assert (tokens < 0).sum() == sum(step.n_masks for step in steps) > 0
+    assert (tokens >= 0).sum() == len(prompt) + sum(1 + step.n_draft for step in steps)
 
 
 def rows_of(board: object) -> np.ndarray:
