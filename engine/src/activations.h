@@ -16,9 +16,9 @@ struct spac_activations {
 
     size_t n_distinct() const { return experts.size(); }
 
-    std::vector<int32_t>  experts;  // distinct, in order of appearance
-    std::vector<uint32_t> n_rows;   // activations of each
-    std::vector<int32_t>  index_of; // [n_expert_max] into experts, or -1
+    std::vector<int32_t>  experts;       // distinct, in order of appearance
+    std::vector<uint32_t> n_rows;        // activations of each
+    std::vector<int32_t>  index_of;      // [n_expert_max] into experts, or -1
     size_t                n_counted = 0; // of `experts`, the first ones: those of the tokens that are counted
 };
 

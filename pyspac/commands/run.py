@@ -119,9 +119,8 @@ def run(
         device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
         estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
-        predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock,
-        repack=repack, ram=ram, verbose=verbose,
-    )  # fmt: skip
+        predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock, ram=ram,
+        repack=repack, verbose=verbose)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 
 

@@ -27,8 +27,8 @@ def test_a_row_of_the_ring_is_the_record(record: StepRecord) -> None:
     assert StepRecord.from_row(ring[1]) == record
 
 
-def test_only_python_knows_the_overhead() -> None:
-    assert {f.name for f in fields(StepRecord)} - set(RECORD_DTYPE.names or ()) == {"overhead_us"}
+def test_only_python_knows_the_overhead_and_the_masks() -> None:
+    assert {f.name for f in fields(StepRecord)} - set(RECORD_DTYPE.names or ()) == {"overhead_us", "n_masks"}
 
 
 def test_a_step_in_company_by_hand() -> None:
@@ -39,6 +39,15 @@ def test_a_step_in_company_by_hand() -> None:
     )  # fmt: skip
     assert (step.width, step.n_others, step.n_emitted) == (9, 5, 3)
     assert step.total_us == 90
+
+
+def test_masks_are_nobody_elses_tokens() -> None:
+    """Two drafted tokens, and two masks behind each of the three."""
+    step = StepRecord(n_draft=2, n_accepted=1, n_tokens=9, n_masks=6)
+    assert (step.width, step.n_others, step.n_emitted, step.is_plain) == (9, 0, 2, False)
+    assert StepRecord(n_draft=2, n_masks=6).width == 9
+    assert not StepRecord(n_tokens=3, n_masks=2).is_plain  # nothing verified: it drafts
+    assert StepRecord(n_tokens=1).is_plain
 
 
 def test_a_width_that_was_not_told_is_the_drafts() -> None:

@@ -67,7 +67,7 @@ def test_lists_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("eagle", "draft, ngram, none, or one or more of llama.cpp's: draft-simple, draft-eagle3"),
+        ("eagle", "draft, ngram, draft-lora, none, or one or more of llama.cpp's: draft-simple"),
         ("ngram,draft-simple", "ngram stands alone"),
         ("none,ngram-mod", "none stands alone"),
         ("draft-simple,draft-mtp", "one of the draft- names"),

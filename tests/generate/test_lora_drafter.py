@@ -24,6 +24,7 @@ from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.lab.trace import TokenStatus
 from pyspac.lab.trace_file import read_trace
+from pyspac.scheduler.routing_log import RoutingLog
 
 PROMPT = "hello world, hello world, hello"
 # sliding windows; an output matrix that is the embeddings'; biases and a norm of q and k
@@ -80,20 +81,38 @@ def passes(decoder: MaskedDecoder) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ordinary_tokens_are_the_models_own_bit_for_bit(
-    models: dict[str, tuple[Path, Path]], name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same batches with the adapter and without: widths choose kernels, so they have to be equal."""
-    with decoding(*models[name]) as decoder:
+    """The same batches with the adapter and without it.
+
+    Widths choose kernels, so they have to be equal; and the experts are no quantised ones, as those kernels
+    look at how many of the batch's tokens, masks among them, chose the same expert.
+    """
+    model = gguf_models.write_model(tmp_path / "model.gguf", name, [gguf_models.Type.F32])
+    files = model, write_adapter(tmp_path / "mtp.gguf", model)
+    with decoding(*files) as decoder:
         with_adapter = passes(decoder)
     monkeypatch.setattr(masks, "_set_adapter", lambda context, path: None)
-    with decoding(*models[name]) as decoder:
+    with decoding(*files) as decoder:
         without = passes(decoder)
-    for i, ((anchors, behind), (anchors_base, behind_base)) in enumerate(
-        zip(with_adapter, without, strict=True)
-    ):
-        assert_same_bits(anchors, anchors_base, f"{name}, pass {i}")
-        if behind.size > 1:
-            assert (np.abs(behind - behind_base).max(axis=2) > 0.1).all(), "a mask is an ordinary token"
+    for i, (row, base) in enumerate(zip(with_adapter, without, strict=True)):
+        assert_same_bits(row[0], base[0], f"{name}, pass {i}")
+        if row[1].size > 1:
+            assert (np.abs(row[1] - base[1]).max(axis=2) > 0.1).all(), "a mask is an ordinary token"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_adapter_whose_gate_is_off_changes_no_bit(models: dict[str, tuple[Path, Path]], name: str) -> None:
+    """Against a context as plain decoding has it: another number of sequences, and no adapter."""
+    model, adapter = models[name]
+    params = ContextParams(n_ctx=256, n_ubatch=64, n_outputs_max=25)
+    batches = [range(3, 40), MASK_IDS, [30], [31, 32, 33], range(40, 60)]
+    with Model(ModelParams(path=model, use_extra_bufts=False)) as loaded, Context(loaded, params) as context:
+        plain = [context.decode(batch, len(batch) if len(batch) < 26 else 1).copy() for batch in batches]
+    with decoding(model, adapter) as decoder:
+        for i, batch in enumerate(batches):
+            logits = decoder.context.decode(batch, len(plain[i]))
+            assert_same_bits(logits.copy(), plain[i], f"{name}, batch {i}")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -111,12 +130,13 @@ def test_a_group_sees_its_anchor_and_its_own_masks(models: dict[str, tuple[Path,
             if j:
                 context.decode(tokens[:j])
             alone = decoder.decode([tokens[j]], K)[1][0]
-            assert np.abs(together[j] - alone).max() < 1e-2 * alone.std()
-            fewer = decoder.context
-            fewer.rollback(start + j)
+            assert (
+                np.abs(together[j] - alone).max() < 0.1 * alone.std()
+            )  # a mask that it must not see: more than 0.5
+            context.rollback(start + j)
             decoder.truncate(start + j)
             shorter = decoder.decode([tokens[j]], 2)[1][0]
-            assert np.abs(shorter - alone[:2]).max() < 1e-2 * alone.std()
+            assert np.abs(shorter - alone[:2]).max() < 0.1 * alone.std()
 
 
 # ---- whole runs
@@ -138,7 +158,7 @@ class Oracle(LoraDrafter):
 
 def options_of(models: dict[str, tuple[Path, Path]], name: str, **fields: object) -> RunOptions:
     model, adapter = models[name]
-    base = {"n_threads": 1, "n_predict": 40, "mtp": adapter, "draft_max": 4, "cache": CacheSize(text="40%")}
+    base = {"n_threads": 1, "n_predict": 40, "mtp": adapter, "draft_max": 4}
     return RunOptions(model=model, **(base | fields))  # type: ignore[arg-type]
 
 
@@ -158,7 +178,11 @@ def plain_text(models: dict[str, tuple[Path, Path]], name: str) -> list[int]:
         return [*prompt, *session.generate(prompt).token_ids]
 
 
-WAYS = {"stock": {"stock": True}, "cpu": {"device": "cpu"}, "none": {"device": "none"}}
+WAYS = {
+    "stock": {"stock": True},
+    "cpu": {"device": "cpu", "cache": CacheSize(text="40%")},
+    "none": {"device": "none"},
+}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -175,9 +199,10 @@ def test_greedy_text_is_plain_decodings(
         if way == "cpu":
             assert session.split is not None
             assert session.split.layers_dict()["split"] > 0
+    near = 0.05 if way == "none" else NEAR_TIE  # the engine's kernels round otherwise than stock's
     for generation in found:
         assert len(generation.token_ids) == 40
-        assert margins(models[name][0], prompt, generation.token_ids).max() < NEAR_TIE
+        assert margins(models[name][0], prompt, generation.token_ids).max() < near
         steps = generation.metrics.steps
         assert steps[0].n_draft == 0  # nothing was drafted yet
         assert all(step.n_masks == (1 + step.n_draft) * draft_max for step in steps[:-4])
@@ -206,14 +231,17 @@ def test_turns_keep_the_context(models: dict[str, tuple[Path, Path]]) -> None:
 
 
 def test_masks_leave_room_at_the_end_of_the_context(models: dict[str, tuple[Path, Path]]) -> None:
-    """256 is what llama.cpp rounds up to: there are no cells to spare."""
     text = plain_text(models, "qwen3moe")
-    with Session(options_of(models, "qwen3moe", stock=True, n_ctx=256, n_predict=-1)) as session:
+    with Session(options_of(models, "qwen3moe", stock=True, n_ctx=64, n_predict=-1)) as session:
         as_oracle(session, text)
         generation = session.generate(session.tokenize(PROMPT))
         prompt = session.tokenize(PROMPT)
     assert generation.stop_reason == "context"
-    assert len(prompt) + len(generation.token_ids) == 257
+    assert len(prompt) + len(generation.token_ids) == 65
+    n_past = len(prompt)
+    for step in generation.metrics.steps:
+        assert n_past + step.n_tokens <= 64
+        n_past += step.n_emitted
     assert generation.metrics.steps[-1].n_masks == 0
     assert margins(models["qwen3moe"][0], prompt, generation.token_ids).max() < NEAR_TIE
 
@@ -227,7 +255,8 @@ def test_speculation_that_is_off_has_no_masks(models: dict[str, tuple[Path, Path
 def test_a_controller_chooses(models: dict[str, tuple[Path, Path]]) -> None:
     """Whatever it chooses, tokens and masks fit each other, and the text is the model's."""
     text = plain_text(models, "qwen3moe")
-    options = options_of(models, "qwen3moe", device="cpu", draft_max=None, speculation="cascade")
+    options = options_of(models, "qwen3moe", device="cpu", draft_max=None, speculation="cascade",
+                         cache=CacheSize(text="40%"))  # fmt: skip
     with Session(options) as session:
         as_oracle(session, text)
         prompt = session.tokenize(PROMPT)
@@ -253,6 +282,19 @@ def test_the_engine_learns_nothing_from_masks(models: dict[str, tuple[Path, Path
     anchors = n_prompt + sum(1 + step.n_draft for step in steps)
     assert set(counted.tolist()) == {anchors * board.n_expert_used}
     assert set(computed.tolist()) == {(anchors + sum(s.n_masks for s in steps)) * board.n_expert_used}
+
+
+def test_the_routing_log_has_no_masks(models: dict[str, tuple[Path, Path]]) -> None:
+    """Their rows are there, without the token that a mask's id means elsewhere."""
+    options = options_of(models, "qwen3moe", device="cpu", n_predict=6, cache=CacheSize(text="40%"))
+    with Session(options) as session:
+        assert session.split is not None
+        prompt = session.tokenize(PROMPT)
+        log = RoutingLog(session.split.engine.board)
+        steps = session.generate(prompt).metrics.steps
+        tokens, _ = log.read()
+    assert (tokens < 0).sum() == sum(step.n_masks for step in steps) > 0
+    assert (tokens >= 0).sum() == len(prompt) + sum(1 + step.n_draft for step in steps)
 
 
 def rows_of(board: object) -> np.ndarray:

@@ -15,7 +15,7 @@ from pyspac.generate.sampling import SamplingParams
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.cascade import CascadeMemory
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.cost_table import CostTable, TimeCurve
+from pyspac.speculation.cost_table import CostTable, MaskCosts, TimeCurve
 from pyspac.speculation.explain import explain, to_dicts
 from pyspac.speculation.forecast import ForecastMemory
 from pyspac.speculation.ledger import CAPACITY, SHARE, LossLedger
@@ -47,6 +47,23 @@ class TestTimeCurve:
         curve = TimeCurve()
         curve.observe(4, 200)
         assert 50 <= (curve.us(1) or 0) <= 200
+
+    def test_masks_widen_a_pass_and_begin_it(self) -> None:
+        """By hand: 100 us a plain step and 10 us a token more; drafts of two take nine tokens."""
+        table = MaskCosts()
+        plain = StepRecord(n_tokens=1, verify_us=100)
+        begins = StepRecord(n_tokens=3, n_masks=2, verify_us=120)
+        drafts = StepRecord(n_tokens=9, n_masks=6, n_draft=2, verify_us=180)
+        for _ in range(20):
+            for record in (plain, begins, drafts):
+                table.observe(record, record)
+        assert table.passes.widths() == [1, 3, 9]
+        assert step_us(table, 0) == pytest.approx(100, rel=0.02)
+        assert step_us(table, 2) == pytest.approx(180, rel=0.02)
+        assert table.backlog_us(7, 2) == pytest.approx(20, rel=0.1)
+        assert table.backlog_us(0, 2) == 0.0
+        table.observe(begins, plain)  # of another width: no plain step
+        assert table.returns.n_observed == 0
 
     def test_nothing_measured(self) -> None:
         assert TimeCurve().us(1) is None
@@ -152,10 +169,10 @@ class TestCostTable:
         assert step_us(table, 0) == pytest.approx(110, rel=0.01)
         assert table.change_us() == pytest.approx(40, rel=0.05)
         assert step_us(table, 2) == pytest.approx(222, rel=0.02)
-        assert table.backlog_us(5) == pytest.approx(270, rel=0.05)
-        assert table.backlog_us(6) == table.backlog_us(5), "widths by powers of two"
-        assert 270 < table.backlog_us(50) < 270 * 50 / 4
-        assert table.backlog_us(0) == 0.0
+        assert table.backlog_us(5, 2) == pytest.approx(270, rel=0.05)
+        assert table.backlog_us(6, 2) == table.backlog_us(5, 2), "widths by powers of two"
+        assert 270 < table.backlog_us(50, 2) < 270 * 50 / 4
+        assert table.backlog_us(0, 2) == 0.0
 
     def test_plain_step_after_a_prompt_is_none_to_measure(self) -> None:
         """Its caches are cold. All that is compared with it would seem fast."""
