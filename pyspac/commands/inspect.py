@@ -18,7 +18,7 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
-from pyspac.generate.spec_types import drafting_note
+from pyspac.generate.draft_files import drafting_note
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader

@@ -13,7 +13,7 @@ from typing import Final
 
 from pyspac.engine.devices import Device
 from pyspac.errors import ConfigError, ModelError
-from pyspac.generate import spec_types
+from pyspac.generate.draft_files import check_drafter
 from pyspac.generate.options import DEFAULT_N_CTX, CacheSize, RunOptions
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import MoeGeometry, read_geometry
@@ -45,7 +45,7 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
     draft = None
     if options.draft is not None:
         draft = check_model_file(options.draft)
-    spec_types.check_drafter(options.wanted_spec_type, header, draft)
+    check_drafter(options.wanted_spec_type, header, draft)
     return Preflight(
         header=header,
         geometry=geometry,

@@ -12,8 +12,9 @@ from typing import Final
 from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_cpu_range, read_device_kind
-from pyspac.generate import spec_types
+from pyspac.generate.spec_types import names_of
 from pyspac.server.options import ServeOptions
+from pyspac.server.spec_flags import in_server, length_flags
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
@@ -57,12 +58,12 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
 def _draft_arguments(options: ServeOptions) -> list[str]:
     """llama.cpp's name of the drafter, and the longest draft, by the flags of its kind."""
     argv: list[str] = []
-    own = spec_types.in_server(options.wanted_spec_type)
+    own = in_server(options.wanted_spec_type)
     if not options.passed_value("--spec-type") and (options.spec_type or options.draft):
         argv += ["--spec-type", own]
     if n_max := options.attach.n_draft_max:
-        for name in spec_types.names_of(own):
-            for flag, value in spec_types.length_flags(name, n_max).items():
+        for name in names_of(own):
+            for flag, value in length_flags(name, n_max).items():
                 argv += [flag, str(value)]
     return argv
 

@@ -24,6 +24,7 @@ from pyspac.generate.options import (
 )
 from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig, parse_ablations, parse_predictors
 from pyspac.server.board_file import check_name
+from pyspac.server.spec_flags import check_in_server
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class ServeOptions:
         if self.spec_type is not None and self.passed_value("--spec-type"):
             raise UsageError("--spec-type stands before and after --: give it before")
         if self.spec_type is not None:
-            spec_types.check_in_server(self.spec_type)
+            check_in_server(self.spec_type)
             spec_types.check_has_draft(self.spec_type, has_draft=self.has_draft)
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
             raise UsageError("there is no model: give one with -m FILE, or by its name with -hf USER/MODEL")

@@ -10,7 +10,7 @@ from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
 from pyspac.errors import UsageError
-from pyspac.generate import spec_types
+from pyspac.generate.draft_files import check_drafter
 from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
@@ -95,7 +95,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     header = _check(options, files, device).header
     draft = check_model_file(files.draft) if files.draft else None
     if draft is not None or not options.has_draft:  # else llama-server fetches what is not known here
-        spec_types.check_drafter(options.wanted_spec_type, header, draft)
+        check_drafter(options.wanted_spec_type, header, draft)
     if draft is not None and DRAFT_GATE in options.attach.scheduler.predict:
         _check_draft_gate(draft)
     geometry = read_geometry(header)
