@@ -40,8 +40,9 @@ AUTO: Final = "auto"
 ALL: Final = "all"  # texts together
 LORA: Final = "draft-lora"
 HEAD: Final = "head"
-DEFAULT_DRAFTERS: Final = ("ngram", "draft", LORA, HEAD)
-LORA_LENGTHS: Final = (2, 4)
+DEFAULT_DRAFTERS: Final = ("ngram", "draft", LORA)  # and a head, if there is one
+DEFAULT_LENGTHS: Final = (2, 4, 8)
+LORA_LENGTHS: Final = (2, 4)  # unless --lengths says which
 N_LINES: Final = 32  # of a place in a module
 
 # ---- texts -----------------------------------------------------------------------------------------
@@ -118,9 +119,10 @@ def contenders(args: argparse.Namespace) -> Iterator[Contender]:
         if fields is None:
             print(f"{drafter} is left out: give its file with --{drafter} FILE", file=sys.stderr)
             continue
-        for length in LORA_LENGTHS if drafter == LORA else args.lengths:
+        lengths = args.lengths or (LORA_LENGTHS if drafter == LORA else DEFAULT_LENGTHS)
+        for length in lengths:
             yield Contender(drafter, str(length), fields | {"draft_max": length})
-        cap = max(LORA_LENGTHS) if drafter == LORA else args.draft_max
+        cap = max(lengths) if drafter == LORA else args.draft_max
         yield Contender(drafter, AUTO, fields | {"draft_max": cap, "speculation": AUTO})
 
 
@@ -216,6 +218,12 @@ def show(found: list[dict[str, Any]]) -> None:
 # ---- the command -----------------------------------------------------------------------------------
 
 
+def positive(text: str) -> int:
+    if (n := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return n
+
+
 def parse() -> argparse.Namespace:
     def names(text: str) -> list[str]:
         return [name.strip() for name in text.split(",") if name.strip()]
@@ -224,9 +232,9 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = f"names of --spec-type, and {HEAD}"
-    parser.add_argument("--drafters", type=names, default=list(DEFAULT_DRAFTERS), help=known)
-    parser.add_argument("--lengths", type=lambda text: [int(n) for n in names(text)], default=[2, 4, 8])
-    parser.add_argument("--draft-max", type=int, default=8, help="the most that auto drafts")
+    parser.add_argument("--drafters", type=names, help=known)
+    parser.add_argument("--lengths", type=lambda text: [positive(n) for n in names(text)])
+    parser.add_argument("--draft-max", type=positive, default=8, help="the most that auto drafts")
     parser.add_argument("--model", type=Path, default=TARGET)
     parser.add_argument("--model-draft", type=Path, default=DRAFT)
     parser.add_argument("--mtp", type=Path, default=MODELS / "demo-mtp.gguf", help="a gated LoRA")
@@ -241,7 +249,9 @@ def parse() -> argparse.Namespace:
     clock = "cpu: time of the decoding thread alone, for a machine that others use too; with --threads 1"
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=clock)
     parser.add_argument("--json", metavar="FILE", help="append a line of JSON per row; - for stdout")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.drafters = args.drafters or [*DEFAULT_DRAFTERS, *([HEAD] if args.head else [])]
+    return args
 
 
 def main() -> int:

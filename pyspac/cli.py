@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -40,7 +42,7 @@ app.command(cls=ModelCommand)(run)
 app.command(cls=ModelCommand)(chat)
 app.command()(demo)
 app.command(cls=ModelCommand)(bench)
-app.command()(profile)
+app.command(cls=ModelCommand)(profile)
 app.command()(inspect)
 app.command()(models)
 app.command()(doctor)
@@ -49,7 +51,7 @@ app.command(cls=ServeCommand, context_settings={"allow_extra_args": True})(
 )  # after --: for llama-server
 app.command()(attach)
 app.command()(top)
-app.command()(trace)
+app.command(cls=ModelCommand)(trace)
 app.add_typer(lab)
 
 
@@ -71,9 +73,12 @@ def _options(
 
 def main() -> None:
     """Run the command line; `pyspac.__main__` is the entry point."""
-    for stream in (sys.stdout, sys.stderr):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as by >&-
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" instead of failing
+            stream.reconfigure(errors="replace")  # what is not UTF-8 becomes "?" instead of an error
     if text := misplaced_model(sys.argv[1:]):
         typer.echo(f"pyspac: error: {text}", err=True)
         raise SystemExit(ConfigError.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -50,10 +51,21 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             typer.echo("pyspac: interrupted", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError as error:  # as in `pyspac run ... | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_stdout()
+            raise typer.Exit(1) from error
+        except OSError as error:
+            if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            _drop_stdout()
+            typer.echo(f"pyspac: error: the output cannot be written ({error.strerror})", err=True)
             raise typer.Exit(1) from error
 
     return wrapper
+
+
+def _drop_stdout() -> None:
+    """What is still to be written has nowhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
@@ -87,11 +99,16 @@ def check_json_target(target: str | None) -> None:
 
 
 def say_what_has_no_effect(session: Session) -> None:
-    """A habit that does no harm."""
+    """Say which of the given flags change nothing here."""
     n_layers = session.options.n_gpu_layers
     if session.device.is_cpu and n_layers:
         error_console().print(
             f"-ngl {n_layers} has no effect: there is no GPU in use to put layers on", style="yellow"
+        )
+    wanted, n_masks = session.options.draft_max or 0, session.options.n_masks
+    if n_masks is not None and wanted > n_masks:
+        error_console().print(
+            f"--draft-max {wanted} is {n_masks} here: the adapter has so many masks", style="yellow"
         )
 
 

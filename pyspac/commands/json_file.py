@@ -21,7 +21,7 @@ def write_json(target: str, value: dict[str, Any]) -> None:
     text = json_text(value)
     if target == STDOUT:
         sys.stdout.write(text)
-        sys.stdout.flush()
+        sys.stdout.flush()  # errors there are the command's: see reports_errors
         return
     try:
         write_whole(Path(target), text.encode())

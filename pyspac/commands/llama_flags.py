@@ -63,6 +63,15 @@ _ADVICE: Final[tuple[tuple[str, str], ...]] = (
         "leave it out: the draft model is where the other one is",
     ),
     ("-hff --hf-file -mu --model-url", "name the file with -hf USER/MODEL:QUANT, or download it and give -m"),
+    ("-mmu --mmproj-url -mmdev --mmproj-device -cram --cache-ram", _SERVER),
+    (
+        "-fit -fitt -fitc --fit -nkvo --no-kv-offload -kvo --kv-offload -nopo --no-op-offload --op-offload "
+        "-sp --special -ptc --print-token-count -kvu --kv-unified",
+        "leave it out",
+    ),
+    ("-mli --multiline-input", "in pyspac chat Alt+Enter begins a new line"),
+    ("-sysf --system-prompt-file", "pyspac chat has -sys TEXT"),
+    ("-td --threads-draft -ctkd -ctvd", "leave it out: the draft model runs as the other one does"),
     ("-np --parallel -cb --cont-batching --host --port --api-key", "that is for a server: pyspac serve"),
 )
 # flags of llama-bench, and of run, that mean something else in another command
@@ -79,21 +88,30 @@ _IN_COMMAND: Final = {
     },
 }
 FLAGS: Final = {flag: advice for flags, advice in _ADVICE for flag in flags.split()}
-_TEXTS: Final = frozenset({"-p", "--prompt", "-sys", "--system-prompt"})  # what follows may be anything
 
 
-def find_flag(command: str, arguments: Sequence[str], known: Collection[str]) -> tuple[str, str] | None:
-    """The first flag of llama.cpp's that is not `known` to the command, and what to do instead."""
+def find_flag(
+    command: str, arguments: Sequence[str], known: Collection[str], with_value: Collection[str]
+) -> tuple[str, str] | None:
+    """The first flag of llama.cpp's that is not `known` to the command, and what to do instead.
+
+    What follows one of `with_value` is its value and may be anything.
+    """
     own = _IN_COMMAND.get(command, {})
     for i, text in enumerate(arguments):
         flag = text.split("=", 1)[0]
         if text == "--":
             break
-        if flag in known or (i > 0 and arguments[i - 1] in _TEXTS & set(known)):
+        if flag in known or (i > 0 and arguments[i - 1] in with_value):
             continue
         if advice := own.get(flag) or FLAGS.get(flag):
             return flag, advice.format(flag=flag)
     return None
+
+
+def flags_with_value(parameters: Sequence[Any]) -> set[str]:
+    """The flags of a command after which a value follows."""
+    return {name for one in parameters for name in one.opts if not getattr(one, "is_flag", False)}
 
 
 class ModelCommand(TyperCommand):
@@ -102,7 +120,7 @@ class ModelCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer, after a look at the flags."""
         known = {name for parameter in self.params for name in parameter.opts}
-        if found := find_flag(self.name or "", args, known):
+        if found := find_flag(self.name or "", args, known, flags_with_value(self.params)):
             flag, advice = found
             typer.echo(f"pyspac: error: {self.name} has no option {flag}: {advice}", err=True)
             raise typer.Exit(UsageError.exit_code)

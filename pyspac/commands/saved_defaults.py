@@ -48,7 +48,13 @@ HOW: Final = frozenset(
             "copy_gb_s",
             "link_gb_s",
         ),
-        *("model_draft", "hf_repo_draft", "spec_type", "draft_max", "draft_p_min", "speculation", "explain"),
+        *("model_draft", "hf_repo_draft", "mtp", "spec_type"),
+        *(
+            "draft_max",
+            "draft_p_min",
+            "speculation",
+            "explain",
+        ),
         *("estimator", "threshold", "without", "predict"),
     )
 )

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
-from pyspac.commands.llama_flags import find_flag
+from pyspac.commands.llama_flags import find_flag, flags_with_value
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
 from pyspac.generate.options import CacheSize
@@ -55,8 +55,8 @@ class ServeCommand(TyperCommand):
         """As Typer; an option that is not known is named as it was given."""
         given = list(args)
         known = {name for parameter in self.params for name in parameter.opts}
-        if found := find_flag("serve", args, known):
-            raise _refusal(found[0])
+        if found := find_flag("serve", args, known, flags_with_value(self.params)):
+            raise _say_refused(found[0])
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -65,15 +65,18 @@ class ServeCommand(TyperCommand):
                 raise
             letter = getattr(error, "option_name", "")  # of -np the first
             option = next((text for text in given if text.startswith(letter)), letter)
-            raise _refusal(option) from error
+            raise _say_refused(option) from error
 
 
-def _refusal(option: str) -> typer.Exit:
-    """Said already."""
+def _say_refused(option: str) -> typer.Exit:
+    """Say it; the exit to raise."""
+    advice = (
+        "a server cannot draft with an adapter yet: `pyspac run` and `pyspac chat` can"
+        if option.split("=", 1)[0] == "--mtp"
+        else f"if it is one of llama-server, give it at the end, after --: pyspac serve ... -- {option} ..."
+    )
     typer.echo(
-        f"pyspac: error: serve has no option {option} (`pyspac serve -h` lists them); if it is "
-        f"one of llama-server, give it at the end, after --: pyspac serve ... -- {option} ...",
-        err=True,
+        f"pyspac: error: serve has no option {option} (`pyspac serve -h` lists them); {advice}", err=True
     )
     return typer.Exit(UsageError.exit_code)
 

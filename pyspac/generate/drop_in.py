@@ -80,6 +80,13 @@ class _Fields:
         llm.__dict__[self.name] = params
 
 
+class _Closed:
+    """What a closed Llama has for a context and a model: llama.cpp would read freed memory."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise PyspacError("this Llama is closed: make a new one")
+
+
 _KNOWN: Final = frozenset(inspect.signature(llama_cpp.Llama.__init__).parameters)
 
 
@@ -277,9 +284,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self.n_tokens += len(tokens)
         self._requires_eval = False
 
+    def close(self) -> None:
+        """As llama_cpp.Llama; what is asked of it afterwards is an error."""
+        if "_stack" in vars(self):  # else nothing was opened
+            super().close()
+            self._ctx = self._model = self._batch = _Closed()
+
     def _check_open(self) -> None:
-        if self._ctx.ctx is None:
-            raise PyspacError("this Llama is closed: make a new one")
+        _ = self._ctx.ctx
 
     # ---- ours
 

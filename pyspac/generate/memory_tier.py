@@ -17,6 +17,7 @@ from pyspac.units import GIB, MIB
 AUTO: Final = "auto"
 # left free besides the model: caches of keys and values, compute buffers, and other programs
 MARGIN_BYTES: Final = GIB
+MAX_NUMBER: Final = 1e12  # of a size as it is written: more than any memory, and bytes fit 64 bits
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
 # in a slot each of an expert's matrices has whole blocks of the disk around it
 BLOCKS_BYTES: Final = 3 * 2 * 4096
@@ -81,7 +82,7 @@ def _n_bytes(text: str, experts_bytes: int) -> int:
     """Bytes of "8000" (MiB), "8G", "8000MiB" or "25%" of all experts'."""
     match = _SIZE.fullmatch(text.strip())
     number, unit = (float(match[1]), (match[2] or "M").upper()) if match else (-1.0, "M")
-    if number < 0.0 or (unit == "%" and number > 100.0):
+    if not 0.0 <= number <= MAX_NUMBER or (unit == "%" and number > 100.0):
         raise UsageError(
             f"--ram {text} is no size: give MiB (8000), GiB (8G), a share of all experts (25%), or auto"
         )

@@ -126,8 +126,12 @@ class RunOptions:
                         f"{flag} {value} has no effect, as nothing drafts: give a draft model with -md, or "
                         "--spec-type ngram"
                     )
-        has_no_model = self.uses_masks or spec_types.is_free(self.wanted_spec_type)
-        if self.draft_p_min > 0.0 and has_no_model:
+        if self.draft_p_min > 0.0 and self.uses_masks:
+            raise UsageError(
+                f"--draft-p-min {self.draft_p_min:g} has no effect with --mtp, whose drafts have no "
+                "probabilities: leave it out"
+            )
+        if self.draft_p_min > 0.0 and spec_types.is_free(self.wanted_spec_type):
             raise UsageError(f"--draft-p-min {self.draft_p_min:g} needs a draft model: give one with -md")
 
     def _check_mode(self) -> None:

@@ -61,6 +61,7 @@ def run_as_dict(options: RunOptions, device: Device, split: Split | None) -> dic
         "emulated": bool(split and split.info.is_emulated),
         "model": str(options.model),
         "draft": str(options.draft) if options.draft and options.effective_draft_max else None,
+        "mtp": str(options.mtp) if options.mtp and options.effective_draft_max else None,
         "spec_type": options.effective_spec_type,
         "draft_max": options.effective_draft_max,
         "speculation": options.controller,

@@ -113,7 +113,7 @@ class Sweeper:
     def _step(self, rows: Rows, n: int) -> None:
         """Go on in all texts, as a decoding step would."""
         tokens = self._next(rows, len(rows), n)
-        self._sequences.decode(tokens)
+        self._sequences.decode(tokens, has_logits=False)  # of none: there is room for the widths' alone
         if self.session.split:
             record = StepRecord(n_draft=n - 1, n_accepted=n - 1, n_tokens=n * len(rows))
             self.session.split.after_step(record)

@@ -46,7 +46,8 @@ class Sweep:
             f"{1 / self.profiles[place].tau(n):.1f} tokens with {place[0]} in a batch after {place[1]} tokens"
             for place in (by_tau[0], by_tau[-1])
         )
-        return f"a free draft of {n - 1} pays where a step yields more than {cheap}, or {dear}"
+        pays = f"a free draft of {n - 1} pays where a step yields more than {cheap}"
+        return pays if len(by_tau) == 1 else f"{pays}, or {dear}"
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `--json`."""

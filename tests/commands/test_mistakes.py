@@ -289,9 +289,10 @@ def test_a_flag_of_llama_cpp(line: str, flag: str, says: str) -> None:
 
 
 def test_a_flag_of_llama_cpp_in_a_prompt_or_after_the_dashes() -> None:
-    assert find_flag("run", ["-p", "-fa", "-sys", "--mlock"], {"-p", "-sys"}) is None
-    assert find_flag("run", ["--", "-fa"], set()) is None
-    assert find_flag("serve", ["--host", "x"], {"--host"}) is None
+    assert find_flag("run", ["-p", "-fa", "-f", "-j"], {"-p", "-f"}, {"-p", "-f"}) is None
+    assert find_flag("run", ["--stock", "-fa"], {"--stock"}, set()) is not None
+    assert find_flag("run", ["--", "-fa"], set(), set()) is None
+    assert find_flag("serve", ["--host", "x"], {"--host"}, {"--host"}) is None
 
 
 @pytest.mark.model
