@@ -150,4 +150,4 @@ def _set_adapter(context: Context, path: Path) -> None:
 
 
 def _count_all(n_tokens: int) -> None:
-    """Nobody learns."""
+    """Stands in where there is no engine."""

@@ -74,7 +74,24 @@ def check_adapter(path: Path, target: GgufHeader) -> MtpAdapter:
                 f"{path}: {tensor.name} is neither of the attention's projections nor of the embeddings, "
                 "which alone can act on masks only; train an adapter without it"
             )
+    _check_tables(adapter, read_header(path), n_tokens)
     return adapter
+
+
+def _check_tables(adapter: MtpAdapter, file: GgufHeader, n_tokens: int) -> None:
+    """Raise ModelError for what llama.cpp does not compare: it would abort, or read beyond a table's end."""
+    if adapter.sampler is not None and (n_rows := len(adapter.sampler.previous)) != n_tokens:
+        raise ModelError(
+            f"{file.path}: the sampler's tables have {n_rows} rows, and the model has {n_tokens} tokens: "
+            "convert the adapter again"
+        )
+    shapes = {tensor.name: tensor.shape for tensor in file.tensors}
+    a, b = (shapes.get(f"token_embd.weight.lora_{part}", (0,)) for part in "ab")
+    if a[0] != b[0]:
+        raise ModelError(
+            f"{file.path}: the two matrices of the masks' embeddings have the ranks {a[0]} and {b[0]}: "
+            "convert the adapter again"
+        )
 
 
 def has_own_kernels(header: GgufHeader) -> bool:

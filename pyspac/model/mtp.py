@@ -90,7 +90,7 @@ def read_adapter(path: str | Path) -> MtpAdapter:
             f"{path}: this is no adapter with mask tokens; make one with scripts/train_mtp.py and "
             "scripts/convert_mtp_to_gguf.py"
         )
-    n_masks, mask_ids = int(header.metadata[N_MASKS]), tuple(map(int, _get(header, MASK_IDS)))
+    n_masks, mask_ids = _whole(header, N_MASKS), tuple(_whole_list(header, MASK_IDS))
     if n_masks < 1 or len(set(mask_ids)) != n_masks or len(mask_ids) != n_masks or min(mask_ids) < 0:
         raise ModelError(
             f"{path}: {N_MASKS} is {n_masks} and {MASK_IDS} is {list(mask_ids)}, where each mask has an id "
@@ -102,9 +102,8 @@ def read_adapter(path: str | Path) -> MtpAdapter:
 def _read_sampler(header: GgufHeader) -> MtpSampler | None:
     if SAMPLER_RANK not in header.metadata:
         return None
-    rank = int(header.metadata[SAMPLER_RANK])
-    previous, after = (_halves(_get(header, key)) for key in (SAMPLER_PREVIOUS, SAMPLER_NEXT))
-    n_top = int(_get(header, SAMPLER_TOP))
+    rank, n_top = _whole(header, SAMPLER_RANK), _whole(header, SAMPLER_TOP)
+    previous, after = (_halves(header, key) for key in (SAMPLER_PREVIOUS, SAMPLER_NEXT))
     fits = rank > 0 and n_top > 0 and 0 < previous.size == after.size and previous.size % rank == 0
     if not fits:
         raise ModelError(
@@ -114,9 +113,33 @@ def _read_sampler(header: GgufHeader) -> MtpSampler | None:
     return MtpSampler(n_top, previous.reshape(-1, rank), after.reshape(-1, rank))
 
 
-def _halves(bits: list[int]) -> NDArray[np.float16]:
+def _halves(header: GgufHeader, key: str) -> NDArray[np.float16]:
     """GGUF has no arrays of 16-bit floats in its metadata, so they are stored as 16-bit integers."""
-    return np.asarray(bits, np.uint16).view(np.float16)
+    bits = np.asarray(_whole_list(header, key), np.int64)
+    if bits.size and not 0 <= bits.min() <= bits.max() <= np.iinfo(np.uint16).max:
+        raise _wrong(header, key, "16-bit integers")
+    halves = bits.astype(np.uint16).view(np.float16)
+    if not np.isfinite(halves).all():
+        raise _wrong(header, key, "finite numbers")
+    return halves
+
+
+def _whole(header: GgufHeader, key: str) -> int:
+    value = _get(header, key)
+    if type(value) is not int:
+        raise _wrong(header, key, "one whole number")
+    return value
+
+
+def _whole_list(header: GgufHeader, key: str) -> list[int]:
+    value = _get(header, key)
+    if not isinstance(value, list) or any(type(one) is not int for one in value):
+        raise _wrong(header, key, "whole numbers")
+    return value
+
+
+def _wrong(header: GgufHeader, key: str, wanted: str) -> ModelError:
+    return ModelError(f"{header.path}: the key {key} does not hold {wanted}; convert the adapter again")
 
 
 def _get(header: GgufHeader, key: str) -> Any:

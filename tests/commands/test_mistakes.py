@@ -318,6 +318,20 @@ def test_no_room_for_the_result(tmp_path: Path) -> None:
     assert "or give another file" in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [["inspect", str(TARGET)], ["inspect", str(TARGET), "--json", "-"]])
+def test_stdout_that_is_full_or_closed(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pyspac", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "pyspac: error: the output cannot be written (No space left on device)\n"
+    closed = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True, check=False
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("option", ["-np", "--parallel", "--no-such", "-fa", "-ctk"])
 def test_an_option_of_llama_server_goes_after_the_dashes(option: str) -> None:
     done = CliRunner().invoke(app, ["serve", "-m", str(TARGET), option, "4"])

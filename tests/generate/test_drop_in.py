@@ -303,9 +303,29 @@ def test_vocabulary_alone() -> None:
 def test_closed_object_says_so() -> None:
     llm = Llama(MODEL, **QUIET | SAME_KERNELS)
     llm.close()
-    for use in (lambda: llm("a"), lambda: llm.eval([1]), lambda: llm.stats(), lambda: llm.generate([1])):
+    llm.close()
+    for use in (
+        lambda: llm("a"), lambda: llm.eval([1]), lambda: llm.stats(), lambda: llm.generate([1]), llm.n_ctx,
+        llm.save_state, llm.sample,
+    ):  # fmt: skip
         with pytest.raises(PyspacError, match="closed: make a new one"):
             use()
+
+
+def test_a_stream_whose_object_was_closed_says_so() -> None:
+    llm = Llama(MODEL, **QUIET | SAME_KERNELS)
+    stream = llm("def", max_tokens=8, stream=True)
+    next(stream)
+    llm.close()
+    with pytest.raises(PyspacError, match="closed: make a new one"):
+        list(stream)
+
+
+def test_an_object_without_a_model_is_an_error_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TypeError, match="model_path"):
+        Llama()
+    gc.collect()
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -22,6 +22,9 @@ MODELS = ROOT / "pyspac" / "models"
 TARGET, DRAFT, ADAPTER = (MODELS / f"demo-{name}.gguf" for name in ("moe", "draft", "mtp"))
 
 
+KINDS = {int: Kind.INT32, float: Kind.FLOAT32, str: Kind.STRING}
+
+
 def write_adapter(path: Path, **changed: Any) -> Path:
     """An adapter of two masks and four tokens without matrices; `changed` keys are left out where None."""
     halves = np.arange(8, dtype=np.float16).view(np.uint16).tolist()
@@ -37,7 +40,10 @@ def write_adapter(path: Path, **changed: Any) -> Path:
     writer = GGUFWriter(path, "qwen3moe")
     writer.add_type("adapter")
     for name, (value, kind, items) in keys.items():
-        value = changed.get(name, value)
+        if name in changed and (value := changed[name]) is not None:
+            kind, items = (
+                (Kind.ARRAY, KINDS[type(value[0])]) if isinstance(value, list) else (KINDS[type(value)], None)
+            )
         if value is not None:
             writer.add_key_value(f"pyspac.mtp.{name}", value, kind, sub_type=items)
     writer.write_header_to_file()
@@ -90,6 +96,12 @@ def test_an_adapter_without_a_sampler(tmp_path: Path) -> None:
         ({"sampler.rank": 3}, "a sampler of rank 3"),
         ({"sampler.next": [1, 2]}, "cannot have 8 and 2 numbers"),
         ({"sampler.top": 0}, "0 candidates"),
+        ({"n_masks": "four"}, "does not hold one whole number"),
+        ({"mask_ids": 7}, "does not hold whole numbers"),
+        ({"mask_ids": ["7", "8"]}, "does not hold whole numbers"),
+        ({"sampler.next": [1.5] * 8}, "does not hold whole numbers"),
+        ({"sampler.next": [70000] * 8}, "does not hold 16-bit integers"),
+        ({"sampler.next": [0x7C00] * 8}, "does not hold finite numbers"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
