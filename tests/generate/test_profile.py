@@ -92,6 +92,15 @@ def test_sweep_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+def test_the_narrowest_sweep() -> None:
+    """Going on in the text needs more tokens than the widest pass has, and no room for their logits."""
+    arguments = ["-m", str(TARGET), "-t", "1", "--device", "none", "--rounds", "1", "--width-max", "2"]
+    result = CliRunner().invoke(app, ["profile", *arguments, "--sequences", "1", "--contexts", "16"])
+    assert result.exit_code == 0, result.output
+    assert " or " not in result.stdout.rpartition("pays where")[2], "one place: nothing to compare"
+
+
+@pytest.mark.model
 def test_sequences_are_computed_apart() -> None:
     """Each has the logits that it has alone, whatever the others read; what is taken back is gone."""
     rows = [[5, 6, 7, 8], [9, 8, 7, 6]]
