@@ -187,16 +187,17 @@ class Model:
 # ---------------------------------------------------------------------------------------------- context
 
 
+N_UBATCH: Final = 512  # llama.cpp's own default
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParams:
     """Sizes in tokens."""
 
     n_ctx: int
-    n_ubatch: int = 512  # longest piece of a prompt processed at once
+    n_ubatch: int = N_UBATCH  # longest piece of a prompt processed at once
     n_outputs_max: int = 1  # most rows of logits of one decode; the draft length + 1
-    n_rollback_max: int = (
-        0  # most tokens that are ever taken back at once (recurrent layers keep as many states)
-    )
+    n_rollback_max: int = 0  # most tokens taken back at once: recurrent layers keep as many states
     n_sequences: int = 1  # of `n_ctx` tokens each; more than one are for `Sequences`
     n_threads: int = 1
     op_offload: bool = True  # False: never send work of host weights to a device

@@ -16,7 +16,7 @@ from pyspac.engine.devices import Device, choose_device, fits_memory
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
 from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib
+from pyspac.generate.memory_tier import PROMPT_PIECE, check_ram_has_kernels, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 
@@ -130,11 +130,12 @@ class Loading:
 
     def context_params(self, n_draft_max: int = 0, n_ctx: int | None = None) -> ContextParams:
         """`n_draft_max`: tokens that a step verifies and may take back; `n_ctx`: None: as the run asks."""
-        from pyspac.generate.llama import ContextParams
+        from pyspac.generate.llama import N_UBATCH, ContextParams
 
         n_groups = 1 + n_draft_max if n_draft_max and self.options.uses_masks else 0
         return ContextParams(
             n_ctx=n_ctx or self.preflight.n_ctx,
+            n_ubatch=N_UBATCH if self.ram_mib is None else PROMPT_PIECE,
             n_sequences=self.options.n_sequences,
             n_outputs_max=self.options.pass_width
             if n_groups

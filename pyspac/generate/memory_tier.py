@@ -17,6 +17,8 @@ from pyspac.units import GIB, MIB
 AUTO: Final = "auto"
 # left free besides the model: caches of keys and values, compute buffers, and other programs
 MARGIN_BYTES: Final = GIB
+# tokens of a prompt computed at once: each piece reads all experts, so 1,024 read half of what 512 do
+PROMPT_PIECE: Final = 1024
 MAX_NUMBER: Final = 1e12  # of a size as it is written: more than any memory, and bytes fit 64 bits
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
 # in a slot each of an expert's matrices has whole blocks of the disk around it

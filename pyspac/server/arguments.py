@@ -12,6 +12,7 @@ from typing import Final
 from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_cpu_range, read_device_kind
+from pyspac.generate.memory_tier import PROMPT_PIECE
 from pyspac.generate.spec_types import names_of
 from pyspac.server.options import ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags
@@ -89,7 +90,10 @@ def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """Weights in memory of their own: pinned beside a real device, with huge pages without one."""
     is_given = options.passed_value("-lm", "--load-mode") or "--no-mmap" in options.passed
     argv = ["--load-mode", "none"] if launch.is_copied and not is_given else []
-    return argv if launch.ram_mib is None else [*argv, "--lazy-mode", "experts"]
+    if launch.ram_mib is None:
+        return argv
+    has_piece = bool(options.passed_value("-ub", "--ubatch-size"))
+    return [*argv, "--lazy-mode", "experts", *([] if has_piece else ["-ub", str(PROMPT_PIECE)])]
 
 
 def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:

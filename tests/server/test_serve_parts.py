@@ -107,6 +107,7 @@ def test_experts_that_stay_on_disk_are_mapped_and_the_engine_knows_its_memory() 
     launch = replace(LAUNCH, cache="0", is_copied=True, ram_mib=700)
     argv = server_argv(options, launch, Path("bin"))
     assert argv[argv.index("--lazy-mode") + 1] == "experts"
+    assert argv[argv.index("-ub") + 1] == "1024", "larger pieces of prompts read less"
     assert argv[argv.index("--load-mode") + 1] == "none", "what is no expert is loaded"
     assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "700"
     assert "--lazy-mode" not in server_argv(options, replace(launch, ram_mib=None), Path("bin"))
