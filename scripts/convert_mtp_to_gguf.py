@@ -99,7 +99,7 @@ def check_fits(adapter: GgufHeader, model: GgufHeader) -> None:
 
 
 def write_keys(plain: Path, out: Path, saved: dict[str, Any], base: str) -> None:
-    """Copy a GGUF, with ours behind its own keys."""
+    """Copy a GGUF and add the keys pyspac.mtp.*"""
     reader = gguf.GGUFReader(plain)
     kinds, arch = gguf.GGUFValueType, gguf.Keys.General.ARCHITECTURE
     writer = gguf.GGUFWriter(out, reader.fields[arch].contents())
@@ -127,7 +127,7 @@ def write_keys(plain: Path, out: Path, saved: dict[str, Any], base: str) -> None
 
 def run(args: argparse.Namespace) -> None:
     """Raises UserError and ModelError; OUT is then as it was before."""
-    check_packages()
+    check_packages("safetensors")
     if not args.out.parent.is_dir():
         raise UserError(f"no folder {args.out.parent}; create it first")
     model, base = read_header(args.model), mtp.base_id(args.model)
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="""example:
-  convert_mtp_to_gguf.py build/mtp pyspac/models/demo-moe.gguf demo-mtp.gguf
+  python scripts/convert_mtp_to_gguf.py build/demo-mtp pyspac/models/demo-moe.gguf demo-mtp.gguf
 exit codes: 0 done, 2 something given cannot be used (the message says what)""",
     )
     parser.add_argument("work_dir", type=Path, help="the --work-dir of train_mtp.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,12 @@ import train_mtp
 
 from pyspac.model import mtp
 from pyspac.model.gguf_header import read_header
+from tools.train_demo.packages import missing_packages
 
 MODELS = ROOT / "pyspac" / "models"
 TARGET, DRAFT, ADAPTER = (MODELS / f"demo-{name}.gguf" for name in ("moe", "draft", "mtp"))
-MISSING = [name for name in train_mtp.PACKAGES if importlib.util.find_spec(name) is None]
-needs_train = pytest.mark.skipif(
-    bool(MISSING),
-    reason=f"the extra `train` is not installed (no {', '.join(MISSING)}): pip install 'pyspac[train]'",
-)
+MISSING = missing_packages(train_mtp.PACKAGES)
+needs_train = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 train = [pytest.mark.train, needs_train]
 
 
@@ -334,7 +331,7 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_another_architecture_has_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("the extra `train` is not installed")
+    if missing := missing_packages(gguf_to_hf.PACKAGES):
+        pytest.skip(missing)
     assert gguf_to_hf.main([str(DRAFT), str(tmp_path / "folder")]) == 2
     assert "the architecture is 'qwen3'" in capsys.readouterr().err
