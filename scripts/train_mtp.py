@@ -39,7 +39,12 @@ what to choose:
   --text    what the model will be used for: texts like your prompts; one piece in twenty is held out for the
             report. Without it, the model goes on from Python's standard library
   --rank    more is better and larger: 32 is 0.7 MB for the demo's model, 53 MB for Qwen3-30B-A3B
-exit codes: 0 done, 130 stopped by Ctrl-C, 2 something given cannot be used (the message says what)"""
+memory:
+  the model's weights, 2 bytes each on a GPU (61 GB for Qwen3-30B-A3B), 4 bytes on a CPU; and what every layer
+  computes for the tokens of a step, --rows * (192 + --groups * --masks) of them: 960 by default. Where that
+  is too much, give a smaller --groups, or --rows 1
+exit codes: 0 done, 1 the memory was too small, 2 something given cannot be used (the message says what),
+            130 stopped by Ctrl-C"""
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -73,6 +73,16 @@ def test_an_adapter_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(adapter.sampler.next, np.arange(8).reshape(4, 2))
 
 
+def test_a_header_does_as_well_as_its_file(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "adapter.gguf")
+    model, header = read_header(TARGET), read_header(path)
+    path.unlink()
+    assert mtp.read_adapter(header).mask_ids == (7, 5)
+    assert mtp.base_id(model) == mtp.base_id(TARGET)
+    with pytest.raises(ModelError, match=r"adapter\.gguf: this file has no vocabulary"):
+        mtp.base_id(header)
+
+
 def test_an_adapter_without_a_sampler(tmp_path: Path) -> None:
     assert mtp.read_adapter(write_adapter(tmp_path / "a.gguf", **{"sampler.rank": None})).sampler is None
 
