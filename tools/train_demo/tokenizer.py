@@ -26,9 +26,16 @@ def train_tokenizer(texts: list[str], n_vocab: int) -> Tokenizer:
     return tokenizer
 
 
+def eos_id(tokenizer: Tokenizer) -> int:
+    """The id of the end-of-text token, which every vocabulary made here has."""
+    found = tokenizer.token_to_id(EOS)
+    assert found is not None
+    return int(found)
+
+
 def encode_modules(tokenizer: Tokenizer, modules: list[Module]) -> Tensor:
     """All modules behind one another, an end-of-text token before each: [n_token] int64."""
-    eos = tokenizer.token_to_id(EOS)
+    eos = eos_id(tokenizer)
     ids: list[int] = []
     for encoding in tokenizer.encode_batch([m.text for m in modules]):
         ids += [eos, *encoding.ids]

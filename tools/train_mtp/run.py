@@ -237,7 +237,7 @@ def too_little_memory(error: Exception, args: argparse.Namespace) -> str:
         f"the memory is too small: {said}. It has to hold the model's weights, and what each layer computes "
         f"for --rows {args.rows} * ({n_text} + --groups {args.groups} * --masks {args.masks}) = "
         f"{args.rows * (n_text + args.groups * args.masks)} tokens; give a smaller --groups or --rows "
-        "(the run goes on from what was saved), or use a machine with more memory if the weights are too large"
+        "(the run goes on from what was saved), or use a machine with more memory if the weights do not fit"
     )
 
 
