@@ -7,7 +7,8 @@ The model is not changed, and the adapter acts at masks alone: ordinary tokens a
 the last bit in a batch of the same tokens. Behind the token at hand, K masks guess the K tokens that follow
 the model's own next one, in the forward that verifies the guesses before. More: docs/gated-lora.md.
 
-Run it again with the same command to go on from the last checkpoint. Ctrl-C writes one and stops.
+Run it again with the same command to go on from the last checkpoint. Ctrl-C writes one, reports and stops;
+a second Ctrl-C leaves the report out.
 """
 
 from __future__ import annotations
