@@ -27,7 +27,6 @@ from pyspac.model.gguf_header import GgufHeader, read_header
 CONVERTER: Final = "convert_lora_to_gguf.py"
 PREFIX: Final = "base_model.model."
 EMBEDDING: Final = "token_embd.weight"
-N_TOP: Final = 32  # candidates that the sampler scores, as in its training
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
@@ -99,7 +98,7 @@ def check_fits(adapter: GgufHeader, model: GgufHeader) -> None:
 
 
 def write_keys(plain: Path, out: Path, saved: dict[str, Any], base: str) -> None:
-    """Copy a GGUF, with ours behind its own keys."""
+    """Copy a GGUF and add the keys pyspac.mtp.*"""
     reader = gguf.GGUFReader(plain)
     kinds, arch = gguf.GGUFValueType, gguf.Keys.General.ARCHITECTURE
     writer = gguf.GGUFWriter(out, reader.fields[arch].contents())
@@ -111,9 +110,9 @@ def write_keys(plain: Path, out: Path, saved: dict[str, Any], base: str) -> None
     writer.add_uint32(mtp.N_MASKS, len(ids))
     writer.add_key_value(mtp.MASK_IDS, ids, kinds.ARRAY, sub_type=kinds.INT32)
     writer.add_string(mtp.BASE, base)
-    if saved["has_sampler"]:
+    if saved["has_sampler"] is not False:  # None: not known yet
         writer.add_uint32(mtp.SAMPLER_RANK, saved["sampler"]["next"].shape[1])
-        writer.add_uint32(mtp.SAMPLER_TOP, N_TOP)
+        writer.add_uint32(mtp.SAMPLER_TOP, mtp.N_TOP)
         for key, name in ((mtp.SAMPLER_PREVIOUS, "previous"), (mtp.SAMPLER_NEXT, "next")):
             bits = saved["sampler"][name].half().numpy().view("uint16").flatten().tolist()
             writer.add_key_value(key, bits, kinds.ARRAY, sub_type=kinds.UINT16)
@@ -127,10 +126,11 @@ def write_keys(plain: Path, out: Path, saved: dict[str, Any], base: str) -> None
 
 def run(args: argparse.Namespace) -> None:
     """Raises UserError and ModelError; OUT is then as it was before."""
-    check_packages()
+    check_packages("safetensors")
     if not args.out.parent.is_dir():
         raise UserError(f"no folder {args.out.parent}; create it first")
-    model, base = read_header(args.model), mtp.base_id(args.model)
+    model = read_header(args.model)
+    base = mtp.base_id(model)
     saved = read_checkpoint(args.work_dir)
     with tempfile.TemporaryDirectory(prefix=f".{args.out.name}.", dir=args.out.parent) as scratch:
         folder = Path(scratch)
@@ -141,8 +141,10 @@ def run(args: argparse.Namespace) -> None:
         adapter = mtp.read_adapter(folder / "result.gguf")
         n_bytes = (folder / "result.gguf").stat().st_size
         (folder / "result.gguf").replace(args.out)
-    said = "with" if adapter.sampler else "without"
-    print(f"{args.out}: {adapter.n_masks} masks, {said} a sampler, {n_bytes / 1e6:.2f} MB")
+    said = "with a sampler" if adapter.sampler else "without a sampler"
+    if saved["has_sampler"] is None:
+        said += " (whose worth is not known: training did not come to its last report)"
+    print(f"{args.out}: {adapter.n_masks} masks, {said}, {n_bytes / 1e6:.2f} MB")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -151,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="""example:
-  convert_mtp_to_gguf.py build/mtp pyspac/models/demo-moe.gguf demo-mtp.gguf
+  python scripts/convert_mtp_to_gguf.py build/demo-mtp pyspac/models/demo-moe.gguf demo-mtp.gguf
 exit codes: 0 done, 2 something given cannot be used (the message says what)""",
     )
     parser.add_argument("work_dir", type=Path, help="the --work-dir of train_mtp.py")

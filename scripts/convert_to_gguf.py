@@ -25,6 +25,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tools/
+from tools.train_demo.packages import missing_packages
+
 ROOT = Path(__file__).resolve().parent.parent
 CONVERTER = "convert_hf_to_gguf.py"
 QUANTIZER = "llama-quantize"
@@ -110,12 +113,10 @@ def check_input(folder: Path) -> None:
         raise UserError(f"no *.safetensors in {folder}; the weights are missing")
 
 
-def check_packages() -> None:
-    """What llama.cpp's converter imports."""
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if missing:
-        needs = " and ".join(missing)
-        raise UserError(f"the converter needs {needs}; install the extra: pip install 'pyspac[train]'")
+def check_packages(*others: str) -> None:
+    """Raise UserError unless what llama.cpp's converter imports is there, and `others`."""
+    if missing := missing_packages(("torch", "transformers", *others)):
+        raise UserError(missing)
 
 
 def find_pre_tokenizer(folder: Path) -> str | None:
@@ -316,9 +317,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="""examples:
-  convert_to_gguf.py Qwen3-30B-A3B qwen3-30b-a3b-q4_k_m.gguf --quant Q4_K_M
-  convert_to_gguf.py my-model my-model.gguf --quant F16
-  convert_to_gguf.py my-model my-model.gguf --quant Q5_K_M --tensor-type ffn_down_exps=q8_0
+  python scripts/convert_to_gguf.py Qwen3-30B-A3B qwen3-30b-a3b-q4_k_m.gguf --quant Q4_K_M
+  python scripts/convert_to_gguf.py my-model my-model.gguf --quant F16
+  python scripts/convert_to_gguf.py my-model my-model.gguf --quant Q5_K_M --tensor-type ffn_down_exps=q8_0
 exit codes: 0 done, 2 something given cannot be used (the message says what)""",
     )
     parser.add_argument("folder", type=Path, help="model folder: config.json, *.safetensors, tokenizer files")

@@ -10,7 +10,6 @@ It knows `qwen3moe`, the architecture of the demo's model; of other models use t
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -25,8 +24,11 @@ from numpy.typing import NDArray
 from pyspac.errors import ModelError
 from pyspac.model.gguf_header import GgufHeader, read_header
 
-ROOT: Final = Path(__file__).resolve().parent.parent
-PACKAGES: Final = ("torch", "safetensors", "tokenizers")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tools/
+from tools.train_demo.packages import missing_packages
+from tools.train_demo.split import QWEN2_SPLIT
+
+PACKAGES: Final = ("safetensors", "tokenizers")
 ARCHITECTURE: Final = "qwen3moe"
 # a GGUF tensor's name without "blk.N." -> the same in the folder, without "model.layers.N."
 LAYER_NAMES: Final = {
@@ -102,9 +104,6 @@ def tokenizer(header: GgufHeader) -> Any:
     """The byte-level BPE of the file, split as llama.cpp's "qwen2" splits."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    sys.path.insert(0, str(ROOT))
-    from tools.train_demo.tokenizer import QWEN2_SPLIT
-
     tokens = header.metadata["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ")) for pair in header.metadata["tokenizer.ggml.merges"]]
     made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
@@ -137,15 +136,18 @@ def write_folder(path: Path, folder: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """The exit code: 0 written, 2 something given cannot be used."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="""example:
+  python scripts/gguf_to_hf.py pyspac/models/demo-moe.gguf build/demo-hf
+exit codes: 0 done, 2 something given cannot be used (the message says what)""",
     )
     parser.add_argument("model", type=Path, help="GGUF of a model, quantised or not")
     parser.add_argument("folder", type=Path, help="folder to write; files of the same names are replaced")
     args = parser.parse_args(argv)
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     try:
-        if missing:
-            raise ModelError(f"{' and '.join(missing)} is not installed: pip install 'pyspac[train]'")
+        if missing := missing_packages(PACKAGES):
+            raise ModelError(missing)
         write_folder(args.model, args.folder)
     except ModelError as error:
         print(f"gguf_to_hf: {error}", file=sys.stderr)

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tools.train_demo.packages import missing_packages
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "convert_to_gguf.py"
 N_VOCAB, N_EMBD, N_FF, N_EXPERT, HEAD_DIM = 512, 256, 256, 4, 64
@@ -33,9 +35,8 @@ convert_to_gguf = load_script()
 def missing_for_conversion() -> str:
     """Why a real conversion cannot run here; empty when it can."""
     needed = ("torch", "transformers", "tokenizers", "safetensors")
-    names = [name for name in needed if importlib.util.find_spec(name) is None]
-    if names:
-        return f"the extra `train` is not installed (no {', '.join(names)}): pip install 'pyspac[train]'"
+    if missing := missing_packages(needed):
+        return missing
     try:
         convert_to_gguf.find_quantizer(convert_to_gguf.find_bin_dir(None))
         convert_to_gguf.find_converter(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from gguf import GGUFReader
 
 from tools.train_demo import __main__ as trainer
 from tools.train_demo.corpus import Module
+from tools.train_demo.packages import missing_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "pyspac" / "models"
@@ -89,11 +89,8 @@ def test_model_card_names_both() -> None:
 # ---------------------------------------------------------------------------------------------------------
 # The trainer's pieces
 
-MISSING = [name for name in trainer.PACKAGES if importlib.util.find_spec(name) is None]
-needs_train = pytest.mark.skipif(
-    bool(MISSING),
-    reason=f"the extra `train` is not installed (no {', '.join(MISSING)}): pip install 'pyspac[train]'",
-)
+MISSING = missing_packages(trainer.PACKAGES)
+needs_train = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
 @pytest.mark.train
@@ -124,6 +121,19 @@ def test_what_training_needs_is_said(
     monkeypatch.setattr(trainer, "PACKAGES", ("json", "no_such_package"))
     assert trainer.main([]) == 2
     assert "no_such_package is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("json",), ""),
+        (("json", "no_a"), "no_a is not installed; "),
+        (("no_a", "no_b", "json", "no_c"), "no_a, no_b and no_c are not installed; "),
+    ],
+)
+def test_missing_packages_are_a_sentence(names: tuple[str, ...], said: str) -> None:
+    how = "install the extra `train`, in a clone: pip install -e '.[train]'" if said else ""
+    assert missing_packages(names) == said + how
 
 
 def test_held_out_modules_are_a_fixed_few() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,12 @@ import train_mtp
 
 from pyspac.model import mtp
 from pyspac.model.gguf_header import read_header
+from tools.train_demo.packages import missing_packages
 
 MODELS = ROOT / "pyspac" / "models"
 TARGET, DRAFT, ADAPTER = (MODELS / f"demo-{name}.gguf" for name in ("moe", "draft", "mtp"))
-MISSING = [name for name in train_mtp.PACKAGES if importlib.util.find_spec(name) is None]
-needs_train = pytest.mark.skipif(
-    bool(MISSING),
-    reason=f"the extra `train` is not installed (no {', '.join(MISSING)}): pip install 'pyspac[train]'",
-)
+MISSING = missing_packages(train_mtp.PACKAGES)
+needs_train = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 train = [pytest.mark.train, needs_train]
 
 
@@ -195,13 +193,13 @@ class TestReport:
     def test_a_sampler_chooses_as_at_run_time(self) -> None:
         import torch
 
-        from tools.train_mtp.sampler import N_TOP, Sampler
+        from tools.train_mtp.sampler import Sampler
 
         torch.manual_seed(0)
         sampler = Sampler(50, rank=4)
         sampler.next.data.normal_(std=2)
         previous, after = (x.detach().half().numpy() for x in (sampler.previous, sampler.next))
-        at_run_time = mtp.MtpSampler(N_TOP, previous, after)
+        at_run_time = mtp.MtpSampler(mtp.N_TOP, previous, after)
         logits, before = torch.randn(20, 50), torch.randint(50, (20,))
         here = sampler.rerank(logits, before).tolist()
         assert here == [at_run_time.rerank(x.numpy(), int(p)) for x, p in zip(logits, before, strict=True)]
@@ -234,12 +232,36 @@ class TestWholeRun:
         adapter = mtp.read_adapter(out)
         assert (adapter.n_masks, adapter.mask_ids, adapter.base) == (2, (3069, 3070), mtp.base_id(TARGET))
         self.check_matrices(work, out)
+        assert "not known" not in capsys.readouterr().out
+        self.check_stopping(args, work, monkeypatch)
+        assert convert_mtp_to_gguf.main([str(work), str(TARGET), str(out)]) == 0
+        assert "whose worth is not known" in capsys.readouterr().out
         out.unlink()
         assert convert_mtp_to_gguf.main([str(work), str(DRAFT), str(out)]) == 2
         assert "trained for a model of architecture 'qwen3moe'" in capsys.readouterr().err
         assert list(tmp_path.glob("*.gguf")) == []
         assert train_mtp.main([*args, "--rank", "3"]) == 2
         assert "use another --work-dir" in capsys.readouterr().err
+
+    def check_stopping(self, args: list[str], work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C while training decides about the sampler as the end does; a second one leaves that open."""
+        import torch
+
+        from tools.train_mtp import run
+
+        def interrupted(training: run.Run, texts: Any) -> float:
+            training.interrupt()
+            return 0.0
+
+        def impatient(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(run.Run, "learn", interrupted)
+        assert train_mtp.main([*args, "--minutes", "1"]) == 130
+        assert torch.load(work / "adapter.pt")["has_sampler"] in (True, False)
+        monkeypatch.setattr(run, "finish", impatient)
+        assert train_mtp.main([*args, "--minutes", "1"]) == 130
+        assert torch.load(work / "adapter.pt")["has_sampler"] is None
 
     def check_matrices(self, work: Path, out: Path) -> None:
         """What llama.cpp will compute from the file is what was trained: embeddings, and one projection."""
@@ -302,6 +324,43 @@ def test_bad_training_input(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.train
+@needs_train
+@pytest.mark.parametrize("of_gpu", [True, False])
+def test_too_little_memory_is_said(
+    of_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    from tools.train_mtp import run
+
+    def load(_: Path) -> None:
+        if of_gpu:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has ...")
+        torch.empty(1 << 60)
+
+    monkeypatch.setattr(run, "load_base", load)
+    assert train_mtp.main([str(tmp_path), "--groups", "10", "--rows", "3"]) == 1
+    said = capsys.readouterr().err
+    assert ("Tried to allocate 3.00 GiB" if of_gpu else "can't allocate memory") in said
+    assert (
+        "--rows 3 * (192 + --groups 10 * --masks 4) = 696 tokens; give a smaller --groups or --rows" in said
+    )
+
+
+@pytest.mark.train
+@needs_train
+def test_texts_that_cannot_be_read_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tools.train_mtp.texts import read_modules
+
+    (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "text.py").write_text((ROOT / "scripts" / "convert_to_gguf.py").read_text() * 12)
+    assert {m.name.partition("#")[0] for m in read_modules(tmp_path)} == {"text.py"}
+    assert "left out 1 of the 2 files" in capsys.readouterr().err
+    read_modules(tmp_path / "text.py")
+    assert capsys.readouterr().err == ""
+
+
 def test_what_training_needs_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,8 +392,21 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert convert_mtp_to_gguf.main([str(tmp_path), str(tmp_path / "config.json"), out]) == 2
 
 
+def test_a_folder_is_written_without_torch(tmp_path: Path) -> None:
+    if missing := missing_packages(gguf_to_hf.PACKAGES):
+        pytest.skip(missing)
+    code = "import sys; sys.modules['torch'] = None; import gguf_to_hf; sys.exit(gguf_to_hf.main())"
+    command = [sys.executable, "-c", code, str(TARGET), str(tmp_path / "folder")]
+    subprocess.run(command, cwd=ROOT / "scripts", check=True)
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+
+
 def test_another_architecture_has_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("the extra `train` is not installed")
+    if missing := missing_packages(gguf_to_hf.PACKAGES):
+        pytest.skip(missing)
     assert gguf_to_hf.main([str(DRAFT), str(tmp_path / "folder")]) == 2
     assert "the architecture is 'qwen3'" in capsys.readouterr().err

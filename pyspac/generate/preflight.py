@@ -57,8 +57,9 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
 
 def check_adapter(path: Path, target: GgufHeader) -> MtpAdapter:
     """The adapter with mask tokens in `path`. Raises ModelError if it is none for this model."""
-    adapter = read_adapter(path)
-    if adapter.base != base_id(target.path):
+    header = read_header(path)
+    adapter = read_adapter(header)
+    if adapter.base != base_id(target):
         raise ModelError(
             f"{path}: this adapter was trained on another model than {target.path}; give one of this "
             "model, or train one with scripts/train_mtp.py"
@@ -68,7 +69,7 @@ def check_adapter(path: Path, target: GgufHeader) -> MtpAdapter:
             f"{path}: a mask has the id {max(adapter.mask_ids)}, but the model has {n_tokens} tokens: "
             "convert the adapter again"
         )
-    for tensor in read_header(path).tensors:
+    for tensor in header.tensors:
         if not _GATED_TENSOR.fullmatch(tensor.name):
             raise ModelError(
                 f"{path}: {tensor.name} is neither of the attention's projections nor of the embeddings, "

@@ -32,6 +32,7 @@ SAMPLER_RANK: Final = "pyspac.mtp.sampler.rank"
 SAMPLER_TOP: Final = "pyspac.mtp.sampler.top"
 SAMPLER_PREVIOUS: Final = "pyspac.mtp.sampler.previous"
 SAMPLER_NEXT: Final = "pyspac.mtp.sampler.next"
+N_TOP: Final = 32  # candidates of a mask that a sampler is trained on, and that its file names
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,40 +64,48 @@ class MtpAdapter:
     sampler: MtpSampler | None
 
 
-def base_id(path: str | Path) -> str:
+def base_id(model: GgufHeader | str | Path) -> str:
     """What a model is known by whatever its quantisation: 64 hexadecimal digits.
+
+    `model` is its file or the header of it.
 
     SHA-256 of architecture, layers, width and vocabulary. A fine-tuned model has the id of its base: an
     adapter of either works with both, with worse drafts and the same text. Raises ModelError as `read_header`
     does, and for a file without a vocabulary.
     """
-    header = read_header(path)
+    header = _header(model)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     sizes = [header.get(key) for key in ("block_count", "embedding_length")]
     if not tokens or None in sizes:
-        raise ModelError(f"{path}: this file has no vocabulary or no sizes; give the model's own GGUF file")
+        raise ModelError(
+            f"{header.path}: this file has no vocabulary or no sizes; give the model's own GGUF file"
+        )
     parts = [header.architecture, *map(str, sizes), *tokens]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def read_adapter(path: str | Path) -> MtpAdapter:
-    """Read the header of an adapter.
+def read_adapter(adapter: GgufHeader | str | Path) -> MtpAdapter:
+    """What the header of an adapter says; `adapter` is its file or that header.
 
     Raises ModelError: no GGUF, no adapter, an adapter without masks, values that contradict each other.
     """
-    header = read_header(path)
+    header = _header(adapter)
     if header.metadata.get("general.type") != "adapter" or N_MASKS not in header.metadata:
         raise ModelError(
-            f"{path}: this is no adapter with mask tokens; make one with scripts/train_mtp.py and "
+            f"{header.path}: this is no adapter with mask tokens; make one with scripts/train_mtp.py and "
             "scripts/convert_mtp_to_gguf.py"
         )
     n_masks, mask_ids = _whole(header, N_MASKS), tuple(_whole_list(header, MASK_IDS))
     if n_masks < 1 or len(set(mask_ids)) != n_masks or len(mask_ids) != n_masks or min(mask_ids) < 0:
         raise ModelError(
-            f"{path}: {N_MASKS} is {n_masks} and {MASK_IDS} is {list(mask_ids)}, where each mask has an id "
-            "of its own; convert the adapter again"
+            f"{header.path}: {N_MASKS} is {n_masks} and {MASK_IDS} is {list(mask_ids)}, where each mask has "
+            "an id of its own; convert the adapter again"
         )
     return MtpAdapter(n_masks, mask_ids, str(_get(header, BASE)), _read_sampler(header))
+
+
+def _header(file: GgufHeader | str | Path) -> GgufHeader:
+    return file if isinstance(file, GgufHeader) else read_header(file)
 
 
 def _read_sampler(header: GgufHeader) -> MtpSampler | None:

@@ -14,9 +14,10 @@ from gguf import GGUFWriter
 from gguf_models import write_model
 
 from pyspac.errors import ModelError
+from pyspac.generate import preflight
 from pyspac.generate.llama import lib as llama
 from pyspac.model import mtp
-from pyspac.model.gguf_header import read_header
+from pyspac.model.gguf_header import GgufHeader, read_header
 
 MODELS = ROOT / "pyspac" / "models"
 TARGET, DRAFT, ADAPTER = (MODELS / f"demo-{name}.gguf" for name in ("moe", "draft", "mtp"))
@@ -77,6 +78,16 @@ def test_an_adapter_is_read(tmp_path: Path) -> None:
     assert (adapter.n_masks, adapter.mask_ids, adapter.base) == (2, (7, 5), "ab")
     assert adapter.sampler is not None
     np.testing.assert_array_equal(adapter.sampler.next, np.arange(8).reshape(4, 2))
+
+
+def test_a_header_does_as_well_as_its_file(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "adapter.gguf")
+    model, header = read_header(TARGET), read_header(path)
+    path.unlink()
+    assert mtp.read_adapter(header).mask_ids == (7, 5)
+    assert mtp.base_id(model) == mtp.base_id(TARGET)
+    with pytest.raises(ModelError, match=r"adapter\.gguf: this file has no vocabulary"):
+        mtp.base_id(header)
 
 
 def test_an_adapter_without_a_sampler(tmp_path: Path) -> None:
@@ -163,3 +174,17 @@ def test_llama_cpp_loads_the_demo_adapter_for_its_model_alone(model: Path, loads
         assert bool(llama.llama_adapter_lora_init(handle, str(ADAPTER).encode())) == loads
     finally:
         llama.llama_model_free(handle)
+
+
+def test_a_run_reads_each_header_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of 150,000 tokens, and a sampler for it, take a while."""
+    read: list[Path] = []
+
+    def counted(path: Path) -> GgufHeader:
+        read.append(path)
+        return read_header(path)
+
+    for module in (mtp, preflight):
+        monkeypatch.setattr(module, "read_header", counted)
+    assert preflight.check_adapter(ADAPTER, read_header(TARGET)).n_masks == 4
+    assert read == [ADAPTER]

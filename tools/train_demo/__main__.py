@@ -6,11 +6,12 @@ Run it again with the same command to go on from the last checkpoint. Ctrl-C wri
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Final
+
+from tools.train_demo.packages import missing_packages
 
 # those of the extra `train`; without them there is still --help
 PACKAGES: Final = ("torch", "tokenizers", "safetensors", "tqdm")
@@ -65,13 +66,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        print(
-            f"train_demo: {', '.join(missing)} is not installed. Install what training needs: "
-            "pip install -e '.[train]'",
-            file=sys.stderr,
-        )
+    if missing := missing_packages(PACKAGES):
+        print(f"train_demo: {missing}", file=sys.stderr)
         return 2
     from tools.train_demo.common import UserError
     from tools.train_demo.run import train_and_export

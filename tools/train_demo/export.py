@@ -14,6 +14,7 @@ from tools.train_demo.common import EOS, N_CTX
 from tools.train_demo.ffn import DenseFfn, MoeFfn
 from tools.train_demo.model import Model
 from tools.train_demo.sizes import ModelConfig
+from tools.train_demo.tokenizer import eos_id
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
 
@@ -97,7 +98,7 @@ def export_hf(model: Model, tokenizer: Tokenizer, folder: Path) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     for name, content in (
-        ("config.json", hf_config(model.c, tokenizer.token_to_id(EOS))),
+        ("config.json", hf_config(model.c, eos_id(tokenizer))),
         ("tokenizer_config.json", tokenizer_config),
     ):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")

@@ -8,13 +8,7 @@ from torch import Tensor
 
 from tools.train_demo.common import EOS
 from tools.train_demo.corpus import Module
-
-# The pre-tokenizer that llama.cpp calls "qwen2": contractions, words with one leading sign, single digits,
-# runs of signs with the line ends after them, line ends, and white space up to the last blank.
-QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from tools.train_demo.split import QWEN2_SPLIT
 
 
 def train_tokenizer(texts: list[str], n_vocab: int) -> Tokenizer:
@@ -32,9 +26,16 @@ def train_tokenizer(texts: list[str], n_vocab: int) -> Tokenizer:
     return tokenizer
 
 
+def eos_id(tokenizer: Tokenizer) -> int:
+    """The id of the end-of-text token, which every vocabulary made here has."""
+    found = tokenizer.token_to_id(EOS)
+    assert found is not None
+    return int(found)
+
+
 def encode_modules(tokenizer: Tokenizer, modules: list[Module]) -> Tensor:
     """All modules behind one another, an end-of-text token before each: [n_token] int64."""
-    eos = tokenizer.token_to_id(EOS)
+    eos = eos_id(tokenizer)
     ids: list[int] = []
     for encoding in tokenizer.encode_batch([m.text for m in modules]):
         ids += [eos, *encoding.ids]

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tools.train_demo.common import UserError, save_atomically
+from tools.train_demo.corpus import Module
 from tools.train_mtp.adapter import GatedLora, choose_mask_ids, forward
 from tools.train_mtp.base import Base, load_base
 from tools.train_mtp.held_out import guess, report
@@ -43,7 +45,7 @@ class Run:
         self.parameters = [*self.adapter.parameters(), *self.sampler.parameters()]
         self.optim = torch.optim.AdamW(self.parameters, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
         self.used_s, self.step, self.is_interrupted = 0.0, 0, False
-        self.has_sampler = True
+        self.has_sampler: bool | None = None  # None: not known before the last report
         self.resume()
 
     @property
@@ -191,10 +193,9 @@ def check_args(args: argparse.Namespace) -> None:
         raise UserError(f"there is no {args.text}; give a text file or a folder of them: --text")
 
 
-def held_out_texts(base: Base, args: argparse.Namespace) -> Texts:
-    """Greedy texts behind prompts of held-out modules, the same in every run."""
-    modules = [m for m in read_modules(args.text) if m.is_held_out]
-    prompts = cut_prompts(base, modules, N_HELD_OUT, N_PROMPT, SEED + 1)
+def held_out_texts(base: Base, modules: list[Module]) -> Texts:
+    """Greedy texts behind prompts of the held-out modules, the same in every run."""
+    prompts = cut_prompts(base, [m for m in modules if m.is_held_out], N_HELD_OUT, N_PROMPT, SEED + 1)
     texts: Texts = write_on(base, prompts, N_NEW, torch.ones(len(prompts), dtype=torch.bool))
     return texts
 
@@ -214,19 +215,49 @@ def finish(run: Run, held_out: Texts) -> dict[str, Any]:
 def train(args: argparse.Namespace) -> int:
     """All of it, as the command line says; the exit code. Raises UserError."""
     check_args(args)
+    try:
+        return write_and_learn(args)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"train_mtp: {too_little_memory(error, args)}", file=sys.stderr)
+        return 1
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch has a class of its own for a GPU's memory alone; the CPU's is a RuntimeError like any other."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def too_little_memory(error: Exception, args: argparse.Namespace) -> str:
+    """What torch said, what takes memory, and which options take less."""
+    n_text = N_PROMPT + N_NEW
+    said = ". ".join(str(error).split(". ")[:2]) or type(error).__name__
+    return (
+        f"the memory is too small: {said}. It has to hold the model's weights, and what each layer computes "
+        f"for --rows {args.rows} * ({n_text} + --groups {args.groups} * --masks {args.masks}) = "
+        f"{args.rows * (n_text + args.groups * args.masks)} tokens; give a smaller --groups or --rows "
+        "(the run goes on from what was saved), or use a machine with more memory if the weights do not fit"
+    )
+
+
+def write_and_learn(args: argparse.Namespace) -> int:
+    """`train`, with arguments that were checked."""
     torch.set_num_threads(args.threads)
     base = load_base(args.model)
     args.work_dir.mkdir(parents=True, exist_ok=True)
     shutil.copy(args.model / "config.json", args.work_dir)  # the converter reads it
     run = Run(base, args)
-    modules = [m for m in read_modules(args.text) if not m.is_held_out]
-    prompts = cut_prompts(base, modules, args.texts, N_PROMPT, SEED)
+    modules = read_modules(args.text)
+    prompts = cut_prompts(base, [m for m in modules if not m.is_held_out], args.texts, N_PROMPT, SEED)
     texts = load_or_write(base, args.work_dir / "texts.pt", prompts, N_NEW)
-    held_out = held_out_texts(base, args)
+    held_out = held_out_texts(base, modules)
     run.train(texts, held_out)
     if run.is_interrupted:
-        print(f"stopped at {run.progress:.0%}; the same command goes on from here")
-        return 130
+        print(
+            f"stopped at {run.progress:.0%}; the same command goes on from here. Now comes the last report, "
+            "which decides about the sampler; Ctrl-C leaves it out"
+        )
     results = finish(run, held_out) | {"minutes": run.used_s / 60, "step": run.step}
     (args.work_dir / "report.json").write_text(json.dumps(results, indent=2) + "\n")
-    return 0
+    return 130 if run.is_interrupted else 0

@@ -12,8 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from pyspac.model.mtp import N_TOP
+
 RANK: Final = 16
-N_TOP: Final = 32  # candidates of a mask
 
 
 class Sampler(nn.Module):

@@ -5,6 +5,7 @@ A drafter guesses what its model will say, not what somebody else wrote, so it l
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,19 +40,26 @@ class Texts:
 def read_modules(path: Path | None) -> list[Module]:
     """The corpus: the standard library of the running Python, or the text files of a folder, or a file.
 
-    Raises UserError where there is nothing to read.
+    Says on standard error how many files cannot be read. Raises UserError where there is too little text.
     """
     if path is None:
         return read_stdlib()
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    modules = []
+    modules, left_out = [], []
     for file in files:
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
+            left_out.append(file.name)
             continue
         cuts = range(0, len(text), PIECE_CHARACTERS)
         modules += [Module(f"{file.name}#{i}", text[i : i + PIECE_CHARACTERS]) for i in cuts]
+    if left_out:
+        print(
+            f"left out {len(left_out)} of the {len(files)} files of {path}, such as {left_out[0]}: "
+            "they cannot be read as UTF-8 text",
+            file=sys.stderr,
+        )
     if not any(m.is_held_out for m in modules) or all(m.is_held_out for m in modules):
         raise UserError(
             f"{path} has {len(modules)} pieces of {PIECE_CHARACTERS} characters of UTF-8 text, which is too "
@@ -75,7 +83,8 @@ def write_on(base: Base, prompts: Tensor, n_new: int, is_greedy: Tensor) -> Text
     ids, cache = prompts.to(base.device), None
     greedy, is_greedy = torch.zeros_like(ids, dtype=torch.bool), is_greedy.to(base.device)
     for _ in range(n_new):
-        out = base.model(ids if cache is None else ids[:, -1:], past_key_values=cache, use_cache=True)
+        new_ids = ids if cache is None else ids[:, -1:]
+        out = base.model(new_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache, logits = out.past_key_values, out.logits[:, -1].float()
         best = logits.argmax(-1)
         drawn = torch.multinomial(logits.softmax(-1), 1).squeeze(1)
