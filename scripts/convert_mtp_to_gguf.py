@@ -40,8 +40,13 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = torch.load(path, map_location="cpu")
         saved["sizes"]["mask_ids"], saved["adapter"]["embedding"]
+        is_finite = all(bool(weight.isfinite().all()) for weight in saved["adapter"].values())
     except Exception as error:  # torch has no class of its own for a file that is not one of its files
         raise UserError(f"{path} is no checkpoint of scripts/train_mtp.py ({error}); train again") from error
+    if not is_finite:
+        raise UserError(
+            f"{path}: the training has diverged, as numbers are not finite; train with a smaller --lr"
+        )
     return saved
 
 
@@ -127,6 +132,8 @@ def write_keys(plain: Path, out: Path, saved: dict[str, Any], base: str) -> None
 def run(args: argparse.Namespace) -> None:
     """Raises UserError and ModelError; OUT is then as it was before."""
     check_packages("safetensors")
+    if args.out.exists() and not args.out.is_file():
+        raise UserError(f"{args.out} is no file that could be replaced: give the name of a GGUF file")
     if not args.out.parent.is_dir():
         raise UserError(f"no folder {args.out.parent}; create it first")
     model = read_header(args.model)
@@ -166,6 +173,9 @@ exit codes: 0 done, 2 something given cannot be used (the message says what)""",
         run(parser.parse_args(argv))
     except (UserError, ModelError) as error:
         print(f"convert_mtp_to_gguf: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a folder that cannot be written to, a full disk
+        print(f"convert_mtp_to_gguf: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     return 0
 

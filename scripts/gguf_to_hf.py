@@ -22,7 +22,8 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from pyspac.errors import ModelError
-from pyspac.model.gguf_header import GgufHeader, read_header
+from pyspac.model.checks import check_model_file
+from pyspac.model.gguf_header import GgufHeader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tools/
 from tools.train_demo.packages import missing_packages
@@ -120,7 +121,7 @@ def write_folder(path: Path, folder: Path) -> None:
     """Raises ModelError for a file that cannot be read, and for another architecture."""
     from safetensors.numpy import save_file
 
-    header = read_header(path)
+    header = check_model_file(path)
     pre = header.metadata.get("tokenizer.ggml.pre")
     if header.architecture != ARCHITECTURE or pre != "qwen2":
         raise ModelError(
@@ -151,6 +152,9 @@ exit codes: 0 done, 2 something given cannot be used (the message says what)""",
         write_folder(args.model, args.folder)
     except ModelError as error:
         print(f"gguf_to_hf: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"gguf_to_hf: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     return 0
 

@@ -104,6 +104,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"train_mtp: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a folder that is a file, a full disk
+        print(f"train_mtp: {error.filename or args.work_dir}: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:  # before or after the training itself, which hears it and saves
         print("train_mtp: stopped; the same command goes on from what was saved", file=sys.stderr)
         return 130

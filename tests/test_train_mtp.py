@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -242,6 +243,13 @@ class TestWholeRun:
         assert list(tmp_path.glob("*.gguf")) == []
         assert train_mtp.main([*args, "--rank", "3"]) == 2
         assert "use another --work-dir" in capsys.readouterr().err
+        before = (work / "adapter.pt").read_bytes()
+        assert train_mtp.main([*args, "--minutes", "1", "--lr", "1e30"]) == 2
+        assert "give a smaller --lr than 1e+30" in capsys.readouterr().err
+        assert (work / "adapter.pt").read_bytes() == before
+        (work / "adapter.pt").write_bytes(before[:1000])
+        assert train_mtp.main([*args, "--minutes", "1"]) == 2
+        assert "adapter.pt cannot be read" in capsys.readouterr().err
 
     def check_stopping(self, args: list[str], work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C while training decides about the sampler as the end does; a second one leaves that open."""
@@ -310,6 +318,8 @@ def test_the_folder_of_a_gguf_says_what_the_gguf_says(base: Any) -> None:
         (["{tmp}", "--masks", "0"], "--masks is 0; it must be 1 to 16"),
         (["{tmp}", "--groups", "200"], "--groups is 200; it must be at most"),
         (["{tmp}", "--minutes", "0"], "--minutes is 0"),
+        (["{tmp}", "--minutes", "nan"], "--minutes is nan"),
+        (["{tmp}", "--lr", "inf"], "--lr is inf"),
         (["{tmp}", "--text", "no/such/text"], "there is no no/such/text"),
     ],
 )
@@ -377,6 +387,15 @@ def test_an_adapter_of_another_model_is_refused() -> None:
     smaller = tuple(t for t in model.tensors if not t.name.startswith("blk.5."))
     with pytest.raises(convert_mtp_to_gguf.UserError, match=r"blk\.5\.attn_k\.weight .* is missing"):
         convert_mtp_to_gguf.check_fits(adapter, type(model)(model.path, model.metadata, smaller))
+
+
+def test_a_special_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("safetensors")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert convert_mtp_to_gguf.main([str(tmp_path), str(TARGET), str(fifo)]) == 2
+    assert "no file that could be replaced" in capsys.readouterr().err
+    assert fifo.is_fifo()
 
 
 @pytest.mark.train

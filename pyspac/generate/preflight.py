@@ -75,7 +75,7 @@ def check_adapter(path: Path, target: GgufHeader) -> MtpAdapter:
                 f"{path}: {tensor.name} is neither of the attention's projections nor of the embeddings, "
                 "which alone can act on masks only; train an adapter without it"
             )
-    _check_tables(adapter, read_header(path), n_tokens)
+    _check_tables(adapter, header, n_tokens)
     return adapter
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import signal
 import sys
@@ -23,7 +24,15 @@ from tools.train_mtp.base import Base, load_base
 from tools.train_mtp.held_out import guess, report
 from tools.train_mtp.layout import Layout, make_layout
 from tools.train_mtp.sampler import Sampler
-from tools.train_mtp.texts import Texts, choose_anchors, cut_prompts, load_or_write, read_modules, write_on
+from tools.train_mtp.texts import (
+    Texts,
+    choose_anchors,
+    cut_prompts,
+    load_checkpoint,
+    load_or_write,
+    read_modules,
+    write_on,
+)
 
 SEED: Final = 1
 N_PROMPT: Final = 96  # tokens that the model goes on from
@@ -60,7 +69,7 @@ class Run:
     def resume(self) -> None:
         if not self.checkpoint.exists():
             return
-        saved = torch.load(self.checkpoint, map_location=self.base.device)
+        saved = load_checkpoint(self.checkpoint, self.base.device)
         if saved["sizes"] != self.sizes():
             raise UserError(
                 f"{self.checkpoint} is an adapter for {saved['sizes']}, and this run is for {self.sizes()}; "
@@ -85,6 +94,12 @@ class Run:
         }
 
     def save(self) -> None:
+        """A checkpoint, in place of the last one. Raises UserError where the training has diverged."""
+        if not all(parameter.isfinite().all() for parameter in self.parameters):
+            raise UserError(
+                f"the adapter's numbers are not finite after {self.step} steps: give a smaller --lr than "
+                f"{self.args.lr:g}; the last checkpoint is as it was"
+            )
         state = {
             "sizes": self.sizes(),
             "adapter": self.adapter.state_dict(),
@@ -129,6 +144,11 @@ class Run:
         anchors = choose_anchors(texts, rows, self.args.masks, self.args.groups, generator)
         layout = make_layout(texts.ids[rows], anchors, self.adapter.mask_ids).to(self.base.device)
         loss = mask_loss(forward(self.base, self.adapter, layout), layout, self.sampler)
+        if not loss.isfinite():
+            raise UserError(
+                f"the loss is {float(loss.detach())} after {self.step} steps: give a smaller --lr than "
+                f"{self.args.lr:g}; the same command goes on from the last checkpoint"
+            )
         self.optim.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -183,7 +203,7 @@ def check_args(args: argparse.Namespace) -> None:
     if args.groups > N_PROMPT + N_NEW - args.masks:
         raise UserError(f"--groups is {args.groups}; it must be at most {N_PROMPT + N_NEW - args.masks}")
     for name in ("minutes", "lr", "report_every"):
-        if getattr(args, name) <= 0:
+        if not 0 < getattr(args, name) < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name):g}; it must be more than 0")
     if not args.model.is_dir():
         raise UserError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,11 +95,19 @@ def write_on(base: Base, prompts: Tensor, n_new: int, is_greedy: Tensor) -> Text
     return Texts(ids.cpu(), greedy.cpu(), prompts.shape[1])
 
 
+def load_checkpoint(path: Path, device: Any) -> Any:
+    """What `save_atomically` wrote. Raises UserError for what is no such file, or was cut off."""
+    try:
+        return torch.load(path, map_location=device)
+    except Exception as error:  # torch has no class of its own for this
+        raise UserError(f"{path} cannot be read ({error}); delete it, or give another --work-dir") from error
+
+
 def load_or_write(base: Base, path: Path, prompts: Tensor, n_new: int) -> Texts:
     """Texts behind all prompts, every second one greedy; kept in `path`, where a broken-off run goes on."""
     n_prompt, n_token = prompts.shape[1], prompts.shape[1] + n_new
     none = {"ids": torch.empty(0, n_token, dtype=torch.int64), "is_greedy": torch.empty(0, n_token) > 0}
-    done = torch.load(path) if path.exists() else none
+    done = load_checkpoint(path, "cpu") if path.exists() else none
     n_done = min(len(done["ids"]), len(prompts))
     if done["ids"].shape[1] != n_token or not torch.equal(done["ids"][:n_done, :n_prompt], prompts[:n_done]):
         raise UserError(f"{path} has texts behind other prompts; use another --work-dir or delete that file")
