@@ -35,7 +35,7 @@ import machine
 from rich.console import Console
 from rich.progress import track
 
-from pyspac.model.disk_probe import N_MATRICES, measure_disk
+from pyspac.model.disk_probe import measure_disk
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.scheduler.config import NO_PREDICTOR
@@ -131,8 +131,7 @@ def measure(args: argparse.Namespace, geometry: MoeGeometry, share: float, round
             "prompt": found["n_prompt"] / prompt_s,
             "tier": found.get("tier"),
         }
-    piece = max(layer.expert_bytes for layer in geometry.moe_layers) // N_MATRICES
-    row["disk_gb_s"] = measure_disk(args.model, piece, seconds=2.0).depth_32_gb_s
+    row["disk_gb_s"] = measure_disk(args.model, geometry.matrix_bytes, seconds=2.0).depth_32_gb_s
     return row
 
 

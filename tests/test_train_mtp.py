@@ -234,6 +234,14 @@ class TestWholeRun:
         assert (adapter.n_masks, adapter.mask_ids, adapter.base) == (2, (3069, 3070), mtp.base_id(TARGET))
         self.check_matrices(work, out)
         assert "not known" not in capsys.readouterr().out
+        before = (work / "adapter.pt").read_bytes()
+        assert train_mtp.main([*args, "--minutes", "1", "--lr", "1e30"]) == 2
+        assert "give a smaller --lr than 1e+30" in capsys.readouterr().err
+        assert (work / "adapter.pt").read_bytes() == before
+        (work / "adapter.pt").write_bytes(before[:1000])
+        assert train_mtp.main([*args, "--minutes", "1"]) == 2
+        assert "adapter.pt cannot be read" in capsys.readouterr().err
+        (work / "adapter.pt").write_bytes(before)
         self.check_stopping(args, work, monkeypatch)
         assert convert_mtp_to_gguf.main([str(work), str(TARGET), str(out)]) == 0
         assert "whose worth is not known" in capsys.readouterr().out
@@ -243,13 +251,6 @@ class TestWholeRun:
         assert list(tmp_path.glob("*.gguf")) == []
         assert train_mtp.main([*args, "--rank", "3"]) == 2
         assert "use another --work-dir" in capsys.readouterr().err
-        before = (work / "adapter.pt").read_bytes()
-        assert train_mtp.main([*args, "--minutes", "1", "--lr", "1e30"]) == 2
-        assert "give a smaller --lr than 1e+30" in capsys.readouterr().err
-        assert (work / "adapter.pt").read_bytes() == before
-        (work / "adapter.pt").write_bytes(before[:1000])
-        assert train_mtp.main([*args, "--minutes", "1"]) == 2
-        assert "adapter.pt cannot be read" in capsys.readouterr().err
 
     def check_stopping(self, args: list[str], work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C while training decides about the sampler as the end does; a second one leaves that open."""

@@ -19,8 +19,8 @@ struct spac_forward : spac_split_ops {
     // fills: whether experts that were just used take free slots
     // tier: of experts on disk, or NULL
     // il_to_publish: the layer after which the board is published; -1: a worker does that between forwards
-    spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host, const spac_memory_tier * tier, spac_timeline & timeline,
-                 spac_routing_log & log, bool fills, int il_to_publish);
+    spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host,
+                 const spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish);
 
     bool is_running() const { return in_progress; } // the worker asks too
     void begin();                                   // by itself where a layer is split

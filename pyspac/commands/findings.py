@@ -144,7 +144,8 @@ def _memory() -> Iterator[Finding]:
             "problem",
             "memory",
             f"only {free / GIB:.1f} GiB free",
-            "all experts stay in host memory: close other programs, or take a smaller model",
+            "all experts stay in host memory: close other programs, take a smaller model, or keep experts on "
+            "disk: --ram",
         )
 
 

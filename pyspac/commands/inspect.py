@@ -19,6 +19,7 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
 from pyspac.generate.draft_files import drafting_note
+from pyspac.generate.memory_tier import asked_bytes, check_ram
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
@@ -43,12 +44,12 @@ def inspect(
         ),
     ] = None,
     ram: Annotated[
-        list[float] | None,
+        list[str] | None,
         typer.Option(
             "--ram",
-            metavar="GIB",
-            help="Say what so many GiB of memory for experts come to, with the rest on disk, and which speed "
-            "to expect: the file's disk and the memory are measured. May be given several times.",
+            metavar="SIZE",
+            help="Predict the speed with so much memory for experts and the rest on disk, both of them "
+            "measured: 8G, 8000 (MiB), 25% or auto, as of run; may be given several times.",
         ),
     ] = None,
     threads: o.Threads = None,
@@ -62,13 +63,13 @@ def inspect(
     check_json_target(json_file)
     for gib in vram or ():
         check_range("--vram", gib, 0.0, MAX_VRAM_GIB)
-    for gib in ram or ():
-        check_range("--ram", gib, 0.0, MAX_VRAM_GIB)
+    for text in ram or ():
+        check_ram(text)
     path, _ = find_files(model, hf_repo)
     header = check_model_file(path)
     geometry = read_geometry(header)
     sizes = sorted(vram or DEFAULT_VRAM_GIB)
-    tier = _foresee(header, geometry, sorted(ram), threads) if ram and geometry.is_moe else None
+    tier = _foresee(header, geometry, ram, threads) if ram and geometry.is_moe else None
     if json_file is not None:
         fits = [{"gib": gib, "n_experts": geometry.n_experts_in(gib * GIB)} for gib in sizes]
         write_json(
@@ -81,10 +82,12 @@ def inspect(
             tier.show(console)
 
 
-def _foresee(header: GgufHeader, geometry: MoeGeometry, sizes: list[float], threads: int | None) -> TierView:
+def _foresee(header: GgufHeader, geometry: MoeGeometry, sizes: list[str], threads: int | None) -> TierView:
     n_threads = threads or default_n_threads()
     check_int("-t", n_threads, 1)
-    return TierView.measure(header, geometry, [int(gib * GIB) for gib in sizes], n_threads)
+    return TierView.measure(
+        header, geometry, sorted(asked_bytes(text, geometry) for text in sizes), n_threads
+    )
 
 
 def _show(console: Console, geometry: MoeGeometry, sizes: list[float], *, note: str | None) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyspac.generate.tier_forecast import TierForecast, forecast
-from pyspac.model.disk_probe import N_MATRICES, DiskSpeed, measure_disk
+from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.units import GIB, MIB
@@ -48,7 +48,7 @@ class TierView:
         table.title = "\nexperts on disk (--ram)"
         for found in self.forecasts:
             table.add_row(
-                f"{found.ram_bytes / GIB:g}", str(found.n_in_memory), str(found.n_on_disk),
+                f"{found.ram_bytes / GIB:.4g}", str(found.n_in_memory), str(found.n_on_disk),
                 f"{found.other_bytes / GIB:.2f}", _speed(found),
             )  # fmt: skip
         console.print(table)
@@ -62,21 +62,26 @@ def measure_speeds(path: Path, geometry: MoeGeometry, n_threads: int) -> tuple[D
     """Of the disk of a model with experts, and of memory; 1e9 bytes per second. Raises PyspacError."""
     from pyspac.engine.engine import measure_host_gb_s  # loads the native library
 
-    largest = max(layer.expert_bytes for layer in geometry.moe_layers)
-    return measure_disk(path, largest // N_MATRICES), measure_host_gb_s(n_threads)
+    return measure_disk(path, geometry.matrix_bytes), measure_host_gb_s(n_threads)
 
 
 def _speed(found: TierForecast) -> str:
     if found.tps_alike is None or found.tps_recorded is None:
         return f"too little: {-(-found.least_bytes // MIB)} MiB at least"
-    low, high = f"{found.tps_alike:.3g}", f"{found.tps_recorded:.3g}"
+    low, high = _number(found.tps_alike), _number(found.tps_recorded)
     return low if low == high else f"{low} to {high}"
 
 
+def _number(tps: float) -> str:
+    """Three digits, and all before the point."""
+    return f"{tps:,.0f}" if tps >= 100.0 else f"{tps:.3g}"
+
+
 def disk_text(disk: DiskSpeed) -> str:
-    """Its two speeds, and how they were read."""
+    """Its two speeds, how they were read, and whether they tell the latency of a read."""
     how = "" if disk.is_direct else ", through the page cache (no O_DIRECT)"
+    slow = "; it slows down under load, so a read's latency is not known and counts as 0"
     return (
         f"{disk.depth_1_gb_s:.2f} GB/s at depth 1, {disk.depth_32_gb_s:.2f} at depth 32 "
-        f"({disk.piece_bytes / MIB:.2g} MiB, random{how})"
+        f"({disk.piece_bytes / MIB:.2g} MiB, random{how}){slow if disk.slows_under_load else ''}"
     )

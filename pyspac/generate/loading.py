@@ -17,6 +17,7 @@ from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
 from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import PROMPT_PIECE, check_ram_has_kernels, choose_ram_mib
+from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 
@@ -37,6 +38,7 @@ class Loading:
     n_threads: int
     ram_mib: int | None  # memory for experts that stay on disk; None: all are loaded
     lacks_kernels: bool  # without a device, and without kernels of the engine for this model
+    no_effect: str  # what of the options has none; "": all have one
 
     @classmethod
     def of(cls, options: RunOptions) -> Self:
@@ -52,6 +54,8 @@ class Loading:
             options = replace(options, n_masks=preflight.adapter.n_masks)
         lacks_kernels = options.is_host_only and not options.stock and not has_own_kernels(preflight.header)
         check_ram_has_kernels(options.ram, has_kernels=not lacks_kernels)
+        ram_mib = None if lacks_kernels else _choose_ram_mib(options, preflight)
+        can = options.stock or can_predict(is_host_only=options.is_host_only, ram_mib=ram_mib)
         cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         return cls(
             # llama.cpp's kernels are the best there, and it may repack for them
@@ -60,8 +64,9 @@ class Loading:
             preflight=preflight,
             cpus=cpus,
             n_threads=options.n_threads or default_n_threads(cpus),
-            ram_mib=None if lacks_kernels else _choose_ram_mib(options, preflight),
+            ram_mib=ram_mib,
             lacks_kernels=lacks_kernels,
+            no_effect=check_can_predict(options.predict, options.ram, can=can),
         )
 
     def model_params(self) -> ModelParams:

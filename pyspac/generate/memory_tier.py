@@ -11,7 +11,7 @@ from typing import Final
 
 from pyspac.engine.memory import free_memory
 from pyspac.errors import UsageError
-from pyspac.model.geometry import MoeGeometry
+from pyspac.model.geometry import N_MATRICES, MoeGeometry
 from pyspac.units import GIB, MIB
 
 AUTO: Final = "auto"
@@ -19,10 +19,12 @@ AUTO: Final = "auto"
 MARGIN_BYTES: Final = GIB
 # tokens of a prompt computed at once: each piece reads all experts, so 1,024 read half of what 512 do
 PROMPT_PIECE: Final = 1024
-MAX_NUMBER: Final = 1e12  # of a size as it is written: more than any memory, and bytes fit 64 bits
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
-# in a slot each of an expert's matrices has whole blocks of the disk around it
-BLOCKS_BYTES: Final = 3 * 2 * 4096
+# In a slot each of an expert's matrices has whole blocks of the disk around it. How large those are the
+# engine asks the kernel, by a call that Python has not: 4 KiB on nearly every disk. Where they are larger,
+# and memory is too little for them, the engine says so itself.
+BLOCKS_BYTES: Final = N_MATRICES * 2 * 4096
+_TOO_MANY: Final = 1e12  # of any unit
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[MG]i?B?)?", re.IGNORECASE)
 
 
@@ -71,20 +73,27 @@ def choose_ram_mib(text: str | None, geometry: MoeGeometry, free_bytes: int | No
     return n_bytes // MIB
 
 
+def asked_bytes(text: str, geometry: MoeGeometry, free_bytes: int | None = None) -> int:
+    """Bytes that `--ram` of a model with experts names, whether this machine has them or not.
+
+    auto: what is free, and no more than all experts take. Raises UsageError for what is no size.
+    """
+    if text == AUTO:
+        free = free_memory() if free_bytes is None else free_bytes
+        return min(geometry.experts_bytes, _auto_bytes(geometry, free))
+    return _n_bytes(text, geometry.experts_bytes)
+
+
 def least_bytes(geometry: MoeGeometry) -> int:
     """The least that works: one layer's experts at once, each with whole blocks of the disk around it."""
-    return geometry.n_expert * (_largest_expert(geometry) + BLOCKS_BYTES)
-
-
-def _largest_expert(geometry: MoeGeometry) -> int:
-    return max((layer.expert_bytes for layer in geometry.moe_layers), default=0)
+    return geometry.n_expert * (geometry.largest_expert_bytes + BLOCKS_BYTES)
 
 
 def _n_bytes(text: str, experts_bytes: int) -> int:
     """Bytes of "8000" (MiB), "8G", "8000MiB" or "25%" of all experts'."""
     match = _SIZE.fullmatch(text.strip())
     number, unit = (float(match[1]), (match[2] or "M").upper()) if match else (-1.0, "M")
-    if not 0.0 <= number <= MAX_NUMBER or (unit == "%" and number > 100.0):
+    if not 0.0 <= number < _TOO_MANY or (unit == "%" and number > 100.0):
         raise UsageError(
             f"--ram {text} is no size: give MiB (8000), GiB (8G), a share of all experts (25%), or auto"
         )
@@ -112,7 +121,7 @@ def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, free: int) -> N
             f"{_others(geometry) // MIB} MiB of them: give {max(0, room) // MIB} or less, "
             "close other programs, or take a smaller quantisation"
         )
-    if n_bytes < geometry.n_expert * _largest_expert(geometry):
+    if n_bytes < geometry.n_expert * geometry.largest_expert_bytes:
         raise UsageError(
             f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give "
             f"{-(-least_bytes(geometry) // MIB)} MiB at least, of {free // MIB} MiB "

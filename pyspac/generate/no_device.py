@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pyspac.engine.ahead import NEXT_LAYERS
 from pyspac.engine.values import read_device_kind
@@ -23,25 +23,45 @@ def check_no_device(
     cache: str,
     scheduler: SchedulerConfig,
     copy_gb_s: float = 0.0,
-    has_ram: bool = False,
     without_engine: str,
 ) -> None:
-    """Raise UsageError for a setting that needs a device; `has_ram`: experts may stay on disk, which a
-    predictor can read ahead; `without_engine`: how to run ggml's kernels.
+    """Raise UsageError for a setting that needs a device; `without_engine`: how to run ggml's kernels.
+
+    Predictors that may read from disk are left to `check_can_predict`, once the model's size is known.
     """
     if host_kernels == "ggml":
         raise UsageError(
             "without a device the engine's own kernels compute the experts: leave out --host-kernels ggml, "
             f"or {without_engine}"
         )
-    for text in _in_vain(cache, scheduler, copy_gb_s, has_ram):
+    for text in _in_vain(cache, scheduler, copy_gb_s):
         raise UsageError(
             f"{text} needs a device that holds experts, and there is none (no GPU was found, or --device "
             "none was given): leave it out, or try the split on the CPU with --device emulated"
         )
 
 
-def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float, has_ram: bool) -> Iterator[str]:
+def can_predict(*, is_host_only: bool, ram_mib: int | None) -> bool:
+    """Whether the engine can fetch experts ahead, to a device or from disk; else memory holds all."""
+    return not is_host_only or ram_mib is not None
+
+
+def check_can_predict(predict: Iterable[str], ram: str | None, *, can: bool) -> str:
+    """Return a sentence where what was asked for with `--ram` leaves nothing to predict, else "".
+
+    `can`: as of `can_predict`. Raises UsageError where `--ram` was not given.
+    """
+    names = ",".join(name for name in predict if name in NEXT_LAYERS)
+    if can or not names:
+        return ""
+    if ram is None:
+        raise UsageError(
+            f"--predict {names} needs a device, or experts on disk: give --ram (--ram auto) or leave it out"
+        )
+    return f"--predict {names} has no effect, as all experts are in memory with --ram {ram}"
+
+
+def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float) -> Iterator[str]:
     if cache not in ("auto", "0"):
         yield f"--cache {cache}"
     if scheduler.estimator != _DEFAULTS.estimator:
@@ -50,7 +70,7 @@ def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float, has_ram: 
         yield f"--threshold {scheduler.threshold}"
     if parts := sorted(scheduler.without - {"sd"}):
         yield f"--without {','.join(parts)}"
-    if names := [name for name in scheduler.predict if not (has_ram and name in NEXT_LAYERS)]:
+    if names := [name for name in scheduler.predict if name not in NEXT_LAYERS]:
         yield f"--predict {','.join(names)}"
     if scheduler.link_gb_s is not None:
         yield f"--link-gb-s {scheduler.link_gb_s:g}"

@@ -13,7 +13,7 @@ from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_ki
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram, check_ram_has_no_device
-from pyspac.generate.no_device import check_no_device, is_host_only
+from pyspac.generate.no_device import can_predict, check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
 from pyspac.speculation.cost_table import masked_width
@@ -148,7 +148,7 @@ class RunOptions:
         if self.is_host_only:
             check_no_device(
                 host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.scheduler_config(),
-                copy_gb_s=self.copy_gb_s, has_ram=self.ram is not None, without_engine="add --stock",
+                copy_gb_s=self.copy_gb_s, without_engine="add --stock",
             )  # fmt: skip
         elif self.cache.is_zero:
             raise ConfigError("--cache", self.cache.text, "more than 0; to run without a cache, add --stock")
@@ -214,7 +214,7 @@ class RunOptions:
         )
 
     def engine_params(self, device: str, ram_mib: int | None = None) -> EngineParams:
-        can_copy = device != "none" or ram_mib is not None  # else all experts are in memory
+        can = can_predict(is_host_only=device == "none", ram_mib=ram_mib)
         return EngineParams(
             device=device,
             cache=self.cache.text,
@@ -223,7 +223,7 @@ class RunOptions:
             ram=None if ram_mib is None else str(ram_mib),
             copy_gb_s=self.copy_gb_s,
             evict="evict" not in self.without,
-            next_layer=max((NEXT_LAYERS.get(name, 0) for name in self.predict), default=0) if can_copy else 0,
+            next_layer=max((NEXT_LAYERS.get(name, 0) for name in self.predict), default=0) if can else 0,
             fill=not {"prefetch", "prompt"} & self.without,
             host_kernels=self.host_kernels,
             cpu_range=self.cpu_range,

@@ -25,7 +25,6 @@ class Sequences:
         """`context`: an empty one; its `params.n_sequences` are all there can be."""
         self.context = context
         self.n_past = 0  # tokens of every sequence
-        self._memory = lib.llama_get_memory(context.ptr)
         n = context.params.n_ubatch
         self._batch = lib.llama_batch_init(n, 0, 1)
         arrays = (self._batch.token, self._batch.pos, self._batch.logits, self._batch.n_seq_id)
@@ -70,7 +69,7 @@ class Sequences:
     def rollback(self, n_past: int) -> None:
         """Take back all tokens from position `n_past` on. Raises LlamaError if the model cannot."""
         for i in range(self.context.params.n_sequences):
-            if not lib.llama_memory_seq_rm(self._memory, i, n_past, -1):
+            if not lib.llama_memory_seq_rm(self.context.memory, i, n_past, -1):
                 raise LlamaError(
                     f"{self.context.model.path}: this model cannot take back {self.n_past - n_past} of "
                     f"{self.n_past} tokens (recurrent layers); measure another one"

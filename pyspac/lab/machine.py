@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspac.errors import ConfigError
-from pyspac.model.disk_probe import DEPTH, N_MATRICES, DiskSpeed
+from pyspac.model.disk_probe import DEPTH, DiskSpeed
+from pyspac.model.geometry import N_MATRICES
 
 INSTANT_GB_S: Final = 1e9  # a link this fast takes no time at all
 FLOP_PER_BYTE: Final = 3.5  # per row: two per weight, at 4.5 bits per weight

@@ -13,13 +13,14 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any, Final
 
 from pyspac.errors import PyspacError
 from pyspac.units import MIB
 
 DEPTH: Final = 32  # as many reads as the engine keeps under way (spac_disk_reader::DEPTH)
-N_MATRICES: Final = 3  # of an expert, each read by itself
+N_TURNS: Final = 3  # of both depths: a disk that is fast for a moment alone favours neither
 BLOCK: Final = 1 << 16  # a multiple of any disk's
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 
@@ -35,8 +36,13 @@ class DiskSpeed:
     depth_32_gb_s: float
 
     @property
+    def slows_under_load(self) -> bool:
+        """Whether many reads at once are slower than one: other programs read, or a disk's limit cuts in."""
+        return self.depth_1_gb_s > self.depth_32_gb_s
+
+    @property
     def latency_us(self) -> float:
-        """What a single read takes beyond its bytes' share of the full speed."""
+        """What a single read takes beyond its bytes' share of the full speed; 0 if it `slows_under_load`."""
         us = self.piece_bytes / 1e3
         return max(0.0, us / self.depth_1_gb_s - us / self.depth_32_gb_s)
 
@@ -46,11 +52,14 @@ class DiskSpeed:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return asdict(self) | {"latency_us": self.latency_us}
+        return asdict(self) | {"latency_us": self.latency_us, "slows_under_load": self.slows_under_load}
 
 
 def measure_disk(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> DiskSpeed:
-    """Read pieces of that file, so long at each depth. Raises PyspacError if it cannot be read."""
+    """Read pieces of that file, so long at each depth, in turns; the medians of the turns.
+
+    Raises PyspacError if it cannot be read.
+    """
     try:
         size = path.stat().st_size
         piece = max(BLOCK, min(piece_bytes, size) // BLOCK * BLOCK)
@@ -58,17 +67,24 @@ def measure_disk(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> Di
     except OSError as error:
         raise PyspacError(f"the disk of {path} cannot be measured: {error.strerror}") from error
     try:
-        speeds = [_gb_s(fd, piece, max(1, size // piece), depth, seconds, is_direct) for depth in (1, DEPTH)]
+        turns = [
+            [
+                _gb_s(fd, piece, max(1, size // piece), depth, seconds / N_TURNS, is_direct)
+                for depth in (1, DEPTH)
+            ]
+            for _ in range(N_TURNS)
+        ]
     finally:
         os.close(fd)
-    if not all(speeds):
+    depth_1_gb_s, depth_32_gb_s = (median(speeds) for speeds in zip(*turns, strict=True))
+    if not all(speed for turn in turns for speed in turn):
         raise PyspacError(
             f"the disk of {path} cannot be measured: its reads fail, or the file is empty; "
             "look at the system's log (dmesg)"
         )
     return DiskSpeed(
         path=str(path), piece_bytes=piece, is_direct=is_direct,
-        depth_1_gb_s=speeds[0], depth_32_gb_s=speeds[1],
+        depth_1_gb_s=depth_1_gb_s, depth_32_gb_s=depth_32_gb_s,
     )  # fmt: skip
 
 
@@ -100,14 +116,17 @@ def _gb_s(fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_dir
 
     def read(i: int) -> None:
         rng, buffer = Random(), mmap.mmap(-1, piece)  # on whole pages, as O_DIRECT wants
-        while time.monotonic() < begin + seconds:
+        while n_read[i] == 0 or time.monotonic() < begin + seconds:  # once at least: threads may start late
             at = rng.randrange(n_pieces) * piece
             if not is_direct:
                 os.posix_fadvise(fd, at, piece, os.POSIX_FADV_DONTNEED)
             try:
-                n_read[i] += os.preadv(fd, [buffer], at)
+                n = os.preadv(fd, [buffer], at)
             except OSError:
                 return
+            if n == 0:
+                return  # the file ends before
+            n_read[i] += n
 
     threads = [threading.Thread(target=read, args=(i,)) for i in range(depth)]
     for thread in threads:

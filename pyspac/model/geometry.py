@@ -17,6 +17,7 @@ from pyspac.model.gguf_header import GgufHeader, TensorInfo
 _EXPERT_TENSOR: Final = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias|scale)")
 _SHARED_TENSOR: Final = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_shexp\.weight")
 _PROJECTIONS: Final = ("gate", "up", "gate_up", "down")
+N_MATRICES: Final = 3  # of an expert: gate, up and down; each read by itself where it stays on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,16 @@ class MoeGeometry:
     def experts_bytes(self) -> int:
         """All routed experts of all layers."""
         return sum(layer.n_expert * layer.expert_bytes for layer in self.layers)
+
+    @property
+    def largest_expert_bytes(self) -> int:
+        """Of any layer; 0: a dense model."""
+        return max((layer.expert_bytes for layer in self.layers), default=0)
+
+    @property
+    def matrix_bytes(self) -> int:
+        """A matrix of the largest expert, on average: as much as one read of experts on disk."""
+        return self.largest_expert_bytes // N_MATRICES
 
     def n_experts_in(self, n_bytes: float) -> int:
         """How many (layer, expert) pairs of average size fit into `n_bytes`."""

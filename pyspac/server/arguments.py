@@ -13,6 +13,7 @@ from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.generate.memory_tier import PROMPT_PIECE
+from pyspac.generate.no_device import can_predict
 from pyspac.generate.spec_types import names_of
 from pyspac.server.options import ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags
@@ -115,8 +116,8 @@ def server_env(options: ServeOptions, ram_mib: int | None = None) -> dict[str, s
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
     if options.cpu_range is not None:
         env["PYSPAC_CPU_RANGE"] = options.cpu_range
-    can_copy = not options.is_host_only or ram_mib is not None  # else all experts are in memory
-    if can_copy and (names := in_engine(options.attach.scheduler.predict)):
+    can = can_predict(is_host_only=options.is_host_only, ram_mib=ram_mib)
+    if can and (names := in_engine(options.attach.scheduler.predict)):
         env["PYSPAC_PREDICT"] = ",".join(names)
     if options.is_host_only:
         env["GLIBC_TUNABLES"] = os.environ.get("GLIBC_TUNABLES") or HUGE_PAGES

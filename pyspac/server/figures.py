@@ -13,19 +13,25 @@ def _text(value: float | None, form: str, unit: str = "") -> str:
 
 
 def figures(seen: Observation) -> dict[str, str]:
-    """In the order in which they are shown; "-": nothing happened to measure."""
+    """In the order in which they are shown; "-": nothing happened to measure. Without slots: no device's."""
     return {
         "tokens/s": _text(seen.tokens_per_s, ".1f"),
-        "covered": _text(None if seen.covered is None else seen.covered * 100, ".1f", " %"),
+        **(_device(seen) if seen.n_slots else {}),
         "draft length": _text(seen.draft_length, ".2f") + _limits(seen),
         "accepted": _text(None if seen.acceptance_rate is None else seen.acceptance_rate * 100, ".0f", " %"),
-        "loads/s": f"{seen.loads_per_s:.1f}",
-        "copied": f"{seen.loaded_bytes_per_s / MIB:.1f} MiB/s",
-        "on the device": f"{seen.n_resident} of {seen.n_slots} slots",
         "draft": _ms(seen.draft_us),
         "verify": _ms(seen.verify_us),
         "process": _ms(seen.process_us),
         **({} if seen.tier is None else _tier(seen.tier, seen.seconds)),
+    }
+
+
+def _device(seen: Observation) -> dict[str, str]:
+    return {
+        "covered": _text(None if seen.covered is None else seen.covered * 100, ".1f", " %"),
+        "loads/s": f"{seen.loads_per_s:.1f}",
+        "copied": f"{seen.loaded_bytes_per_s / MIB:.1f} MiB/s",
+        "on the device": f"{seen.n_resident} of {seen.n_slots} slots",
     }
 
 

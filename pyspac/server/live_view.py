@@ -17,8 +17,9 @@ from pyspac.server.heat_map import HeatMap, legend
 from pyspac.server.snapshot import BoardWatch, Observation
 
 N_HISTORY: Final = 60
+_SPEED: Final = "tokens/s"  # the only one of a server without a device
 _CHARTS: Final[dict[str, Callable[[Observation], float | None]]] = {
-    "tokens/s": lambda seen: seen.tokens_per_s,
+    _SPEED: lambda seen: seen.tokens_per_s,
     "covered": lambda seen: seen.covered,
     "loads/s": lambda seen: seen.loads_per_s,
 }
@@ -73,7 +74,7 @@ class LiveView(App[None]):
     def compose(self) -> ComposeResult:
         yield Static(self._headline, id="head", markup=False)
         with Horizontal(id="charts"):
-            for title in _CHARTS:
+            for title in _CHARTS if self._watch.board.n_slots else [_SPEED]:
                 yield Chart(title)
         yield Static(id="figures")
         yield Static(legend(), id="legend")
@@ -99,8 +100,8 @@ class LiveView(App[None]):
     def show(self, seen: Observation) -> None:
         """Draw one observation."""
         texts = figures(seen)
-        for chart, (title, value) in zip(self.query(Chart), _CHARTS.items(), strict=True):
-            chart.add(value(seen), texts[title])
+        for chart in self.query(Chart):
+            chart.add(_CHARTS[chart.title](seen), texts[chart.title])
         rest = {title: text for title, text in texts.items() if title not in _CHARTS}
         self.query_one("#figures", Static).update(_line(rest))
         area = self.query_one(VerticalScroll).size

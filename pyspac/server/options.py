@@ -114,7 +114,6 @@ class ServeOptions:
         if self.is_host_only:
             check_no_device(
                 host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.attach.scheduler,
-                has_ram=self.ram is not None,
                 without_engine="run llama-server by itself",
             )  # fmt: skip
         elif self.cache.is_zero:

@@ -12,6 +12,7 @@ from pyspac.engine.limits import check_max_batch
 from pyspac.errors import UsageError
 from pyspac.generate.draft_files import check_drafter
 from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib
+from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
@@ -106,6 +107,9 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
         has_engine = has_own_kernels(header)
         check_ram_has_kernels(options.ram, has_kernels=has_engine)
         ram_mib = choose_ram_mib(options.ram, geometry) if has_engine else None
+        can = can_predict(is_host_only=True, ram_mib=ram_mib)
+        if note := check_can_predict(options.attach.scheduler.predict, options.ram, can=can):
+            log.warning(note)
         is_copied = has_engine and (ram_mib is not None or fits_memory(geometry.model_bytes))
         return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram_mib)
     cache = choose_cache(options.cache.text, geometry, needs, device)

@@ -354,7 +354,7 @@ def test_inspect_json(models: Path) -> None:
 def test_inspect_experts_on_disk() -> None:
     """Speeds are measured, so only their order is known: more memory is no slower; too little is said."""
     found = json.loads(
-        invoke("inspect", TARGET, "--ram", "0.001", "--ram", "0.006", "--ram", "1", "--json", "-").stdout
+        invoke("inspect", TARGET, "--ram", "1G", "--ram", "1", "--ram", "6M", "--json", "-").stdout
     )
     tier, n_experts = found["tier"], found["n_experts_total"]
     assert tier["disk"]["depth_32_gb_s"] > 0
@@ -364,17 +364,26 @@ def test_inspect_experts_on_disk() -> None:
     assert some["n_in_memory"] + some["n_on_disk"] == n_experts
     assert 0 < some["tps_alike"] < some["tps_recorded"] < all_["tps_alike"] == all_["tps_recorded"]
     assert all_["n_on_disk"] == 0
-    text = invoke("inspect", TARGET, "--ram", "0.001", "--ram", "0.006").stdout
+    text = invoke("inspect", TARGET, "--ram", "1", "--ram", "6").stdout
     assert "predicted" in text
     assert "too little: 3 MiB at least" in text
     assert "at depth 32" in text
 
 
-@pytest.mark.parametrize("ram", ["-1", "nan"])
+def test_inspect_takes_memory_as_run_does() -> None:
+    tier = json.loads(invoke("inspect", TARGET, "--ram", "50%", "--ram", "auto", "--json", "-").stdout)[
+        "tier"
+    ]
+    half, all_ = tier["predicted"]
+    assert half["ram_bytes"] * 2 == pytest.approx(all_["ram_bytes"], abs=2)
+    assert all_["n_on_disk"] == 0, "no more than all experts take"
+
+
+@pytest.mark.parametrize("ram", ["-1", "nan", "0", "150%", f"{10**400}"])
 def test_inspect_refuses_an_impossible_amount_of_memory(ram: str) -> None:
     result = invoke("inspect", TARGET, "--ram", ram)
     assert result.exit_code == 2
-    assert "--ram cannot be" in result.stderr
+    assert "give MiB (8000), GiB (8G)" in " ".join(result.stderr.split())
 
 
 def test_inspect_refuses_a_size_below_zero(models: Path) -> None:

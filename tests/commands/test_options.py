@@ -24,7 +24,7 @@ DIFFERENT = {
     "--k",  # lab sweep: a list
     "--output",  # of trace, lab sweep and lab report: each writes something else
     "--predict",  # attach: those of a scheduler alone; lab: recorded
-    "--ram",  # inspect: GiB, several to compare, as its --vram
+    "--ram",  # inspect: the same text, but it only predicts, and takes several to compare
     "--seed",  # lab: of what it assumes, not of sampling
 }
 MAX_LINES = 60

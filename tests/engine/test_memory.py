@@ -35,6 +35,7 @@ def test_all_that_ask_hear_of_it(container: Path) -> None:
     host, low = findings._memory()
     assert "only" in low.detail
     assert float(low.detail.split()[1]) <= LIMIT / GIB
+    assert "--ram" in low.mend
     assert host.level == "ok"
 
 

@@ -20,7 +20,7 @@ from pyspac._native import lib_dir
 from pyspac.cli import app
 from pyspac.engine.tier import read_tier, tier_dict
 from pyspac.errors import PyspacError, UsageError
-from pyspac.generate.memory_tier import choose_ram_mib
+from pyspac.generate.memory_tier import asked_bytes, choose_ram_mib
 from pyspac.generate.options import RunOptions
 from pyspac.generate.session import Session
 from pyspac.model.geometry import read_geometry
@@ -142,6 +142,34 @@ def test_all_that_fits_is_loaded() -> None:
         assert session.split.tier_dict() is None
 
 
+def test_a_predictor_has_no_effect_where_all_fits_and_that_is_said() -> None:
+    argv = ["run", "-m", str(DEMO), "-p", "x", "-n", "2", "-dev", "none", "--ram", "100%"]
+    result = CliRunner().invoke(app, [*argv, "--predict", "next-layer"])
+    assert result.exit_code == 0, result.output
+    assert "--predict next-layer has no effect" in " ".join(result.stderr.split())
+
+
+def test_a_model_larger_than_memory_may_be_read_ahead_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tier comes by itself, so `--predict next-layer` needs no `--ram`."""
+    geometry = read_geometry(read_header(DEMO))
+    free = geometry.model_bytes - geometry.experts_bytes // 4
+    monkeypatch.setattr("pyspac.generate.memory_tier.free_memory", lambda: free)
+    with Session(replace(options(DEMO, None), predict=("next-layer",))) as session:
+        session.generate(session.tokenize(PROMPT))
+        assert session.split is not None
+        assert session.split.tier_dict() is not None
+        assert session.split.predictors_list()[0]["n_inputs"] > 0
+
+
+def test_what_was_asked_for_need_not_be_free() -> None:
+    """`inspect` foresees other machines; auto is this one's."""
+    geometry = read_geometry(read_header(DEMO))
+    assert asked_bytes("8G", geometry, free_bytes=0) == 8 << 30
+    assert asked_bytes("25%", geometry, free_bytes=0) == geometry.experts_bytes // 4
+    assert asked_bytes("auto", geometry, free_bytes=0) == 0
+    assert asked_bytes("auto", geometry, free_bytes=1 << 40) == geometry.experts_bytes
+
+
 def test_auto_is_what_is_free() -> None:
     geometry = read_geometry(read_header(DEMO))
     others = geometry.model_bytes - geometry.experts_bytes
@@ -191,7 +219,7 @@ def test_too_little() -> None:
         (["--ram", "25%", "--device", "emulated"], "--device none"),
         (["--ram", "1"], "at least"),
         (["--ram", "6", "--predict", "token"], "--predict token needs a device"),
-        (["--predict", "next-layer"], "--predict next-layer needs a device"),
+        (["--predict", "next-layer"], "--predict next-layer needs a device, or experts on disk"),
     ],
 )
 def test_bad_input(arguments: list[str], said: str) -> None:

@@ -23,6 +23,11 @@ def geometry() -> MoeGeometry:
     return MoeGeometry("test", "test", 2, 10, 2, 0, 0, 256, 512, 110 * MB, layers)
 
 
+def test_what_one_read_asks_for() -> None:
+    assert geometry().largest_expert_bytes == 4 * MB
+    assert geometry().matrix_bytes == 4 * MB // 3
+
+
 def header(**sizes: int) -> Any:
     tensors = [SimpleNamespace(name=f"{name}.weight", n_bytes=n) for name, n in sizes.items()]
     return SimpleNamespace(tensors=tensors)

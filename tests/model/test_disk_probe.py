@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspac.commands.tier_view import disk_text
 from pyspac.errors import PyspacError
 from pyspac.model import disk_probe
 from pyspac.model.disk_probe import DiskSpeed, measure_disk
@@ -22,6 +23,31 @@ def test_latency_and_reads_by_hand() -> None:
         path="f", piece_bytes=10**6, is_direct=True, depth_1_gb_s=1.0, depth_32_gb_s=0.5
     )
     assert slower_when_busy.latency_us == 0.0
+    assert slower_when_busy.to_dict()["slows_under_load"]
+    assert "slows down under load" in disk_text(slower_when_busy)
+    assert "slows down" not in disk_text(disk)
+
+
+def test_depths_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is fast at first alone: one reading of three, so the median does not have it."""
+    depths: list[int] = []
+
+    def speed(fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool) -> float:
+        depths.append(depth)
+        return 9.0 if len(depths) == 1 else depth / 32
+
+    monkeypatch.setattr(disk_probe, "_gb_s", speed)
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * MIB)
+    disk = measure_disk(path)
+    assert depths == [1, 32] * 3
+    assert (disk.depth_1_gb_s, disk.depth_32_gb_s) == (1 / 32, 1.0)
+
+
+def test_every_reader_reads_once_even_if_it_starts_late(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * MIB)
+    assert measure_disk(path, seconds=0.0).depth_32_gb_s > 0
 
 
 @pytest.mark.parametrize("size", [1, 4096, 3 * MIB + 5])

@@ -91,6 +91,24 @@ def test_experts_on_disk_by_hand() -> None:
     ) | dict.fromkeys(("hit_share", "depth"))
 
 
+def test_without_a_device_none_of_its_figures() -> None:
+    geometry = BoardGeometry.uniform(n_layer=3, n_expert=4, n_expert_used=2, n_slots=0)
+    local = LocalBoard(geometry)
+    local.tier["n_slots"] = 9
+    texts = figures(observe(local))
+    assert not {"covered", "loads/s", "copied", "on the device"} & set(texts)
+    assert {"tokens/s", "draft length", "in memory"} <= set(texts)
+    view = LiveView("x", BoardWatch(local), is_there=lambda: True, period_s=3600)
+
+    async def play() -> None:
+        async with view.run_test() as pilot:
+            view.refresh_view()
+            await pilot.pause()
+            assert [chart.title for chart in view.query(Chart)] == ["tokens/s"]
+
+    asyncio.run(play())
+
+
 def test_nothing_happened() -> None:
     seen = BoardWatch(board(), Clock()).look()
     assert (seen.tokens_per_s, seen.covered, seen.draft_length, seen.acceptance_rate) == (None,) * 4

@@ -76,8 +76,8 @@ void spac_expert_files::open(mapping & m) {
             error = 0;
         }
     }
-    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                     error ? spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), strerror(error)) : spac_format("%s is not the file that the model was loaded from: it was replaced; start again", m.path.c_str()));
+    const char * const why = error ? strerror(error) : "it is not the file that the model was loaded from, but was put in its place; start again";
+    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), why));
 }
 
 int spac_expert_files::open_direct(const std::string & path) {

@@ -1,0 +1,28 @@
+"""How `pyspac inspect --ram` writes its predictions."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspac.commands.common import output_console
+from pyspac.commands.tier_view import TierView
+from pyspac.generate.tier_forecast import TierForecast
+from pyspac.model.disk_probe import DiskSpeed
+from pyspac.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("alike", "recorded", "text"),
+    [(6.1, 20.04, "6.1 to 20"), (99.94, 4392.0, "99.9 to 4,392"), (123.4, 123.4, "123")],
+)
+def test_speeds_without_exponents(
+    alike: float, recorded: float, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = TierForecast(
+        ram_bytes=8 * GIB, least_bytes=1, n_in_memory=1, n_on_disk=1, other_bytes=1,
+        tps_alike=alike, tps_recorded=recorded,
+    )  # fmt: skip
+    disk = DiskSpeed(path="f", piece_bytes=10**6, is_direct=True, depth_1_gb_s=0.5, depth_32_gb_s=1.0)
+    TierView(disk=disk, host_gb_s=10.0, forecasts=[found]).show(output_console())
+    row = next(line for line in capsys.readouterr().out.split("\n") if line.startswith("8 "))
+    assert row.rstrip().endswith(f"  {text}")
