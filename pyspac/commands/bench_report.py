@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyspac.commands.bench_ways import PROMPTS, Way
-from pyspac.commands.json_file import write_whole
+from pyspac.commands.json_file import write_result
 from pyspac.errors import PyspacError
 from pyspac.generate.compare import Speeds, Spread, Turns
 
@@ -140,12 +140,7 @@ def draw(findings: Findings, path: Path) -> None:
     panels[0].invert_yaxis()
     data = io.BytesIO()
     figure.savefig(data, dpi=110, format="png")
-    try:
-        write_whole(path, data.getvalue())
-    except OSError as error:
-        raise PyspacError(
-            f"{path}: the figure was not written ({error.strerror}); make room there, or give another file"
-        ) from error
+    write_result(path, data.getvalue(), "figure")
 
 
 def _figure_class() -> Any:

@@ -23,12 +23,7 @@ def write_json(target: str, value: dict[str, Any]) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()  # errors there are the command's: see reports_errors
         return
-    try:
-        write_whole(Path(target), text.encode())
-    except OSError as error:
-        raise PyspacError(
-            f"{target}: the result was not written ({error.strerror}); make room there, or give another file"
-        ) from error
+    write_result(Path(target), text.encode(), "result")
 
 
 def json_text(value: dict[str, Any]) -> str:
@@ -46,6 +41,16 @@ def can_write(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def write_result(path: Path, data: bytes, what: str) -> None:
+    """`write_whole` of `what`. Raises PyspacError."""
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        raise PyspacError(
+            f"{path}: the {what} was not written ({error.strerror}); make room there, or give another file"
+        ) from error
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -17,9 +17,9 @@ from pyspac.units import GIB, MIB
 AUTO: Final = "auto"
 # left free besides the model: caches of keys and values, compute buffers, and other programs
 MARGIN_BYTES: Final = GIB
+MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
 # tokens of a prompt computed at once: each piece reads all experts, so 1,024 read half of what 512 do
 PROMPT_PIECE: Final = 1024
-MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
 # In a slot each of an expert's matrices has whole blocks of the disk around it. How large those are the
 # engine asks the kernel, by a call that Python has not: 4 KiB on nearly every disk. Where they are larger,
 # and memory is too little for them, the engine says so itself.
