@@ -26,7 +26,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     3
+#define SPAC_ABI_VERSION     4
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -88,6 +88,13 @@ typedef enum spac_device_kind {
     SPAC_DEVICE_NAMED    = 3, // ggml's name, such as "CUDA0"
 } spac_device_kind;
 
+// whether the experts of a batch wider than max_batch pass through the slots (docs/gpu.md)
+typedef enum spac_stage {
+    SPAC_STAGE_AUTO   = 0, // where the device takes such batches over from the host, and while it is the faster way
+    SPAC_STAGE_ALWAYS = 1, // wherever there are slots for two layers' experts
+    SPAC_STAGE_NEVER  = 2,
+} spac_stage;
+
 typedef struct spac_engine_params {
     size_t       size;         // sizeof(spac_engine_params)
     const char * device;       // "auto", "none", "emulated" ("cpu"), or a ggml name such as "CUDA0": see spac_device_kind
@@ -104,6 +111,8 @@ typedef struct spac_engine_params {
     bool         fill;         // experts that were just used take free slots at once, those of prompts included
     int32_t      next_layer;   // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
     const char * ram;          // memory for experts, which lie in mapped files: "25%" of all experts' bytes, or "4096" MiB; NULL: they are in memory
+    int32_t      stage;        // spac_stage
+    int32_t      reserved;     // 0
 } spac_engine_params;
 
 typedef struct spac_engine_info {
@@ -165,6 +174,10 @@ typedef struct spac_counters {
     uint64_t n_decisions;     // decisions taken over from the board
     uint64_t n_pinned_steals; // must stay 0: a slot in use was taken
     uint64_t n_prompt_tokens; // tokens of batches wider than max_batch, which are counted in prompt_counts alone
+    uint64_t n_staged;        // copies for such a batch, which are among n_loads; their bytes and time are below
+    uint64_t staged_bytes;
+    uint64_t staged_us;
+    uint64_t stage_wait_us; // time such batches waited for them: the rest was hidden
 } spac_counters;
 
 // the engine's own predictors of experts

@@ -102,8 +102,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     log(*board),
     forward(*board, cache, decisions, host, tier.get(), timeline, log, settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
+    stage(*board, cache, prompts, layers, slots, plan.has_slots ? plan.device : nullptr, settings.params.stage),
     next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
-    splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, next_layer.get(), settings.params.max_batch) {
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, stage, log, next_layer.get(), settings.params.max_batch) {
     try {
         if (tier) {
             *board->tier() = tier->info();
@@ -212,7 +213,7 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
 bool spac_engine::copy_to_slot(const spac_load & load) {
     const spac_moe_layer & layer = layers.by_il.at(load.il);
     const uint64_t         t0    = spac_now_us();
-    slot_copy->copy(layer, load.ie, *slots[layer.group], load.slot);
+    slot_copy->copy(layer, load.ie, *slots[layer.group], load.slot, load.is_staged);
     timeline.add(SPAC_SPAN_COPY, load.il, t0, spac_now_us());
     return true; // no backend of ggml tells of a copy that failed: it aborts
 }

@@ -17,6 +17,7 @@
 #include "plan.h"
 #include "prefetch-worker.h"
 #include "prompt-counts.h"
+#include "prompt-stage.h"
 #include "routing-log.h"
 #include "slot-copy.h"
 #include "slot-pool.h"
@@ -57,6 +58,7 @@ struct spac_engine {
     spac_routing_log                         log;
     spac_forward                             forward;
     spac_prompt_counts                       prompts;
+    spac_prompt_stage                        stage;
     const std::unique_ptr<spac_next_layer>   next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                      splitter;
     std::unique_ptr<spac_draft_gate>         draft_gate; // of watch_draft()

@@ -6,6 +6,7 @@
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
 //   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)
+//   PYSPAC_STAGE    0: the experts of prompts do not pass through the slots (1: where that is faster)
 //   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between
 //                   them, or none
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
@@ -50,9 +51,10 @@ static int32_t checked_host_kernels(const std::string & text) {
     throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_HOST_KERNELS \"%s\": give auto, spac or ggml", text.c_str()));
 }
 
-static bool checked_fill(const std::string & text) {
+static bool checked_switch(const char * name) {
+    const std::string text = env_or(name, "1");
     if (text != "0" && text != "1") {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_FILL \"%s\": give 0 or 1", text.c_str()));
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s \"%s\": give 0 or 1", name, text.c_str()));
     }
     return text == "1";
 }
@@ -96,7 +98,8 @@ static void attach(llama_context * ctx) {
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
     params.ram                = env_or("PYSPAC_RAM", nullptr);
-    params.fill               = checked_fill(env_or("PYSPAC_FILL", "1"));
+    params.fill               = checked_switch("PYSPAC_FILL");
+    params.stage              = checked_switch("PYSPAC_STAGE") ? SPAC_STAGE_AUTO : SPAC_STAGE_NEVER;
 
     const predictors p = checked_predictors(env_or("PYSPAC_PREDICT", ""));
     params.next_layer  = p.next_layer;

@@ -18,6 +18,11 @@ spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector
             groups[i].free.push_back(s);
         }
     }
+    for (const layer_desc & layer : this->layers) {
+        if (layer.group >= 0) {
+            groups[layer.group].n_staged_max = std::max<size_t>(groups[layer.group].n_staged_max, 2 * layer.n_expert);
+        }
+    }
 }
 
 void spac_expert_cache::set_state(uint32_t key, spac_residency new_state) {
@@ -117,23 +122,32 @@ void spac_expert_cache::drop_fills() {
 void spac_expert_cache::fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max) {
     std::lock_guard<std::mutex> lock(mutex);
 
-    slot_group & group = groups[layers[il].group];
-    if (group.free.size() <= group.n_fills) {
+    slot_group & group    = groups[layers[il].group];
+    const size_t n_taken  = group.n_fills + (passing[1] < 0 ? 0 : n_to_stage(il)); // of the free slots
+    if (group.free.size() <= n_taken) {
         return;
     }
-    const uint8_t * states = &state[il * n_expert];
-    const size_t    n_held = n_expert - std::count(states, states + n_expert, (uint8_t) SPAC_RESIDENCY_ABSENT);
-    const size_t    room   = std::min(group.free.size() - group.n_fills, n_held_max - std::min(n_held_max, n_held));
+    const auto is_passer = [&](uint32_t key) { return state[key] == SPAC_RESIDENCY_RESIDENT && group.slots[slot_index[key]].is_staged; };
+    size_t     n_held    = 0;
+    for (uint32_t key = il * n_expert; key < (il + 1) * n_expert; key++) {
+        n_held += state[key] != SPAC_RESIDENCY_ABSENT && !is_passer(key);
+    }
+    const size_t room = std::min(group.free.size() - n_taken, n_held_max - std::min(n_held_max, n_held));
 
     std::vector<size_t> absent;
     for (size_t i = 0; i < n; i++) {
-        if (states[experts[i]] == SPAC_RESIDENCY_ABSENT) {
+        const uint32_t key = il * n_expert + experts[i];
+        if (state[key] == SPAC_RESIDENCY_ABSENT || is_passer(key)) {
             absent.push_back(i);
         }
     }
     std::stable_sort(absent.begin(), absent.end(), [&](size_t a, size_t b) { return n_rows[a] > n_rows[b]; });
     for (size_t i = 0; i < std::min(absent.size(), room); i++) {
         const uint32_t key = il * n_expert + experts[absent[i]];
+        if (is_passer(key)) {
+            set_staged(group.slots[slot_index[key]], false); // it stays, and the layers behind pass through another slot
+            continue;
+        }
         set_state(key, SPAC_RESIDENCY_QUEUED);
         fills.push(key, n_tokens ? (uint8_t) std::min<uint64_t>(255, 255ull * n_rows[absent[i]] / n_tokens) : utility[key]);
         group.n_fills++;
@@ -202,6 +216,7 @@ void spac_expert_cache::begin_forward() {
     last_il = -1;
     drop_ahead(NONE);
     unpin_before(forward - 1);
+    release_staged();
     renew_credit();
 }
 
@@ -231,14 +246,16 @@ bool spac_expert_cache::has_credit(uint64_t bytes) const {
 }
 
 // the least useful resident slot below a level that is not in use and may go; ties: the one used longest ago
-int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels) {
+// for_prompt: one that is wanted or expected may go as well, and none of the layers that are being computed
+int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels, bool for_prompt) {
     for (int level = 0; evict && level < n_levels; level++) {
         std::vector<int32_t> & resident = group.by_utility[level];
 
         int best = -1;
         for (size_t i = 0; i < resident.size(); i++) {
             const slot & s      = group.slots[resident[i]];
-            const bool   may_go = s.n_pins == 0 && !is_wanted(s.owner) && !is_expected(s.owner);
+            const bool   is_kept = for_prompt ? is_passing(s.owner / n_expert) : is_wanted(s.owner) || is_expected(s.owner) || (s.is_staged && is_passing(s.owner / n_expert));
+            const bool   may_go = s.n_pins == 0 && !is_kept;
             if (may_go && (best < 0 || s.last_used < group.slots[resident[best]].last_used)) {
                 best = (int) i;
             }
@@ -247,18 +264,25 @@ int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels) {
             continue;
         }
         const int32_t index = resident[best];
-        resident.erase(resident.begin() + best);
-
-        const uint32_t owner = group.slots[index].owner;
-        set_state(owner, SPAC_RESIDENCY_ABSENT);
-        slot_index[owner] = -1;
-        out.counters->n_evictions++;
-        if (group.slots[index].source >= 0) {
-            out.ahead[group.slots[index].source].n_wasted++;
-        }
+        vacate(group, index);
         return index;
     }
     return -1;
+}
+
+// its owner leaves: O(slots of its level)
+void spac_expert_cache::vacate(slot_group & group, int32_t index) {
+    slot &                 s        = group.slots[index];
+    std::vector<int32_t> & resident = group.by_utility[utility[s.owner]];
+    resident.erase(std::find(resident.begin(), resident.end(), index));
+    set_staged(s, false);
+    set_state(s.owner, SPAC_RESIDENCY_ABSENT);
+    slot_index[s.owner] = -1;
+    s.owner             = NONE;
+    out.counters->n_evictions++;
+    if (s.source >= 0) {
+        out.ahead[s.source].n_wasted++;
+    }
 }
 
 int32_t spac_expert_cache::take_slot(slot_group & group, int n_levels) {
@@ -286,7 +310,7 @@ spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
 
 // claims a slot for the best waiting load; false if none can start now
 bool spac_expert_cache::take_next(spac_load & load) {
-    return take_ahead(load) || take_wanted(load) || take_fill(load);
+    return take_staged(load) || take_ahead(load) || take_wanted(load) || take_fill(load);
 }
 
 // of those that the scheduler asked for
@@ -368,13 +392,21 @@ void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us
         out.counters->n_loads++;
         out.counters->loaded_bytes += load.bytes;
         spac_blend(us_per_byte, (double) us / load.bytes, SPEED_WEIGHT);
+        if (load.is_staged) {
+            out.counters->n_staged++;
+            out.counters->staged_bytes += load.bytes;
+            out.counters->staged_us += us;
+        }
         group.slots[load.slot].source = load.source;
         if (load.source >= 0) {
             out.ahead[load.source].n_copied++;
         }
         set_state(key, SPAC_RESIDENCY_RESIDENT);
+        staged.notify_all();
         return;
     }
+    set_staged(group.slots[load.slot], false);
+    staged.notify_all();
     group.slots[load.slot].owner = NONE;
     group.free.push_back(load.slot);
     slot_index[key] = -1;
@@ -385,6 +417,7 @@ void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us
 void spac_expert_cache::stop() {
     std::lock_guard<std::mutex> lock(mutex);
     stopped = true;
+    staged.notify_all();
     work.notify_all();
     idle_now.notify_all();
 }
@@ -397,7 +430,7 @@ void spac_expert_cache::wait_stopped(uint64_t us) {
 bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
     std::unique_lock<std::mutex> lock(mutex);
     return idle_now.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                             [&] { return stopped || (n_loading == 0 && fills.empty() && ahead.empty() && (queue.empty() || out_of_credit)); });
+                             [&] { return stopped || (n_loading == 0 && fills.empty() && ahead.empty() && to_stage.empty() && (queue.empty() || out_of_credit)); });
 }
 
 int32_t spac_expert_cache::slot_of(uint32_t il, uint32_t ie) {

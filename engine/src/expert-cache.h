@@ -21,6 +21,7 @@ struct spac_load {
     int32_t  slot;
     uint64_t bytes;
     int32_t  source = -1; // spac_ahead_source that predicted it; -1: none did
+    bool     is_staged = false; // for a prompt
 };
 
 // what a predictor expects of a layer that has not run yet
@@ -85,6 +86,20 @@ struct spac_expert_cache {
     size_t expect(const spac_expectation & what, const std::vector<int32_t> & experts);
     double copy_us(uint32_t il); // of one expert of a layer, as measured; 0: not known
 
+    // for prompts whose experts pass through the slots, layer by layer: expert-cache-stage.cpp
+
+    // whether there are slots for two layers' experts
+    bool can_stage() const;
+
+    // n experts of a layer that comes soon, most wanted first: those absent are copied before all else, into slots that the
+    // layers before have passed, else free ones, else those of the least useful experts; at most two layers' worth of slots
+    // hold such experts at a time, so that the others stay
+    void stage(uint32_t il, const int32_t * experts, size_t n);
+
+    // waits until the n distinct experts that a layer uses are resident, and pins them; whatever else waits for the layer is
+    // dropped. slots: -1 where the copy failed, or the cache was stopped
+    void pin_staged(uint32_t il, const int32_t * experts, size_t n, int32_t * slots);
+
     // worker's side
 
     enum class wait_result { LOAD,
@@ -106,6 +121,7 @@ struct spac_expert_cache {
         uint32_t n_pins    = 0;
         uint64_t last_used = 0;  // forward
         int32_t  source    = -1; // spac_ahead_source that brought the owner, which nobody has used yet; -1: none
+        bool     is_staged = false; // the owner is here for a prompt
     };
     struct awaited {
         uint32_t key;
@@ -117,6 +133,9 @@ struct spac_expert_cache {
         std::vector<int32_t>              free;
         std::vector<std::vector<int32_t>> by_utility;  // resident slots per utility of their owner
         size_t                            n_fills = 0; // free slots that are spoken for
+        std::deque<int32_t>               staged;      // slots with an owner that is, or was, here for a prompt; in that order
+        size_t                            n_staged     = 0; // of these: that are
+        size_t                            n_staged_max = 0; // two layers' experts
     };
     // of one source and layer
     struct prediction {
@@ -140,6 +159,13 @@ struct spac_expert_cache {
     bool      take_wanted(spac_load & load);
     bool      take_fill(spac_load & load);
     bool      take_ahead(spac_load & load);
+    bool      take_staged(spac_load & load);
+    int32_t   take_stage_slot(slot_group & group);
+    bool      is_passing(uint32_t il) const;
+    void      set_staged(slot & s, bool is_staged);
+    size_t    n_to_stage(uint32_t il) const;
+    void      release_staged();
+    void      vacate(slot_group & group, int32_t index);
     bool      is_expected(uint32_t key) const;
     bool      is_over(uint32_t il, uint64_t forward) const;
     void      note_outcome(uint32_t il, const int32_t * experts, size_t n);
@@ -148,7 +174,7 @@ struct spac_expert_cache {
     void      drop_fills();
     spac_load claim(uint32_t key, int32_t slot);
     int32_t   take_slot(slot_group & group, int n_levels);
-    int32_t   take_victim(slot_group & group, int n_levels);
+    int32_t   take_victim(slot_group & group, int n_levels, bool for_prompt = false);
     bool      is_wanted(uint32_t key) const;
     bool      is_waiting(uint32_t key) const;
     void      give_up(uint32_t key);
@@ -173,6 +199,9 @@ struct spac_expert_cache {
     spac_prefetch_queue     fills;                      // for free slots; level: utility, or the share of a prompt's tokens that used it
     std::vector<prediction> predictions;                // [SPAC_N_AHEAD * n_layer]
     std::deque<awaited>     ahead;                      // expected, and to be copied before all else
+    std::deque<uint32_t>    to_stage;                   // keys to be copied for a prompt
+    int32_t                 passing[2]    = { -1, -1 }; // layers whose experts are being staged or used by it
+    std::condition_variable staged;                     // a copy for a prompt is done, or stop
     int32_t                 last_il       = INT32_MAX;  // of the layers that ran in this forward
     double                  us_per_byte   = 0;          // of copies; 0: not known
     uint64_t                forward       = 1;          // the first, or the next one

@@ -4,9 +4,9 @@
 #include "status.h"
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
-                                         spac_next_layer * next_layer, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), next_layer(next_layer), max_batch(max_batch) {
+                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
+                                         spac_routing_log & log, spac_next_layer * next_layer, int max_batch) :
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { &ops, layer };
     }
@@ -30,7 +30,14 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
     }
     ggml_tensor * out = is_split ? split(p) : nullptr;
     built.n_split += out != nullptr;
-    if (is_counted) {
+    return is_counted ? build_wide(p) : out;
+}
+
+// staged, or llama.cpp's and counted
+ggml_tensor * spac_graph_splitter::build_wide(const llama_moe_hook_params & p) {
+    ggml_tensor * out = stage.build(p, !built.is_wide);
+    built.is_wide     = true;
+    if (!out) {
         prompts.add_node(p);
     }
     return out;
@@ -42,6 +49,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
         built.graph     = p.gf;
         built.is_logged = false;
         built.n_split   = 0;
+        built.is_wide   = false;
     }
     built.last_il = p.il;
 }
@@ -76,6 +84,9 @@ ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
 int32_t spac_graph_splitter::n_threads_of(ggml_cgraph * graph, int32_t n_tokens) {
     if (dense && n_tokens > 0) {
         dense->mark(graph);
+    }
+    if (built.is_wide && n_tokens > max_batch) {
+        stage.begin(n_tokens, built.n_split > 0);
     }
     const bool is_split = is_split_by_executor(n_tokens);
     if (is_split && !last_was_split && host.has_ggml_worker() && !plan.device_is_cpu()) {

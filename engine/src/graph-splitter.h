@@ -7,6 +7,7 @@
 #include "next-layer.h"
 #include "plan.h"
 #include "prompt-counts.h"
+#include "prompt-stage.h"
 #include "routing-log.h"
 #include "slot-pool.h"
 #include "split-graph.h"
@@ -19,8 +20,8 @@ struct spac_graph_splitter {
     // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
     // next_layer: NULL unless it was asked for
     spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
-                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
-                        spac_next_layer * next_layer, int max_batch);
+                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
+                        spac_routing_log & log, spac_next_layer * next_layer, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p);              // NULL: the layer stays as it is
     int32_t       n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
@@ -28,6 +29,7 @@ struct spac_graph_splitter {
   private:
     void          note_graph(const llama_moe_hook_params & p);
     ggml_tensor * split(const llama_moe_hook_params & p);
+    ggml_tensor * build_wide(const llama_moe_hook_params & p);
     bool          can_split(const llama_moe_hook_params & p);
     bool          is_too_wide(const llama_moe_hook_params & p) const;
     bool          is_split_by_executor(int32_t n_tokens) const;
@@ -37,6 +39,7 @@ struct spac_graph_splitter {
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
     spac_prompt_counts &            prompts;
+    spac_prompt_stage &             stage;
     spac_routing_log &              log;
     spac_next_layer * const         next_layer;
     const int                       max_batch;
@@ -50,6 +53,7 @@ struct spac_graph_splitter {
         bool          is_logged = false; // a layer of it was seen whose ids are
         int           last_il   = -1;
         int           n_split   = 0; // layers of it
+        bool          is_wide   = false; // one of them is
     } built;
 
     bool last_was_split = false; // the graph computed last: by the executor

@@ -1,5 +1,6 @@
 #include "prompt-counts.h"
 
+#include "clock.h"
 #include "reader-node.h"
 
 #include <map>
@@ -23,6 +24,7 @@ void spac_prompt_counts::run_node(ggml_tensor * dst, int ith, int, void * user_d
     if (ith == 0) {
         const node & n = *(node *) user_data;
         n.counts->count(*n.layer, dst->src[0]);
+        n.counts->fill(*n.layer, dst->src[0]->ne[1]);
     }
 }
 
@@ -34,19 +36,24 @@ void spac_prompt_counts::add_node(const llama_moe_hook_params & p) {
     spac_add_reader_node(p, "spac_count", p.ids, run_node, &it->second);
 }
 
-void spac_prompt_counts::count(const spac_moe_layer & layer, const ggml_tensor * ids) {
+const spac_activations & spac_prompt_counts::count(const spac_moe_layer & layer, const ggml_tensor * ids) {
     if (layer.il <= last_il || last_il < 0) {
         board.counters()->n_prompt_tokens += ids->ne[1];
     }
     last_il = layer.il == nodes.rbegin()->first ? -1 : layer.il;
     activations.count(ids, layer.n_expert, board.prompt_counts() + (size_t) layer.il * board.geometry().n_expert);
     log.add(layer.il, ids);
-    if (fills) {
-        cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), activations.n_distinct(), ids->ne[1],
-                   nodes.at(layer.il).n_held_max);
-    }
+    way.note_layer(layer.il, spac_now_us());
     if (last_il < 0) {
         log.end();
         board.publish();
+    }
+    return activations;
+}
+
+void spac_prompt_counts::fill(const spac_moe_layer & layer, size_t n_tokens) {
+    if (fills) {
+        cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), activations.n_distinct(), n_tokens,
+                   nodes.at(layer.il).n_held_max);
     }
 }

@@ -6,6 +6,7 @@
 #include "board.h"
 #include "expert-cache.h"
 #include "layers.h"
+#include "prompt-way.h"
 #include "routing-log.h"
 
 #include <cstdint>
@@ -18,8 +19,11 @@ struct spac_prompt_counts {
     // one node on the CPU that reads ids, and nothing else: the layer itself stays stock's; does nothing for other layers
     void add_node(const llama_moe_hook_params & p);
 
-    // while the graph runs: ids [n_expert_used, n_tokens] of a layer
-    void count(const spac_moe_layer & layer, const ggml_tensor * ids);
+    // while the graph runs: ids [n_expert_used, n_tokens] of a layer; returns its distinct experts, valid until the next call
+    const spac_activations & count(const spac_moe_layer & layer, const ggml_tensor * ids);
+    void                     fill(const spac_moe_layer & layer, size_t n_tokens); // free slots, after count()
+
+    spac_prompt_way way; // is told how far a wide batch has come
 
   private:
     struct node {

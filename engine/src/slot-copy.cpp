@@ -20,8 +20,9 @@ spac_slot_copy::~spac_slot_copy() {
     ggml_backend_free(backend);
 }
 
-void spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot) {
-    size_t room = BYTES_PER_WAIT;
+void spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot, bool is_alone) {
+    const size_t per_wait = is_alone ? layer.expert_bytes() : BYTES_PER_WAIT;
+    size_t       room     = per_wait;
     for (int part = 0; part < SPAC_N_PARTS; part++) {
         const size_t bytes = layer.part_bytes(part);
         for (size_t done = 0, n; done < bytes; done += n) {
@@ -30,7 +31,7 @@ void spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_
             room -= n;
             if (room == 0) {
                 ggml_backend_synchronize(backend);
-                room = BYTES_PER_WAIT;
+                room = per_wait;
             }
         }
     }

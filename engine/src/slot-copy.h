@@ -9,7 +9,8 @@ struct spac_slot_copy {
     ~spac_slot_copy();
 
     // returns when the bytes are on the device; ggml's interface reports no failure: a backend whose copy fails aborts
-    void copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot);
+    // is_alone: nothing that the graph waits for queues behind it
+    void copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot, bool is_alone);
 
   private:
     ggml_backend_t backend = nullptr;

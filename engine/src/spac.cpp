@@ -44,6 +44,7 @@ static spac_engine_params checked(const spac_engine_params * params) {
     require_between("n_threads", p.n_threads, 0, SPAC_MAX_THREADS);
     require_between("next_layer", p.next_layer, 0, SPAC_NEXT_LAYER_MAX);
     require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode has to be auto, in-graph or executor");
+    require(p.stage >= SPAC_STAGE_AUTO && p.stage <= SPAC_STAGE_NEVER, "stage has to be auto, always or never");
     require(p.host_kernels >= SPAC_KERNELS_AUTO && p.host_kernels <= SPAC_KERNELS_GGML, "host_kernels has to be auto, spac or ggml");
     require(p.copy_gb_s == 0 || p.copy_gb_s >= 0.001, "copy_gb_s has to be 0 (no throttle), or 0.001 and more");
     return p;

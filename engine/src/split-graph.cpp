@@ -252,3 +252,14 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
 
     return build_sum(p, layer, ggml_add(p.ctx, device, host));
 }
+
+// ---- prompts
+
+ggml_tensor * spac_build_staged(const llama_moe_hook_params & p, const spac_moe_layer * layer, const spac_slot_group & group, ggml_custom_op_t dispatch,
+                                void * user_data) {
+    const split_inputs in     = make_inputs(p, *layer);
+    ggml_tensor *      args[] = { p.ids };
+    ggml_tensor *      ids    = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, layer->n_expert_used, p.cur->ne[1], 1, 1, args, 1, dispatch, 1, user_data));
+    ggml_format_name(ids, "spac_stage-%d", p.il);
+    return build_sum(p, *layer, build_ffn(p, *layer, group.parts, in, ids));
+}

@@ -36,3 +36,8 @@ ggml_tensor * spac_build_split_in_graph(const llama_moe_hook_params & p, spac_sp
 // the same with the engine's own kernels for the host's experts; group: NULL if all of them are the host's
 ggml_tensor * spac_build_split_kernels(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group * group);
 ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group);
+
+// a layer whose chosen experts are all in slots by the time that dispatch returns
+// dispatch: src is ids, dst [n_expert_used, n_tokens] slots
+ggml_tensor * spac_build_staged(const llama_moe_hook_params & p, const spac_moe_layer * layer, const spac_slot_group & group, ggml_custom_op_t dispatch,
+                                void * user_data);

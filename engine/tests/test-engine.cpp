@@ -273,6 +273,34 @@ static void test_prompts_count(int host_mode, bool fill) {
     llama_free(ctx);
 }
 
+// a prompt's experts pass through the slots, which hold but two layers' of them and a few: its logits stay stock's
+static void test_prompts_pass_through(int host_mode, const char * cache) {
+    llama_context * stock    = make_context();
+    const floats    expected = decode(stock, N_TEXT), expected_one = decode(stock, 1);
+    llama_free(stock);
+
+    llama_context *    ctx    = make_context();
+    spac_engine_params params = cpu_params();
+    params.host_mode          = host_mode;
+    params.cache              = cache;
+    params.max_batch          = 4;
+    params.stage              = SPAC_STAGE_ALWAYS;
+    spac_engine *   engine    = attach(ctx, params);
+    spac_board_view view      = {};
+    view.size                 = sizeof(view);
+    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    for (int round = 0; round < 3; round++) {
+        CHECK(decode(ctx, N_TEXT) == expected);
+        CHECK(view.counters->n_prompt_tokens == (uint64_t) (round + 1) * N_TEXT);
+        want_all(engine); // while the next one is on its way
+        CHECK(decode(ctx, 1) == expected_one);
+    }
+    CHECK(view.counters->n_staged > 0 && view.counters->staged_bytes == view.counters->n_staged * view.expert_bytes[0]);
+    CHECK(view.counters->n_pinned_steals == 0);
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
 // what the log says of the rows since `first`, added up as the counts are: [n_layer, n_expert]
 static std::vector<uint32_t> counted_from_log(const spac_board_view & v, uint64_t first) {
     std::vector<uint32_t> counts((size_t) v.n_layer * v.n_expert);
@@ -455,6 +483,10 @@ int main() {
     for (bool fill : { true, false }) {
         test_prompts_count(SPAC_HOST_IN_GRAPH, fill);
         test_prompts_count(SPAC_HOST_EXECUTOR, fill);
+    }
+    for (const char * cache : { "34%", "60%", "100%" }) {
+        test_prompts_pass_through(SPAC_HOST_IN_GRAPH, cache);
+        test_prompts_pass_through(SPAC_HOST_EXECUTOR, cache);
     }
     test_routing_log(SPAC_HOST_IN_GRAPH);
     test_routing_log(SPAC_HOST_EXECUTOR);

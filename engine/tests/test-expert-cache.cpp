@@ -1,6 +1,7 @@
 #include "check.h"
 #include "prefetch-worker.h"
 #include <ctime>
+#include <thread>
 
 // loads all that can start, in order; returns their keys
 static std::vector<uint32_t> run_loads(cache_fixture & f) {
@@ -109,6 +110,124 @@ static void test_fill_waits_for_loads() {
     h.cache.cancel();
     CHECK(h.residency[0] == SPAC_RESIDENCY_ABSENT && run_loads(h).empty());
     h.cache.check();
+}
+
+// what a worker would do with all loads that can start now; keys in their order
+static std::vector<uint32_t> work_off(cache_fixture & f) {
+    std::vector<uint32_t> keys;
+    for (spac_load load; f.cache.wait_for_load(load) == spac_expert_cache::wait_result::LOAD;) {
+        keys.push_back(f.key(load.il, load.ie));
+        f.cache.finish_load(load, true, 10);
+    }
+    f.cache.check();
+    return keys;
+}
+
+static std::vector<int32_t> pin_staged(cache_fixture & f, uint32_t il, const std::vector<int32_t> & used) {
+    std::vector<int32_t> slots(used.size());
+    f.cache.pin_staged(il, used.data(), used.size(), slots.data());
+    return slots;
+}
+
+// 3 layers of 3 experts in 7 slots, of which 6 may be passed through; layer 0's expert 1 is resident and wanted, and stays
+static void test_stage_by_hand() {
+    cache_fixture f(3, 3, 7);
+    f.utility[1] = 9;
+    f.apply({ 1 });
+    work_off(f);
+    CHECK(f.cache.can_stage() && !cache_fixture(3, 3, 5).cache.can_stage() && !cache_fixture(3, 3, 9, false).cache.can_stage());
+
+    const int32_t all[] = { 2, 0, 1 };
+    f.cache.stage(0, all, 3);
+    f.cache.stage(1, all, 3);
+    CHECK((work_off(f) == std::vector<uint32_t>{ 2, 0, 3 + 2, 3 + 0, 3 + 1 }) && f.counters.n_staged == 5 && f.counters.staged_bytes == 500);
+    const std::vector<int32_t> first = pin_staged(f, 0, { 0, 1 });
+    CHECK(first[0] >= 0 && first[1] >= 0 && first[0] != first[1]);
+
+    f.cache.unpin_all();
+    f.cache.stage(1, all, 3);
+    f.cache.stage(2, all, 3); // the seventh slot, and those of layer 0's passers
+    CHECK((work_off(f) == std::vector<uint32_t>{ 6 + 2, 6 + 0, 6 + 1 }));
+    CHECK(f.residency[1] == SPAC_RESIDENCY_RESIDENT && f.residency[0] == SPAC_RESIDENCY_ABSENT && f.residency[2] == SPAC_RESIDENCY_ABSENT);
+    CHECK(pin_staged(f, 1, { 0, 1, 2 }).size() == 3);
+
+    f.cache.unpin_all();
+    CHECK(pin_staged(f, 2, { 1 })[0] >= 0);
+    f.cache.begin_forward(); // decoding: free again, but for what may still be in use
+    CHECK(f.residency[6 + 1] == SPAC_RESIDENCY_RESIDENT && f.residency[6 + 2] == SPAC_RESIDENCY_ABSENT && f.residency[3] == SPAC_RESIDENCY_ABSENT);
+    f.cache.begin_forward();
+    CHECK(f.residency[6 + 1] == SPAC_RESIDENCY_ABSENT && f.residency[1] == SPAC_RESIDENCY_RESIDENT);
+    f.cache.check();
+}
+
+// what a layer turns out not to use is not copied
+static void test_stage_drops_what_is_not_used() {
+    cache_fixture f(2, 4, 8);
+    const int32_t all[] = { 0, 1, 2, 3 };
+    f.cache.stage(0, all, 1);
+    CHECK((work_off(f) == std::vector<uint32_t>{ 0 }));
+    f.cache.stage(0, all, 4);
+    spac_load load;
+    CHECK(f.cache.wait_for_load(load) == spac_expert_cache::wait_result::LOAD && load.ie == 1 && load.is_staged);
+    CHECK(pin_staged(f, 0, { 0 })[0] >= 0);
+    f.cache.finish_load(load, true, 10);
+    CHECK(work_off(f).empty() && f.residency[1] == SPAC_RESIDENCY_RESIDENT && f.residency[2] == SPAC_RESIDENCY_ABSENT);
+}
+
+// with a full pool the least useful leave, wanted or not; never those of the two layers on the way
+static void test_stage_takes_the_least_useful() {
+    cache_fixture f(3, 2, 4);
+    f.utility = { 0, 0, 0, 0, 7, 9 };
+    f.apply({ 4, 5 });
+    work_off(f);
+    f.utility = { 5, 6, 0, 0, 7, 9 };
+    f.apply({ 0, 1 });
+    CHECK(work_off(f).size() == 2); // all four are wanted
+    const int32_t all[] = { 0, 1 };
+    f.cache.stage(0, all, 2);
+    f.cache.stage(1, all, 2);
+    CHECK((work_off(f) == std::vector<uint32_t>{ 2, 3 }));
+    CHECK(f.residency[0] == SPAC_RESIDENCY_RESIDENT && f.residency[1] == SPAC_RESIDENCY_RESIDENT && f.residency[5] == SPAC_RESIDENCY_ABSENT);
+    CHECK(pin_staged(f, 0, { 0, 1 })[0] >= 0 && f.counters.n_pinned_steals == 0);
+}
+
+// a prompt's most used experts stay where they passed, without another copy, as long as free slots are left for the rest
+static void test_passers_fill_free_slots() {
+    cache_fixture  f(4, 2, 6);
+    const int32_t  all[]  = { 0, 1 };
+    const uint32_t rows[] = { 1, 3 };
+    f.cache.stage(0, all, 2);
+    f.cache.stage(1, all, 2);
+    work_off(f);
+    pin_staged(f, 0, { 0, 1 });
+    f.cache.fill(0, all, rows, 2, 4, 2); // 2 slots are free, none of them needed by those that pass
+    CHECK(work_off(f).empty());
+    f.cache.unpin_all();
+    f.cache.stage(2, all, 2);
+    work_off(f);
+    f.cache.stage(3, all, 2);
+    work_off(f);
+    CHECK(f.residency[1] == SPAC_RESIDENCY_RESIDENT && f.residency[0] == SPAC_RESIDENCY_RESIDENT); // both stayed
+    CHECK(f.residency[2] == SPAC_RESIDENCY_ABSENT && f.counters.n_loads == 8);
+}
+
+// nobody waits for ever: not for a copy that failed, not when all ends
+static void test_stage_ends() {
+    cache_fixture f(1, 2, 4);
+    const int32_t all[] = { 0, 1 };
+    f.cache.stage(0, all, 2);
+    {
+        spac_prefetch_worker worker(f.cache, [&](const spac_load & load) { return load.ie == 1; }, 0);
+        const auto           slots = pin_staged(f, 0, { 0, 1 });
+        CHECK(slots[0] == -1 && slots[1] >= 0 && f.counters.n_load_failures == 1);
+    }
+    f.cache.check();
+
+    cache_fixture g(1, 2, 4);
+    g.cache.stage(0, all, 2);
+    std::thread stopper([&] { g.cache.stop(); });
+    CHECK(pin_staged(g, 0, { 0, 1 })[0] == -1);
+    stopper.join();
 }
 
 // time until the layer runs: of so many copies
@@ -394,6 +513,11 @@ int main() {
     test_fill();
     test_fills_move_to_their_utility();
     test_fill_waits_for_loads();
+    test_stage_by_hand();
+    test_stage_drops_what_is_not_used();
+    test_stage_takes_the_least_useful();
+    test_passers_fill_free_slots();
+    test_stage_ends();
     test_expected_goes_first();
     test_expected_in_time();
     test_expected_stays();

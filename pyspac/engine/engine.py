@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType
 from pyspac._native import check, ffi, lib
 from pyspac.engine.board import Board
 from pyspac.engine.limits import check_max_batch, check_n_threads
-from pyspac.engine.params import HOST_KERNELS, HOST_MODES, EngineParams
+from pyspac.engine.params import HOST_KERNELS, HOST_MODES, STAGES, EngineParams
 from pyspac.engine.step import StepRecord
 from pyspac.errors import EngineError, UsageError
 
@@ -237,6 +237,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
     c_params.copy_gb_s = params.copy_gb_s
     c_params.evict, c_params.fill, c_params.verbose = params.evict, params.fill, params.verbose
     c_params.next_layer = params.next_layer
+    c_params.stage = STAGES.index(params.stage)
     c_params.host_mode = HOST_MODES.index(params.host_mode)
     c_params.host_kernels = HOST_KERNELS.index(params.host_kernels)
     return c_params, texts

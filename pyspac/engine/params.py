@@ -9,6 +9,7 @@ from pyspac.errors import ConfigError
 
 HOST_MODES = ("auto", "in-graph", "executor")  # index = spac_host_mode
 NEXT_LAYER_MAX = 3  # SPAC_NEXT_LAYER_MAX
+STAGES = ("auto", "always", "never")  # index = spac_stage
 HOST_KERNELS = ("auto", "spac", "ggml")  # index = spac_host_kernels
 
 
@@ -27,6 +28,7 @@ class EngineParams:
     verbose: bool = False
     host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
     fill: bool = True  # experts that were just used take free slots at once, those of prompts included
+    stage: str = "auto"  # one of STAGES: whether the experts of wide batches pass through the slots
     next_layer: int = 0  # 1 .. 3: routers of so many MoE layers further on are asked early; 0: not
     ram: str | None = (
         None  # memory for experts that lie in mapped files: "25%", "4096" MiB; None: all are loaded
@@ -39,6 +41,8 @@ class EngineParams:
             raise ConfigError("host_mode", self.host_mode, f"one of {', '.join(HOST_MODES)}")
         if self.host_kernels not in HOST_KERNELS:
             raise ConfigError("host_kernels", self.host_kernels, f"one of {', '.join(HOST_KERNELS)}")
+        if self.stage not in STAGES:
+            raise ConfigError("stage", self.stage, f"one of {', '.join(STAGES)}")
         check_int("n_threads", self.n_threads, 0)
         check_int("max_batch", self.max_batch, 1)
         check_int("next_layer", self.next_layer, 0, NEXT_LAYER_MAX)

@@ -225,6 +225,7 @@ class RunOptions:
             evict="evict" not in self.without,
             next_layer=max((NEXT_LAYERS.get(name, 0) for name in self.predict), default=0) if can else 0,
             fill=not {"prefetch", "prompt"} & self.without,
+            stage="never" if {"prefetch", "prompt", "stage"} & self.without else "auto",
             host_kernels=self.host_kernels,
             cpu_range=self.cpu_range,
             verbose=self.verbose,

@@ -20,6 +20,7 @@ ABLATIONS = {
     "prefetch": "static allocation: the pool is filled once",
     "evict": "a resident expert never leaves",
     "prompt": "prompts teach nothing, and free slots wait for the plan (ours)",
+    "stage": "the experts of prompts do not pass through the device's slots (ours)",
     "sd": "plain decoding, no drafts (the decode loop obeys it; the scheduler only records it)",
 }
 

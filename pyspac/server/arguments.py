@@ -110,6 +110,8 @@ def server_env(options: ServeOptions, ram_mib: int | None = None) -> dict[str, s
         env["PYSPAC_RAM"] = str(ram_mib)
     if {"prefetch", "prompt"} & options.attach.scheduler.without:
         env["PYSPAC_FILL"] = "0"
+    if {"prefetch", "prompt", "stage"} & options.attach.scheduler.without:
+        env["PYSPAC_STAGE"] = "0"
     if read_device_kind(options.device) != "auto":
         env["PYSPAC_DEVICE"] = options.device
     if options.host_kernels != "auto":

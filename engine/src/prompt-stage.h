@@ -1,0 +1,55 @@
+// Prompts on a device: a layer's experts pass through the slots. Those that are resident stay where they are; the others are
+// copied while the layer before is computed, where llama.cpp copies a layer's experts first and computes it then.
+#pragma once
+
+#include "expert-cache.h"
+#include "layers.h"
+#include "prompt-counts.h"
+#include "split-graph.h"
+
+#include "ggml-backend.h"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+struct spac_prompt_stage {
+    // stage: spac_stage; device: NULL without one; all outlive it, as do graphs with its nodes
+    spac_prompt_stage(spac_board & board, spac_expert_cache & cache, spac_prompt_counts & prompts, const spac_layers & layers, const spac_slot_groups & groups,
+                      ggml_backend_dev_t device, int stage);
+
+    // one layer of a wide batch's graph; NULL: it stays llama.cpp's, and is counted alone. The first layer that is asked
+    // decides for the whole graph
+    ggml_tensor * build(const llama_moe_hook_params & p, bool is_first);
+
+    // a wide graph is about to be computed, which was built last; ends_narrow: its last layer is computed for few tokens, and
+    // split as theirs are
+    void begin(int64_t n_tokens, bool ends_narrow);
+
+    // while the graph runs: ids [n_expert_used, n_tokens] as the router chose; slots: of the same shape
+    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * slots);
+
+  private:
+    struct node {
+        spac_prompt_stage *    stage;
+        const spac_moe_layer * layer;
+        const spac_moe_layer * next; // NULL: the last
+    };
+
+    static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
+
+    bool is_taken_over(const llama_moe_hook_params & p) const;
+    void stage(const spac_moe_layer & layer);
+
+    spac_board &             board;
+    spac_expert_cache &      cache;
+    spac_prompt_counts &     prompts;
+    const spac_slot_groups & groups;
+    const ggml_backend_dev_t device;
+    const int                mode; // SPAC_STAGE_NEVER where there are too few slots
+    spac_prompt_way &        way;
+    const spac_moe_layer *   end = nullptr; // of the graph under way: not staged; NULL: all are
+
+    std::map<int, node>  nodes; // by il
+    std::vector<int32_t> slots_of, index_of;
+};
