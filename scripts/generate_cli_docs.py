@@ -51,6 +51,7 @@ measured is `null`.
 | `experts.n_slots`, `.pool_bytes` | experts that fit on the device at once; device memory for them |
 | `experts.n_hit`, `.n_miss`, `.n_late` | distinct (layer, expert) asked for: on the device, not, in flight |
 | `experts.n_loads`, `.n_evictions`, `.loaded_bytes` | copies to the device |
+| `experts.n_staged`, `.staged_bytes`, `.staged_us`, `.stage_wait_us` | of these: for prompts |
 | `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
 | `layers.split`, `.declined` | layers that are split; `{reason: count}` of those that are not |
 | `predictors[]` | one object per name of `--predict`: [look-ahead.md](look-ahead.md#what-the-figures-mean) |

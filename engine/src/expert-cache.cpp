@@ -122,8 +122,8 @@ void spac_expert_cache::drop_fills() {
 void spac_expert_cache::fill(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, size_t n_tokens, size_t n_held_max) {
     std::lock_guard<std::mutex> lock(mutex);
 
-    slot_group & group    = groups[layers[il].group];
-    const size_t n_taken  = group.n_fills + (passing[1] < 0 ? 0 : n_to_stage(il)); // of the free slots
+    slot_group & group   = groups[layers[il].group];
+    const size_t n_taken = group.n_fills + (passing[1] < 0 ? 0 : n_to_stage(il)); // of the free slots
     if (group.free.size() <= n_taken) {
         return;
     }
@@ -253,9 +253,9 @@ int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels, bool fo
 
         int best = -1;
         for (size_t i = 0; i < resident.size(); i++) {
-            const slot & s      = group.slots[resident[i]];
+            const slot & s       = group.slots[resident[i]];
             const bool   is_kept = for_prompt ? is_passing(s.owner / n_expert) : is_wanted(s.owner) || is_expected(s.owner) || (s.is_staged && is_passing(s.owner / n_expert));
-            const bool   may_go = s.n_pins == 0 && !is_kept;
+            const bool   may_go  = s.n_pins == 0 && !is_kept;
             if (may_go && (best < 0 || s.last_used < group.slots[resident[best]].last_used)) {
                 best = (int) i;
             }

@@ -20,7 +20,7 @@ struct spac_load {
     uint32_t ie;
     int32_t  slot;
     uint64_t bytes;
-    int32_t  source = -1; // spac_ahead_source that predicted it; -1: none did
+    int32_t  source    = -1;    // spac_ahead_source that predicted it; -1: none did
     bool     is_staged = false; // for a prompt
 };
 
@@ -119,8 +119,8 @@ struct spac_expert_cache {
     struct slot {
         uint32_t owner     = NONE; // key of the expert that is loading or resident
         uint32_t n_pins    = 0;
-        uint64_t last_used = 0;  // forward
-        int32_t  source    = -1; // spac_ahead_source that brought the owner, which nobody has used yet; -1: none
+        uint64_t last_used = 0;     // forward
+        int32_t  source    = -1;    // spac_ahead_source that brought the owner, which nobody has used yet; -1: none
         bool     is_staged = false; // the owner is here for a prompt
     };
     struct awaited {
@@ -131,9 +131,9 @@ struct spac_expert_cache {
     struct slot_group {
         std::vector<slot>                 slots;
         std::vector<int32_t>              free;
-        std::vector<std::vector<int32_t>> by_utility;  // resident slots per utility of their owner
-        size_t                            n_fills = 0; // free slots that are spoken for
-        std::deque<int32_t>               staged;      // slots with an owner that is, or was, here for a prompt; in that order
+        std::vector<std::vector<int32_t>> by_utility;       // resident slots per utility of their owner
+        size_t                            n_fills = 0;      // free slots that are spoken for
+        std::deque<int32_t>               staged;           // slots with an owner that is, or was, here for a prompt; in that order
         size_t                            n_staged     = 0; // of these: that are
         size_t                            n_staged_max = 0; // two layers' experts
     };
@@ -200,7 +200,7 @@ struct spac_expert_cache {
     std::vector<prediction> predictions;                // [SPAC_N_AHEAD * n_layer]
     std::deque<awaited>     ahead;                      // expected, and to be copied before all else
     std::deque<uint32_t>    to_stage;                   // keys to be copied for a prompt
-    int32_t                 passing[2]    = { -1, -1 }; // layers whose experts are being staged or used by it
+    int32_t                 passing[2] = { -1, -1 };    // layers whose experts are being staged or used by it
     std::condition_variable staged;                     // a copy for a prompt is done, or stop
     int32_t                 last_il       = INT32_MAX;  // of the layers that ran in this forward
     double                  us_per_byte   = 0;          // of copies; 0: not known

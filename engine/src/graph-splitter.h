@@ -52,7 +52,7 @@ struct spac_graph_splitter {
         ggml_cgraph * graph     = nullptr;
         bool          is_logged = false; // a layer of it was seen whose ids are
         int           last_il   = -1;
-        int           n_split   = 0; // layers of it
+        int           n_split   = 0;     // layers of it
         bool          is_wide   = false; // one of them is
     } built;
 

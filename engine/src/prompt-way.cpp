@@ -22,8 +22,8 @@ void spac_prompt_way::choose(bool is_forced, bool may_stage, int64_t n_tokens) {
         is_staged = is_forced;
         return;
     }
-    width_class &   c     = classes[class_of(n_tokens)];
-    const figures & stock = c.of[0], &staged = c.of[1];
+    width_class &  c     = classes[class_of(n_tokens)];
+    const figures &stock = c.of[0], &staged = c.of[1];
     if (staged.n < N_FIRST || stock.n < N_FIRST) {
         is_staged = staged.n < N_FIRST;
         return;

@@ -26,8 +26,8 @@ struct spac_prompt_way {
         int    n            = 0;
     };
     struct width_class {
-        figures of[2];          // llama.cpp's way; staged
-        double  spent_us   = 0; // since the last trial
+        figures of[2];        // llama.cpp's way; staged
+        double  spent_us = 0; // since the last trial
     };
 
     static int class_of(int64_t n_tokens);

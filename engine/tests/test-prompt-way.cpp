@@ -6,7 +6,7 @@ static constexpr double WIDTH = 512;
 
 // n batches; staged_us, stock_us: of each; returns how many of them were staged
 static int run(spac_prompt_way & way, int n, uint64_t staged_us, uint64_t stock_us, double width = WIDTH) {
-    static uint64_t now = 1;
+    static uint64_t now      = 1;
     int             n_staged = 0;
     for (int i = 0; i < n; i++) {
         way.choose(false, true, (int64_t) width);

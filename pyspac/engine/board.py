@@ -35,12 +35,14 @@ class Residency(IntEnum):
     RESIDENT = 3
 
 
+# of the counters: what a prompt's experts did that passed through the slots
+STAGE_FIELDS = ("n_staged", "staged_bytes", "staged_us", "stage_wait_us")
 # the fields of the C structs, in their order
 COUNTER_FIELDS = (
     "n_forward", "n_forward_both", "n_hit", "n_miss", "n_late", "n_hit_rows", "n_miss_rows", "n_late_rows",
     "n_loads", "n_load_failures", "n_evictions", "loaded_bytes", "load_us", "dispatch_us", "wait_us",
     "n_decisions", "n_pinned_steals", "n_prompt_tokens",
-    "n_staged", "staged_bytes", "staged_us", "stage_wait_us",
+    *STAGE_FIELDS,
 )  # fmt: skip
 AHEAD_FIELDS = (
     "n_inputs", "n_late", "us", "n_predicted", "n_chosen", "n_hit", "n_queued", "n_cut", "n_dropped",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from pyspac.engine.board import STAGE_FIELDS
 from pyspac.generate.decode import Generation
 from pyspac.generate.session import Session
 from pyspac.speculation.explain import to_dicts
@@ -31,6 +32,7 @@ NO_EXPERTS = dict.fromkeys(
         "n_loads",
         "n_evictions",
         "loaded_bytes",
+        *STAGE_FIELDS,
         "n_steps_with_both",
     ),
     0,
@@ -216,9 +218,19 @@ def _split_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
             "loads",
             f"{experts['n_loads']} ({moved}), {experts['n_evictions']} evictions, {experts['n_late']} late",
         ),
+        *_stage_rows(experts),
         ("per step", _step_text(split, max(1, len(generation.metrics.steps)))),
         *((f"predicted by {p['name']}", _predicted_text(p)) for p in split.predictors_list()),
     ]
+
+
+def _stage_rows(experts: dict[str, int]) -> list[tuple[str, str]]:
+    """What the prompt copied while it was computed; no row if it copied nothing."""
+    if not experts["n_staged"]:
+        return []
+    hidden = max(0.0, 1 - experts["stage_wait_us"] / max(1, experts["staged_us"]))
+    text = f"{experts['n_staged']} experts ({experts['staged_bytes'] / MIB:.1f} MiB) passed through the slots"
+    return [("prompt", f"{text}, {hidden:.0%} of their copying hidden")]
 
 
 def _predicted_text(predictor: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspac.engine.ahead import ahead_dict, in_engine
+from pyspac.engine.board import STAGE_FIELDS
 from pyspac.engine.engine import Engine
 from pyspac.engine.step import StepRecord
 from pyspac.engine.tier import tier_dict
@@ -88,7 +89,7 @@ class Split:
     def experts_dict(self) -> dict[str, int]:
         """`experts` of the `--json` object; distinct (layer, expert) pairs per forward pass."""
         counters = self.engine.board.counters[0]
-        names = ("n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes")
+        names = ("n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes", *STAGE_FIELDS)
         return {
             "n_slots": self.info.n_slots,
             "pool_bytes": self.info.pool_bytes,

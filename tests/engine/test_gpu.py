@@ -79,6 +79,21 @@ def test_logits_are_as_near_as_stock_gets(name: str, tmp_path: Path, monkeypatch
     assert row["ok"], row
 
 
+def test_a_prompt_passes_through_the_slots() -> None:
+    """Each expert is copied at most once for it, those that are resident are not; the text is stock's."""
+    prompt = ("-p", "def parse_args(argv): " * 12)
+    staged, stock = (run_json("--cache", "50%", "-n", "4", *prompt, *how) for how in ((), ("--stock",)))
+    assert staged["token_ids"] == stock["token_ids"]
+    experts = staged["experts"]
+    n_experts = N_LAYERS * 32
+    assert n_experts // 2 < experts["n_staged"] <= n_experts
+    assert experts["loaded_bytes"] / experts["n_loads"] == experts["staged_bytes"] / experts["n_staged"]
+    assert experts["stage_wait_us"] > 0
+    without = run_json("--cache", "50%", "-n", "4", *prompt, "--without", "stage")
+    assert without["experts"]["n_staged"] == 0
+    assert without["token_ids"] == stock["token_ids"]
+
+
 def test_a_cache_that_does_not_fit_is_refused() -> None:
     done = run("--cache", "10000000", "-n", "1")
     assert done.returncode == 2
