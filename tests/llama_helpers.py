@@ -5,6 +5,7 @@ Plain llama.cpp calls rather than pyspac.generate.llama, for several sequences a
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from pyspac.engine.board import NO_BUDGET
-from pyspac.engine.engine import Engine
+from pyspac.engine.engine import Engine, cpu_buffer_type
 from pyspac.engine.params import EngineParams
+from pyspac.generate.llama import EXPERT_TENSORS
 from pyspac.generate.llama import lib as llama  # the bindings, on the build's libllama; their log is silent
 
 WAIT_MS = 20_000
@@ -40,6 +42,28 @@ def loaded_model(path: Path, **fields: Any) -> Iterator[Any]:
         yield model
     finally:
         llama.llama_model_free(model)
+
+
+class _BuftOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override."""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+@contextmanager
+def offloaded_model(path: Path, device: Any) -> Iterator[Any]:
+    """All layers on `device`, the experts on the host, as --cpu-moe does."""
+    overrides = (_BuftOverride * 2)(
+        _BuftOverride(EXPERT_TENSORS, cpu_buffer_type()), _BuftOverride(None, None)
+    )
+    devices = (ctypes.c_void_p * 2)(device.handle, None)
+    fields = {
+        "n_gpu_layers": 99,
+        "devices": ctypes.addressof(devices),
+        "tensor_buft_overrides": ctypes.addressof(overrides),
+    }
+    with loaded_model(path, **fields) as model:
+        yield model
 
 
 @contextmanager

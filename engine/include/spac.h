@@ -68,9 +68,10 @@ typedef enum spac_residency {
 
 // how the experts that are not resident are computed
 typedef enum spac_host_mode {
-    SPAC_HOST_AUTO     = 0, // in-graph if the device is the CPU, else executor
-    SPAC_HOST_IN_GRAPH = 1, // ordinary graph nodes on the context's threads
-    SPAC_HOST_EXECUTOR = 2, // the engine's own threads, concurrent with the device
+    SPAC_HOST_AUTO      = 0, // in-graph if the device is the CPU, in-stream if it can be and all routers are there, else executor
+    SPAC_HOST_IN_GRAPH  = 1, // ordinary graph nodes on the context's threads
+    SPAC_HOST_EXECUTOR  = 2, // the engine's own threads, concurrent with the device; the graph's thread waits for both in each layer
+    SPAC_HOST_IN_STREAM = 3, // the same, but the device's stream calls the engine: nobody waits before the graph's end
 } spac_host_mode;
 
 // whose kernels compute the host's experts
@@ -119,7 +120,7 @@ typedef struct spac_engine_info {
     size_t   size;
     char     device[64];    // ggml's name of the device
     bool     is_emulated;   // the device is the CPU itself, or the link is throttled
-    int32_t  host_mode;     // SPAC_HOST_IN_GRAPH or SPAC_HOST_EXECUTOR
+    int32_t  host_mode;     // spac_host_mode, as it was chosen
     int32_t  n_layer;       // of the model
     int32_t  n_expert;      // largest of any layer
     int32_t  n_expert_used; // largest of any layer

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 static constexpr int64_t N_SLOTS     = 3; // the last one is the guard that MMQ reads (slot-pool.h)
@@ -171,4 +172,48 @@ void spac_probe_device(ggml_backend_dev_t device, const spac_moe_layer & layer, 
     check(backend.get(), cpu.get(), layer, 2, probe::FIRST_MATRIX);
     check(backend.get(), cpu.get(), layer, 2, probe::FFN);
     check(backend.get(), cpu.get(), layer, max_batch, probe::FFN);
+}
+
+static constexpr int64_t N_USED = 2, N_EXPERT = 5, N_TOKENS = 3;
+
+// src: ids, cur; dst: [N_USED, N_TOKENS] their sums
+static void add_ids(ggml_tensor * dst, int ith, int, void * n_calls) {
+    if (ith != 0) {
+        return;
+    }
+    ++*(int *) n_calls;
+    for (int64_t i = 0; i < N_USED * N_TOKENS; i++) {
+        const int64_t it           = i / N_USED;
+        const auto *  ids          = (const int32_t *) ((const char *) dst->src[0]->data + it * dst->src[0]->nb[1]);
+        const auto *  cur          = (const float *) ((const char *) dst->src[1]->data + it * dst->src[1]->nb[1]);
+        ((int32_t *) dst->data)[i] = ids[i % N_USED] + (int32_t) cur[0];
+    }
+}
+
+bool spac_runs_host_functions(ggml_backend_dev_t device) {
+    int               n_calls = 0;
+    const context_ptr ctx(ggml_init({ N_NODES_MAX * ggml_tensor_overhead() + ggml_graph_overhead_custom(N_NODES_MAX, false), nullptr, true }), ggml_free);
+    ggml_tensor *     chosen = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, N_EXPERT, N_TOKENS);
+    ggml_tensor *     args[] = { ggml_view_2d(ctx.get(), chosen, N_USED, N_TOKENS, chosen->nb[1], 0), ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 1, N_TOKENS) };
+    ggml_tensor *     out    = ggml_custom_4d(ctx.get(), GGML_TYPE_I32, N_USED, N_TOKENS, 1, 1, args, 2, add_ids, 1, &n_calls);
+    if (!ggml_backend_dev_supports_op(device, out)) {
+        return false;
+    }
+    const backend_ptr backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
+    const buffer_ptr  buffer(backend ? ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) : nullptr, ggml_backend_buffer_free);
+    if (!buffer) {
+        return false;
+    }
+    std::vector<int32_t>     ids(N_EXPERT * N_TOKENS), found(N_USED * N_TOKENS);
+    const std::vector<float> cur = { 100, 200, 300 };
+    std::iota(ids.begin(), ids.end(), 0);
+    ggml_backend_tensor_set(chosen, ids.data(), 0, ggml_nbytes(chosen));
+    ggml_backend_tensor_set(args[1], cur.data(), 0, ggml_nbytes(args[1]));
+    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), N_NODES_MAX, false);
+    ggml_build_forward_expand(gf, out);
+    if (ggml_backend_graph_compute(backend.get(), gf) != GGML_STATUS_SUCCESS) {
+        return false;
+    }
+    ggml_backend_tensor_get(out, found.data(), 0, ggml_nbytes(out));
+    return n_calls == 1 && found == std::vector<int32_t>{ 100, 101, 205, 206, 310, 311 };
 }

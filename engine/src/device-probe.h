@@ -10,3 +10,7 @@
 // server among them, read and write out of bounds for -1, or skip the row.
 // Throws SPAC_STATUS_DEVICE that names the operation.
 void spac_probe_device(ggml_backend_dev_t device, const spac_moe_layer & layer, int max_batch);
+
+// Whether the device calls a custom op's function from its stream (patches/upstream/0006), asked with one like dispatch: its
+// sources are router ids with gaps between the tokens' rows, and the layer's input. False for most backends, RPC among them.
+bool spac_runs_host_functions(ggml_backend_dev_t device);

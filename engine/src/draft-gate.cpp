@@ -85,7 +85,7 @@ void spac_draft_gate::run_node(ggml_tensor * dst, int ith, int, void * user_data
 void spac_draft_gate::add_node(const llama_moe_hook_params & p) {
     const auto it = nodes.find(p.il);
     if (it != nodes.end() && p.cur->ne[1] <= max_batch) {
-        spac_add_router_node(p, "spac_draft_gate", run_node, &it->second);
+        spac_add_router_node(p, p.backend_cpu, "spac_draft_gate", run_node, &it->second);
     }
 }
 

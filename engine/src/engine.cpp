@@ -192,8 +192,15 @@ int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
     return splitter.n_threads_of(graph, n_tokens);
 }
 
+void spac_engine::end_forward() {
+    if (plan.host_mode == SPAC_HOST_IN_STREAM && hook.ctx) {
+        llama_synchronize(hook.ctx);
+    }
+    forward.end();
+}
+
 void spac_engine::record_step(const llama_moe_hook_step & step) {
-    forward.end(); // its logits were read
+    end_forward(); // its logits were read
 
     spac_step_record record = {};
     record.step             = *board->view().n_records;

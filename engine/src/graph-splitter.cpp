@@ -25,7 +25,7 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
     note_graph(p);
     const bool is_split = can_split(p), is_counted = is_too_wide(p) && is_plain(p);
     if (plan.has_slots && (is_split || is_counted) && !built.is_logged) { // without, nobody reads it
-        log.add_node(p);
+        log.add_node(p, is_split ? backend_of_calls(p) : p.backend_cpu);
         built.is_logged = true;
     }
     ggml_tensor * out = is_split ? split(p) : nullptr;
@@ -66,17 +66,28 @@ bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
     return !p.has_lora;
 }
 
+// a context has one backend of the device
+ggml_backend_t spac_graph_splitter::backend_of_calls(const llama_moe_hook_params & p) const {
+    for (int i = 0; plan.host_mode == SPAC_HOST_IN_STREAM && i < ggml_backend_sched_get_n_backends(p.sched); i++) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(p.sched, i);
+        if (ggml_backend_get_device(backend) == plan.device) {
+            return backend;
+        }
+    }
+    return p.backend_cpu;
+}
+
 ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
     spac_split_node * node = &nodes.at(p.il);
     if (next_layer) {
-        next_layer->add_node(p); // before dispatch: it works beside this layer's experts
+        next_layer->add_node(p, backend_of_calls(p)); // before dispatch: it works beside this layer's experts
     }
     if (!plan.has_slots) {
         return spac_build_split_kernels(p, node, nullptr);
     }
     const spac_slot_group & group = *groups[node->layer->group];
-    if (plan.host_mode == SPAC_HOST_EXECUTOR) {
-        return spac_build_split_executor(p, node, group);
+    if (plan.has_executor()) {
+        return spac_build_split_executor(p, node, group, backend_of_calls(p));
     }
     return node->layer->own_kernels ? spac_build_split_kernels(p, node, &group) : spac_build_split_in_graph(p, node, group);
 }
@@ -99,5 +110,5 @@ int32_t spac_graph_splitter::n_threads_of(ggml_cgraph * graph, int32_t n_tokens)
 bool spac_graph_splitter::is_split_by_executor(int32_t n_tokens) const {
     // of a prompt's graph the last layer alone may be split: only few of its tokens get there
     const bool is_wide = n_tokens <= 0 || n_tokens > max_batch;
-    return plan.host_mode == SPAC_HOST_EXECUTOR && !is_wide && built.n_split > 0;
+    return plan.has_executor() && !is_wide && built.n_split > 0;
 }

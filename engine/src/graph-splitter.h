@@ -30,9 +30,11 @@ struct spac_graph_splitter {
     void          note_graph(const llama_moe_hook_params & p);
     ggml_tensor * split(const llama_moe_hook_params & p);
     ggml_tensor * build_wide(const llama_moe_hook_params & p);
-    bool          can_split(const llama_moe_hook_params & p);
-    bool          is_too_wide(const llama_moe_hook_params & p) const;
-    bool          is_split_by_executor(int32_t n_tokens) const;
+    // where the nodes are that call the engine
+    ggml_backend_t backend_of_calls(const llama_moe_hook_params & p) const;
+    bool           can_split(const llama_moe_hook_params & p);
+    bool           is_too_wide(const llama_moe_hook_params & p) const;
+    bool           is_split_by_executor(int32_t n_tokens) const;
 
     const spac_plan &               plan;
     const spac_slot_groups &        groups;

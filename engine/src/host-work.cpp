@@ -26,24 +26,26 @@ static std::unique_ptr<spac_ggml_worker> make_ggml_worker(const spac_layers & la
     return with_ggml.empty() ? nullptr : std::make_unique<spac_ggml_worker>(with_ggml, settings.params.max_batch, n_threads, settings.cpus);
 }
 
-static std::unique_ptr<spac_kernel_worker> make_kernel_worker(const spac_kernels & kernels, const spac_settings & settings, int n_threads) {
+static std::unique_ptr<spac_kernel_worker> make_kernel_worker(const spac_plan & plan, const spac_settings & settings, int n_threads) {
     const size_t n_cores = settings.cpus.empty() ? std::thread::hardware_concurrency() : settings.cpus.size();
-    // ggml holds the graph's thread, awake on a core of its own, until the device is done
+    // The graph's thread waits for the device, awake on a core of its own. In a stream one of the driver's collects, and the
+    // graph's is awake all the same.
     const int  n_own          = settings.params.n_threads > 0 ? n_threads : std::max(1, n_threads - 1);
-    const bool has_spare_core = n_own + 1 < (int) n_cores;
-    return std::make_unique<spac_kernel_worker>(kernels, n_own, has_spare_core, settings.cpus);
+    const int  n_others       = plan.host_mode == SPAC_HOST_IN_STREAM ? 2 : 1;
+    const bool has_spare_core = n_own + n_others < (int) n_cores;
+    return std::make_unique<spac_kernel_worker>(*plan.kernels, n_own, has_spare_core, settings.cpus);
 }
 
 spac_host_work::spac_host_work(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings, int n_threads_of_context,
                                spac_memory_tier * tier) :
     in_graph(make_in_graph(plan, tier)) {
-    if (plan.host_mode != SPAC_HOST_EXECUTOR) {
+    if (!plan.has_executor()) {
         return;
     }
     const int n_threads = count_threads(plan, settings, n_threads_of_context);
     with_ggml           = make_ggml_worker(layers, settings, n_threads);
     if (plan.kernels) {
-        with_kernels = make_kernel_worker(*plan.kernels, settings, n_threads);
+        with_kernels = make_kernel_worker(plan, settings, n_threads);
     }
 }
 

@@ -26,10 +26,10 @@ void spac_next_layer::run_node(ggml_tensor * dst, int ith, int, void * user_data
     }
 }
 
-void spac_next_layer::add_node(const llama_moe_hook_params & p) {
+void spac_next_layer::add_node(const llama_moe_hook_params & p, ggml_backend_t backend) {
     const auto it = nodes.find(p.il);
     if (it != nodes.end()) {
-        spac_add_router_node(p, "spac_next_layer", run_node, &it->second);
+        spac_add_router_node(p, backend, "spac_next_layer", run_node, &it->second);
     }
 }
 

@@ -19,7 +19,7 @@ struct spac_next_layer {
                     spac_memory_tier * tier = nullptr);
 
     // one node on the CPU that reads the router's input, and nothing else; does nothing for layers without a router
-    void add_node(const llama_moe_hook_params & p);
+    void add_node(const llama_moe_hook_params & p, ggml_backend_t backend);
 
     // while a graph runs: the router input [n_embd, n_tokens] of the layer with this index of routers.layers()
     void see(size_t index, const ggml_tensor * input);

@@ -53,14 +53,31 @@ static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers)
     }
 }
 
-static void choose_host_mode(spac_plan & plan, int wanted) {
+// What the device calls and what the graph's thread calls would meet where a layer is the host's: then no call is the device's.
+static bool can_call_from_stream(const spac_plan & plan, const spac_layers & layers) {
+    for (const spac_moe_layer * layer : layers.split()) {
+        const ggml_tensor * router = layer->router.weight;
+        if (router && ggml_backend_buffer_is_host(router->buffer)) {
+            return false;
+        }
+    }
+    return spac_runs_host_functions(plan.device);
+}
+
+static void choose_host_mode(spac_plan & plan, int wanted, const spac_layers & layers) {
     const bool is_cpu = plan.device_is_cpu();
-    if (!plan.has_slots) {
+    if (!plan.has_slots || (wanted == SPAC_HOST_AUTO && is_cpu)) {
         plan.host_mode = SPAC_HOST_IN_GRAPH;
         return;
     }
-    plan.host_mode = wanted != SPAC_HOST_AUTO ? wanted : is_cpu ? SPAC_HOST_IN_GRAPH
-                                                                : SPAC_HOST_EXECUTOR;
+    const bool in_stream = (wanted == SPAC_HOST_AUTO || wanted == SPAC_HOST_IN_STREAM) && !is_cpu && can_call_from_stream(plan, layers);
+    if (wanted == SPAC_HOST_IN_STREAM && !in_stream) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("%s cannot call the engine from its stream, or some of the layers are not there: give host_mode auto or executor",
+                                     ggml_backend_dev_name(plan.device)));
+    }
+    plan.host_mode = in_stream ? SPAC_HOST_IN_STREAM : wanted == SPAC_HOST_AUTO ? SPAC_HOST_EXECUTOR
+                                                                                : wanted;
     if (plan.host_mode == SPAC_HOST_IN_GRAPH && !is_cpu) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("in-graph host experts need the CPU as the device, not %s", ggml_backend_dev_name(plan.device)));
@@ -123,7 +140,7 @@ spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
     choose_kernels(plan, settings.params);
     give_kernels_to_layers(plan, layers);
     layers.form_groups();
-    choose_host_mode(plan, settings.params.host_mode);
+    choose_host_mode(plan, settings.params.host_mode, layers);
     divide_cache(plan, settings.cache, layers);
     find_unpinned(plan, layers);
     probe_device(plan, layers, settings.params.max_batch);

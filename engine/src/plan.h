@@ -18,6 +18,8 @@ struct spac_plan {
     std::vector<int32_t> group_slots;         // of each layout group
     int32_t              n_layer_unpinned = 0;
 
+    bool has_executor() const { return host_mode == SPAC_HOST_EXECUTOR || host_mode == SPAC_HOST_IN_STREAM; }
+
     bool device_is_cpu() const { return spac_device_is_cpu(device); }
 };
 

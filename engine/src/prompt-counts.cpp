@@ -33,7 +33,7 @@ void spac_prompt_counts::add_node(const llama_moe_hook_params & p) {
     if (it == nodes.end() || !spac_same_experts(*it->second.layer, p)) {
         return;
     }
-    spac_add_reader_node(p, "spac_count", p.ids, run_node, &it->second);
+    spac_add_reader_node(p, p.backend_cpu, "spac_count", p.ids, run_node, &it->second);
 }
 
 const spac_activations & spac_prompt_counts::count(const spac_moe_layer & layer, const ggml_tensor * ids) {

@@ -11,10 +11,10 @@
 
 static constexpr size_t N_NODES = 4;
 
-void spac_add_router_node(const llama_moe_hook_params & p, const char * name, ggml_custom_op_t op, void * user_data) {
+void spac_add_router_node(const llama_moe_hook_params & p, ggml_backend_t backend, const char * name, ggml_custom_op_t op, void * user_data) {
     const spac_router router = spac_find_router(p.ids, p.down ? p.down->ne[2] : 0);
     if (router.weight) {
-        spac_add_reader_node(p, name, router.input, op, user_data);
+        spac_add_reader_node(p, backend, name, router.input, op, user_data);
     }
 }
 

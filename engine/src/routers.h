@@ -14,7 +14,7 @@
 #include <vector>
 
 // adds one node on the CPU to a graph that calls op with the router's input as its source; none where no router is found
-void spac_add_router_node(const llama_moe_hook_params & p, const char * name, ggml_custom_op_t op, void * user_data);
+void spac_add_router_node(const llama_moe_hook_params & p, ggml_backend_t backend, const char * name, ggml_custom_op_t op, void * user_data);
 
 // n rows of a router's input, from `first` on
 std::vector<float> spac_router_rows(const ggml_tensor * input, int64_t first, int64_t n);

@@ -26,18 +26,23 @@ static ggml_tensor * find_tokens(ggml_cgraph * graph) {
     return nullptr;
 }
 
-// src: tokens, or ids where there are none; dst: one number that nobody reads
-void spac_routing_log::run_node(ggml_tensor * dst, int ith, int, void * user_data) {
+// src: tokens; dst: one number that nobody reads
+void spac_routing_log::begin_with_tokens(ggml_tensor * dst, int ith, int, void * user_data) {
     if (ith == 0) {
-        const ggml_tensor * src       = dst->src[0];
-        const bool          is_tokens = ggml_n_dims(src) == 1 && strcmp(src->name, "inp_tokens") == 0;
-        ((spac_routing_log *) user_data)->begin(is_tokens ? src : nullptr, is_tokens ? src->ne[0] : src->ne[1]);
+        ((spac_routing_log *) user_data)->begin(dst->src[0], dst->src[0]->ne[0]);
     }
 }
 
-void spac_routing_log::add_node(const llama_moe_hook_params & p) {
+// src: ids
+void spac_routing_log::begin_without(ggml_tensor * dst, int ith, int, void * user_data) {
+    if (ith == 0) {
+        ((spac_routing_log *) user_data)->begin(nullptr, dst->src[0]->ne[1]);
+    }
+}
+
+void spac_routing_log::add_node(const llama_moe_hook_params & p, ggml_backend_t backend) {
     ggml_tensor * tokens = find_tokens(p.gf);
-    spac_add_reader_node(p, "spac_tokens", tokens ? tokens : p.ids, run_node, this);
+    spac_add_reader_node(p, backend, "spac_tokens", tokens ? tokens : p.ids, tokens ? begin_with_tokens : begin_without, this);
 }
 
 uint16_t * spac_routing_log::experts_of(int64_t i) const {

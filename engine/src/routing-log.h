@@ -14,8 +14,8 @@ struct spac_routing_log {
     // outlived by the board, as are graphs with its node
     explicit spac_routing_log(spac_board & board);
 
-    // to be called for the first layer of a graph whose ids will be added: a node on the CPU that begins the graph's rows
-    void add_node(const llama_moe_hook_params & p);
+    // to be called for the first layer of a graph whose ids will be added: a node that begins the graph's rows
+    void add_node(const llama_moe_hook_params & p, ggml_backend_t backend);
 
     // while the graph runs
 
@@ -30,7 +30,8 @@ struct spac_routing_log {
 
   private:
     uint16_t *  experts_of(int64_t i) const; // [n_layer, n_expert_used] of the i-th row in progress
-    static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
+    static void begin_with_tokens(ggml_tensor * dst, int ith, int nth, void * user_data);
+    static void begin_without(ggml_tensor * dst, int ith, int nth, void * user_data);
 
     spac_board &     board;
     int32_t * const  ring_tokens;

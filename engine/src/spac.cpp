@@ -43,7 +43,7 @@ static spac_engine_params checked(const spac_engine_params * params) {
     require_between("max_batch", p.max_batch, 1, SPAC_MAX_BATCH);
     require_between("n_threads", p.n_threads, 0, SPAC_MAX_THREADS);
     require_between("next_layer", p.next_layer, 0, SPAC_NEXT_LAYER_MAX);
-    require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_EXECUTOR, "host_mode has to be auto, in-graph or executor");
+    require(p.host_mode >= SPAC_HOST_AUTO && p.host_mode <= SPAC_HOST_IN_STREAM, "host_mode has to be auto, in-graph, executor or in-stream");
     require(p.stage >= SPAC_STAGE_AUTO && p.stage <= SPAC_STAGE_NEVER, "stage has to be auto, always or never");
     require(p.host_kernels >= SPAC_KERNELS_AUTO && p.host_kernels <= SPAC_KERNELS_GGML, "host_kernels has to be auto, spac or ggml");
     require(p.copy_gb_s == 0 || p.copy_gb_s >= 0.001, "copy_gb_s has to be 0 (no throttle), or 0.001 and more");
@@ -110,7 +110,7 @@ spac_status spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms) {
 spac_status spac_engine_end_forward(spac_engine * engine) {
     return spac_guard([&] {
         require(engine, "spac_engine_end_forward: no engine");
-        engine->forward.end();
+        engine->end_forward();
     });
 }
 

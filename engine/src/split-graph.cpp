@@ -231,24 +231,29 @@ static ggml_tensor * build_sum(const llama_moe_hook_params & p, const spac_moe_l
     return layer.n_expert_used == 1 ? ggml_cont(p.ctx, sum) : sum;
 }
 
-ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group) {
+static ggml_tensor * build_call(const llama_moe_hook_params & p, ggml_backend_t backend, ggml_tensor * call, const char * name) {
+    ggml_backend_sched_set_tensor_backend(p.sched, call, backend);
+    ggml_format_name(call, "%s-%d", name, p.il);
+    return call;
+}
+
+ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group, ggml_backend_t backend) {
     const spac_moe_layer & layer  = *node->layer;
     const int64_t          n_used = layer.n_expert_used, n_tokens = p.cur->ne[1];
     const split_inputs     in = make_inputs(p, layer);
 
     ggml_tensor * args[] = { p.ids, in.cur };
-    ggml_tensor * ids    = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, 2, dispatch_executor, 1, node));
-    ggml_format_name(ids, "spac_dispatch-%d", p.il);
-
-    ggml_tensor * device = build_ffn(p, layer, group.parts, in, ids);
+    ggml_tensor * ids    = ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, 2, dispatch_executor, 1, node);
+    ggml_tensor * device = build_ffn(p, layer, group.parts, in, build_call(p, backend, ids, "spac_dispatch"));
     ggml_build_forward_expand(p.gf, device);
 
-    // Depends on dispatch alone. It comes after the device's nodes in the graph, and ggml's scheduler waits for a device
-    // before it begins a part of the graph that needs nothing from it: so the device is done when collect starts to wait,
-    // and the host's own threads have worked beside it all the while.
-    ggml_tensor * host = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, n_used, n_tokens, 1, &ids, 1, collect_executor, 1, node));
-    ggml_format_name(host, "spac_collect-%d", p.il);
-    ggml_build_forward_expand(p.gf, host);
+    // It comes after the device's nodes in the graph. In the device's stream it begins when they are done, and needs nothing
+    // of them. On the CPU it depends on dispatch alone, and ggml's scheduler waits for a device before it begins a part of the
+    // graph that needs nothing from it. So either way the device is done when collect starts to wait, and the host's own
+    // threads have worked beside it all the while.
+    const int     n_args = backend == p.backend_cpu ? 1 : 0; // on the device a source would be copied, for nothing
+    ggml_tensor * host   = ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, n_used, n_tokens, 1, &ids, n_args, collect_executor, 1, node);
+    ggml_build_forward_expand(p.gf, build_call(p, backend, host, "spac_collect"));
 
     return build_sum(p, layer, ggml_add(p.ctx, device, host));
 }

@@ -35,7 +35,8 @@ struct spac_split_node {
 ggml_tensor * spac_build_split_in_graph(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group);
 // the same with the engine's own kernels for the host's experts; group: NULL if all of them are the host's
 ggml_tensor * spac_build_split_kernels(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group * group);
-ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group);
+// backend: of the nodes that call ops, the CPU's or the device's
+ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group, ggml_backend_t backend);
 
 // a layer whose chosen experts are all in slots by the time that dispatch returns
 // dispatch: src is ids, dst [n_expert_used, n_tokens] slots

@@ -38,6 +38,7 @@ class _Lib:
     SPAC_HOST_AUTO: int
     SPAC_HOST_IN_GRAPH: int
     SPAC_HOST_EXECUTOR: int
+    SPAC_HOST_IN_STREAM: int
     SPAC_KERNELS_AUTO: int
     SPAC_KERNELS_SPAC: int
     SPAC_KERNELS_GGML: int

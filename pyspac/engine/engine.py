@@ -46,7 +46,7 @@ class EngineInfo:
 
     device: str  # ggml's name
     is_emulated: bool  # the device is the CPU itself, or the link is throttled
-    host_mode: int  # SPAC_HOST_IN_GRAPH or SPAC_HOST_EXECUTOR
+    host_mode: int  # spac_host_mode, as it was chosen
     n_layer: int
     n_expert: int
     n_expert_used: int

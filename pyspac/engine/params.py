@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyspac.checks import check_int, check_range
 from pyspac.errors import ConfigError
 
-HOST_MODES = ("auto", "in-graph", "executor")  # index = spac_host_mode
+HOST_MODES = ("auto", "in-graph", "executor", "in-stream")  # index = spac_host_mode
 NEXT_LAYER_MAX = 3  # SPAC_NEXT_LAYER_MAX
 STAGES = ("auto", "always", "never")  # index = spac_stage
 HOST_KERNELS = ("auto", "spac", "ggml")  # index = spac_host_kernels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,21 +99,45 @@ def test_a_cache_that_does_not_fit_is_refused() -> None:
     assert "--cache" in done.stderr
 
 
-def n_graphs(*arguments: str) -> int:
-    """How many CUDA graphs a run launches; only the emulated device counts them."""
-    done = run(*arguments, CUDA_EMULATOR_REPORT="1")
+def traced(tmp_path: Path, *arguments: str) -> list[tuple[str, str, bool]]:
+    """The run's calls of CUDA: thread, name, whether it may block; only the emulated device tells them."""
+    trace = tmp_path / "trace"
+    done = run(*arguments, CUDA_EMULATOR_TRACE=str(trace))
     assert done.returncode == 0, done.stderr
-    counted = re.search(r"cuda-emulator: (\d+) graphs launched", done.stderr)
-    return int(counted[1]) if counted else 0
+    if not trace.exists():
+        pytest.skip("only the emulated device tells what is called")
+    calls = [line.split() for line in trace.read_text().splitlines()]
+    trace.unlink()
+    return [(call[0], call[1], len(call) > 2) for call in calls]
 
 
-def test_parts_of_the_split_are_replayed_as_graphs() -> None:
-    """Each of the parts between host experts becomes a CUDA graph in its third step, as without the split."""
-    n_parts, n_steps = 2 * N_LAYERS + 1, 11
+def n_graphs(calls: list[tuple[str, str, bool]]) -> int:
+    return sum(name == "cudaGraphLaunch" for _, name, _ in calls)
+
+
+def test_a_step_is_one_graph(tmp_path: Path) -> None:
+    """From the third step of a width on, and no more graphs than stock's parts between host experts."""
+    n_steps = 11
     n_predict = ("-n", str(n_steps + 1))
-    if n_graphs("--stock", *n_predict) == 0:
-        pytest.skip("not counted, or none on this architecture")
-    assert n_graphs("--cache", "25%", *n_predict) >= n_parts * (n_steps - 2)
+    if n_graphs(traced(tmp_path, "--stock", *n_predict)) == 0:
+        pytest.skip("no CUDA graphs on this architecture")
+    assert n_steps - 2 <= n_graphs(traced(tmp_path, "--cache", "25%", *n_predict)) <= n_steps
+
+
+def test_no_layer_waits(tmp_path: Path) -> None:
+    """No call that may block between the first layer and the last, when a step is not replayed as a graph."""
+    calls = traced(tmp_path, "--cache", "25%", "-n", "4")
+    n_functions = 1 + 2 * N_LAYERS  # who reads the tokens; dispatch and collect
+    graph_thread = next(thread for thread, name, _ in calls if name == "cudaLaunchHostFunc")
+    own = [(name, blocks) for thread, name, blocks in calls if thread == graph_thread]
+    functions = [index for index, (name, _) in enumerate(own) if name == "cudaLaunchHostFunc"]
+    n_steps, n_others = divmod(len(functions), n_functions)
+    assert n_others == 1  # attaching asks whether the device calls functions
+    assert n_steps >= 3
+    for step in range(1, n_steps):  # the first one takes memory
+        first = functions[n_others + step * n_functions]
+        last = functions[n_others + (step + 1) * n_functions - 1]
+        assert not [name for name, blocks in own[first:last] if blocks]
 
 
 def test_contenders_of_the_benchmark_take_the_same_steps(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import socket
 import subprocess
 import sys
@@ -25,25 +24,18 @@ from llama_helpers import (
     decide_randomly,
     decode,
     in_new_thread,
-    loaded_model,
     n_os_threads,
     new_context,
+    offloaded_model,
     place,
     split_layers,
 )
 
 from pyspac._native import lib
 from pyspac.engine import engine as native
-from pyspac.generate.llama import EXPERT_TENSORS
 from tools.served import free_port
 
 START_S = 20.0
-
-
-class _BuftOverride(ctypes.Structure):
-    """struct llama_model_tensor_buft_override."""
-
-    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
 def wait_until_it_listens(server: subprocess.Popen[bytes], port: int) -> None:
@@ -135,22 +127,6 @@ def test_a_server_of_another_build_is_refused() -> None:
         rpc = ["--rpc", f"127.0.0.1:{port}"]
         done = subprocess.run([*command, *rpc], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-
-
-@contextmanager
-def offloaded_model(path: Path, device: Any) -> Iterator[Any]:
-    """All layers on `device`, the experts on the host, as --cpu-moe does."""
-    overrides = (_BuftOverride * 2)(
-        _BuftOverride(EXPERT_TENSORS, native.cpu_buffer_type()), _BuftOverride(None, None)
-    )
-    devices = (ctypes.c_void_p * 2)(device.handle, None)
-    fields = {
-        "n_gpu_layers": 99,
-        "devices": ctypes.addressof(devices),
-        "tensor_buft_overrides": ctypes.addressof(overrides),
-    }
-    with loaded_model(path, **fields) as model:
-        yield model
 
 
 @contextmanager

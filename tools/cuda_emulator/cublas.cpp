@@ -65,6 +65,7 @@ static float scale_of(const void * alpha, const void * beta, cublasComputeType_t
 }
 
 static cublasStatus_t enqueue(cublasHandle_t handle, std::function<void()> job) {
+    emu_called("cublas", false);
     emu_enqueue(*(cudaStream_t *) handle, std::move(job));
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -64,6 +64,7 @@ void         emu_run_grid(dim3 grid, dim3 block, size_t n_shared, const char * n
 // --- launches ---
 
 void emu_enqueue(cudaStream_t stream, std::function<void()> job);
+void emu_called(const char * name, bool blocks);
 
 struct emu_launch {
     dim3         grid, block;
@@ -75,6 +76,7 @@ struct emu_launch {
 
     template <class Kernel, class... Args>
     void run(const char * name, Kernel kernel, Args... args) const {
+        emu_called("kernel", false);
         emu_enqueue(stream, [=, launch = *this] {
             emu_run_grid(launch.grid, launch.block, launch.n_shared, name, [&] { kernel(args...); });
         });

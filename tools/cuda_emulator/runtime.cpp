@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cinttypes>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -32,17 +32,48 @@ static size_t from_environment(const char * name, size_t otherwise) {
     return text ? strtoull(text, nullptr, 10) : otherwise;
 }
 
-// --- streams, events, graphs ---
+static void delay() {
+    static const size_t at_most_us = from_environment("CUDA_EMULATOR_DELAY_US", 0);
+    if (at_most_us) {
+        std::this_thread::sleep_for(std::chrono::microseconds(rand() % at_most_us));
+    }
+}
 
-static struct counts {
-    std::atomic<uint64_t> n_graphs{ 0 };
+// --- who calls what ---
 
-    ~counts() {
-        if (getenv("CUDA_EMULATOR_REPORT")) {
-            fprintf(stderr, "cuda-emulator: %" PRIu64 " graphs launched\n", n_graphs.load());
+static thread_local bool in_host_function = false;
+
+// a line per call: number of the calling thread, name, and "blocks" where the caller waits for the device, or may
+struct call_trace {
+    FILE *     file = nullptr;
+    std::mutex mutex;
+
+    call_trace() {
+        const char * path = getenv("CUDA_EMULATOR_TRACE");
+        file              = path ? fopen(path, "a") : nullptr;
+    }
+
+    void add(const char * name, bool blocks) {
+        static std::atomic<int>       n_threads{ 0 };
+        static thread_local const int thread = n_threads++;
+        if (file) {
+            std::lock_guard<std::mutex> lock(mutex);
+            fprintf(file, "%d %s%s\n", thread, name, blocks ? " blocks" : "");
+            fflush(file);
         }
     }
-} report;
+};
+
+// CUDA C++ Programming Guide: a function that a stream calls must not call CUDA, or it may wait for itself
+void emu_called(const char * name, bool blocks) {
+    if (in_host_function) {
+        fail((std::string("a host function calls ") + name).c_str());
+    }
+    static call_trace * trace = new call_trace; // for good: threads of streams end late
+    trace->add(name, blocks);
+}
+
+// --- streams, events, graphs ---
 
 struct CUgraph_st {
     std::deque<job> jobs;
@@ -105,7 +136,6 @@ struct CUstream_st {
 
   private:
     void work() {
-        static const size_t delay_us = from_environment("CUDA_EMULATOR_DELAY_US", 0); // before each job, at most
         for (;;) {
             std::unique_lock<std::mutex> lock(mutex);
             changed.wait(lock, [&] { return !queue.empty(); });
@@ -114,9 +144,7 @@ struct CUstream_st {
             if (!j) {
                 return;
             }
-            if (delay_us) {
-                std::this_thread::sleep_for(std::chrono::microseconds(rand() % delay_us));
-            }
+            delay();
             j();
             lock.lock();
             queue.pop_front();
@@ -195,6 +223,7 @@ static bool is_in(const std::map<char *, size_t> & memory, const void * at) {
 extern "C" {
 
 cudaError_t cudaMalloc(void ** out, size_t size) {
+    emu_called("cudaMalloc", true);
     std::lock_guard<std::mutex> lock(registry);
     if (used_memory() + size > total_memory()) {
         return cudaErrorMemoryAllocation;
@@ -206,6 +235,7 @@ cudaError_t cudaMalloc(void ** out, size_t size) {
 }
 
 cudaError_t cudaFree(void * at) {
+    emu_called("cudaFree", true);
     synchronize_all();
     std::lock_guard<std::mutex> lock(registry);
     if (at && device_memory.erase((char *) at) == 0) {
@@ -216,11 +246,13 @@ cudaError_t cudaFree(void * at) {
 }
 
 cudaError_t cudaMallocHost(void ** out, size_t size) {
+    emu_called("cudaMallocHost", true);
     *out = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
     return cudaHostRegister(*out, size, 0);
 }
 
 cudaError_t cudaFreeHost(void * at) {
+    emu_called("cudaFreeHost", true);
     synchronize_all();
     cudaHostUnregister(at);
     free(at);
@@ -228,18 +260,21 @@ cudaError_t cudaFreeHost(void * at) {
 }
 
 cudaError_t cudaHostRegister(void * at, size_t size, unsigned) {
+    emu_called("cudaHostRegister", true);
     std::lock_guard<std::mutex> lock(registry);
     pinned_memory[(char *) at] = size;
     return cudaSuccess;
 }
 
 cudaError_t cudaHostUnregister(void * at) {
+    emu_called("cudaHostUnregister", true);
     std::lock_guard<std::mutex> lock(registry);
     pinned_memory.erase((char *) at);
     return cudaSuccess;
 }
 
 cudaError_t cudaMemGetInfo(size_t * n_free, size_t * total) {
+    emu_called("cudaMemGetInfo", false);
     std::lock_guard<std::mutex> lock(registry);
     *total  = total_memory();
     *n_free = *total - used_memory();
@@ -255,13 +290,15 @@ cudaError_t cudaMemcpyAsync(void * to, const void * from, size_t size, cudaMemcp
         (kind == cudaMemcpyDeviceToDevice && !(from_device && to_device))) {
         fail("cudaMemcpyAsync with addresses that do not fit its direction");
     }
+    const bool to_pageable = !to_device && !is_in(pinned_memory, to);
+    emu_called("cudaMemcpyAsync", to_pageable);
     if (!from_device && !is_in(pinned_memory, from)) {
         auto copy = std::make_shared<std::vector<char>>((const char *) from, (const char *) from + size);
         emu_enqueue(stream, [=] { memcpy(to, copy->data(), size); });
         return cudaSuccess;
     }
     emu_enqueue(stream, [=] { memcpy(to, from, size); });
-    if (!to_device && !is_in(pinned_memory, to)) {
+    if (to_pageable) {
         get(stream).synchronize();
     }
     return cudaSuccess;
@@ -280,6 +317,7 @@ cudaError_t cudaMemcpyPeerAsync(void * to, int, const void * from, int, size_t s
 }
 
 cudaError_t cudaMemsetAsync(void * at, int value, size_t size, cudaStream_t stream) {
+    emu_called("cudaMemsetAsync", false);
     if (!is_in(device_memory, at)) {
         fail("cudaMemsetAsync of what is not on the device");
     }
@@ -288,17 +326,20 @@ cudaError_t cudaMemsetAsync(void * at, int value, size_t size, cudaStream_t stre
 }
 
 cudaError_t cudaMemset(void * at, int value, size_t size) {
+    emu_called("cudaMemset", true);
     synchronize_all();
     memset(at, value, size);
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t * out, unsigned) {
+    emu_called("cudaStreamCreateWithFlags", false);
     *out = new_stream();
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    emu_called("cudaStreamDestroy", true);
     {
         std::lock_guard<std::mutex> lock(registry);
         streams.erase(std::find(streams.begin(), streams.end(), stream));
@@ -308,27 +349,32 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    emu_called("cudaStreamSynchronize", true);
     get(stream).synchronize();
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize() {
+    emu_called("cudaDeviceSynchronize", true);
     synchronize_all();
     return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t * out, unsigned) {
+    emu_called("cudaEventCreateWithFlags", false);
     *out = new CUevent_st;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    emu_called("cudaEventDestroy", true);
     synchronize_all();
     delete event;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    emu_called("cudaEventRecord", false);
     event->mutex.lock();
     const uint64_t n = ++event->n_recorded;
     event->mutex.unlock();
@@ -337,48 +383,61 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    emu_called("cudaEventSynchronize", true);
     event->wait(event->recorded());
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    emu_called("cudaStreamWaitEvent", false);
     emu_enqueue(stream, [=, n = event->recorded()] { event->wait(n); });
     return cudaSuccess;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void * data) {
-    emu_enqueue(stream, [=] { function(data); });
+    emu_called("cudaLaunchHostFunc", false);
+    emu_enqueue(stream, [=] {
+        delay(); // in a graph as well
+        in_host_function = true;
+        function(data);
+        in_host_function = false;
+    });
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    emu_called("cudaStreamBeginCapture", false);
     get(stream).begin_capture();
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t * out) {
+    emu_called("cudaStreamEndCapture", false);
     *out = get(stream).end_capture();
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus * out) {
+    emu_called("cudaStreamIsCapturing", false);
     *out = get(stream).is_capturing() ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t * out, cudaGraph_t graph, unsigned long long) {
+    emu_called("cudaGraphInstantiate", false);
     *out = new CUgraphExec_st{ graph->jobs };
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo * info) {
+    emu_called("cudaGraphExecUpdate", false);
     exec->jobs   = graph->jobs;
     info->result = cudaGraphExecUpdateSuccess;
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    report.n_graphs++;
+    emu_called("cudaGraphLaunch", false);
     emu_enqueue(stream, [jobs = exec->jobs] {
         for (const job & j : jobs) {
             j();
@@ -388,11 +447,13 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    emu_called("cudaGraphDestroy", false);
     delete graph;
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    emu_called("cudaGraphExecDestroy", false);
     delete exec;
     return cudaSuccess;
 }
@@ -400,20 +461,24 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 // --- one device ---
 
 cudaError_t cudaGetDeviceCount(int * out) {
+    emu_called("cudaGetDeviceCount", false);
     *out = 1;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int * out) {
+    emu_called("cudaGetDevice", false);
     *out = 0;
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int) {
+    emu_called("cudaSetDevice", false);
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp * p, int) {
+    emu_called("cudaGetDeviceProperties", false);
     *p = {};
     snprintf(p->name, sizeof(p->name), "emulated on the CPU");
     p->major                       = EMULATED_ARCH / 100;
@@ -429,16 +494,19 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp * p, int) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int * out, cudaDeviceAttr, int) {
+    emu_called("cudaDeviceGetAttribute", false);
     *out = 0; // what is asked for is optional
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char * out, int size, int) {
+    emu_called("cudaDeviceGetPCIBusId", false);
     snprintf(out, size, "0000:00:00.0");
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int * out, int, int) {
+    emu_called("cudaDeviceCanAccessPeer", false);
     *out = 0;
     return cudaSuccess;
 }

@@ -20,10 +20,12 @@ def run_tests(library: Path, build_dir: Path, memcheck: bool, jobs: int) -> int:
     """How many failed. The engine's test computes on every device, `pytest -m gpu` on the first."""
     environment = os.environ | {"GGML_BACKEND_PATH": str(library), "CUDA_EMULATOR_DELAY_US": DELAY_US}
     programs = build_dir / "tests"
-    backend_ops = [str(programs / "test-backend-ops"), "test", "-b", "CUDA0", "-p", "skip=1"]
+    backend_ops = [str(programs / "test-backend-ops"), "test", "-b", "CUDA0"]
     tests = {
         "test-negative-ids": [str(programs / "test-negative-ids"), "CUDA0"],
-        "test-backend-ops": backend_ops,
+        "test-custom-op": [str(programs / "test-custom-op"), "CUDA0"],
+        "test-backend-ops": [*backend_ops, "-p", "skip=1"],
+        "test-backend-ops CUSTOM": [*backend_ops, "-o", "CUSTOM"],
     }
     if memcheck:
         environment |= {"LD_PRELOAD": sanitizer_library(), "ASAN_OPTIONS": "detect_leaks=0"}
