@@ -10,6 +10,7 @@ from rich.table import Table
 
 from pyspac.generate.decode import Generation
 from pyspac.generate.session import Session
+from pyspac.scheduler.fallback import copies_text
 from pyspac.speculation.explain import to_dicts
 from pyspac.units import MIB
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pyspac.generate.options import RunOptions
     from pyspac.generate.split import Split
 
-NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99"))
+NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "copies"))
 
 # what `--json` says of a run without the engine
 NO_EXPERTS = dict.fromkeys(
@@ -216,9 +217,16 @@ def _split_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
             "loads",
             f"{experts['n_loads']} ({moved}), {experts['n_evictions']} evictions, {experts['n_late']} late",
         ),
+        *_copies_rows(split),
         ("per step", _step_text(split, max(1, len(generation.metrics.steps)))),
         *((f"predicted by {p['name']}", _predicted_text(p)) for p in split.predictors_list()),
     ]
+
+
+def _copies_rows(split: Split) -> list[tuple[str, str]]:
+    """Whether copies pay, once that was measured."""
+    found = split.scheduler_dict()["copies"]
+    return [] if found is None or found["gain"] is None else [("copies", copies_text(found))]
 
 
 def _predicted_text(predictor: dict[str, Any]) -> str:

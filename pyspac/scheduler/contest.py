@@ -50,9 +50,9 @@ def mean_times(samples: Iterable[Sample]) -> dict[Kind, tuple[float, float, int]
         by_kind[kind].append(us)
     means = {}
     for kind, times in by_kind.items():
-        us = np.minimum(times, FAR * float(np.median(times)))
-        mean = float(us.mean())
-        means[kind] = (mean, float(us.var()) / mean**2, len(times))
+        believed = np.minimum(times, FAR * float(np.median(times)))
+        mean = float(believed.mean())
+        means[kind] = (mean, float(believed.var()) / mean**2, len(times))
     return means
 
 

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Literal
 
+from pyspac.engine.board import FALLBACKS
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, LossLedger
 from pyspac.scheduler.contest import FAR, Ratio, Sample, compare, mean_times, pooled
@@ -190,6 +191,12 @@ class Fallback:
         """Start from what an earlier run found: it is taken up once the device is full."""
         self._begins_with, self.gain = way, gain
 
+    def to_row(self) -> tuple[int, int]:
+        """Return the board's `fallback`."""
+        if self.gain is None:
+            return 0, 0
+        return FALLBACKS.index(self.chosen), round(1e3 * self.gain)
+
     def to_dict(self) -> dict[str, Any]:
         """`copies` of the `--json` object."""
         return {
@@ -198,6 +205,14 @@ class Fallback:
             "n_trials": self.n_trials,
             "n_switches": self.n_switches,
         }
+
+
+def copies_text(found: dict[str, Any]) -> str:
+    """What was found, for people: `chosen` and `gain` of `Fallback.to_dict`."""
+    percent = f"{abs(found['gain']):.1%} {'faster' if found['gain'] >= 0 else 'slower'}"
+    if found["chosen"] == "frozen":
+        return f"left out: steps without them are {percent}"
+    return f"go on: steps with them are {percent}"
 
 
 def _rose(before: Iterable[Sample], after: Iterable[Sample]) -> bool:

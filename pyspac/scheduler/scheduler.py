@@ -174,6 +174,7 @@ class Scheduler:
             loaded_bytes=activity.counter("loaded_bytes"),
             is_full=bool(self.slots.n_free.max() <= 0),
         )
+        self.board.fallback[:] = self.fallback.to_row()
         return self.fallback.is_frozen
 
     def _byte_budget(self) -> int | None:

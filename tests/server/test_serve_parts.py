@@ -520,8 +520,11 @@ def test_metrics_of_a_board() -> None:
     board.counters["n_forward"] = 7
     board.counters["n_hit_rows"] = 30
     board.residency[1, :2] = Residency.RESIDENT
+    scheduler = Scheduler(board)
+    assert scheduler.fallback is not None
+    scheduler.fallback.gain = 0.25
     attachment = SimpleNamespace(
-        name="b", board=board, scheduler=Scheduler(board), totals=StepTotals(n_steps=2, n_accepted=3)
+        name="b", board=board, scheduler=scheduler, totals=StepTotals(n_steps=2, n_accepted=3)
     )
     with serve_metrics(attachment, HOST, 0) as port:  # type: ignore[arg-type]
         with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
@@ -536,6 +539,9 @@ def test_metrics_of_a_board() -> None:
         "pyspac_generated_tokens_total 5.0",
         "pyspac_slots 3.0",
         "pyspac_byte_budget +Inf",
+        "pyspac_copies_chosen 1.0",
+        "pyspac_copies_gain 0.25",
+        "pyspac_copies_trials_total 0.0",
     ):
         assert line in text.splitlines()
 
