@@ -39,7 +39,8 @@ MIN_ROUNDS: Final = 2  # to leave the present way: one round may have met anothe
 N_SIGMA: Final = 2.0  # of doubt; a wrong choice among near equals costs little, and is looked at again
 MARGIN: Final = 0.01  # of a step's time, that a change must gain
 WAIT: Final = (256, 4096)  # steps between trials, first and at most: a trial is a tenth of the first wait
-CHANGED: Final = 0.05  # by which the present way's times rise before a trial comes early
+# by which the present way's times rise before a trial comes early; and a gain with more doubt is not told
+CHANGED: Final = 0.05
 SHARE: Final = 0.01  # of all time, that trials may lose; with the ledger's capacity, 2 % of 500 steps
 
 
@@ -183,7 +184,7 @@ class Fallback:
         self._usual = usual
         self._recent.clear()
         self._has_copied = False
-        if known := pooled(list(self._known)):
+        if (known := pooled(list(self._known))) and known.variance < CHANGED**2:
             self.gain = math.expm1(known.log)
         self._enter("wait", self._wait)
 
