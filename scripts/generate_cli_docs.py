@@ -57,6 +57,9 @@ measured is `null`.
 | `predictors[]` | one object per name of `--predict`: [look-ahead.md](look-ahead.md#what-the-figures-mean) |
 | `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
 | `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | estimator; the scheduler's time per step |
+| `scheduler.copies` | [whether copies pay](policies.md#the-measured-fallback); `null`: not ours to say |
+| `.chosen`, `.gain` | `copies`, or `frozen`: none; 0.05: 5 % faster than the other way; `null`: not known |
+| `.n_trials`, `.n_switches` | times that the other way was tried, and was taken |
 | `decisions`, `costs` | with `--explain`: each change of the draft length; the times it rests on |
 """
 

@@ -35,7 +35,7 @@ FOLDERS: Final = {
     "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
     "commands": {"_native", "engine", "model", "scheduler", "speculation", "generate", "lab", "server"},
 }
-SHARED: Final = ("checks", "errors", "units")  # for all folders; they import each other alone
+SHARED: Final = ("checks", "errors", "ledger", "units")  # for all folders; they import each other alone
 FRONT: Final = ("__main__", "cli")  # they start the commands
 
 # they run without the native library, the lab for the most part: all that they know of the engine

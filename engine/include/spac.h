@@ -271,6 +271,8 @@ typedef struct spac_board_view {
     uint32_t * looks_ahead; // not 0: tell of upcoming tokens, and take decisions over during forwards too
     // written by the engine
     const spac_tier_info * tier; // as of the last forward; all zeros without one
+    // written by the scheduler, for whoever watches
+    int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none; by how many thousandths of tokens/s that is faster
 } spac_board_view;
 
 // who was at work; with the executor alone

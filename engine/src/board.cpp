@@ -19,7 +19,7 @@ static constexpr size_t   ALIGN       = 64;
 struct board_layout {
     size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters, ahead, tier; // the engine's, with the header before them
     size_t records, n_records, routed_tokens, routed_experts, n_routed, upcoming, n_upcoming, n_looks;
-    size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max, looks_ahead; // the scheduler's
+    size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max, looks_ahead, fallback; // the scheduler's
     size_t size;
 };
 
@@ -70,6 +70,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.byte_budget    = place(sizeof(uint64_t));
     l.n_draft_max    = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
     l.looks_ahead    = place(sizeof(uint32_t));
+    l.fallback       = place(2 * sizeof(int32_t));
     l.size           = end;
     return l;
 }
@@ -258,6 +259,7 @@ spac_board_view spac_board::view() const {
     v.byte_budget     = at<uint64_t>(l.byte_budget);
     v.n_draft_max     = at<int32_t>(l.n_draft_max);
     v.looks_ahead     = at<uint32_t>(l.looks_ahead);
+    v.fallback        = at<int32_t>(l.fallback);
     v.tier            = tier();
     return v;
 }

@@ -3,6 +3,7 @@ host's."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,9 +19,11 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
-from pyspac.generate.draft_files import drafting_note
+from pyspac.generate.draft_files import drafting_note, has_head
 from pyspac.generate.memory_tier import asked_bytes, check_ram
+from pyspac.generate.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
+from pyspac.model.device_needs import Needs, estimate_needs
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.units import GIB, MIB
@@ -35,12 +38,16 @@ def inspect(
         Path | None, typer.Argument(metavar="[MODEL]", help="A GGUF file; of a split model the first one.")
     ] = None,
     hf_repo: o.HfRepo = None,
+    model_draft: o.ModelDraft = None,
+    ctx_size: o.CtxSize = None,
     vram: Annotated[
         list[float] | None,
         typer.Option(
             "--vram",
             metavar="GIB",
-            help="Say how many experts fit into so many GiB; may be given several times.",
+            help="Say how many experts fit into so many GiB, and onto a GPU with so many GiB, beside all "
+            "else that it has to hold (with -md a draft model, for a context of -c); may be given several "
+            "times.",
         ),
     ] = None,
     ram: Annotated[
@@ -68,16 +75,17 @@ def inspect(
     path, _ = find_files(model, hf_repo)
     header = check_model_file(path)
     geometry = read_geometry(header)
+    draft = None if model_draft is None else check_model_file(model_draft)
+    needs = _needs(header, draft, choose_n_ctx(ctx_size, geometry))
     sizes = sorted(vram or DEFAULT_VRAM_GIB)
     tier = _foresee(header, geometry, ram, threads) if ram and geometry.is_moe else None
     if json_file is not None:
-        fits = [{"gib": gib, "n_experts": geometry.n_experts_in(gib * GIB)} for gib in sizes]
-        write_json(
-            json_file, geometry.to_dict() | {"fits": fits, "tier": None if tier is None else tier.to_dict()}
-        )
+        fits = [_fit_dict(geometry, needs, gib) for gib in sizes]
+        found = {"fits": fits, "needs": asdict(needs), "tier": None if tier is None else tier.to_dict()}
+        write_json(json_file, geometry.to_dict() | found)
     if json_file != STDOUT:
         console = output_console()
-        _show(console, geometry, sizes, note=drafting_note(header))
+        _show(console, geometry, sizes, needs, note=drafting_note(header))
         if tier is not None:
             tier.show(console)
 
@@ -90,7 +98,23 @@ def _foresee(header: GgufHeader, geometry: MoeGeometry, sizes: list[str], thread
     )
 
 
-def _show(console: Console, geometry: MoeGeometry, sizes: list[float], *, note: str | None) -> None:
+def _needs(target: GgufHeader, draft: GgufHeader | None, n_ctx: int) -> Needs:
+    """Without a draft model the target's own head drafts, if it has one."""
+    return estimate_needs(target, draft, n_ctx, has_head=draft is None and has_head(target))
+
+
+def _fit_dict(geometry: MoeGeometry, needs: Needs, gib: float) -> dict[str, float]:
+    """`gib` for experts alone, and on a GPU with that much memory."""
+    return {
+        "gib": gib,
+        "n_experts": geometry.n_experts_in(gib * GIB),
+        "n_experts_of_gpu": geometry.n_experts_in(max(0.0, gib * GIB - needs.total)),
+    }
+
+
+def _show(
+    console: Console, geometry: MoeGeometry, sizes: list[float], needs: Needs, *, note: str | None
+) -> None:
     table = _summary(geometry)
     if note is not None:
         table.add_row("drafting", note)
@@ -99,7 +123,9 @@ def _show(console: Console, geometry: MoeGeometry, sizes: list[float], *, note: 
         console.print("\nA dense model: it has no experts to split.")
         return
     console.print(_layer_table(geometry))
-    console.print(_fit_table(geometry, sizes))
+    console.print(_fit_table(geometry, sizes, needs))
+    parts = ", ".join(f"{name} {n_bytes / MIB:.0f}" for name, n_bytes in asdict(needs).items() if n_bytes)
+    console.print(f"beside the experts a GPU holds {needs.total / MIB:.0f} MiB: {parts}")
 
 
 def _summary(geometry: MoeGeometry) -> Table:
@@ -153,14 +179,15 @@ def _range(layers: list[LayerGeometry]) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _fit_table(geometry: MoeGeometry, sizes: list[float]) -> Table:
-    table = Table(
-        "GiB for experts", "experts that fit", "of all", box=None, padding=(0, 2, 0, 0), title_justify="left"
-    )
+def _fit_table(geometry: MoeGeometry, sizes: list[float], needs: Needs) -> Table:
+    heads = ("GiB", "if all is for experts", "of all", "on a GPU of that size", "of all")
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0), title_justify="left")
     table.title = "\nhow many experts fit"
     for gib in sizes:
-        n = geometry.n_experts_in(gib * GIB)
-        table.add_row(f"{gib:g}", str(n), _share(n, geometry.n_experts_total))
+        fit = _fit_dict(geometry, needs, gib)
+        counts = (fit["n_experts"], fit["n_experts_of_gpu"])
+        cells = (text for n in counts for text in (str(n), _share(n, geometry.n_experts_total)))
+        table.add_row(f"{gib:g}", *cells)
     return table
 
 

@@ -12,7 +12,7 @@ import typer
 
 from pyspac.generate.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, DEFAULT_N_CTX
 from pyspac.generate.spec_types import LLAMA
-from pyspac.scheduler.config import ABLATIONS, ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
+from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PARTS, PREDICTORS, SchedulerConfig
 from pyspac.server.options import SERVER_N_CTX
 from pyspac.speculation.manager import CONTROLLERS
 
@@ -236,7 +236,7 @@ Without = Annotated[
     typer.Option(
         "--without",
         metavar="LIST",
-        help=f"Leave parts of MoE-SpAc out, to see what they are worth: {','.join(ABLATIONS)}.",
+        help=f"Leave parts of MoE-SpAc out, to see what they are worth: {','.join(PARTS)}.",
     ),
 ]
 DEFAULT_PREDICTORS: Final = ",".join(SchedulerConfig().predict) or NO_PREDICTOR

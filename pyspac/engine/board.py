@@ -24,6 +24,7 @@ N_UPCOMING = 512  # SPAC_N_UPCOMING
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
 AHEAD_NAMES = ("next-layer", "draft-gate")  # index = spac_ahead_source
 NO_BUDGET = 2**64 - 1  # byte_budget: no limit
+FALLBACKS = ("", "copies", "frozen")  # whether copies pay, as measured; "": not compared yet
 
 
 class Residency(IntEnum):
@@ -136,6 +137,7 @@ class BoardView:
     # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
     looks_ahead: NDArray[np.uint32]  # [1] not 0: a server tells of upcoming tokens
+    fallback: NDArray[np.int32]  # [2] index into FALLBACKS, thousandths of tokens/s by which that is faster
 
     def _layout(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
         """Return dtype and shape of every array."""
@@ -167,7 +169,13 @@ class BoardView:
             "byte_budget": (np.uint64, (1,)),
             "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
             "looks_ahead": (np.uint32, (1,)),
+            "fallback": (np.int32, (2,)),
         }
+
+    def read_fallback(self) -> dict[str, Any] | None:
+        """Return what the scheduler found about copies: `chosen` and `gain`; None: nothing yet."""
+        way, thousandths = self.fallback.tolist()
+        return {"chosen": FALLBACKS[way], "gain": thousandths / 1e3} if way in (1, 2) else None
 
     def read_upcoming(self) -> list[int] | None:
         """Return what the next batch computes; None while that is being written, or if nobody told it."""
@@ -232,7 +240,8 @@ ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group"
                  "layer_stats", "counters", "ahead", "tier", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
-SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead")
+SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead",
+                    "fallback")  # fmt: skip
 
 
 class LocalBoard(BoardView):

@@ -203,12 +203,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         if loading is None:
             return
         options = loading.options
+        drafter = self._open_drafter(loading)  # first: the slots take what it leaves of the device
         if not options.stock:
             from pyspac.generate.split import Split  # loads the engine
 
             self._split = self._stack.enter_context(Split(self.ctx, loading.device, options, loading.ram_mib))
         n_draft_max = min(options.effective_draft_max, self.n_batch - 1)
-        drafter = self._open_drafter(loading)
         is_controlled = options.has_controller and not isinstance(drafter, ForeignDrafter)
         speculation = Speculation(options.controller, n_draft_max=n_draft_max) if is_controlled else None
         self._steps = DropInSteps(

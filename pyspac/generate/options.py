@@ -78,7 +78,7 @@ class RunOptions:
     explain: bool = False
     estimator: str = SchedulerConfig().estimator
     threshold: Threshold = "auto"  # auto: balanced
-    without: frozenset[str] = frozenset()  # of pyspac.scheduler.config.ABLATIONS
+    without: frozenset[str] = frozenset()  # of pyspac.scheduler.config.PARTS
     predict: tuple[str, ...] = SchedulerConfig().predict  # of pyspac.scheduler.config.PREDICTORS
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     copy_gb_s: float = 0.0  # throttle of copies, in 1e9 bytes/s; 0: none

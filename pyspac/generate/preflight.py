@@ -51,7 +51,7 @@ def check_run(options: RunOptions, device: Device) -> Preflight:
         geometry=geometry,
         draft=draft,
         adapter=None if options.mtp is None else check_adapter(options.mtp, header),
-        n_ctx=_choose_n_ctx(options.n_ctx, geometry),
+        n_ctx=choose_n_ctx(options.n_ctx, geometry),
     )
 
 
@@ -144,7 +144,7 @@ def _check_fits(cache: CacheSize, geometry: MoeGeometry, device: Device) -> None
         )
 
 
-def _choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
+def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
     """The context in tokens; 0 asks for the model's own."""
     n_train = geometry.n_ctx_train or DEFAULT_N_CTX
     if wanted is None:

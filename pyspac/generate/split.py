@@ -118,6 +118,7 @@ class Split:
             "estimator": self.scheduler.config.estimator,
             "step_us_p50": stats.step_p50_us,
             "step_us_p99": stats.step_p99_us,
+            "copies": self.scheduler.fallback.to_dict() if self.scheduler.fallback else None,
         }
 
     def predictors_list(self) -> list[dict[str, Any]]:

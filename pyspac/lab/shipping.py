@@ -40,6 +40,9 @@ class LabScheduler(Scheduler):
     def __init__(self, board: LocalBoard, setup: SchedulerSetup) -> None:
         """Make a scheduler; `is_spent` is read at every step."""
         super().__init__(board, setup.config)
+        self.fallback = (
+            None  # policies are compared as they are, and the replay's clock has no other programs
+        )
         self.balancer.uses_free_slots = setup.uses_free_slots
         shape = (board.n_layer, board.n_expert)
         self.is_spent = np.zeros(shape, bool) if setup.is_spent is None else setup.is_spent.reshape(shape)

@@ -23,6 +23,9 @@ ABLATIONS = {
     "stage": "the experts of prompts do not pass through the device's slots (ours)",
     "sd": "plain decoding, no drafts (the decode loop obeys it; the scheduler only records it)",
 }
+# what else can be taken away, and is no part of how experts are chosen
+FALLBACK = "fallback"
+PARTS = {**ABLATIONS, FALLBACK: "never measured whether copies pay: they go on (ours)"}
 
 # who says what comes next: in pyspac/scheduler/predict/, and in the engine
 TOKEN = "token"
@@ -47,9 +50,9 @@ def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
     """Read ablations from "a,b" or from several names; ConfigError names the unknown ones."""
     parts = names.split(",") if isinstance(names, str) else list(names)
     found = frozenset(part.strip() for part in parts if part.strip())
-    unknown = sorted(found - ABLATIONS.keys())
+    unknown = sorted(found - PARTS.keys())
     if unknown:
-        raise ConfigError("without", ", ".join(unknown), f"one or more of {', '.join(ABLATIONS)}")
+        raise ConfigError("without", ", ".join(unknown), f"one or more of {', '.join(PARTS)}")
     return found
 
 
@@ -85,7 +88,7 @@ class SchedulerConfig:
     budget_share: float = 0.5  # of the link's time that copies may fill; hosts share their memory with it
     byte_budget: int | Literal["auto"] | None = "auto"  # bytes per forward; None: no limit
     link_gb_s: float | None = None  # known speed of the link in 1e9 bytes/s, until copies were measured
-    without: frozenset[str] = frozenset()  # ablations, see ABLATIONS
+    without: frozenset[str] = frozenset()  # see PARTS
     predict: tuple[str, ...] = ()  # of PREDICTORS
 
     def __post_init__(self) -> None:
@@ -133,6 +136,12 @@ class SchedulerConfig:
         if self.payback_steps is not None:
             return self.payback_steps
         return self.memory_tokens if self.estimator == "ema" else 0.0
+
+    @property
+    def has_fallback(self) -> bool:
+        """Return whether copies may be left out where they do not pay: nobody asked for a way to copy."""
+        is_asked = bool(self.without - {"sd"}) or bool(self.predict) or self.threshold != "auto"
+        return not is_asked and self.byte_budget == "auto"
 
     @property
     def memory_tokens(self) -> float:

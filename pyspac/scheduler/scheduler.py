@@ -19,6 +19,7 @@ from pyspac.scheduler.balancer import Balancer
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
 from pyspac.scheduler.estimator import make_estimator
+from pyspac.scheduler.fallback import Fallback
 from pyspac.scheduler.foresight import make_foresight
 from pyspac.scheduler.occupancy import Occupancy
 from pyspac.scheduler.plan_ahead import AheadPlanner, Decided
@@ -100,6 +101,7 @@ class Scheduler:
         self.static = StaticAllocation(board) if "prefetch" in self.config.without else None
         self.foresight = make_foresight(board, self.config.predict)  # None: nobody looks ahead
         self.ahead = AheadPlanner(self.prefetcher, self.config, self.cost)
+        self.fallback = Fallback() if self.config.has_fallback else None  # None: copies go on
         self.times = StepTimes()
         self.activity = self.activations.drain()  # of the last step; nothing yet
         self.last_plan = EMPTY_PLAN
@@ -118,8 +120,9 @@ class Scheduler:
             self.balancer.observe(activity.counts)
             self.estimator.update(activity.counts, activity.n_tokens)
         utility, tau = self._decide()
-        self._budget = self._byte_budget()
-        plan = self.last_plan = self._plan(utility, tau, activity)
+        is_frozen = self._is_frozen(activity)
+        self._budget = 0 if is_frozen else self._byte_budget()
+        plan = self.last_plan = EMPTY_PLAN if is_frozen else self._plan(utility, tau, activity)
         self._submit(utility, tau, plan)
         if self.foresight is not None:
             self.foresight.learn(activity.counts, self.slots)
@@ -160,6 +163,19 @@ class Scheduler:
         if utility.any():
             self.static.deal(utility)
         return self.static.utility, self.static.tau
+
+    def _is_frozen(self, activity: Activity) -> bool:
+        """Tell the fallback what the steps took, and ask it whether the next one goes without copies."""
+        if self.fallback is None:
+            return False
+        self.fallback.observe(
+            activity.steps,
+            n_forward=activity.counter("n_forward"),
+            loaded_bytes=activity.counter("loaded_bytes"),
+            is_full=bool(self.slots.n_free.max() <= 0),
+        )
+        self.board.fallback[:] = self.fallback.to_row()
+        return self.fallback.is_frozen
 
     def _byte_budget(self) -> int | None:
         if self.config.byte_budget == "auto":

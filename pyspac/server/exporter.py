@@ -142,10 +142,29 @@ class SchedulerCollector(Collector):
         yield CounterMetricFamily(
             "pyspac_planned_loads", "Copies that it asked for", value=stats.n_loads_planned
         )
+        yield from self._fallback()
         times = GaugeMetricFamily("pyspac_scheduler_step_seconds", "Of its last steps", labels=["quantile"])
         times.add_metric(["0.5"], stats.step_p50_us * 1e-6)
         times.add_metric(["0.99"], stats.step_p99_us * 1e-6)
         yield times
+
+    def _fallback(self) -> Iterable[Metric]:
+        """Whether copies pay; nothing where the user decides, no gain before it was measured."""
+        fallback = self.attachment.scheduler.fallback
+        if fallback is None:
+            return
+        yield GaugeMetricFamily(
+            "pyspac_copies_chosen", "1: experts are copied; 0: measured to be faster without copies",
+            value=fallback.chosen == "copies",
+        )  # fmt: skip
+        yield CounterMetricFamily(
+            "pyspac_copies_trials", "Times that the other way was tried", value=fallback.n_trials
+        )
+        if fallback.gain is not None:
+            yield GaugeMetricFamily(
+                "pyspac_copies_gain", "Tokens/s of the chosen way against the other, less 1",
+                value=fallback.gain,
+            )  # fmt: skip
 
     def _tier(self) -> Iterable[Metric]:
         """Experts on disk, and the memory that holds some of them."""

@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict
+from typing import Final
 
 from pyspac.engine.devices import Device, choose_device, cpu_device
-from pyspac.engine.limits import AUTO_MARGIN_BYTES
 from pyspac.engine.values import read_cache_size, read_device_kind
 from pyspac.errors import ConfigError, PyspacError, UsageError
-from pyspac.model.geometry import MoeGeometry, read_geometry
-from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.device_needs import Needs
+from pyspac.model.geometry import MoeGeometry
 from pyspac.server.options import SERVER_N_CTX, SERVER_SLOTS, ServeOptions
 from pyspac.units import MIB
 
-_KV_BYTES: Final = 2  # F16
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
 _PROBE_TIMEOUT_S: Final = 120
 
@@ -53,20 +51,6 @@ def _answer_probe(name: str) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """Device memory beside the experts' slots, in bytes."""
-
-    weights: int  # of the target, without its routed experts
-    draft: int
-    kv: int
-    margin: int = AUTO_MARGIN_BYTES
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.draft + self.kv + self.margin
-
-
 def check_n_ctx(options: ServeOptions, geometry: MoeGeometry) -> None:
     """Raise ConfigError for more than all server slots can use; unless the model's context is stretched."""
     n_train = geometry.n_ctx_train
@@ -87,44 +71,6 @@ def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
     """The context in tokens, over all server slots; 0 asks for the model's own."""
     n_train = geometry.n_ctx_train or SERVER_N_CTX
     return min(n_train, SERVER_N_CTX) if wanted is None else wanted or n_train
-
-
-def estimate_needs(target: GgufHeader, draft: GgufHeader | None, n_ctx: int) -> Needs:
-    """What llama-server puts on the device beside the slots, if all layers go there."""
-    geometry = read_geometry(target)
-    return Needs(
-        weights=geometry.model_bytes - geometry.experts_bytes,
-        draft=sum(tensor.n_bytes for tensor in draft.tensors) if draft else 0,
-        kv=kv_bytes(target, n_ctx) + (kv_bytes(draft, n_ctx) if draft else 0),
-    )
-
-
-def kv_bytes(header: GgufHeader, n_ctx: int) -> int:
-    """Of the attention's cache; an upper bound, as sliding windows and recurrent layers take less."""
-    n_layer = int(_number(header.get("block_count", 0)))
-    rank = header.get("attention.kv_lora_rank")
-    if rank:  # latent attention keeps one compressed row per token
-        row = int(rank) + int(_number(header.get("rope.dimension_count", 64)))
-        return n_layer * n_ctx * _KV_BYTES * row
-    return _n_kv_heads(header, n_layer) * _row_elements(header) * n_ctx * _KV_BYTES
-
-
-def _row_elements(header: GgufHeader) -> int:
-    """Of one head's key and value, of one token."""
-    n_head = max(1, int(_number(header.get("attention.head_count", 1))))
-    head = int(_number(header.get("embedding_length", 0))) // n_head
-    names = ("attention.key_length", "attention.value_length")
-    return sum(int(_number(header.get(name, head))) for name in names)
-
-
-def _n_kv_heads(header: GgufHeader, n_layer: int) -> int:
-    """Summed over layers; some architectures give one value per layer."""
-    value = header.get("attention.head_count_kv", header.get("attention.head_count", 1))
-    return sum(map(int, value)) if isinstance(value, list) else n_layer * int(value)
-
-
-def _number(value: Any) -> float:
-    return max(value, default=0) if isinstance(value, list) else float(value)
 
 
 def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device) -> str:

@@ -15,7 +15,9 @@ from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib
 from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
+from pyspac.generate.spec_types import DRAFT_MTP, names_of
 from pyspac.model.checks import check_model_file
+from pyspac.model.device_needs import estimate_needs
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.server import board_file, log
@@ -27,7 +29,6 @@ from pyspac.server.memory import (
     check_n_ctx,
     choose_cache,
     choose_n_ctx,
-    estimate_needs,
     probe_device,
     why_tight,
 )
@@ -102,7 +103,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     geometry = read_geometry(header)
     check_n_ctx(options, geometry)
     n_ctx = choose_n_ctx(options.n_ctx, geometry)
-    needs = estimate_needs(header, draft, n_ctx)
+    needs = estimate_needs(header, draft, n_ctx, has_head=DRAFT_MTP in names_of(options.wanted_spec_type))
     if options.is_host_only:
         has_engine = has_own_kernels(header)
         check_ram_has_kernels(options.ram, has_kernels=has_engine)

@@ -46,6 +46,7 @@ class Observation:
     residency: NDArray[np.uint8]  # [n_layer, n_expert]
     tau: NDArray[np.uint8]  # [n_layer]
     is_split: NDArray[np.bool_]  # [n_layer]
+    copies: dict[str, Any] | None  # whether they pay: `chosen` and `gain`; None: not measured
     tier: dict[str, Any] | None  # experts on disk, as in `pyspac.engine.tier`; None: there are none
 
     @property
@@ -89,6 +90,7 @@ class Observation:
             "byte_budget": self.byte_budget,
             "n_slots": self.n_slots,
             "n_resident": self.n_resident,
+            "copies": self.copies,
             "tier": self.tier,
             "layers": [self._layer_dict(il) for il in range(len(self.tau))],
         }
@@ -118,7 +120,8 @@ class BoardWatch:
         activity, now_s = self._drain.drain(), self._clock()
         seconds, self._before_s = max(1e-6, now_s - self._before_s), now_s
         return Observation(
-            seconds=seconds, tier=self._look_at_tier(), **_engine_part(activity),
+            seconds=seconds, copies=self.board.read_fallback(), tier=self._look_at_tier(),
+            **_engine_part(activity),
             **_steps_part(activity.totals), **_decision(self.board),
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import tempfile
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ N_SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 4096
 _STATE: Final = "state."
 _PREDICTED: Final = "predictor."
+_FALLBACK: Final = "fallback."
 _HEADER_KEYS: Final = ("format", "estimator", "n_levels", "gamma")
 
 
@@ -128,6 +130,10 @@ def _to_arrays(scheduler: Scheduler) -> dict[str, NDArray[Any]]:
         predictor = scheduler.foresight.predictor
         prefix = f"{_PREDICTED}{predictor.name}."
         arrays |= {f"{prefix}{name}": value for name, value in predictor.state().items()}
+    fallback = scheduler.fallback
+    if fallback is not None and fallback.gain is not None:
+        found = {"chosen": fallback.chosen, "gain": fallback.gain, "where": _where(scheduler)}
+        arrays |= {f"{_FALLBACK}{name}": np.asarray(value) for name, value in found.items()}
     return arrays
 
 
@@ -142,7 +148,15 @@ def _restore(scheduler: Scheduler, arrays: dict[str, NDArray[Any]]) -> str | Non
     if scheduler.foresight is not None:  # one that was not at work then has nothing there, and starts anew
         predictor = scheduler.foresight.predictor
         predictor.restore(_with_prefix(arrays, f"{_PREDICTED}{predictor.name}."))
+    found = {name: array.tolist() for name, array in _with_prefix(arrays, _FALLBACK).items()}
+    if scheduler.fallback is not None and found.get("where") == _where(scheduler):
+        scheduler.fallback.remember(found["chosen"], found["gain"])
     return None
+
+
+def _where(scheduler: Scheduler) -> str:
+    """What a finding about copies holds for: the machine, and how many experts fit onto its device."""
+    return f"{platform.node()}, {os.cpu_count()} cores, {scheduler.board.n_slots} slots"
 
 
 def _with_prefix(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

@@ -8,7 +8,7 @@
 - cost_table       what steps take by width, learned online, kept across requests
 - utility          Cascade's utility, and equation 1 of gamma-tolerance
 - acceptance       expected tokens per step for any draft length
-- ledger           what speculation may still lose against plain decoding
+- `pyspac.ledger`  what speculation may still lose against plain decoding
 - forecast         the default: both curves, and the best of their quotient with its doubt
 - cascade          the paper's test-and-set
 - per_k_ema        an average for each draft length

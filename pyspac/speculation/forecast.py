@@ -1,9 +1,9 @@
 """Our controller: forecast tokens per second of every draft length, with its uncertainty, and take the best.
 
 Two curves are learned from every step: which drafts hold (`acceptance.py`) and what steps take
-(`cost_table.py`). A third thing keeps count of what speculation has lost (`ledger.py`). One rule: of all
-lengths that the ledger can afford take the one with the highest E[tokens] / E[time], unless others have a
-higher
+(`cost_table.py`). A third thing keeps count of what speculation has lost (`pyspac.ledger`). One rule: of
+all lengths that the ledger can afford take the one with the highest E[tokens] / E[time], unless others have
+a higher
 
     log(E[tokens] / E[time]) + appetite * its standard deviation
 
@@ -33,10 +33,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pyspac.engine.step import StepRecord
+from pyspac.ledger import LossLedger
 from pyspac.speculation.acceptance import HALF_LIFE, AcceptanceCurve
 from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import FAR, NOISE, Estimate
-from pyspac.speculation.ledger import LossLedger
 
 # A choice is kept for so long at most, unless it loses a plain step before; one that was just made for as
 # long as it has stood. Choosing takes 100 us with cold caches, as between two passes: 0.7 % of the time. In

@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 import pyspac
 from pyspac._native import lib
 from pyspac.cli import app
-from pyspac.commands.demo import TARGET
+from pyspac.commands.demo import DRAFT, TARGET
 from pyspac.engine.engine import Engine
 from pyspac.errors import EngineError
 
@@ -46,7 +46,7 @@ EXPERT_KEYS = {
     *("n_slots", "pool_bytes", "n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes"),
     "n_steps_with_both",
 }
-SCHEDULER_KEYS = {"estimator", "step_us_p50", "step_us_p99"}
+SCHEDULER_KEYS = {"estimator", "step_us_p50", "step_us_p99", "copies"}
 PROMPT = "def f(x): return f(x); def f("
 
 
@@ -347,8 +347,26 @@ def test_inspect_with_no_amount_of_memory(models: Path, gib: str) -> None:
 
 def test_inspect_json(models: Path) -> None:
     result = json.loads(invoke("inspect", models / "target.gguf", "--vram", "1", "--json", "-").stdout)
-    assert result["fits"] == [{"gib": 1.0, "n_experts": 48}]
+    assert result["fits"] == [{"gib": 1.0, "n_experts": 48, "n_experts_of_gpu": 48}]
     assert len(result["layers"]) == result["n_layer"] == 3
+
+
+def test_inspect_counts_the_draft_model(models: Path) -> None:
+    """A GPU with room for half of the experts beside the target has less beside the draft too."""
+
+    def look(*more: object) -> dict[str, Any]:
+        return json.loads(invoke("inspect", TARGET, "--vram", "0.77", "--json", "-", *more).stdout)  # type: ignore[no-any-return]
+
+    alone, drafted, longer = look(), look("-md", DRAFT), look("-md", DRAFT, "-c", "512")
+    assert alone["needs"]["draft"] == 0
+    assert drafted["needs"]["draft"] > 0
+    assert drafted["needs"]["kv"] > alone["needs"]["kv"]
+    assert drafted["needs"]["kv"] == 2 * longer["needs"]["kv"]  # of the model's own 1024 tokens
+    counts = [found["fits"][0]["n_experts_of_gpu"] for found in (alone, longer, drafted)]
+    assert counts == sorted(counts, reverse=True)
+    text = invoke("inspect", TARGET, "-md", DRAFT).stdout
+    assert "beside the experts a GPU holds" in text
+    assert ", draft " in text
 
 
 def test_inspect_experts_on_disk() -> None:

@@ -417,3 +417,14 @@ def test_a_file_that_gets_shorter_is_named(tmp_path: Path, draft: str | None) ->
         os.truncate(path, path.stat().st_size // 3)
         with pytest.raises(PyspacError, match="the file has become shorter"):
             llm.embed(PROMPT)
+
+
+def test_slots_take_what_the_draft_model_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cache="auto"` is what the device has free when the engine attaches, so all else is there by then."""
+    from pyspac.generate.split import Split
+
+    order, attach, open_drafter = [], Split.__init__, Llama._open_drafter
+    monkeypatch.setattr(Split, "__init__", lambda *args: (order.append("slots"), attach(*args))[1])
+    monkeypatch.setattr(Llama, "_open_drafter", lambda *args: (order.append("draft"), open_drafter(*args))[1])
+    with Llama(MODEL, draft_model=DRAFT, **QUIET | SAME_KERNELS):
+        assert order == ["draft", "slots"]

@@ -28,6 +28,7 @@ from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.options import CacheSize
+from pyspac.model import device_needs
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.scheduler.activations import ActivationDrain
@@ -351,13 +352,38 @@ def device(free_bytes: int) -> Device:
 
 def test_needs_of_the_demo_pair() -> None:
     target, draft = read_header(TARGET), read_header(DRAFT)
-    needs = memory.estimate_needs(target, draft, n_ctx=1000)
+    needs = device_needs.estimate_needs(target, draft, n_ctx=1000)
     geometry = read_geometry(target)
     assert needs.weights == geometry.model_bytes - geometry.experts_bytes
     assert needs.draft == sum(tensor.n_bytes for tensor in draft.tensors)
     n_head_kv, head = int(target.get("attention.head_count_kv")), int(target.get("attention.key_length"))
-    assert memory.kv_bytes(target, 1000) == geometry.n_layer * n_head_kv * 2 * head * 1000 * 2
-    assert needs.total == needs.weights + needs.draft + needs.kv + AUTO_MARGIN_BYTES
+    assert device_needs.kv_bytes(target, 1000) == geometry.n_layer * n_head_kv * 2 * head * 1000 * 2
+    assert needs.margin == AUTO_MARGIN_BYTES
+    assert needs.total == needs.weights + needs.draft + needs.kv + needs.compute + needs.margin
+
+
+def test_every_context_that_drafts_has_buffers() -> None:
+    """A draft model's, and those of a head, whose weights and cache are among the target's."""
+    target, draft = read_header(TARGET), read_header(DRAFT)
+    alone, with_head, with_draft = (
+        device_needs.estimate_needs(target, *given, has_head=has_head)  # type: ignore[arg-type]
+        for given, has_head in (((None, 1000), False), ((None, 1000), True), ((draft, 1000), False))
+    )
+    assert with_head.compute == 2 * alone.compute
+    assert (with_head.weights, with_head.draft, with_head.kv) == (alone.weights, 0, alone.kv)
+    assert with_draft.compute - alone.compute == device_needs.compute_bytes(draft, 1000)
+
+
+@pytest.mark.parametrize(
+    ("path", "n_ctx", "reserved"),
+    [(TARGET, 512, 5.51), (TARGET, 1024, 6.01), (DRAFT, 512, 4.07), (DRAFT, 1024, 4.57)],
+)
+def test_the_estimate_of_buffers_is_above_what_llama_cpp_reserves(
+    path: Path, n_ctx: int, reserved: float
+) -> None:
+    """`reserved`: MiB that it logged on the CPU, for 512 tokens at once."""
+    estimate = device_needs.compute_bytes(read_header(path), n_ctx) / MIB
+    assert reserved < estimate < 1.6 * reserved
 
 
 @pytest.mark.parametrize("passed", [("-np", "5"), ("--rope-scaling", "yarn"), ("--override-kv", "a=int:1")])
@@ -376,18 +402,18 @@ def test_latent_attention_keeps_one_row_per_token() -> None:
             "block_count": 2, "attention.kv_lora_rank": 512, "rope.dimension_count": 64,
         }.get(key, default)
     )  # fmt: skip
-    assert memory.kv_bytes(header, 10) == 2 * 10 * 2 * (512 + 64)  # type: ignore[arg-type]
+    assert device_needs.kv_bytes(header, 10) == 2 * 10 * 2 * (512 + 64)  # type: ignore[arg-type]
 
 
 def test_the_cache_takes_what_is_left() -> None:
     geometry = read_geometry(read_header(TARGET))
-    needs = memory.Needs(weights=10 * MIB, draft=5 * MIB, kv=MIB)
+    needs = device_needs.Needs(weights=10 * MIB, draft=5 * MIB, kv=MIB)
     rich, poor = device(needs.total + 3 * MIB), device(needs.total)
     assert memory.choose_cache("auto", geometry, needs, rich) == "3"
     assert memory.choose_cache("25%", geometry, needs, poor) == "25%"
     assert memory.why_tight("25%", geometry, needs, poor) is not None
     assert memory.why_tight("1", geometry, needs, rich) is None
-    with pytest.raises(ConfigError, match="weights 10, draft 5, kv 1, margin 768"):
+    with pytest.raises(ConfigError, match="weights 10, draft 5, kv 1, compute 0, margin 768"):
         memory.choose_cache("auto", geometry, needs, poor)
 
 
@@ -520,8 +546,11 @@ def test_metrics_of_a_board() -> None:
     board.counters["n_forward"] = 7
     board.counters["n_hit_rows"] = 30
     board.residency[1, :2] = Residency.RESIDENT
+    scheduler = Scheduler(board)
+    assert scheduler.fallback is not None
+    scheduler.fallback.gain = 0.25
     attachment = SimpleNamespace(
-        name="b", board=board, scheduler=Scheduler(board), totals=StepTotals(n_steps=2, n_accepted=3)
+        name="b", board=board, scheduler=scheduler, totals=StepTotals(n_steps=2, n_accepted=3)
     )
     with serve_metrics(attachment, HOST, 0) as port:  # type: ignore[arg-type]
         with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
@@ -536,6 +565,9 @@ def test_metrics_of_a_board() -> None:
         "pyspac_generated_tokens_total 5.0",
         "pyspac_slots 3.0",
         "pyspac_byte_budget +Inf",
+        "pyspac_copies_chosen 1.0",
+        "pyspac_copies_gain 0.25",
+        "pyspac_copies_trials_total 0.0",
     ):
         assert line in text.splitlines()
 

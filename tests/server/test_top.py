@@ -91,6 +91,19 @@ def test_experts_on_disk_by_hand() -> None:
     ) | dict.fromkeys(("hit_share", "depth"))
 
 
+def test_whether_copies_pay() -> None:
+    local = board()
+    assert observe(local).copies is None
+    assert "copies" not in figures(observe(local))
+    local.fallback[:] = 2, 41
+    assert observe(local).to_dict()["copies"] == {"chosen": "frozen", "gain": 0.041}
+    assert figures(observe(local))["copies"] == "left out: steps without them are 4.1% faster"
+    local.fallback[:] = 1, -3
+    assert figures(observe(local))["copies"] == "go on: steps with them are 0.3% slower"
+    local.fallback[:] = 9, 9  # of somebody else
+    assert observe(local).copies is None
+
+
 def test_without_a_device_none_of_its_figures() -> None:
     geometry = BoardGeometry.uniform(n_layer=3, n_expert=4, n_expert_used=2, n_slots=0)
     local = LocalBoard(geometry)

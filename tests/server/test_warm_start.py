@@ -47,6 +47,27 @@ def test_an_estimator_goes_on_where_it_was(tmp_path: Path, estimator: str) -> No
     assert [path.name for path in (tmp_path / "u").iterdir()] == ["m.npz"]
 
 
+def test_what_was_found_about_copies_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For this machine and this many slots; nothing is, before it was measured."""
+    store, before = UtilityStore(tmp_path / "m.npz"), taught("ema")
+    assert before.fallback is not None
+    store.keep(before)
+    assert store.recall(fresh := taught("ema"))
+    assert fresh.fallback is not None
+    assert fresh.fallback.gain is None
+    before.fallback.chosen, before.fallback.gain = "frozen", 0.125
+    store.keep(before)
+    assert store.recall(after := taught("ema"))
+    assert after.fallback is not None
+    assert after.fallback.gain == 0.125
+    assert not after.fallback.is_frozen, "the device has to be filled first"
+    monkeypatch.setattr("platform.node", lambda: "another")
+    assert store.recall(other := taught("ema"))
+    assert other.fallback is not None
+    assert other.fallback.gain is None
+    assert store.recall(taught("ema", without=frozenset({"fallback"})))
+
+
 def test_a_predictor_goes_on_where_it_was(tmp_path: Path) -> None:
     """Its table is kept with the utilities; who has none, or does not look ahead, starts without."""
     local, config = board(), SchedulerConfig(predict=("token",))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scripted import always, play
 
 from pyspac.engine.step import StepRecord
+from pyspac.ledger import CAPACITY, SHARE
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.forecast import Forecast
-from pyspac.speculation.ledger import CAPACITY, SHARE
 from pyspac.speculation.manager import CONTROLLERS
 
 STEP = 10_000.0  # of a plain step, microseconds

@@ -12,13 +12,13 @@ from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.generate.options import RunOptions
 from pyspac.generate.sampling import SamplingParams
+from pyspac.ledger import CAPACITY, SHARE, LossLedger
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.cascade import CascadeMemory
 from pyspac.speculation.controller import Shared
 from pyspac.speculation.cost_table import CostTable, MaskCosts, TimeCurve
 from pyspac.speculation.explain import explain, to_dicts
 from pyspac.speculation.forecast import ForecastMemory
-from pyspac.speculation.ledger import CAPACITY, SHARE, LossLedger
 from pyspac.speculation.manager import (
     CONTROLLERS,
     DEFAULT_CONTROLLER,

@@ -1,0 +1,222 @@
+"""The measured fallback: whether copies pay here, found out by doing without them for a while.
+
+What a copy takes is known; what it does to everybody else on the memory bus, and what it gains once the text
+goes on, is not. So now and then the other way has its turn: with copies, or with the resident set frozen.
+
+    wait -> settle -> try -> return -> check     a round; then another one, or a decision, and wait again
+
+A round compares the steps of `try`, in the other way, with those of the present way before and after it, so
+that what drifts (a longer context) is no difference. What is faster for sure is kept, and the wait doubles
+each time the present way wins. A ledger bounds what trials lose; one that cannot be afforded ends at once.
+
+A set that was frozen grows stale only later: so, as for any other change, the present way's times are
+watched, and a trial comes early when they have risen since the last one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+from pyspac.engine.board import FALLBACKS
+from pyspac.engine.step import StepRecord
+from pyspac.ledger import CAPACITY, LossLedger
+from pyspac.scheduler.contest import FAR, Ratio, Sample, compare, mean_times, pooled
+
+Way = Literal["copies", "frozen"]
+_OTHER: Final[dict[Way, Way]] = {"copies": "frozen", "frozen": "copies"}
+
+# All lengths are in steps: what copies gain and lose comes with steps, whether they take 1 ms or 100.
+# until copies under way have ended, and those that a way wants at once were made: half of what ema remembers
+N_SETTLE: Final = 16
+# as many as ema remembers, and a copy has to pay within: with N_SETTLE before them the set is out of date by
+# then, if routing moves at all. Noise of 10 % leaves a doubt of 2 % in a round.
+N_TRY: Final = 32
+MAX_ROUNDS: Final = 4  # of a trial: then the doubt is 1 %, and what differs by less is not worth finding out
+MIN_ROUNDS: Final = 2  # to leave the present way: one round may have met another request, or another program
+N_SIGMA: Final = 2.0  # of doubt; a wrong choice among near equals costs little, and is looked at again
+MARGIN: Final = 0.01  # of a step's time, that a change must gain
+WAIT: Final = (256, 4096)  # steps between trials, first and at most: a trial is a tenth of the first wait
+# by which the present way's times rise before a trial comes early; and a gain with more doubt is not told
+CHANGED: Final = 0.05
+SHARE: Final = 0.01  # of all time, that trials may lose; with the ledger's capacity, 2 % of 500 steps
+
+
+class Fallback:
+    """Says which way to run; told of every step."""
+
+    def __init__(self) -> None:
+        """Begin with copies, which fill the device."""
+        self.chosen: Way = "copies"
+        self.gain: float | None = (
+            None  # tokens/s of the chosen way against the other's, less 1; None: not known
+        )
+        self.n_trials = 0
+        self.n_switches = 0
+        self.ledger = LossLedger(share=SHARE)
+        self._begins_with: Way = "copies"  # once the device is full: what was remembered
+        self._wait = WAIT[0]
+        self._recent: deque[Sample] = deque(maxlen=N_TRY)  # of the present way
+        self._usual: list[Sample] = []  # of the present way, when it was chosen
+        self._has_copied = False  # since the last trial
+        self._rounds: list[Ratio] = []  # of the trial: the other way against the present one
+        self._n_rounds = 0
+        self._known: deque[Ratio] = deque(maxlen=2 * MAX_ROUNDS)  # the same, since the choice was made
+        self._before: list[Sample] = []
+        self._tried: list[Sample] = []
+        self._expected: dict[Any, float] = {}  # of the present way by kind, microseconds
+        self._enter("wait", self._wait)
+
+    @property
+    def way(self) -> Way:
+        """How the next step runs."""
+        return _OTHER[self.chosen] if self._phase in ("settle", "try") else self.chosen
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing is to be copied in the next step."""
+        return self.way == "frozen"
+
+    def observe(
+        self, steps: Iterable[StepRecord], *, n_forward: int, loaded_bytes: int, is_full: bool
+    ) -> None:
+        """Take in what happened since the last call: steps of one way.
+
+        Sequences of one batch have a record each: `n_forward` says how many passes there were. `is_full`:
+        nobody waits for a free slot.
+        """
+        samples = [Sample((step.width, step.n_draft), step.total_us) for step in steps if step.total_us > 0.0]
+        if not samples:
+            return
+        self._has_copied |= loaded_bytes > 0
+        share = min(1.0, max(n_forward, 1) / len(samples))  # of a pass, that each is
+        for sample in samples:
+            self._take(sample, share)
+        self._left -= share * len(samples)
+        self._advance(is_full)
+
+    def _take(self, sample: Sample, share: float) -> None:
+        lost = 0.0
+        if self._phase in ("wait", "check"):
+            self._recent.append(sample)
+        elif usual_us := self._expected.get(sample.kind):
+            lost = min(sample.us / usual_us, FAR) - 1.0
+        if self._phase == "try":
+            self._tried.append(sample)
+        self.ledger.book(share * (1.0 + lost), share)
+
+    def _enter(self, phase: Literal["wait", "settle", "try", "return", "check"], n_steps: float) -> None:
+        self._phase = phase
+        self._left = n_steps
+
+    def _advance(self, is_full: bool) -> None:
+        is_over, is_broke = self._left <= 0.0, self.ledger.level <= 0.0
+        match self._phase:
+            case "wait":
+                self._wait_on(is_full, is_over)
+            case "settle" | "try" if is_broke:
+                self._enter("return", N_SETTLE)
+            case "settle" if is_over:
+                self._enter("try", N_TRY)
+            case "try" if is_over:
+                self._enter("return", N_SETTLE)
+            case "return" if is_over:
+                self._recent.clear()
+                self._enter("check", N_TRY)
+            case "check" if is_over:
+                self._end_round()
+
+    def _wait_on(self, is_full: bool, is_over: bool) -> None:
+        if not is_full or len(self._recent) < N_TRY:
+            return
+        if self._begins_with != self.chosen and is_over:
+            self.chosen = self._begins_with
+            self._rest([])
+            return
+        can_differ = self.chosen == "frozen" or self._has_copied
+        if can_differ and self.ledger.level >= 0.5 * CAPACITY and (is_over or self._has_slowed()):
+            self.n_trials += 1
+            self._rounds, self._n_rounds = [], 0
+            self._begin_round()
+
+    def _has_slowed(self) -> bool:
+        """Whether the present way takes longer than when it was chosen; never sooner than a first wait."""
+        if self._wait - self._left < WAIT[0] or int(self._left) % N_TRY:  # as often as there is news
+            return False
+        if not self._usual:
+            self._usual = list(self._recent)
+        return _rose(self._usual, self._recent)
+
+    def _begin_round(self) -> None:
+        self._before, self._tried = list(self._recent), []
+        self._expected = {kind: us for kind, (us, _, _) in mean_times(self._before).items()}
+        self._enter("settle", N_SETTLE)
+
+    def _end_round(self) -> None:
+        self._n_rounds += 1
+        ratio = compare(self._tried, [*self._before, *self._recent])
+        if ratio is not None:
+            self._rounds.append(ratio)
+            self._known.append(ratio)
+        found = pooled(self._rounds)
+        if found and len(self._rounds) >= MIN_ROUNDS and found.reversed().is_above(MARGIN, N_SIGMA):
+            self._switch()
+            return
+        is_sure = found is not None and found.is_above(0.0, N_SIGMA)
+        if is_sure or self._n_rounds >= MAX_ROUNDS or self.ledger.level < 0.5 * CAPACITY:
+            self._wait = min((1 + is_sure) * self._wait, WAIT[1])
+            has_risen = _rose(self._before, self._recent)  # not yet as before, or something else changed
+            self._rest(self._before if has_risen else list(self._recent))
+        else:
+            self._begin_round()
+
+    def _switch(self) -> None:
+        self.chosen = self._begins_with = _OTHER[self.chosen]
+        self.n_switches += 1
+        self._known = deque((ratio.reversed() for ratio in self._rounds), maxlen=self._known.maxlen)
+        self._wait = WAIT[0]
+        self._rest(list(self._tried))
+
+    def _rest(self, usual: list[Sample]) -> None:
+        """Wait for the next trial; `usual`: times of the present way."""
+        self._usual = usual
+        self._recent.clear()
+        self._has_copied = False
+        if (known := pooled(list(self._known))) and known.variance < CHANGED**2:
+            self.gain = math.expm1(known.log)
+        self._enter("wait", self._wait)
+
+    def remember(self, way: Way, gain: float | None) -> None:
+        """Start from what an earlier run found: it is taken up once the device is full."""
+        self._begins_with, self.gain = way, gain
+
+    def to_row(self) -> tuple[int, int]:
+        """Return the board's `fallback`."""
+        if self.gain is None:
+            return 0, 0
+        return FALLBACKS.index(self.chosen), round(1e3 * self.gain)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`copies` of the `--json` object."""
+        return {
+            "chosen": self.chosen,
+            "gain": self.gain,
+            "n_trials": self.n_trials,
+            "n_switches": self.n_switches,
+        }
+
+
+def copies_text(found: dict[str, Any]) -> str:
+    """What was found, for people: `chosen` and `gain` of `Fallback.to_dict`."""
+    percent = f"{abs(found['gain']):.1%} {'faster' if found['gain'] >= 0 else 'slower'}"
+    if found["chosen"] == "frozen":
+        return f"left out: steps without them are {percent}"
+    return f"go on: steps with them are {percent}"
+
+
+def _rose(before: Iterable[Sample], after: Iterable[Sample]) -> bool:
+    """Whether times are longer than they were, for sure and by enough to matter."""
+    ratio = compare(after, before)
+    return ratio is not None and ratio.is_above(CHANGED, N_SIGMA)
