@@ -143,6 +143,8 @@ typedef struct spac_tier_info {
     uint64_t wait_us;    // somebody waited for a read
     bool     is_direct;  // around the page cache; false: the file system cannot, and pages are dropped after each read
     char     error[256]; // why the last forward failed: an expert could not be read; "": it did not
+    uint64_t n_to_device;      // experts copied to the device beside it
+    uint64_t n_to_device_read; // of these: straight from disk
 } spac_tier_info;
 
 // cumulative, written by the engine alone; read at any time

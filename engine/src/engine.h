@@ -22,6 +22,7 @@
 #include "slot-pool.h"
 #include "tier/memory-tier.h"
 #include "timeline.h"
+#include "wide-batches.h"
 
 #include <memory>
 
@@ -57,6 +58,7 @@ struct spac_engine {
     spac_routing_log                         log;
     spac_forward                             forward;
     spac_prompt_counts                       prompts;
+    spac_wide_batches                        wide;
     const std::unique_ptr<spac_next_layer>   next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                      splitter;
     std::unique_ptr<spac_draft_gate>         draft_gate; // of watch_draft()

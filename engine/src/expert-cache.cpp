@@ -276,12 +276,13 @@ spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
     if (s.n_pins > 0) {
         out.counters->n_pinned_steals++;
     }
-    s.owner         = key;
-    s.source        = -1;
+    const int64_t left = s.owner == NONE ? -1 : (int64_t) s.owner;
+    s.owner            = key;
+    s.source           = -1;
     slot_index[key] = index;
     set_state(key, SPAC_RESIDENCY_LOADING);
     n_loading++;
-    return { key / n_expert, key % n_expert, index, layer.expert_bytes };
+    return { key / n_expert, key % n_expert, index, layer.expert_bytes, -1, left };
 }
 
 // claims a slot for the best waiting load; false if none can start now

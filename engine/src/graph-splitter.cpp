@@ -5,10 +5,11 @@
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                                          const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_routing_log & log,
-                                         spac_next_layer * next_layer, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), next_layer(next_layer), max_batch(max_batch) {
+                                         spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch) :
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), log(log), next_layer(next_layer), wide(wide), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
-        nodes[layer->il] = { &ops, layer };
+        const bool is_own = host.on_device && layer->own_kernels;
+        nodes[layer->il]  = { &ops, layer, is_own ? groups[layer->group].get() : nullptr };
     }
 }
 
@@ -28,8 +29,8 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
         log.add_node(p);
         built.is_logged = true;
     }
-    ggml_tensor * out = is_split ? split(p) : nullptr;
-    built.n_split += out != nullptr;
+    ggml_tensor * out = is_split ? split(p) : is_counted ? wide.build(p) : nullptr;
+    built.n_split += is_split;
     if (is_counted) {
         prompts.add_node(p);
     }

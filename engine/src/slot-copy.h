@@ -9,7 +9,8 @@ struct spac_slot_copy {
     ~spac_slot_copy();
 
     // returns when the bytes are on the device; ggml's interface reports no failure: a backend whose copy fails aborts
-    void copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot);
+    // from: parts of an expert of this layer
+    void copy(const spac_moe_layer & layer, const spac_expert_parts & from, const spac_slot_group & group, int slot);
 
   private:
     ggml_backend_t backend = nullptr;

@@ -53,7 +53,7 @@ LAYER_STATS_FIELDS = (
 _TIER_TYPES = {"n_slots": np.int32, "n_resident": np.int32, "is_direct": np.bool_, "error": "S256"}
 TIER_FIELDS = (
     "size", "pool_bytes", "n_slots", "n_resident", "n_hit", "n_miss", "n_ahead", "n_reads", "read_bytes",
-    "read_us", "busy_us", "wait_us", "is_direct", "error",
+    "read_us", "busy_us", "wait_us", "is_direct", "error", "n_to_device", "n_to_device_read",
 )  # fmt: skip
 COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
 AHEAD_DTYPE = np.dtype([(name, np.uint64) for name in AHEAD_FIELDS])
