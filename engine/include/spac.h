@@ -258,7 +258,8 @@ typedef struct spac_board_view {
     int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
     uint32_t * looks_ahead; // not 0: tell of upcoming tokens, and take decisions over during forwards too
     // written by the engine
-    const spac_tier_info * tier; // as of the last forward; all zeros without one
+    const spac_tier_info * tier;      // as of the last forward; all zeros without one
+    const uint8_t *        in_memory; // [n_layer, n_expert] as of then: 1: the memory tier has it; 0: it has not, or there is none
 } spac_board_view;
 
 // who was at work; with the executor alone

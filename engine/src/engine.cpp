@@ -104,7 +104,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     splitter(plan, layers, slots, host, dense.get(), forward, prompts, log, next_layer.get(), wide, settings.params.max_batch) {
     try {
         if (tier) {
-            *board->tier() = tier->info();
+            tier->show(*board);
             llama_set_abort_callback(ctx, [](void * t) { return ((spac_memory_tier *) t)->has_failed(); }, tier.get());
         }
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split

@@ -24,7 +24,7 @@ void spac_forward::close() {
     c.n_forward++;
     c.n_forward_both += any_device && any_host;
     if (tier) {
-        *board.tier() = tier->info();
+        tier->show(board);
     }
     any_device = any_host = false;
     in_progress           = false;
@@ -169,7 +169,7 @@ void spac_forward::host_done(const spac_moe_layer & layer) {
     if (layer.il == il_to_publish) {
         log.end();
         if (tier) {
-            *board.tier() = tier->info();
+            tier->show(board);
         }
         board.publish(); // the next forward may be long in coming
     }

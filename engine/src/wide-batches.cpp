@@ -34,6 +34,6 @@ void spac_wide_batches::compute_host(const spac_moe_layer &, const ggml_tensor *
 
 void spac_wide_batches::host_done(const spac_moe_layer & layer) {
     if (layer.il == nodes.rbegin()->first) {
-        *board.tier() = tier->info();
+        tier->show(board);
     }
 }

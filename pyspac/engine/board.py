@@ -124,6 +124,7 @@ class BoardView:
     n_upcoming: NDArray[np.uint32]  # [1] of these
     n_looks: NDArray[np.uint64]  # [1] rises by two with each look ahead; odd while one is being written
     tier: NDArray[Any]  # [1] TIER_DTYPE as of the last forward: experts on disk; zeros without
+    in_memory: NDArray[np.uint8]  # [n_layer, n_expert] as of then: 1: that tier has it; zeros without
     # written by the scheduler, inside `with board.decision():`
     utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
     tau: NDArray[np.uint8]  # [n_layer]
@@ -149,6 +150,7 @@ class BoardView:
             "counters": (COUNTERS_DTYPE, (1,)),
             "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
             "tier": (TIER_DTYPE, (1,)),
+            "in_memory": (np.uint8, per_expert),
             "records": (RECORD_DTYPE, (N_RECORDS,)),
             "n_records": (np.uint64, (1,)),
             "routed_tokens": (np.int32, (N_ROUTED,)),
@@ -226,7 +228,7 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
-                 "layer_stats", "counters", "ahead", "tier", "records", "n_records",
+                 "layer_stats", "counters", "ahead", "tier", "in_memory", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
 SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead")

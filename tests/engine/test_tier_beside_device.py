@@ -79,6 +79,8 @@ def test_same_bits_while_experts_come_and_go(path: Path, host_mode: str, waits: 
                 place(engine)
             batch = tokens.next_batch(WIDTHS[i % len(WIDTHS)])
             assert_same_bits(decode(ctx, batch), decode(expected, batch), f"batch {i}")
+        engine.end_forward()
+        assert 0 < engine.board.in_memory.sum() == engine.board.tier["n_resident"][0]
         tier, counters = engine.tier(), engine.board.counters[0]
         assert counters["n_hit"] > 0
         assert counters["n_miss"] > 0

@@ -358,3 +358,18 @@ spac_tier_info spac_memory_tier::info() const {
     }
     return info;
 }
+
+void spac_memory_tier::show(spac_board & board) const {
+    *board.tier()         = info();
+    const size_t n_expert = board.geometry().n_expert;
+    std::fill_n(board.in_memory(), board.geometry().n_layer * n_expert, (uint8_t) 0);
+    std::lock_guard<std::mutex> lock(mutex);
+    board.tier()->n_resident = 0; // the same moment's
+    for (int32_t is = 0; is < n_slots; is++) {
+        const slot & s = slots[is];
+        if (s.now.load(std::memory_order_relaxed) == THERE) {
+            board.in_memory()[s.il * n_expert + s.ie] = 1;
+            board.tier()->n_resident++;
+        }
+    }
+}

@@ -12,6 +12,7 @@
 // `copy_to_device` and `left_device` by the one that copies; reads end on the disk reader's threads.
 #pragma once
 
+#include "board.h"
 #include "disk-reader.h"
 #include "expert-files.h"
 #include "moe-layer.h"
@@ -62,6 +63,7 @@ struct spac_memory_tier {
     // what this forward computes is wrong: an expert could not be read
     bool           has_failed() const { return failed.load(std::memory_order_relaxed); }
     spac_tier_info info() const;
+    void           show(spac_board & board) const; // what it holds, and what it did
 
   private:
     static constexpr double HALF_LIFE = 32.0; // tokens; the scheduler's estimator forgets as fast
