@@ -153,6 +153,8 @@ typedef struct spac_tier_info {
     uint64_t wait_us;    // somebody waited for a read
     bool     is_direct;  // around the page cache; false: the file system cannot, and pages are dropped after each read
     char     error[256]; // why the last forward failed: an expert could not be read; "": it did not
+    uint64_t n_to_device;      // experts copied to the device beside it
+    uint64_t n_to_device_read; // of these: straight from disk
 } spac_tier_info;
 
 // cumulative, written by the engine alone; read at any time
@@ -270,7 +272,8 @@ typedef struct spac_board_view {
     int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
     uint32_t * looks_ahead; // not 0: tell of upcoming tokens, and take decisions over during forwards too
     // written by the engine
-    const spac_tier_info * tier; // as of the last forward; all zeros without one
+    const spac_tier_info * tier;      // as of the last forward; all zeros without one
+    const uint8_t *        in_memory; // [n_layer, n_expert] as of then: 1: the memory tier has it; 0: it has not, or there is none
     // written by the scheduler, for whoever watches
     int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none; by how many thousandths of tokens/s that is faster
 } spac_board_view;

@@ -17,7 +17,8 @@ static constexpr size_t   ALIGN       = 64;
 
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
-    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters, ahead, tier; // the engine's, with the header before them
+    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters, ahead, tier,
+        in_memory; // the engine's, with the header before them
     size_t records, n_records, routed_tokens, routed_experts, n_routed, upcoming, n_upcoming, n_looks;
     size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max, looks_ahead, fallback; // the scheduler's
     size_t size;
@@ -54,6 +55,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.counters       = place(sizeof(spac_counters));
     l.ahead          = place(SPAC_N_AHEAD * sizeof(spac_ahead_stats));
     l.tier           = place(sizeof(spac_tier_info));
+    l.in_memory      = place(n_cell);
     l.records        = place(SPAC_N_RECORDS * sizeof(spac_step_record));
     l.n_records      = place(sizeof(uint64_t));
     l.routed_tokens  = place(SPAC_N_ROUTED * sizeof(int32_t));
@@ -217,6 +219,10 @@ spac_tier_info * spac_board::tier() const {
     return at<spac_tier_info>(make_layout(geo).tier);
 }
 
+uint8_t * spac_board::in_memory() const {
+    return at<uint8_t>(make_layout(geo).in_memory);
+}
+
 int32_t * spac_board::routed_tokens() const {
     return at<int32_t>(make_layout(geo).routed_tokens);
 }
@@ -261,6 +267,7 @@ spac_board_view spac_board::view() const {
     v.looks_ahead     = at<uint32_t>(l.looks_ahead);
     v.fallback        = at<int32_t>(l.fallback);
     v.tier            = tier();
+    v.in_memory       = in_memory();
     return v;
 }
 

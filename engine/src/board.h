@@ -62,6 +62,7 @@ struct spac_board {
     spac_counters *    counters() const;
     spac_ahead_stats * ahead() const;
     spac_tier_info *   tier() const;
+    uint8_t *          in_memory() const;
     int32_t *          routed_tokens() const;
     uint16_t *         routed_experts() const;
 

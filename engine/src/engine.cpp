@@ -72,13 +72,10 @@ static std::unique_ptr<spac_memory_tier> make_tier(const spac_plan & plan, const
     if (settings.ram.empty()) {
         return nullptr;
     }
-    if (plan.has_slots) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk (ram) are computed on the host alone so far: give device none");
-    }
     if (!layers.any_split()) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk (ram) need experts that the engine's own kernels compute: this model has none");
     }
-    return std::make_unique<spac_memory_tier>(layers.split(), spac_read_cache(settings.ram, layers.total_bytes));
+    return std::make_unique<spac_memory_tier>(layers.split(), spac_read_cache(settings.ram, layers.total_bytes), plan.has_slots);
 }
 
 // the worker publishes between forwards where there is one
@@ -102,12 +99,13 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     log(*board),
     forward(*board, cache, decisions, host, tier.get(), timeline, log, settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
-    stage(*board, cache, prompts, layers, slots, plan.has_slots ? plan.device : nullptr, settings.params.stage),
+    stage(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.device : nullptr, settings.params.stage),
+    wide(*board, layers, host, tier.get()),
     next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
-    splitter(plan, layers, slots, host, dense.get(), forward, prompts, stage, log, next_layer.get(), settings.params.max_batch) {
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, stage, log, next_layer.get(), wide, settings.params.max_batch) {
     try {
         if (tier) {
-            *board->tier() = tier->info();
+            tier->show(*board);
             llama_set_abort_callback(ctx, [](void * t) { return ((spac_memory_tier *) t)->has_failed(); }, tier.get());
         }
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
@@ -187,6 +185,7 @@ int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
         forward.begin();
     }
     if (tier) {
+        host.abandon();        // it waits for what is being read
         tier->begin_forward(); // before the first node: it would be aborted otherwise
     }
     return splitter.n_threads_of(graph, n_tokens);
@@ -220,9 +219,18 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
 bool spac_engine::copy_to_slot(const spac_load & load) {
     const spac_moe_layer & layer = layers.by_il.at(load.il);
     const uint64_t         t0    = spac_now_us();
-    slot_copy->copy(layer, load.ie, *slots[layer.group], load.slot, load.is_staged);
+    const auto             copy  = [&](const spac_expert_parts & from) { slot_copy->copy(layer, from, *slots[layer.group], load.slot, load.is_staged); };
+    bool                   ok    = true;
+    if (!tier) {
+        copy(layer.parts_of(load.ie));
+    } else {
+        if (load.left >= 0) {
+            tier->left_device(load.left / layers.n_expert, load.left % layers.n_expert);
+        }
+        ok = tier->copy_to_device(load.il, load.ie, copy);
+    }
     timeline.add(SPAC_SPAN_COPY, load.il, t0, spac_now_us());
-    return true; // no backend of ggml tells of a copy that failed: it aborts
+    return ok; // no backend of ggml tells of a copy that failed: it aborts
 }
 
 // a server that waits for requests has no forwards to take decisions over

@@ -23,6 +23,7 @@
 #include "slot-pool.h"
 #include "tier/memory-tier.h"
 #include "timeline.h"
+#include "wide-batches.h"
 
 #include <memory>
 
@@ -62,6 +63,7 @@ struct spac_engine {
     spac_forward                             forward;
     spac_prompt_counts                       prompts;
     spac_prompt_stage                        stage;
+    spac_wide_batches                        wide;
     const std::unique_ptr<spac_next_layer>   next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                      splitter;
     std::unique_ptr<spac_draft_gate>         draft_gate; // of watch_draft()

@@ -129,6 +129,7 @@ void spac_expert_cache::release_staged() {
                 kept.push_back(index); // until the next forward
             } else if (s.is_staged) {
                 vacate(group, index);
+                group.slots[index].owner = NONE;
                 group.free.push_back(index);
             }
         }

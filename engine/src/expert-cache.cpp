@@ -270,7 +270,7 @@ int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels, bool fo
     return -1;
 }
 
-// its owner leaves: O(slots of its level)
+// its owner leaves, and is named as such until another one comes: O(slots of its level)
 void spac_expert_cache::vacate(slot_group & group, int32_t index) {
     slot &                 s        = group.slots[index];
     std::vector<int32_t> & resident = group.by_utility[utility[s.owner]];
@@ -278,7 +278,6 @@ void spac_expert_cache::vacate(slot_group & group, int32_t index) {
     set_staged(s, false);
     set_state(s.owner, SPAC_RESIDENCY_ABSENT);
     slot_index[s.owner] = -1;
-    s.owner             = NONE;
     out.counters->n_evictions++;
     if (s.source >= 0) {
         out.ahead[s.source].n_wasted++;
@@ -300,12 +299,15 @@ spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
     if (s.n_pins > 0) {
         out.counters->n_pinned_steals++;
     }
-    s.owner         = key;
-    s.source        = -1;
+    const int64_t left = s.owner == NONE ? -1 : (int64_t) s.owner;
+    s.owner            = key;
+    s.source           = -1;
     slot_index[key] = index;
     set_state(key, SPAC_RESIDENCY_LOADING);
     n_loading++;
-    return { key / n_expert, key % n_expert, index, layer.expert_bytes };
+    spac_load load = { key / n_expert, key % n_expert, index, layer.expert_bytes };
+    load.left      = left;
+    return load;
 }
 
 // claims a slot for the best waiting load; false if none can start now

@@ -22,6 +22,7 @@ struct spac_load {
     uint64_t bytes;
     int32_t  source    = -1;    // spac_ahead_source that predicted it; -1: none did
     bool     is_staged = false; // for a prompt
+    int64_t  left      = -1;    // il * n_expert + ie of the expert that had the slot before; -1: none had
 };
 
 // what a predictor expects of a layer that has not run yet

@@ -5,7 +5,7 @@
 #include <cstring>
 
 spac_forward::spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host,
-                           const spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish) :
+                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish) :
     board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), fills(fills),
     il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
 
@@ -23,6 +23,9 @@ void spac_forward::close() {
     spac_counters & c = *board.counters();
     c.n_forward++;
     c.n_forward_both += any_device && any_host;
+    if (tier) {
+        tier->show(board);
+    }
     any_device = any_host = false;
     in_progress           = false;
     last_il               = -1;
@@ -78,6 +81,9 @@ void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor *
     log.add(layer.il, ids);
     slots.resize(activations.n_distinct());
     cache.pin(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data());
+    if (tier) {
+        tier->use_on_device(layer.il, activations.experts.data(), activations.n_rows.data(), slots.data(), slots.size());
+    }
     if (fills) {
         cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), activations.n_counted, 0, SIZE_MAX);
     }
@@ -102,6 +108,7 @@ void spac_forward::record_split(const spac_moe_layer & layer) {
 void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host) {
     const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
     ids_copy.resize(n_used * n_tokens);
+    on_device.resize(n_used * n_tokens);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie   = spac_id_at(ids, i % n_used, i / n_used);
         const bool    ok   = ie >= 0 && ie < layer.n_expert; // else nobody computes it: the row is zero
@@ -109,6 +116,7 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
         ids_device[i]      = slot;
         ids_host[i]        = slot < 0 && ok ? ie : -1;
         ids_copy[i]        = ok ? ie : 0;
+        on_device[i]       = slot < 0 ? -1 : ie;
     }
 }
 
@@ -138,6 +146,18 @@ void spac_forward::compute_host(const spac_moe_layer &, const ggml_tensor * cur,
     host.in_graph->work({ (const char *) cur->data, cur->nb[1], cur->nb[2] }, rows);
 }
 
+void spac_forward::plan_device(const spac_moe_layer & layer, const spac_slot_group & group, int64_t n_tokens, int n_threads) {
+    slot_of.resize(layer.n_expert);
+    for (size_t i = 0; i < slots.size(); i++) {
+        slot_of[activations.experts[i]] = slots[i];
+    }
+    host.on_device->plan(layer, on_device.data(), n_tokens, n_threads, { &group, slot_of.data() });
+}
+
+void spac_forward::compute_device(const spac_moe_layer &, const ggml_tensor * cur, float * rows) {
+    host.on_device->work({ (const char *) cur->data, cur->nb[1], cur->nb[2] }, rows);
+}
+
 void spac_forward::device_done(const spac_moe_layer & layer) {
     call_times & t = times[layer.il];
     t.device       = spac_now_us();
@@ -149,7 +169,7 @@ void spac_forward::host_done(const spac_moe_layer & layer) {
     if (layer.il == il_to_publish) {
         log.end();
         if (tier) {
-            *board.tier() = tier->info();
+            tier->show(board);
         }
         board.publish(); // the next forward may be long in coming
     }

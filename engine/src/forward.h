@@ -20,7 +20,7 @@ struct spac_forward : spac_split_ops {
     // tier: of experts on disk, or NULL
     // il_to_publish: the layer after which the board is published; -1: a worker does that between forwards
     spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host,
-                 const spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish);
+                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish);
 
     bool is_running() const { return in_progress; } // the worker asks too
     void begin();                                   // by itself where a layer is split
@@ -35,6 +35,8 @@ struct spac_forward : spac_split_ops {
     void host_done(const spac_moe_layer & layer) override;
     void plan_host(const spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) override;
     void compute_host(const spac_moe_layer & layer, const ggml_tensor * cur, float * rows) override;
+    void plan_device(const spac_moe_layer & layer, const spac_slot_group & group, int64_t n_tokens, int n_threads) override;
+    void compute_device(const spac_moe_layer & layer, const ggml_tensor * cur, float * rows) override;
 
   private:
     // of a layer's call in progress, in microseconds
@@ -52,7 +54,7 @@ struct spac_forward : spac_split_ops {
     spac_expert_cache &            cache;
     spac_decisions &               decisions;
     spac_host_work &               host;
-    const spac_memory_tier * const tier;
+    spac_memory_tier * const       tier;
     spac_timeline &                timeline;
     spac_routing_log &             log;
     const bool                     fills;
@@ -68,4 +70,6 @@ struct spac_forward : spac_split_ops {
     spac_activations     activations;
     std::vector<int32_t> slots;    // of each distinct expert, or -1
     std::vector<int32_t> ids_copy; // [n_expert_used * n_tokens]
+    std::vector<int32_t> slot_of;  // [n_expert], of those in use
+    std::vector<int32_t> on_device; // [n_expert_used * n_tokens] experts or -1, as ids_host
 };

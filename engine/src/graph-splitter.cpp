@@ -5,10 +5,11 @@
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                                          const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
-                                         spac_routing_log & log, spac_next_layer * next_layer, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), max_batch(max_batch) {
+                                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch) :
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), wide(wide), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
-        nodes[layer->il] = { &ops, layer };
+        const bool is_own = host.on_device && layer->own_kernels;
+        nodes[layer->il]  = { &ops, layer, is_own ? groups[layer->group].get() : nullptr };
     }
 }
 
@@ -28,16 +29,16 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
         log.add_node(p, is_split ? backend_of_calls(p) : p.backend_cpu);
         built.is_logged = true;
     }
-    ggml_tensor * out = is_split ? split(p) : nullptr;
-    built.n_split += out != nullptr;
-    return is_counted ? build_wide(p) : out;
+    built.n_split += is_split;
+    return is_split ? split(p) : is_counted ? build_wide(p) : nullptr;
 }
 
-// staged, or llama.cpp's and counted
+// staged; or counted, and of experts on disk or llama.cpp's
 ggml_tensor * spac_graph_splitter::build_wide(const llama_moe_hook_params & p) {
     ggml_tensor * out = stage.build(p, !built.is_wide);
     built.is_wide     = true;
     if (!out) {
+        out = wide.build(p);
         prompts.add_node(p);
     }
     return out;

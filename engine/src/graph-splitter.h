@@ -11,6 +11,7 @@
 #include "routing-log.h"
 #include "slot-pool.h"
 #include "split-graph.h"
+#include "wide-batches.h"
 
 #include <cstdint>
 #include <map>
@@ -21,7 +22,7 @@ struct spac_graph_splitter {
     // next_layer: NULL unless it was asked for
     spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
-                        spac_routing_log & log, spac_next_layer * next_layer, int max_batch);
+                        spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p);              // NULL: the layer stays as it is
     int32_t       n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
@@ -44,6 +45,7 @@ struct spac_graph_splitter {
     spac_prompt_stage &             stage;
     spac_routing_log &              log;
     spac_next_layer * const         next_layer;
+    spac_wide_batches &             wide;
     const int                       max_batch;
 
     std::map<int, spac_split_node> nodes;  // of the split layers by il

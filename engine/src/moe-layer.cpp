@@ -25,6 +25,14 @@ const char * spac_moe_layer::part_data(int part, int ie) const {
     return (const char *) parts[part]->data + ie * expert_stride(*this, part);
 }
 
+spac_expert_parts spac_moe_layer::parts_of(int ie) const {
+    spac_expert_parts found = {};
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        found[part] = parts[part] ? part_data(part, ie) : nullptr;
+    }
+    return found;
+}
+
 std::string spac_moe_layer::layout_key() const {
     std::string key;
     for (const ggml_tensor * t : parts) {

@@ -5,6 +5,7 @@
 
 #include "llama-moe-hook.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -20,6 +21,8 @@ enum spac_part {
     SPAC_PART_GATE_UP_B,
     SPAC_N_PARTS,
 };
+
+typedef std::array<const char *, SPAC_N_PARTS> spac_expert_parts; // where an expert's bytes are; NULL where the model has none
 
 struct spac_moe_layer {
     int     il            = -1;
@@ -46,9 +49,10 @@ struct spac_moe_layer {
 
     bool is_split() const { return declined.empty(); }
 
-    size_t       part_bytes(int part) const; // of one expert
-    size_t       expert_bytes() const;       // all parts of one expert
-    const char * part_data(int part, int ie) const;
+    size_t            part_bytes(int part) const; // of one expert
+    size_t            expert_bytes() const;       // all parts of one expert
+    const char *      part_data(int part, int ie) const;
+    spac_expert_parts parts_of(int ie) const; // in the tensors
 
     // layers with equal keys share slots
     std::string layout_key() const;

@@ -27,12 +27,15 @@ static void choose_device(spac_plan & plan, const spac_settings & settings, cons
     }
 }
 
-static void choose_kernels(spac_plan & plan, const spac_engine_params & params) {
+static void choose_kernels(spac_plan & plan, const spac_engine_params & params, bool is_on_disk) {
     if (!plan.has_slots && (params.host_kernels == SPAC_KERNELS_GGML || params.host_mode == SPAC_HOST_EXECUTOR)) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "device \"none\" runs all experts in the graph, with the engine's own kernels: "
                                                        "it needs host_kernels auto or spac, and host_mode auto or in-graph");
     }
-    const bool is_auto   = params.host_kernels == SPAC_KERNELS_AUTO && (!plan.has_slots || !plan.device_is_cpu());
+    if (is_on_disk && params.host_kernels == SPAC_KERNELS_GGML) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "ggml's kernels cannot compute experts that are on disk (ram): give host_kernels auto or spac");
+    }
+    const bool is_auto   = params.host_kernels == SPAC_KERNELS_AUTO && (!plan.has_slots || !plan.device_is_cpu() || is_on_disk);
     const bool is_wanted = params.host_kernels == SPAC_KERNELS_SPAC || is_auto;
     plan.kernels         = is_wanted ? spac_kernels_best() : nullptr;
     if (is_wanted && !plan.kernels) {
@@ -40,11 +43,11 @@ static void choose_kernels(spac_plan & plan, const spac_engine_params & params) 
     }
 }
 
-static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers) {
+static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers, bool is_on_disk) {
     const bool had_any = layers.any_split();
     for (auto & [il, layer] : layers.by_il) {
         layer.own_kernels = layer.is_split() && plan.kernels && spac_host_experts::can_compute(*plan.kernels, layer);
-        if (layer.is_split() && !plan.has_slots && !layer.own_kernels) {
+        if (layer.is_split() && (!plan.has_slots || is_on_disk) && !layer.own_kernels) {
             layer.declined = "the engine has no kernels for it";
         }
     }
@@ -134,15 +137,18 @@ static void probe_device(const spac_plan & plan, const spac_layers & layers, int
 }
 
 spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
-    spac_plan plan;
+    const bool is_on_disk = !settings.ram.empty();
+    spac_plan  plan;
     choose_device(plan, settings, layers);
     layers.check(plan.has_slots);
-    choose_kernels(plan, settings.params);
-    give_kernels_to_layers(plan, layers);
+    choose_kernels(plan, settings.params, is_on_disk);
+    give_kernels_to_layers(plan, layers, is_on_disk);
     layers.form_groups();
     choose_host_mode(plan, settings.params.host_mode, layers);
     divide_cache(plan, settings.cache, layers);
-    find_unpinned(plan, layers);
+    if (!is_on_disk) { // nothing is copied from there
+        find_unpinned(plan, layers);
+    }
     probe_device(plan, layers, settings.params.max_batch);
     return plan;
 }

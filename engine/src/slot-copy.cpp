@@ -20,14 +20,14 @@ spac_slot_copy::~spac_slot_copy() {
     ggml_backend_free(backend);
 }
 
-void spac_slot_copy::copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot, bool is_alone) {
+void spac_slot_copy::copy(const spac_moe_layer & layer, const spac_expert_parts & from, const spac_slot_group & group, int slot, bool is_alone) {
     const size_t per_wait = is_alone ? layer.expert_bytes() : BYTES_PER_WAIT;
     size_t       room     = per_wait;
     for (int part = 0; part < SPAC_N_PARTS; part++) {
         const size_t bytes = layer.part_bytes(part);
         for (size_t done = 0, n; done < bytes; done += n) {
             n = std::min(room, bytes - done);
-            ggml_backend_tensor_set_async(backend, group.parts[part], layer.part_data(part, ie) + done, slot * bytes + done, n);
+            ggml_backend_tensor_set_async(backend, group.parts[part], from[part] + done, slot * bytes + done, n);
             room -= n;
             if (room == 0) {
                 ggml_backend_synchronize(backend);

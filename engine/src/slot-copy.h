@@ -9,8 +9,8 @@ struct spac_slot_copy {
     ~spac_slot_copy();
 
     // returns when the bytes are on the device; ggml's interface reports no failure: a backend whose copy fails aborts
-    // is_alone: nothing that the graph waits for queues behind it
-    void copy(const spac_moe_layer & layer, int ie, const spac_slot_group & group, int slot, bool is_alone);
+    // from: parts of an expert of this layer; is_alone: nothing that the graph waits for queues behind it
+    void copy(const spac_moe_layer & layer, const spac_expert_parts & from, const spac_slot_group & group, int slot, bool is_alone);
 
   private:
     ggml_backend_t backend = nullptr;

@@ -3,6 +3,7 @@
 #include "expert-ffn.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 static spac_split_node * node_of(void * user_data) {
@@ -20,12 +21,19 @@ static void dispatch_in_graph(ggml_tensor * dst, int ith, int, void * user_data)
     }
 }
 
+static void plan_device(spac_split_node * node, int64_t n_tokens, int n_threads) {
+    if (node->own) {
+        node->ops->plan_device(*node->layer, *node->own, n_tokens, n_threads);
+    }
+}
+
 // the same, for the engine's own kernels
 static void dispatch_kernels(ggml_tensor * dst, int ith, int nth, void * user_data) {
     dispatch_in_graph(dst, ith, nth, user_data);
     if (ith == 0) {
         spac_split_node * node = node_of(user_data);
         node->ops->plan_host(*node->layer, (const int32_t *) dst->data + dst->ne[0] * dst->ne[1], dst->ne[1], nth);
+        plan_device(node, dst->ne[1], nth);
     }
 }
 
@@ -33,6 +41,18 @@ static void dispatch_kernels(ggml_tensor * dst, int ith, int nth, void * user_da
 static void compute_host(ggml_tensor * dst, int, int, void * user_data) {
     spac_split_node * node = node_of(user_data);
     node->ops->compute_host(*node->layer, dst->src[1], (float *) dst->data);
+}
+
+// src: device ids, cur; dst: [n_embd, n_expert_used, n_tokens], rows of the device experts, zero elsewhere
+static void compute_device(ggml_tensor * dst, int ith, int, void * user_data) {
+    spac_split_node *   node = node_of(user_data);
+    const ggml_tensor * ids  = dst->src[0];
+    for (int64_t i = 0; ith == 0 && i < ids->ne[0] * ids->ne[1]; i++) {
+        if (((const int32_t *) ids->data)[i] < 0) {
+            memset((char *) dst->data + i * dst->nb[1], 0, dst->nb[1]);
+        }
+    }
+    node->ops->compute_device(*node->layer, dst->src[1], (float *) dst->data);
 }
 
 // src: dst itself; marks the time at which the device experts were done
@@ -88,12 +108,13 @@ static void combine_in_graph(ggml_tensor * dst, int ith, int nth, void * user_da
 // ---- nodes of the executor form
 
 // src: ids, cur; dst: [n_expert_used, n_tokens] device ids
-static void dispatch_executor(ggml_tensor * dst, int ith, int, void * user_data) {
+static void dispatch_executor(ggml_tensor * dst, int ith, int nth, void * user_data) {
     if (ith == 0) {
         static thread_local std::vector<int32_t> ids_host;
         ids_host.resize(ggml_nelements(dst));
         spac_split_node * node = node_of(user_data);
         node->ops->dispatch(*node->layer, dst->src[0], dst->src[1], (int32_t *) dst->data, ids_host.data());
+        plan_device(node, dst->ne[1], nth);
     }
 }
 
@@ -171,9 +192,20 @@ static in_graph_ids build_dispatch(const llama_moe_hook_params & p, spac_split_n
     };
 }
 
+// rows of the device experts, or NULL: ggml's kernels compute them
+static ggml_tensor * build_own_device(const llama_moe_hook_params & p, spac_split_node * node, const split_inputs & in, ggml_tensor * ids) {
+    if (!node->own) {
+        return nullptr;
+    }
+    ggml_tensor * args[] = { ids, in.cur };
+    return pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_F32, node->layer->n_embd, node->layer->n_expert_used, p.cur->ne[1], 1, args, 2, compute_device,
+                                        GGML_N_TASKS_MAX, node));
+}
+
 static ggml_tensor * build_device(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group,
                                   const split_inputs & in, const in_graph_ids & ids) {
-    ggml_tensor * device = pin_chain_to_cpu(p, build_ffn(p, *node->layer, group.parts, in, ids.device));
+    ggml_tensor * device = build_own_device(p, node, in, ids.device);
+    device               = device ? device : pin_chain_to_cpu(p, build_ffn(p, *node->layer, group.parts, in, ids.device));
     device               = pin_to_cpu(p, ggml_custom_inplace(p.ctx, device, nullptr, 0, mark_device_done, 1, node));
     ggml_build_forward_expand(p.gf, device);
     return device;
@@ -244,7 +276,8 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
 
     ggml_tensor * args[] = { p.ids, in.cur };
     ggml_tensor * ids    = ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, 2, dispatch_executor, 1, node);
-    ggml_tensor * device = build_ffn(p, layer, group.parts, in, build_call(p, backend, ids, "spac_dispatch"));
+    ggml_tensor * device = build_own_device(p, node, in, build_call(p, backend, ids, "spac_dispatch"));
+    device               = device ? device : build_ffn(p, layer, group.parts, in, ids);
     ggml_build_forward_expand(p.gf, device);
 
     // It comes after the device's nodes in the graph. In the device's stream it begins when they are done, and needs nothing

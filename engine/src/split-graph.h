@@ -13,6 +13,11 @@ struct spac_split_ops {
     // in-graph, with the engine's own kernels: after dispatch, by one thread, with its ids_host
     virtual void plan_host(const spac_moe_layer &, const int32_t * /*ids_host*/, int64_t /*n_tokens*/, int /*n_threads*/) {}
 
+    // device experts with the engine's own kernels, where the device is the CPU: after dispatch, by one thread; then by all
+    // rows: zero where the host computes
+    virtual void plan_device(const spac_moe_layer &, const spac_slot_group &, int64_t /*n_tokens*/, int /*n_threads*/) {}
+    virtual void compute_device(const spac_moe_layer &, const ggml_tensor * /*cur*/, float * /*rows*/) {}
+
     // executor: rows [n_embd, n_expert_used, n_tokens] of the host experts
     virtual void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) = 0;
 
@@ -27,8 +32,9 @@ struct spac_split_ops {
 };
 
 struct spac_split_node {
-    spac_split_ops *       ops;
-    const spac_moe_layer * layer;
+    spac_split_ops *        ops;
+    const spac_moe_layer *  layer;
+    const spac_slot_group * own = nullptr; // its slots, where the engine's own kernels compute the device's experts, too
 };
 
 // returns the layer's output [n_embd, n_tokens]; node must outlive the graph

@@ -90,14 +90,22 @@ struct model_file {
     uint64_t expert_bytes() const { return layers[0].expert_bytes() + 3 * 2 * SPAC_DISK_ALIGNMENT; } // at most, in a slot
 
     // what a slot holds against what was written, not against the mapping: the file may change
-    bool is_right(const spac_memory_tier & tier, const spac_moe_layer & layer, int32_t ie) const {
+    bool is_right(const spac_expert_parts & parts, const spac_moe_layer & layer, int32_t ie) const {
         for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_DOWN }) {
             const size_t at = layer.part_data(part, ie) - data;
-            if (memcmp(tier.weights(layer.il, ie, part), content.data() + at, layer.part_bytes(part)) != 0) {
+            if (memcmp(parts[part], content.data() + at, layer.part_bytes(part)) != 0) {
                 return false;
             }
         }
         return true;
+    }
+
+    bool is_right(const spac_memory_tier & tier, const spac_moe_layer & layer, int32_t ie) const {
+        spac_expert_parts parts = {};
+        for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_DOWN }) {
+            parts[part] = tier.weights(layer.il, ie, part);
+        }
+        return is_right(parts, layer, ie);
     }
 };
 
@@ -168,7 +176,7 @@ static void test_large_blocks() {
         return pread(fd, data, bytes, (off_t) offset);
     };
     const uint64_t   bytes = 10 * (file.layers[0].expert_bytes() + 3 * 2 * BLOCK);
-    spac_memory_tier tier(file.all(), bytes, read, BLOCK);
+    spac_memory_tier tier(file.all(), bytes, false, read, BLOCK);
     std::mt19937     rng(4);
     for (int i = 0; i < 20; i++) {
         for (const spac_moe_layer & layer : file.layers) {
@@ -239,7 +247,7 @@ static void test_guesses_meanwhile() {
 static void test_unreadable_guess() {
     const model_file  file(2, 8);
     std::atomic<bool> is_broken{ true };
-    spac_memory_tier  tier(file.all(), 9 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+    spac_memory_tier  tier(file.all(), 9 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
         errno = EIO;
         return is_broken ? -1 : pread(fd, data, bytes, (off_t) offset);
     });
@@ -300,7 +308,7 @@ static void test_not_of_a_file() {
 static void test_read_error() {
     const model_file file(2, 8);
     std::atomic<int> n_left{ 7 };
-    spac_memory_tier tier(file.all(), 9 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+    spac_memory_tier tier(file.all(), 9 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
         if (--n_left == 0) {
             errno = EIO;
             return -1;
@@ -340,7 +348,7 @@ static void test_deleted() {
 static void test_slow_disk() {
     const model_file file(3, 8);
     std::atomic<int> n_reads{ 0 };
-    spac_memory_tier tier(file.all(), 10 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+    spac_memory_tier tier(file.all(), 10 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
         const int i = n_reads++;
         if (i % 5 == 1) {
             errno = EINTR;
@@ -363,7 +371,7 @@ static void test_slow_disk() {
 static void test_end_in_the_middle() {
     const model_file file(2, 64);
     for (int i = 0; i < 20; i++) {
-        spac_memory_tier     tier(file.all(), 130 * file.expert_bytes(), [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        spac_memory_tier     tier(file.all(), 130 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
             return pread(fd, data, bytes, (off_t) offset);
         });
@@ -377,6 +385,124 @@ static void test_end_in_the_middle() {
             CHECK(tier.wait(file.layers[0].il, 0));
         }
     }
+}
+
+// ---- a device beside memory
+
+static bool copy_right(spac_memory_tier & tier, const model_file & file, const spac_moe_layer & layer, int32_t ie) {
+    return tier.copy_to_device(layer.il, ie, [&](const spac_expert_parts & parts) { CHECK(file.is_right(parts, layer, ie)); });
+}
+
+// from the pool where it has the expert, else straight from disk, which leaves the pool as it is
+static void test_device_takes() {
+    const model_file       file(2, 8);
+    spac_memory_tier       tier(file.all(), 12 * file.expert_bytes(), true);
+    const spac_moe_layer & layer = file.layers[0];
+    CHECK(use(tier, file, layer, { 0, 1 }));
+    const uint64_t n_reads = tier.info().n_reads;
+    CHECK(copy_right(tier, file, layer, 0) && tier.info().n_reads == n_reads);
+    CHECK(copy_right(tier, file, layer, 5) && tier.info().n_reads == n_reads + 3);
+    const spac_tier_info info = tier.info();
+    CHECK(info.n_to_device == 2 && info.n_to_device_read == 1 && info.n_resident == 2);
+    CHECK(info.pool_bytes <= 12 * file.expert_bytes() && info.n_slots >= 11);
+}
+
+// what the device holds leaves the pool first, however much it was used; once it has left the device it is as useful as ever
+static void test_device_holds() {
+    const model_file file(2, 16);
+    spac_memory_tier tier(file.all(), 17 * file.expert_bytes(), true);
+    std::mt19937     rng(8);
+    for (int i = 0; i < 20; i++) {
+        use(tier, file, file.layers[0], { 7, 8 });
+    }
+    CHECK(copy_right(tier, file, file.layers[0], 7) && copy_right(tier, file, file.layers[0], 8));
+    tier.left_device(file.layers[0].il, 8);
+    use(tier, file, file.layers[1], some(rng, 16, 15)); // 17 slots or so: one of the two at least has to go
+    const spac_tier_info before = tier.info();
+    CHECK(use(tier, file, file.layers[0], { 8 }) && tier.info().n_miss == before.n_miss);
+    CHECK(use(tier, file, file.layers[0], { 7 }) && tier.info().n_miss == before.n_miss + 1);
+}
+
+// used on the device or on the host: as useful for memory
+static void test_device_uses() {
+    const model_file       file(2, 16);
+    spac_memory_tier       tier(file.all(), 18 * file.expert_bytes(), true);
+    const spac_moe_layer & layer = file.layers[0];
+    CHECK(use(tier, file, layer, { 1, 2 }));
+    const int32_t  experts[] = { 1, 2 }, device_slots[] = { 3, -1 };
+    const uint32_t n_rows[] = { 9, 9 };
+    tier.use_on_device(layer.il, experts, n_rows, device_slots, 2);
+    CHECK(use(tier, file, layer, { 3, 4 }));
+    std::mt19937 rng(9);
+    use(tier, file, file.layers[1], some(rng, 16, 14));
+    const uint64_t n_miss = tier.info().n_miss;
+    CHECK(use(tier, file, layer, { 1 }) && tier.info().n_miss == n_miss);
+}
+
+// while layers are computed, and others are expected
+static void test_device_meanwhile() {
+    const model_file  file(4, 16);
+    spac_memory_tier  tier(file.all(), 20 * file.expert_bytes(), true);
+    std::atomic<bool> is_over{ false };
+    std::thread       device([&] {
+        std::mt19937                 rng(10);
+        std::vector<std::pair<int, int32_t>> held;
+        while (!is_over) {
+            const spac_moe_layer & layer = file.layers[rng() % 4];
+            const int32_t          ie    = rng() % 16;
+            CHECK(copy_right(tier, file, layer, ie));
+            held.push_back({ layer.il, ie });
+            if (held.size() > 8) {
+                tier.left_device(held.front().first, held.front().second);
+                held.erase(held.begin());
+            }
+        }
+    });
+    std::thread       predictor([&] {
+        std::mt19937 rng(11);
+        while (!is_over) {
+            tier.expect(file.layers[rng() % 4].il, some(rng, 16, 3));
+            std::this_thread::yield();
+        }
+    });
+    std::mt19937      rng(12);
+    for (int i = 0; i < 40; i++) {
+        for (const spac_moe_layer & layer : file.layers) {
+            CHECK(use(tier, file, layer, some(rng, 16, i % 8 == 7 ? 16 : 4), i % 8 == 7 ? 64 : 2, 2));
+        }
+    }
+    is_over = true;
+    device.join();
+    predictor.join();
+    CHECK(tier.info().n_to_device_read > 0);
+}
+
+// what cannot be read is not copied, and no forward fails for it; a stall is waited for
+static void test_device_and_faults() {
+    const model_file  file(2, 8);
+    std::atomic<int>  fault{ 0 };
+    spac_memory_tier  tier(file.all(), 10 * file.expert_bytes(), true, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        if (fault == 1) {
+            errno = EIO;
+            return -1;
+        }
+        if (fault == 2) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        }
+        return pread(fd, data, bytes, (off_t) offset);
+    });
+    const spac_moe_layer & layer = file.layers[0];
+    fault                        = 1;
+    CHECK(!tier.copy_to_device(layer.il, 3, [](const spac_expert_parts &) { CHECK(!"there is nothing to copy"); }));
+    CHECK(!tier.has_failed() && tier.info().n_to_device == 0);
+    CHECK(!use(tier, file, layer, { 3 })); // who needs it hears of it
+    CHECK(!copy_right(tier, file, layer, 3));
+    fault = 2;
+    CHECK(use(tier, file, layer, { 3 })); // a forward begins
+    CHECK(copy_right(tier, file, layer, 3) && copy_right(tier, file, layer, 4));
+    fault = 0;
+    CHECK(ftruncate(file.fd, file.content.size() / 4) == 0);
+    CHECK(!copy_right(tier, file, file.layers[1], 7));
 }
 
 int main() {
@@ -395,5 +521,10 @@ int main() {
     test_deleted();
     test_slow_disk();
     test_end_in_the_middle();
+    test_device_takes();
+    test_device_holds();
+    test_device_uses();
+    test_device_meanwhile();
+    test_device_and_faults();
     return 0;
 }

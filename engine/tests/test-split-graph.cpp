@@ -89,7 +89,7 @@ struct mini_engine : spac_split_ops {
         if (with_executor) {
             executor = std::make_unique<spac_ggml_worker>(std::vector<const spac_moe_layer *>{ &layer }, MAX_BATCH, 2, std::vector<int>());
         }
-        worker = std::make_unique<spac_prefetch_worker>(cache, [&](const spac_load & load) { slot_copy.copy(layer, load.ie, group, load.slot, load.is_staged); return true; }, 0);
+        worker = std::make_unique<spac_prefetch_worker>(cache, [&](const spac_load & load) { slot_copy.copy(layer, layer.parts_of(load.ie), group, load.slot, load.is_staged); return true; }, 0);
     }
 
     void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override {

@@ -22,6 +22,7 @@ from pyspac.engine.cpus import default_n_threads
 from pyspac.generate.draft_files import drafting_note, has_head
 from pyspac.generate.memory_tier import asked_bytes, check_ram
 from pyspac.generate.preflight import choose_n_ctx
+from pyspac.generate.tier_forecast import Places
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import Needs, estimate_needs
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
@@ -56,7 +57,8 @@ def inspect(
             "--ram",
             metavar="SIZE",
             help="Predict the speed with so much memory for experts and the rest on disk, both of them "
-            "measured: 8G, 8000 (MiB), 25% or auto, as of run; may be given several times.",
+            "measured: 8G, 8000 (MiB), 25% or auto, as of run; may be given several times. With --vram: how "
+            "many experts are on the device, in memory and on disk then.",
         ),
     ] = None,
     threads: o.Threads = None,
@@ -79,15 +81,42 @@ def inspect(
     needs = _needs(header, draft, choose_n_ctx(ctx_size, geometry))
     sizes = sorted(vram or DEFAULT_VRAM_GIB)
     tier = _foresee(header, geometry, ram, threads) if ram and geometry.is_moe else None
+    places = _places(geometry, vram, ram) if vram and ram and geometry.is_moe else []
     if json_file is not None:
-        fits = [_fit_dict(geometry, needs, gib) for gib in sizes]
-        found = {"fits": fits, "needs": asdict(needs), "tier": None if tier is None else tier.to_dict()}
+        found = {
+            "fits": [_fit_dict(geometry, needs, gib) for gib in sizes],
+            "needs": asdict(needs),
+            "tier": None if tier is None else tier.to_dict(),
+            "places": [place.to_dict() for place in places],
+        }
         write_json(json_file, geometry.to_dict() | found)
     if json_file != STDOUT:
         console = output_console()
         _show(console, geometry, sizes, needs, note=drafting_note(header))
         if tier is not None:
             tier.show(console)
+        if places:
+            console.print(_places_table(places))
+
+
+def _places(geometry: MoeGeometry, vram: list[float], ram: list[str]) -> list[Places]:
+    """Of each size of the device's memory with each of the host's."""
+    sizes = sorted({asked_bytes(text, geometry) for text in ram})
+    return [Places.of(geometry, int(gib * GIB), size) for gib in sorted(set(vram)) for size in sizes]
+
+
+def _places_table(places: list[Places]) -> Table:
+    table = Table(
+        "GiB of the device", "GiB of memory", "on the device", "in memory", "on disk",
+        box=None, padding=(0, 2, 0, 0), title_justify="left",
+    )  # fmt: skip
+    table.title = "\nwhere the experts are, with a device beside memory (--vram, --ram)"
+    for found in places:
+        table.add_row(
+            f"{found.vram_bytes / GIB:.4g}", f"{found.ram_bytes / GIB:.4g}",
+            str(found.n_on_device), str(found.n_in_memory), str(found.n_on_disk),
+        )  # fmt: skip
+    return table
 
 
 def _foresee(header: GgufHeader, geometry: MoeGeometry, sizes: list[str], threads: int | None) -> TierView:

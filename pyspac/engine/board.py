@@ -57,7 +57,7 @@ LAYER_STATS_FIELDS = (
 _TIER_TYPES = {"n_slots": np.int32, "n_resident": np.int32, "is_direct": np.bool_, "error": "S256"}
 TIER_FIELDS = (
     "size", "pool_bytes", "n_slots", "n_resident", "n_hit", "n_miss", "n_ahead", "n_reads", "read_bytes",
-    "read_us", "busy_us", "wait_us", "is_direct", "error",
+    "read_us", "busy_us", "wait_us", "is_direct", "error", "n_to_device", "n_to_device_read",
 )  # fmt: skip
 COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
 AHEAD_DTYPE = np.dtype([(name, np.uint64) for name in AHEAD_FIELDS])
@@ -128,6 +128,7 @@ class BoardView:
     n_upcoming: NDArray[np.uint32]  # [1] of these
     n_looks: NDArray[np.uint64]  # [1] rises by two with each look ahead; odd while one is being written
     tier: NDArray[Any]  # [1] TIER_DTYPE as of the last forward: experts on disk; zeros without
+    in_memory: NDArray[np.uint8]  # [n_layer, n_expert] as of then: 1: that tier has it; zeros without
     # written by the scheduler, inside `with board.decision():`
     utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
     tau: NDArray[np.uint8]  # [n_layer]
@@ -154,6 +155,7 @@ class BoardView:
             "counters": (COUNTERS_DTYPE, (1,)),
             "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
             "tier": (TIER_DTYPE, (1,)),
+            "in_memory": (np.uint8, per_expert),
             "records": (RECORD_DTYPE, (N_RECORDS,)),
             "n_records": (np.uint64, (1,)),
             "routed_tokens": (np.int32, (N_ROUTED,)),
@@ -237,7 +239,7 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
-                 "layer_stats", "counters", "ahead", "tier", "records", "n_records",
+                 "layer_stats", "counters", "ahead", "tier", "in_memory", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
 SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead",

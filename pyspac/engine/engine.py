@@ -84,6 +84,8 @@ class TierInfo:
     wait_us: int  # somebody waited for a read
     is_direct: bool  # around the page cache
     error: str  # why the last forward failed: an expert could not be read; "": it did not
+    n_to_device: int  # experts copied to the device beside it
+    n_to_device_read: int  # of these: straight from disk
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from pyspac.engine.devices import Device, choose_device, fits_memory
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
 from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import PROMPT_PIECE, check_ram_has_kernels, choose_ram_mib
+from pyspac.generate.memory_tier import PROMPT_PIECE, check_ram_has_kernels, choose_ram_mib, host_bytes
 from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
+from pyspac.generate.preflight import Preflight, check_run, has_expert_kernels, has_own_kernels
 
 if TYPE_CHECKING:
     from pyspac.generate.llama import ContextParams, Model, ModelParams
@@ -53,8 +53,7 @@ class Loading:
         if preflight.adapter is not None:
             options = replace(options, n_masks=preflight.adapter.n_masks)
         lacks_kernels = options.is_host_only and not options.stock and not has_own_kernels(preflight.header)
-        check_ram_has_kernels(options.ram, has_kernels=not lacks_kernels)
-        ram_mib = None if lacks_kernels else _choose_ram_mib(options, preflight)
+        ram_mib = None if options.stock else _choose_ram_mib(options, preflight, device)
         can = options.stock or can_predict(is_host_only=options.is_host_only, ram_mib=ram_mib)
         cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         return cls(
@@ -74,7 +73,7 @@ class Loading:
 
         Weights keep the file's layout unless stock may repack them, so that stock and split compute the
         same bits. Without a device they are copied into memory with huge pages, if there is room for it
-        beside the file's pages.
+        beside the file's pages. Where experts stay on disk, all else is copied.
         """
         from pyspac.generate.llama import (
             ALL_TENSORS,
@@ -86,6 +85,7 @@ class Loading:
         )
 
         has_own_memory = self._fits_own_memory()  # free memory changes: ask once
+        stays_mapped = self.device.is_cpu and not has_own_memory and self.ram_mib is None
         return ModelParams(
             path=self.options.model,
             n_gpu_layers=self._n_gpu_layers(),
@@ -94,7 +94,7 @@ class Loading:
             buft_tensors=ALL_TENSORS if has_own_memory else self._host_experts(),
             use_extra_bufts=self.options.repack,
             lazy_mode=LAZY_MODE_AUTO if self.ram_mib is None else LAZY_MODE_EXPERTS,
-            load_mode=LOAD_MODE_AUTO if self.device.is_cpu and not has_own_memory else LOAD_MODE_NONE,
+            load_mode=LOAD_MODE_AUTO if stays_mapped else LOAD_MODE_NONE,
             load_heads=self._uses_head() and self.options.draft is None,
         )
 
@@ -170,6 +170,15 @@ class Loading:
         return model
 
 
-def _choose_ram_mib(options: RunOptions, preflight: Preflight) -> int | None:
-    can = options.is_host_only and not options.stock
-    return choose_ram_mib(options.ram, preflight.geometry) if can else None
+def _choose_ram_mib(options: RunOptions, preflight: Preflight, device: Device) -> int | None:
+    """Experts on disk need the engine's kernels: of most of the model without a device, else of experts."""
+    has_kernels = has_own_kernels if options.is_host_only else has_expert_kernels
+    can = options.host_kernels != "ggml" and has_kernels(preflight.header)
+    check_ram_has_kernels(options.ram, has_kernels=can)
+    if not can:
+        return None
+    geometry = preflight.geometry
+    is_split = options.n_gpu_layers is not None and not device.is_cpu  # some layers stay on the host
+    slots = options.cache.n_bytes(geometry.experts_bytes)
+    others = None if is_split else host_bytes(geometry, device, slots)
+    return choose_ram_mib(options.ram, geometry, others=others)

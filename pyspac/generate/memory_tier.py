@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from pyspac.engine.devices import Device
 from pyspac.engine.memory import free_memory
 from pyspac.errors import UsageError
 from pyspac.model.geometry import N_MATRICES, MoeGeometry
@@ -24,6 +25,7 @@ PROMPT_PIECE: Final = 1024
 # engine asks the kernel, by a call that Python has not: 4 KiB on nearly every disk. Where they are larger,
 # and memory is too little for them, the engine says so itself.
 BLOCKS_BYTES: Final = N_MATRICES * 2 * 4096
+_AUTO_EMULATED_SHARE: Final = 0.25  # of all experts, that an emulated device holds with --cache auto
 _TOO_MANY: Final = 1e12  # of any unit
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[MG]i?B?)?", re.IGNORECASE)
 
@@ -36,15 +38,6 @@ def check_ram(text: str | None) -> None:
         )
 
 
-def check_ram_has_no_device(text: str | None, *, has_device: bool) -> None:
-    """Raise UsageError where a device would hold experts as well."""
-    if text is not None and has_device:
-        raise UsageError(
-            f"--ram {text}: experts that stay on disk are computed on the host alone so far; add "
-            "--device none"
-        )
-
-
 def check_ram_has_kernels(text: str | None, *, has_kernels: bool) -> None:
     """Raise UsageError where llama.cpp would compute the experts, which reads them from the mapped file."""
     if text is not None and not has_kernels:
@@ -54,22 +47,45 @@ def check_ram_has_kernels(text: str | None, *, has_kernels: bool) -> None:
         )
 
 
-def choose_ram_mib(text: str | None, geometry: MoeGeometry, free_bytes: int | None = None) -> int | None:
-    """MiB of the pool. `text`: as given; None: a tier only if the model does not fit into free memory."""
+def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None) -> int:
+    """What a model takes of the host's memory beside the experts that are there.
+
+    Without a device, what is no expert; a GPU has that, and an emulated device's slots come on top of it.
+    cache_bytes: of the slots; None: as many as "auto" gives.
+    """
+    others = geometry.model_bytes - geometry.experts_bytes
+    if not device.has_cache:
+        return others
+    if not device.is_cpu:
+        return 0
+    if cache_bytes is None:
+        return others + int(_AUTO_EMULATED_SHARE * geometry.experts_bytes)
+    return others + min(cache_bytes, geometry.experts_bytes)
+
+
+def choose_ram_mib(
+    text: str | None, geometry: MoeGeometry, free_bytes: int | None = None, others: int | None = None
+) -> int | None:
+    """MiB of the pool; None: no tier, as all experts fit.
+
+    text: as given; None: a tier only if the model does not fit into free memory. others: bytes of the model
+    that are in memory beside the pool, as of `host_bytes`; None: what is no expert. Raises UsageError.
+    """
     free = free_memory() if free_bytes is None else free_bytes
+    others = geometry.model_bytes - geometry.experts_bytes if others is None else others
     if not geometry.is_moe:
         if text is not None:
             raise UsageError(
                 f"--ram {text}: a dense model has no experts that could stay on disk; leave it out"
             )
         return None
-    if text is None and geometry.model_bytes + _margin(free) <= free:
+    if text is None and geometry.experts_bytes + others + _margin(free) <= free:
         return None
     is_auto = text is None or text == AUTO
-    n_bytes = _auto_bytes(geometry, free) if is_auto else _n_bytes(str(text), geometry.experts_bytes)
+    n_bytes = _auto_bytes(others, free) if is_auto else _n_bytes(str(text), geometry.experts_bytes)
     if n_bytes >= geometry.experts_bytes:
         return None
-    _check_room(f"--ram {text or AUTO}", n_bytes, geometry, free)
+    _check_room(f"--ram {text or AUTO}", n_bytes, geometry, others, free)
     return n_bytes // MIB
 
 
@@ -80,7 +96,8 @@ def asked_bytes(text: str, geometry: MoeGeometry, free_bytes: int | None = None)
     """
     if text == AUTO:
         free = free_memory() if free_bytes is None else free_bytes
-        return min(geometry.experts_bytes, _auto_bytes(geometry, free))
+        others = geometry.model_bytes - geometry.experts_bytes
+        return min(geometry.experts_bytes, _auto_bytes(others, free))
     return _n_bytes(text, geometry.experts_bytes)
 
 
@@ -104,21 +121,17 @@ def _margin(free: int) -> int:
     return min(MARGIN_BYTES, int(MARGIN_SHARE * free))
 
 
-def _others(geometry: MoeGeometry) -> int:
-    return geometry.model_bytes - geometry.experts_bytes
+def _auto_bytes(others: int, free: int) -> int:
+    return max(0, free - others - _margin(free))
 
 
-def _auto_bytes(geometry: MoeGeometry, free: int) -> int:
-    return max(0, free - _others(geometry) - _margin(free))
-
-
-def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, free: int) -> None:
+def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, others: int, free: int) -> None:
     """Whether so much is there, and enough for one layer at once."""
-    room = free - _others(geometry)
+    room = free - others
     if n_bytes > room:
         raise UsageError(
-            f"{given}: {free // MIB} MiB of memory are free, and what is not an expert takes "
-            f"{_others(geometry) // MIB} MiB of them: give {max(0, room) // MIB} or less, "
+            f"{given}: {free // MIB} MiB of memory are free, and what else the model needs takes "
+            f"{others // MIB} MiB of them: give {max(0, room) // MIB} or less, "
             "close other programs, or take a smaller quantisation"
         )
     if n_bytes < geometry.n_expert * geometry.largest_expert_bytes:

@@ -12,7 +12,7 @@ from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import check_ram, check_ram_has_no_device
+from pyspac.generate.memory_tier import check_ram
 from pyspac.generate.no_device import can_predict, check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
@@ -139,6 +139,11 @@ class RunOptions:
             raise UsageError(
                 f"--ram {self.ram} has no effect with --stock, which maps the file: leave it out"
             )
+        if self.ram is not None and self.host_kernels == "ggml":
+            raise UsageError(
+                f"--ram {self.ram} needs the engine's own kernels, as ggml's read experts from the mapped file: "
+                "leave out --host-kernels ggml"
+            )
         if self.repack and not self.stock:
             raise UsageError("--repack needs --stock: the split uses the weights as they lie in the file")
         if self.stock:
@@ -155,7 +160,6 @@ class RunOptions:
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
-        check_ram_has_no_device(self.ram, has_device=device.has_cache and not self.is_host_only)
         return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property

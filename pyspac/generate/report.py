@@ -186,6 +186,11 @@ def _tier_rows(split: Split) -> list[tuple[str, str]]:
         return []
     share = "-" if tier["hit_share"] is None else f"{tier['hit_share']:.0%}"
     depth = "-" if tier["depth"] is None else f"{tier['depth']:.1f}"
+    copies = (
+        [("from disk", f"{tier['n_to_device_read']} of {tier['n_to_device']} experts that were copied")]
+        if split.scheduler
+        else []
+    )
     return [
         ("memory", f"{tier['n_slots']} experts, {tier['pool_bytes'] / MIB:.0f} MiB; {share} of those used"),
         (
@@ -193,6 +198,7 @@ def _tier_rows(split: Split) -> list[tuple[str, str]]:
             f"{tier['read_bytes'] / MIB:.0f} MiB in {tier['n_reads']} reads, {depth} at a time; "
             f"waited {tier['wait_us'] / 1e6:.2f} s",
         ),
+        *copies,
         *((f"predicted by {p['name']}", _read_ahead_text(p)) for p in split.predictors_list()),
     ]
 

@@ -10,7 +10,7 @@ holds is found as often as its share; the recorded traces say what real texts do
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -39,6 +39,32 @@ class TierForecast:
     tps_recorded: float | None  # if they are used as in the recorded traces
 
     def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the experts of all layers are, with a device beside memory and disk; numbers of experts."""
+
+    vram_bytes: int  # of the device, for experts
+    ram_bytes: int
+    n_on_device: int
+    n_in_memory: int  # of the others: what the device holds need not be there
+    n_on_disk: int
+
+    @classmethod
+    def of(cls, geometry: MoeGeometry, vram_bytes: int, ram_bytes: int) -> Self:
+        """Once both are full. Without a tier, as all experts fit into memory, all are there as well."""
+        n_all = geometry.n_experts_total
+        n_on_device = geometry.n_experts_in(vram_bytes)
+        n_in_memory = min(geometry.n_experts_in(ram_bytes), n_all - n_on_device)
+        return cls(
+            vram_bytes=vram_bytes, ram_bytes=ram_bytes, n_on_device=n_on_device,
+            n_in_memory=n_in_memory, n_on_disk=n_all - n_on_device - n_in_memory,
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, int]:
         """For `--json`."""
         return asdict(self)
 

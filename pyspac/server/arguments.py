@@ -94,7 +94,12 @@ def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     if launch.ram_mib is None:
         return argv
     has_piece = bool(options.passed_value("-ub", "--ubatch-size"))
-    return [*argv, "--lazy-mode", "experts", *([] if has_piece else ["-ub", str(PROMPT_PIECE)])]
+    has_warmup = "--warmup" in options.passed or "--no-warmup" in options.passed
+    return [
+        *argv, "--lazy-mode", "experts",
+        *([] if has_piece else ["-ub", str(PROMPT_PIECE)]),
+        *([] if has_warmup else ["--no-warmup"]),  # it runs all experts: every page of the file
+    ]  # fmt: skip
 
 
 def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:

@@ -1,7 +1,8 @@
 """Utility and residency of all experts in, rows of coloured cells out: [n_layer, n_expert] as text.
 
 Green cells are on the device, grey to orange ones on the host: the brighter, the higher the utility. So a
-bright orange cell is an expert that is wanted and not there.
+bright orange cell is an expert that is wanted and not there. Where experts stay on disk, those that memory has
+not are purple.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ from pyspac.server.snapshot import Observation
 N_SHADES: Final = 12
 MAX_CELL_WIDTH: Final = 3
 MARGIN: Final = 26  # columns for layer numbers, tau and counts
-_BLACK: Final = 4  # a row of the palette for cells that do not exist
+# further rows of the palette: cells that do not exist; experts that neither device nor memory holds
+_BLACK: Final = 4
+_ON_DISK: Final = 5
 
 # from utility 0 to the highest, per residency
-_RAMPS: Final = {
+_RAMPS: Final[dict[int, tuple[tuple[int, int, int], tuple[int, int, int]]]] = {
     Residency.ABSENT: ((30, 32, 38), (232, 126, 40)),
     Residency.QUEUED: ((90, 80, 20), (240, 220, 70)),
     Residency.LOADING: ((30, 70, 120), (90, 180, 255)),
     Residency.RESIDENT: ((16, 74, 50), (70, 230, 140)),
+    _ON_DISK: ((58, 22, 74), (216, 90, 236)),
 }
 
 
 def _palette() -> NDArray[np.uint8]:
-    """[5, N_SHADES, 3] colours by residency and shade."""
-    colours = np.zeros((5, N_SHADES, 3), np.uint8)
+    """[6, N_SHADES, 3] colours by residency and shade."""
+    colours = np.zeros((6, N_SHADES, 3), np.uint8)
     for state, (low, high) in _RAMPS.items():
         colours[state] = np.linspace(low, high, N_SHADES).astype(np.uint8)
     return colours
@@ -43,10 +47,12 @@ _PALETTE: Final = _palette()
 
 
 def colour_codes(seen: Observation) -> NDArray[np.intp]:
-    """[n_layer, n_expert] residency * N_SHADES + shade; layers that are not split are black."""
+    """[n_layer, n_expert] row of the palette * N_SHADES + shade; layers that are not split are black."""
     highest = max(1, int(seen.utility.max(initial=0)))
     shade = seen.utility.astype(np.intp) * (N_SHADES - 1) // highest
     state = np.where(seen.is_split[:, None], np.minimum(seen.residency, Residency.RESIDENT), _BLACK)
+    if seen.tier is not None:
+        state[(state == Residency.ABSENT) & (seen.in_memory == 0)] = _ON_DISK
     return np.asarray(state * N_SHADES + shade)
 
 
@@ -89,21 +95,24 @@ class HeatMap:
 
 
 def _layer_text(seen: Observation, layers: slice) -> Text:
-    """tau and how many experts are on the device, of one row's layers."""
+    """tau and how many experts are on the device (and in memory, where others are not), of one row's layers."""
     n_resident = np.count_nonzero(seen.residency[layers] == Residency.RESIDENT, axis=1)
     tau = "/".join(str(value) for value in seen.tau[layers].tolist())
     counts = "/".join(str(value) for value in n_resident.tolist())
+    if seen.tier is not None:
+        counts += "+" + "/".join(str(value) for value in seen.in_memory[layers].sum(axis=1).tolist())
     return Text(f"  tau {tau:<6} {counts}", style="dim")
 
 
-def legend() -> Text:
-    """What the colours mean."""
+def legend(*, has_tier: bool = False) -> Text:
+    """What the colours mean; `has_tier`: experts stay on disk."""
     text = Text("    ")
+    host = [(Residency.ABSENT, "in memory"), (_ON_DISK, "on disk")]
     for state, name in (
         (Residency.RESIDENT, "on the device"),
         (Residency.LOADING, "being copied"),
         (Residency.QUEUED, "queued"),
-        (Residency.ABSENT, "on the host"),
+        *(host if has_tier else [(Residency.ABSENT, "on the host")]),
     ):
         for shade in (0, N_SHADES // 2, N_SHADES - 1):
             text.append("  ", Style(bgcolor=_colour(state * N_SHADES + shade)))

@@ -77,7 +77,7 @@ class LiveView(App[None]):
             for title in _CHARTS if self._watch.board.n_slots else [_SPEED]:
                 yield Chart(title)
         yield Static(id="figures")
-        yield Static(legend(), id="legend")
+        yield Static(legend(has_tier=bool(self._watch.board.tier["n_slots"][0])), id="legend")
         with VerticalScroll():
             yield Static(id="map")
         yield Footer()

@@ -13,7 +13,7 @@ from pyspac.engine.ahead import check_in_engine
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import check_ram, check_ram_has_no_device
+from pyspac.generate.memory_tier import check_ram
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.options import (
     CacheSize,
@@ -168,7 +168,6 @@ class ServeOptions:
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
-        check_ram_has_no_device(self.ram, has_device=device.has_cache and not self.is_host_only)
         return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property

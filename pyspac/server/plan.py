@@ -11,14 +11,14 @@ from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
 from pyspac.errors import UsageError
 from pyspac.generate.draft_files import check_drafter
-from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib
+from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib, host_bytes
 from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
+from pyspac.generate.preflight import Preflight, check_run, has_expert_kernels, has_own_kernels
 from pyspac.generate.spec_types import DRAFT_MTP, names_of
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import estimate_needs
-from pyspac.model.geometry import read_geometry
+from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
@@ -116,7 +116,23 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     cache = choose_cache(options.cache.text, geometry, needs, device)
     if reason := why_tight(cache, geometry, needs, device):
         log.warning(f"this may not fit: {reason}")
-    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=not device.is_cpu)
+    ram_mib = _ram_beside(options, header, geometry, device)
+    is_copied = ram_mib is not None or not device.is_cpu
+    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_mib=ram_mib)
+
+
+def _ram_beside(
+    options: ServeOptions, header: GgufHeader, geometry: MoeGeometry, device: Device
+) -> int | None:
+    """MiB of memory for experts that stay on disk, beside a device; None: all are loaded."""
+    can = options.host_kernels != "ggml" and has_expert_kernels(header)
+    check_ram_has_kernels(options.ram, has_kernels=can)
+    if not can:
+        return None
+    is_split = options.passed_value("-ngl", "--gpu-layers", "--n-gpu-layers") and not device.is_cpu
+    slots = options.cache.n_bytes(geometry.experts_bytes)
+    others = None if is_split else host_bytes(geometry, device, slots)
+    return choose_ram_mib(options.ram, geometry, others=others)
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:

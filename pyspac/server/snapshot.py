@@ -48,6 +48,7 @@ class Observation:
     is_split: NDArray[np.bool_]  # [n_layer]
     copies: dict[str, Any] | None  # whether they pay: `chosen` and `gain`; None: not measured
     tier: dict[str, Any] | None  # experts on disk, as in `pyspac.engine.tier`; None: there are none
+    in_memory: NDArray[np.uint8]  # [n_layer, n_expert] 1: the tier's memory has it
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -102,6 +103,7 @@ class Observation:
             "tau": int(self.tau[il]),
             "utility": self.utility[il].tolist(),
             "residency": self.residency[il].tolist(),
+            "in_memory": None if self.tier is None else self.in_memory[il].tolist(),
         }
 
 
@@ -166,6 +168,7 @@ def _decision(board: BoardView) -> dict[str, Any]:
         "n_slots": board.n_slots,
         "utility": np.array(board.utility),
         "residency": np.array(board.residency),
+        "in_memory": np.array(board.in_memory),
         "tau": np.array(board.tau),
         "is_split": np.asarray(board.expert_bytes) > 0,
     }

@@ -338,6 +338,17 @@ def test_inspect(models: Path) -> None:
         assert text in result.stdout, text
 
 
+def test_inspect_beside_a_device(models: Path) -> None:
+    """Half on the device, a quarter in memory."""
+    experts = json.loads(invoke("inspect", models / "target.gguf", "--json", "-").stdout)["experts_bytes"]
+    argv = ["inspect", models / "target.gguf", "--vram", f"{experts / 2**31:.9f}", "--ram", "25%"]
+    (found,) = json.loads(invoke(*argv, "--json", "-").stdout)["places"]
+    n_all = found["n_on_device"] + found["n_in_memory"] + found["n_on_disk"]
+    assert found["n_on_device"] == pytest.approx(n_all / 2, abs=1)
+    assert found["n_in_memory"] == pytest.approx(n_all / 4, abs=1)
+    assert "where the experts are" in invoke(*argv).stdout
+
+
 @pytest.mark.parametrize("gib", ["-1", "nan", "inf"])
 def test_inspect_with_no_amount_of_memory(models: Path, gib: str) -> None:
     result = invoke("inspect", models / "target.gguf", "--vram", gib)

@@ -21,7 +21,7 @@ from pyspac.cli import app
 from pyspac.engine.tier import read_tier, tier_dict
 from pyspac.errors import PyspacError, UsageError
 from pyspac.generate.memory_tier import asked_bytes, choose_ram_mib
-from pyspac.generate.options import RunOptions
+from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.session import Session
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
@@ -70,6 +70,35 @@ def test_same_bits_as_in_memory(tmp_path: Path, name: str, types: Sequence[model
     assert tier is not None
     assert tier["n_miss"] > tier["n_slots"], "experts had to leave"
     assert tier["n_hit"] > 0
+
+
+@pytest.mark.parametrize("predict", [(), ("next-layer",)])
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("qwen3moe", [(Type.Q4_K, Type.Q4_K, Type.Q6_K), (Type.Q8_0, Type.Q8_0, Type.Q8_0)]),
+        ("gpt-oss", [(Type.MXFP4, Type.MXFP4, Type.MXFP4)]),
+    ],
+)
+def test_same_bits_beside_a_device(
+    tmp_path: Path, name: str, types: Sequence[models.ExpertTypes], predict: tuple[str, ...]
+) -> None:
+    """Experts on disk, in memory and on the device, which come and go; a prompt is wider than a split."""
+    path = models.write_model(tmp_path / "model.gguf", name, types)
+    beside = replace(
+        options(path, None), device="emulated", cache=CacheSize(text="25%"), host_kernels="spac", predict=predict
+    )
+    with Session(replace(beside, max_batch=64)) as session:  # splits the prompt, too: the same kernels
+        expected = logits(session, models.N_VOCAB, 3)
+    with Session(replace(beside, ram=ram_of(path, 0.5))) as session:
+        for found, wanted in zip(logits(session, models.N_VOCAB, 3), expected, strict=True):
+            assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+        assert session.split is not None
+        tier, experts = session.split.tier_dict(), session.split.experts_dict()
+    assert tier is not None
+    assert tier["n_miss"] > tier["n_slots"], "experts had to leave"
+    assert experts["n_hit"] > 0, "the device computed some"
+    assert tier["n_to_device"] >= tier["n_to_device_read"]
 
 
 def test_same_bits_with_experts_read_ahead(tmp_path: Path) -> None:
@@ -216,7 +245,7 @@ def test_too_little() -> None:
         (["--ram", "-5"], "is no size"),
         (["--ram", "150%"], "is no size"),
         (["--ram", "25%", "--stock"], "--stock"),
-        (["--ram", "25%", "--device", "emulated"], "--device none"),
+        (["--ram", "25%", "--device", "emulated", "--host-kernels", "ggml"], "engine's own kernels"),
         (["--ram", "1"], "at least"),
         (["--ram", "6", "--predict", "token"], "--predict token needs a device"),
         (["--predict", "next-layer"], "--predict next-layer needs a device, or experts on disk"),
@@ -228,12 +257,13 @@ def test_bad_input(arguments: list[str], said: str) -> None:
     assert said in result.output
 
 
-def test_file_that_gets_shorter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["none", "emulated"])
+def test_file_that_gets_shorter(tmp_path: Path, device: str) -> None:
     """A clear error, no signal and no text; once it is whole again the session goes on."""
     path = tmp_path / "model.gguf"
     shutil.copyfile(DEMO, path)
     size = path.stat().st_size
-    with Session(options(path, "6")) as session:
+    with Session(replace(options(path, "6"), device=device, host_kernels="spac")) as session:
         tokens = session.tokenize(PROMPT)
         expected = session.generate(tokens).token_ids
         os.truncate(path, size // 3)

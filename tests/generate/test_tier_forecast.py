@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspac.generate.tier_forecast import dense_bytes, forecast, token_us
+from pyspac.generate.tier_forecast import Places, dense_bytes, forecast, token_us
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.geometry import LayerGeometry, MoeGeometry
 
@@ -43,6 +43,17 @@ def test_a_token_by_hand() -> None:
 def test_embeddings_count_where_they_are_the_output() -> None:
     assert dense_bytes(header(token_embd=10 * MB, output=10 * MB), geometry()) == 20 * MB
     assert dense_bytes(header(token_embd=10 * MB), geometry()) == 30 * MB
+
+
+def test_beside_a_device_by_hand() -> None:
+    """20 experts of 4 MB: 5 on the device, 10 of the others in memory, 5 on disk; then all fit."""
+    g = geometry()
+    n_bytes = g.experts_bytes // g.n_experts_total
+    assert g.n_experts_total == 20
+    found = Places.of(g, 5 * n_bytes, 10 * n_bytes)
+    assert (found.n_on_device, found.n_in_memory, found.n_on_disk) == (5, 10, 5)
+    found = Places.of(g, 15 * n_bytes, 10 * n_bytes)
+    assert (found.n_on_device, found.n_in_memory, found.n_on_disk) == (15, 5, 0)
 
 
 def test_what_fits_where() -> None:

@@ -128,6 +128,24 @@ def test_nothing_happened() -> None:
     assert figures(seen)["tokens/s"] == "-"
 
 
+def test_colours_tell_what_neither_device_nor_memory_holds() -> None:
+    local = board()
+    local.residency[0, :2] = Residency.RESIDENT
+    local.in_memory[0, 1:3] = 1  # expert 1 is in both, 3 in none
+    untiered = colour_codes(observe(local))
+    assert untiered[0, 2] == untiered[0, 3]
+    local.tier["n_slots"] = 9
+    seen = observe(local)
+    codes = colour_codes(seen)
+    assert codes[0, 0] == codes[0, 1] == untiered[0, 0]
+    assert codes[0, 2] == untiered[0, 2]
+    assert codes[0, 3] not in untiered
+    assert "2+2" in HeatMap().draw(seen, 80, 40).plain.splitlines()[0]
+    assert seen.to_dict()["layers"][0]["in_memory"] == [0, 1, 1, 0]
+    assert "on disk" in legend(has_tier=True).plain
+    assert "on disk" not in legend().plain
+
+
 def observe(local: LocalBoard) -> Observation:
     return BoardWatch(local, Clock()).look()
 

@@ -67,8 +67,9 @@ spac_host_experts::spac_host_experts(const spac_kernels & kernels, spac_memory_t
 
 // ---- planning, by one thread
 
-void spac_host_experts::plan(const spac_moe_layer & layer, const int32_t * ids, int64_t n_tokens, int n_threads) {
+void spac_host_experts::plan(const spac_moe_layer & layer, const int32_t * ids, int64_t n_tokens, int n_threads, const spac_device_slots & from) {
     this->layer    = &layer;
+    in_slots       = from;
     this->n_tokens = n_tokens;
     n_inputs       = layer.weight_before_ffn ? layer.n_expert_used : 1;
     n_ff           = layer.parts[SPAC_PART_DOWN]->ne[0];
@@ -228,6 +229,9 @@ void spac_host_experts::project(int part, int32_t ie, int64_t r0, int64_t n, con
 }
 
 const char * spac_host_experts::weights(int part, int32_t ie) const {
+    if (in_slots.group) {
+        return (const char *) in_slots.group->parts[part]->data + in_slots.slots[ie] * layer->part_bytes(part);
+    }
     return tier ? tier->weights(layer->il, ie, part) : (const char *) layer->parts[part]->data + ie * layer->parts[part]->nb[2];
 }
 

@@ -7,6 +7,7 @@
 
 #include "kernels.h"
 #include "moe-layer.h"
+#include "slot-pool.h"
 #include "tier/memory-tier.h"
 
 #include <atomic>
@@ -20,6 +21,12 @@ struct spac_host_input {
     size_t       nb_used, nb_token;
 };
 
+// where the experts of an emulated device are, which is this processor
+struct spac_device_slots {
+    const spac_slot_group * group = nullptr;
+    const int32_t *         slots = nullptr; // [n_expert], of those in use
+};
+
 struct spac_host_experts {
     // tier: where the weights are, of a model whose experts lie on disk; NULL: in the layers' tensors
     explicit spac_host_experts(const spac_kernels & kernels, spac_memory_tier * tier = nullptr);
@@ -28,7 +35,8 @@ struct spac_host_experts {
     static bool can_compute(const spac_kernels & kernels, const spac_moe_layer & layer);
 
     // by one thread, before the others come: ids [n_expert_used * n_tokens], -1: not here
-    void plan(const spac_moe_layer & layer, const int32_t * ids, int64_t n_tokens, int n_threads);
+    // from: of experts that are in slots; else they are the host's
+    void plan(const spac_moe_layer & layer, const int32_t * ids, int64_t n_tokens, int n_threads, const spac_device_slots & from = {});
 
     // by each thread, with the same arguments; on return every task is taken, and those of this thread are done
     // rows: [n_embd, n_expert_used, n_tokens], untouched where ids has -1
@@ -71,7 +79,8 @@ struct spac_host_experts {
     spac_memory_tier * const tier;
 
     // the layer in progress
-    const spac_moe_layer * layer    = nullptr;
+    const spac_moe_layer * layer = nullptr;
+    spac_device_slots      in_slots;
     int64_t                n_tokens = 0, n_ff = 0;
     int64_t                hidden_rows = 0, hidden_blocks = 0; // rows of a task, tasks of an expert
     int64_t                out_rows = 0, out_blocks = 0;

@@ -19,8 +19,8 @@ static void pause_briefly() {
 #endif
 }
 
-spac_kernel_worker::spac_kernel_worker(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus) :
-    experts(kernels), n_threads(n_threads), stays_awake(stays_awake) {
+spac_kernel_worker::spac_kernel_worker(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus, spac_memory_tier * tier) :
+    experts(kernels, tier), n_threads(n_threads), stays_awake(stays_awake) {
     try {
         for (int i = 0; i < n_threads; i++) {
             threads.emplace_back([this] { run(); });
@@ -68,9 +68,7 @@ void spac_kernel_worker::clear_absent(const spac_moe_layer & layer, const int32_
 }
 
 void spac_kernel_worker::submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t *, int n_tokens) {
-    if (gate % 2 == 1) { // nobody collected the last layer: its graph was aborted
-        close();
-    }
+    abandon();
     clear_absent(*layer, ids_host, layer->n_expert_used * n_tokens);
     experts.plan(*layer, ids_host, n_tokens, n_threads + 1); // with the one that waits
     t_begin = spac_now_us();
@@ -78,6 +76,12 @@ void spac_kernel_worker::submit(const spac_moe_layer * layer, const ggml_tensor 
     if (experts.has_work()) { // else wake nobody
         copy_input(cur);
         open();
+    }
+}
+
+void spac_kernel_worker::abandon() {
+    if (gate % 2 == 1) { // nobody collected
+        close();
     }
 }
 

@@ -15,7 +15,8 @@ struct spac_kernel_worker : spac_host_worker {
     // stays_awake: for a moment after a layer; costs more than it gains where others need the cores
     // n_threads: the worker's own, 1 or more
     // cpus: one per thread in turn, the first for the thread that waits, which stays where it is; empty: anywhere
-    spac_kernel_worker(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus);
+    // tier: of experts on disk, or NULL
+    spac_kernel_worker(const spac_kernels & kernels, int n_threads, bool stays_awake, const std::vector<int> & cpus, spac_memory_tier * tier = nullptr);
     ~spac_kernel_worker() override;
 
     void          submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) override;
@@ -23,6 +24,9 @@ struct spac_kernel_worker : spac_host_worker {
 
     // openings and closings of the gate so far: the only moments at which its threads meet, two for a layer with work
     uint64_t n_switches() const { return gate; }
+
+    // a graph that was aborted collects nothing: its last layer is at an end now
+    void abandon();
 
     // no forward is in progress: its threads need not stay awake
     void rest() { is_resting = true; }

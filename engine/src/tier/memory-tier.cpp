@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 
 #include <sys/mman.h>
@@ -37,8 +38,9 @@ size_t spac_memory_tier::slot_room(const spac_moe_layer & layer) const {
 
 // ---- making it
 
-spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & split, uint64_t bytes, spac_disk_reader::read_fn read, size_t alignment) :
-    files(alignment) {
+spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & split, uint64_t bytes, bool feeds_device, spac_disk_reader::read_fn read,
+                                   size_t alignment) :
+    files(alignment), n_extra(feeds_device) {
     for (const spac_moe_layer * layer : split) {
         add(*layer);
     }
@@ -83,13 +85,13 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
         n_expert += info->layer->n_expert;
     }
     const size_t spare = files.alignment() > SPAC_DISK_ALIGNMENT ? files.alignment() : 0; // mmap gives whole pages
-    n_slots            = (int32_t) std::min<uint64_t>((bytes - std::min<uint64_t>(bytes, spare)) / room, n_expert);
+    n_slots            = (int32_t) std::min<uint64_t>((bytes - std::min<uint64_t>(bytes, spare)) / room, n_expert + n_extra) - n_extra;
     if (n_slots < n_least) {
         const double mib = 1024.0 * 1024.0;
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%.0f MiB of memory cannot hold the experts of one layer at once: give %.0f MiB at least",
-                                                                   bytes / mib, std::ceil((n_least * room + spare) / mib)));
+                                                                   bytes / mib, std::ceil(((n_least + n_extra) * room + spare) / mib)));
     }
-    pool_bytes = n_slots * room + spare;
+    pool_bytes = (n_slots + n_extra) * room + spare;
     pool       = (char *) mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pool == MAP_FAILED) {
         pool = nullptr;
@@ -98,9 +100,9 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
 #ifdef MADV_HUGEPAGE
     madvise(pool, pool_bytes, MADV_HUGEPAGE); // a request only
 #endif
-    slots              = std::make_unique<slot[]>(n_slots);
+    slots              = std::make_unique<slot[]>(n_slots + n_extra);
     char * const first = (char *) round_up((uintptr_t) pool);
-    for (int32_t is = 0; is < n_slots; is++) {
+    for (int32_t is = 0; is < n_slots + n_extra; is++) {
         slots[is].data = first + is * room;
     }
 }
@@ -126,13 +128,14 @@ int32_t spac_memory_tier::find_victim(bool spares_expected) const {
     double  best_rank = 0.0;
     for (int32_t is = 0; is < n_slots; is++) {
         const slot & s = slots[is];
-        if (s.is_pinned || (spares_expected && s.is_expected) || s.now.load(std::memory_order_relaxed) == READING) {
+        if (s.is_pinned || s.is_copied || (spares_expected && s.is_expected) || s.now.load(std::memory_order_relaxed) == READING) {
             continue;
         }
         if (s.il < 0) {
             return is;
         }
-        const double rank = info_of(s.il).experts[s.ie].rank;
+        const expert & e    = info_of(s.il).experts[s.ie];
+        const double   rank = e.is_on_device ? -INFINITY : e.rank; // what the device has nobody asks for here
         if (best < 0 || rank < best_rank) {
             best      = is;
             best_rank = rank;
@@ -142,16 +145,22 @@ int32_t spac_memory_tier::find_victim(bool spares_expected) const {
 }
 
 void spac_memory_tier::load(layer_info & info, int32_t ie, int32_t is, bool is_urgent) {
-    slot & s = slots[is];
-    if (s.il >= 0) {
-        forget(s);
+    if (slots[is].il >= 0) {
+        forget(slots[is]);
     }
-    s.il                  = info.layer->il;
-    s.ie                  = ie;
-    s.is_broken           = false;
-    s.is_expected         = false;
-    s.n_reads_left        = 0;
     info.experts[ie].slot = is;
+    read(info, ie, is, is_urgent);
+}
+
+// into a slot that nobody has
+void spac_memory_tier::read(layer_info & info, int32_t ie, int32_t is, bool is_urgent) {
+    slot & s       = slots[is];
+    s.il           = info.layer->il;
+    s.ie           = ie;
+    s.is_broken    = false;
+    s.is_expected  = false;
+    s.n_reads_left = 0;
+    s.parts        = {};
     s.now.store(READING, std::memory_order_relaxed);
 
     std::vector<spac_disk_read> reads;
@@ -241,7 +250,10 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
 
 size_t spac_memory_tier::expect(int il, const std::vector<int32_t> & experts) {
     std::lock_guard<std::mutex> lock(mutex);
-    return has_failed() ? 0 : read_ahead(info_of(il), experts);
+    layer_info &                info = info_of(il);
+    std::vector<int32_t>        wanted; // of the host
+    std::copy_if(experts.begin(), experts.end(), std::back_inserter(wanted), [&](int32_t ie) { return !info.experts[ie].is_on_device; });
+    return has_failed() ? 0 : read_ahead(info, wanted);
 }
 
 void spac_memory_tier::stop_expecting(layer_info & info) {
@@ -317,7 +329,7 @@ void spac_memory_tier::on_read(const spac_disk_read & read, int error) {
             spac_log("%s", error_text.c_str());
         }
         failed.store(true, std::memory_order_relaxed);
-    } else if (!is_whole) { // read ahead: whoever needs it reads it again, and hears of it then
+    } else if (!is_whole && read.slot < n_slots) { // read ahead: whoever needs it reads it again, and hears of it then
         forget(s);
         s.is_broken = false;
     }
@@ -345,4 +357,19 @@ spac_tier_info spac_memory_tier::info() const {
         snprintf(info.error, sizeof(info.error), "%s", error_text.c_str());
     }
     return info;
+}
+
+void spac_memory_tier::show(spac_board & board) const {
+    *board.tier()         = info();
+    const size_t n_expert = board.geometry().n_expert;
+    std::fill_n(board.in_memory(), board.geometry().n_layer * n_expert, (uint8_t) 0);
+    std::lock_guard<std::mutex> lock(mutex);
+    board.tier()->n_resident = 0; // the same moment's
+    for (int32_t is = 0; is < n_slots; is++) {
+        const slot & s = slots[is];
+        if (s.now.load(std::memory_order_relaxed) == THERE) {
+            board.in_memory()[s.il * n_expert + s.ie] = 1;
+            board.tier()->n_resident++;
+        }
+    }
 }

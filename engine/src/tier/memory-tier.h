@@ -5,10 +5,14 @@
 // are there first. The usefulness of an expert is an average of how often it was used, which halves in HALF_LIFE tokens.
 // Where a batch is so wide that it uses most experts of a layer, those of the next layer are read ahead.
 //
-// Threads: `request` by the one that plans a layer, when nobody computes; `wait` by all that compute; reads end on the
-// disk reader's threads.
+// A device beside memory takes its experts from here (memory-tier-device.cpp): from the pool, or straight from disk through
+// one slot more that is nobody's. What the device holds leaves the pool first.
+//
+// Threads: `request` and `use_on_device` by the one that plans a layer, when nobody computes; `wait` by all that compute;
+// `copy_to_device` and `left_device` by the one that copies; reads end on the disk reader's threads.
 #pragma once
 
+#include "board.h"
 #include "disk-reader.h"
 #include "expert-files.h"
 #include "moe-layer.h"
@@ -18,6 +22,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,8 +32,9 @@ struct spac_memory_tier {
     // layers: in the order of a graph, each split, its weights in mapped files; bytes: of the pool, at most
     // throws SPAC_STATUS_INVALID_ARGUMENT if a layer's experts do not fit at once (and says what would), or if there is
     // no file; SPAC_STATUS_OUT_OF_MEMORY
+    // feeds_device: a device takes experts from here
     // read, alignment: of a disk that is not there, for tests
-    spac_memory_tier(const std::vector<const spac_moe_layer *> & layers, uint64_t bytes, spac_disk_reader::read_fn read = {},
+    spac_memory_tier(const std::vector<const spac_moe_layer *> & layers, uint64_t bytes, bool feeds_device = false, spac_disk_reader::read_fn read = {},
                      size_t alignment = SPAC_DISK_ALIGNMENT);
     ~spac_memory_tier();
 
@@ -45,11 +51,19 @@ struct spac_memory_tier {
     // of a requested expert that is there: the rows of one of its matrices
     const char * weights(int il, int32_t ie, int part) const;
 
+    // Hands the device's copy of an expert to `copy`: out of the pool if it is there or on its way, else as it was read for this
+    // alone. false: it could not be read, and nothing was copied; that is no failure of a forward
+    bool copy_to_device(int il, int32_t ie, const std::function<void(const spac_expert_parts &)> & copy);
+    void left_device(int il, int32_t ie);
+    // of these experts the device computes those with a slot: they are as useful as if the host did
+    void use_on_device(int il, const int32_t * experts, const uint32_t * n_rows, const int32_t * device_slots, size_t n);
+
     void begin_forward(); // what failed is tried again, once nothing of the forward before is under way any more
 
     // what this forward computes is wrong: an expert could not be read
     bool           has_failed() const { return failed.load(std::memory_order_relaxed); }
     spac_tier_info info() const;
+    void           show(spac_board & board) const; // what it holds, and what it did
 
   private:
     static constexpr double HALF_LIFE = 32.0; // tokens; the scheduler's estimator forgets as fast
@@ -60,12 +74,13 @@ struct spac_memory_tier {
 
     struct slot {
         int32_t            il = -1, ie = -1;
-        char *             data                = nullptr;
-        bool               is_pinned           = false;
-        bool               is_expected         = false; // until its layer runs
-        int32_t            n_reads_left        = 0;
-        bool               is_broken           = false;
-        const char *       parts[SPAC_N_PARTS] = {};
+        char *             data         = nullptr;
+        bool               is_pinned    = false;
+        bool               is_expected  = false; // until its layer runs
+        bool               is_copied    = false; // to the device, now
+        int32_t            n_reads_left = 0;
+        bool               is_broken    = false;
+        spac_expert_parts  parts        = {};
         std::atomic<state> now{ FREE };
     };
 
@@ -74,6 +89,8 @@ struct spac_memory_tier {
         float   use  = 0.0f; // as of the token `last`
         double  last = 0.0;
         double  rank = -INFINITY; // log2(use), comparable whenever it was used last
+
+        bool is_on_device = false;
     };
 
     struct layer_info {
@@ -91,6 +108,7 @@ struct spac_memory_tier {
     void    take(expert & e, double n_uses);
     int32_t find_victim(bool spares_expected = true) const;
     void    load(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
+    void    read(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
     size_t  read_ahead(layer_info & info, const std::vector<int32_t> & experts);
     void    stop_expecting(layer_info & info);
     size_t  round_up(size_t n) const;
@@ -105,6 +123,7 @@ struct spac_memory_tier {
     std::vector<int32_t>                     by_il;  // index in layers
     std::unique_ptr<slot[]>                  slots;
     int32_t                                  n_slots    = 0;
+    const int32_t                            n_extra; // slots behind them: 1 for what goes straight to the device, else 0
     char *                                   pool       = nullptr;
     uint64_t                                 pool_bytes = 0;
 
