@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from llama_helpers import assert_same_bits
 from mask_adapters import MASK_IDS, write_adapter
-from test_near_ties import NEAR_TIE, margins
+from near_ties import NEAR_TIE, margins
 from typer.testing import CliRunner
 
 from pyspac.cli import app
