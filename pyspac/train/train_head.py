@@ -55,7 +55,11 @@ class HeadOptions:
 
     def check(self) -> GgufHeader:
         """The model's header. Raises a PyspacError for what cannot be, before anything is loaded."""
-        for name, value in (("texts", self.n_text), ("rows", self.rows), ("steps", self.steps or 1)):
+        for name, value in (
+            ("texts", self.n_text),
+            ("rows", self.rows),
+            ("steps", 1 if self.steps is None else self.steps),
+        ):
             if value < 1:
                 raise UsageError(f"--{name} is {value}; it must be at least 1")
         for name, rate in (("minutes", self.minutes), ("report-every", self.report_every)):
