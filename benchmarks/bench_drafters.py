@@ -8,7 +8,7 @@ per second, tokens per step, the speed as a share of plain decoding's, and what 
     python benchmarks/bench_drafters.py --head HEAD.gguf --mtp ADAPTER.gguf
 
 Texts: four kinds of places in those modules of the standard library that the demo models were not trained on
-(tools/train_demo/corpus.py); greedy. Every request is run by every contender before the next one, in another
+(pyspac/train/corpus.py); greedy. Every request is run by every contender before the next one, in another
 order each round; the first round is not measured. A session is kept over all rounds, so `auto` knows what it
 learned before, as in a process that runs for longer. `of_best` is the speed of `auto` as a share of the best
 fixed length's with the same drafter, none included.
@@ -34,7 +34,7 @@ from pyspac.commands.demo import DRAFT, MODELS, TARGET
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.session import Session
 from pyspac.model.gguf_header import read_header
-from tools.train_demo.corpus import read_stdlib
+from pyspac.train.corpus import read_stdlib
 
 AUTO: Final = "auto"
 ALL: Final = "all"  # texts together

@@ -25,6 +25,7 @@ from pyspac.commands.run import run
 from pyspac.commands.serve import ServeCommand, serve
 from pyspac.commands.top import top
 from pyspac.commands.trace import trace
+from pyspac.commands.train_head import train_head
 from pyspac.errors import ConfigError
 
 MODEL_COMMANDS: Final = ("run", "chat", "serve", "bench", "profile", "trace")  # that take it with -m
@@ -52,6 +53,7 @@ app.command(cls=ServeCommand, context_settings={"allow_extra_args": True})(
 app.command()(attach)
 app.command()(top)
 app.command(cls=ModelCommand)(trace)
+app.command()(train_head)
 app.add_typer(lab)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tools/
-from tools.train_demo.packages import missing_packages
+from pyspac.train.packages import missing_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 CONVERTER = "convert_hf_to_gguf.py"

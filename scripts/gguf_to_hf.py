@@ -26,7 +26,7 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.gguf_header import GgufHeader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tools/
-from tools.train_demo.packages import missing_packages
+from pyspac.train.packages import missing_packages
 from tools.train_demo.split import QWEN2_SPLIT
 
 PACKAGES: Final = ("safetensors", "tokenizers")

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tools/
-from tools.train_demo.packages import missing_packages
+from pyspac.errors import UsageError
+from pyspac.train.packages import missing_packages
 
 # those of the extra `train`; without them there is still --help
 PACKAGES: Final = ("torch", "transformers", "tokenizers", "safetensors", "tqdm")
@@ -96,12 +97,11 @@ def main(argv: list[str] | None = None) -> int:
     if missing := missing_packages(PACKAGES):
         print(f"train_mtp: {missing}", file=sys.stderr)
         return 2
-    from tools.train_demo.common import UserError
     from tools.train_mtp.run import train
 
     try:
         return train(args)
-    except UserError as error:
+    except UsageError as error:
         print(f"train_mtp: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # a folder that is a file, a full disk

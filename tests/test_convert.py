@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.train_demo.packages import missing_packages
+from pyspac.train.packages import missing_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "convert_to_gguf.py"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
+from pyspac.train.corpus import Module
+from pyspac.train.packages import missing_packages
 from tools.train_demo import __main__ as trainer
-from tools.train_demo.corpus import Module
-from tools.train_demo.packages import missing_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "pyspac" / "models"

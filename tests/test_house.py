@@ -31,9 +31,20 @@ FOLDERS: Final = {
     "scheduler": {"engine"},
     "speculation": {"engine"},
     "generate": {"_native", "engine", "model", "scheduler", "speculation"},
+    "train": {"_native", "engine", "model", "generate"},
     "lab": {"_native", "engine", "model", "scheduler", "generate"},
     "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
-    "commands": {"_native", "engine", "model", "scheduler", "speculation", "generate", "lab", "server"},
+    "commands": {
+        "_native",
+        "engine",
+        "model",
+        "scheduler",
+        "speculation",
+        "generate",
+        "lab",
+        "server",
+        "train",
+    },
 }
 SHARED: Final = ("checks", "errors", "ledger", "units")  # for all folders; they import each other alone
 FRONT: Final = ("__main__", "cli")  # they start the commands

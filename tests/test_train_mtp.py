@@ -19,7 +19,7 @@ import train_mtp
 
 from pyspac.model import mtp
 from pyspac.model.gguf_header import read_header
-from tools.train_demo.packages import missing_packages
+from pyspac.train.packages import missing_packages
 
 MODELS = ROOT / "pyspac" / "models"
 TARGET, DRAFT, ADAPTER = (MODELS / f"demo-{name}.gguf" for name in ("moe", "draft", "mtp"))
@@ -185,7 +185,7 @@ class TestReport:
         """right right | wrong | right: steps of 3, 1 and 2 tokens; with one mask of 2, 1 (the text ends)."""
         import torch
 
-        from tools.train_mtp.held_out import tokens_per_step
+        from pyspac.train.accepted import tokens_per_step
 
         right = torch.tensor([[[1, 1], [0, 0], [0, 0], [0, 1], [1, 0]]]) > 0
         assert tokens_per_step(right, 2) == 2
@@ -258,7 +258,7 @@ class TestWholeRun:
 
         from tools.train_mtp import run
 
-        def interrupted(training: run.Run, texts: Any) -> float:
+        def interrupted(training: run.Run) -> float:
             training.interrupt()
             return 0.0
 
@@ -362,7 +362,7 @@ def test_too_little_memory_is_said(
 @pytest.mark.train
 @needs_train
 def test_texts_that_cannot_be_read_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tools.train_mtp.texts import read_modules
+    from pyspac.train.corpus import read_modules
 
     (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "text.py").write_text((ROOT / "scripts" / "convert_to_gguf.py").read_text() * 12)

@@ -47,6 +47,8 @@ typedef struct spac_engine  spac_engine;
 typedef struct spac_board   spac_board;
 typedef struct spac_drafter spac_drafter;
 
+typedef struct spac_hidden_states spac_hidden_states;
+
 typedef enum spac_status {
     SPAC_STATUS_SUCCESS          = 0,
     SPAC_STATUS_INVALID_ARGUMENT = 1, // a value the caller passed; the text names it and what is allowed
@@ -355,6 +357,12 @@ SPAC_API spac_status         spac_drafter_begin(spac_drafter * drafter, int32_t 
 SPAC_API spac_status         spac_drafter_process(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos);                           // the target has computed these in its last batch
 SPAC_API spac_status         spac_drafter_draft(spac_drafter * drafter, int32_t token, int32_t pos, int32_t n_max, int32_t * drafted, int32_t * n_drafted); // what follows `token` at `pos`, which nobody has computed yet
 SPAC_API spac_status         spac_drafter_accept(spac_drafter * drafter, int32_t n_accepted);                                                               // of the last draft
+
+// hidden states: the inputs of some layers, kept by each batch that is computed after it was opened; close it before the
+// context. For architectures alone whose graphs llama.cpp lets name them: at the others it aborts.
+SPAC_API spac_status spac_hidden_states_open(struct llama_context * ctx, const int32_t * layers, int32_t n_layers, spac_hidden_states ** states); // the context is empty
+SPAC_API spac_status spac_hidden_states_read(spac_hidden_states * states, int32_t n_tokens, float * out);                                         // of the last batch's first tokens, [n_tokens][n_layers][n_embd]
+SPAC_API void        spac_hidden_states_close(spac_hidden_states * states);
 
 // devices and memory
 SPAC_API spac_status spac_backend_load_all(void); // register the ggml backends built beside this library

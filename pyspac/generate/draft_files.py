@@ -82,7 +82,8 @@ def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) 
     if DRAFT_MTP in names and not has_head(draft or target):
         raise ModelError(
             f"{(draft or target).path}: this model has no head that predicts further tokens, which "
-            f"{DRAFT_MTP} needs; use a file that has one, or --spec-type {NGRAM}"
+            f"{DRAFT_MTP} needs; use a file that has one, or --spec-type {NGRAM}; an adapter with mask "
+            "tokens needs no head, but --mtp alone"
         )
 
 

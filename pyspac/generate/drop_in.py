@@ -1,6 +1,6 @@
 """`pyspac.Llama`: llama-cpp-python's `Llama` with the engine attached.
 
-In: its arguments, and `cache`, `ram`, `device`, `draft_model` and `draft_max` of ours. Out: the same
+In: its arguments, and `cache`, `ram`, `device`, `draft_model`, `mtp` and `draft_max` of ours. Out: the same
 interface; all answers are made by llama-cpp-python's own code. Models are loaded as `pyspac run` loads them,
 and after each eval the scheduler has its turn.
 """
@@ -20,6 +20,7 @@ from pyspac.engine.params import EngineParams
 from pyspac.errors import PyspacError
 from pyspac.generate import llama
 from pyspac.generate.drafting import Drafter, ModelDrafter
+from pyspac.generate.drop_in_masks import MaskedEvals, check_alone, n_draft_that_fits
 from pyspac.generate.drop_in_steps import DropInSteps, ForeignDrafter
 from pyspac.generate.libllama import LlamaError
 from pyspac.generate.loading import Loading
@@ -28,6 +29,7 @@ from pyspac.generate.report import engine_dict, run_as_dict
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
+from pyspac.speculation.cost_table import MaskCosts
 from pyspac.speculation.manager import Speculation
 
 import llama_cpp  # isort: skip  # after ours, which say where libllama is
@@ -104,6 +106,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         ram: str | int | None = None,
         device: str | None = "auto",
         draft_model: DraftModel | None = None,
+        mtp: str | os.PathLike[str] | None = None,
         draft_max: int | None = None,
         host_kernels: str = EngineParams().host_kernels,
         stock: bool = False,
@@ -117,6 +120,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
         `cache`, `ram`, `device`, `host_kernels`, `draft_max` and `stock` mean what they mean for `pyspac run`
         (`--cache` and so on). `draft_model`: the file of a small model, or an object of llama-cpp-python's.
+        `mtp`: the file of an adapter with mask tokens, by which the model drafts for itself.
         `n_gpu_layers`: None: all of them; without a GPU there is nothing to put layers on. `n_threads`:
         None: one per physical core. Raises InputError (a ValueError), EngineError, or what llama_cpp.Llama
         raises.
@@ -125,12 +129,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         _check_known(kwargs)
         self._given = {
             "cache": str(cache), "ram": None if ram is None else str(ram), "device": device or "auto",
-            "draft_model": draft_model, "draft_max": draft_max, "host_kernels": host_kernels, "stock": stock,
+            "draft_model": draft_model, "mtp": mtp, "draft_max": draft_max, "host_kernels": host_kernels,
+            "stock": stock,
             "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch,
             "verbose": verbose, **kwargs,
         }  # fmt: skip
         self._ours: dict[str, dict[str, Any]] = {"model_params": {}, "context_params": {}}
         self._split: Split | None = None
+        self._masks: MaskedEvals | None = None
         self._steps = DropInSteps(None)
         model_path = os.fspath(model_path)
         self._loading = None if kwargs.get("vocab_only") else self._plan(model_path)
@@ -151,12 +157,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
             return self._loading_of(self._options(Path(model_path)))
 
     def _options(self, model: Path) -> RunOptions:
-        given, draft = self._given, self._given["draft_model"]
+        given, draft, mtp = self._given, self._given["draft_model"], self._given["mtp"]
+        if mtp is not None:
+            check_alone(has_lora=bool(given.get("lora_path")), embeds=bool(given.get("embedding")))
         is_foreign = isinstance(draft, LlamaDraftModel)
         max_batch = EngineParams().max_batch
         return RunOptions(
             model=model, draft=None if draft is None or is_foreign else Path(draft),
-            spec_type="ngram" if is_foreign else None,
+            mtp=None if mtp is None else Path(mtp), spec_type="ngram" if is_foreign else None,
             draft_max=max_batch - 1 if is_foreign and given["draft_max"] is None else given["draft_max"],
             cache=CacheSize(text=given["cache"]), ram=given["ram"], device=given["device"],
             host_kernels=given["host_kernels"],
@@ -184,6 +192,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._ours["model_params"] = self._model_fields(loading)
         if loading.options.effective_draft_max:
             self._ours["context_params"] = {"n_rs_seq": loading.options.effective_draft_max}
+        if loading.options.uses_masks:  # a group of masks for each draft, and one for the token before them
+            groups = {"n_seq_max": 2 + loading.options.effective_draft_max, "kv_unified": True}
+            self._ours["context_params"] |= groups
         defaults = {"op_offload": not loading.device.is_cpu}
         n_threads = given["n_threads"] or loading.n_threads
         return defaults | kwargs | {
@@ -209,8 +220,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
             self._split = self._stack.enter_context(Split(self.ctx, loading.device, options, loading.ram_mib))
         n_draft_max = min(options.effective_draft_max, self.n_batch - 1)
+        if options.uses_masks:
+            n_draft_max = n_draft_that_fits(n_draft_max, self.n_batch)
         is_controlled = options.has_controller and not isinstance(drafter, ForeignDrafter)
-        speculation = Speculation(options.controller, n_draft_max=n_draft_max) if is_controlled else None
+        table = MaskCosts() if options.uses_masks else None
+        speculation = (
+            Speculation(options.controller, n_draft_max=n_draft_max, table=table) if is_controlled else None
+        )
         self._steps = DropInSteps(
             self._split,
             drafter,
@@ -226,6 +242,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     def _open_drafter(self, loading: Loading) -> Drafter | None:
         """Greedy: a drafted token is accepted where the target draws it."""
         draft = self._given["draft_model"]
+        if loading.options.uses_masks:
+            pointers = (self._model.model, self.ctx)
+            self._masks = MaskedEvals(loading, pointers, self._n_ctx, self._stack, self._split)
+            return self._masks.drafter
         if draft is None:
             return None
         if isinstance(draft, LlamaDraftModel):
@@ -252,12 +272,29 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._check_open()
         start_ns = time.perf_counter_ns()
         with self._says_why():
-            if self._steps.n_drafted and not self._logits_all:
+            if self._masks and tokens:
+                self._masks.before_eval(self.n_tokens)
+            if self._masks and self._steps.n_masks and len(tokens) == 1 + self._steps.n_drafted:
+                self._eval_masked(self._masks, list(tokens))
+            elif self._steps.n_drafted and not self._logits_all:
                 self._eval_drafts(list(tokens))
             else:
                 super().eval(tokens)
         llama_cpp.llama_synchronize(self.ctx)
         self._steps.after_eval(len(tokens), (time.perf_counter_ns() - start_ns) / 1e3)
+
+    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+        """As llama_cpp.Llama, which counts a batch's rows from the end; there are the masks."""
+        if self._masks and self._masks.first is not None:
+            at = self.n_tokens - 1 if idx is None else idx
+            idx = at - self._masks.first + self.n_tokens  # a row from the beginning
+        return int(super().sample(*args, idx=idx, **kwargs))
+
+    def load_state(self, state: Any) -> None:
+        """As llama_cpp.Llama."""
+        super().load_state(state)
+        if self._masks:
+            self._masks.forget()
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """As llama_cpp.Llama."""
@@ -282,6 +319,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._ctx.decode(self._batch)
         self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
         self.n_tokens += len(tokens)
+        self._requires_eval = False
+
+    def _eval_masked(self, masks: MaskedEvals, tokens: list[int]) -> None:
+        """With masks in the same batch, behind what llama_cpp.Llama knows of."""
+        n_past, n = self.n_tokens, len(tokens)
+        self._ctx.kv_cache_seq_rm(-1, n_past, -1)
+        try:
+            logits = masks.decode(tokens, n_past)
+        except LlamaError as error:
+            raise DecodeError(str(error)) from error
+        self.input_ids[n_past : n_past + n] = tokens
+        if self._logits_all:
+            self.scores[n_past : n_past + n] = logits
+        self.n_tokens += n
         self._requires_eval = False
 
     def close(self) -> None:

@@ -77,16 +77,25 @@ class DropInSteps(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python ha
         """Tokens of the next eval that are drafts."""
         return self._drafted.n_draft if self._drafted else 0
 
+    @property
+    def n_masks(self) -> int:
+        """Mask tokens that the next eval has besides."""
+        return self._drafted.n_masks if self._drafted else 0
+
     def __call__(self, input_ids: TokenIds, /, **_kwargs: object) -> TokenIds:
         """Tokens to follow `input_ids`, whose last one is not computed yet; maybe none."""
         ids = np.array(input_ids)  # a copy: it is a view of what changes
         self._take_outcome(ids)
         start_ns = time.perf_counter_ns()
-        tokens = self._drafter.draft(ids, self._limit(len(ids))).tokens  # type: ignore[arg-type]
+        draft = self._drafter.draft(ids, self._limit(len(ids)))  # type: ignore[arg-type]
         self._drafted = StepRecord(
-            step=self._n_steps, n_draft=len(tokens), n_tokens=1 + len(tokens), draft_us=_us_since(start_ns)
+            step=self._n_steps,
+            n_draft=len(draft.tokens),
+            n_tokens=1 + len(draft.tokens) + draft.n_masks,
+            n_masks=draft.n_masks,
+            draft_us=_us_since(start_ns),
         )
-        drafted = np.array(tokens, np.intc)
+        drafted = np.array(draft.tokens, np.intc)
         self._seen = np.concatenate((ids, drafted))
         return drafted
 
@@ -114,6 +123,8 @@ class DropInSteps(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python ha
     def after_eval(self, n_tokens: int, verify_us: float) -> None:
         """`n_tokens` were computed; no forward pass is running."""
         record, self._drafted = self._drafted, None
+        if record and not record.n_draft:
+            self._drafter.accept(0)
         if record is None and n_tokens > 1:
             if self._hook:
                 self._hook.after_prompt()

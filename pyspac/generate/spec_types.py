@@ -53,7 +53,15 @@ def check_in_process(spec_type: str) -> None:
 def check_has_adapter(spec_type: str, *, has_adapter: bool) -> None:
     """Raise UsageError where the adapter is missing, or would not be used."""
     if spec_type == DRAFT_LORA and not has_adapter:
-        raise UsageError(f"--spec-type {DRAFT_LORA} needs an adapter with mask tokens: give one with --mtp")
+        raise UsageError(
+            f"--spec-type {DRAFT_LORA} needs an adapter with mask tokens: give one with --mtp; a head that "
+            f"the model has built in needs none: --spec-type {DRAFT_MTP}"
+        )
+    if has_adapter and DRAFT_MTP in names_of(spec_type):
+        raise UsageError(
+            f"--mtp names an adapter with mask tokens, and --spec-type {DRAFT_MTP} means the head that a "
+            "model has built in: leave one of them out"
+        )
     if has_adapter and spec_type != DRAFT_LORA:
         raise UsageError(f"--spec-type {spec_type} uses no adapter: leave out --mtp, or choose {DRAFT_LORA}")
 

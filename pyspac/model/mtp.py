@@ -90,7 +90,12 @@ def read_adapter(adapter: GgufHeader | str | Path) -> MtpAdapter:
     Raises ModelError: no GGUF, no adapter, an adapter without masks, values that contradict each other.
     """
     header = _header(adapter)
-    if header.metadata.get("general.type") != "adapter" or N_MASKS not in header.metadata:
+    if header.metadata.get("general.type") != "adapter" and header.tensors:
+        raise ModelError(
+            f"{header.path}: this is a model or a head, and --mtp takes an adapter with mask tokens; give a "
+            "draft or a head with -md, and what it is with --spec-type (draft-mtp, draft-eagle3)"
+        )
+    if N_MASKS not in header.metadata:
         raise ModelError(
             f"{header.path}: this is no adapter with mask tokens; make one with scripts/train_mtp.py and "
             "scripts/convert_mtp_to_gguf.py"

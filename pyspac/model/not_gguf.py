@@ -84,5 +84,10 @@ def check_is_model(path: Path, metadata: dict[str, Any]) -> None:
     kind = str(metadata.get("general.type", "model"))
     if metadata.get("general.architecture") == "clip":
         kind = "mmproj"
+    if "pyspac.mtp.n_masks" in metadata:
+        raise ModelError(
+            f"{path}: this is an adapter with mask tokens, not a model; give it with --mtp, and with -m the "
+            "model that it was trained on"
+        )
     if kind in _PARTS:
         raise ModelError(f"{path}: this is {_PARTS[kind]}")

@@ -43,12 +43,11 @@ def path(tmp_path: Path) -> Path:
 @contextmanager
 def on_disk(path: Path, host_mode: str, **fields: Any) -> Iterator[tuple[Any, Engine]]:
     with ExitStack() as stack:
-        model = stack.enter_context(
-            loaded_model(path, lazy_mode=LAZY_MODE_EXPERTS, load_mode=LOAD_MODE_NONE)
-        )
+        model = stack.enter_context(loaded_model(path, lazy_mode=LAZY_MODE_EXPERTS, load_mode=LOAD_MODE_NONE))
         ctx = stack.enter_context(new_context(model))
-        yield ctx, stack.enter_context(
-            attached_engine(ctx, host_mode=host_mode, cache="30%", ram="3", **fields)
+        yield (
+            ctx,
+            stack.enter_context(attached_engine(ctx, host_mode=host_mode, cache="30%", ram="3", **fields)),
         )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import gguf_models
 import numpy as np
 import pytest
+from mask_adapters import write_adapter
 from test_sampling import chi_square
 
 from pyspac.generate import spec_types
@@ -44,45 +46,56 @@ def prompt() -> list[int]:
     return [*(token for tokens in follows for token in (*begin, *tokens)), *begin]
 
 
-def pairs(path: Path) -> np.ndarray:
-    """The chances of the second and third token after `prompt`, by plain decoding: [4, 4]."""
+def pairs(path: Path, n_before: int) -> np.ndarray:
+    """The chances of two tokens, `n_before` tokens behind `prompt`, by plain decoding: [4, 4]."""
     sampler, chances = Sampler(PLAIN), np.zeros((4, 4))
     with (
         Model(ModelParams(path=path, use_extra_bufts=False)) as model,
         Context(model, ContextParams(n_ctx=256)) as context,
     ):
-        first = sampler.probs(context.decode(prompt(), 1)[0])
+        start = sampler.probs(context.decode(prompt(), 1)[0])
         n = context.n_past
-        for a in TOKENS:
-            second = sampler.probs(context.decode([a], 1)[0])
-            for i, b in enumerate(TOKENS):
-                third = sampler.probs(context.decode([b], 1)[0])
-                chances[i] += first[a] * second[b] * third[TOKENS]
-                context.rollback(n + 1)
-            context.rollback(n)
+        for before in product(TOKENS, repeat=n_before):
+            for i, one in enumerate(TOKENS):
+                chance, probs = 1.0, start
+                for token in (*before, one):
+                    chance *= probs[token]
+                    probs = sampler.probs(context.decode([token], 1)[0])
+                chances[i] += chance * probs[TOKENS]
+                context.rollback(n)
     return chances
 
 
 @pytest.mark.parametrize(
-    "spec_type", ["draft", "ngram", "draft-simple", "ngram-simple", "ngram-map-k", "ngram-map-k,draft-simple"]
-)
+    "spec_type",
+    [
+        "draft", "ngram", "draft-lora", "draft-simple", "ngram-simple", "ngram-map-k",
+        "ngram-map-k,draft-simple",
+    ],
+)  # fmt: skip
 def test_two_drafted_tokens_have_plain_decodings_chances(tmp_path: Path, spec_type: str) -> None:
-    """The first token is the prompt's; the next two are drafted, and rejected often."""
+    """The first token is the prompt's; the next two are drafted, and rejected often.
+
+    Masks draft one step later.
+    """
     target, draft = write(tmp_path / "target.gguf", 3), write(tmp_path / "draft.gguf", 4)
+    has_masks = spec_type == spec_types.DRAFT_LORA
+    n_before = 2 if has_masks else 1
     options = RunOptions(
         model=target, draft=draft if spec_types.needs_draft(spec_type) else None, spec_type=spec_type,
-        stock=True, draft_max=3, sampling=PLAIN, n_predict=4, n_ctx=256, n_threads=1,
+        mtp=write_adapter(tmp_path / "mtp.gguf", target) if has_masks else None,
+        stock=True, draft_max=3, sampling=PLAIN, n_predict=3 + n_before, n_ctx=256, n_threads=1,
     )  # fmt: skip
     counts, n_drafted, n_accepted = np.zeros((4, 4)), 0, 0
     with Session(options) as session:
         for _ in range(N_TRIALS):
             generation = session.generate(prompt())
-            _first, second, third, _fourth = generation.token_ids
-            counts[second - TOKENS[0], third - TOKENS[0]] += 1
+            one, other = generation.token_ids[n_before : n_before + 2]
+            counts[one - TOKENS[0], other - TOKENS[0]] += 1
             n_drafted += generation.metrics.totals.n_draft
             n_accepted += generation.metrics.totals.n_accepted
     assert n_drafted > N_TRIALS
     assert 50 < n_accepted < n_drafted - 50
-    expected = pairs(target)
+    expected = pairs(target, n_before)
     assert expected.sum() == pytest.approx(1.0, abs=1e-4)
     assert chi_square(counts.ravel(), expected.ravel()) < LIMIT

@@ -14,6 +14,8 @@ from typing import Any
 import gguf_models
 import numpy as np
 import pytest
+from mask_adapters import write_adapter
+from near_ties import margins
 
 import pyspac
 from pyspac import Llama
@@ -24,7 +26,7 @@ from llama_cpp import LlamaGrammar  # isort: skip
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding  # isort: skip
 
 MODELS = Path(pyspac.__file__).parent / "models"
-MODEL, DRAFT = str(MODELS / "demo-moe.gguf"), str(MODELS / "demo-draft.gguf")
+MODEL, DRAFT, ADAPTER = (str(MODELS / f"demo-{name}.gguf") for name in ("moe", "draft", "mtp"))
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
 SAME_KERNELS: dict[str, Any] = {"device": "emulated", "cache": "50%"}
 QUIET: dict[str, Any] = {"verbose": False, "n_ctx": 256, "n_threads": 1}
@@ -239,6 +241,51 @@ def test_first_of_several_generations_does_not_spoil_the_drafts() -> None:
         assert llm.stats()["n_accepted"] - before == n_first
 
 
+def greedy(llm: Any, prompt: str, n: int) -> tuple[list[int], list[int]]:
+    """Token ids of the prompt, and of what follows."""
+    ids = llm.tokenize(prompt.encode())
+    return ids, [token for _, token in zip(range(n), llm.generate(ids, temp=0.0), strict=False)]
+
+
+@pytest.mark.parametrize("fields", [{"draft_max": 3}, {}, {"draft_max": 4, "n_batch": 16}], ids=str)
+def test_the_model_drafts_for_itself(fields: dict[str, Any]) -> None:
+    """Plain decoding's choices but for near ties, also with another text before; as good drafts each time."""
+    with Llama(MODEL, mtp=ADAPTER, **QUIET | SAME_KERNELS | fields) as llm:
+        n_accepted = []
+        for prompt in (PROMPT, "class A:\n", PROMPT):
+            before = llm.stats()["n_accepted"]
+            ids, found = greedy(llm, prompt, 64)
+            assert margins(Path(MODEL), ids, found).max() < WIDTH_ROUNDING
+            n_accepted.append(llm.stats()["n_accepted"] - before)
+        stats = llm.stats()
+    assert stats["spec_type"] == "draft-lora"
+    if fields:  # else how much is drafted depends on the clock
+        assert n_accepted[0] == n_accepted[2] > 10
+
+
+def test_what_reads_logits_finds_the_tokens_and_not_the_masks() -> None:
+    """Seeds, log-probabilities, a prompt that is cached whole, a state that is loaded."""
+    fields = QUIET | SAME_KERNELS | {"logits_all": True}
+    seeded = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "logprobs": 2}
+    with Llama(MODEL, **fields) as plain, Llama(MODEL, mtp=ADAPTER, draft_max=2, **fields) as llm:
+        answers = [each(PROMPT, **seeded)["choices"][0] for each in (plain, llm)]
+        assert answers[1]["text"] == answers[0]["text"]
+        logs = [answer["logprobs"]["token_logprobs"] for answer in answers]
+        np.testing.assert_allclose(logs[1], logs[0], atol=0.02)
+        assert llm.stats()["n_drafted"] > 0
+        state = llm.save_state()
+        whole = llm.input_ids[: llm.n_tokens].tolist()
+        again = [next(each.generate(whole, temp=0.0)) for each in (plain, llm)]
+        assert again[0] == again[1]
+        assert llm.sample(temp=0.0) == again[0]
+        greedy(llm, "class A:\n", 20)
+        llm.load_state(state)
+        before = llm.stats()["n_accepted"]
+        ids, found = greedy(llm, PROMPT, 40)
+        assert margins(Path(MODEL), ids, found).max() < WIDTH_ROUNDING
+        assert llm.stats()["n_accepted"] > before
+
+
 def test_two_at_once_close_in_any_order(theirs: Any) -> None:
     expected = text(theirs)
     first, second = (Llama(MODEL, **QUIET | SAME_KERNELS) for _ in range(2))
@@ -378,6 +425,11 @@ def test_langchain(theirs: Any) -> None:
         (MODEL, {"device": "CUDA77"}, "there is no device"),
         (MODEL, {"draft_model": "/nowhere.gguf"}, "there is no such file"),
         (MODEL, {"draft_max": 3}, "nothing drafts"),
+        (MODEL, {"mtp": "/nowhere.gguf"}, "there is no such file"),
+        (DRAFT, {"mtp": ADAPTER}, "trained on another model"),
+        (MODEL, {"mtp": ADAPTER, "lora_path": "x.gguf"}, "lora_path and mtp cannot be given together"),
+        (MODEL, {"mtp": ADAPTER, "embedding": True}, "embedding=True and mtp cannot be given together"),
+        (MODEL, {"mtp": ADAPTER, "draft_model": DRAFT}, "leave out"),
         (MODEL, {"n_threads": -1}, "-1"),
     ],
 )
@@ -391,6 +443,8 @@ def test_bad_input_is_a_value_error(model: str, fields: dict[str, Any], said: st
 
 def test_model_that_cannot_take_back_tokens(tmp_path: Path) -> None:
     model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3next")
+    with pytest.raises(ValueError, match="cannot keep mask tokens apart"):
+        Llama(model, mtp=write_adapter(tmp_path / "mtp.gguf", model), **QUIET)
     with pytest.raises(ValueError, match="cannot take back"):
         Llama(model, draft_model=LOOKUP, **QUIET)
     with Llama(model, **QUIET) as llm:

@@ -11,8 +11,8 @@ import eagle_models
 import gguf_models
 import pytest
 from conftest import ROOT
+from near_ties import NEAR_TIE, margins
 from serving import ONE_THREAD, Serve, post
-from test_near_ties import NEAR_TIE, margins
 from typer.testing import CliRunner
 
 from pyspac.cli import app

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from llama_helpers import assert_same_bits
 from mask_adapters import MASK_IDS, write_adapter
-from test_near_ties import NEAR_TIE, margins
+from near_ties import NEAR_TIE, margins
 from typer.testing import CliRunner
 
 from pyspac.cli import app
@@ -338,7 +338,6 @@ def test_what_is_refused(models: dict[str, tuple[Path, Path]], tmp_path: Path) -
     assert "trained on another model" in refused("-m", models["mixtral"][0], "--mtp", adapter)
     ordinary = write_adapter(tmp_path / "lora.gguf", model, is_gated=False)
     assert "no adapter with mask tokens" in refused("-m", model, "--mtp", ordinary)
-    assert "no adapter" in refused("-m", model, "--mtp", model)
     experts = write_adapter(tmp_path / "ffn.gguf", model, extra=("blk.0.ffn_gate_inp.weight",))
     assert "act on masks only" in refused("-m", model, "--mtp", experts)
     beyond = write_adapter(tmp_path / "beyond.gguf", model, mask_ids=[5, gguf_models.N_VOCAB])
@@ -346,6 +345,19 @@ def test_what_is_refused(models: dict[str, tuple[Path, Path]], tmp_path: Path) -
     assert "give one with --mtp" in refused("-m", model, "--spec-type", "draft-lora")
     assert "leave out --mtp" in refused("-m", model, "--spec-type", "ngram", "--mtp", adapter)
     assert "from 1 to 15" in refused("-m", model, "--mtp", adapter, "--draft-max", 16)
+
+
+def test_adapters_and_heads_are_told_apart(models: dict[str, tuple[Path, Path]]) -> None:
+    """--mtp and --spec-type draft-mtp sound alike: whoever mixes them up is told which is which."""
+    model, adapter = models["qwen3moe"]
+    both = refused("-m", model, "--mtp", adapter, "--spec-type", "draft-mtp")
+    assert "draft-mtp means the head that a model has built in: leave one of them out" in both
+    assert "needs no head, but --mtp alone" in refused("-m", model, "--spec-type", "draft-mtp")
+    assert "give a draft or a head with -md" in refused("-m", model, "--mtp", model)
+    wrong = refused("-m", model, "-md", adapter, "--spec-type", "draft-mtp")
+    assert "an adapter with mask tokens, not a model; give it with --mtp" in wrong
+    built_in = "a head that the model has built in needs none: --spec-type draft-mtp"
+    assert built_in in refused("-m", model, "--spec-type", "draft-lora")
 
 
 def test_a_model_that_cannot_keep_masks_apart_is_refused(tmp_path: Path) -> None:

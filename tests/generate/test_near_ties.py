@@ -7,17 +7,13 @@ the text of the split run to plain stock decoding, token by token, and looks at 
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
+from near_ties import NEAR_TIE, margins
 
 from pyspac.commands.demo import DRAFT, TARGET, demo_prompt
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.session import Session
 
-NEAR_TIE = 1e-3  # of the two best logits
 N_PREDICT = 96
 
 
@@ -36,18 +32,6 @@ def split_run(n_draft_max: int) -> tuple[list[int], list[int], int]:
         output = session.generate(prompt).token_ids
         assert session.split is not None
         return prompt, output, session.split.experts_dict()["n_steps_with_both"]
-
-
-def margins(model: Path, prompt: list[int], output: list[int]) -> np.ndarray:
-    """How far below the best logit each token of `output` is in plain decoding: [n_output] float32."""
-    params = ModelParams(path=model, n_gpu_layers=0, use_extra_bufts=False)
-    with Model(params) as loaded, Context(loaded, ContextParams(n_ctx=2048, n_threads=2)) as context:
-        logits = context.decode(prompt, 1)[0]
-        below = []
-        for token in output:
-            below.append(float(logits.max() - logits[token]))
-            logits = context.decode([token], 1)[0]
-    return np.asarray(below, np.float32)
 
 
 @pytest.mark.model

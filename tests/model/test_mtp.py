@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changed: dict[str, Any], s
 
 
 def test_a_model_is_no_adapter() -> None:
-    with pytest.raises(ModelError, match="no adapter with mask tokens"):
+    with pytest.raises(ModelError, match="a model or a head, and --mtp takes an adapter with mask tokens"):
         mtp.read_adapter(TARGET)
 
 

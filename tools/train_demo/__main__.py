@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tools.train_demo.packages import missing_packages
+from pyspac.train.packages import missing_packages
 
 # those of the extra `train`; without them there is still --help
 PACKAGES: Final = ("torch", "tokenizers", "safetensors", "tqdm")

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tools.train_demo.common import N_CTX, UserError, save_atomically
-from tools.train_demo.corpus import read_stdlib
+from pyspac.train.corpus import read_stdlib
+from pyspac.train.training import save_atomically
+from tools.train_demo.common import N_CTX, UserError
 from tools.train_demo.tokenizer import encode_modules, train_tokenizer
 
 

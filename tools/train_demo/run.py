@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 
-from tools.train_demo.common import N_CTX, ROWS_PER_STEP, UserError, save_atomically
+from pyspac.train.training import save_atomically
+from tools.train_demo.common import N_CTX, ROWS_PER_STEP, UserError
 from tools.train_demo.data import load_or_make_tokens
 from tools.train_demo.distillation import Pair
 from tools.train_demo.export import export_hf

@@ -6,8 +6,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from pyspac.train.corpus import Module
 from tools.train_demo.common import EOS
-from tools.train_demo.corpus import Module
 from tools.train_demo.split import QWEN2_SPLIT
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.train_demo.common import UserError
+from pyspac.errors import UsageError
 from tools.train_mtp.base import Base
 from tools.train_mtp.layout import Layout
 
@@ -79,14 +79,14 @@ class GatedLora(nn.Module):
 
 
 def projections(model: nn.Module) -> list[tuple[str, nn.Linear]]:
-    """The attention's projections by their names. Raises UserError where none has these names."""
+    """The attention's projections by their names. Raises UsageError where none has these names."""
     found = [
         (name, module)
         for name, module in model.named_modules()
         if name.rpartition(".")[2] in PROJECTIONS and isinstance(module, nn.Linear)
     ]
     if not found:
-        raise UserError(
+        raise UsageError(
             f"{type(model).__name__} has no attention projections named {', '.join(PROJECTIONS)}; "
             "an adapter can be trained for models that have them"
         )

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from tools.train_demo.common import UserError
+from pyspac.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Base:
 
 
 def load_base(folder: Path) -> Base:
-    """Raises UserError: no such folder, no weights or tokenizer in it, not known to `transformers`."""
+    """Raises UsageError: no such folder, no weights or tokenizer in it, not known to `transformers`."""
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise UserError(
+            raise UsageError(
                 f"there is no {name} in {folder}; give a folder made by Hugging Face's save_pretrained "
                 "(scripts/gguf_to_hf.py makes one of the demo's model)"
             )
@@ -55,12 +55,12 @@ def load_base(folder: Path) -> Base:
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(
+        raise UsageError(
             f"transformers cannot load the model in {folder} ({error}); "
             "is it whole, and does this version of transformers know its architecture?"
         ) from error
     if getattr(model.config, "layer_types", None) and set(model.config.layer_types) != {"full_attention"}:
-        raise UserError(
+        raise UsageError(
             f"the model in {folder} has layers of the kinds {sorted(set(model.config.layer_types))}; masks "
             "can be trained where all layers attend to the whole text (full_attention) alone"
         )

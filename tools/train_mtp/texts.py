@@ -5,20 +5,18 @@ A drafter guesses what its model will say, not what somebody else wrote, so it l
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tools.train_demo.common import UserError, save_atomically
-from tools.train_demo.corpus import Module, read_stdlib
+from pyspac.errors import UsageError
+from pyspac.train.corpus import Module
+from pyspac.train.training import load_checkpoint, save_atomically
 from tools.train_mtp.base import Base
 
-PIECE_CHARACTERS = 4000  # of a file: what is held out is chosen piece by piece
 ROWS = 128  # texts that are written at a time
 
 
@@ -38,42 +36,11 @@ class Texts:
         return len(self.ids)
 
 
-def read_modules(path: Path | None) -> list[Module]:
-    """The corpus: the standard library of the running Python, or the text files of a folder, or a file.
-
-    Says on standard error how many files cannot be read. Raises UserError where there is too little text.
-    """
-    if path is None:
-        return read_stdlib()
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    modules, left_out = [], []
-    for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            left_out.append(file.name)
-            continue
-        cuts = range(0, len(text), PIECE_CHARACTERS)
-        modules += [Module(f"{file.name}#{i}", text[i : i + PIECE_CHARACTERS]) for i in cuts]
-    if left_out:
-        print(
-            f"left out {len(left_out)} of the {len(files)} files of {path}, such as {left_out[0]}: "
-            "they cannot be read as UTF-8 text",
-            file=sys.stderr,
-        )
-    if not any(m.is_held_out for m in modules) or all(m.is_held_out for m in modules):
-        raise UserError(
-            f"{path} has {len(modules)} pieces of {PIECE_CHARACTERS} characters of UTF-8 text, which is too "
-            "little to hold some out; give a folder of text files with 400,000 characters or more"
-        )
-    return modules
-
-
 def cut_prompts(base: Base, modules: list[Module], n_text: int, n_prompt: int, seed: int) -> Tensor:
     """Pieces of the modules, one behind another, in an order that the seed decides: [n_text, n_prompt]."""
     ids = [i for e in base.tokenizer.encode_batch([m.text for m in modules]) for i in e.ids]
     if len(ids) <= n_prompt:
-        raise UserError(f"the corpus has {len(ids)} tokens to begin texts with; give a longer one: --text")
+        raise UsageError(f"the corpus has {len(ids)} tokens to begin texts with; give a longer one: --text")
     starts = torch.randint(len(ids) - n_prompt, (n_text,), generator=torch.Generator().manual_seed(seed))
     return torch.tensor([ids[a : a + n_prompt] for a in starts.tolist()])
 
@@ -95,14 +62,6 @@ def write_on(base: Base, prompts: Tensor, n_new: int, is_greedy: Tensor) -> Text
     return Texts(ids.cpu(), greedy.cpu(), prompts.shape[1])
 
 
-def load_checkpoint(path: Path, device: Any) -> Any:
-    """What `save_atomically` wrote. Raises UserError for what is no such file, or was cut off."""
-    try:
-        return torch.load(path, map_location=device)
-    except Exception as error:  # torch has no class of its own for this
-        raise UserError(f"{path} cannot be read ({error}); delete it, or give another --work-dir") from error
-
-
 def load_or_write(base: Base, path: Path, prompts: Tensor, n_new: int) -> Texts:
     """Texts behind all prompts, every second one greedy; kept in `path`, where a broken-off run goes on."""
     n_prompt, n_token = prompts.shape[1], prompts.shape[1] + n_new
@@ -110,7 +69,7 @@ def load_or_write(base: Base, path: Path, prompts: Tensor, n_new: int) -> Texts:
     done = load_checkpoint(path, "cpu") if path.exists() else none
     n_done = min(len(done["ids"]), len(prompts))
     if done["ids"].shape[1] != n_token or not torch.equal(done["ids"][:n_done, :n_prompt], prompts[:n_done]):
-        raise UserError(f"{path} has texts behind other prompts; use another --work-dir or delete that file")
+        raise UsageError(f"{path} has texts behind other prompts; use another --work-dir or delete that file")
     with tqdm(total=len(prompts), initial=n_done, unit="text", desc="writing texts") as bar:
         for chunk in prompts[n_done:].split(ROWS):
             if len(chunk):

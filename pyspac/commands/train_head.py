@@ -1,0 +1,134 @@
+"""`pyspac train-head`: an EAGLE-3 head for a model, trained on what the model itself writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pyspac.commands import options as o
+from pyspac.commands.common import (
+    EXIT_INTERRUPTED,
+    check_json_target,
+    check_target,
+    error_console,
+    reports_errors,
+)
+from pyspac.commands.json_file import write_json
+from pyspac.engine.cpus import default_n_threads
+from pyspac.errors import UsageError
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.train.packages import missing_packages
+
+PACKAGES: Final = ("torch", "tqdm")  # of the extra `train`
+
+
+@reports_errors
+def train_head(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A GGUF file; of a split model the first one.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The head to write, a GGUF file.")
+    ],
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="PATH",
+            help="A text file, or a folder of them, that the model's texts begin with; best are texts like "
+            "your prompts. Default: Python's standard library.",
+        ),
+    ] = None,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--work-dir",
+            metavar="DIR",
+            help="Texts, checkpoint and log, kept between runs. Default: the head's name with .work.",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", metavar="N", help="Time for training alone; writing comes before.")
+    ] = 60,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", help="Steps of the optimiser, instead of --minutes."),
+    ] = None,
+    texts: Annotated[
+        int, typer.Option("--texts", metavar="N", help="How many texts the model writes.")
+    ] = 4096,
+    ctx_size: Annotated[
+        int,
+        typer.Option(
+            "-c", "--ctx-size", metavar="N", help="Tokens of a text; the model writes half of them."
+        ),
+    ] = 192,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Texts per step of the optimiser.")] = 4,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            "--lr",
+            metavar="X",
+            help="Highest learning rate. Default: 0.0015, less for a model wider than 256.",
+        ),
+    ] = None,
+    report_every: Annotated[
+        float, typer.Option("--report-every", metavar="MINUTES", help="How often to count accepted drafts.")
+    ] = 5,
+    threads: o.Threads = None,
+    gpu_layers: o.GpuLayers = None,
+    device: o.Device = "auto",
+    cache: o.Cache = "auto",
+    ram: o.Ram = None,
+    json_file: o.JsonFile = None,
+) -> None:
+    """Train an EAGLE-3 head, which drafts for the model.
+
+    The model goes on from pieces of text, its hidden states and predictions are kept, and a head of one layer
+    learns to guess what it will say. The same command goes on from where it was stopped; Ctrl-C while it
+    learns writes the head as good as it is. Use the head with -md HEAD --spec-type draft-eagle3, in run and
+    serve. Needs the extra `train`.
+    """
+    if missing := missing_packages(PACKAGES):
+        raise UsageError(f"train-head: {missing}")
+    from pyspac.train.train_head import HeadOptions
+    from pyspac.train.train_head import train_head as train
+
+    check_json_target(json_file)
+    check_target("-o", output)
+    options = HeadOptions(
+        run=run_options(model, ctx_size, threads, gpu_layers, device, cache, ram),
+        output=output, text=file, work_dir=work_dir or output.with_name(output.name + ".work"),
+        n_text=texts, n_token=ctx_size, rows=rows, lr=lr,
+        minutes=minutes, steps=steps, report_every=report_every,
+    )  # fmt: skip
+    result = train(options)
+    error_console().print(
+        f"wrote {output}: give it with -md {output} --spec-type draft-eagle3"
+        + ("; the same command trains on" if result["interrupted"] else "")
+    )
+    if json_file is not None:
+        write_json(json_file, result)
+    if result["interrupted"]:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def run_options(
+    model: Path,
+    ctx_size: int,
+    threads: int | None,
+    gpu_layers: int | None,
+    device: str,
+    cache: str,
+    ram: str | None,
+) -> RunOptions:
+    """How the model runs while it writes. Raises a PyspacError."""
+    from pyspac.train.capture import N_TEXTS
+
+    return RunOptions(
+        model=model, n_ctx=ctx_size, n_sequences=N_TEXTS, n_threads=threads or default_n_threads(),
+        n_gpu_layers=gpu_layers, device=device, cache=CacheSize(text=cache), ram=ram,
+    )  # fmt: skip
