@@ -52,7 +52,7 @@ Drain = Annotated[
     typer.Option(
         "--drain",
         metavar="S",
-        help="After SIGTERM: seconds for answers under way, while new requests are refused (status 503).",
+        help="After SIGTERM: seconds for answers under way; /health says no, later new requests are refused.",
     ),
 ]
 
