@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
-from pyspac.commands.llama_flags import find_flag, flags_with_value
+from pyspac.commands.llama_flags import check_short_options, find_flag, flags_with_value
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
 from pyspac.generate.options import CacheSize
@@ -66,6 +66,7 @@ class ServeCommand(TyperCommand):
         known = {name for parameter in self.params for name in parameter.opts}
         if found := find_flag("serve", args, known, flags_with_value(self.params)):
             raise _say_refused(found[0])
+        check_short_options(args, self.params)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
