@@ -10,10 +10,11 @@ from textwrap import wrap
 from typing import Any, Final
 
 from pyspac.lab.combos import find_setup
+from pyspac.lab.job import Job, Replay
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.report import is_assumed
 from pyspac.lab.setup import Setup
-from pyspac.lab.sweep import ORACLES, Job, Replay
+from pyspac.lab.sweep import ORACLES
 from pyspac.lab.workload import DEFAULT_ACCEPT
 
 Row = dict[str, Any]

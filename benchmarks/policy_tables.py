@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyspac.errors import ConfigError, PyspacError
-from pyspac.lab.sweep import Job, run_all
+from pyspac.lab.job import Job
+from pyspac.lab.sweep import run_all
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_TRACE = ROOT / "tests" / "data" / "demo-trace.parquet"

@@ -94,8 +94,11 @@ def check_target(flag: str, path: Path, wanted: str = "a file in a folder that c
 
 def check_json_target(target: str | None) -> None:
     """As `check_target`, for --json."""
+    wanted = "a file in a folder that can be written to, or - for stdout"
+    if target == "":
+        raise ConfigError("--json", target, wanted)
     if target is not None and target != STDOUT:
-        check_target("--json", Path(target), "a file in a folder that can be written to, or - for stdout")
+        check_target("--json", Path(target), wanted)
 
 
 def say_what_has_no_effect(session: Session) -> None:

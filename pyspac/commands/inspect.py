@@ -70,6 +70,8 @@ def inspect(
     header is read, and with --ram some pieces, for about a second.
     """
     check_json_target(json_file)
+    if threads is not None:
+        check_int("-t", threads, 1)
     for gib in vram or ():
         check_range("--vram", gib, 0.0, MAX_VRAM_GIB)
     for text in ram or ():
@@ -121,7 +123,6 @@ def _places_table(places: list[Places]) -> Table:
 
 def _foresee(header: GgufHeader, geometry: MoeGeometry, sizes: list[str], threads: int | None) -> TierView:
     n_threads = threads or default_n_threads()
-    check_int("-t", n_threads, 1)
     return TierView.measure(
         header, geometry, sorted(asked_bytes(text, geometry) for text in sizes), n_threads
     )

@@ -22,11 +22,12 @@ from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import ConfigError, UsageError
 from pyspac.lab import report as reports
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP, find_setup
+from pyspac.lab.job import Job, Replay, run_job
 from pyspac.lab.machine import PRESETS, Machine, disk_machine, load_machine
 from pyspac.lab.policy import DIMENSIONS
 from pyspac.lab.registry import find, load_file, names
 from pyspac.lab.setup import Setup
-from pyspac.lab.sweep import Job, Replay, make_jobs, run_job, run_with_oracle
+from pyspac.lab.sweep import make_jobs, run_with_oracle
 from pyspac.lab.trace import Trace
 from pyspac.lab.trace_file import read_trace
 from pyspac.lab.workload import DEFAULT_ACCEPT, Phase
@@ -129,12 +130,14 @@ def sweep(
     accuracy: lo.Accuracy = DEFAULTS.predictor_accuracy,
     seed: lo.Seed = 0,
     jobs: lo.Jobs = 0,
+    dask: lo.Dask = None,
     policy_file: lo.PolicyFiles = None,
 ) -> None:
     """Run policies x capacities x draft lengths x machines in parallel."""
     check_int("--jobs", jobs, 0)
+    if dask is not None and jobs:
+        raise UsageError(f"--dask {dask} has workers of its own: leave --jobs {jobs} out")
     files = _load_files(policy_file)
-    check_int("--jobs", jobs, 0)
     if output is not None:
         check_target("--output", output)
     lengths = [None] if k is None else [_whole("--k", part) for part in _parts(k)]
@@ -146,7 +149,7 @@ def sweep(
     with _progress() as bar:
         task = bar.add_task("runs", total=None)
         rows = run_with_oracle(
-            todo, base, n_workers=jobs, policy_files=files,
+            todo, base, n_workers=jobs, policy_files=files, dask=dask,
             on_done=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     if output is not None:

@@ -127,6 +127,12 @@ DraftLengths = Annotated[
 ]
 MachineNames = Annotated[str, typer.Option("--machines", metavar="LIST", help="Machines, with commas.")]
 Jobs = Annotated[int, typer.Option("-j", "--jobs", metavar="N", help="Worker processes; 0: one per core.")]
+Dask = Annotated[
+    str | None,
+    typer.Option(
+        "--dask", metavar="ADDRESS", help="Run on the workers of this Dask scheduler (tcp://HOST:PORT)."
+    ),
+]
 
 # ---- of `report`
 

@@ -109,6 +109,30 @@ def find_flag(
     return None
 
 
+def find_short_with_equals(arguments: Sequence[str], with_value: Collection[str]) -> str | None:
+    """The first `-p=TEXT`, whose value would begin with the sign; None: there is none."""
+    for i, text in enumerate(arguments):
+        if text == "--":
+            break
+        is_value = i > 0 and arguments[i - 1] in with_value
+        if not is_value and text[:2] in with_value and text[2:3] == "=":
+            return text
+    return None
+
+
+def check_short_options(arguments: Sequence[str], parameters: Sequence[Any]) -> None:
+    """Say what to give instead of `-p=TEXT` and exit with 2, if there is one such."""
+    if (text := find_short_with_equals(arguments, flags_with_value(parameters))) is None:
+        return
+    flag, value = text[:2], text[3:]
+    long = [name for one in parameters if flag in one.opts for name in one.opts if name.startswith("--")]
+    ways = " or ".join([f'{flag} "{value}"', *(f'{name}="{value}"' for name in long[:1])])
+    typer.echo(
+        f"pyspac: error: {text}: after a short option comes its value, without =: give {ways}", err=True
+    )
+    raise typer.Exit(UsageError.exit_code)
+
+
 def flags_with_value(parameters: Sequence[Any]) -> set[str]:
     """The flags of a command after which a value follows."""
     return {name for one in parameters for name in one.opts if not getattr(one, "is_flag", False)}
@@ -124,4 +148,5 @@ class ModelCommand(TyperCommand):
             flag, advice = found
             typer.echo(f"pyspac: error: {self.name} has no option {flag}: {advice}", err=True)
             raise typer.Exit(UsageError.exit_code)
+        check_short_options(args, self.params)
         return super().parse_args(ctx, args)

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
-from pyspac.commands.llama_flags import find_flag, flags_with_value
+from pyspac.commands.llama_flags import check_short_options, find_flag, flags_with_value
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
 from pyspac.generate.options import CacheSize
@@ -17,6 +17,7 @@ from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server import log
 from pyspac.server.options import (
     DEFAULT_CPU_SHARE,
+    DEFAULT_DRAIN_S,
     DEFAULT_HOST,
     DEFAULT_MAX_BATCH,
     AttachOptions,
@@ -46,6 +47,14 @@ MaxBatch = Annotated[
 Restart = Annotated[
     bool, typer.Option("--restart", help="Start llama-server again if it dies, instead of ending.")
 ]
+Drain = Annotated[
+    float,
+    typer.Option(
+        "--drain",
+        metavar="S",
+        help="After SIGTERM: seconds for answers under way; /health says no, later new requests are refused.",
+    ),
+]
 
 
 class ServeCommand(TyperCommand):
@@ -57,6 +66,7 @@ class ServeCommand(TyperCommand):
         known = {name for parameter in self.params for name in parameter.opts}
         if found := find_flag("serve", args, known, flags_with_value(self.params)):
             raise _say_refused(found[0])
+        check_short_options(args, self.params)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -99,6 +109,7 @@ def serve(
     board: Board = None,
     max_batch: MaxBatch = DEFAULT_MAX_BATCH,
     restart: Restart = False,
+    drain: Drain = DEFAULT_DRAIN_S,
     spec_type: o.SpecTypeName = None,
     speculation: o.SpeculationName = None,
     draft_max: o.DraftMax = None,
@@ -118,7 +129,7 @@ def serve(
     The scheduler runs in a process beside it. Speaks OpenAI's API at http://HOST:PORT/v1 and has
     llama-server's own pages and endpoints. Arguments after -- go to llama-server as they are. --speculation
     steers every drafter; one that is named after -- alone keeps llama-server's own lengths without it. Ctrl-C
-    or SIGTERM ends everything.
+    ends everything; SIGTERM lets answers under way finish first.
     """
     log.set_up("serve", as_json=log_json)
     passed = (*context.args, *hub_arguments(hf_repo, hf_repo_draft))
@@ -133,7 +144,7 @@ def serve(
     options = ServeOptions(
         model=model, draft=model_draft, spec_type=kind, cache=CacheSize(text=cache), ram=ram, device=device,
         host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port, board=board,
-        max_batch=max_batch, restart=restart, passed=passed, attach=attach,
+        max_batch=max_batch, restart=restart, drain_s=drain, passed=passed, attach=attach,
     )  # fmt: skip
     from pyspac.server.supervisor import serve as run_server  # loads the engine
 

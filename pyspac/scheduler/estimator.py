@@ -53,16 +53,35 @@ class Estimator:
         Return False, with nothing changed, if that one was of another kind, geometry or number of levels, or
         holds what is no number.
         """
-        own = self.state()
-        fits = own.keys() == state.keys() and all(
-            own[name].shape == state[name].shape and own[name].dtype == state[name].dtype for name in own
-        )
-        fits = fits and int(state["utility"].max(initial=0)) <= self.n_levels
-        fits = fits and all(np.isfinite(array).all() for array in state.values())
+        fits = self._fits(state)
         if fits:
             for name in self._learned():
                 self._put(name, state[name.lstrip("_")])
         return fits
+
+    def averaged(self, state: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return `state()` averaged with another estimator's: what both have learned, each by half.
+
+        One that does not fit, as of `restore`, is left out. Whole numbers are rounded.
+        """
+        own = self.state()
+        if not self._fits(state):
+            return own
+        mean = {name: (own[name].astype(np.float64) + state[name]) / 2 for name in own}
+        return {
+            name: (np.rint(mean[name]) if value.dtype.kind in "iu" else mean[name]).astype(value.dtype)
+            for name, value in own.items()
+        }
+
+    def _fits(self, state: dict[str, NDArray[Any]]) -> bool:
+        own = self.state()
+        return (
+            own.keys() == state.keys()
+            and all(own[name].shape == state[name].shape for name in own)
+            and all(own[name].dtype == state[name].dtype for name in own)
+            and int(state["utility"].max(initial=0)) <= self.n_levels
+            and all(bool(np.isfinite(array).all()) for array in state.values())
+        )
 
     def _learned(self) -> tuple[str, ...]:
         return self.LEARNED

@@ -34,6 +34,8 @@ MAX_PORT: Final = 65535
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_MAX_BATCH: Final = 40  # llama-server's four slots, each with eight drafts and one token more
 DEFAULT_CPU_SHARE: Final = 0.02
+MAX_DRAIN_S: Final = 86400.0
+DEFAULT_DRAIN_S: Final = 20.0  # systemd and containers give 30 s or more before they kill
 SERVER_SLOTS: Final = 4  # of llama-server, unless -np says how many
 SERVER_N_CTX: Final = 16384  # over all server slots, if the model has as many
 NGRAM_CACHE_MAX: Final = 8  # tokens of its drafts: create_state_ngram_cache in common/speculative.cpp
@@ -103,6 +105,7 @@ class ServeOptions:
     board: str | None = None  # None: server-PORT
     max_batch: int = DEFAULT_MAX_BATCH
     restart: bool = False
+    drain_s: float = DEFAULT_DRAIN_S  # after SIGTERM, for answers under way
     passed: Sequence[str] = ()  # for llama-server as they are
     attach: AttachOptions = field(default_factory=AttachOptions)
 
@@ -122,6 +125,7 @@ class ServeOptions:
             )
         if self.n_ctx is not None:
             check_int("-c", self.n_ctx, 0)
+        check_range("--drain", self.drain_s, 0, MAX_DRAIN_S)
         if self.board is not None:
             check_name(self.board)
         self._check_passed()

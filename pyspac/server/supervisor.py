@@ -24,6 +24,7 @@ from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.download import StoppedError
+from pyspac.server.drain import drain
 from pyspac.server.health import is_healthy
 from pyspac.server.options import ServeOptions
 from pyspac.server.plan import plan_launch
@@ -76,6 +77,7 @@ class Supervisor:
         self.signals = signals
         self.server: Child | None = None
         self.scheduler: Child | None = None
+        self._is_ready = False
         self._scheduler_backoff = Backoff(first_s=0.0, longest_s=30.0)
         self._server_backoff = Backoff(first_s=0.5, longest_s=60.0)
         self._scheduler_due_s = 0.0
@@ -85,7 +87,8 @@ class Supervisor:
         try:
             while not self.signals:
                 self._start_server()
-                if self._wait_until_healthy():
+                self._is_ready = self._wait_until_healthy()
+                if self._is_ready:
                     self._supervise()
                 if not self.signals:
                     self._after_death()
@@ -104,6 +107,7 @@ class Supervisor:
         board_file.remove_stale(self.launch.board)
         public = without_secrets(argv)
         log.event(f"starting {shlex.join(public)}", argv=public)
+        self._is_ready = False
         with self._on_its_cores():
             self.server = Child("llama-server", argv, env=server_env(self.options, self.launch.ram_mib))
 
@@ -213,9 +217,16 @@ class Supervisor:
         self._stop_scheduler()
 
     def _stop_server(self, server: Child) -> None:
+        n_signals = len(self.signals.received)
+        if self._is_ready and self.options.drain_s > 0 and self.signals.received[:1] == [signal.SIGTERM]:
+            drain(
+                server, self.options.host, self.launch.port, self.options.passed_value("--api-prefix"),
+                limit_s=self.options.drain_s,
+                is_stopped=lambda: len(self.signals.received) > n_signals,
+            )  # fmt: skip
+            n_signals = len(self.signals.received)
         server.send(signal.SIGTERM)
         end_s = time.monotonic() + SERVER_STOP_S
-        n_signals = len(self.signals.received)
         while not server.wait(TICK_S):
             if time.monotonic() > end_s or len(self.signals.received) > n_signals:  # a second Ctrl-C
                 log.warning(f"{server.name} does not end; killing it")

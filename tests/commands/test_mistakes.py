@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from pyspac import cli
 from pyspac.cli import app, misplaced_model
-from pyspac.commands.llama_flags import find_flag
+from pyspac.commands.llama_flags import find_flag, find_short_with_equals
 from pyspac.engine.devices import gpu_devices
 
 MODELS: Final = ROOT / "pyspac/models"
@@ -349,3 +349,35 @@ def test_ctrl_c_while_the_command_line_is_loaded_ends_quietly(tmp_path: Path) ->
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "ways"),
+    [
+        (("run", "-p=-fa"), '-p "-fa" or --prompt="-fa"'),
+        (("run", "-p", "x", "-n=5"), '-n "5" or --n-predict="5"'),
+        (("serve", "-m=x.gguf"), '-m "x.gguf" or --model="x.gguf"'),
+    ],
+)
+def test_a_short_option_takes_its_value_without_an_equals_sign(args: tuple[str, ...], ways: str) -> None:
+    result = CliRunner().invoke(app, list(args))
+    assert result.exit_code == 2
+    given = args[-1]
+    assert f"{given}: after a short option comes its value, without =: give {ways}" in result.output
+
+
+@pytest.mark.parametrize("args", [("-p", "-n=5"), ("-p-fa",), ("--prompt=-fa",), ("-md=x",), ("--", "-n=5")])
+def test_other_equals_signs_are_left_alone(args: tuple[str, ...]) -> None:
+    assert find_short_with_equals(args, {"-p", "-n", "--prompt", "-md"}) is None
+
+
+def test_no_file_for_json_is_said() -> None:
+    result = CliRunner().invoke(app, ["inspect", "--json", ""])
+    assert result.exit_code == 2
+    assert "--json cannot be '': give a file" in result.output
+
+
+def test_inspect_takes_no_threads_below_one() -> None:
+    result = CliRunner().invoke(app, ["inspect", "-t", "0"])
+    assert result.exit_code == 2
+    assert "-t cannot be 0: give a whole number of 1 or more" in result.output

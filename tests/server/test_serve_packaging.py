@@ -122,9 +122,32 @@ def test_every_query_has_an_answer_in_prometheus(served: Serve, tmp_path: Path) 
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool installed")
-def test_the_example_of_a_scrape_configuration() -> None:
-    argv = ["promtool", "check", "config", str(PACKAGING / "prometheus.yml")]
+@pytest.mark.parametrize("name", ["prometheus.yml", "replicas/prometheus.yml"])
+def test_the_examples_of_a_scrape_configuration(name: str) -> None:
+    argv = ["promtool", "check", "config", str(PACKAGING / name)]
     assert subprocess.run(argv, capture_output=True, timeout=30).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy installed")
+def test_the_routers_configuration() -> None:
+    argv = ["haproxy", "-c", "-dW", "-f", str(PACKAGING / "replicas" / "haproxy.cfg")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_files_for_replicas_agree_on_ports() -> None:
+    """What the router asks is what Prometheus scrapes, under the same names."""
+    folder = PACKAGING / "replicas"
+    config = (folder / "haproxy.cfg").read_text()
+    scraped = (folder / "prometheus.yml").read_text()
+    replicas = re.findall(r"^ +server (\S+) (\S+)", config, re.MULTILINE)
+    assert len(replicas) == 2
+    for name, address in replicas:
+        assert re.search(rf'"{address}"]\n +labels:\n +server: {name}\n', scraped)
+    status = re.search(r"frontend status\n +bind (\S+)", config)
+    assert status is not None
+    assert f'job_name: haproxy\n    static_configs:\n      - targets: ["{status[1]}"]' in scraped
+    assert f"http://{status[1]}/stats" in (folder / "rolling-restart.sh").read_text()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze installed")

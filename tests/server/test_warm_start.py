@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,93 @@ def test_nothing_is_written_if_it_is_not_wanted(tmp_path: Path) -> None:
         complete(serve.wait_ready().port, 8)
         assert serve.stop() == 0
     assert not (tmp_path / "cache").exists()
+
+
+# ---- several servers, one file
+
+
+def taught_expert(expert: int) -> Scheduler:
+    """A scheduler that has seen one expert in use, in every layer."""
+    local = board()
+    scheduler = Scheduler(local, SchedulerConfig(estimator="ema"))
+    for _ in range(20):
+        local.counts[:, expert] += 1
+        local.counters["n_forward"] += 1
+        scheduler.step()
+    return scheduler
+
+
+def keep_in_turn(path: Path, expert: int, n_rounds: int, barrier: Any) -> None:
+    """A server's life: it learns of one expert, and saves whenever the others do."""
+    store, scheduler = UtilityStore(path), taught_expert(expert)
+    for _ in range(n_rounds):
+        barrier.wait(60)
+        store.keep(scheduler)
+
+
+def test_servers_that_save_at_once_keep_what_all_learned(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    path, n_servers = tmp_path / "u" / "m.npz", 3
+    barrier = context.Barrier(n_servers + 1)
+    servers = [
+        context.Process(target=keep_in_turn, args=(path, expert, 20, barrier)) for expert in range(n_servers)
+    ]
+    for server in servers:
+        server.start()
+    for i in range(20):
+        barrier.wait(60)
+        if i:  # whenever one looks, there is a whole file
+            assert UtilityStore(path).recall(Scheduler(board(), SchedulerConfig(estimator="ema")))
+    for server in servers:
+        server.join(60)
+        assert server.exitcode == 0
+    with np.load(path) as archive:
+        assert (archive["state.sum"][:, :n_servers] > 0).all()
+        assert not archive["state.sum"][:, n_servers:].any()
+    assert [file.name for file in path.parent.iterdir()] == ["m.npz"]
+
+
+def test_a_server_alone_saves_what_it_knows_itself(tmp_path: Path) -> None:
+    path = tmp_path / "m.npz"
+    UtilityStore(path).keep(taught_expert(1))
+    store, scheduler = UtilityStore(path), taught_expert(2)
+    assert store.recall(Scheduler(board(), SchedulerConfig(estimator="ema")))
+    store.keep(scheduler)
+    with np.load(path) as archive:
+        assert np.array_equal(archive["state.sum"], scheduler.estimator.state()["sum"])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_what_two_learned_is_averaged(tmp_path: Path, estimator: str) -> None:
+    path, mine = tmp_path / "m.npz", taught(estimator)
+    UtilityStore(path).keep(Scheduler(board(), SchedulerConfig(estimator=estimator)))  # knows nothing yet
+    UtilityStore(path).keep(mine)
+    after = Scheduler(board(), SchedulerConfig(estimator=estimator))
+    assert UtilityStore(path).recall(after)
+    half = np.rint(mine.estimator.utility / 2)
+    assert np.array_equal(after.estimator.utility, half)
+
+
+def test_another_estimators_file_is_replaced(tmp_path: Path) -> None:
+    path, mine = tmp_path / "m.npz", taught("ema")
+    UtilityStore(path).keep(taught("lru"))
+    UtilityStore(path).keep(mine)
+    after = Scheduler(board(), SchedulerConfig(estimator="ema"))
+    assert UtilityStore(path).recall(after)
+    assert np.array_equal(after.estimator.utility, mine.estimator.utility)
+
+
+def test_tokens_that_two_learned_of_are_both_kept(tmp_path: Path) -> None:
+    path, config = tmp_path / "m.npz", SchedulerConfig(predict=("token",))
+    for token, experts in ((7, [0, 1]), (9, [2, 3])):
+        local = board()
+        scheduler = Scheduler(local, config)
+        local.counts[:, experts] += 1
+        local.record_routing(np.array([token], np.int32), np.full((1, 3, 2), experts, np.uint16))
+        scheduler.step()
+        UtilityStore(path).keep(scheduler)
+    after = Scheduler(board(), config)
+    assert UtilityStore(path).recall(after)
+    assert after.foresight is not None
+    for token, first in ((7, 0), (9, 2)):
+        assert after.foresight.predictor.predict(np.array([token], np.int32))[:, first].all()

@@ -67,3 +67,6 @@ class Predictor(Protocol):
 
     def restore(self, state: dict[str, NDArray[Any]]) -> bool:
         """Go on from another's `state()`; False, with nothing changed, if it does not fit."""
+
+    def merged(self, state: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return `state()` with what another's knows beyond it; without, where that does not fit."""

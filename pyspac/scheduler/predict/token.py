@@ -168,17 +168,38 @@ class TokenPredictor:
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the tokens seen last and their rows, the oldest first: at most STATE_BYTES."""
         rows = self._row_of[self._row_of != _UNKNOWN]
-        n = max(1, STATE_BYTES // self._experts[0].nbytes)
-        rows = rows[np.argsort(self._seen[rows])][-n:]
+        rows = rows[np.argsort(self._seen[rows])][-self._n_saved :]
         return {"tokens": self._token_of[rows], "experts": self._experts[rows]}
+
+    @property
+    def _n_saved(self) -> int:
+        """Rows that are saved at most."""
+        return max(1, STATE_BYTES // int(self._experts[0].nbytes))
 
     def restore(self, state: dict[str, NDArray[Any]]) -> bool:
         """See Predictor."""
-        tokens, experts = state.get("tokens"), state.get("experts")
-        if tokens is None or experts is None or tokens.dtype != np.int32 or tokens.ndim != 1:
+        if not self._fits(state):
             return False
-        if experts.dtype != self._experts.dtype or experts.shape != (len(tokens), *self._experts.shape[1:]):
-            return False
+        tokens, experts = state["tokens"], state["experts"]
         self.learn(tokens, np.where(experts == self._none, NOT_SEEN, experts).astype(np.uint16))
         self.score = Score()  # what was remembered was not predicted
         return True
+
+    def merged(self, state: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """See Predictor: rows of tokens that are not known here come in as the oldest."""
+        own = self.state()
+        if not self._fits(state):
+            return own
+        is_new = ~np.isin(state["tokens"], own["tokens"])
+        return {
+            name: np.concatenate([state[name][is_new], own[name]])[-self._n_saved :]
+            for name in ("tokens", "experts")
+        }
+
+    def _fits(self, state: dict[str, NDArray[Any]]) -> bool:
+        """Whether it is of such a table's `state()`, and of this geometry."""
+        tokens, experts = state.get("tokens"), state.get("experts")
+        if tokens is None or experts is None or tokens.dtype != np.int32 or tokens.ndim != 1:
+            return False
+        shape = (len(tokens), *self._experts.shape[1:])
+        return experts.dtype == self._experts.dtype and experts.shape == shape

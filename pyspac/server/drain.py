@@ -1,0 +1,56 @@
+"""Letting llama-server finish what it has begun: a running server in, one that nobody waits for out.
+
+Whoever spreads requests over several servers asks each for its /health. First that alone says no, so that
+requests go elsewhere; later new ones are refused as well (patches/upstream/0007). What was begun is answered.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pyspac.server import log
+from pyspac.server.child import Child
+from pyspac.server.health import get_json
+
+LOOK_S: Final = 0.1
+ANNOUNCE_S: Final = 5.0  # for routers to look at /health, before anything is refused
+OURS: Final = 1  # the connection that asks
+
+
+def drain(
+    server: Child, host: str, port: int, prefix: str, *, limit_s: float, is_stopped: Callable[[], bool]
+) -> None:
+    """Wait until no connection is open, for `limit_s` at most, or until `is_stopped`.
+
+    New requests are refused after `ANNOUNCE_S`. A connection that is kept open without a request counts, for
+    the five seconds until the server closes it.
+    """
+    server.send(signal.SIGUSR1)
+    log.event("SIGTERM: /health says no from now on; answers under way are finished", event="draining")
+    start_s = time.monotonic()
+    has_refused, n_open = False, 0
+    while server.exit_code() is None and not is_stopped():
+        n_open = _n_open(host, port, prefix)
+        if n_open == 0:
+            return
+        age_s = time.monotonic() - start_s
+        if age_s >= limit_s:
+            break
+        if age_s >= ANNOUNCE_S and not has_refused:
+            server.send(signal.SIGUSR1)
+            has_refused = True
+        time.sleep(LOOK_S)
+    if server.exit_code() is None:
+        log.warning(f"{n_open} connections are cut off: --drain {limit_s:g} or a second signal ends the wait")
+
+
+def _n_open(host: str, port: int, prefix: str) -> int:
+    """Connections that others have; 1 if the server does not say, as when it is about to refuse."""
+    _status, body = get_json(host, port, f"{prefix}/health")
+    try:
+        return max(0, int(body["error"]["n_connections"]) - OURS)
+    except (KeyError, TypeError, ValueError):
+        return 1
