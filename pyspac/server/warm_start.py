@@ -189,6 +189,7 @@ def _to_arrays(scheduler: Scheduler, others: dict[str, NDArray[Any]]) -> dict[st
         prefix = f"{_PREDICTED}{predictor.name}."
         merged = predictor.merged(_with_prefix(others, prefix))
         arrays |= {f"{prefix}{name}": value for name, value in merged.items()}
+    arrays |= {name: value for name, value in others.items() if name.startswith(_FALLBACK)}
     fallback = scheduler.fallback
     if fallback is not None and fallback.gain is not None:
         found = {"chosen": fallback.chosen, "gain": fallback.gain, "where": _where(scheduler)}
