@@ -161,7 +161,7 @@ class Fallback:
             self._rounds.append(ratio)
             self._known.append(ratio)
         found = pooled(self._rounds)
-        if found and len(self._rounds) >= MIN_ROUNDS and found.reversed().is_above(MARGIN, N_SIGMA):
+        if ratio is not None and (_is_won(self._rounds) or _is_won(list(self._known))):
             self._switch()
             return
         is_sure = found is not None and found.is_above(0.0, N_SIGMA)
@@ -175,7 +175,10 @@ class Fallback:
     def _switch(self) -> None:
         self.chosen = self._begins_with = _OTHER[self.chosen]
         self.n_switches += 1
-        self._known = deque((ratio.reversed() for ratio in self._rounds), maxlen=self._known.maxlen)
+        won = self._rounds if _is_won(self._rounds) else list(self._known)
+        self._known = deque((ratio.reversed() for ratio in won), maxlen=self._known.maxlen)
+        if found := pooled(list(self._known)):
+            self.gain = math.expm1(found.log)
         self._wait = WAIT[0]
         self._rest(list(self._tried))
 
@@ -184,7 +187,8 @@ class Fallback:
         self._usual = usual
         self._recent.clear()
         self._has_copied = False
-        if (known := pooled(list(self._known))) and known.variance < CHANGED**2:
+        known = pooled(list(self._known))
+        if known is not None and known.variance < CHANGED**2:
             self.gain = math.expm1(known.log)
         self._enter("wait", self._wait)
 
@@ -214,6 +218,12 @@ def copies_text(found: dict[str, Any]) -> str:
     if found["chosen"] == "frozen":
         return f"left out: steps without them are {percent}"
     return f"go on: steps with them are {percent}"
+
+
+def _is_won(rounds: list[Ratio]) -> bool:
+    """Whether the other way is faster for sure, in rounds of one trial, or of several where noise is high."""
+    found = pooled(rounds)
+    return found is not None and len(rounds) >= MIN_ROUNDS and found.reversed().is_above(MARGIN, N_SIGMA)
 
 
 def _rose(before: Iterable[Sample], after: Iterable[Sample]) -> bool:

@@ -128,6 +128,17 @@ def test_a_disaster_is_ended_at_once(seed: int) -> None:
     assert machine.loss() < 0.03
 
 
+@SEEDS
+def test_under_much_noise_several_trials_decide(seed: int) -> None:
+    """50 % per step: a round's doubt is as large as what is to be found."""
+    hurt = Machine(constant(0.10), constant(0.0), noise=0.5, seed=seed)
+    help_ = Machine(constant(0.02), constant(0.30), noise=0.5, seed=seed)
+    for machine, chosen in ((hurt, "frozen"), (help_, "copies")):
+        machine.run(8000)
+        assert machine.fallback.chosen == chosen
+        assert machine.loss() < 0.05
+
+
 def test_nothing_is_tried_without_copies_or_before_the_device_is_full() -> None:
     for loaded_bytes, is_full in ((0, True), (1000, False)):
         fallback = Fallback()
