@@ -98,6 +98,13 @@ def controls() -> list[Arm]:
             for name in ("ema", "spac", "lru")
         ),
         Arm(
+            name="split-ema-stops",
+            group="controls",
+            what="split, estimator ema, the graph stops in each layer, with drafts",
+            is_split=True,
+            host_mode="executor",
+        ),
+        Arm(
             name="split-ema-ggml",
             group="controls",
             what="split, estimator ema, ggml's kernels on the host, with drafts",

@@ -19,7 +19,7 @@ from settings import Settings
 from pyspac import _native
 from pyspac.engine.devices import choose_device
 
-ON_DEVICE = ("test-negative-ids",)  # first: it computes on every device
+ON_DEVICE = ("test-negative-ids", "test-custom-op")  # first: they compute on every device
 SMALL = ("small", 2)  # shape and layers of the model for logits
 TEST_LIMIT_S = 240.0
 SANITIZER_LIMIT_S = 150.0

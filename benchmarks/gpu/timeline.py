@@ -41,9 +41,10 @@ def run(s: Settings, model_path: str) -> dict[str, Any]:
     from bench import open_bench, say
     from visit import opened
 
-    arm = Arm(name="timeline", group="", what="", is_split=True, host_mode="executor")
     with contextlib.ExitStack() as stack:
         bench = open_bench(s, Path(model_path), stack, say)
+        host_mode = "executor" if bench.device.is_cpu else "auto"  # in the graph there would be no dispatch
+        arm = Arm(name="timeline", group="", what="", is_split=True, host_mode=host_mode)
         bench.n_threads = s.threads or psutil.cpu_count(logical=False) or 1
         context, split, _ = stack.enter_context(opened(bench, arm))
         spans, source = record(context, split, bench.prompt(), is_gpu=not bench.device.is_cpu)

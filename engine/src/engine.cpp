@@ -191,10 +191,14 @@ int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
     return splitter.n_threads_of(graph, n_tokens);
 }
 
-void spac_engine::end_forward() {
+void spac_engine::wait_for_stream() {
     if (plan.host_mode == SPAC_HOST_IN_STREAM && hook.ctx) {
         llama_synchronize(hook.ctx);
     }
+}
+
+void spac_engine::end_forward() {
+    wait_for_stream();
     forward.end();
 }
 

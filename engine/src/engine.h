@@ -40,8 +40,9 @@ struct spac_engine {
     // from now on the draft model's graphs say what this one's routers will choose; throws as spac_draft_gate does
     void watch_draft(llama_context * draft);
 
-    // waits for the graph in progress, of which a device may still call the engine, and ends the forward
-    void end_forward();
+    // waits for the graph in progress where a device may still call the engine
+    void wait_for_stream();
+    void end_forward(); // of which nothing is in progress then
 
     // the context is going away, and the model may go next: nothing of the engine's may touch the weights any more
     void forget_context();

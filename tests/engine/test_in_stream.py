@@ -100,6 +100,17 @@ def test_a_forward_that_ends_is_whole(qwen: Path) -> None:
             assert engine.board.counters[0]["n_forward"] == n_forwards
 
 
+def test_tokens_that_do_not_count(qwen: Path) -> None:
+    """Said before a forward and taken back at once: it holds for all layers of that forward."""
+    with split_context(qwen) as (ctx, engine):
+        tokens, n_used = Sequence0(1, models.N_VOCAB), models.ARCHITECTURES["qwen3moe"].shape.n_expert_used
+        engine.count_first(1)
+        submit(ctx, tokens, 5)
+        engine.count_first(0)
+        engine.end_forward()
+        assert (engine.board.counts[split_layers(engine)].sum(axis=1) == n_used).all()
+
+
 def test_decisions_and_cancels_while_the_stream_calls(qwen: Path) -> None:
     """From another thread, at any time; no expert is taken from a layer that uses it."""
     with split_context(qwen, fill=True) as (ctx, engine):
