@@ -29,7 +29,8 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
         log.add_node(p);
         built.is_logged = true;
     }
-    ggml_tensor * out = is_split ? split(p) : is_counted ? wide.build(p) : nullptr;
+    ggml_tensor * out = is_split ? split(p) : is_counted ? wide.build(p)
+                                                         : nullptr;
     built.n_split += is_split;
     if (is_counted) {
         prompts.add_node(p);

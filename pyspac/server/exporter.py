@@ -44,7 +44,13 @@ _TIER: Final = (
     ("disk_read_bytes", "read_bytes", CounterMetricFamily, 1, "Bytes read"),
     ("disk_read_seconds", "read_us", CounterMetricFamily, 1e-6, "Time of all reads, added up"),
     ("disk_busy_seconds", "busy_us", CounterMetricFamily, 1e-6, "Time in which a read was under way"),
-    ("disk_device_copies", "n_to_device_read", CounterMetricFamily, 1, "Experts copied to the device that memory had not"),
+    (
+        "disk_device_copies",
+        "n_to_device_read",
+        CounterMetricFamily,
+        1,
+        "Experts copied to the device that memory had not",
+    ),
     ("disk_wait_seconds", "wait_us", CounterMetricFamily, 1e-6, "Time in which a layer waited for reads"),
 )
 # metric, the figure of `predictors` in `--json`, kind, factor, help

@@ -86,7 +86,11 @@ def test_same_bits_beside_a_device(
     """Experts on disk, in memory and on the device, which come and go; a prompt is wider than a split."""
     path = models.write_model(tmp_path / "model.gguf", name, types)
     beside = replace(
-        options(path, None), device="emulated", cache=CacheSize(text="25%"), host_kernels="spac", predict=predict
+        options(path, None),
+        device="emulated",
+        cache=CacheSize(text="25%"),
+        host_kernels="spac",
+        predict=predict,
     )
     with Session(replace(beside, max_batch=64)) as session:  # splits the prompt, too: the same kernels
         expected = logits(session, models.N_VOCAB, 3)

@@ -124,7 +124,7 @@ struct spac_memory_tier {
     std::vector<std::unique_ptr<layer_info>> layers; // in the order of a graph
     std::vector<int32_t>                     by_il;  // index in layers
     std::unique_ptr<slot[]>                  slots;
-    int32_t                                  n_slots    = 0;
+    int32_t                                  n_slots = 0;
     const int32_t                            n_extra; // slots behind them: 1 for what goes straight to the device, else 0
     char *                                   pool       = nullptr;
     uint64_t                                 pool_bytes = 0;
