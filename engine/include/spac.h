@@ -150,11 +150,11 @@ typedef struct spac_tier_info {
     uint64_t n_ahead;    // read before they were asked for
     uint64_t n_reads;    // of one matrix each
     uint64_t read_bytes;
-    uint64_t read_us;    // of all reads, added up
-    uint64_t busy_us;    // at least one read was under way: read_us / busy_us is the queue's depth
-    uint64_t wait_us;    // somebody waited for a read
-    bool     is_direct;  // around the page cache; false: the file system cannot, and pages are dropped after each read
-    char     error[256]; // why the last forward failed: an expert could not be read; "": it did not
+    uint64_t read_us;          // of all reads, added up
+    uint64_t busy_us;          // at least one read was under way: read_us / busy_us is the queue's depth
+    uint64_t wait_us;          // somebody waited for a read
+    bool     is_direct;        // around the page cache; false: the file system cannot, and pages are dropped after each read
+    char     error[256];       // why the last forward failed: an expert could not be read; "": it did not
     uint64_t n_to_device;      // experts copied to the device beside it
     uint64_t n_to_device_read; // of these: straight from disk
 } spac_tier_info;

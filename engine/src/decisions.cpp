@@ -11,8 +11,8 @@ static constexpr uint64_t DECISION_LIFE_US = 10'000'000;
 // of the time between two forwards, as much as may have been decoding; the rest was waiting for a request
 static constexpr uint64_t FORWARD_MAX_US = 1'000'000;
 
-spac_decisions::spac_decisions(spac_board & board, spac_expert_cache * cache, std::unique_ptr<spac_default_policy> policy) :
-    board(board), cache(cache), policy(std::move(policy)) {}
+spac_decisions::spac_decisions(spac_board & board, spac_expert_cache * cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy) :
+    board(board), cache(cache), tier(tier), policy(std::move(policy)) {}
 
 // nothing that is read here is trusted: the board may be written by another process
 void spac_decisions::take_over() {
@@ -28,6 +28,25 @@ void spac_decisions::take_over() {
     }
     if (cache) {
         cache->apply(decision.utility.data(), decision.tau.data(), decision.load.data(), decision.load.size(), decision.byte_budget);
+    } else if (tier) {
+        read_ahead();
+    }
+}
+
+// loads of one layer after the other, most wanted first
+void spac_decisions::read_ahead() {
+    const uint32_t       n_expert = board.geometry().n_expert;
+    std::vector<int32_t> experts;
+    for (size_t i = 0; i < decision.load.size(); i++) {
+        const uint32_t il = decision.load[i] / n_expert, ie = decision.load[i] % n_expert;
+        if (tier->has(il, ie)) {
+            experts.push_back((int32_t) ie);
+        }
+        const bool is_last = i + 1 == decision.load.size() || decision.load[i + 1] / n_expert != il;
+        if (is_last && !experts.empty()) {
+            tier->expect((int) il, experts);
+            experts.clear();
+        }
     }
 }
 

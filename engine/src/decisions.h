@@ -4,6 +4,7 @@
 #include "board.h"
 #include "default-policy.h"
 #include "expert-cache.h"
+#include "tier/memory-tier.h"
 
 #include <atomic>
 #include <memory>
@@ -11,8 +12,9 @@
 
 struct spac_decisions {
     // cache: NULL where the device is "none": decisions are read, and move nothing
+    // tier: of experts on disk, where the device is "none": a decision's loads are read ahead into memory; or NULL
     // policy: NULL where a scheduler of the engine's own process decides
-    spac_decisions(spac_board & board, spac_expert_cache * cache, std::unique_ptr<spac_default_policy> policy);
+    spac_decisions(spac_board & board, spac_expert_cache * cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy);
 
     void    take_over();                            // the board's decision, if it is new and whole; by the graph, the worker or the ABI
     void    begin_forward();                        // takes over, and looks after a scheduler that may be gone
@@ -22,9 +24,11 @@ struct spac_decisions {
   private:
     bool is_overdue() const;
     void run_policy();
+    void read_ahead();
 
     spac_board &                               board;
     spac_expert_cache * const                  cache;
+    spac_memory_tier * const                   tier;
     const std::unique_ptr<spac_default_policy> policy;
 
     // a copy, as another process may go on writing

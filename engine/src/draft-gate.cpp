@@ -11,8 +11,8 @@
 static constexpr double WEIGHT = 0.2; // of the latest drafting in averages
 
 spac_draft_gate::spac_draft_gate(llama_context * draft, spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers,
-                                 int n_slots, int max_batch) :
-    hook(draft), cache(cache), stats(board.ahead()[SPAC_AHEAD_DRAFT_GATE]), routers(layers), max_batch(max_batch), n_copies(routers.layers().size(), 0),
+                                 int n_slots, int max_batch, spac_memory_tier * tier) :
+    hook(draft), cache(cache), tier(tier), stats(board.ahead()[SPAC_AHEAD_DRAFT_GATE]), routers(layers), max_batch(max_batch), n_copies(routers.layers().size(), 0),
     n_absent(routers.layers().size()) {
     llama_moe_hook h = {};
     h.user_data      = this;
@@ -147,5 +147,9 @@ void spac_draft_gate::work_off(const job & j) {
     const uint64_t             begin   = spac_now_us();
     const std::vector<int32_t> experts = routers.choose(il, j.input.data(), 1);
     stats.us += spac_now_us() - begin;
-    n_absent[j.index] += cache.expect({ SPAC_AHEAD_DRAFT_GATE, il, j.forward, std::numeric_limits<double>::infinity(), j.may_copy }, experts);
+    // from disk to memory, which is far; the scheduler takes to the device what is worth it
+    n_absent[j.index] += cache.expect({ SPAC_AHEAD_DRAFT_GATE, il, j.forward, std::numeric_limits<double>::infinity(), j.may_copy && !tier }, experts);
+    if (tier) {
+        stats.n_queued += tier->expect((int) il, experts);
+    }
 }

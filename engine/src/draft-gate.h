@@ -8,6 +8,7 @@
 #include "expert-cache.h"
 #include "job-thread.h"
 #include "routers.h"
+#include "tier/memory-tier.h"
 
 #include <atomic>
 #include <cstdint>
@@ -16,10 +17,10 @@
 
 struct spac_draft_gate {
     // draft: the draft model's context, whose graphs get one node per MoE layer that reads the router's input, and nothing else
-    // layers: that are split, of the target; n_slots: of the device
+    // layers: that are split, of the target; n_slots: of the device; tier: of experts on disk, or NULL
     // all outlive it, but the draft's context may go first; throws SPAC_STATUS_INVALID_ARGUMENT where the two models do not fit
     spac_draft_gate(llama_context * draft, spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int n_slots,
-                    int max_batch);
+                    int max_batch, spac_memory_tier * tier = nullptr);
     ~spac_draft_gate();
 
     void stop() { thread.stop(); } // nothing reads the routers any more
@@ -51,6 +52,7 @@ struct spac_draft_gate {
 
     spac_context_hook      hook;
     spac_expert_cache &    cache;
+    spac_memory_tier *     tier;
     spac_ahead_stats &     stats;
     spac_routers           routers;
     const int              max_batch;

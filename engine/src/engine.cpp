@@ -92,8 +92,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     slots(make_slots(plan, layers)),
     board(make_board(plan, layers, settings.params.max_batch)),
     cache(describe(layers), plan.group_slots, std::max(1, layers.n_expert), settings.params.evict, { board->residency(), board->counters(), board->ahead() }),
-    decisions(*board, plan.has_slots ? &cache : nullptr, free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     tier(make_tier(plan, layers, settings)),
+    decisions(*board, plan.has_slots ? &cache : nullptr, plan.has_slots ? nullptr : tier.get(),
+              free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),
     log(*board),
@@ -153,10 +154,11 @@ void spac_engine::forget_context() {
 }
 
 void spac_engine::watch_draft(llama_context * draft) {
-    if (!plan.has_slots) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "draft-gate needs a device: with \"none\" no expert is ever copied; give another device, or predict without");
+    if (!plan.has_slots && !tier) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "draft-gate needs a device, or experts on disk (ram): else no expert is ever copied; give one of them, or "
+                                                       "predict without");
     }
-    draft_gate = std::make_unique<spac_draft_gate>(draft, *board, cache, layers.split(), info().n_slots, settings.params.max_batch);
+    draft_gate = std::make_unique<spac_draft_gate>(draft, *board, cache, layers.split(), info().n_slots, settings.params.max_batch, tier.get());
 }
 
 // ---- the hook

@@ -56,8 +56,8 @@ struct spac_engine {
     const std::unique_ptr<spac_board>        board;
     spac_timeline                            timeline;
     spac_expert_cache                        cache;
-    spac_decisions                           decisions;
     const std::unique_ptr<spac_memory_tier>  tier; // where memory holds a part of the experts alone
+    spac_decisions                           decisions;
     spac_host_work                           host;
     const std::unique_ptr<spac_dense_matmul> dense; // where the device is "none"
     spac_routing_log                         log;

@@ -302,7 +302,7 @@ spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
     const int64_t left = s.owner == NONE ? -1 : (int64_t) s.owner;
     s.owner            = key;
     s.source           = -1;
-    slot_index[key] = index;
+    slot_index[key]    = index;
     set_state(key, SPAC_RESIDENCY_LOADING);
     n_loading++;
     spac_load load = { key / n_expert, key % n_expert, index, layer.expert_bytes };

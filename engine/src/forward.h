@@ -50,15 +50,15 @@ struct spac_forward : spac_split_ops {
     void record_split(const spac_moe_layer & layer);
     void write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
 
-    spac_board &                   board;
-    spac_expert_cache &            cache;
-    spac_decisions &               decisions;
-    spac_host_work &               host;
-    spac_memory_tier * const       tier;
-    spac_timeline &                timeline;
-    spac_routing_log &             log;
-    const bool                     fills;
-    const int                      il_to_publish;
+    spac_board &             board;
+    spac_expert_cache &      cache;
+    spac_decisions &         decisions;
+    spac_host_work &         host;
+    spac_memory_tier * const tier;
+    spac_timeline &          timeline;
+    spac_routing_log &       log;
+    const bool               fills;
+    const int                il_to_publish;
 
     std::atomic<bool>       in_progress{ false };
     bool                    any_device = false, any_host = false;
@@ -68,8 +68,8 @@ struct spac_forward : spac_split_ops {
 
     // the layer in progress
     spac_activations     activations;
-    std::vector<int32_t> slots;    // of each distinct expert, or -1
-    std::vector<int32_t> ids_copy; // [n_expert_used * n_tokens]
-    std::vector<int32_t> slot_of;  // [n_expert], of those in use
+    std::vector<int32_t> slots;     // of each distinct expert, or -1
+    std::vector<int32_t> ids_copy;  // [n_expert_used * n_tokens]
+    std::vector<int32_t> slot_of;   // [n_expert], of those in use
     std::vector<int32_t> on_device; // [n_expert_used * n_tokens] experts or -1, as ids_host
 };

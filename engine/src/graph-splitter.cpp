@@ -6,7 +6,8 @@
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                                          const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
                                          spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch) :
-    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), wide(wide), max_batch(max_batch) {
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), wide(wide),
+    is_logged(plan.has_slots || wide.has_tier()), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         const bool is_own = host.on_device && layer->own_kernels;
         nodes[layer->il]  = { &ops, layer, is_own ? groups[layer->group].get() : nullptr };
@@ -25,7 +26,7 @@ bool spac_graph_splitter::is_too_wide(const llama_moe_hook_params & p) const {
 ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
     note_graph(p);
     const bool is_split = can_split(p), is_counted = is_too_wide(p) && is_plain(p);
-    if (plan.has_slots && (is_split || is_counted) && !built.is_logged) { // without, nobody reads it
+    if (is_logged && (is_split || is_counted) && !built.is_logged) {
         log.add_node(p, is_split ? backend_of_calls(p) : p.backend_cpu);
         built.is_logged = true;
     }

@@ -46,6 +46,7 @@ struct spac_graph_splitter {
     spac_routing_log &              log;
     spac_next_layer * const         next_layer;
     spac_wide_batches &             wide;
+    const bool                      is_logged; // somebody may read which token used which experts
     const int                       max_batch;
 
     std::map<int, spac_split_node> nodes;  // of the split layers by il

@@ -19,8 +19,8 @@ struct spac_host_work {
     bool               has_ggml_worker() const { return with_ggml != nullptr; }
 
     void abandon(); // a forward begins: what the one before, if it was aborted, left undone is at an end
-    void rest(); // no forward is in progress: threads need not stay awake
-    void stop(); // for good: nothing reads the weights any more
+    void rest();    // no forward is in progress: threads need not stay awake
+    void stop();    // for good: nothing reads the weights any more
 
     const std::unique_ptr<spac_host_experts> in_graph;  // with the engine's own kernels; else NULL
     const std::unique_ptr<spac_host_experts> on_device; // the same kernels for experts in slots, where the device is the CPU; else NULL

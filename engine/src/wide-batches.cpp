@@ -10,7 +10,7 @@ spac_wide_batches::spac_wide_batches(spac_board & board, const spac_layers & lay
 }
 
 ggml_tensor * spac_wide_batches::build(const llama_moe_hook_params & p) {
-    const auto it    = nodes.find(p.il);
+    const auto it      = nodes.find(p.il);
     const bool is_ours = tier && it != nodes.end() && spac_same_experts(*it->second.layer, p) && !p.has_lora;
     return is_ours ? spac_build_split_kernels(p, &it->second, nullptr) : nullptr;
 }

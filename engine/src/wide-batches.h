@@ -15,6 +15,7 @@ struct spac_wide_batches : spac_split_ops {
     // tier: NULL: none, and nothing is built; all outlive it, and graphs with its nodes point into it
     spac_wide_batches(spac_board & board, const spac_layers & layers, spac_host_work & host, const spac_memory_tier * tier);
 
+    bool          has_tier() const { return tier != nullptr; }
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
 
     // spac_split_ops

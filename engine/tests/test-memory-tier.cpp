@@ -445,7 +445,7 @@ static void test_device_meanwhile() {
     spac_memory_tier  tier(file.all(), 20 * file.expert_bytes(), true);
     std::atomic<bool> is_over{ false };
     std::thread       device([&] {
-        std::mt19937                 rng(10);
+        std::mt19937                         rng(10);
         std::vector<std::pair<int, int32_t>> held;
         while (!is_over) {
             const spac_moe_layer & layer = file.layers[rng() % 4];
@@ -479,9 +479,9 @@ static void test_device_meanwhile() {
 
 // what cannot be read is not copied, and no forward fails for it; a stall is waited for
 static void test_device_and_faults() {
-    const model_file  file(2, 8);
-    std::atomic<int>  fault{ 0 };
-    spac_memory_tier  tier(file.all(), 10 * file.expert_bytes(), true, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+    const model_file       file(2, 8);
+    std::atomic<int>       fault{ 0 };
+    spac_memory_tier       tier(file.all(), 10 * file.expert_bytes(), true, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
         if (fault == 1) {
             errno = EIO;
             return -1;

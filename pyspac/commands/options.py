@@ -146,7 +146,7 @@ Ram = Annotated[
         "--ram",
         metavar="SIZE",
         help="Memory for experts, which stay on disk: MiB (8000), GiB (8G), a share of all (25%), or auto "
-        "(what is free). Default: all are loaded, or auto if they do not fit. Without a device only.",
+        "(what is free). Default: all are loaded, or auto if they do not fit.",
     ),
 ]
 HostKernels = Annotated[

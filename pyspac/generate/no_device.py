@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pyspac.engine.ahead import NEXT_LAYERS
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import UsageError
 from pyspac.scheduler.config import SchedulerConfig
@@ -27,7 +26,7 @@ def check_no_device(
 ) -> None:
     """Raise UsageError for a setting that needs a device; `without_engine`: how to run ggml's kernels.
 
-    Predictors that may read from disk are left to `check_can_predict`, once the model's size is known.
+    Predictors, which may read from disk, are left to `check_can_predict`, once the model's size is known.
     """
     if host_kernels == "ggml":
         raise UsageError(
@@ -51,7 +50,7 @@ def check_can_predict(predict: Iterable[str], ram: str | None, *, can: bool) -> 
 
     `can`: as of `can_predict`. Raises UsageError where `--ram` was not given.
     """
-    names = ",".join(name for name in predict if name in NEXT_LAYERS)
+    names = ",".join(predict)
     if can or not names:
         return ""
     if ram is None:
@@ -70,8 +69,6 @@ def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float) -> Iterat
         yield f"--threshold {scheduler.threshold}"
     if parts := sorted(scheduler.without - {"sd"}):
         yield f"--without {','.join(parts)}"
-    if names := [name for name in scheduler.predict if name not in NEXT_LAYERS]:
-        yield f"--predict {','.join(names)}"
     if scheduler.link_gb_s is not None:
         yield f"--link-gb-s {scheduler.link_gb_s:g}"
     if copy_gb_s:

@@ -141,8 +141,8 @@ class RunOptions:
             )
         if self.ram is not None and self.host_kernels == "ggml":
             raise UsageError(
-                f"--ram {self.ram} needs the engine's own kernels, as ggml's read experts from the mapped file: "
-                "leave out --host-kernels ggml"
+                f"--ram {self.ram} needs the engine's own kernels, as ggml's read experts from the mapped "
+                "file: leave out --host-kernels ggml"
             )
         if self.repack and not self.stock:
             raise UsageError("--repack needs --stock: the split uses the weights as they lie in the file")

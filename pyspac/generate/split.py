@@ -2,7 +2,8 @@
 
 In: a target context and the options. Out: a `Split`, which is the decode loop's `StepHook` and knows the
 figures of what happened. A draft model's context never gets one. Without a device there is nothing to place,
-so no scheduler: on a small model it would take a quarter of a step.
+so no scheduler: on a small model it would take a quarter of a step. Where experts are on disk a predictor may
+run by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pyspac.engine.engine import Engine
 from pyspac.engine.step import StepRecord
 from pyspac.engine.tier import tier_dict
 from pyspac.generate.options import RunOptions
+from pyspac.scheduler.read_ahead import ReadAhead, make_read_ahead
 from pyspac.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ class Split:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
             self.info = self.engine.info()
             self.scheduler = None if options.is_host_only else self._new_scheduler(options)
+            self.read_ahead: ReadAhead | None = None
+            if options.is_host_only and ram_mib is not None:
+                self.read_ahead = make_read_ahead(self.engine.board, options.predict)
             self._decide()
             on_error.pop_all()
 
@@ -80,11 +85,16 @@ class Split:
         if self.scheduler is not None and self.scheduler.foresight is not None:
             self.scheduler.look_ahead(tokens)
             self.engine.apply()
+        if self.read_ahead is not None:
+            self.read_ahead.look_ahead(tokens)
+            self.engine.apply()
 
     def _decide(self) -> None:
         if self.scheduler is not None:
             self.scheduler.step()
             self.engine.apply()  # now, so that copies run while the next tokens are drafted
+        if self.read_ahead is not None:
+            self.read_ahead.learn()
 
     def experts_dict(self) -> dict[str, int]:
         """`experts` of the `--json` object; distinct (layer, expert) pairs per forward pass."""
@@ -126,6 +136,7 @@ class Split:
         foresight = self.scheduler.foresight if self.scheduler is not None else None
         return [
             *([] if foresight is None else [foresight.to_dict()]),
+            *([] if self.read_ahead is None else [self.read_ahead.to_dict()]),
             *(ahead_dict(self.engine.board, name) for name in in_engine(self._predict)),
         ]
 

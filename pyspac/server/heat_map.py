@@ -1,8 +1,8 @@
 """Utility and residency of all experts in, rows of coloured cells out: [n_layer, n_expert] as text.
 
 Green cells are on the device, grey to orange ones on the host: the brighter, the higher the utility. So a
-bright orange cell is an expert that is wanted and not there. Where experts stay on disk, those that memory has
-not are purple.
+bright orange cell is an expert that is wanted and not there. Where experts stay on disk, those that memory
+has not are purple.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class HeatMap:
 
 
 def _layer_text(seen: Observation, layers: slice) -> Text:
-    """tau and how many experts are on the device (and in memory, where others are not), of one row's layers."""
+    """tau and how many experts are on the device (+ in memory, where some are not), of one row's layers."""
     n_resident = np.count_nonzero(seen.residency[layers] == Residency.RESIDENT, axis=1)
     tau = "/".join(str(value) for value in seen.tau[layers].tolist())
     counts = "/".join(str(value) for value in n_resident.tolist())

@@ -22,7 +22,7 @@ from pyspac.generate.options import (
     choose_draft_max,
     parse_threshold,
 )
-from pyspac.scheduler.config import DRAFT_MAX, SchedulerConfig, parse_ablations, parse_predictors
+from pyspac.scheduler.config import DRAFT_MAX, TOKEN, SchedulerConfig, parse_ablations, parse_predictors
 from pyspac.server.board_file import check_name
 from pyspac.server.spec_flags import check_in_server
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
@@ -119,6 +119,11 @@ class ServeOptions:
                 host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.attach.scheduler,
                 without_engine="run llama-server by itself",
             )  # fmt: skip
+            if TOKEN in self.attach.scheduler.predict:
+                raise UsageError(
+                    f"--predict {TOKEN} needs a device with a server, whose scheduler runs beside one alone: "
+                    "leave it out, or predict with next-layer"
+                )
         elif self.cache.is_zero:
             raise ConfigError(
                 "--cache", self.cache.text, "more than 0; to run without a cache, use llama-server by itself"

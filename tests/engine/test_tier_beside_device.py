@@ -1,4 +1,4 @@
-"""Experts on disk beside a device: the bits of everything in memory, whoever computes, and faults that are said.
+"""Experts on disk beside a device: the bits of everything in memory, whoever computes, and faults.
 
 The device is the CPU with the engine's own kernels, so both sides of a split compute the same bits.
 """
@@ -91,7 +91,7 @@ def test_same_bits_while_experts_come_and_go(path: Path, host_mode: str, waits: 
 
 @pytest.mark.parametrize("host_mode", HOST_MODES)
 def test_a_file_that_gets_shorter(path: Path, host_mode: str) -> None:
-    """Each forward fails and says why, or has the right numbers; once the file is whole all are right again."""
+    """A forward fails and says why, or has the right numbers; once the file is whole all are right again."""
     content = path.read_bytes()
     with in_memory(path) as expected, on_disk(path, host_mode) as (ctx, engine):
         for i in range(4):
@@ -100,8 +100,7 @@ def test_a_file_that_gets_shorter(path: Path, host_mode: str) -> None:
             engine.apply()  # its copies fail as well, which is no failure of a forward
             forget(ctx)
             with pytest.raises(AssertionError, match="llama_decode returned 2"):
-                for width in (1, 16, 40):
-                    decode(ctx, Sequence0(i, models.N_VOCAB).next_batch(width))
+                decode_some(ctx, i)
             assert "the file has become shorter" in engine.tier().error
             path.write_bytes(content)
             forget(ctx)
@@ -109,6 +108,12 @@ def test_a_file_that_gets_shorter(path: Path, host_mode: str) -> None:
             batch = Sequence0(20 + i, models.N_VOCAB).next_batch(16)
             assert_same_bits(decode(ctx, batch), decode(expected, batch), f"after failure {i}")
         assert engine.tier().error == ""
+
+
+def decode_some(ctx: Any, seed: int) -> None:
+    """Until a batch needs what cannot be read."""
+    for width in (1, 16, 40):
+        decode(ctx, Sequence0(seed, models.N_VOCAB).next_batch(width))
 
 
 def forget(ctx: Any) -> None:

@@ -124,9 +124,42 @@ def test_same_bits_with_experts_read_ahead(tmp_path: Path) -> None:
     assert 0 <= said["n_queued"] <= tier["n_ahead"]
 
 
-def test_the_table_tells_of_experts_read_ahead() -> None:
+def test_the_same_text_with_token_and_experts_read_ahead() -> None:
+    """A scheduler is not needed: the routing log teaches, the loads of a decision are read."""
+    texts = []
+    for predict in ((), ("token",)):
+        with Session(replace(options(DEMO, "6", 60), predict=predict)) as session:
+            texts.append(session.generate(session.tokenize(PROMPT)).token_ids)
+            assert session.split is not None
+            said, tier = session.split.predictors_list(), session.split.tier_dict()
+    assert texts[0] == texts[1]
+    assert said[0]["name"] == "token"
+    assert said[0]["n_tokens"] > 50
+    assert 0.0 < said[0]["recall"] < 1.0
+    assert said[0]["n_queued"] > 0
+    assert tier is not None
+    assert tier["n_ahead"] > 0
+
+
+def test_the_same_text_with_the_draft_models_inputs() -> None:
+    """`draft-gate` with the model as its own draft model, which names what it will use."""
+    texts = []
+    for predict in ((), ("draft-gate",)):
+        drafted = replace(options(DEMO, "6", 40), draft=DEMO, draft_max=3, predict=predict)
+        with Session(drafted) as session:
+            texts.append(session.generate(session.tokenize(PROMPT)).token_ids)
+            assert session.split is not None
+            said = session.split.predictors_list()
+    assert texts[0] == texts[1]
+    assert said[0]["name"] == "draft-gate"
+    assert said[0]["n_inputs"] > 0
+    assert said[0]["recall"] > 0.5
+
+
+@pytest.mark.parametrize("name", ["next-layer", "token"])
+def test_the_table_tells_of_experts_read_ahead(name: str) -> None:
     argv = ["run", "-m", str(DEMO), "-p", PROMPT, "-n", "24", "-dev", "none", "--ram", "6"]
-    result = CliRunner().invoke(app, [*argv, "--predict", "next-layer"])
+    result = CliRunner().invoke(app, [*argv, "--predict", name])
     assert result.exit_code == 0, result.output
     assert "experts read for" in result.output
 
@@ -251,7 +284,8 @@ def test_too_little() -> None:
         (["--ram", "25%", "--stock"], "--stock"),
         (["--ram", "25%", "--device", "emulated", "--host-kernels", "ggml"], "engine's own kernels"),
         (["--ram", "1"], "at least"),
-        (["--ram", "6", "--predict", "token"], "--predict token needs a device"),
+        (["--predict", "token"], "--predict token needs a device, or experts on disk"),
+        (["--predict", "draft-gate"], "--predict draft-gate needs a MoE draft model"),
         (["--predict", "next-layer"], "--predict next-layer needs a device, or experts on disk"),
     ],
 )

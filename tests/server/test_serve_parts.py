@@ -82,8 +82,8 @@ def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
     assert "PYSPAC_PREDICT" not in server_env(ServeOptions(model=model))
     with pytest.raises(UsageError, match="needs a MoE draft model"):
         ServeOptions(model=model, device="cpu", attach=attach)
-    with pytest.raises(UsageError, match="--device none"):
-        ServeOptions(model=model, draft=model, device="none", attach=attach)
+    on_disk = ServeOptions(model=model, draft=model, device="none", ram="8G", attach=attach)
+    assert server_env(on_disk, 700)["PYSPAC_PREDICT"] == "next-layer-2,draft-gate"
     on_disk = ServeOptions(
         model=model, device="none", ram="8G",
         attach=AttachOptions(scheduler=SchedulerConfig(predict=("next-layer",))),
@@ -111,9 +111,18 @@ def test_experts_that_stay_on_disk_are_mapped_and_the_engine_knows_its_memory() 
     assert argv[argv.index("-ub") + 1] == "1024", "larger pieces of prompts read less"
     assert argv[argv.index("--load-mode") + 1] == "none", "what is no expert is loaded"
     assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "700"
+    assert "--no-warmup" in argv, "it would run every expert"
+    assert "--no-warmup" not in server_argv(replace(options, passed=("--warmup",)), launch, Path("bin"))
     assert "--lazy-mode" not in server_argv(options, replace(launch, ram_mib=None), Path("bin"))
-    with pytest.raises(UsageError, match="--device none"):
-        ServeOptions(model=Path("m.gguf"), ram="25%").on(cpu_device())
+
+
+def test_experts_on_disk_beside_a_device() -> None:
+    options = ServeOptions(model=Path("m.gguf"), device="emulated", ram="25%").on(cpu_device())
+    launch = replace(LAUNCH, cache="25%", is_copied=True, ram_mib=700)
+    argv = server_argv(options, launch, Path("bin"))
+    assert argv[argv.index("--spac-cache") + 1] == "25%"
+    assert argv[argv.index("--lazy-mode") + 1] == "experts"
+    assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "700"
 
 
 def test_keys_are_not_logged() -> None:

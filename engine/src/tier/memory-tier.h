@@ -45,6 +45,8 @@ struct spac_memory_tier {
     // are read when nobody waits for the disk, into the slots of the least useful that nobody needs or expects; returns how many. By any thread.
     size_t expect(int il, const std::vector<int32_t> & experts);
 
+    bool has(uint32_t il, uint32_t ie) const { return il < by_il.size() && by_il[il] >= 0 && ie < info_of((int) il).experts.size(); }
+
     // until a requested expert is there; false: it could not be read, see info()
     bool wait(int il, int32_t ie);
 
@@ -122,7 +124,7 @@ struct spac_memory_tier {
     std::vector<std::unique_ptr<layer_info>> layers; // in the order of a graph
     std::vector<int32_t>                     by_il;  // index in layers
     std::unique_ptr<slot[]>                  slots;
-    int32_t                                  n_slots    = 0;
+    int32_t                                  n_slots = 0;
     const int32_t                            n_extra; // slots behind them: 1 for what goes straight to the device, else 0
     char *                                   pool       = nullptr;
     uint64_t                                 pool_bytes = 0;
