@@ -71,6 +71,8 @@ class HeadOptions:
         if self.text and not self.text.exists():
             raise UsageError(f"there is no {self.text}; give a text file or a folder of them: -f")
         header = Loading.of(self.run).preflight.header
+        if not header.metadata.get("tokenizer.ggml.tokens"):
+            raise ModelError(f"{header.path}: this file has no vocabulary; give the model's own GGUF file")
         if header.architecture not in STATE_ARCHITECTURES:
             raise ModelError(
                 f"{header.path}: a head reads hidden states, which llama.cpp does not hand out for the "
