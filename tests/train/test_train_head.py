@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -320,6 +321,28 @@ class TestHead:
             prompt = post(serve.port, "/tokenize", {"content": "import os\n", "add_special": True})
         assert answer["timings"]["draft_n"] > 0
         assert margins(TARGET, prompt["tokens"], answer["tokens"]).max() < NEAR_TIE
+
+    def test_too_little_memory_is_said(self, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        from pyspac.train.train_head import HeadTraining
+
+        monkeypatch.setattr(HeadTraining, "loss", lambda *_: torch.empty(1 << 60))
+        failed = invoke(*arguments, "--steps", "1")
+        assert failed.exit_code == 1
+        assert "can't allocate memory" in failed.stderr
+        assert "--rows 2 * 12 tokens; give a smaller --rows" in failed.stderr
+
+    def test_a_full_disk_is_said(self, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        from pyspac.train.captured import Captured
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Captured, "append", fail)
+        failed = invoke(*arguments, "--steps", "1")
+        assert failed.exit_code == 1
+        assert "head.gguf.work: No space left on device; the same command goes on" in failed.stderr
 
     def test_a_training_that_diverges_keeps_the_checkpoint(
         self, arguments: list[str], tmp_path: Path
