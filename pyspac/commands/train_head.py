@@ -24,60 +24,66 @@ from pyspac.train.packages import missing_packages
 PACKAGES: Final = ("torch", "tqdm")  # of the extra `train`
 
 
+ModelFile = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A GGUF file; of a split model the first one.")
+]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE", help="The head to write, a GGUF file.")
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        "-f",
+        "--file",
+        metavar="PATH",
+        help="A text file, or a folder of them, that the model's texts begin with; best are texts like "
+        "your prompts. Default: Python's standard library.",
+    ),
+]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--work-dir",
+        metavar="DIR",
+        help="Texts, checkpoint and log, kept between runs. Default: the head's name with .work.",
+    ),
+]
+Minutes = Annotated[
+    float, typer.Option("--minutes", metavar="N", help="Time for training alone; writing comes before.")
+]
+Steps = Annotated[
+    int | None, typer.Option("--steps", metavar="N", help="Steps of the optimiser, instead of --minutes.")
+]
+Texts = Annotated[int, typer.Option("--texts", metavar="N", help="How many texts the model writes.")]
+TextTokens = Annotated[
+    int,
+    typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a text; the model writes half of them."),
+]
+Rows = Annotated[int, typer.Option("--rows", metavar="N", help="Texts per step of the optimiser.")]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(
+        "--lr", metavar="X", help="Highest learning rate. Default: 0.0015, less for a model wider than 256."
+    ),
+]
+ReportEvery = Annotated[
+    float, typer.Option("--report-every", metavar="MINUTES", help="How often to count accepted drafts.")
+]
+
+
 @reports_errors
 def train_head(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A GGUF file; of a split model the first one.")
-    ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The head to write, a GGUF file.")
-    ],
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "-f",
-            "--file",
-            metavar="PATH",
-            help="A text file, or a folder of them, that the model's texts begin with; best are texts like "
-            "your prompts. Default: Python's standard library.",
-        ),
-    ] = None,
-    work_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--work-dir",
-            metavar="DIR",
-            help="Texts, checkpoint and log, kept between runs. Default: the head's name with .work.",
-        ),
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option("--minutes", metavar="N", help="Time for training alone; writing comes before.")
-    ] = 60,
-    steps: Annotated[
-        int | None,
-        typer.Option("--steps", metavar="N", help="Steps of the optimiser, instead of --minutes."),
-    ] = None,
-    texts: Annotated[
-        int, typer.Option("--texts", metavar="N", help="How many texts the model writes.")
-    ] = 4096,
-    ctx_size: Annotated[
-        int,
-        typer.Option(
-            "-c", "--ctx-size", metavar="N", help="Tokens of a text; the model writes half of them."
-        ),
-    ] = 192,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Texts per step of the optimiser.")] = 4,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            "--lr",
-            metavar="X",
-            help="Highest learning rate. Default: 0.0015, less for a model wider than 256.",
-        ),
-    ] = None,
-    report_every: Annotated[
-        float, typer.Option("--report-every", metavar="MINUTES", help="How often to count accepted drafts.")
-    ] = 5,
+    model: ModelFile,
+    output: Output,
+    file: Text = None,
+    work_dir: WorkDir = None,
+    minutes: Minutes = 60,
+    steps: Steps = None,
+    texts: Texts = 4096,
+    ctx_size: TextTokens = 192,
+    rows: Rows = 4,
+    lr: LearningRate = None,
+    report_every: ReportEvery = 5,
     threads: o.Threads = None,
     gpu_layers: o.GpuLayers = None,
     device: o.Device = "auto",

@@ -71,6 +71,8 @@ class HeadOptions:
         if self.text and not self.text.exists():
             raise UsageError(f"there is no {self.text}; give a text file or a folder of them: -f")
         header = Loading.of(self.run).preflight.header
+        if not header.metadata.get("tokenizer.ggml.tokens"):
+            raise ModelError(f"{header.path}: this file has no vocabulary; give the model's own GGUF file")
         if header.architecture not in STATE_ARCHITECTURES:
             raise ModelError(
                 f"{header.path}: a head reads hidden states, which llama.cpp does not hand out for the "
@@ -114,13 +116,13 @@ class Texts:
 def train_head(options: HeadOptions) -> dict[str, Any]:
     """Write the head; what came of it, `interrupted` by Ctrl-C or not. Raises a PyspacError."""
     header = options.check()
-    modules = read_modules(options.text)
     try:
-        texts = write_texts(options, header, modules)
-        torch.set_num_threads(options.run.n_threads or torch.get_num_threads())
-        training = HeadTraining(options, header, texts)
-        training.train()
-        found = training.report()
+        return write_and_learn(options, header)
+    except OSError as error:  # a full disk
+        where = error.filename or options.work_dir
+        raise PyspacError(
+            f"{where}: {error.strerror}; the same command goes on from what was saved"
+        ) from error
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -129,6 +131,15 @@ def train_head(options: HeadOptions) -> dict[str, Any]:
             f"whole vocabulary for --rows {options.rows} * {options.n_token // 2} tokens; give a smaller "
             "--rows (the run goes on from what was saved)"
         ) from error
+
+
+def write_and_learn(options: HeadOptions, header: GgufHeader) -> dict[str, Any]:
+    """`train_head`, with options that were checked."""
+    texts = write_texts(options, header, read_modules(options.text))
+    torch.set_num_threads(options.run.n_threads or torch.get_num_threads())
+    training = HeadTraining(options, header, texts)
+    training.train()
+    found = training.report()
     write_head(options.output, training.head, header, texts.train.about.layers)
     print(describe(found), file=sys.stderr)
     sizes = {"n_parameters": sum(p.numel() for p in training.parameters)}

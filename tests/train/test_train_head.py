@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from near_ties import NEAR_TIE, margins
+from serving import ONE_THREAD, Serve, post
 from typer.testing import CliRunner
 
 from pyspac.cli import app
@@ -293,6 +295,54 @@ class TestHead:
             generation = session.generate(prompt)
         assert generation.metrics.totals.n_draft > 0
         assert margins(TARGET, prompt, generation.token_ids).max() < NEAR_TIE
+
+    @pytest.mark.parametrize("name", ["gpt-oss", "mixtral"])
+    def test_heads_of_other_architectures(self, arguments: list[str], tmp_path: Path, name: str) -> None:
+        """Random models; a run with the head is plain decoding's."""
+        target, head = gguf_models.write_model(tmp_path / "target.gguf", name), tmp_path / "head.gguf"
+        arguments[1] = str(target)
+        done = invoke(*arguments, "--steps", "1")
+        assert done.exit_code == 0, done.output
+        fields: dict[str, Any] = {"n_predict": 24, "n_threads": 1, "draft_max": 3, "stock": True}
+        with Session(RunOptions(model=target, draft=head, spec_type="draft-eagle3", **fields)) as session:
+            prompt = session.tokenize("hello world, hello world, hello")
+            generation = session.generate(prompt)
+        assert generation.metrics.totals.n_draft > 0
+        assert margins(target, prompt, generation.token_ids).max() < NEAR_TIE
+
+    def test_a_server_drafts_with_it(self, arguments: list[str], tmp_path: Path) -> None:
+        assert invoke(*arguments, "--steps", "2").exit_code == 0
+        drafts = ("--spec-type", "draft-eagle3", "--speculation", "static", "--draft-max", "3")
+        pair = TARGET, tmp_path / "head.gguf"
+        with Serve(tmp_path, *drafts, passed=ONE_THREAD, draft=True, pair=pair) as serve:
+            serve.wait_ready()
+            body = {"prompt": "import os\n", "n_predict": 32, "temperature": 0, "return_tokens": True}
+            answer = post(serve.port, "/completion", body | {"ignore_eos": True})
+            prompt = post(serve.port, "/tokenize", {"content": "import os\n", "add_special": True})
+        assert answer["timings"]["draft_n"] > 0
+        assert margins(TARGET, prompt["tokens"], answer["tokens"]).max() < NEAR_TIE
+
+    def test_too_little_memory_is_said(self, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        from pyspac.train.train_head import HeadTraining
+
+        monkeypatch.setattr(HeadTraining, "loss", lambda *_: torch.empty(1 << 60))
+        failed = invoke(*arguments, "--steps", "1")
+        assert failed.exit_code == 1
+        assert "can't allocate memory" in failed.stderr
+        assert "--rows 2 * 12 tokens; give a smaller --rows" in failed.stderr
+
+    def test_a_full_disk_is_said(self, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        from pyspac.train.captured import Captured
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Captured, "append", fail)
+        failed = invoke(*arguments, "--steps", "1")
+        assert failed.exit_code == 1
+        assert "head.gguf.work: No space left on device; the same command goes on" in failed.stderr
 
     def test_a_training_that_diverges_keeps_the_checkpoint(
         self, arguments: list[str], tmp_path: Path
