@@ -31,24 +31,24 @@ def drain(
     server.send(signal.SIGUSR1)
     log.event("SIGTERM: /health says no from now on; answers under way are finished", event="draining")
     start_s = time.monotonic()
-    has_refused, n_open = False, 0
-    while server.exit_code() is None and not is_stopped():
-        n_open = _n_open(host, port, prefix)
-        if n_open == 0:
-            return
+    has_refused = False
+    while n_open := _n_open(host, port, prefix):
         age_s = time.monotonic() - start_s
-        if age_s >= limit_s:
-            break
+        if server.exit_code() is not None:
+            return
+        if is_stopped() or age_s >= limit_s:
+            log.warning(
+                f"connections that are cut off: {n_open}, as --drain {limit_s:g} is over or a second signal came"
+            )
+            return
         if age_s >= ANNOUNCE_S and not has_refused:
             server.send(signal.SIGUSR1)
             has_refused = True
         time.sleep(LOOK_S)
-    if server.exit_code() is None:
-        log.warning(f"{n_open} connections are cut off: --drain {limit_s:g} or a second signal ends the wait")
 
 
 def _n_open(host: str, port: int, prefix: str) -> int:
-    """Connections that others have; 1 if the server does not say, as when it is about to refuse."""
+    """Connections that others have; 1 if the server does not say, as before it has seen the signal."""
     _status, body = get_json(host, port, f"{prefix}/health")
     try:
         return max(0, int(body["error"]["n_connections"]) - OURS)
