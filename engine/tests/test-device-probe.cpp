@@ -57,7 +57,9 @@ enum class fault { NONE,
                    SKIPS_ROWS,   // leaves the row of an absent expert as it was, as llama.cpp's tiled Vulkan shaders do
                    FIRST_EXPERT, // takes expert 0 for it
                    ADDS_BIAS,    // knows of -1 in MUL_MAT_ID alone
-                   NO_ADD_ID };  // says that it cannot
+                   NO_ADD_ID,    // says that it cannot
+                   NO_CUSTOM,    // the same of functions of the host
+                   NO_CALLS };   // takes them, and does not call them
 
 static fault the_fault;
 
@@ -81,6 +83,9 @@ static ggml_status compute(ggml_backend_t, ggml_cgraph * gf) {
                 data[k] = std::max(0, data[k]);
             }
         }
+        if (the_fault == fault::NO_CALLS && node->op == GGML_OP_CUSTOM) {
+            continue;
+        }
         ggml_cgraph one = ggml_graph_view(gf, i, i + 1);
         ggml_backend_graph_compute(cpu, &one);
         if (ids) {
@@ -102,8 +107,10 @@ struct fake_device {
 
     fake_device() :
         device(*ggml_backend_get_device(real)) {
-        device.iface.get_name     = [](ggml_backend_dev_t) { return "FAKE0"; };
-        device.iface.supports_op  = [](ggml_backend_dev_t, const ggml_tensor * op) { return the_fault != fault::NO_ADD_ID || op->op != GGML_OP_ADD_ID; };
+        device.iface.get_name    = [](ggml_backend_dev_t) { return "FAKE0"; };
+        device.iface.supports_op = [](ggml_backend_dev_t, const ggml_tensor * op) {
+            return !(the_fault == fault::NO_ADD_ID && op->op == GGML_OP_ADD_ID) && !(the_fault == fault::NO_CUSTOM && op->op == GGML_OP_CUSTOM);
+        };
         device.iface.init_backend = [](ggml_backend_dev_t dev, const char *) {
             ggml_backend_t backend       = ggml_backend_cpu_init();
             backend->device              = dev;
@@ -128,7 +135,16 @@ static std::string refusal(fault f, int n_used, int max_batch) {
     return "";
 }
 
+static bool runs_host_functions(fault f) {
+    the_fault = f;
+    fake_device fake;
+    return spac_runs_host_functions(&fake.device);
+}
+
 int main() {
+    CHECK(runs_host_functions(fault::NONE));
+    CHECK(!runs_host_functions(fault::NO_CUSTOM));
+    CHECK(!runs_host_functions(fault::NO_CALLS));
     for (const int n_used : { 1, 2, N_USED }) {
         for (const int max_batch : { 1, 5, 32 }) {
             CHECK(refusal(fault::NONE, n_used, max_batch).empty());

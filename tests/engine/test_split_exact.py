@@ -320,6 +320,13 @@ def test_detached_engine_leaves_stock_behind(qwen: Path) -> None:
 # ---- what is left to stock ---------------------------------------------------------------------------------
 
 
+def test_a_cpu_has_no_stream_that_calls(qwen: Path) -> None:
+    with loaded_model(qwen) as model, new_context(model) as ctx:
+        refused = pytest.raises(EngineError, match="cannot call the engine from its stream")
+        with refused, attached_engine(ctx, host_mode="in-stream"):
+            pass
+
+
 def test_layers_with_two_sets_of_experts_are_declined(write_model: Any) -> None:
     """Every layer of this model: attaching fails and says why, and the context goes on as stock."""
     with (

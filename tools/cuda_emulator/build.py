@@ -17,8 +17,8 @@ GGML = TREE / "ggml"
 CUDA = GGML / "src" / "ggml-cuda"
 # what MoE transformers need; the rest becomes functions that end the program and say their name
 SOURCES = """
-    add-id argmax argsort binbcast clamp concat convert cpy cumsum custom diag fill fwht gated_delta_net getrows
-    ggml-cuda mean mmf mmid mmq mmvf mmvq moe-weighted-reduction norm pad quantize rope scale set-rows
+    add-id argmax argsort binbcast clamp concat convert cpy cumsum custom diag fill fwht gated_delta_net
+    getrows ggml-cuda mean mmf mmid mmq mmvf mmvq moe-weighted-reduction norm pad quantize rope scale set-rows
     softcap softmax solve_tri ssm-conv sum sumrows topk-moe tri unary template-instances/mmf-instance-*
     template-instances/mmq-instance-iq4_xs template-instances/mmq-instance-mxfp4
     template-instances/mmq-instance-q[4568]_[01k]

@@ -1,7 +1,7 @@
 """Counts what a decoding step calls of CUDA, on the emulated GPU: the table of docs/gpu.md.
 
     python -m tools.cuda_emulator --no-tests     builds it
-    python -m tools.cuda_emulator.calls          one token per step, the demo model, half of its experts on the device
+    python -m tools.cuda_emulator.calls          of the demo model, one token per step, half of it resident
 
 In: build/cuda-emulated/ARCH/libggml-cuda.so. Out: a line per way to run and kind of call, with its number per
 step, of the thread that decodes. Steps are warm: each part of the graph is replayed as a CUDA graph.
