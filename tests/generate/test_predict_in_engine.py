@@ -72,7 +72,6 @@ def test_a_dense_draft_is_refused():
     [
         (("draft-gate",), {}, "needs a MoE draft model"),
         (("next-layer", "next-layer-2"), {}, "two distances"),
-        (("draft-gate",), {"device": "none"}, "--device none"),
     ],
 )
 def test_bad_input(predict: tuple[str, ...], more: dict[str, Any], text: str):

@@ -154,6 +154,20 @@ def test_draft_lengths_need_the_scheduler(tmp_path: Path) -> None:
         assert serve.stop() == 0
 
 
+def test_experts_on_disk_beside_a_device(tmp_path: Path) -> None:
+    """Device, memory and disk all have some; llama-server does not warm up, which would read the file."""
+    with Serve(tmp_path, "--ram", "6", "--cache", "25%", draft=False, passed=PASSED) as serve:
+        serve.wait_ready()
+        assert complete(serve.port, 48)["tokens_predicted"] == 48
+        with Board.open(serve.board) as board:
+            assert board.counters["n_hit"][0] > 0, "the device computed some"
+            assert 0 < board.in_memory.sum() <= board.tier["n_slots"][0] < board.in_memory.size
+            assert board.tier["n_miss"][0] > 0
+        done = run_pyspac("top", serve.board, "--once", "--json", "--seconds", "0.2", cache_dir=tmp_path)
+        assert sum(json.loads(done.stdout)["layers"][0]["in_memory"]) > 0
+        assert serve.stop() == 0
+
+
 def test_own_kernels_beside_a_device(tmp_path: Path, stock: int) -> None:
     with Serve(tmp_path, "--host-kernels", "spac", "--cache", "25%", draft=False, passed=PASSED) as serve:
         serve.wait_ready()
