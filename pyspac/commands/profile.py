@@ -102,9 +102,7 @@ def profile(
     check_json_target(json_file)
     if png is not None:
         check_target("--png", png)
-    places = _parse_places(
-        model_draft or hf_repo_draft, sequences, contexts, prompt_tokens, width_max, rounds
-    )
+    places = _places(model_draft or hf_repo_draft, sequences, contexts, prompt_tokens, width_max, rounds)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     if places is not None:
         places.check_fits(target)
@@ -131,7 +129,7 @@ def profile(
     _report(measured, where, json_file, png)
 
 
-def _parse_places(
+def _places(
     draft: Path | str | None,
     sequences: str | None,
     contexts: str | None,
