@@ -22,6 +22,7 @@ from pyspac.commands.common import (
     reports_errors,
 )
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.model_names import find_files
 from pyspac.commands.profile_figure import draw
 from pyspac.commands.profile_sweep import Places, check_alone, report_rounds, show_sweep
 from pyspac.generate import decode
@@ -68,8 +69,10 @@ ContextsList = Annotated[
 
 @reports_errors
 def profile(
-    model: o.Model,
+    model: o.ModelIfAny = None,
+    hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
+    hf_repo_draft: o.HfRepoDraft = None,
     file: MeasuredText = None,
     width_max: WidthMax = MAX_WIDTH,
     rounds: o.Rounds = 15,
@@ -99,15 +102,14 @@ def profile(
     check_json_target(json_file)
     if png is not None:
         check_target("--png", png)
-    places = None
-    if sequences is not None or contexts is not None:
-        check_alone(model_draft, contexts, prompt_tokens)
-        places = Places.parse(sequences or "1", contexts or str(n_prompt), width_max, rounds)
-        places.check_fits(model)
+    places = _places(model_draft or hf_repo_draft, sequences, contexts, prompt_tokens, width_max, rounds)
+    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
+    if places is not None:
+        places.check_fits(target)
     options = RunOptions(
-        model=model, draft=model_draft, n_threads=threads, n_gpu_layers=gpu_layers,
+        model=target, draft=draft, n_threads=threads, n_gpu_layers=gpu_layers,
         stock=stock, device=device, rpc=rpc, cache=CacheSize(text=cache),
-        spec_type="draft" if model_draft else "ngram", draft_max=width_max - 1, verbose=verbose,
+        spec_type="draft" if draft else "ngram", draft_max=width_max - 1, verbose=verbose,
         n_ctx=ctx_size if ctx_size is not None or places is None else places.n_ctx,
         n_sequences=1 if places is None else max(places.sequences),
         max_batch=MAX_WIDTH if places is None else max(MAX_WIDTH, places.max_batch),
@@ -125,6 +127,22 @@ def profile(
         )
         where = _where(session)
     _report(measured, where, json_file, png)
+
+
+def _places(
+    draft: Path | str | None,
+    sequences: str | None,
+    contexts: str | None,
+    prompt_tokens: int | None,
+    width_max: int,
+    n_rounds: int,
+) -> Places | None:
+    """Where a sweep measures; None: no sweep is asked for. Raises ConfigError."""
+    if sequences is None and contexts is None:
+        return None
+    check_alone(draft, contexts, prompt_tokens)
+    n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
+    return Places.parse(sequences or "1", contexts or str(n_prompt), width_max, n_rounds)
 
 
 def _profile(

@@ -72,11 +72,12 @@ class Places:
         return sweeper.run(tokens, report_rounds(progress, self.n_rounds * len(self.contexts)))
 
 
-def check_alone(draft: Path | None, contexts: str | None, prompt_tokens: int | None) -> None:
-    """Raise UsageError for what says nothing beside a sweep."""
+def check_alone(draft: Path | str | None, contexts: str | None, prompt_tokens: int | None) -> None:
+    """Raise UsageError for what says nothing beside a sweep; `draft`: a file, or a name on a hub."""
     if draft is not None:
+        flag = "-md" if isinstance(draft, Path) else "-hfd"
         raise UsageError(
-            f"-md {draft} has no effect beside --sequences and --contexts, which measure the model alone: "
+            f"{flag} {draft} has no effect beside --sequences and --contexts, which measure the model alone: "
             "leave it out"
         )
     if contexts is not None and prompt_tokens is not None:

@@ -38,7 +38,8 @@ def drain(
             return
         if is_stopped() or age_s >= limit_s:
             log.warning(
-                f"connections that are cut off: {n_open}, as --drain {limit_s:g} is over or a second signal came"
+                f"connections that are cut off: {n_open}, "
+                f"as --drain {limit_s:g} is over, or a second signal came"
             )
             return
         if age_s >= ANNOUNCE_S and not has_refused:

@@ -119,6 +119,12 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "no prompt": (("run", "-m", str(TARGET)), "give a prompt with -p or -f, or leave both out on a terminal"),
     "two prompts": ((*RUN, str(TARGET), "-f", "x"), "give the prompt once"),
     "two models": ((*RUN, str(TARGET), "-hf", "a/b"), "give one"),
+    "no model to profile": (("profile",), "give one with -m FILE, or by its name with -hf USER/MODEL"),
+    "two models to profile": (("profile", "-m", str(TARGET), "-hf", "a/b"), "give one"),
+    "a draft model by name beside a sweep": (
+        ("profile", "-m", str(TARGET), "-hfd", "a/b", "--sequences", "2"),
+        "-hfd a/b has no effect beside --sequences",
+    ),
     "an address as the model": ((*RUN, "https://huggingface.co/a/b"), "-hf USER/MODEL"),
     "an address as the name": (("run", "-p", "x", "-hf", "https://huggingface.co/a/b"), "give USER/MODEL"),
     "a prompt file that is not there": (

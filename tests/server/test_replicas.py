@@ -156,6 +156,7 @@ def test_a_killed_replica_loses_no_request(setting: Setting) -> None:
     os.close(pidfd)
     assert texts == [wanted[PROMPTS[i % len(PROMPTS)]] for i in range(N_REQUESTS)]
     assert victim.wait() == 1
+    assert setting.count("wretr") > 0  # asked again of the other one
     wait_for("the router to see it", lambda: setting.states() == {"replica1": "DOWN", "replica2": "UP"})
 
 
