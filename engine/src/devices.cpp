@@ -69,6 +69,7 @@ static spac_device_info describe(ggml_backend_dev_t device) {
     info.memory_free  = free_bytes;
     info.memory_total = total_bytes;
     info.handle       = device;
+    info.has_pinned   = ggml_backend_dev_host_buffer_type(device) != nullptr;
     return info;
 }
 

@@ -106,6 +106,7 @@ class DeviceInfo:
     memory_free: int  # bytes
     memory_total: int
     handle: int  # ggml_backend_dev_t, for llama_model_params.devices
+    has_pinned: bool  # host memory from which copies are fast
 
 
 def _text(value: Any) -> str:
@@ -262,6 +263,7 @@ def devices() -> list[DeviceInfo]:
                 memory_free=int(info.memory_free),
                 memory_total=int(info.memory_total),
                 handle=int(ffi.cast("uintptr_t", info.handle)),
+                has_pinned=bool(info.has_pinned),
             )
         )
     return found
