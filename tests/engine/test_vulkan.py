@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_models as models
+import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -60,12 +61,16 @@ def test_a_drafted_run_answers_as_stock() -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_as_near_as_stock_gets(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stock on the same device is the measure; 9 tokens are beyond the vector shaders."""
+    """Stock on the same device is the measure, with and without experts on the host: one that a near tie of the
+    router sends elsewhere is far off in all of them. 9 tokens are beyond the vector shaders.
+    """
     monkeypatch.setattr(logits, "FIRST_TOKEN", 1)  # the vocabulary is small
     monkeypatch.setattr(logits, "WIDTHS", (1, 5, 9, 2, 1))
     path = models.write_model(tmp_path / "model.gguf", name, models.MIXED_TYPES)
-    row = logits.compare(path, choose_device("Vulkan0"), 2, print)
-    assert row["ok"], row
+    distances = logits.compare(path, choose_device("Vulkan0"), 2, print)["distances"]
+    stock = np.max([pair for name, pair in distances.items() if name.startswith("stock")], axis=0)
+    split = np.max([pair for name, pair in distances.items() if name.startswith("split")], axis=0)
+    assert (split <= np.maximum(logits.FLOOR, logits.FACTOR * stock)).all(), distances
 
 
 def test_a_server_answers(tmp_path: Path) -> None:
