@@ -1,6 +1,7 @@
 # make build | demo | test | lint | bench | wheel | clean; each sets up what it needs, in .venv and build/.
 #
-#   PRESET=cuda make build     a preset of CMakePresets.json; default: cuda where there are a GPU and nvcc, else cpu
+#   PRESET=cuda make build     a preset of CMakePresets.json; default: cuda where there are a GPU and nvcc, vulkan where
+#                              there are a GPU with a Vulkan driver and glslc, else cpu
 #   PYSPAC_CUDA=1, =0          overrules what nvidia-smi says
 #   JOBS=4                     parallel compilations; default: number of cores
 #   PYTHON=python3.12          for .venv
@@ -14,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo wheel check-wheel test check-cuda check-arm test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
+.PHONY: build configure demo wheel check-wheel test check-cuda check-vulkan check-arm test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -32,7 +33,9 @@ HAS_NVCC := $(shell PATH="$(PATH)" command -v nvcc)
 $(if $(HAS_GPU),$(if $(HAS_NVCC),,$(warning There is a GPU but no nvcc: install the CUDA toolkit to use it)))
 
 PYSPAC_CUDA ?= $(if $(HAS_GPU),$(if $(HAS_NVCC),1))
-PRESET      ?= $(if $(filter 1,$(PYSPAC_CUDA)),cuda,cpu)
+# a GPU's, not a processor's, as lavapipe is; asked only where the backend could be compiled
+HAS_VULKAN  := $(if $(shell command -v glslc),$(shell python3 cmake/vulkan_gpu.py))
+PRESET      ?= $(if $(filter 1,$(PYSPAC_CUDA)),cuda,$(if $(HAS_VULKAN),vulkan,cpu))
 
 # for the web page: its packages run no scripts of their own, and a registry that cannot be reached fails soon
 export npm_config_ignore_scripts := true
@@ -110,6 +113,11 @@ check-cuda: build
 	python -m tools.cuda_emulator.check_nvcc --if-present
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
 	python -m tools.cuda_emulator --if-present
+
+# ggml's Vulkan backend, patched, on lavapipe, a Vulkan driver for the CPU; without it, it says so
+check-vulkan: build
+	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
+	python -m tools.vulkan --jobs $(JOBS) --if-present
 
 # the engine's kernels for 64-bit ARM, on an emulator
 ARM_PROGRAMS := aarch64-linux-gnu-g++-12 qemu-aarch64-static

@@ -10,12 +10,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+BACKENDS = {"gpu": "CUDA", "vulkan": "Vulkan"}  # by the marker of the tests that need one of its devices
+
+
 @cache
-def has_gpu() -> bool:
-    """A CUDA device that ggml lists: of a build for CUDA, or of a backend that GGML_BACKEND_PATH names."""
+def has_device(backend: str) -> bool:
+    """A device that ggml lists: of a build with this backend, or of the one that GGML_BACKEND_PATH names."""
     from pyspac.engine.devices import gpu_devices
 
-    return any(device.name.startswith("CUDA") for device in gpu_devices())
+    return any(device.name.startswith(backend) for device in gpu_devices())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,8 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.path.stem == "test_split_rpc")  # stable: the others stay as they are
     for item in items:
-        if item.get_closest_marker("gpu") and not has_gpu():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        for marker, backend in BACKENDS.items():
+            if item.get_closest_marker(marker) and not has_device(backend):
+                item.add_marker(pytest.mark.skip(reason=f"no {backend} device"))
 
 
 @pytest.fixture(scope="session")

@@ -303,7 +303,8 @@ typedef struct spac_device_info {
     int32_t  type;        // enum ggml_backend_dev_type
     uint64_t memory_free; // bytes
     uint64_t memory_total;
-    void *   handle; // ggml_backend_dev_t
+    void *   handle;     // ggml_backend_dev_t
+    bool     has_pinned; // host memory of its own, from which copies are fast
 } spac_device_info;
 
 // how llama.cpp guesses the next tokens of one sequence

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 static constexpr int64_t N_SLOTS     = 3; // the last one is the guard that MMQ reads (slot-pool.h)
@@ -150,6 +152,21 @@ static void check(ggml_backend_t backend, ggml_backend_t cpu, const spac_moe_lay
     }
 }
 
+// Backends that know of id -1 (patches/upstream), by the names that ggml gives them. Kernels of others, Metal's and SYCL's among
+// them, read out of bounds for it, which only shows where it does harm: they are not even tried.
+static constexpr const char * SKIPPING_BACKENDS[] = { "CPU", "CUDA", "ROCm", "MUSA", "Vulkan", "RPC" };
+
+static void refuse_other_backends(ggml_backend_dev_t device) {
+    const std::string name      = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
+    const auto        is_it     = [&](const char * skipping) { return name.rfind(skipping, 0) == 0; }; // RPC[host:port]
+    const bool        can_split = std::any_of(std::begin(SKIPPING_BACKENDS), std::end(SKIPPING_BACKENDS), is_it);
+    if (!can_split) {
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("%s is a device of ggml's backend %s, whose kernels cannot skip absent experts: use a device of "
+                                                         "CUDA, ROCm, Vulkan or RPC, or --device none",
+                                                         ggml_backend_dev_name(device), name.c_str()));
+    }
+}
+
 // An RPC server of an unpatched llama.cpp would be ended by the first -1, and this process with it: its version comes first
 // (patches/upstream/0005).
 static void refuse_old_server(ggml_backend_dev_t device) {
@@ -163,6 +180,7 @@ static void refuse_old_server(ggml_backend_dev_t device) {
 }
 
 void spac_probe_device(ggml_backend_dev_t device, const spac_moe_layer & layer, int max_batch) {
+    refuse_other_backends(device);
     refuse_old_server(device);
     const backend_ptr backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
     const backend_ptr cpu(ggml_backend_cpu_init(), ggml_backend_free);

@@ -3,6 +3,7 @@
 #include "engine-params.h"
 #include "host/kernels.h"
 #include "sized-struct.h"
+#include "slot-copy.h"
 #include "status.h"
 
 #include "ggml-alloc.h"
@@ -68,6 +69,7 @@ static spac_device_info describe(ggml_backend_dev_t device) {
     info.memory_free  = free_bytes;
     info.memory_total = total_bytes;
     info.handle       = device;
+    info.has_pinned   = ggml_backend_dev_host_buffer_type(device) != nullptr;
     return info;
 }
 
@@ -189,7 +191,11 @@ spac_status spac_measure_link_gb_s(const char * name, double * gb_s) {
             ggml_backend_buft_alloc_buffer(host_buft ? host_buft : ggml_backend_cpu_buffer_type(), LINK_BYTES), ggml_backend_buffer_free);
         void * data = ggml_backend_buffer_get_base(host.get());
         memset(data, 1, LINK_BYTES);
-        *gb_s = best_gb_s(LINK_BYTES, [&] {
+        *gb_s = best_gb_s(LINK_BYTES, [&] { // as slots are filled
+            if (spac_copies_by_buffer(device)) {
+                ggml_backend_tensor_set(t, data, 0, LINK_BYTES);
+                return;
+            }
             ggml_backend_tensor_set_async(backend.get(), t, data, 0, LINK_BYTES);
             ggml_backend_synchronize(backend.get());
         });

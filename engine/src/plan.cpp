@@ -99,7 +99,7 @@ static void divide_cache(spac_plan & plan, const std::string & cache_size, const
         n_experts[layer->group] += layer->n_expert;
     }
     for (size_t g = 0; g < n_group; g++) {
-        n_experts[g] = std::min(n_experts[g], spac_max_slots(*layers.group_like[g]));
+        n_experts[g] = std::min(n_experts[g], spac_max_slots(*layers.group_like[g], plan.device));
     }
     const uint64_t guards = std::accumulate(bytes.begin(), bytes.end(), uint64_t(0)); // one per group
     const uint64_t budget = spac_parse_cache(cache_size, layers.total_bytes, guards, plan.device);

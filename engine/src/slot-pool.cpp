@@ -56,13 +56,39 @@ spac_slot_groups spac_make_slots(const std::vector<const spac_moe_layer *> & lik
     return groups;
 }
 
-uint64_t spac_max_slots(const spac_moe_layer & like) {
+static bool can_compute(ggml_backend_dev_t device, const ggml_tensor * like, int64_t n_slots) {
+    const std::unique_ptr<ggml_context, decltype(&ggml_free)> ctx(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true }), ggml_free);
+    ggml_tensor *                                             slots = ggml_new_tensor_3d(ctx.get(), like->type, like->ne[0], like->ne[1], n_slots);
+    ggml_tensor *                                             x     = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, like->ne[0], 1, 1);
+    ggml_tensor *                                             ids   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
+    return ggml_backend_dev_supports_op(device, ggml_mul_mat_id(ctx.get(), slots, x, ids));
+}
+
+// at most n_slots and a guard; all of them where the device cannot even compute with one: the probe says that better
+static uint64_t max_slots_of_device(ggml_backend_dev_t device, const ggml_tensor * like, uint64_t n_slots) {
+    uint64_t low = 1, high = n_slots; // low fits, or none does
+    if (can_compute(device, like, high + 1) || !can_compute(device, like, low + 1)) {
+        return n_slots;
+    }
+    while (high - low > 1) {
+        const uint64_t middle                                = (low + high) / 2;
+        (can_compute(device, like, middle + 1) ? low : high) = middle;
+    }
+    return low;
+}
+
+uint64_t spac_max_slots(const spac_moe_layer & like, ggml_backend_dev_t device) {
     uint64_t n_slots = MAX_SLOTS;
     for (int part = 0; part < SPAC_N_PARTS; part++) {
         const ggml_tensor * t = like.parts[part];
         if (t && ggml_is_quantized(t->type)) {
             const uint64_t blocks_per_expert = like.part_bytes(part) / ggml_type_size(t->type);
             n_slots                          = std::min(n_slots, MAX_BLOCKS / blocks_per_expert - 1); // and the guard slot
+        }
+    }
+    for (int part = 0; part < SPAC_PART_UP_B; part++) {
+        if (like.parts[part]) {
+            n_slots = max_slots_of_device(device, like.parts[part], n_slots);
         }
     }
     return n_slots;

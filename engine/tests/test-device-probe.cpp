@@ -10,6 +10,7 @@
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -141,10 +142,32 @@ static bool runs_host_functions(fault f) {
     return spac_runs_host_functions(&fake.device);
 }
 
+// a backend whose kernels read out of bounds is not even tried
+static void test_other_backends() {
+    ggml_backend_reg reg = *ggml_backend_cpu_reg();
+    for (const char * name : { "MTL", "SYCL", "OpenCL" }) {
+        static const char * the_name;
+        the_name           = name;
+        reg.iface.get_name = [](ggml_backend_reg_t) { return the_name; };
+        fake_device fake;
+        fake.device.reg                = &reg;
+        fake.device.iface.init_backend = [](ggml_backend_dev_t, const char *) -> ggml_backend_t { abort(); };
+        const layer_fixture fixture(N_USED);
+        std::string         text;
+        try {
+            spac_probe_device(&fake.device, fixture.layer, 1);
+        } catch (const spac_error & error) {
+            text = error.what();
+        }
+        CHECK(text.find(std::string("FAKE0 is a device of ggml's backend ") + name) == 0);
+    }
+}
+
 int main() {
     CHECK(runs_host_functions(fault::NONE));
     CHECK(!runs_host_functions(fault::NO_CUSTOM));
     CHECK(!runs_host_functions(fault::NO_CALLS));
+    test_other_backends();
     for (const int n_used : { 1, 2, N_USED }) {
         for (const int max_batch : { 1, 5, 32 }) {
             CHECK(refusal(fault::NONE, n_used, max_batch).empty());

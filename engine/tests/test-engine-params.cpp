@@ -87,14 +87,43 @@ static void test_slots() {
 
 // CUDA counts the blocks of Q4_0, of all rows and slots, in 32 bits; half floats in 64
 static void test_max_slots() {
-    ggml_context * ctx = ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true });
-    spac_moe_layer layer;
+    ggml_context *           ctx = ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true });
+    const ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    spac_moe_layer           layer;
     layer.parts[SPAC_PART_DOWN] = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, 2880, 2880, 1);
-    CHECK(spac_max_slots(layer) == 65534);
+    CHECK(spac_max_slots(layer, cpu) == 65534);
     layer.parts[SPAC_PART_UP] = ggml_new_tensor_3d(ctx, GGML_TYPE_Q4_0, 2880, 2880, 1);
     const uint64_t n_blocks   = 2880 * 2880 / 32;
-    CHECK((spac_max_slots(layer) + 1) * n_blocks <= INT32_MAX); // with the guard slot
-    CHECK((spac_max_slots(layer) + 2) * n_blocks > INT32_MAX);
+    CHECK((spac_max_slots(layer, cpu) + 1) * n_blocks <= INT32_MAX); // with the guard slot
+    CHECK((spac_max_slots(layer, cpu) + 2) * n_blocks > INT32_MAX);
+    ggml_free(ctx);
+}
+
+static size_t largest_tensor; // that the device below computes with, in bytes
+
+static bool is_small(ggml_backend_dev_t, const ggml_tensor * op) {
+    return ggml_nbytes(op->src[0]) <= largest_tensor;
+}
+
+// as Vulkan does beyond maxStorageBufferRange: the largest part decides, its guard slot counted
+static void test_max_slots_of_device() {
+    ggml_context * ctx = ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true });
+    spac_moe_layer layer;
+    layer.parts[SPAC_PART_DOWN]   = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, 32, 64, 1);
+    layer.parts[SPAC_PART_UP]     = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, 64, 64, 1);
+    layer.parts[SPAC_PART_DOWN_B] = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 64, 1);
+    ggml_backend_device device    = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; });
+    device.iface.supports_op      = is_small;
+
+    const size_t up_bytes = layer.part_bytes(SPAC_PART_UP);
+    for (const size_t n : { 2, 3, 10, 1000 }) {
+        largest_tensor = n * up_bytes;
+        CHECK(spac_max_slots(layer, &device) == n - 1);
+        largest_tensor = n * up_bytes + up_bytes / 2;
+        CHECK(spac_max_slots(layer, &device) == n - 1);
+    }
+    largest_tensor = 0; // no expert at all: the probe of the device says so
+    CHECK(spac_max_slots(layer, &device) == 65534);
     ggml_free(ctx);
 }
 
@@ -169,6 +198,7 @@ int main() {
     test_pinned();
     test_slots();
     test_max_slots();
+    test_max_slots_of_device();
     test_devices();
     test_no_cache_without_a_device();
     test_cpu_range();

@@ -167,13 +167,16 @@ def _devices() -> Iterator[Finding]:
 
 def _bandwidths(n_threads: int) -> Iterator[Finding]:
     from pyspac.engine import engine
-    from pyspac.engine.devices import gpu_devices
+    from pyspac.engine.devices import GPU_TYPES
 
     yield Finding(
         "ok", "host memory", f"{engine.measure_host_gb_s(n_threads):.1f} GB/s read, {n_threads} threads"
     )
-    for device in gpu_devices():
-        yield Finding("ok", "link", f"{engine.measure_link_gb_s(device.name):.1f} GB/s to {device.name}")
+    for device in engine.devices():
+        if device.type in GPU_TYPES:
+            source = "pinned" if device.has_pinned else "ordinary"
+            speed = f"{engine.measure_link_gb_s(device.name):.1f} GB/s to {device.name}"
+            yield Finding("ok", "link", f"{speed}, from {source} memory")
 
 
 def _disk(model: Path) -> Iterator[Finding]:

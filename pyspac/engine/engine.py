@@ -108,6 +108,7 @@ class DeviceInfo:
     memory_free: int  # bytes
     memory_total: int
     handle: int  # ggml_backend_dev_t, for llama_model_params.devices
+    has_pinned: bool  # host memory from which copies are fast
 
 
 def _text(value: Any) -> str:
@@ -265,6 +266,7 @@ def devices() -> list[DeviceInfo]:
                 memory_free=int(info.memory_free),
                 memory_total=int(info.memory_total),
                 handle=int(ffi.cast("uintptr_t", info.handle)),
+                has_pinned=bool(info.has_pinned),
             )
         )
     return found

@@ -5,7 +5,8 @@
     make pin-check TREE=DIR
 
 Every patch is applied to a copy, in order; every name that is not public is looked up; libspac and the
-patched sources are compiled, with nothing written. CUDA sources are not: they need nvcc.
+patched sources are compiled, with nothing written. CUDA's sources are not, as they need nvcc, nor
+Vulkan's in a build without it.
 Exit code 0: all of it fits, 1: something does not, 2: DIR is no llama.cpp tree, or there is no build to take
 the compiler's options from.
 """
