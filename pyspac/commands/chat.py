@@ -14,6 +14,7 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat import ChatTemplate, Conversation
 from pyspac.generate.decode import Interrupt
+from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
@@ -73,11 +74,13 @@ def chat(
 
 def talk(options: RunOptions, system: str | None = None, template_file: Path | None = None) -> None:
     """Load, then talk until the user leaves."""
+    loading = Loading.of(options)
+    template = ChatTemplate(loading.preflight.header, template_file)  # a wrong one is found before loading
+    template.check_system(system)
     with Interrupt.watch() as interrupt, loading_bar(interrupt) as progress:
-        session = Session(options, progress)
+        session = Session(options, progress, loading)
     with session:
         say_what_has_no_effect(session)
-        template = ChatTemplate(session.preflight.header, template_file)
         if template.is_fallback:
             error_console().print(
                 "this model has no chat template: ChatML is used, as llama.cpp does; give its own with "

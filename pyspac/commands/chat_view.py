@@ -141,8 +141,7 @@ class ChatView:
         name, _, value = text.partition(" ")
         sampling = self.conversation.session.sampler.params
         if name == "system":
-            self.conversation.system = value.strip() or None
-            self.conversation.clear()
+            self.conversation.set_system(value.strip() or None)
         elif name:
             self.conversation.session.set_sampling(_changed(sampling, name, value.strip()))
         else:

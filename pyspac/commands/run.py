@@ -24,6 +24,7 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
+from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions, parse_threshold
 from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
@@ -152,14 +153,15 @@ def run_once(
 ) -> Generation:
     """Load, generate while showing the text, then show the table and write the JSON."""
     out = sys.stderr if json_file == STDOUT else sys.stdout
+    loading = Loading.of(options)
+    if as_chat:  # a template that cannot be used is found before anything is loaded
+        template = ChatTemplate(loading.preflight.header, template_file)
+        prompt = template.text([Message("user", prompt)])
     with Interrupt.watch() as interrupt:
         with loading_bar(interrupt) as progress:
-            session = Session(options, progress)
+            session = Session(options, progress, loading)
         with session:
             say_what_has_no_effect(session)
-            if as_chat:
-                template = ChatTemplate(session.preflight.header, template_file)
-                prompt = template.text([Message("user", prompt)])
             generation = generate_shown(session, prompt, interrupt, out)
             show_result(session, generation, json_file)
     return generation

@@ -53,7 +53,7 @@ class ChatTemplate:
         source = read_template(file) if file else CHATML if own is None else str(own)
         try:
             self._formatter = Jinja2ChatFormatter(source, _special(header, "eos"), _special(header, "bos"))
-            self.text([Message("user", "x")])
+            self._render([Message("user", "x")])
         except Exception as error:  # jinja has many, and a template raises its own
             raise ModelError(
                 f"{file or header.path}: the chat template cannot be used ({error}); give another one with "
@@ -61,7 +61,28 @@ class ChatTemplate:
             ) from error
 
     def text(self, messages: Sequence[Message]) -> str:
-        """All of them, and the beginning of the answer."""
+        """All of them, and the beginning of the answer. Raises ModelError if the template refuses them."""
+        try:
+            return self._render(messages)
+        except Exception as error:  # as above: one that took a message may refuse others
+            raise ModelError(
+                f"the chat template refuses what was said ({error}): say it otherwise, begin a new chat, or "
+                "give another template with --chat-template-file"
+            ) from error
+
+    def check_system(self, system: str | None) -> None:
+        """Raise ModelError if the template takes no such message: many models know none."""
+        if system is None:
+            return
+        try:
+            self._render([Message("system", system), Message("user", "x")])
+        except Exception as error:
+            raise ModelError(
+                f"this model's chat template takes no system message ({error}): leave it out (-sys, "
+                "/set system), or give another template with --chat-template-file"
+            ) from error
+
+    def _render(self, messages: Sequence[Message]) -> str:
         rows = [{"role": message.role, "content": message.content} for message in messages]
         return str(self._formatter(messages=rows).prompt)
 
@@ -157,6 +178,12 @@ class Conversation:
             rest = self.session.model.vocab.tokenize(text[len(self._text) :], add_special=False)
             return text, self._tokens + rest
         return text, self.template.tokens(text, self.session.model.vocab)
+
+    def set_system(self, system: str | None) -> None:
+        """Begin again with another system message. Raises ModelError if the template takes none."""
+        self.template.check_system(system)
+        self.system = system
+        self.clear()
 
     def clear(self) -> None:
         """Begin again; the context is freed by the next question."""

@@ -35,9 +35,14 @@ if TYPE_CHECKING:
 class Session:
     """Models, contexts, drafter and (unless stock) the split; what two prompts begin with is kept."""
 
-    def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
-        """Raises a PyspacError; bad input is found before anything is loaded."""
-        self.loading = Loading.of(options)
+    def __init__(
+        self, options: RunOptions, progress: Progress | None = None, loading: Loading | None = None
+    ) -> None:
+        """Raises a PyspacError; bad input is found before anything is loaded.
+
+        `loading`: that of `options`, where it is known.
+        """
+        self.loading = loading or Loading.of(options)
         self.options = self.loading.options
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
