@@ -40,10 +40,7 @@ class Findings:
         """
         own = [name for name, way in self.ways.items() if way.is_own]
         others = [name for name in self.ways if name not in own]
-        closest = {
-            name: min(others, key=lambda other: speeds.ratio(name, other).median)
-            for name in own
-        }
+        closest = {name: min(others, key=lambda other: speeds.ratio(name, other).median) for name in own}
         best = max(own, key=lambda name: speeds.ratio(name, closest[name]).median)
         return best, closest[best], speeds.ratio(best, closest[best])
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from pyspac.errors import PyspacError, UsageError
 from pyspac.generate.chat import Conversation, Turn
 from pyspac.generate.decode import Interrupt
+from pyspac.generate.reasoning import Reasoning
 from pyspac.generate.sampling import SamplingParams
 from pyspac.server.warm_start import cache_folder
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
 SETTINGS: Final = {"temp": float, "top_k": int, "top_p": float, "min_p": float, "seed": int}
-THINK: Final = ("<think>", "</think>")
 HELP: Final = """\
 /set              what can be set, and how it is
 /set NAME VALUE   temp, top_k, top_p, min_p, seed; or system TEXT, which begins a new chat
@@ -33,33 +33,6 @@ HELP: Final = """\
 /help             this
 /exit             leave; Ctrl-D does too
 Enter sends, Alt+Enter begins a new line; Ctrl-C ends an answer, and clears the line."""
-
-
-class Reasoning:
-    """Parts of an answer in, (text, whether it is reasoning) out; a tag may come in pieces."""
-
-    def __init__(self, *, is_open: bool) -> None:
-        """`is_open`: the template has begun the reasoning."""
-        self.is_open = is_open
-        self._rest = ""
-
-    def feed(self, part: str, *, is_last: bool = False) -> Iterator[tuple[str, bool]]:
-        """What can be shown now; the tags themselves count as reasoning."""
-        text, self._rest = self._rest + part, ""
-        while (tag := THINK[self.is_open]) in text:
-            before, _, text = text.partition(tag)
-            yield (before + tag, True) if self.is_open else (before, False)
-            if not self.is_open:
-                yield tag, True
-            self.is_open = not self.is_open
-        n_held = 0 if is_last else _n_begun(text, THINK[self.is_open])
-        self._rest = text[len(text) - n_held :]
-        yield text[: len(text) - n_held], self.is_open
-
-
-def _n_begun(text: str, tag: str) -> int:
-    """How many of the last characters may be the beginning of `tag`."""
-    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 class ChatView:
@@ -98,7 +71,7 @@ class ChatView:
             self.console.print("\\[stopped]", style="dim")
 
     def _answer(self, question: str) -> None:
-        thinks = Reasoning(is_open=self.conversation.begins_with_reasoning)
+        thinks = Reasoning(self.conversation.begun_reasoning)
 
         def show(part: str, *, is_last: bool = False) -> None:
             for text, is_reasoning in thinks.feed(part, is_last=is_last):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pyspac.errors import ConfigError, ModelError
 from pyspac.generate.decode import Generation, Interrupt
+from pyspac.generate.reasoning import TAGS, end_of_begun, without_reasoning
 from pyspac.model.gguf_header import GgufHeader
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Conversation:
         """The answer; `on_text` gets it as it comes. A question that fails is forgotten, and raises."""
         messages = [*self._messages, Message("user", question)]
         text, tokens = self._prompt(messages)
-        stream = self.session.text_stream()
+        stream = self.session.text_stream(TAGS)  # some models' are control tokens
         parts: list[str] = []
 
         def show(part: str) -> None:
@@ -157,15 +158,18 @@ class Conversation:
         generation = self.session.generate(tokens, lambda token: show(stream.feed(token)), interrupt)
         show(stream.finish())
         answer = "".join(parts)
-        self._messages = [*messages, Message("assistant", answer)]
-        self._text, self._tokens = text + answer, tokens + generation.token_ids
+        said = without_reasoning(answer, self.begun_reasoning) if stream.has_control_tags else answer
+        self._messages = [*messages, Message("assistant", said)]
+        is_kept = said == answer  # else the template begins anew with what was said
+        self._text = text + answer if is_kept else ""
+        self._tokens = tokens + generation.token_ids if is_kept else []
         self.turns.append(Turn(generation, answer))
         return self.turns[-1]
 
     @property
-    def begins_with_reasoning(self) -> bool:
-        """Whether the template opens it, so that the answer does not."""
-        return self.template.text([Message("user", "x")]).rstrip().endswith("<think>")
+    def begun_reasoning(self) -> str:
+        """The tag that ends what the template has begun, so that the answer does not; "": nothing."""
+        return end_of_begun(self.template.text([Message("user", "x")]))
 
     def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """The text of all messages and its tokens: those of the context where the text begins alike.

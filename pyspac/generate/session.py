@@ -6,7 +6,7 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -149,10 +149,11 @@ class Session:
             return None
         return SpeculationHook(self.speculation, self.drafter, self.split)
 
-    def text_stream(self) -> TextStream:
+    def text_stream(self, tags: Sequence[str] = ()) -> TextStream:
+        """`tags`: texts to show also where they are control tokens."""
         from pyspac.generate.vocab import TextStream
 
-        return TextStream(self.model.vocab)
+        return TextStream(self.model.vocab, tags)
 
     def tokenize(self, prompt: str) -> list[int]:
         return self.model.vocab.tokenize(prompt)

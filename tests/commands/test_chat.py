@@ -11,28 +11,12 @@ from terminal import on_terminal
 from typer.testing import CliRunner
 
 from pyspac.cli import app
-from pyspac.commands.chat_view import Reasoning
 from pyspac.generate.session import Session
 
 TARGET = ROOT / "pyspac/models/demo-moe.gguf"
 DRAFT = ROOT / "pyspac/models/demo-draft.gguf"
 ENTER, NEW_LINE, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
 PROMPT = "\x1b[?2004h"  # bracketed paste is switched on as a line is asked for
-
-
-def shown(parts: list[str], *, is_open: bool = False) -> tuple[str, str]:
-    """What is shown as the answer, and what as reasoning."""
-    reasoning = Reasoning(is_open=is_open)
-    pairs = [pair for part in parts for pair in reasoning.feed(part)] + list(reasoning.feed("", is_last=True))
-    return tuple("".join(text for text, is_dim in pairs if is_dim == wanted) for wanted in (False, True))  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 100])
-def test_reasoning_is_told_from_the_answer(n: int) -> None:
-    text = "a < b <think>why\nnot</think>\n\nyes <thin"
-    parts = [text[i : i + n] for i in range(0, len(text), n)]
-    assert shown(parts) == ("a < b \n\nyes <thin", "<think>why\nnot</think>")
-    assert shown(["why</th", "ink>yes"], is_open=True) == ("yes", "why</think>")
 
 
 @pytest.mark.model
