@@ -290,6 +290,7 @@ def test_damaged_defaults_are_none(models: Path, text: str) -> None:
     ("name", "value"),
     [
         *(("stock", "yes"), ("n_cpu_moe", "3"), ("n_cpu_moe", True), ("device", 5), ("device", None)),
+        *(("n_cpu_moe", -5), ("n_cpu_moe", 99999999)),
         *(("spec_type", 1), ("spec_type", "magic"), ("draft", 7), ("cache", 40), ("cache", "lots")),
         *(("flags", None), ("flags", [])),
     ],
@@ -301,6 +302,30 @@ def test_a_damaged_value_is_no_default(models: Path, name: str, value: object) -
     row, said = run_with(models)
     assert row["mode"] == WITHOUT_FLAGS
     assert "using the defaults" not in said
+
+
+@pytest.mark.parametrize("name", ["device", "draft"])
+def test_defaults_that_work_no_longer_are_not_used(name: str, models: Path, tmp_path: Path) -> None:
+    """A GPU that was taken out, a draft model that was overwritten."""
+    (tmp_path / "draft.gguf").write_bytes(b"garbage")
+    path = saved_defaults.save(RunOptions(model=models / "target.gguf", device="emulated"), "--flags")
+    value = {"device": "CUDA0", "draft": str(tmp_path / "draft.gguf")}[name]
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    row, said = run_with(models)
+    assert (row["mode"], row["draft"]) == (WITHOUT_FLAGS, None)
+    assert "cannot be used" in said
+    assert "not used; `pyspac bench --profile` saves new ones" in said
+
+
+def test_nothing_is_measured_where_nothing_can_be_saved(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPAC_CACHE_DIR", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("pyspac.commands.bench.measure", lambda *arguments: pytest.fail("measured"))
+    result = invoke("bench", "-m", models / "target.gguf", "--profile")
+    assert result.exit_code == 1
+    assert "the defaults cannot be saved" in result.output
 
 
 def test_folder_that_cannot_be_written(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
