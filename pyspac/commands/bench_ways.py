@@ -84,8 +84,8 @@ def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
     stock = replace(plain, stock=True)
     repacked = replace(stock, repack=True)
     ways = {
-        "llama.cpp": Way("--stock --repack", repacked, False),
-        "llama.cpp, weights as in the file": Way("--stock", stock, False),
+        "llama.cpp": Way("--stock", repacked, False),
+        "llama.cpp, weights as in the file": Way("--stock --no-repack", stock, False),
     }
     if not loading.device.is_cpu:
         n = n_cpu_moe(loading.preflight.geometry.moe_layers, _pool_bytes(plain))

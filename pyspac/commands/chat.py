@@ -40,6 +40,7 @@ def chat(
     n_predict: o.NPredict = -1,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
+    cpu_range: o.CpuRange = None,
     gpu_layers: o.GpuLayers = None,
     temp: o.Temp = SAMPLING.temp,
     top_k: o.TopK = SAMPLING.top_k,
@@ -54,6 +55,8 @@ def chat(
     spec_type: o.SpecTypeName = None,
     draft_max: o.DraftMax = None,
     speculation: o.SpeculationName = None,
+    stock: o.Stock = False,
+    repack: o.Repack = None,
     verbose: o.Verbose = False,
 ) -> None:
     """Talk with a model.
@@ -65,9 +68,10 @@ def chat(
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     options = RunOptions(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache), ram=ram, device=device,
-        host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type), draft_max=draft_max,
-        speculation=speculation, verbose=verbose,
+        cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
+        ram=ram, device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
+        draft_max=draft_max, speculation=speculation, stock=stock,
+        repack=stock if repack is None else repack, verbose=verbose,
     )  # fmt: skip
     talk(with_saved(options, command), system_prompt, chat_template_file)
 

@@ -113,7 +113,7 @@ def _run_shown(options: RunOptions, title: str, json_file: str | None) -> _Shown
         with loading_bar(interrupt) as progress:
             session = Session(options, progress)
         with session:
-            generation = generate_shown(session, demo_prompt(), interrupt, out)
+            generation = generate_shown(session, session.tokenize(demo_prompt()), interrupt, out)
             console.print()
             print_table(console, session, generation)
             shown = _Shown(generation, run_dict(session, generation), device_text(session))

@@ -55,12 +55,6 @@ CopyGbS = Annotated[
         help="Slow copies down to this speed, to emulate another link; 0: full speed.",
     ),
 ]
-Repack = Annotated[
-    bool,
-    typer.Option(
-        "--repack", help="With --stock: let llama.cpp repack weights for the CPU; bits may then differ."
-    ),
-]
 
 
 @reports_errors
@@ -102,7 +96,7 @@ def run(
     copy_gb_s: CopyGbS = 0.0,
     link_gb_s: o.LinkGbS = None,
     stock: o.Stock = False,
-    repack: Repack = False,
+    repack: o.Repack = None,
     json_file: o.JsonFile = None,
     verbose: o.Verbose = False,
 ) -> None:
@@ -121,7 +115,7 @@ def run(
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
         estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
         predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock, ram=ram,
-        repack=repack, verbose=verbose)  # fmt: skip
+        repack=stock if repack is None else repack, verbose=verbose)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 
 
@@ -162,20 +156,22 @@ def run_once(
             session = Session(options, progress, loading)
         with session:
             say_what_has_no_effect(session)
-            generation = generate_shown(session, prompt, interrupt, out)
+            vocab = session.model.vocab
+            tokens = template.tokens(prompt, vocab) if as_chat else vocab.tokenize(prompt)
+            generation = generate_shown(session, tokens, interrupt, out)
             show_result(session, generation, json_file)
     return generation
 
 
-def generate_shown(session: Session, prompt: str, interrupt: Interrupt, out: TextIO) -> Generation:
-    """Generate and write the text to `out` as it comes."""
+def generate_shown(session: Session, prompt: list[int], interrupt: Interrupt, out: TextIO) -> Generation:
+    """Generate after the tokens `prompt`, and write the text to `out` as it comes."""
     stream = session.text_stream()
 
     def show(token: int) -> None:
         out.write(stream.feed(token))
         out.flush()
 
-    generation = session.generate(session.tokenize(prompt), show, interrupt)
+    generation = session.generate(prompt, show, interrupt)
     out.write(stream.finish() + "\n")
     out.flush()
     return generation
@@ -185,7 +181,8 @@ def show_result(session: Session, generation: Generation, json_file: str | None)
     console = error_console()
     if generation.stop_reason == "context":
         console.print(
-            f"stopped: the context is full ({session.context.n_ctx} tokens of prompt and text); raise -c",
+            f"stopped: the context is full ({session.context.n_ctx} tokens of prompt and text); "
+            f"{session.context.room_advice}",
             style="yellow",
         )
     console.print()

@@ -167,7 +167,7 @@ class Session:
         """Generate after `prompt`; `on_token` gets each token as it comes. Raises PyspacError once closed."""
         if self.context.ptr is None:
             raise PyspacError("this session is closed; open another one")
-        check_prompt(prompt, self.context.n_ctx)  # before anything is taken back for it
+        check_prompt(prompt, self.context.n_ctx, self.context.room_advice)  # before anything is taken back
         self._keep_prefix(prompt)
         hook = self._speculation_hook()
         loop = DecodeLoop(
