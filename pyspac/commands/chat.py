@@ -62,7 +62,10 @@ def chat(
     """Talk with a model.
 
     Its own chat template is used. Enter sends, Alt+Enter begins a new line, Ctrl-C ends an answer, Ctrl-D the
-    chat; /help lists what else there is. What was said stays in the context: only new tokens are processed.
+    chat; /help lists what else there is. What was said stays in the context: only new tokens are processed,
+    unless the template changes what was said. Reasoning is dimmed where the model marks it in a way that is
+    known (<think>, [THINK], gpt-oss's channels, ...). What you type is kept for later chats, for you alone:
+    ~/.cache/pyspac/chat-history.
     """
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)

@@ -161,7 +161,7 @@ HostKernels = Annotated[
         "--host-kernels",
         metavar="NAME",
         help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
-        "llama.cpp), or auto (ggml where the device is emulated, else spac).",
+        "llama.cpp; needs a device), or auto (ggml where the device is emulated, else spac).",
     ),
 ]
 Stock = Annotated[

@@ -37,30 +37,11 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 }
 
 # flags of how a model is run: whoever gives one of them decides, and nothing that was saved is used
-HOW: Final = frozenset(
-    (
-        *(
-            "stock",
-            "repack",
-            "device",
-            "rpc",
-            "cache",
-            "ram",
-            "gpu_layers",
-            "host_kernels",
-            "copy_gb_s",
-            "link_gb_s",
-        ),
-        *("model_draft", "hf_repo_draft", "mtp", "spec_type"),
-        *(
-            "draft_max",
-            "draft_p_min",
-            "speculation",
-            "explain",
-        ),
-        *("estimator", "threshold", "without", "predict"),
-    )
-)
+HOW: Final = frozenset({
+    "stock", "repack", "device", "rpc", "cache", "ram", "gpu_layers", "host_kernels", "copy_gb_s",
+    "link_gb_s", "model_draft", "hf_repo_draft", "mtp", "spec_type", "draft_max", "draft_p_min",
+    "speculation", "explain", "estimator", "threshold", "without", "predict",
+})  # fmt: skip
 
 
 def folder() -> Path:
@@ -83,12 +64,10 @@ def save(options: RunOptions, flags: str) -> Path:
 
 def check_can_save() -> None:
     """Raise PyspacError if nothing can be saved, before anything is measured for it."""
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_saved(folder(), error.strerror) from error
-    if not can_write(folder() / "model.json"):
-        raise _not_saved(folder(), "it cannot be written to")
+    path = folder().absolute()
+    place = next(one for one in (path, *path.parents) if one.exists())  # the rest can be made there
+    if not place.is_dir() or not can_write(place / "model.json"):
+        raise _not_saved(place, "nothing can be written there")
 
 
 def _not_saved(path: Path, why: str | None) -> PyspacError:

@@ -11,6 +11,7 @@ from typing import Any
 
 import input_models
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from pyspac.cli import app
@@ -260,6 +261,22 @@ def test_flags_replace_saved_defaults(models: Path) -> None:
         row, said = run_with(models, *flags)
         assert (row["mode"], row["emulated"], row["spec_type"]) == (mode, False, "none")
         assert "saved" not in said
+
+
+# of run and chat: what is generated, where it goes, and how much of the machine it may have
+WHAT = {
+    *("model", "hf_repo", "prompt", "file", "chat", "chat_template_file", "system_prompt", "n_predict"),
+    *("ctx_size", "threads", "cpu_range", "temp", "top_k", "top_p", "min_p", "seed", "json_file", "verbose"),
+}
+
+
+@pytest.mark.parametrize("name", ["run", "chat"])
+def test_every_flag_replaces_saved_defaults_or_goes_beside_them(name: str) -> None:
+    """A new one has to be in one of the two sets."""
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    flags = {parameter.name for parameter in command.params} - {"help"}
+    assert flags <= saved_defaults.HOW | WHAT
+    assert not saved_defaults.HOW & WHAT
 
 
 def test_saved_defaults_belong_to_one_model(models: Path) -> None:
