@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Findings:
                 f"slower. '{self.winner}' has the better median."
             )
         way = self.ways[self.winner]
-        return f"{text}\nUse: {way.program} -m {self.model} {way.flags}"
+        return f"{text}\nUse: {way.program} -m {shlex.quote(self.model)} {way.flags}"
 
     def prompt_verdict(self) -> str:
         """The same of prompts, which may have other rivals."""

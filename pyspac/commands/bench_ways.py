@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -106,7 +107,7 @@ def _with_drafts(way: Way, options: RunOptions) -> Way:
     if options.draft is None:
         flags, drafting = "--spec-type ngram", replace(way.options, spec_type="ngram")
     else:
-        flags, drafting = f"-md {options.draft}", replace(way.options, draft=options.draft)
+        flags, drafting = f"-md {shlex.quote(str(options.draft))}", replace(way.options, draft=options.draft)
     return replace(way, flags=f"{way.flags} {flags}", options=drafting)
 
 

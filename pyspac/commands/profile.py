@@ -106,11 +106,12 @@ def profile(
         places.check_fits(model)
     options = RunOptions(
         model=model, draft=model_draft, n_threads=threads, n_gpu_layers=gpu_layers,
-        stock=stock, repack=stock, device=device, rpc=rpc, cache=CacheSize(text=cache),
+        stock=stock, device=device, rpc=rpc, cache=CacheSize(text=cache),
         spec_type="draft" if model_draft else "ngram", draft_max=width_max - 1, verbose=verbose,
         n_ctx=ctx_size if ctx_size is not None or places is None else places.n_ctx,
         n_sequences=1 if places is None else max(places.sequences),
         max_batch=MAX_WIDTH if places is None else max(MAX_WIDTH, places.max_batch),
+        repack=stock,  # llama.cpp's default
     )  # fmt: skip
     with (
         Interrupt.watch() as interrupt,

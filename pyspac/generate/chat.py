@@ -54,7 +54,8 @@ class ChatTemplate:
         source = read_template(file) if file else CHATML if own is None else str(own)
         try:
             self._formatter = Jinja2ChatFormatter(source, _special(header, "eos"), _special(header, "bos"))
-            self._render([Message("user", "x")])
+            if not self._render([Message("user", "x")]).strip():
+                raise ValueError("it makes no text of a message")
         except Exception as error:  # jinja has many, and a template raises its own
             raise ModelError(
                 f"{file or header.path}: the chat template cannot be used ({error}); give another one with "

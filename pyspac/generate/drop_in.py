@@ -91,7 +91,12 @@ _KNOWN: Final = frozenset(inspect.signature(llama_cpp.Llama.__init__).parameters
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no types
-    """`llama_cpp.Llama`, run by pyspac. Close it, or use it as a context manager."""
+    """`llama_cpp.Llama`, run by pyspac. Close it, or use it as a context manager.
+
+    Making one: `_plan` checks everything and finds the device; llama_cpp.Llama fills in `model_params` and
+    loads the model, fills in `context_params` and makes the context, both with what `_ours` has on top
+    (`_Fields`); `_attach` brings the engine and who drafts.
+    """
 
     model_params = _Fields()
     context_params = _Fields()

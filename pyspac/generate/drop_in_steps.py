@@ -61,7 +61,9 @@ class DropInSteps(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python ha
         self.n_ctx = n_ctx
         self.totals = StepTotals()
         self.begin()
-        self._seen: TokenIds = np.empty(0, np.intc)  # what the drafter saw and drafted last
+        self._seen: TokenIds = np.empty(
+            0, np.intc
+        )  # what the drafter saw and drafted last, also in former generations
 
     def begin(self, *, must_repeat: bool = False) -> None:
         """A new generation; what became of the last step of the one before is not known.

@@ -93,6 +93,11 @@ def test_verdict(own: list[float], said: str, winner: str) -> None:
     assert f"Use: pyspac run -m m.gguf --{winner}" in found.verdict()
 
 
+def test_flags_can_be_typed_as_they_are_printed() -> None:
+    found = findings({"stock": [10.0, 10.0], "own": [20.0, 20.0]})
+    assert "Use: pyspac run -m 'my models/m.gguf' --own" in replace(found, model="my models/m.gguf").verdict()
+
+
 def test_a_way_that_was_disturbed_does_not_choose_the_rival() -> None:
     """The first way is slow in two of three rounds; beside it 'b' looks the faster, yet 'a' comes closer."""
     found = findings(

@@ -49,6 +49,9 @@ def test_another_template(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ bos_token }}{{ messages[0].content }}")
     assert ChatTemplate(read_header(TARGET), file).text([Message("user", "u")]).endswith("u")
+    file.write_text("")
+    with pytest.raises(ModelError, match=r"cannot be used \(it makes no text"):
+        ChatTemplate(read_header(TARGET), file)
     file.write_text("{% for %}")
     with pytest.raises(ModelError, match=r"t\.jinja: the chat template cannot be used.*--chat-template-file"):
         ChatTemplate(read_header(TARGET), file)
