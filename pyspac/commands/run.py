@@ -102,10 +102,9 @@ def run(
 ) -> None:
     """Generate text after a prompt.
 
-    With a GPU the routed experts of each layer are split between it and the host; --stock is plain llama.cpp.
-    Without one the engine's own CPU kernels compute everything. Ctrl-C stops and prints the figures so far.
-    Without a prompt, on a terminal, it is `pyspac chat`. Most runs need no more than
-    pyspac run -m MODEL.gguf -md DRAFT.gguf -p "Once upon a time" -n 200
+    With a GPU the routed experts of each layer are split between it and the host, without one the engine's
+    CPU kernels compute everything; --stock is plain llama.cpp. Ctrl-C stops and prints the figures so far.
+    Without a prompt, on a terminal, it is a chat. Example: pyspac run -m MODEL.gguf -p "Once" -n 200
     """
     text = prompt_or_chat(prompt, file, json_file)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
