@@ -113,7 +113,7 @@ def measure(args: argparse.Namespace, geometry: MoeGeometry, share: float, round
     ram_mib = min(limit - others - PROCESS_MIB * MIB, geometry.experts_bytes) // MIB
     common = ["-m", str(args.model), "-p", PROMPT, "-n", str(args.predict), "-c", "1024"]
     common += ["-t", str(args.threads), "--spec-type", "none"]
-    ways = {STOCK: ["--stock", "--device", "none"]}
+    ways = {STOCK: ["--stock", "--no-repack", "--device", "none"]}
     for name in (NO_PREDICTOR, *args.predictor):
         ways[name] = ["--device", "none", "--ram", str(ram_mib), "--predict", name]
     row: dict[str, Any] = {

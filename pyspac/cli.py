@@ -32,7 +32,8 @@ MODEL_COMMANDS: Final = ("run", "chat", "serve", "bench", "profile", "trace")  #
 
 app = typer.Typer(
     name="pyspac",
-    help="Mixture-of-Experts models, split expert by expert between a device and the host while they run.",
+    help="Mixture-of-Experts models, split expert by expert between a device and the host while they run; "
+    "without a GPU the engine's own CPU kernels run any model. To begin: pyspac chat -m MODEL.gguf",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

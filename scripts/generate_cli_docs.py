@@ -21,7 +21,8 @@ INTRODUCTION: Final = """# Command line
 <!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
 
 Flags are spelt as in llama.cpp where it has them, but for `--predict`: it names predictors, and the number of
-tokens is `-n` or `--n-predict`. Exit codes: 0 done, 1 failed, 2 bad input (nothing is
+tokens is `-n` or `--n-predict`. `pyspac serve` has few of llama-server's flags; the others (`-t`, `-np`,
+`-ngl`, `--api-key`, ...) come after `--`. Exit codes: 0 done, 1 failed, 2 bad input (nothing is
 written), 130 stopped with Ctrl-C (the figures so far are printed first). The generated text goes to stdout,
 everything else to stderr; with `--json -` stdout holds the JSON object alone.
 """
@@ -30,15 +31,15 @@ everything else to stderr; with `--json -` stdout holds the JSON object alone.
 JSON_FIELDS: Final = """## The object of `pyspac run --json`
 
 `pyspac demo --json` writes `{"equal": ..., "split": ..., "stock": ...}`, with two of them. What was not
-measured is `null`.
+measured is `null`; without slots on a device (`mode` other than `split`) all of `experts` is 0.
 
 | field | meaning |
 |---|---|
-| `mode` | `split` or `stock` |
+| `mode` | `host` (no device, own kernels: the default without a GPU), `split`, `stock` (llama.cpp alone) |
 | `device`, `emulated` | ggml's name of the device; whether it, or the speed of its link, is emulated |
-| `model`, `draft` | the files; `draft` is `null` without a draft model |
+| `model`, `draft`, `mtp` | the files; `draft` and `mtp` (masks) are `null` unless they draft |
 | `spec_type`, `draft_max` | who drafts, and how many tokens at most |
-| `speculation` | what chose the draft lengths: `forecast`, `static`, ... |
+| `speculation` | what chose the draft lengths: `forecast`, `static`, ...; `null` where nothing drafts |
 | `seed` | of sampling; `null` if greedy |
 | `text`, `token_ids`, `n_tokens` | what was generated, without the end token |
 | `stop_reason` | `eog`, `length`, `context` (it is full) or `interrupted` |
@@ -53,7 +54,9 @@ measured is `null`.
 | `experts.n_loads`, `.n_evictions`, `.loaded_bytes` | copies to the device |
 | `experts.n_staged`, `.staged_bytes`, `.staged_us`, `.stage_wait_us` | of these: for prompts |
 | `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
-| `layers.split`, `.declined` | layers that are split; `{reason: count}` of those that are not |
+| `tier` | [experts on disk](memory-tier.md): slots, reads, waits; `null` where all are in memory |
+| `layers.split` | layers whose experts the engine computes: split, or with `mode` `host` by its kernels |
+| `layers.declined` | `{reason: count}` of the others |
 | `predictors[]` | one object per name of `--predict`: [look-ahead.md](look-ahead.md#what-the-figures-mean) |
 | `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
 | `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | estimator; the scheduler's time per step |

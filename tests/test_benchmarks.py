@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from conftest import ROOT
 
+from pyspac.commands import machine
+
 CONTENDERS = ["stock", "none", "all", "repacked"]
 
 
@@ -101,11 +103,22 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
         assert row["machine"]["cpu"]
 
 
+def test_an_installed_package_names_no_commit_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder may lie in somebody's repository; a clone has the file with the pin."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *author, "commit", "-q", "--allow-empty", "-m", "x"], cwd=tmp_path, check=True)
+    monkeypatch.setattr("pyspac.commands.machine.REPOSITORY", tmp_path)
+    assert (machine.commit(), machine.pin()) == ("unknown", "unknown")
+
+
 def test_machine_names_what_it_ran_on() -> None:
-    machine = json.loads(run_script(ROOT / "benchmarks/machine.py"))
-    assert machine["n_cores"] >= 1
-    assert machine["memory_gib"] > 0
-    assert len(machine["llama_cpp_pin"]) == 9
+    row = json.loads(run_script(ROOT / "benchmarks/machine.py"))
+    assert row["n_cores"] >= 1
+    assert row["memory_gib"] > 0
+    assert len(row["llama_cpp_pin"]) == 9
 
 
 def test_figure_of_the_readme_is_drawn_from_the_rows(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def bench(
     if png is not None:
         check_target("--png", png)
         check_can_draw()
+    if profile:
+        saved_defaults.check_can_save()
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
         model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,

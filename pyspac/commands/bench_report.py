@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,24 +30,24 @@ class Findings:
 
     @property
     def winner(self) -> str:
-        """The way to use: pyspac's fastest, unless llama.cpp's is faster than rounds differ."""
-        own, other = self.rivals()
-        return other if self.turns.generation().ratio(own, other).most < 1.0 else own
+        """The way to use: the faster of the rivals."""
+        own, other, ratio = self.rivals(self.turns.generation())
+        return own if ratio.median >= 1.0 else other
 
-    def _fastest(self, names: list[str]) -> str:
-        """Round by round, beside the first way: what disturbs a whole round counts for nothing."""
-        speeds, first = self.turns.generation(), next(iter(self.ways))
-        return max(names, key=lambda name: speeds.ratio(name, first).median)
+    def rivals(self, speeds: Speeds) -> tuple[str, str, Spread]:
+        """pyspac's best way, llama.cpp's that comes closest to it or beats it, and the ratio of the two.
 
-    def rivals(self) -> tuple[str, str]:
-        """pyspac's fastest way, and llama.cpp's."""
+        Each pair is compared round by round, so what disturbs a whole round counts for nothing.
+        """
         own = [name for name, way in self.ways.items() if way.is_own]
-        return self._fastest(own), self._fastest([name for name in self.ways if name not in own])
+        others = [name for name in self.ways if name not in own]
+        closest = {name: min(others, key=lambda other: speeds.ratio(name, other).median) for name in own}
+        best = max(own, key=lambda name: speeds.ratio(name, closest[name]).median)
+        return best, closest[best], speeds.ratio(best, closest[best])
 
     def verdict(self) -> str:
-        """Who wins, in plain words."""
-        own, other = self.rivals()
-        ratio = self.turns.generation().ratio(own, other)
+        """Who wins, in plain words: every round of one side has to be the faster."""
+        own, other, ratio = self.rivals(self.turns.generation())
         if ratio.least > 1.0:
             text = f"pyspac wins: '{own}' generates {_times(ratio)} as fast as '{other}'."
         elif ratio.most < 1.0:
@@ -56,30 +57,27 @@ class Findings:
             )
         else:
             text = (
-                f"Neither wins: '{own}' generates {_times(ratio)} as fast as '{other}', which the rounds "
-                "cannot tell apart."
+                f"Neither wins: '{own}' generates {_times(ratio)} as fast as '{other}', now faster, now "
+                f"slower. '{self.winner}' has the better median."
             )
         way = self.ways[self.winner]
-        return f"{text}\nUse: {way.program} -m {self.model} {way.flags}"
+        return f"{text}\nUse: {way.program} -m {shlex.quote(self.model)} {way.flags}"
 
     def prompt_verdict(self) -> str:
-        speeds = self.turns.prompts()
-        best = max(self.ways, key=lambda name: speeds.of(name).median)
-        own, other = self.rivals()
-        return (
-            f"Prompts: '{best}' is the fastest; '{own}' takes them {_times(speeds.ratio(own, other))} as "
-            f"fast as '{other}'."
-        )
+        """The same of prompts, which may have other rivals."""
+        own, other, ratio = self.rivals(self.turns.prompts())
+        return f"Prompts: '{own}' takes them {_times(ratio)} as fast as '{other}'."
 
     def row(self) -> dict[str, Any]:
         """The object of --json: no paths, so that it can be shared."""
         generation, prompts = self.turns.generation(), self.turns.prompts()
-        own, other = self.rivals()
+        own, other, ratio = self.rivals(generation)
         return {
             "model": Path(self.model).name,
             "draft": Path(self.draft).name if self.draft else None,
             "winner": self.winner,
-            "ratio": asdict(generation.ratio(own, other)),
+            "rivals": [own, other],
+            "ratio": asdict(ratio),
             "at_once": self.at_once,
             "ways": {
                 name: {
@@ -94,7 +92,7 @@ class Findings:
 
 
 def _times(ratio: Spread) -> str:
-    return f"{ratio.median:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.median:.2f} times ({ratio.least:.2f} to {ratio.most:.2f} over the rounds)"
 
 
 def show(console: Console, findings: Findings) -> None:
@@ -112,7 +110,8 @@ def show(console: Console, findings: Findings) -> None:
     console.print(table)
     console.print(
         "prompt: processing prompts; the others: generation after each kind,\n"
-        "and after all; medians of the rounds; +-: half the quartiles' distance of all",
+        "and after all; medians of the rounds; +-: half the quartiles' distance of all.\n"
+        "The slowest and the fastest round of a ratio decide who wins",
         style="dim",
     )
     if not findings.at_once:

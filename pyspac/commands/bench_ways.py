@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -84,8 +85,8 @@ def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
     stock = replace(plain, stock=True)
     repacked = replace(stock, repack=True)
     ways = {
-        "llama.cpp": Way("--stock --repack", repacked, False),
-        "llama.cpp, weights as in the file": Way("--stock", stock, False),
+        "llama.cpp": Way("--stock", repacked, False),
+        "llama.cpp, weights as in the file": Way("--stock --no-repack", stock, False),
     }
     if not loading.device.is_cpu:
         n = n_cpu_moe(loading.preflight.geometry.moe_layers, _pool_bytes(plain))
@@ -106,7 +107,7 @@ def _with_drafts(way: Way, options: RunOptions) -> Way:
     if options.draft is None:
         flags, drafting = "--spec-type ngram", replace(way.options, spec_type="ngram")
     else:
-        flags, drafting = f"-md {options.draft}", replace(way.options, draft=options.draft)
+        flags, drafting = f"-md {shlex.quote(str(options.draft))}", replace(way.options, draft=options.draft)
     return replace(way, flags=f"{way.flags} {flags}", options=drafting)
 
 

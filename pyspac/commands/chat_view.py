@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from pyspac.errors import PyspacError, UsageError
+from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.generate.chat import Conversation, Turn
 from pyspac.generate.decode import Interrupt
+from pyspac.generate.reasoning import Reasoning
 from pyspac.generate.sampling import SamplingParams
 from pyspac.server.warm_start import cache_folder
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
 SETTINGS: Final = {"temp": float, "top_k": int, "top_p": float, "min_p": float, "seed": int}
-THINK: Final = ("<think>", "</think>")
+EXITS: Final = (["/exit"], ["/quit"], ["/bye"])
 HELP: Final = """\
 /set              what can be set, and how it is
 /set NAME VALUE   temp, top_k, top_p, min_p, seed; or system TEXT, which begins a new chat
@@ -32,34 +33,8 @@ HELP: Final = """\
 /clear            begin a new chat
 /help             this
 /exit             leave; Ctrl-D does too
+//TEXT            a message that begins with /
 Enter sends, Alt+Enter begins a new line; Ctrl-C ends an answer, and clears the line."""
-
-
-class Reasoning:
-    """Parts of an answer in, (text, whether it is reasoning) out; a tag may come in pieces."""
-
-    def __init__(self, *, is_open: bool) -> None:
-        """`is_open`: the template has begun the reasoning."""
-        self.is_open = is_open
-        self._rest = ""
-
-    def feed(self, part: str, *, is_last: bool = False) -> Iterator[tuple[str, bool]]:
-        """What can be shown now; the tags themselves count as reasoning."""
-        text, self._rest = self._rest + part, ""
-        while (tag := THINK[self.is_open]) in text:
-            before, _, text = text.partition(tag)
-            yield (before + tag, True) if self.is_open else (before, False)
-            if not self.is_open:
-                yield tag, True
-            self.is_open = not self.is_open
-        n_held = 0 if is_last else _n_begun(text, THINK[self.is_open])
-        self._rest = text[len(text) - n_held :]
-        yield text[: len(text) - n_held], self.is_open
-
-
-def _n_begun(text: str, tag: str) -> int:
-    """How many of the last characters may be the beginning of `tag`."""
-    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 class ChatView:
@@ -72,7 +47,7 @@ class ChatView:
     def run(self) -> None:
         """Until Ctrl-D or /exit, or a pipe's end."""
         for line in map(str.strip, self._typed() if sys.stdin.isatty() else sys.stdin):
-            if line == "/exit":
+            if line.split(maxsplit=1)[:1] in EXITS:
                 return
             if line:
                 self._say_errors(line)
@@ -91,14 +66,17 @@ class ChatView:
 
     def _say_errors(self, line: str) -> None:
         try:
-            self._obey(line) if line.startswith("/") else self._answer(line)
+            if line.startswith("/") and not line.startswith("//"):
+                self._obey(line)
+            else:
+                self._answer(line.removeprefix("/"))
         except PyspacError as error:
             self.console.print(str(error), style="red", markup=False)
         except KeyboardInterrupt:  # the second one of an answer
             self.console.print("\\[stopped]", style="dim")
 
     def _answer(self, question: str) -> None:
-        thinks = Reasoning(is_open=self.conversation.begins_with_reasoning)
+        thinks = Reasoning(self.conversation.begun_reasoning)
 
         def show(part: str, *, is_last: bool = False) -> None:
             for text, is_reasoning in thinks.feed(part, is_last=is_last):
@@ -112,11 +90,11 @@ class ChatView:
         self._say_why_it_ended(turn)
 
     def _say_why_it_ended(self, turn: Turn) -> None:
-        reason = turn.generation.stop_reason
+        reason, advice = turn.generation.stop_reason, self.conversation.session.context.room_advice
         texts = {
             "interrupted": "[stopped]",
             "length": "[-n tokens are reached]",
-            "context": "[the context is full: /clear begins a new chat, -c gives it more room]",
+            "context": f"[the context is full: /clear begins a new chat; {advice}]",
         }
         if reason in texts:
             self.console.print(texts[reason], style="dim", markup=False)
@@ -124,7 +102,7 @@ class ChatView:
     # ---- commands
 
     def _obey(self, line: str) -> None:
-        name, _, rest = line.partition(" ")
+        name, rest = (*line.split(maxsplit=1), "")[:2]
         match name:
             case "/help":
                 self.console.print(HELP, markup=False)
@@ -132,22 +110,28 @@ class ChatView:
                 self.console.print("\n".join(stats_lines(self.conversation)), markup=False)
             case "/clear":
                 self.conversation.clear()
+                self._confirm("a new chat begins")
             case "/set":
-                self._set(rest.strip())
+                self._set(rest)
             case _:
                 raise UsageError(f"there is no {name}: /help lists the commands")
 
     def _set(self, text: str) -> None:
-        name, _, value = text.partition(" ")
+        name, value = (*text.split(maxsplit=1), "", "")[:2]
         sampling = self.conversation.session.sampler.params
         if name == "system":
-            self.conversation.system = value.strip() or None
-            self.conversation.clear()
+            self.conversation.set_system(value or None)
+            self._confirm(f"system is {value or 'none'}, and a new chat begins")
         elif name:
-            self.conversation.session.set_sampling(_changed(sampling, name, value.strip()))
+            changed = _changed(sampling, name, value)
+            self.conversation.session.set_sampling(changed)
+            self._confirm(f"{name} is {_value(changed, name)}")
         else:
-            shown = "  ".join(f"{field} {getattr(sampling, field):g}" for field in SETTINGS)
+            shown = "  ".join(f"{field} {_value(sampling, field)}" for field in SETTINGS)
             self.console.print(f"{shown}\nsystem {self.conversation.system or 'none'}", markup=False)
+
+    def _confirm(self, text: str) -> None:
+        self.console.print(f"[{text}]", style="dim", markup=False)
 
 
 def _changed(sampling: SamplingParams, name: str, value: str) -> SamplingParams:
@@ -158,8 +142,17 @@ def _changed(sampling: SamplingParams, name: str, value: str) -> SamplingParams:
     with contextlib.suppress(ValueError):
         number = SETTINGS[name](value)
     if number is None:
-        raise UsageError(f"{name} needs a number: /set {name} {getattr(sampling, name):g}")
-    return replace(sampling, **{name: number})
+        kind = "whole number" if SETTINGS[name] is int else "number"
+        raise UsageError(f"{name} needs a {kind}: /set {name} {_value(sampling, name)}")
+    try:
+        return replace(sampling, **{name: number})
+    except ConfigError as error:  # which names the flag
+        raise UsageError(str(error).removeprefix("--").replace("-", "_", 1 if "_" in name else 0)) from error
+
+
+def _value(sampling: SamplingParams, name: str) -> str:
+    value = getattr(sampling, name)
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def stats_lines(conversation: Conversation) -> list[str]:
@@ -183,12 +176,19 @@ def _new_prompt() -> PromptSession[str]:
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings
 
+    class KeptHistory(FileHistory):
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):  # the disk is full: this line is not kept
+                super().store_string(string)
+
     history: History = InMemoryHistory()
     with contextlib.suppress(OSError):
         cache_folder().mkdir(parents=True, exist_ok=True)
         path = cache_folder() / "chat-history"
         path.touch(mode=0o600)
-        history = FileHistory(str(path))
+        if path.is_file():  # a device may be read for ever
+            with path.open("a+b"):  # or it cannot be read and written
+                history = KeptHistory(str(path))
     keys = KeyBindings()
     keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
     keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))

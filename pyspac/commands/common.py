@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 EXIT_INTERRUPTED: Final = 130
 TABLE_WIDTH: Final = 80
+STDIN: Final = "-"
 
 
 def error_console() -> Console:
@@ -69,21 +70,31 @@ def _drop_stdout() -> None:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The text of -p, or the contents of -f without one final newline. Raises ConfigError."""
+    """The text of -p, or the contents of -f without one final newline, or of a pipe. Raises ConfigError."""
     if (prompt is None) == (file is None):
         if file is not None:
             raise UsageError("both -p and -f are given: give the prompt once")
-        raise UsageError("give a prompt with -p or -f, or leave both out on a terminal to chat")
+        if sys.stdin.isatty() or not (text := _read_stdin()):
+            raise UsageError("give a prompt with -p or -f, or leave both out on a terminal to chat")
+        return text
     if file is None:
         assert prompt is not None
         return os.fsencode(prompt).decode(errors="replace")  # as a file's text: it may be no UTF-8
     try:
-        text = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+        text = (
+            _read_stdin()
+            if str(file) == STDIN
+            else file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+        )
     except OSError as error:
         raise ConfigError("-f", str(file), f"a text file that can be read ({error.strerror})") from error
     if "\0" in text:
         raise ConfigError("-f", str(file), "a text file: this one holds zero bytes, as no text does")
     return text
+
+
+def _read_stdin() -> str:
+    return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
 
 
 def check_target(flag: str, path: Path, wanted: str = "a file in a folder that can be written to") -> None:

@@ -113,7 +113,7 @@ def _run_shown(options: RunOptions, title: str, json_file: str | None) -> _Shown
         with loading_bar(interrupt) as progress:
             session = Session(options, progress)
         with session:
-            generation = generate_shown(session, demo_prompt(), interrupt, out)
+            generation = generate_shown(session, session.tokenize(demo_prompt()), interrupt, out)
             console.print()
             print_table(console, session, generation)
             shown = _Shown(generation, run_dict(session, generation), device_text(session))
@@ -162,7 +162,8 @@ def _show_speeds(speeds: Speeds) -> None:
     console = error_console()
     console.print(f"\nThe fast way on a machine without a GPU, {N_ROUNDS} rounds in turns:\n")
     console.print(table)
+    ratio = speeds.ratio_to_best("pyspac").median
+    larger = "; larger ones gain more" if ratio > 1 else ""
     console.print(
-        f"\npyspac is {speeds.ratio_to_best('pyspac').median:.2f} times as fast as the faster llama.cpp "
-        "here. This model is tiny; larger ones gain more."
+        f"\npyspac is {ratio:.2f} times as fast as the faster llama.cpp here. This model is tiny{larger}."
     )

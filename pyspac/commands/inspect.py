@@ -19,6 +19,7 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
+from pyspac.errors import UsageError
 from pyspac.generate.draft_files import drafting_note, has_head
 from pyspac.generate.memory_tier import asked_bytes, check_ram
 from pyspac.generate.preflight import choose_n_ctx
@@ -38,6 +39,7 @@ def inspect(
     model: Annotated[
         Path | None, typer.Argument(metavar="[MODEL]", help="A GGUF file; of a split model the first one.")
     ] = None,
+    model_flag: o.ModelIfAny = None,
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     ctx_size: o.CtxSize = None,
@@ -76,7 +78,9 @@ def inspect(
         check_range("--vram", gib, 0.0, MAX_VRAM_GIB)
     for text in ram or ():
         check_ram(text)
-    path, _ = find_files(model, hf_repo)
+    if model is not None and model_flag is not None:
+        raise UsageError(f"two models are given, {model} and {model_flag}: give one")
+    path, _ = find_files(model or model_flag, hf_repo)
     header = check_model_file(path)
     geometry = read_geometry(header)
     draft = None if model_draft is None else check_model_file(model_draft)

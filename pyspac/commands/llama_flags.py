@@ -70,7 +70,12 @@ _ADVICE: Final[tuple[tuple[str, str], ...]] = (
         "leave it out",
     ),
     ("-mli --multiline-input", "in pyspac chat Alt+Enter begins a new line"),
-    ("-sysf --system-prompt-file", "pyspac chat has -sys TEXT"),
+    ("-sys --system-prompt -sysf --system-prompt-file", "pyspac chat has -sys TEXT"),
+    (
+        "--log-disable --log-file --log-colors -lv --log-verbosity --verbosity",
+        "leave it out: llama.cpp's log is shown with -v alone, on stderr",
+    ),
+    ("--version", "pyspac --version shows it"),
     ("-td --threads-draft -ctkd -ctvd", "leave it out: the draft model runs as the other one does"),
     ("-np --parallel -cb --cont-batching --host --port --api-key", "that is for a server: pyspac serve"),
 )
@@ -143,7 +148,7 @@ class ModelCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer, after a look at the flags."""
-        known = {name for parameter in self.params for name in parameter.opts}
+        known = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
         if found := find_flag(self.name or "", args, known, flags_with_value(self.params)):
             flag, advice = found
             typer.echo(f"pyspac: error: {self.name} has no option {flag}: {advice}", err=True)

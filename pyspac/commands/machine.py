@@ -13,7 +13,8 @@ import psutil
 
 import pyspac
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]  # of a clone; else the folder that packages are in
+PIN_FILE = Path("cmake/pin.json")
 
 
 def describe() -> dict[str, object]:
@@ -44,7 +45,9 @@ def cpu_model() -> str:
 
 
 def commit() -> str:
-    """Short commit of this checkout, with "-dirty" if files differ from it; "unknown" outside git."""
+    """Short commit of this checkout, with "-dirty" if files differ from it; "unknown" outside of one."""
+    if not (REPOSITORY / PIN_FILE).is_file():  # installed: a repository around it is somebody else's
+        return "unknown"
     try:
         run = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*"],
@@ -58,7 +61,7 @@ def commit() -> str:
 def pin() -> str:
     """Commit of llama.cpp that the build uses."""
     try:
-        return str(json.loads((REPOSITORY / "cmake/pin.json").read_text())["llama_cpp"]["commit"][:9])
+        return str(json.loads((REPOSITORY / PIN_FILE).read_text())["llama_cpp"]["commit"][:9])
     except (OSError, KeyError, ValueError):
         return "unknown"
 

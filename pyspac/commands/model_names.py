@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pyspac.errors import ConfigError, PyspacError
+from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.server.options import ServeOptions
 
 _NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -17,10 +17,11 @@ _NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """`name` is what -hf takes."""
+    """`name` is what -hf takes; without a `path` its file is gone, and `error` says so."""
 
     name: str
-    path: Path
+    path: Path | None
+    error: str | None = None
 
 
 def hub_arguments(model: str | None, draft: str | None) -> tuple[str, ...]:
@@ -51,15 +52,18 @@ def find_files(
 def cached_models() -> Iterator[CachedModel]:
     """What was fetched before, as llama.cpp lists it. Raises PyspacError if its programs are missing."""
     for name in sorted(_cached_names()):
-        yield CachedModel(name, _find_cached(name))
+        yield _find_cached(name)
 
 
-def _find_cached(name: str) -> Path:
+def _find_cached(name: str) -> CachedModel:
     from pyspac._native import bin_dir
     from pyspac.server.download import find_models
 
     options = ServeOptions(passed=("-hf", name, "--offline"))
-    return find_models(options, bin_dir(), is_stopped=lambda: False).model
+    try:
+        return CachedModel(name, find_models(options, bin_dir(), is_stopped=lambda: False).model)
+    except ModelError:
+        return CachedModel(name, None, f"its file in the cache is gone: pyspac run -hf {name} fetches it")
 
 
 def _cached_names() -> list[str]:

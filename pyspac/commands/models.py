@@ -32,8 +32,10 @@ def models(json_file: o.JsonFile = None) -> None:
 
 def _row(model: CachedModel) -> dict[str, Any]:
     """A file that cannot be used is listed too, with the reason."""
-    row: dict[str, Any] = {"name": model.name, "path": str(model.path)}
+    row: dict[str, Any] = {"name": model.name, "path": str(model.path) if model.path else None}
     try:
+        if model.path is None:
+            raise ModelError(str(model.error))
         geometry = read_geometry(check_model_file(model.path))
     except ModelError as error:
         return {**row, "gib": None, "n_expert": None, "n_expert_used": None, "error": str(error)}

@@ -58,7 +58,13 @@ HfRepoDraft = Annotated[
 ]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
 PromptFile = Annotated[
-    Path | None, typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt.")
+    Path | None,
+    typer.Option(
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="A text file that holds the prompt; -: stdin.",
+    ),
 ]
 ChatTemplateFile = Annotated[
     Path | None,
@@ -155,15 +161,24 @@ HostKernels = Annotated[
         "--host-kernels",
         metavar="NAME",
         help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
-        "llama.cpp), or auto (ggml where the device is emulated, else spac).",
+        "llama.cpp; needs a device), or auto (ggml where the device is emulated, else spac).",
     ),
 ]
 Stock = Annotated[
     bool,
     typer.Option(
         "--stock",
-        help="Plain llama.cpp for comparison: no engine, all experts on the host, same drafting and same "
-        "layout of weights. The settings of the split have no effect.",
+        help="Plain llama.cpp for comparison, as it is run by default: no engine, all experts on the host, "
+        "weights repacked for the CPU. Drafting is the same; the settings of the split have no effect.",
+    ),
+]
+Repack = Annotated[
+    bool | None,
+    typer.Option(
+        "--repack/--no-repack",
+        show_default=False,
+        help="With --stock: whether llama.cpp may repack weights for the CPU; bits may then differ from the "
+        "split's. Default: it may, as it does by itself.",
     ),
 ]
 

@@ -113,6 +113,7 @@ def profile(
         n_ctx=ctx_size if ctx_size is not None or places is None else places.n_ctx,
         n_sequences=1 if places is None else max(places.sequences),
         max_batch=MAX_WIDTH if places is None else max(MAX_WIDTH, places.max_batch),
+        repack=stock,  # llama.cpp's default
     )  # fmt: skip
     with (
         Interrupt.watch() as interrupt,

@@ -24,6 +24,7 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
+from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions, parse_threshold
 from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
@@ -52,12 +53,6 @@ CopyGbS = Annotated[
         "--copy-gb-s",
         metavar="GB/S",
         help="Slow copies down to this speed, to emulate another link; 0: full speed.",
-    ),
-]
-Repack = Annotated[
-    bool,
-    typer.Option(
-        "--repack", help="With --stock: let llama.cpp repack weights for the CPU; bits may then differ."
     ),
 ]
 
@@ -101,14 +96,15 @@ def run(
     copy_gb_s: CopyGbS = 0.0,
     link_gb_s: o.LinkGbS = None,
     stock: o.Stock = False,
-    repack: Repack = False,
+    repack: o.Repack = None,
     json_file: o.JsonFile = None,
     verbose: o.Verbose = False,
 ) -> None:
     """Generate text after a prompt.
 
-    With a GPU the routed experts of each layer are split between it and the host; --stock is plain llama.cpp.
-    Ctrl-C stops and prints the figures so far. Without a prompt, on a terminal, it is `pyspac chat`.
+    With a GPU the routed experts of each layer are split between it and the host, without one the engine's
+    CPU kernels compute everything; --stock is plain llama.cpp. Ctrl-C stops and prints the figures so far.
+    Without a prompt, on a terminal, it is a chat. Example: pyspac run -m MODEL.gguf -p "Once" -n 200
     """
     text = prompt_or_chat(prompt, file, json_file)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
@@ -120,7 +116,7 @@ def run(
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
         estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
         predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock, ram=ram,
-        repack=repack, verbose=verbose)  # fmt: skip
+        repack=stock if repack is None else repack, verbose=verbose)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 
 
@@ -152,28 +148,31 @@ def run_once(
 ) -> Generation:
     """Load, generate while showing the text, then show the table and write the JSON."""
     out = sys.stderr if json_file == STDOUT else sys.stdout
+    loading = Loading.of(options)
+    if as_chat:  # a template that cannot be used is found before anything is loaded
+        template = ChatTemplate(loading.preflight.header, template_file)
+        prompt = template.text([Message("user", prompt)])
     with Interrupt.watch() as interrupt:
         with loading_bar(interrupt) as progress:
-            session = Session(options, progress)
+            session = Session(options, progress, loading)
         with session:
             say_what_has_no_effect(session)
-            if as_chat:
-                template = ChatTemplate(session.preflight.header, template_file)
-                prompt = template.text([Message("user", prompt)])
-            generation = generate_shown(session, prompt, interrupt, out)
+            vocab = session.model.vocab
+            tokens = template.tokens(prompt, vocab) if as_chat else vocab.tokenize(prompt)
+            generation = generate_shown(session, tokens, interrupt, out)
             show_result(session, generation, json_file)
     return generation
 
 
-def generate_shown(session: Session, prompt: str, interrupt: Interrupt, out: TextIO) -> Generation:
-    """Generate and write the text to `out` as it comes."""
+def generate_shown(session: Session, prompt: list[int], interrupt: Interrupt, out: TextIO) -> Generation:
+    """Generate after the tokens `prompt`, and write the text to `out` as it comes."""
     stream = session.text_stream()
 
     def show(token: int) -> None:
         out.write(stream.feed(token))
         out.flush()
 
-    generation = session.generate(session.tokenize(prompt), show, interrupt)
+    generation = session.generate(prompt, show, interrupt)
     out.write(stream.finish() + "\n")
     out.flush()
     return generation
@@ -183,7 +182,8 @@ def show_result(session: Session, generation: Generation, json_file: str | None)
     console = error_console()
     if generation.stop_reason == "context":
         console.print(
-            f"stopped: the context is full ({session.context.n_ctx} tokens of prompt and text); raise -c",
+            f"stopped: the context is full ({session.context.n_ctx} tokens of prompt and text); "
+            f"{session.context.room_advice}",
             style="yellow",
         )
     console.print()

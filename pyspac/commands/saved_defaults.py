@@ -13,13 +13,16 @@ from typing import Any, Final
 import typer
 
 from pyspac.commands.common import error_console
-from pyspac.commands.json_file import json_text, write_whole
+from pyspac.commands.json_file import can_write, json_text, write_whole
 from pyspac.errors import PyspacError
+from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server.warm_start import cache_folder, model_hash
 
 FIELDS: Final = ("stock", "repack", "n_cpu_moe", "device", "spec_type", "draft")  # of RunOptions
+
+MAX_LAYERS: Final = 4096
 
 _TEXT_OR_NONE: Final = (str, type(None))
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
@@ -34,30 +37,11 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 }
 
 # flags of how a model is run: whoever gives one of them decides, and nothing that was saved is used
-HOW: Final = frozenset(
-    (
-        *(
-            "stock",
-            "repack",
-            "device",
-            "rpc",
-            "cache",
-            "ram",
-            "gpu_layers",
-            "host_kernels",
-            "copy_gb_s",
-            "link_gb_s",
-        ),
-        *("model_draft", "hf_repo_draft", "mtp", "spec_type"),
-        *(
-            "draft_max",
-            "draft_p_min",
-            "speculation",
-            "explain",
-        ),
-        *("estimator", "threshold", "without", "predict"),
-    )
-)
+HOW: Final = frozenset({
+    "stock", "repack", "device", "rpc", "cache", "ram", "gpu_layers", "host_kernels", "copy_gb_s",
+    "link_gb_s", "model_draft", "hf_repo_draft", "mtp", "spec_type", "draft_max", "draft_p_min",
+    "speculation", "explain", "estimator", "threshold", "without", "predict",
+})  # fmt: skip
 
 
 def folder() -> Path:
@@ -74,11 +58,23 @@ def save(options: RunOptions, flags: str) -> Path:
         text = json_text(fields | {"draft": str(draft) if draft else None, "flags": flags})
         write_whole(path, text.encode())
     except OSError as error:
-        raise PyspacError(
-            f"{path}: the defaults cannot be saved ({error.strerror}); free some space, or let "
-            "PYSPAC_CACHE_DIR name a folder that can be written to"
-        ) from error
+        raise _not_saved(path, error.strerror) from error
     return path
+
+
+def check_can_save() -> None:
+    """Raise PyspacError if nothing can be saved, before anything is measured for it."""
+    path = folder().absolute()
+    place = next(one for one in (path, *path.parents) if one.exists())  # the rest can be made there
+    if not place.is_dir() or not can_write(place / "model.json"):
+        raise _not_saved(place, "nothing can be written there")
+
+
+def _not_saved(path: Path, why: str | None) -> PyspacError:
+    return PyspacError(
+        f"{path}: the defaults cannot be saved ({why}); free some space, or let PYSPAC_CACHE_DIR name a "
+        "folder that can be written to"
+    )
 
 
 def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
@@ -94,7 +90,8 @@ def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
         return options
     try:
         result = replace(options, **{**saved["fields"], "draft": Path(draft) if draft else None})
-    except PyspacError as error:  # of another version, or of somebody's editor
+        Loading.of(result)
+    except PyspacError as error:  # a device or a file is not what it was; or of somebody's editor
         _say(
             f"the defaults saved for this model cannot be used ({error}): not used; `pyspac bench --profile` "
             "saves new ones"
@@ -122,6 +119,8 @@ def _read(model: Path) -> dict[str, Any] | None:
         if any(type(saved[name]) not in types for name, types in _TYPES.items()):
             return None
         fields = {name: saved[name] for name in FIELDS if name != "draft"}
+        if not 0 <= (saved["n_cpu_moe"] or 0) <= MAX_LAYERS:
+            return None
         fields["cache"] = CacheSize(text=saved["cache"])
         parse_spec_type(saved["spec_type"])
         return {"draft": saved["draft"], "flags": saved["flags"], "fields": fields}

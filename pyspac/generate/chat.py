@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pyspac.errors import ConfigError, ModelError
 from pyspac.generate.decode import Generation, Interrupt
+from pyspac.generate.reasoning import TAGS, end_of_begun, without_reasoning
 from pyspac.model.gguf_header import GgufHeader
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class ChatTemplate:
         source = read_template(file) if file else CHATML if own is None else str(own)
         try:
             self._formatter = Jinja2ChatFormatter(source, _special(header, "eos"), _special(header, "bos"))
-            self.text([Message("user", "x")])
+            if not self._render([Message("user", "x")]).strip():
+                raise ValueError("it makes no text of a message")
         except Exception as error:  # jinja has many, and a template raises its own
             raise ModelError(
                 f"{file or header.path}: the chat template cannot be used ({error}); give another one with "
@@ -61,7 +63,28 @@ class ChatTemplate:
             ) from error
 
     def text(self, messages: Sequence[Message]) -> str:
-        """All of them, and the beginning of the answer."""
+        """All of them, and the beginning of the answer. Raises ModelError if the template refuses them."""
+        try:
+            return self._render(messages)
+        except Exception as error:  # as above: one that took a message may refuse others
+            raise ModelError(
+                f"the chat template refuses what was said ({error}): say it otherwise, begin a new chat, or "
+                "give another template with --chat-template-file"
+            ) from error
+
+    def check_system(self, system: str | None) -> None:
+        """Raise ModelError if the template takes no such message: many models know none."""
+        if system is None:
+            return
+        try:
+            self._render([Message("system", system), Message("user", "x")])
+        except Exception as error:
+            raise ModelError(
+                f"this model's chat template takes no system message ({error}): leave it out (-sys, "
+                "/set system), or give another template with --chat-template-file"
+            ) from error
+
+    def _render(self, messages: Sequence[Message]) -> str:
         rows = [{"role": message.role, "content": message.content} for message in messages]
         return str(self._formatter(messages=rows).prompt)
 
@@ -126,7 +149,7 @@ class Conversation:
         """The answer; `on_text` gets it as it comes. A question that fails is forgotten, and raises."""
         messages = [*self._messages, Message("user", question)]
         text, tokens = self._prompt(messages)
-        stream = self.session.text_stream()
+        stream = self.session.text_stream(TAGS)  # some models' are control tokens
         parts: list[str] = []
 
         def show(part: str) -> None:
@@ -136,15 +159,18 @@ class Conversation:
         generation = self.session.generate(tokens, lambda token: show(stream.feed(token)), interrupt)
         show(stream.finish())
         answer = "".join(parts)
-        self._messages = [*messages, Message("assistant", answer)]
-        self._text, self._tokens = text + answer, tokens + generation.token_ids
+        said = without_reasoning(answer, self.begun_reasoning) if stream.has_control_tags else answer
+        self._messages = [*messages, Message("assistant", said)]
+        is_kept = said == answer  # else the template begins anew with what was said
+        self._text = text + answer if is_kept else ""
+        self._tokens = tokens + generation.token_ids if is_kept else []
         self.turns.append(Turn(generation, answer))
         return self.turns[-1]
 
     @property
-    def begins_with_reasoning(self) -> bool:
-        """Whether the template opens it, so that the answer does not."""
-        return self.template.text([Message("user", "x")]).rstrip().endswith("<think>")
+    def begun_reasoning(self) -> str:
+        """The tag that ends what the template has begun, so that the answer does not; "": nothing."""
+        return end_of_begun(self.template.text([Message("user", "x")]))
 
     def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """The text of all messages and its tokens: those of the context where the text begins alike.
@@ -157,6 +183,12 @@ class Conversation:
             rest = self.session.model.vocab.tokenize(text[len(self._text) :], add_special=False)
             return text, self._tokens + rest
         return text, self.template.tokens(text, self.session.model.vocab)
+
+    def set_system(self, system: str | None) -> None:
+        """Begin again with another system message. Raises ModelError if the template takes none."""
+        self.template.check_system(system)
+        self.system = system
+        self.clear()
 
     def clear(self) -> None:
         """Begin again; the context is freed by the next question."""

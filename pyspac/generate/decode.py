@@ -33,15 +33,15 @@ class PromptError(PyspacError):
     exit_code = 2
 
 
-def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:
-    """Raise PromptError if nothing could be generated after it."""
+def check_prompt(prompt: Sequence[int], n_ctx: int, room_advice: str = "raise -c") -> None:
+    """Raise PromptError if nothing could be generated after it; `room_advice`: as `Context` has it."""
     if not prompt:
         raise PromptError(
             "the prompt is empty and the model has no token to begin with; give a text with -p or -f"
         )
     if len(prompt) >= n_ctx:
         raise PromptError(
-            f"the prompt has {len(prompt)} tokens and the context only {n_ctx}; raise -c or shorten it"
+            f"the prompt has {len(prompt)} tokens and the context only {n_ctx}: shorten it ({room_advice})"
         )
 
 

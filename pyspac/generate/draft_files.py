@@ -60,6 +60,15 @@ def drafting_note(header: GgufHeader) -> str | None:
     return f"has an MTP head: --spec-type {DRAFT_MTP}" if has_head(header) else None
 
 
+def check_is_target(header: GgufHeader) -> None:
+    """Raise ModelError for a draft that cannot run by itself; llama.cpp would fail while loading it."""
+    if wanted := _DRAFT_ARCHITECTURES.get(header.architecture):
+        raise ModelError(
+            f"{header.path}: this is a draft ({header.architecture}) of another model, which cannot run by "
+            f"itself; give that model with -m, and this file with -md and --spec-type {' or '.join(wanted)}"
+        )
+
+
 def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) -> None:
     """Raise ModelError where the files cannot draft so, as far as their headers say."""
     names = names_of(spec_type)

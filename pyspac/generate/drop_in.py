@@ -93,10 +93,16 @@ _KNOWN: Final = frozenset(inspect.signature(llama_cpp.Llama.__init__).parameters
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no types
-    """`llama_cpp.Llama`, run by pyspac. Close it, or use it as a context manager."""
+    """`llama_cpp.Llama`, run by pyspac. Close it, or use it as a context manager.
+
+    Making one: `_plan` checks everything and finds the device; llama_cpp.Llama fills in `model_params` and
+    loads the model, fills in `context_params` and makes the context, both with what `_ours` has on top
+    (`_Fields`); `_attach` brings the engine and who drafts.
+    """
 
     model_params = _Fields()
     context_params = _Fields()
+    _lora_adapter: Any
 
     def __init__(
         self,
@@ -138,6 +144,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._split: Split | None = None
         self._masks: MaskedEvals | None = None
         self._steps = DropInSteps(None)
+        self._must_repeat = False
         model_path = os.fspath(model_path)
         self._loading = None if kwargs.get("vocab_only") else self._plan(model_path)
         llama.set_verbose(verbose)
@@ -153,6 +160,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         """How to load it. Raises InputError."""
         if not Path(model_path).exists():
             raise InputError(f"Model path does not exist: {model_path}; give the path of a GGUF file")
+        lora = self._given.get("lora_path")
+        if lora and not Path(lora).is_file():
+            raise InputError(f"lora_path {lora}: there is no such file; check the path")
         with _as_input_error():
             return self._loading_of(self._options(Path(model_path)))
 
@@ -213,6 +223,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         loading = self._loading
         if loading is None:
             return
+        if self._given.get("lora_path") and not self._lora_adapter:  # null, which llama_cpp.Llama lets pass
+            self._lora_adapter = None
+            raise InputError(
+                f"lora_path {self._given['lora_path']}: this file is no LoRA adapter of this model; give "
+                "one that was trained on it and converted to GGUF"
+            )
         options = loading.options
         drafter = self._open_drafter(loading)  # first: the slots take what it leaves of the device
         if not options.stock:
@@ -264,8 +280,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     def generate(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
         """As llama_cpp.Llama: a generator of tokens."""
         self._check_open()
-        self._steps.begin()
+        self._steps.begin(must_repeat=self._must_repeat and kwargs.get("temp", 1.0) > 0)
         return super().generate(tokens, *args, **kwargs)
+
+    def _create_completion(self, *args: Any, seed: int | None = None, **kwargs: Any) -> Any:
+        """As llama_cpp.Llama; with a seed the same text comes again, so drafts are all of one length."""
+        self._must_repeat = seed is not None or self._given.get("seed") is not None
+        return super()._create_completion(*args, seed=seed, **kwargs)
 
     def eval(self, tokens: Any) -> None:
         """As llama_cpp.Llama; of drafts the logits of all are there, without `logits_all`."""

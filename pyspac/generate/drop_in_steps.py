@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.generate.drafting import Drafter, DraftResult, NoDrafter
+from pyspac.generate.options import DEFAULT_DRAFT_MAX
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.manager import Speculation
 
@@ -60,11 +61,19 @@ class DropInSteps(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python ha
         self.n_ctx = n_ctx
         self.totals = StepTotals()
         self.begin()
-        self._seen: TokenIds = np.empty(0, np.intc)  # what the drafter saw and drafted last
+        self._seen: TokenIds = np.empty(
+            0, np.intc
+        )  # what the drafter saw and drafted last, also in former generations
 
-    def begin(self) -> None:
-        """A new generation; what became of the last step of the one before is not known."""
-        hook = SpeculationHook(self.speculation, self.drafter, self.split) if self.speculation else None
+    def begin(self, *, must_repeat: bool = False) -> None:
+        """A new generation; what became of the last step of the one before is not known.
+
+        `must_repeat`: draft lengths must not follow times, which differ.
+        """
+        speculation = None if must_repeat else self.speculation
+        hook = SpeculationHook(speculation, self.drafter, self.split) if speculation else None
+        is_fixed = speculation is not self.speculation
+        self._n_draft_max = min(self.n_draft_max, DEFAULT_DRAFT_MAX) if is_fixed else self.n_draft_max
         self._hook: StepHook | None = hook or self.split
         self._drafter = hook.drafter if hook else self.drafter
         self._is_new = True
@@ -101,7 +110,7 @@ class DropInSteps(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python ha
 
     def _limit(self, n_tokens: int) -> int:
         """The longest draft after so many tokens."""
-        limits = [self.n_draft_max, self.n_ctx - n_tokens]
+        limits = [self._n_draft_max, self.n_ctx - n_tokens]
         if self._hook and (limit := self._hook.n_draft_limit()) is not None:
             limits.append(limit)
         return max(0, min(limits))

@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 N_DRAFT_MAX: Final[int] = lib.SPAC_DRAFT_MAX
 
 
-def library_types() -> list[str]:
-    """All names that the library knows, `none` among them. Raises EngineError if it is not built."""
-    names = ffi.new("const char **")
-    check(lib.spac_drafter_types(names))
-    return str(ffi.string(names[0]).decode()).split(",")
-
-
 class Handle:
     """One `spac_drafter`. Used by one thread at a time; close it before the contexts."""
 

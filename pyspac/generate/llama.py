@@ -261,6 +261,12 @@ class Context:
             c_params.ctx_other = params.target.ptr
         return c_params
 
+    @property
+    def room_advice(self) -> str:
+        """What to do where the context is full."""
+        is_longest = self.n_ctx >= int(lib.llama_model_n_ctx_train(self.model.ptr))
+        return "the model was trained with no more" if is_longest else "raise -c"
+
     def _fill_constant_columns(self) -> None:
         for i in range(self.params.n_ubatch):
             self._batch.n_seq_id[i] = 1
@@ -280,7 +286,7 @@ class Context:
         if self.n_past + len(tokens) > self.n_ctx:
             raise ContextFullError(
                 f"the context is full: {self.n_past} tokens are in it and {len(tokens)} more do not fit into "
-                f"n_ctx = {self.n_ctx}; raise -c"
+                f"n_ctx = {self.n_ctx}; {self.room_advice}"
             )
         n_ubatch = self.params.n_ubatch
         n_last = (
@@ -312,7 +318,7 @@ class Context:
         if rc == KV_SLOT_NOT_FOUND:
             raise ContextFullError(
                 f"the context is full: no room for {n} tokens after {self.n_past} "
-                f"(n_ctx = {self.n_ctx}); raise -c"
+                f"(n_ctx = {self.n_ctx}); {self.room_advice}"
             )
         if rc != 0 and (why := self.why_failed()):
             raise LlamaError(f"computing {n} tokens at position {self.n_past} failed: {why}")

@@ -13,7 +13,7 @@ from typing import Final
 
 from pyspac.engine.devices import Device
 from pyspac.errors import ConfigError, ModelError
-from pyspac.generate.draft_files import check_drafter
+from pyspac.generate.draft_files import check_drafter, check_is_target
 from pyspac.generate.options import DEFAULT_N_CTX, CacheSize, RunOptions
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import MoeGeometry, read_geometry
@@ -42,6 +42,7 @@ class Preflight:
 def check_run(options: RunOptions, device: Device) -> Preflight:
     """All checks that need the files' headers and the device only."""
     header = check_model_file(options.model)
+    check_is_target(header)
     geometry = read_geometry(header)
     if not options.stock:
         _check_can_split(options, geometry, device)

@@ -67,7 +67,7 @@ def run_as_dict(options: RunOptions, device: Device, split: Split | None) -> dic
         "mtp": str(options.mtp) if options.mtp and options.effective_draft_max else None,
         "spec_type": options.effective_spec_type,
         "draft_max": options.effective_draft_max,
-        "speculation": options.controller,
+        "speculation": options.controller if options.effective_draft_max else None,
     }
 
 

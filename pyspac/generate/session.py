@@ -6,7 +6,7 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -35,9 +35,14 @@ if TYPE_CHECKING:
 class Session:
     """Models, contexts, drafter and (unless stock) the split; what two prompts begin with is kept."""
 
-    def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
-        """Raises a PyspacError; bad input is found before anything is loaded."""
-        self.loading = Loading.of(options)
+    def __init__(
+        self, options: RunOptions, progress: Progress | None = None, loading: Loading | None = None
+    ) -> None:
+        """Raises a PyspacError; bad input is found before anything is loaded.
+
+        `loading`: that of `options`, where it is known.
+        """
+        self.loading = loading or Loading.of(options)
         self.options = self.loading.options
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
@@ -144,10 +149,11 @@ class Session:
             return None
         return SpeculationHook(self.speculation, self.drafter, self.split)
 
-    def text_stream(self) -> TextStream:
+    def text_stream(self, tags: Sequence[str] = ()) -> TextStream:
+        """`tags`: texts to show also where they are control tokens."""
         from pyspac.generate.vocab import TextStream
 
-        return TextStream(self.model.vocab)
+        return TextStream(self.model.vocab, tags)
 
     def tokenize(self, prompt: str) -> list[int]:
         return self.model.vocab.tokenize(prompt)
@@ -161,7 +167,7 @@ class Session:
         """Generate after `prompt`; `on_token` gets each token as it comes. Raises PyspacError once closed."""
         if self.context.ptr is None:
             raise PyspacError("this session is closed; open another one")
-        check_prompt(prompt, self.context.n_ctx)  # before anything is taken back for it
+        check_prompt(prompt, self.context.n_ctx, self.context.room_advice)  # before anything is taken back
         self._keep_prefix(prompt)
         hook = self._speculation_hook()
         loop = DecodeLoop(

@@ -80,11 +80,6 @@ def names_of(spec_type: str) -> list[str]:
     return spec_type.split(",")
 
 
-def is_llamas(spec_type: str) -> bool:
-    """Whether llama.cpp's library drafts."""
-    return spec_type not in (*OWN, NONE)
-
-
 def is_free(spec_type: str) -> bool:
     """Whether no model drafts."""
     return all(name in (NONE, NGRAM, *_TEXT) for name in names_of(spec_type))

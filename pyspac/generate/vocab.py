@@ -54,16 +54,21 @@ class Vocab:
 class TextStream:
     """Tokens to text as they come; a character cut in two by the tokeniser is held back until it is whole."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, tags: Sequence[str] = ()) -> None:
+        """`tags`: texts to show also where they are control tokens, which have no text else."""
         self._vocab = vocab
+        tokens = {token for tag in tags for token in vocab.tokenize(tag, add_special=False)}
+        self._shown = {token for token in tokens if not vocab.piece(token)}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token: int) -> str:
-        return self._decoder.decode(self._vocab.piece(token))
+        return self._decoder.decode(self._vocab.piece(token, special=token in self._shown))
+
+    @property
+    def has_control_tags(self) -> bool:
+        """Whether any of `tags` is written with control tokens."""
+        return bool(self._shown)
 
     def finish(self) -> str:
         """What is left: U+FFFD if the text ends inside a character."""
         return self._decoder.decode(b"", final=True)
-
-
-# ------------------------------------------------------------------------------------------------ model

@@ -152,6 +152,8 @@ class ServeOptions:
                 )
             if flag in MODEL_FLAGS and self.model is not None:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
+            if flag in DRAFT_FLAGS and self.draft is not None:
+                raise UsageError(f"there are two draft models, -md {self.draft} and {text}: give one")
         if self.spec_type is not None and self.passed_value("--spec-type"):
             raise UsageError("--spec-type stands before and after --: give it before")
         if self.spec_type is not None:

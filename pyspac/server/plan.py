@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from pyspac._native import bin_dir
 from pyspac.engine.ahead import DRAFT_GATE
@@ -34,6 +37,8 @@ from pyspac.server.memory import (
 )
 from pyspac.server.options import ServeOptions
 
+_PARSE_TIMEOUT_S: Final = 20.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
@@ -59,6 +64,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     check_max_batch("--max-batch", options.max_batch)
     folder = bin_dir()
     extras = build_extras(folder)
+    check_passed(folder, options.passed)
     if options.board is not None:
         board_file.check_free(options.board)
     port = choose_port(options.host, options.port)
@@ -82,6 +88,30 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
         model=files.model,
     )
     return Plan(options=options, launch=launch)
+
+
+def check_passed(folder: Path, passed: Sequence[str]) -> None:
+    """Raise UsageError if llama-server refuses what was given after --; it only parses it here."""
+    if not passed:
+        return
+    argv = [str(folder / "llama-server"), *passed, "--version"]
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PARSE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return  # the start will say why
+    lines = [line.strip() for line in done.stderr.splitlines() if "argument" in line]
+    if done.returncode == 1 and lines:
+        why = lines[0].removeprefix("error: ")
+        raise UsageError(
+            f"llama-server refuses what was given after -- ({why}); `llama-server --help` lists what it takes"
+        )
 
 
 def _check_draft_gate(draft: GgufHeader) -> None:

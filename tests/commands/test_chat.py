@@ -5,33 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import input_models
 import pytest
 from conftest import ROOT
 from terminal import on_terminal
 from typer.testing import CliRunner
 
 from pyspac.cli import app
-from pyspac.commands.chat_view import Reasoning
+from pyspac.generate.session import Session
 
 TARGET = ROOT / "pyspac/models/demo-moe.gguf"
 DRAFT = ROOT / "pyspac/models/demo-draft.gguf"
 ENTER, NEW_LINE, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
 PROMPT = "\x1b[?2004h"  # bracketed paste is switched on as a line is asked for
-
-
-def shown(parts: list[str], *, is_open: bool = False) -> tuple[str, str]:
-    """What is shown as the answer, and what as reasoning."""
-    reasoning = Reasoning(is_open=is_open)
-    pairs = [pair for part in parts for pair in reasoning.feed(part)] + list(reasoning.feed("", is_last=True))
-    return tuple("".join(text for text, is_dim in pairs if is_dim == wanted) for wanted in (False, True))  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 100])
-def test_reasoning_is_told_from_the_answer(n: int) -> None:
-    text = "a < b <think>why\nnot</think>\n\nyes <thin"
-    parts = [text[i : i + n] for i in range(0, len(text), n)]
-    assert shown(parts) == ("a < b \n\nyes <thin", "<think>why\nnot</think>")
-    assert shown(["why</th", "ink>yes"], is_open=True) == ("yes", "why</think>")
 
 
 @pytest.mark.model
@@ -102,6 +88,104 @@ def test_a_pipe_is_read_line_by_line(tmp_path: Path) -> None:
     assert not (tmp_path / "chat-history").exists()
 
 
+REFUSES = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
+    "{{ messages[0]['content'] }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "template", "said"),
+    [
+        (("chat",), "{% for %}", "cannot be used"),
+        (("run", "--chat", "-p", "x"), "{% for %}", "cannot be used"),
+        (("chat", "-sys", "x"), REFUSES, "takes no system message (No system role): leave it out (-sys"),
+    ],
+)
+def test_a_template_is_checked_before_the_model_is_loaded(
+    command: tuple[str, ...], template: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "_open", lambda *arguments: pytest.fail("the model was loaded"))
+    (tmp_path / "t.jinja").write_text(template)
+    arguments = [*command, "-m", str(TARGET), "--chat-template-file", str(tmp_path / "t.jinja")]
+    result = CliRunner().invoke(app, arguments, input="")
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+
+
+@pytest.mark.model
+def test_a_system_message_that_is_refused_does_not_end_the_chat(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(REFUSES)
+    arguments = ["chat", "-m", str(TARGET), "--chat-template-file", str(tmp_path / "t.jinja")]
+    arguments += ["--temp", "0", "-n", "3", "-t", "1"]
+    result = CliRunner().invoke(app, arguments, input="/set system x\nimport os\n")
+    assert result.exit_code == 0, result.output
+    assert "takes no system message" in result.stdout
+    assert "[-n tokens are reached]" in result.stdout
+
+
+@pytest.mark.model
+def test_commands_answer(tmp_path: Path) -> None:
+    lines = (
+        *("/set temp 0.5", "/set\ttop_k 7", "/set seed 123456789", "/set", "/set temp -1", "/set top_k -1"),
+        *("/set seed x", "/set system be brief", "/clear", "//comment", "/quit now", "never read"),
+    )
+    arguments = ["chat", "-m", str(TARGET), "--temp", "0", "-n", "2", "-t", "1"]
+    result = CliRunner().invoke(
+        app, arguments, input="\n".join(lines), env={"PYSPAC_CACHE_DIR": str(tmp_path)}
+    )
+    assert result.exit_code == 0, result.output
+    said = result.stdout
+    assert "[temp is 0.5]\n[top_k is 7]\n[seed is 123456789]\ntemp 0.5  top_k 7  " in said
+    assert "temp cannot be -1.0: give a number from 0 to 100" in said
+    assert "top_k cannot be -1: give a whole number" in said
+    assert "seed needs a whole number: /set seed 123456789" in said
+    assert "[system is be brief, and a new chat begins]\n[a new chat begins]\n" in said
+    assert said.count("[-n tokens are reached]") == 1
+
+
+def test_stock_and_layout_of_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--stock is llama.cpp as it is run by default: repacked, unless --no-repack is given."""
+    found: list[tuple[bool, bool, str | None]] = []
+    monkeypatch.setattr(
+        "pyspac.commands.chat.talk",
+        lambda options, *rest: found.append((options.stock, options.repack, options.cpu_range)),
+    )
+    for flags in ([], ["--stock"], ["--stock", "--no-repack", "-Cr", "0-0"]):
+        assert CliRunner().invoke(app, ["chat", "-m", str(TARGET), *flags]).exit_code == 0
+    assert found == [(False, False, None), (True, True, None), (True, False, "0-0")]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", ["folder", "full"])
+def test_a_history_that_cannot_be_kept_does_not_stop_the_chat(kind: str, tmp_path: Path) -> None:
+    if kind == "folder":
+        (tmp_path / "chat-history").mkdir()
+    elif Path("/dev/full").exists():
+        (tmp_path / "chat-history").symlink_to("/dev/full")
+    arguments = ("chat", "-m", str(TARGET), "--temp", "0", "-n", "2", "-t", "1")
+    with on_terminal(*arguments, variables={"PYSPAC_CACHE_DIR": str(tmp_path)}) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.press("/help" + ENTER)
+        terminal.wait_for("Ctrl-C ends an answer")
+        terminal.wait_for(PROMPT)
+        terminal.press(CTRL_D)
+        assert terminal.exit_code() == 0
+
+
+@pytest.mark.model
+def test_the_prompt_may_come_through_a_pipe() -> None:
+    arguments = ["run", "-m", str(TARGET), "-n", "4", "-t", "1", "--json", "-"]
+    runs = [
+        CliRunner().invoke(app, [*arguments, "-p", "def parse(self):\n    x"]),
+        CliRunner().invoke(app, arguments, input="def parse(self):\n    x\n"),
+        CliRunner().invoke(app, [*arguments, "-f", "-"], input="def parse(self):\n    x\n"),
+    ]
+    found = [json.loads(run.stdout) for run in runs]
+    assert [row["n_prompt"] for row in found] == [found[0]["n_prompt"]] * 3
+    assert [row["token_ids"] for row in found] == [found[0]["token_ids"]] * 3
+
+
 def test_without_a_terminal_run_wants_a_prompt() -> None:
     result = CliRunner().invoke(app, ["run", "-m", str(TARGET)])
     assert result.exit_code == 2
@@ -119,3 +203,15 @@ def test_run_may_apply_the_template(tmp_path: Path) -> None:
     found = [json.loads(result.stdout) for result in (plain, chat)]
     assert found[0]["token_ids"] == found[1]["token_ids"]
     assert found[0]["n_prompt"] == found[1]["n_prompt"]
+
+
+@pytest.mark.model
+def test_run_with_the_template_has_one_bos(tmp_path: Path) -> None:
+    """Of a model that adds one itself, and a template that begins with it."""
+    model = input_models.write_target(tmp_path / "target.gguf")
+    (tmp_path / "t.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    arguments = ["run", "-m", str(model), "-p", "import os", "-n", "1", "-t", "1", "--json", "-"]
+    template = ["--chat-template-file", str(tmp_path / "t.jinja")]
+    plain, chat = (CliRunner().invoke(app, [*arguments, *flags]) for flags in ([], template))
+    assert chat.exit_code == 0, chat.stderr
+    assert json.loads(chat.stdout)["n_prompt"] == json.loads(plain.stdout)["n_prompt"]

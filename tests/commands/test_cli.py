@@ -73,6 +73,7 @@ def run_json(folder: Path, *arguments: str | Path) -> dict[str, Any]:
 
 # ---- split and stock -----------------------------------------------------------------------------
 
+STOCK = ("--stock", "--no-repack")  # the bits of the split
 DRAFTERS = {
     "draft": ["-md", "draft.gguf", "--speculation", "static"],
     "ngram": ["--spec-type", "ngram", "--speculation", "static"],
@@ -87,7 +88,7 @@ def test_split_equals_stock(drafter: str, sampler: str, models: Path) -> None:
     """On the CPU token for token, drafts and acceptance included, while experts move."""
     arguments = [str(models / a) if a.endswith(".gguf") else a for a in DRAFTERS[drafter] + SAMPLERS[sampler]]
     split = run_json(models, "--cache", "40%", *arguments)
-    stock = run_json(models, "--stock", *arguments)
+    stock = run_json(models, *STOCK, *arguments)
     for key in ("token_ids", "text", "n_drafted", "n_accepted", "n_steps"):
         assert split[key] == stock[key], key
     assert split["experts"]["n_hit"] > 0
@@ -109,7 +110,7 @@ def test_greedy_text_does_not_depend_on_the_drafts(models: Path) -> None:
 def test_every_estimator(estimator: str, models: Path) -> None:
     result = run_json(models, "--cache", "40%", "--estimator", estimator, "--threshold", "1")
     assert result["scheduler"]["estimator"] == estimator
-    assert result["token_ids"] == run_json(models, "--stock")["token_ids"]
+    assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
 
 
 @pytest.mark.parametrize("part", ["specue", "adabc", "hetwb", "prefetch", "evict", "sd"])
@@ -126,7 +127,7 @@ def test_every_ablation(part: str, models: Path) -> None:
 def test_throttled_link_is_called_emulated(models: Path) -> None:
     result = run_json(models, "--cache", "40%", "--copy-gb-s", "0.05")
     assert result["emulated"] is True
-    assert result["token_ids"] == run_json(models, "--stock")["token_ids"]
+    assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def wait_for_port(port: int) -> None:
 def test_split_with_a_remote_device(models: Path, rpc_server: str, tmp_path: Path) -> None:
     """In a process of its own, as ggml keeps a remote device for good. Same kernels, so the same text."""
     texts = []
-    for mode in (["--cache", "40%", "--host-kernels", "ggml"], ["--stock"]):
+    for mode in (["--cache", "40%", "--host-kernels", "ggml"], [*STOCK]):
         command = [
             sys.executable,
             "-m",

@@ -14,6 +14,7 @@ from typing import Final
 import input_models
 import pytest
 from conftest import ROOT
+from eagle_models import write_eagle3
 from gguf import GGUFWriter
 from typer.testing import CliRunner
 
@@ -117,7 +118,12 @@ def test_something_else_was_given_as_the_model(name: str, make: Maker, says: str
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "no model": (("run", "-p", "x"), "give one with -m FILE, or by its name with -hf USER/MODEL"),
     "no prompt": (("run", "-m", str(TARGET)), "give a prompt with -p or -f, or leave both out on a terminal"),
+    "a pipe without anything": (("run", "-m", str(TARGET), "-f", "-"), "give a text with -p or -f"),
     "two prompts": ((*RUN, str(TARGET), "-f", "x"), "give the prompt once"),
+    "two draft models": (
+        (*RUN, str(TARGET), "-md", str(DRAFT), "-hfd", "a/b"),
+        f"there are two draft models, -md {DRAFT} and -hfd: give one",
+    ),
     "two models": ((*RUN, str(TARGET), "-hf", "a/b"), "give one"),
     "no model to profile": (("profile",), "give one with -m FILE, or by its name with -hf USER/MODEL"),
     "two models to profile": (("profile", "-m", str(TARGET), "-hf", "a/b"), "give one"),
@@ -149,7 +155,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         "give a text file: this one holds zero bytes",
     ),
     "a folder as the prompt": (("run", "-m", str(TARGET), "-f", str(MODELS)), "a text file that can be read"),
-    "a prompt too long": ((*RUN, str(TARGET), "-p", "x " * 3000), "raise -c or shorten it"),
+    "a prompt too long": (
+        (*RUN, str(TARGET), "-p", "x " * 3000),
+        "the context only 1024: shorten it (the model was trained with no more)",
+    ),
+    "a prompt too long for -c": ((*RUN, str(TARGET), "-p", "x " * 300, "-c", "64"), "shorten it (raise -c)"),
     "a draft that is not there": ((*RUN, str(TARGET), "-md", "/nowhere.gguf"), "check the path"),
     "a cache of too much": ((*RUN, str(TARGET), "--cache", "200%"), "such as 17% (at most 100%)"),
     "a size that is none": ((*RUN, str(TARGET), "--ram", "lots"), "GiB (8G)"),
@@ -189,6 +199,24 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "an unknown option": ((*RUN, str(TARGET), "--ctx", "5"), "--ctx-size"),
     "an unknown command": (("rum",), "Did you mean 'run'"),
+    "an argument that llama-server has not": (
+        ("serve", "-m", str(TARGET), "--", "--foo"),
+        "llama-server refuses what was given after -- (invalid argument: --foo); `llama-server --help`",
+    ),
+    "an argument of llama-server without a number": (
+        ("serve", "-m", str(TARGET), "--", "-np", "abc"),
+        'after -- (error while handling argument "-np"',
+    ),
+    "a draft as the model": (
+        (*RUN, "{head}"),
+        "a draft (eagle3) of another model, which cannot run by itself; give that model with -m, and this "
+        "file with -md and --spec-type draft-eagle3",
+    ),
+    "a draft as a server's model": (("serve", "-m", "{head}"), "a draft (eagle3) of another model"),
+    "two models for inspect": (("inspect", str(TARGET), "-m", str(TARGET)), "give one"),
+    "a system message for run": ((*RUN, str(TARGET), "-sys", "x"), "pyspac chat has -sys TEXT"),
+    "a log file": ((*RUN, str(TARGET), "--log-disable"), "llama.cpp's log is shown with -v alone"),
+    "the version of a command": (("run", "--version"), "pyspac --version shows it"),
     "a word for a number": ((*RUN, str(TARGET), "-n", "many"), "a valid integer"),
 }
 
@@ -207,6 +235,8 @@ def test_a_command_that_cannot_be(
         "{template}": str(tmp_path / "t.jinja"),
         "{empty}": str(tmp_path / "empty.txt"),
     }
+    if "{head}" in arguments:
+        names["{head}"] = str(write_eagle3(tmp_path / "head.gguf", "qwen3moe"))
     if "{other}" in arguments:
         names["{other}"] = str(input_models.write_dense(tmp_path / "other.gguf"))
     check(refusal(*(names.get(text, text) for text in arguments)), says)

@@ -49,11 +49,41 @@ def test_another_template(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ bos_token }}{{ messages[0].content }}")
     assert ChatTemplate(read_header(TARGET), file).text([Message("user", "u")]).endswith("u")
+    file.write_text("")
+    with pytest.raises(ModelError, match=r"cannot be used \(it makes no text"):
+        ChatTemplate(read_header(TARGET), file)
     file.write_text("{% for %}")
     with pytest.raises(ModelError, match=r"t\.jinja: the chat template cannot be used.*--chat-template-file"):
         ChatTemplate(read_header(TARGET), file)
     with pytest.raises(ConfigError, match="--chat-template-file cannot be"):
         ChatTemplate(read_header(TARGET), tmp_path / "missing")
+
+
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if messages | length > 1 %}{{ raise_exception('One message alone') }}{% endif %}"
+    "{{ messages[0]['content'] }}"
+)
+
+
+def test_a_template_that_refuses_a_message() -> None:
+    template = ChatTemplate(header_with(chat_template=NO_SYSTEM))
+    template.check_system(None)
+    with pytest.raises(ModelError, match=r"takes no system message \(System role not.*leave it out \(-sys"):
+        template.check_system("s")
+    with pytest.raises(ModelError, match=r"refuses what was said \(One message alone\)"):
+        template.text([Message("user", "a"), Message("user", "b")])
+
+
+@pytest.mark.model
+def test_a_system_message_that_is_refused_changes_nothing() -> None:
+    with Session(RunOptions(model=TARGET, n_predict=2, n_threads=1, n_ctx=256)) as session:
+        conversation = Conversation(session, ChatTemplate(header_with(chat_template=NO_SYSTEM)))
+        conversation.ask("def f():")
+        with pytest.raises(ModelError, match="takes no system message"):
+            conversation.set_system("s")
+        assert conversation.system is None
+        assert len(conversation.turns) == 1
 
 
 QUESTIONS = ("def parse(self):", "class Reader:", "import os")

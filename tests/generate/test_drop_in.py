@@ -20,6 +20,7 @@ from near_ties import margins
 import pyspac
 from pyspac import Llama
 from pyspac.errors import PyspacError
+from pyspac.generate.options import DEFAULT_DRAFT_MAX
 
 import llama_cpp  # isort: skip  # after ours, which say where libllama is
 from llama_cpp import LlamaGrammar  # isort: skip
@@ -154,6 +155,17 @@ def test_seeded_text_with_drafts_is_that_without() -> None:
     with Llama(MODEL, draft_model=DRAFT, draft_max=4, **QUIET | SAME_KERNELS) as llm:
         assert text(llm, **seeded) == expected
         assert llm.stats()["n_accepted"] > 0
+
+
+@pytest.mark.parametrize("fields", [{"seed": 3}, {}])
+def test_drafts_with_a_seed_are_of_one_length(fields: dict[str, int]) -> None:
+    """Lengths that follow times would change the rounding, and with it what a seed gives."""
+    with Llama(MODEL, draft_model=DRAFT, **QUIET) as llm:
+        text(llm, temperature=1.0, max_tokens=8, **fields)
+        assert (llm._steps._n_draft_max == DEFAULT_DRAFT_MAX) == bool(fields)
+        assert llm._steps.n_draft_max > DEFAULT_DRAFT_MAX
+        text(llm, temperature=0.0, max_tokens=8, **fields)
+        assert llm._steps._n_draft_max == llm._steps.n_draft_max
 
 
 def test_logprobs_with_drafts() -> None:
@@ -431,6 +443,8 @@ def test_langchain(theirs: Any) -> None:
         (MODEL, {"mtp": ADAPTER, "embedding": True}, "embedding=True and mtp cannot be given together"),
         (MODEL, {"mtp": ADAPTER, "draft_model": DRAFT}, "leave out"),
         (MODEL, {"n_threads": -1}, "-1"),
+        (MODEL, {"lora_path": "/nowhere.gguf"}, "lora_path /nowhere.gguf: there is no such file"),
+        (MODEL, {"lora_path": DRAFT}, "this file is no LoRA adapter of this model"),
     ],
 )
 def test_bad_input_is_a_value_error(model: str, fields: dict[str, Any], said: str) -> None:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from test_speculation_near_ties import NEAR_TIE, margins
 from typer.testing import CliRunner
 
+from pyspac._native import check, ffi, lib
 from pyspac.cli import app
 from pyspac.commands.demo import DRAFT, TARGET, demo_prompt
 from pyspac.errors import ConfigError, EngineError, ModelError, PyspacError, UsageError
 from pyspac.generate import spec_types
 from pyspac.generate.decode import Interrupt
-from pyspac.generate.library_drafter import Handle, LibraryDrafter, TextDrafter, library_types
+from pyspac.generate.library_drafter import Handle, LibraryDrafter, TextDrafter
 from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.sampling import SamplingParams
@@ -55,7 +56,9 @@ def check_is_plain(prompt: list[int], output: list[int], plain: list[int]) -> No
 
 
 def test_names_are_the_librarys() -> None:
-    assert sorted(library_types()) == sorted(("none", *spec_types.LLAMA))
+    names = ffi.new("const char **")
+    check(lib.spac_drafter_types(names))
+    assert sorted(ffi.string(names[0]).decode().split(",")) == sorted(("none", *spec_types.LLAMA))
 
 
 def test_lists_are_read() -> None:

@@ -222,6 +222,11 @@ def test_a_model_by_name_in_every_command(tmp_path: Path) -> None:
     assert "32, 4 used" in table.stdout
     shown = run_pyspac("inspect", "-hf", f"{REPO}:Q4_K_M", "--json", "-", cache_dir=tmp_path, variables=names)
     assert json.loads(shown.stdout)["n_expert"] == 32
+    Path(rows[0]["path"]).resolve().unlink()  # a broken entry hides no other
+    table = run_pyspac("models", cache_dir=tmp_path, variables=names)
+    assert table.returncode == 0, table.stderr
+    assert "32, 4 used" in table.stdout
+    assert "cannot be used" in table.stdout
 
 
 def test_no_model_was_fetched_yet(tmp_path: Path) -> None:
