@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,15 +48,33 @@ class InputError(PyspacError, ValueError):
     exit_code = 2
 
 
+# how a flag of the command line is spelt here
+_SPELLINGS: Final = (
+    (r"--(device|host-kernels) (none|auto|emulated|ggml|spac)\b", r'\1="\2"'),
+    (r"--spec-type ngram\b", "LlamaPromptLookupDecoding()"),
+    (r"--stock\b", "stock=True"),
+    (r"--(cache|ram|device|host-kernels|draft-max)\b", r"\1"),
+    (r"(?<!\S)-md\b", "draft_model"),
+    (r"(?<!\S)-ngl\b", "n_gpu_layers"),
+    (r"(?<!\S)-t\b", "n_threads"),
+    (r"(?<!\S)-c\b", "n_ctx"),
+    (r"\bhost-kernels\b", "host_kernels"),
+    (r"\bdraft-max\b", "draft_max"),
+)
+
+
 @contextmanager
 def _as_input_error() -> Iterator[None]:
-    """Bad input is a ValueError, whatever the command line calls it."""
+    """Bad input is a ValueError, and names arguments instead of the command line's flags."""
     try:
         yield
     except PyspacError as error:
         if error.exit_code != InputError.exit_code:
             raise
-        raise InputError(str(error)) from error
+        text = str(error)
+        for flag, argument in _SPELLINGS:
+            text = re.sub(flag, argument, text)
+        raise InputError(text) from error
 
 
 class DecodeError(LlamaError, RuntimeError):
