@@ -81,7 +81,8 @@ def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
     assert "PYSPAC_PREDICT" not in server_env(ServeOptions(model=model))
     with pytest.raises(UsageError, match="needs a MoE draft model"):
         ServeOptions(model=model, device="cpu", attach=attach)
-    on_disk = ServeOptions(model=model, draft=model, device="none", ram="8G", attach=attach)
+    in_engine = AttachOptions(scheduler=SchedulerConfig(predict=("next-layer-2", "draft-gate")))
+    on_disk = ServeOptions(model=model, draft=model, device="none", ram="8G", attach=in_engine)
     assert server_env(on_disk, 700)["PYSPAC_PREDICT"] == "next-layer-2,draft-gate"
     on_disk = ServeOptions(
         model=model, device="none", ram="8G",
