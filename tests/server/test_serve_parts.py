@@ -555,6 +555,7 @@ def test_metrics_of_experts_on_disk() -> None:
     for name, n in (
         ("n_slots", 9), ("n_resident", 8), ("n_hit", 60), ("n_miss", 20), ("n_ahead", 4), ("n_reads", 72),
         ("read_bytes", 4096), ("read_us", 2_000_000), ("busy_us", 500_000), ("wait_us", 250_000),
+        ("n_to_device_read", 3),
     ):  # fmt: skip
         board.tier[name] = n
     attachment = SimpleNamespace(name="b", board=board, scheduler=Scheduler(board), totals=StepTotals())
@@ -569,6 +570,7 @@ def test_metrics_of_experts_on_disk() -> None:
         "pyspac_memory_misses_total": 20, "pyspac_disk_reads_ahead_total": 4, "pyspac_disk_reads_total": 72,
         "pyspac_disk_read_bytes_total": 4096, "pyspac_disk_read_seconds_total": 2.0,
         "pyspac_disk_busy_seconds_total": 0.5, "pyspac_disk_wait_seconds_total": 0.25,
+        "pyspac_disk_device_copies_total": 3,
     }  # fmt: skip
 
 
