@@ -176,7 +176,8 @@ def _host_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
     if info.n_layer_kernels and generation.metrics.steps:
         host_ms = split.steps_us("host_us") / len(generation.metrics.steps) / 1e3
         rows.append(("per step", f"experts {host_ms:.2f} ms"))
-    return [*rows, *_tier_rows(split)]
+    predicted = [(f"predicted by {p['name']}", _read_ahead_text(p)) for p in split.predictors_list()]
+    return [*rows, *(tier_rows := _tier_rows(split)), *(predicted if tier_rows else [])]
 
 
 def _tier_rows(split: Split) -> list[tuple[str, str]]:
@@ -199,7 +200,6 @@ def _tier_rows(split: Split) -> list[tuple[str, str]]:
             f"waited {tier['wait_us'] / 1e6:.2f} s",
         ),
         *copies,
-        *((f"predicted by {p['name']}", _read_ahead_text(p)) for p in split.predictors_list()),
     ]
 
 
@@ -220,6 +220,7 @@ def _split_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
     return [
         ("layers", f"{layers['split']} split{declined}"),
         ("slots", f"{experts['n_slots']} experts, {experts['pool_bytes'] / MIB:.1f} MiB"),
+        *_tier_rows(split),
         ("covered", _coverage_text(split.coverage())),
         (
             "loads",

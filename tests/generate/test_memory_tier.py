@@ -164,6 +164,27 @@ def test_the_table_tells_of_experts_read_ahead(name: str) -> None:
     assert "experts read for" in result.output
 
 
+def test_the_table_tells_of_memory_beside_a_device() -> None:
+    argv = [
+        "run",
+        "-m",
+        str(DEMO),
+        "-p",
+        PROMPT,
+        "-n",
+        "8",
+        "-dev",
+        "emulated",
+        "--cache",
+        "25%",
+        "--ram",
+        "6",
+    ]
+    result = CliRunner().invoke(app, argv)
+    assert result.exit_code == 0, result.output
+    assert "experts that were copied" in result.output
+
+
 def test_a_predictor_where_all_fits_is_silent() -> None:
     with Session(replace(options(DEMO, "100%"), predict=("next-layer",))) as session:
         session.generate(session.tokenize(PROMPT))

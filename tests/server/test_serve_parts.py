@@ -82,7 +82,8 @@ def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
     assert "PYSPAC_PREDICT" not in server_env(ServeOptions(model=model))
     with pytest.raises(UsageError, match="needs a MoE draft model"):
         ServeOptions(model=model, device="cpu", attach=attach)
-    on_disk = ServeOptions(model=model, draft=model, device="none", ram="8G", attach=attach)
+    in_engine = AttachOptions(scheduler=SchedulerConfig(predict=("next-layer-2", "draft-gate")))
+    on_disk = ServeOptions(model=model, draft=model, device="none", ram="8G", attach=in_engine)
     assert server_env(on_disk, 700)["PYSPAC_PREDICT"] == "next-layer-2,draft-gate"
     on_disk = ServeOptions(
         model=model, device="none", ram="8G",
@@ -586,6 +587,7 @@ def test_metrics_of_experts_on_disk() -> None:
     for name, n in (
         ("n_slots", 9), ("n_resident", 8), ("n_hit", 60), ("n_miss", 20), ("n_ahead", 4), ("n_reads", 72),
         ("read_bytes", 4096), ("read_us", 2_000_000), ("busy_us", 500_000), ("wait_us", 250_000),
+        ("n_to_device_read", 3),
     ):  # fmt: skip
         board.tier[name] = n
     attachment = SimpleNamespace(name="b", board=board, scheduler=Scheduler(board), totals=StepTotals())
@@ -600,6 +602,7 @@ def test_metrics_of_experts_on_disk() -> None:
         "pyspac_memory_misses_total": 20, "pyspac_disk_reads_ahead_total": 4, "pyspac_disk_reads_total": 72,
         "pyspac_disk_read_bytes_total": 4096, "pyspac_disk_read_seconds_total": 2.0,
         "pyspac_disk_busy_seconds_total": 0.5, "pyspac_disk_wait_seconds_total": 0.25,
+        "pyspac_disk_device_copies_total": 3,
     }  # fmt: skip
 
 
