@@ -61,8 +61,8 @@ def test_a_drafted_run_answers_as_stock() -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_as_near_as_stock_gets(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stock on the same device is the measure, with and without experts on the host: one that a near tie of the
-    router sends elsewhere is far off in all of them. 9 tokens are beyond the vector shaders.
+    """Stock on the same device is the measure, with and without experts on the host: a token that a near tie
+    of the router sends elsewhere is far off in all of them. 9 tokens are beyond the vector shaders.
     """
     monkeypatch.setattr(logits, "FIRST_TOKEN", 1)  # the vocabulary is small
     monkeypatch.setattr(logits, "WIDTHS", (1, 5, 9, 2, 1))
