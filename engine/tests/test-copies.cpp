@@ -89,7 +89,7 @@ static void copy_all(const experts & from, const spac_slot_group & group, ggml_b
                 ggml_backend_tensor_set_async(backend, group.parts[SPAC_PART_DOWN], (const char *) t->data + ie * t->nb[2], slot * t->nb[2], t->nb[2]);
                 ggml_backend_synchronize(backend);
             } else {
-                copy.copy(from.layer, ie, group, slot);
+                copy.copy(from.layer, from.layer.parts_of(ie), group, slot, false);
             }
             ggml_backend_tensor_get(group.parts[SPAC_PART_DOWN], arrived.data(), slot * t->nb[2], arrived.size());
             CHECK(memcmp(arrived.data(), (const char *) t->data + ie * t->nb[2], arrived.size()) == 0);
@@ -107,7 +107,7 @@ static void run(ggml_backend_dev_t device, bool by_instance) {
     {
         spac_slot_copy copy(device);
         for (int slot = 0; slot < N_EXPERT; slot++) {
-            copy.copy(from.layer, slot, group, slot);
+            copy.copy(from.layer, from.layer.parts_of(slot), group, slot, false);
         }
     }
     graph                    computed(device, group.parts[SPAC_PART_DOWN]);
