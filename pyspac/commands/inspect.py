@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import typer
 from rich.console import Console
@@ -34,35 +34,40 @@ DEFAULT_VRAM_GIB: Final = (4.0, 8.0, 12.0, 16.0, 24.0)
 MAX_VRAM_GIB: Final = 1e6
 
 
+ModelArgument: TypeAlias = Annotated[
+    Path | None, typer.Argument(metavar="[MODEL]", help="A GGUF file; of a split model the first one.")
+]
+Vram: TypeAlias = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--vram",
+        metavar="GIB",
+        help="Say how many experts fit into so many GiB, and onto a GPU with so many GiB, beside all "
+        "else that it has to hold (with -md a draft model, for a context of -c); may be given several "
+        "times.",
+    ),
+]
+RamSizes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ram",
+        metavar="SIZE",
+        help="Predict the speed with so much memory for experts and the rest on disk, both of them "
+        "measured: 8G, 8000 (MiB), 25% or auto, as of run; may be given several times. With --vram: how "
+        "many experts are on the device, in memory and on disk then.",
+    ),
+]
+
+
 @reports_errors
 def inspect(
-    model: Annotated[
-        Path | None, typer.Argument(metavar="[MODEL]", help="A GGUF file; of a split model the first one.")
-    ] = None,
+    model: ModelArgument = None,
     model_flag: o.ModelIfAny = None,
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     ctx_size: o.CtxSize = None,
-    vram: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--vram",
-            metavar="GIB",
-            help="Say how many experts fit into so many GiB, and onto a GPU with so many GiB, beside all "
-            "else that it has to hold (with -md a draft model, for a context of -c); may be given several "
-            "times.",
-        ),
-    ] = None,
-    ram: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ram",
-            metavar="SIZE",
-            help="Predict the speed with so much memory for experts and the rest on disk, both of them "
-            "measured: 8G, 8000 (MiB), 25% or auto, as of run; may be given several times. With --vram: how "
-            "many experts are on the device, in memory and on disk then.",
-        ),
-    ] = None,
+    vram: Vram = None,
+    ram: RamSizes = None,
     threads: o.Threads = None,
     json_file: o.JsonFile = None,
 ) -> None:

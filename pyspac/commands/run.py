@@ -102,9 +102,8 @@ def run(
 ) -> None:
     """Generate text after a prompt.
 
-    With a GPU the routed experts of each layer are split between it and the host, without one the engine's
-    CPU kernels compute everything; --stock is plain llama.cpp. Ctrl-C stops and prints the figures so far.
-    Without a prompt, on a terminal, it is a chat. Example: pyspac run -m MODEL.gguf -p "Once" -n 200
+    The routed experts of each layer are split between GPU and host; without a GPU the engine's CPU kernels
+    compute all. Without a prompt, on a terminal, it is a chat. Example: pyspac run -m MODEL.gguf -p Once -n 9
     """
     text = prompt_or_chat(prompt, file, json_file)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from pyspac.engine.params import EngineParams
 from pyspac.errors import PyspacError
 from pyspac.generate import llama
 from pyspac.generate.drafting import Drafter, ModelDrafter
+from pyspac.generate.drop_in_errors import DecodeError, InputError, as_input_error
 from pyspac.generate.drop_in_masks import MaskedEvals, check_alone, n_draft_that_fits
 from pyspac.generate.drop_in_steps import DropInSteps, ForeignDrafter
 from pyspac.generate.libllama import LlamaError
@@ -40,45 +40,6 @@ if TYPE_CHECKING:
     from pyspac.generate.split import Split
 
 DraftModel: TypeAlias = LlamaDraftModel | str | os.PathLike[str]
-
-
-class InputError(PyspacError, ValueError):
-    """What was asked for cannot be done; a ValueError, as llama-cpp-python's own."""
-
-    exit_code = 2
-
-
-# how a flag of the command line is spelt here
-_SPELLINGS: Final = (
-    (r"--(device|host-kernels) (none|auto|emulated|ggml|spac)\b", r'\1="\2"'),
-    (r"--spec-type ngram\b", "LlamaPromptLookupDecoding()"),
-    (r"--stock\b", "stock=True"),
-    (r"--(cache|ram|device|host-kernels|draft-max)\b", r"\1"),
-    (r"(?<!\S)-md\b", "draft_model"),
-    (r"(?<!\S)-ngl\b", "n_gpu_layers"),
-    (r"(?<!\S)-t\b", "n_threads"),
-    (r"(?<!\S)-c\b", "n_ctx"),
-    (r"\bhost-kernels\b", "host_kernels"),
-    (r"\bdraft-max\b", "draft_max"),
-)
-
-
-@contextmanager
-def _as_input_error() -> Iterator[None]:
-    """Bad input is a ValueError, and names arguments instead of the command line's flags."""
-    try:
-        yield
-    except PyspacError as error:
-        if error.exit_code != InputError.exit_code:
-            raise
-        text = str(error)
-        for flag, argument in _SPELLINGS:
-            text = re.sub(flag, argument, text)
-        raise InputError(text) from error
-
-
-class DecodeError(LlamaError, RuntimeError):
-    """A batch could not be computed; a RuntimeError, as llama-cpp-python's own."""
 
 
 class _Fields:
@@ -169,7 +130,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         llama.set_verbose(verbose)
         super().__init__(model_path, verbose=verbose, **self._base_arguments(kwargs))
         try:
-            with _as_input_error():
+            with as_input_error():
                 self._attach()
         except BaseException:
             self.close()
@@ -180,10 +141,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         if not Path(model_path).exists():
             raise InputError(f"Model path does not exist: {model_path}; give the path of a GGUF file")
         lora = self._given.get("lora_path")
-        if lora and not Path(lora).is_file():
-            raise InputError(f"lora_path {lora}: there is no such file; check the path")
-        with _as_input_error():
-            return self._loading_of(self._options(Path(model_path)))
+        with as_input_error():
+            options = self._options(Path(model_path))
+            if lora and not Path(lora).is_file():
+                raise InputError(f"lora_path {lora}: there is no such file; check the path")
+            return self._loading_of(options)
 
     def _options(self, model: Path) -> RunOptions:
         given, draft, mtp = self._given, self._given["draft_model"], self._given["mtp"]
@@ -256,6 +218,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
             self._split = self._stack.enter_context(Split(self.ctx, loading.device, options, loading.ram_mib))
         n_draft_max = min(options.effective_draft_max, self.n_batch - 1)
         if options.uses_masks:
+            drafter = self._open_masks(loading)
             n_draft_max = n_draft_that_fits(n_draft_max, self.n_batch)
         is_controlled = options.has_controller and not isinstance(drafter, ForeignDrafter)
         table = MaskCosts() if options.uses_masks else None
@@ -277,10 +240,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     def _open_drafter(self, loading: Loading) -> Drafter | None:
         """Greedy: a drafted token is accepted where the target draws it."""
         draft = self._given["draft_model"]
-        if loading.options.uses_masks:
-            pointers = (self._model.model, self.ctx)
-            self._masks = MaskedEvals(loading, pointers, self._n_ctx, self._stack, self._split)
-            return self._masks.drafter
         if draft is None:
             return None
         if isinstance(draft, LlamaDraftModel):
@@ -288,6 +247,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         model = loading.open_draft_model(Path(draft), self._stack, lambda what, fraction: True)
         context = llama.Context(model, loading.context_params(n_ctx=self._n_ctx))
         return ModelDrafter(self._stack.enter_context(context), Sampler(SamplingParams()))
+
+    def _open_masks(self, loading: Loading) -> Drafter:
+        """The model itself: the engine is there by now."""
+        pointers = (self._model.model, self.ctx)
+        self._masks = MaskedEvals(loading, pointers, self._n_ctx, self._stack, self._split)
+        return self._masks.drafter
 
     # ---- what llama_cpp.Llama calls
 

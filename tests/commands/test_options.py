@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pyspac.errors import UsageError
 
 # what one flag means in several commands, where that is not the same
 DIFFERENT = {
+    "--ctx-size",  # train-head: of a text that the model writes
     "--draft-max",  # demo: fixed, so that both of its runs draft alike
     "--file",  # profile: a text to measure on, not a prompt
     "--json",  # top: a switch
@@ -63,7 +65,8 @@ def test_help_needs_no_native_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_prompt_is_given_once(tmp_path: Any) -> None:
+def test_a_prompt_is_given_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     file = tmp_path / "prompt"
     file.write_text("text\n")
     assert read_prompt("text", None) == read_prompt(None, file) == "text"

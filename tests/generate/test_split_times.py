@@ -19,6 +19,7 @@ def test_a_prompt_is_no_step() -> None:
     split = Split.__new__(Split)
     split.engine = cast("Engine", SimpleNamespace(board=SimpleNamespace(layer_stats=stats)))
     split.scheduler = None
+    split.read_ahead = None
     split._prompt_us = {}
     for _ in range(2):
         stats["host_us"] += 1000
