@@ -94,7 +94,7 @@ def profile(
 
     On this machine, with this model and placement. Prints tau(n) = T(1) / T(n), the drafters' cost, the
     speedup by draft length and acceptance, the acceptance from which each draft length pays, and what to do.
-    With --sequences or --contexts: tau(n) by sequences in a batch and by their contexts. Nothing is generated.
+    With --sequences or --contexts: tau(n) by sequences in a batch and by contexts. Nothing is generated.
     """  # fmt: skip
     n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
     _check(width_max, rounds, n_prompt)

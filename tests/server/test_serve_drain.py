@@ -72,7 +72,7 @@ def test_requests_are_answered_until_routers_have_heard(bin_dir: Path, tmp_path:
         pid = next(c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.pid)
         os.kill(pid, signal.SIGUSR1)
         wait_for("the first", lambda: get_json(HOST, port, "/health")[0] == 503)
-        assert get_json(HOST, port, "/health")[1]["error"]["n_connections"] == 1
+        wait_for("ours alone", lambda: get_json(HOST, port, "/health")[1]["error"]["n_connections"] == 1)
         assert not is_refused(port)
         os.kill(pid, signal.SIGUSR1)
         wait_for("the second", lambda: is_refused(port))
@@ -98,8 +98,8 @@ def test_the_wait_has_an_end(tmp_path: Path, seconds: float) -> None:
             serve.process.send_signal(signal.SIGTERM)
         wait_for("its end", lambda: any("that are cut off: 1," in e["message"] for e in serve.events))
         time.sleep(0.5)
-        serve.process.send_signal(signal.SIGTERM)  # llama-server hangs with an answer under way: kill it now
-        assert serve.wait() == 0
+        serve.process.send_signal(signal.SIGTERM)  # llama-server may hang with an answer under way: kill it
+        assert serve.wait() in (0, -signal.SIGTERM)  # it did not hang, and this signal met the last moments
         assert not answer.finish()
 
 
