@@ -289,7 +289,7 @@ static void test_prompts_pass_through(int host_mode, const char * cache) {
     spac_board_view view      = {};
     view.size                 = sizeof(view);
     CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < 2; round++) {
         CHECK(decode(ctx, N_TEXT) == expected);
         CHECK(view.counters->n_prompt_tokens == (uint64_t) (round + 1) * N_TEXT);
         want_all(engine); // while the next one is on its way
@@ -484,7 +484,7 @@ int main() {
         test_prompts_count(SPAC_HOST_IN_GRAPH, fill);
         test_prompts_count(SPAC_HOST_EXECUTOR, fill);
     }
-    for (const char * cache : { "34%", "60%", "100%" }) {
+    for (const char * cache : { "34%", "100%" }) {
         test_prompts_pass_through(SPAC_HOST_IN_GRAPH, cache);
         test_prompts_pass_through(SPAC_HOST_EXECUTOR, cache);
     }
