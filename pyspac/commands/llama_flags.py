@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand
 
+from pyspac.commands.grouped_help import GroupedCommand
 from pyspac.errors import UsageError
 
 _SERVER: Final = "a server has it: pyspac serve -m FILE -- {flag} ..."
@@ -143,7 +143,7 @@ def flags_with_value(parameters: Sequence[Any]) -> set[str]:
     return {name for one in parameters for name in one.opts if not getattr(one, "is_flag", False)}
 
 
-class ModelCommand(TyperCommand):
+class ModelCommand(GroupedCommand):
     """A command that runs a model, to which flags of llama.cpp are given by habit."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

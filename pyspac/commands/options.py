@@ -16,6 +16,13 @@ from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PARTS, PREDICTORS,
 from pyspac.server.options import SERVER_N_CTX
 from pyspac.speculation.manager import CONTROLLERS
 
+# ---- the groups of `--help`; the others come first, under "Options"
+
+SAMPLING: Final = "Sampling"
+DRAFTING: Final = "Drafting: tokens that are proposed, and verified together (docs/speculation.md)"
+EXPERTS: Final = "Experts: where they are, and who computes them"
+SCHEDULER: Final = "Scheduler: how experts are chosen for the device; defaults are fine (docs/policies.md)"
+
 # ---- models and prompts
 
 _MODEL: Final = typer.Option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
@@ -24,7 +31,11 @@ ModelIfAny = Annotated[Path | None, _MODEL]
 ModelDraft = Annotated[
     Path | None,
     typer.Option(
-        "-md", "--model-draft", metavar="FILE", help="A small model of the same family that drafts tokens."
+        "-md",
+        "--model-draft",
+        metavar="FILE",
+        help="A small model of the same family that drafts tokens.",
+        rich_help_panel=DRAFTING,
     ),
 ]
 Mtp = Annotated[
@@ -34,6 +45,7 @@ Mtp = Annotated[
         metavar="FILE",
         help="An adapter of the model with mask tokens (scripts/train_mtp.py), which drafts: --spec-type "
         "draft-lora.",
+        rich_help_panel=DRAFTING,
     ),
 ]
 HfRepo = Annotated[
@@ -54,6 +66,7 @@ HfRepoDraft = Annotated[
         "--hf-repo-draft",
         metavar="USER/MODEL[:QUANT]",
         help="The draft model, by its name on Hugging Face.",
+        rich_help_panel=DRAFTING,
     ),
 ]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
@@ -144,6 +157,7 @@ Cache = Annotated[
         metavar="SIZE",
         help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free). "
         "Needs a device.",
+        rich_help_panel=EXPERTS,
     ),
 ]
 Ram = Annotated[
@@ -153,6 +167,7 @@ Ram = Annotated[
         metavar="SIZE",
         help="Memory for experts, which stay on disk: MiB (8000), GiB (8G), a share of all (25%), or auto "
         "(what is free). Default: all are loaded, or auto if they do not fit.",
+        rich_help_panel=EXPERTS,
     ),
 ]
 HostKernels = Annotated[
@@ -162,6 +177,7 @@ HostKernels = Annotated[
         metavar="NAME",
         help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
         "llama.cpp; needs a device), or auto (ggml where the device is emulated, else spac).",
+        rich_help_panel=EXPERTS,
     ),
 ]
 Stock = Annotated[
@@ -170,6 +186,7 @@ Stock = Annotated[
         "--stock",
         help="Plain llama.cpp for comparison, as it is run by default: no engine, all experts on the host, "
         "weights repacked for the CPU. Drafting is the same; the settings of the split have no effect.",
+        rich_help_panel=EXPERTS,
     ),
 ]
 Repack = Annotated[
@@ -179,26 +196,58 @@ Repack = Annotated[
         show_default=False,
         help="With --stock: whether llama.cpp may repack weights for the CPU; bits may then differ from the "
         "split's. Default: it may, as it does by itself.",
+        rich_help_panel=EXPERTS,
     ),
 ]
 
 # ---- sampling and drafting
 
-Temp = Annotated[float, typer.Option("--temp", metavar="T", help="Temperature; 0: greedy.")]
-TopK = Annotated[int, typer.Option("--top-k", metavar="N", help="Sample among the N best; 0: all.")]
+Temp = Annotated[
+    float,
+    typer.Option(
+        "--temp",
+        metavar="T",
+        help="Temperature; 0: greedy.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+TopK = Annotated[
+    int,
+    typer.Option(
+        "--top-k",
+        metavar="N",
+        help="Sample among the N best; 0: all.",
+        rich_help_panel=SAMPLING,
+    ),
+]
 TopP = Annotated[
     float,
     typer.Option(
-        "--top-p", metavar="P", help="Sample among the best tokens whose probabilities add up to P; 1: all."
+        "--top-p",
+        metavar="P",
+        help="Sample among the best tokens whose probabilities add up to P; 1: all.",
+        rich_help_panel=SAMPLING,
     ),
 ]
 MinP = Annotated[
     float,
     typer.Option(
-        "--min-p", metavar="P", help="Leave out tokens less likely than P times the likeliest; 0: none."
+        "--min-p",
+        metavar="P",
+        help="Leave out tokens less likely than P times the likeliest; 0: none.",
+        rich_help_panel=SAMPLING,
     ),
 ]
-Seed = Annotated[int, typer.Option("-s", "--seed", metavar="N", help="Seed of sampling; -1: a random one.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "-s",
+        "--seed",
+        metavar="N",
+        help="Seed of sampling; -1: a random one.",
+        rich_help_panel=SAMPLING,
+    ),
+]
 SpecTypeName = Annotated[
     str | None,
     typer.Option(
@@ -207,6 +256,7 @@ SpecTypeName = Annotated[
         help="What proposes tokens: draft (the draft model), ngram (the text so far), draft-lora (--mtp's "
         f"adapter; not in a server), none, or one of llama.cpp's: {', '.join(LLAMA)}; of a list of these "
         "the first that finds something. Default: draft with -md, draft-lora with --mtp, else none.",
+        rich_help_panel=DRAFTING,
     ),
 ]
 DraftMax = Annotated[
@@ -216,6 +266,7 @@ DraftMax = Annotated[
         metavar="N",
         help=f"Tokens to draft per step at most. Default: {DEFAULT_DRAFT_MAX}; {DEFAULT_DRAFT_CAP} where "
         "--speculation decides.",
+        rich_help_panel=DRAFTING,
     ),
 ]
 SpeculationName = Annotated[
@@ -226,6 +277,7 @@ SpeculationName = Annotated[
         help=f"How the number of drafted tokens is chosen: {', '.join(CONTROLLERS)}, or auto (the best of "
         "these). static always drafts as many, so that sampled text repeats with its seed; the others draft "
         "as long as it pays. Default: auto; static with --draft-max, or with --temp and --seed.",
+        rich_help_panel=DRAFTING,
     ),
 ]
 
@@ -235,7 +287,10 @@ DEFAULT_ESTIMATOR: Final = SchedulerConfig().estimator
 Estimator = Annotated[
     str,
     typer.Option(
-        "--estimator", metavar="NAME", help=f"How expected demand is estimated: {', '.join(ESTIMATORS)}."
+        "--estimator",
+        metavar="NAME",
+        help=f"How expected demand is estimated: {', '.join(ESTIMATORS)}.",
+        rich_help_panel=SCHEDULER,
     ),
 ]
 Threshold = Annotated[
@@ -244,6 +299,7 @@ Threshold = Annotated[
         "--threshold",
         metavar="auto|N",
         help="Utility from which an expert belongs on the device; auto: chosen per layer and step.",
+        rich_help_panel=SCHEDULER,
     ),
 ]
 Without = Annotated[
@@ -252,6 +308,7 @@ Without = Annotated[
         "--without",
         metavar="LIST",
         help=f"Leave parts of MoE-SpAc out, to see what they are worth: {','.join(PARTS)}.",
+        rich_help_panel=SCHEDULER,
     ),
 ]
 DEFAULT_PREDICTORS: Final = ",".join(SchedulerConfig().predict) or NO_PREDICTOR
@@ -261,6 +318,7 @@ AttachPredictors = Annotated[
         "--predict",
         metavar="LIST",
         help=f"How to guess the experts of the next tokens: token, or {NO_PREDICTOR}.",
+        rich_help_panel=SCHEDULER,
     ),
 ]
 Predictors = Annotated[
@@ -269,6 +327,7 @@ Predictors = Annotated[
         "--predict",
         metavar="LIST",
         help=f"How to guess the experts of the next tokens: {', '.join(PREDICTORS)}, or {NO_PREDICTOR}.",
+        rich_help_panel=SCHEDULER,
     ),
 ]
 LinkGbS = Annotated[
@@ -277,10 +336,17 @@ LinkGbS = Annotated[
         "--link-gb-s",
         metavar="GB/S",
         help="Speed of the link, where it is known; used until copies were measured. Slows nothing down.",
+        rich_help_panel=SCHEDULER,
     ),
 ]
 CpuShare = Annotated[
-    float, typer.Option("--cpu-share", metavar="X", help="Share of one core that the scheduler may take.")
+    float,
+    typer.Option(
+        "--cpu-share",
+        metavar="X",
+        help="Share of one core that the scheduler may take.",
+        rich_help_panel=SCHEDULER,
+    ),
 ]
 MetricsPort = Annotated[
     int | None,
@@ -288,16 +354,24 @@ MetricsPort = Annotated[
         "--metrics-port",
         metavar="N",
         help="Port for the scheduler's Prometheus metrics; 0: any free one. Default: no metrics.",
+        rich_help_panel=SCHEDULER,
     ),
 ]
 MetricsHost = Annotated[
-    str, typer.Option("--metrics-host", metavar="HOST", help="Address that --metrics-port listens on.")
+    str,
+    typer.Option(
+        "--metrics-host",
+        metavar="HOST",
+        help="Address that --metrics-port listens on.",
+        rich_help_panel=SCHEDULER,
+    ),
 ]
 WarmStart = Annotated[
     bool,
     typer.Option(
         "--warm-start/--no-warm-start",
         help="Begin with what the last run learned, and save it at the end; or do neither.",
+        rich_help_panel=SCHEDULER,
     ),
 ]
 

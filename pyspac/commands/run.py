@@ -41,18 +41,27 @@ DraftPMin = Annotated[
         "--draft-p-min",
         metavar="P",
         help="End a draft where the draft model's likeliest next token has a lower probability.",
+        rich_help_panel=o.DRAFTING,
     ),
 ]
 Chat = Annotated[
     bool, typer.Option("--chat", help="The prompt is a message: apply the model's chat template to it.")
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="Show how draft lengths were chosen, and why.")]
+Explain = Annotated[
+    bool,
+    typer.Option(
+        "--explain",
+        help="Show how draft lengths were chosen, and why.",
+        rich_help_panel=o.DRAFTING,
+    ),
+]
 CopyGbS = Annotated[
     float,
     typer.Option(
         "--copy-gb-s",
         metavar="GB/S",
         help="Slow copies down to this speed, to emulate another link; 0: full speed.",
+        rich_help_panel=o.SCHEDULER,
     ),
 ]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
+from pyspac.commands.grouped_help import GroupedCommand
 from pyspac.commands.llama_flags import check_short_options, find_flag, flags_with_value
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
@@ -57,7 +57,7 @@ Drain = Annotated[
 ]
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(GroupedCommand):
     """Says where options of llama-server belong."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from pyspac.cli import app
+from pyspac.commands import options
 from pyspac.commands.common import read_prompt
 from pyspac.errors import UsageError
 
@@ -76,3 +78,18 @@ def test_a_prompt_is_given_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) 
         read_prompt(None, None)
     with pytest.raises(UsageError, match="both -p and -f are given"):
         read_prompt("text", file)
+
+
+def test_help_is_in_groups() -> None:
+    """The everyday options first; each option once."""
+    text = CliRunner().invoke(app, ["run", "--help"]).stdout
+    titles = [
+        "Options",
+        *(getattr(options, name) for name in ("SAMPLING", "EXPERTS", "DRAFTING", "SCHEDULER")),
+    ]
+    places = [text.index(f"\n{title.split(' (')[0]}") for title in titles]
+    assert places[0] == min(places)
+    for flag, title in (("-m, --model", 0), ("--temp T", 1), ("--cache SIZE", 2), ("--draft-max N", 3)):
+        assert text.count(f"\n  {flag}") == 1
+        following = [place for place in places if place > places[title]]
+        assert places[title] < text.index(f"\n  {flag}") < min(following, default=len(text))
