@@ -31,7 +31,8 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
         built.is_logged = true;
     }
     built.n_split += is_split;
-    return is_split ? split(p) : is_counted ? build_wide(p) : nullptr;
+    return is_split ? split(p) : is_counted ? build_wide(p)
+                                            : nullptr;
 }
 
 // staged; or counted, and of experts on disk or llama.cpp's
