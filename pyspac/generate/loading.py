@@ -20,6 +20,7 @@ from pyspac.generate.memory_tier import PROMPT_PIECE, check_ram_has_kernels, cho
 from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_expert_kernels, has_own_kernels
+from pyspac.model.device_needs import estimate_needs
 
 if TYPE_CHECKING:
     from pyspac.generate.llama import ContextParams, Model, ModelParams
@@ -180,5 +181,6 @@ def _choose_ram_mib(options: RunOptions, preflight: Preflight, device: Device) -
     geometry = preflight.geometry
     is_split = options.n_gpu_layers is not None and not device.is_cpu  # some layers stay on the host
     slots = options.cache.n_bytes(geometry.experts_bytes)
-    others = None if is_split else host_bytes(geometry, device, slots)
+    needs = estimate_needs(preflight.header, preflight.draft, preflight.n_ctx)
+    others = None if is_split else host_bytes(geometry, device, slots, needs)
     return choose_ram_mib(options.ram, geometry, others=others)

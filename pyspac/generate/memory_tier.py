@@ -12,11 +12,12 @@ from typing import Final
 from pyspac.engine.devices import Device
 from pyspac.engine.memory import free_memory
 from pyspac.errors import UsageError
+from pyspac.model.device_needs import N_UBATCH, Needs
 from pyspac.model.geometry import N_MATRICES, MoeGeometry
 from pyspac.units import GIB, MIB
 
 AUTO: Final = "auto"
-# left free besides the model: caches of keys and values, compute buffers, and other programs
+# left free besides the model and its contexts: what the program takes itself, and other programs
 MARGIN_BYTES: Final = GIB
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
 # tokens of a prompt computed at once: each piece reads all experts, so 1,024 read half of what 512 do
@@ -47,13 +48,15 @@ def check_ram_has_kernels(text: str | None, *, has_kernels: bool) -> None:
         )
 
 
-def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None) -> int:
+def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None, needs: Needs) -> int:
     """What a model takes of the host's memory beside the experts that are there.
 
-    Without a device, what is no expert; a GPU has that, and an emulated device's slots come on top of it.
-    cache_bytes: of the slots; None: as many as "auto" gives.
+    Without a device, what is no expert, the draft model, and the contexts' caches and buffers; a GPU has all
+    that, and an emulated device's slots come on top of it. cache_bytes: of the slots; None: as many as "auto"
+    gives. Buffers are those of a PROMPT_PIECE.
     """
-    others = geometry.model_bytes - geometry.experts_bytes
+    pieces = PROMPT_PIECE // N_UBATCH
+    others = needs.weights + needs.draft + needs.kv + pieces * needs.compute
     if not device.has_cache:
         return others
     if not device.is_cpu:
@@ -68,8 +71,9 @@ def choose_ram_mib(
 ) -> int | None:
     """MiB of the pool; None: no tier, as all experts fit.
 
-    text: as given; None: a tier only if the model does not fit into free memory. others: bytes of the model
-    that are in memory beside the pool, as of `host_bytes`; None: what is no expert. Raises UsageError.
+    text: as given; None: a tier only if the model does not fit into free memory, and a layer's experts do.
+    others: bytes in memory beside the pool, as of `host_bytes`; None: the model's but for experts. Raises
+    UsageError.
     """
     free = free_memory() if free_bytes is None else free_bytes
     others = geometry.model_bytes - geometry.experts_bytes if others is None else others
@@ -83,8 +87,10 @@ def choose_ram_mib(
         return None
     is_auto = text is None or text == AUTO
     n_bytes = _auto_bytes(others, free) if is_auto else _n_bytes(str(text), geometry.experts_bytes)
-    if n_bytes >= geometry.experts_bytes:
+    if n_bytes >= geometry.experts_bytes and (is_auto or geometry.experts_bytes + others <= free):
         return None
+    if text is None and n_bytes < least_bytes(geometry):
+        return None  # nobody asked for it: llama.cpp maps the file, as ever
     _check_room(f"--ram {text or AUTO}", n_bytes, geometry, others, free)
     return n_bytes // MIB
 

@@ -20,7 +20,7 @@ from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_expert_kernels, has_own_kernels
 from pyspac.generate.spec_types import DRAFT_MTP, names_of
 from pyspac.model.checks import check_model_file
-from pyspac.model.device_needs import estimate_needs
+from pyspac.model.device_needs import Needs, estimate_needs
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.server import board_file, log
@@ -137,7 +137,8 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     if options.is_host_only:
         has_engine = has_own_kernels(header)
         check_ram_has_kernels(options.ram, has_kernels=has_engine)
-        ram_mib = choose_ram_mib(options.ram, geometry) if has_engine else None
+        others = host_bytes(geometry, device, None, needs)
+        ram_mib = choose_ram_mib(options.ram, geometry, others=others) if has_engine else None
         can = can_predict(is_host_only=True, ram_mib=ram_mib)
         if note := check_can_predict(options.attach.scheduler.predict, options.ram, can=can):
             log.warning(note)
@@ -146,13 +147,13 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     cache = choose_cache(options.cache.text, geometry, needs, device)
     if reason := why_tight(cache, geometry, needs, device):
         log.warning(f"this may not fit: {reason}")
-    ram_mib = _ram_beside(options, header, geometry, device)
+    ram_mib = _ram_beside(options, header, geometry, device, needs)
     is_copied = ram_mib is not None or not device.is_cpu
     return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_mib=ram_mib)
 
 
 def _ram_beside(
-    options: ServeOptions, header: GgufHeader, geometry: MoeGeometry, device: Device
+    options: ServeOptions, header: GgufHeader, geometry: MoeGeometry, device: Device, needs: Needs
 ) -> int | None:
     """MiB of memory for experts that stay on disk, beside a device; None: all are loaded."""
     can = options.host_kernels != "ggml" and has_expert_kernels(header)
@@ -161,7 +162,7 @@ def _ram_beside(
         return None
     is_split = options.passed_value("-ngl", "--gpu-layers", "--n-gpu-layers") and not device.is_cpu
     slots = options.cache.n_bytes(geometry.experts_bytes)
-    others = None if is_split else host_bytes(geometry, device, slots)
+    others = None if is_split else host_bytes(geometry, device, slots, needs)
     return choose_ram_mib(options.ram, geometry, others=others)
 
 

@@ -18,11 +18,13 @@ from typer.testing import CliRunner
 
 from pyspac._native import lib_dir
 from pyspac.cli import app
+from pyspac.engine.devices import choose_device
 from pyspac.engine.tier import read_tier, tier_dict
 from pyspac.errors import PyspacError, UsageError
-from pyspac.generate.memory_tier import asked_bytes, choose_ram_mib
+from pyspac.generate.memory_tier import asked_bytes, choose_ram_mib, host_bytes
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.session import Session
+from pyspac.model.device_needs import estimate_needs, kv_bytes
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.units import MIB
@@ -241,7 +243,7 @@ def test_a_model_larger_than_memory_may_be_read_ahead_unasked(monkeypatch: pytes
     geometry = read_geometry(read_header(DEMO))
     free = geometry.model_bytes - geometry.experts_bytes // 4
     monkeypatch.setattr("pyspac.generate.memory_tier.free_memory", lambda: free)
-    with Session(replace(options(DEMO, None), predict=("next-layer",))) as session:
+    with Session(replace(options(DEMO, None), n_ctx=128, predict=("next-layer",))) as session:
         session.generate(session.tokenize(PROMPT))
         assert session.split is not None
         assert session.split.tier_dict() is not None
@@ -280,6 +282,34 @@ def test_more_than_is_free() -> None:
     geometry = read_geometry(read_header(DEMO))
     with pytest.raises(UsageError, match=r"--ram 8: 9 MiB of memory are free.* or less"):
         choose_ram_mib("8", geometry, free_bytes=9 * MIB)
+
+
+def test_more_than_all_experts_has_to_fit_as_well() -> None:
+    """Else the whole model would be mapped, which is what --ram is to prevent."""
+    geometry = read_geometry(read_header(DEMO))
+    free = geometry.model_bytes // 2
+    for text in ("100%", "200G"):
+        with pytest.raises(UsageError, match="or less"):
+            choose_ram_mib(text, geometry, free_bytes=free)
+        assert choose_ram_mib(text, geometry, free_bytes=2 * geometry.model_bytes) is None
+
+
+def test_contexts_are_not_the_pools() -> None:
+    """Keys and values, buffers and a draft model are in memory too, without a device."""
+    header, draft = read_header(DEMO), read_header(DEMO.with_name("demo-draft.gguf"))
+    geometry, device = read_geometry(header), choose_device("none")
+    few, many = (host_bytes(geometry, device, None, estimate_needs(header, None, n)) for n in (64, 1024))
+    others = geometry.model_bytes - geometry.experts_bytes
+    assert others < few < many
+    assert many - few > kv_bytes(header, 1024) - kv_bytes(header, 64)
+    assert (
+        host_bytes(geometry, device, None, estimate_needs(header, draft, 64)) - few
+        > draft.path.stat().st_size / 2
+    )
+    free = int((geometry.experts_bytes + few + MIB) / 0.9)  # less a margin of a tenth
+    assert choose_ram_mib(None, geometry, free_bytes=free, others=few) is None
+    assert choose_ram_mib(None, geometry, free_bytes=free, others=few + 3 * MIB) is not None
+    assert choose_ram_mib(None, geometry, free_bytes=few, others=few) is None, "not a layer of them"
 
 
 def test_models_without_experts_or_kernels(tmp_path: Path) -> None:
