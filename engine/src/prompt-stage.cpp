@@ -16,9 +16,8 @@ spac_prompt_stage::spac_prompt_stage(spac_board & board, spac_expert_cache & cac
     for (size_t i = 0; i < split.size(); i++) {
         nodes[split[i]->il] = { this, split[i], i + 1 < split.size() ? split[i + 1] : nullptr };
     }
-    way.first_il = split.empty() ? -1 : split.front()->il;
     // the last layer of a prompt may be computed for few of its tokens, as a batch of their size is
-    way.last_il = split.size() < 2 ? way.first_il : split[split.size() - 2]->il;
+    way.last_il = split.empty() ? -1 : split[split.size() < 2 ? 0 : split.size() - 2]->il;
 }
 
 // ---- building

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 struct spac_prompt_way {
-    int first_il = -1, last_il = -1; // the time is taken up to this layer; -1: there is none
+    int last_il = -1; // the time is taken up to this layer; -1: there is none
 
     bool is_staged = false; // the graph that was built last
 

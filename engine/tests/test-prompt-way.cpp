@@ -21,7 +21,7 @@ static int run(spac_prompt_way & way, int n, uint64_t staged_us, uint64_t stock_
 
 int main() {
     spac_prompt_way way;
-    way.first_il = 0, way.last_il = 3;
+    way.last_il = 3;
 
     // both are tried, then the faster one is taken: at most 2 % of the time, and one trial, go to the other
     CHECK(run(way, 4, 1000, 1500) == 2);
