@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -63,7 +64,7 @@ def run_on_dask(
     parcel = Parcel.of(policy_files, sources)
     with _client(address) as client:
         _check_workers(client, address)
-        sent = client.scatter(parcel, broadcast=True)
+        sent = client.submit(_as_sent, parcel, pure=False)  # the scheduler sends it again if all workers died
         numbers = {source: len(policy_files) + i for i, source in enumerate(sources)}
         digest = parcel.digest()
         pending = {
@@ -84,6 +85,9 @@ def _gather(client: Any, jobs: Sequence[Job], pending: dict[Any, int]) -> Iterat
     while pending:
         try:
             done = wait(list(pending), timeout=LOOK_S, return_when="FIRST_COMPLETED").done
+        except CancelledError as cancelled:
+            job = jobs[next(iter(pending.values()))]
+            raise JobError(job, "has no result: it was cancelled at the scheduler") from cancelled
         except TimeoutError:
             if client.scheduler_info()["workers"]:
                 seen_s = time.monotonic()
@@ -149,6 +153,10 @@ def _check_workers(client: Any, address: str) -> None:
 def _version() -> str:
     """Of the worker's pyspac; the function comes by name, so without pyspac it fails."""
     return pyspac.__version__
+
+
+def _as_sent(parcel: Parcel) -> Parcel:
+    return parcel
 
 
 def _run_there(job: Job, number: int, digest: str, parcel: Parcel) -> tuple[Row | None, str | None]:

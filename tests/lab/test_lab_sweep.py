@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +136,27 @@ def test_ctrl_c_ends_all(trace_file: Path, tmp_path: Path, number: int, code: in
 # ---- Dask
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """Two workers on this machine; its scheduler's address."""
+@contextmanager
+def local_cluster(n_workers: int, allowed_failures: int) -> Iterator[str]:
+    """Workers on this machine; their scheduler's address."""
     import dask
     from distributed import LocalCluster
 
-    config = {"distributed.scheduler.allowed-failures": 0, "distributed.worker.daemon": True}
+    config = {
+        "distributed.scheduler.allowed-failures": allowed_failures,
+        "distributed.worker.daemon": True,
+    }
     with (
         dask.config.set(config),
-        LocalCluster(n_workers=2, threads_per_worker=2, host="127.0.0.1", dashboard_address=None) as local,
+        LocalCluster(n_workers, threads_per_worker=2, host="127.0.0.1", dashboard_address=None) as local,
     ):
         yield local.scheduler_address
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    with local_cluster(n_workers=2, allowed_failures=0) as address:
+        yield address
 
 
 @needs_dask
@@ -181,6 +192,45 @@ def test_dask_names_the_run(
     assert "the run " in said(done)  # one of the oracle's may have been with that worker
     assert "% on rtx4090, k=0 " in said(done)
     assert text in said(done)
+
+
+@needs_dask
+@pytest.mark.slow
+def test_all_workers_die_and_come_again(trace_file: Path, tmp_path: Path) -> None:
+    """The trace goes to them once more."""
+    mark = tmp_path / "died"
+    body = f"mark = Path({str(mark)!r}); mark.exists() or (mark.touch(), {DIES})"
+    file = policy_file(tmp_path, "dies-once", body)
+    with local_cluster(n_workers=1, allowed_failures=3) as address:
+        done = call(
+            "lab", "sweep", trace_file, "--policies", "dies-once", *SWEEP, "--dask", address,
+            "--policy-file", file,
+        )  # fmt: skip
+    assert mark.exists()
+    assert done.exit_code == 0, done.output
+
+
+@needs_dask
+@pytest.mark.slow
+def test_somebody_restarts_the_scheduler(cluster: str, trace_file: Path, tmp_path: Path) -> None:
+    from distributed import Client
+
+    def restart() -> None:
+        wait_for("a run", lambda: list(tmp_path.glob("*.pid")))
+        with Client(cluster) as client:
+            client.restart()
+
+    file = policy_file(
+        tmp_path, "waits", f"(Path({str(tmp_path)!r}) / f'{{os.getpid()}}.pid').touch(); time.sleep(99)"
+    )
+    other = threading.Thread(target=restart)
+    other.start()
+    done = call(
+        "lab", "sweep", trace_file, "--policies", "waits", *SWEEP, "--dask", cluster, "--policy-file", file
+    )
+    other.join()
+    assert done.exit_code == 1
+    assert "has no result: it was cancelled at the scheduler" in said(done)
 
 
 @needs_dask
