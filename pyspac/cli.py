@@ -16,6 +16,7 @@ from pyspac.commands.bench import bench
 from pyspac.commands.chat import chat
 from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
+from pyspac.commands.grouped_help import GroupedCommand
 from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
 from pyspac.commands.llama_flags import ModelCommand
@@ -42,19 +43,19 @@ app = typer.Typer(
 )
 app.command(cls=ModelCommand)(run)
 app.command(cls=ModelCommand)(chat)
-app.command()(demo)
+app.command(cls=GroupedCommand)(demo)
 app.command(cls=ModelCommand)(bench)
 app.command(cls=ModelCommand)(profile)
-app.command()(inspect)
-app.command()(models)
-app.command()(doctor)
+app.command(cls=GroupedCommand)(inspect)
+app.command(cls=GroupedCommand)(models)
+app.command(cls=GroupedCommand)(doctor)
 app.command(cls=ServeCommand, context_settings={"allow_extra_args": True})(
     serve
 )  # after --: for llama-server
-app.command()(attach)
-app.command()(top)
+app.command(cls=GroupedCommand)(attach)
+app.command(cls=GroupedCommand)(top)
 app.command(cls=ModelCommand)(trace)
-app.command()(train_head)
+app.command(cls=GroupedCommand)(train_head)
 app.add_typer(lab)
 
 

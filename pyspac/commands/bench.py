@@ -43,11 +43,13 @@ def bench(
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
+    mtp: o.Mtp = None,
     n_predict: o.NPredict = 64,
     rounds: o.Rounds = 5,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
     cache: o.Cache = "auto",
+    ram: o.Ram = None,
     device: o.Device = "auto",
     json_file: o.JsonFile = None,
     png: o.Png = None,
@@ -70,8 +72,8 @@ def bench(
         saved_defaults.check_can_save()
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
-        model=target, draft=draft, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        cache=CacheSize(text=cache), device=device, verbose=verbose,
+        model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        cache=CacheSize(text=cache), ram=ram, device=device, verbose=verbose,
     )  # fmt: skip
     findings = measure(options, rounds)
     console = error_console() if json_file == STDOUT else output_console()
@@ -96,8 +98,7 @@ def measure(options: RunOptions, n_rounds: int) -> Findings:
     runs = {name: way.options for name, way in ways.items()}
     with _progress_bar(len(ways) * len(PROMPTS) * (1 + n_rounds)) as on_turn:
         turns = take_turns(runs, PROMPTS, n_rounds, on_turn, at_once=at_once)
-    draft = str(options.draft) if options.draft else None
-    return Findings(str(options.model), draft, ways, turns, at_once, about)
+    return Findings(options, ways, turns, at_once, about)
 
 
 @contextmanager

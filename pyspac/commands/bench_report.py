@@ -15,14 +15,14 @@ from pyspac.commands.bench_ways import PROMPTS, Way
 from pyspac.commands.json_file import write_result
 from pyspac.errors import PyspacError
 from pyspac.generate.compare import Speeds, Spread, Turns
+from pyspac.generate.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Of one model on this machine."""
+    """Of one model on this machine; `options`: what the user gave."""
 
-    model: str
-    draft: str | None
+    options: RunOptions
     ways: dict[str, Way]
     turns: Turns
     at_once: bool
@@ -61,7 +61,7 @@ class Findings:
                 f"slower. '{self.winner}' has the better median."
             )
         way = self.ways[self.winner]
-        return f"{text}\nUse: {way.program} -m {shlex.quote(self.model)} {way.flags}"
+        return f"{text}\nUse: {way.program} -m {shlex.quote(str(self.options.model))} {way.flags}"
 
     def prompt_verdict(self) -> str:
         """The same of prompts, which may have other rivals."""
@@ -73,8 +73,10 @@ class Findings:
         generation, prompts = self.turns.generation(), self.turns.prompts()
         own, other, ratio = self.rivals(generation)
         return {
-            "model": Path(self.model).name,
-            "draft": Path(self.draft).name if self.draft else None,
+            "model": self.options.model.name,
+            "draft": self.options.draft.name if self.options.draft else None,
+            "mtp": self.options.mtp.name if self.options.mtp else None,
+            "ram": self.options.ram,
             "winner": self.winner,
             "rivals": [own, other],
             "ratio": asdict(ratio),
@@ -133,7 +135,7 @@ def draw(findings: Findings, path: Path) -> None:
     figure_of = _figure_class()
     figure = figure_of(figsize=(10, 1.2 + 0.45 * len(findings.ways)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    figure.suptitle(f"{Path(findings.model).name}: {findings.machine['cpu']}")
+    figure.suptitle(f"{findings.options.model.name}: {findings.machine['cpu']}")
     _draw_bars(panels[0], findings, findings.turns.generation(), "generation, tokens per second")
     _draw_bars(panels[1], findings, findings.turns.prompts(), "prompts, tokens per second")
     panels[0].invert_yaxis()

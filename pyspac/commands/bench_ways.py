@@ -80,9 +80,9 @@ class Way:
 
 
 def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
-    """By their names. `options`: of pyspac, without drafts or with the draft model; `loading`: of these."""
-    plain = replace(options, draft=None)
-    stock = replace(plain, stock=True)
+    """By their names. `options`: of pyspac, with what drafts, if anything; `loading`: of these."""
+    plain = replace(options, draft=None, mtp=None)
+    stock = replace(plain, stock=True, ram=None)
     repacked = replace(stock, repack=True)
     ways = {
         "llama.cpp": Way("--stock", repacked, False),
@@ -92,14 +92,27 @@ def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
         n = n_cpu_moe(loading.preflight.geometry.moe_layers, _pool_bytes(plain))
         tuned = replace(stock, n_cpu_moe=n)
         ways[f"llama.cpp, --n-cpu-moe {n}"] = Way(f"-ngl 99 --n-cpu-moe {n}", tuned, False, "llama-cli")
-    own = {"pyspac": Way("--device none", replace(plain, device="none", cache=CacheSize(text="auto")), True)}
-    if loading.device.has_cache:
-        split = Way(f"--device {options.device} --cache {options.cache.text}", plain, True)
-        own = {"pyspac, split": split, "pyspac, no device": own["pyspac"]}
+    own = _own_ways(plain, has_cache=loading.device.has_cache)
     ways |= own
-    for name in ("llama.cpp", next(iter(own))):
+    best = next(iter(own))
+    for name in ("llama.cpp", best):
         ways[f"{name}, drafts"] = _with_drafts(ways[name], options)
+    if options.mtp is not None:
+        way = ways[best]
+        flags = f"{way.flags} --mtp {shlex.quote(str(options.mtp))}"
+        ways[f"{best}, adapter"] = replace(way, flags=flags, options=replace(way.options, mtp=options.mtp))
     return ways
+
+
+def _own_ways(options: RunOptions, *, has_cache: bool) -> dict[str, Way]:
+    """Without drafts: the split first, where there is a device."""
+    ram = "" if options.ram is None else f" --ram {options.ram}"
+    on_host = replace(options, device="none", cache=CacheSize(text="auto"))
+    host = Way(f"--device none{ram}", on_host, True)
+    if not has_cache:
+        return {"pyspac": host}
+    split = Way(f"--device {options.device} --cache {options.cache.text}{ram}", options, True)
+    return {"pyspac, split": split, "pyspac, no device": host}
 
 
 def _with_drafts(way: Way, options: RunOptions) -> Way:
@@ -129,8 +142,8 @@ def n_cpu_moe(layers: tuple[LayerGeometry, ...], pool_bytes: int) -> int:
 
 def fit_together(ways: dict[str, Way], loading: Loading) -> bool:
     """Whether all of them may be loaded at the same time."""
-    if not loading.device.is_cpu:
-        return False  # each takes the device's memory that is free
+    if not loading.device.is_cpu or loading.ram_mib is not None:
+        return False  # each takes the device's memory that is free, or the memory that the others left
     n_bytes = loading.preflight.geometry.model_bytes * len(ways)
     drafts = [way.options.draft.stat().st_size for way in ways.values() if way.options.draft]
     return fits_memory(n_bytes + sum(drafts))

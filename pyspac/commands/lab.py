@@ -16,6 +16,7 @@ from pyspac.checks import check_int
 from pyspac.commands import lab_options as lo
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, check_target, error_console, reports_errors
+from pyspac.commands.grouped_help import GroupedCommand
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.tier_view import disk_text, measure_speeds
 from pyspac.engine.cpus import default_n_threads
@@ -47,7 +48,7 @@ DEFAULT_POLICIES = ",".join(DEFAULT_SWEEP)
 DEFAULT_CAPACITIES = "1%,2.5%,5%,10%,17%,25%,40%,60%"
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @reports_errors
 def run(
     trace: lo.TraceFile,
@@ -93,7 +94,7 @@ def run(
         output_console().print(reports.run_table(row))
 
 
-@app.command("list")
+@app.command("list", cls=GroupedCommand)
 @reports_errors
 def list_names(policy_file: lo.PolicyFiles = None, json_file: o.JsonFile = None) -> None:
     """List policies by dimension, named combinations and machines."""
@@ -116,7 +117,7 @@ def list_names(policy_file: lo.PolicyFiles = None, json_file: o.JsonFile = None)
     console.print(_name_table("machines", speeds))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @reports_errors
 def sweep(
     trace: lo.TraceFile,
@@ -157,7 +158,7 @@ def sweep(
     output_console().print(reports.make_table(rows))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @reports_errors
 def report(results: lo.Results, folder: lo.Folder = None, json_file: o.JsonFile = None) -> None:
     """Show a sweep's results as a table; write CSV and figures."""

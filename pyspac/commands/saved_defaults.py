@@ -20,7 +20,8 @@ from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server.warm_start import cache_folder, model_hash
 
-FIELDS: Final = ("stock", "repack", "n_cpu_moe", "device", "spec_type", "draft")  # of RunOptions
+FIELDS: Final = ("stock", "repack", "n_cpu_moe", "device", "spec_type", "ram")  # of RunOptions
+FILES: Final = {"draft": "draft model", "mtp": "adapter"}  # of RunOptions as well, and what they are
 
 MAX_LAYERS: Final = 4096
 
@@ -31,7 +32,9 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "n_cpu_moe": (int, type(None)),
     "device": (str,),
     "spec_type": _TEXT_OR_NONE,
+    "ram": _TEXT_OR_NONE,
     "draft": _TEXT_OR_NONE,
+    "mtp": _TEXT_OR_NONE,
     "cache": (str,),
     "flags": (str,),
 }
@@ -51,11 +54,13 @@ def folder() -> Path:
 def save(options: RunOptions, flags: str) -> Path:
     """Make `options` the defaults of its model; `flags`: the same as a user would type it."""
     fields = {name: getattr(options, name) for name in FIELDS} | {"cache": options.cache.text}
-    draft = options.draft.absolute() if options.draft else None
+    for name in FILES:
+        file = getattr(options, name)
+        fields[name] = str(file.absolute()) if file else None
     path = folder() / f"{model_hash(options.model)}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json_text(fields | {"draft": str(draft) if draft else None, "flags": flags})
+        text = json_text(fields | {"flags": flags})
         write_whole(path, text.encode())
     except OSError as error:
         raise _not_saved(path, error.strerror) from error
@@ -84,12 +89,13 @@ def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
     saved = _read(options.model)
     if saved is None:
         return options
-    draft = saved["draft"]
-    if draft is not None and not Path(draft).is_file():
-        _say(f"the defaults saved for this model want the draft model {draft}, which is gone: not used")
-        return options
+    files = {name: Path(saved[name]) if saved[name] else None for name in FILES}
+    for name, file in files.items():
+        if file is not None and not file.is_file():
+            _say(f"the defaults saved for this model want the {FILES[name]} {file}, which is gone: not used")
+            return options
     try:
-        result = replace(options, **{**saved["fields"], "draft": Path(draft) if draft else None})
+        result = replace(options, **{**saved["fields"], **files})
         Loading.of(result)
     except PyspacError as error:  # a device or a file is not what it was; or of somebody's editor
         _say(
@@ -110,20 +116,20 @@ def _is_given(command: typer.Context, name: str) -> bool:
 
 
 def _read(model: Path) -> dict[str, Any] | None:
-    """`draft`, `flags`, and `fields` of RunOptions; None: nothing was saved that this version can read."""
+    """`flags`, `fields` of RunOptions, and FILES; None: nothing was saved that this version can read."""
     try:
         if not folder().is_dir():
             return None
         path = folder() / f"{model_hash(model)}.json"
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = dict.fromkeys(_TYPES) | json.loads(path.read_text(encoding="utf-8"))
         if any(type(saved[name]) not in types for name, types in _TYPES.items()):
             return None
-        fields = {name: saved[name] for name in FIELDS if name != "draft"}
+        fields = {name: saved[name] for name in FIELDS}
         if not 0 <= (saved["n_cpu_moe"] or 0) <= MAX_LAYERS:
             return None
         fields["cache"] = CacheSize(text=saved["cache"])
         parse_spec_type(saved["spec_type"])
-        return {"draft": saved["draft"], "flags": saved["flags"], "fields": fields}
+        return {name: saved[name] for name in (*FILES, "flags")} | {"fields": fields}
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, PyspacError):
         return None  # RuntimeError: no home folder; PyspacError: a name or a size that is none
 

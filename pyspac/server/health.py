@@ -57,7 +57,7 @@ def _any_free(host: str) -> int:
             return int(listener.getsockname()[1])
     except OSError as error:
         raise UsageError(
-            f"{host} cannot be listened on ({error}): give an address of this machine"
+            f"--host {host!r} cannot be listened on ({error}): give an address of this machine"
         ) from error
 
 

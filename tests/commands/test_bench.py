@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import input_models
+import mask_adapters
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 from pyspac.cli import app
 from pyspac.commands import saved_defaults
 from pyspac.commands.bench_report import Findings
-from pyspac.commands.bench_ways import PROMPTS, Way, fit_together, n_cpu_moe
+from pyspac.commands.bench_ways import PROMPTS, Way, find_ways, fit_together, n_cpu_moe
 from pyspac.engine.devices import gpu_devices
 from pyspac.generate.compare import Turns
 from pyspac.generate.loading import Loading
@@ -74,7 +75,7 @@ def findings(speeds: dict[str, list[float]]) -> Findings:
                 turns.add(name, i, prompt, metrics(10, 1.0, 11, 10.0 / speed))
     options = RunOptions(model=Path("m.gguf"), stock=True)
     ways = {name: Way(f"--{name}", options, name == "own") for name in speeds}
-    return Findings("m.gguf", None, ways, turns, True, {"cpu": "a CPU"})
+    return Findings(RunOptions(model=Path("m.gguf")), ways, turns, True, {"cpu": "a CPU"})
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,9 @@ def test_verdict(own: list[float], said: str, winner: str) -> None:
 
 
 def test_flags_can_be_typed_as_they_are_printed() -> None:
-    found = findings({"stock": [10.0, 10.0], "own": [20.0, 20.0]})
-    assert "Use: pyspac run -m 'my models/m.gguf' --own" in replace(found, model="my models/m.gguf").verdict()
+    options = RunOptions(model=Path("my models/m.gguf"))
+    found = replace(findings({"stock": [10.0, 10.0], "own": [20.0, 20.0]}), options=options)
+    assert "Use: pyspac run -m 'my models/m.gguf' --own" in found.verdict()
 
 
 def test_a_way_that_was_disturbed_does_not_choose_the_rival() -> None:
@@ -116,7 +118,7 @@ def test_prompts_have_rivals_of_their_own() -> None:
             for prompt in PROMPTS:
                 turns.add(name, i, prompt, metrics(30, prompt_s, 11, s))
     ways = {name: Way("", RunOptions(model=Path("m.gguf")), name == "own") for name in turns._rounds}
-    found = Findings("m.gguf", None, ways, turns, True, {})
+    found = Findings(RunOptions(model=Path("m.gguf")), ways, turns, True, {})
     assert "'own' generates 2.00 times" in found.verdict()
     assert "as fast as 'repacked'" in found.verdict()
     assert "'own' takes them 0.67 times" in found.prompt_verdict()
@@ -182,6 +184,25 @@ def test_bench(models: Path, tmp_path: Path) -> None:
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.png", "row.json"]
     assert "Use: pyspac run -m" in result.output
+
+
+def test_an_adapter_and_experts_on_disk(models: Path, tmp_path: Path) -> None:
+    """A way more, and every own way within the memory."""
+    model = models / "target.gguf"
+    adapter = mask_adapters.write_adapter(tmp_path / "mtp.gguf", model)
+    row_file = tmp_path / "row.json"
+    result = invoke("bench", "-m", model, "--mtp", adapter, "--ram", "auto", "--json", row_file, *SHORT)
+    assert result.exit_code == 0, result.output
+    row: dict[str, Any] = json.loads(row_file.read_text())
+    assert list(row["ways"])[-2:] == ["pyspac, drafts", "pyspac, adapter"]
+    assert (row["mtp"], row["ram"]) == ("mtp.gguf", "auto")
+    options = RunOptions(model=model, mtp=adapter, ram="4")
+    ways = find_ways(options, Loading.of(options))
+    assert {name for name, way in ways.items() if way.options.ram == "4"} == {
+        "pyspac", "pyspac, drafts", "pyspac, adapter",
+    }  # fmt: skip
+    assert {name for name, way in ways.items() if way.options.mtp} == {"pyspac, adapter"}
+    assert ways["pyspac, adapter"].flags == f"--device none --ram 4 --mtp {adapter}"
 
 
 def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +310,14 @@ def test_saved_defaults_belong_to_one_model(models: Path) -> None:
     row, said = run_with(models)
     assert row["mode"] == WITHOUT_FLAGS
     assert "saved" not in said
+
+
+def test_saved_adapter_that_is_gone(models: Path, tmp_path: Path) -> None:
+    adapter = mask_adapters.write_adapter(tmp_path / "mtp.gguf", models / "target.gguf")
+    saved_defaults.save(RunOptions(model=models / "target.gguf", mtp=adapter), "--mtp mtp.gguf")
+    assert run_with(models)[0]["mtp"] == str(adapter)
+    adapter.unlink()
+    assert f"want the adapter {adapter}, which is gone" in run_with(models)[1]
 
 
 def test_saved_draft_model_that_is_gone(models: Path, tmp_path: Path) -> None:

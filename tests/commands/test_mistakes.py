@@ -172,6 +172,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         ("serve", "-m", str(TARGET), "--host", "1.2.3.4"),
         "give an address of this machine",
     ),
+    "an empty address": (("serve", "-m", str(TARGET), "--host", ""), "--host '' cannot be listened on"),
+    "a comma for a point": ((*RUN, str(TARGET), "--temp=0,8"), "--temp cannot be '0,8': give a number"),
+    "a number with a letter": ((*RUN, str(TARGET), "-c", "4k"), "-c cannot be '4k': give a whole number"),
+    "a number close by": ((*RUN, str(TARGET), "-n1O"), "-n cannot be '1O': give a whole number"),
     "JSON into a folder": ((*RUN, str(TARGET), "--json", str(MODELS)), "a file in a folder"),
     "JSON where nothing can be made": ((*RUN, str(TARGET), "--json", "/proc/x.json"), "a file in a folder"),
     "a figure into nowhere": (("bench", "-m", str(TARGET), "--png", "/nowhere/x.png"), "a file in a folder"),
@@ -217,7 +221,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "a system message for run": ((*RUN, str(TARGET), "-sys", "x"), "pyspac chat has -sys TEXT"),
     "a log file": ((*RUN, str(TARGET), "--log-disable"), "llama.cpp's log is shown with -v alone"),
     "the version of a command": (("run", "--version"), "pyspac --version shows it"),
-    "a word for a number": ((*RUN, str(TARGET), "-n", "many"), "a valid integer"),
+    "a word for a number": ((*RUN, str(TARGET), "-n", "many"), "-n cannot be 'many': give a whole number"),
 }
 
 
