@@ -3,7 +3,7 @@
 # scikit-build-core installs this component alone, into its folder `pyspac`.
 
 set(libraries ${PYSPAC_LLAMA_LIBS} spac)
-foreach(name spac-drafter _ffi)
+foreach(name spac-common _ffi)
     if(TARGET ${name})
         list(APPEND libraries ${name})
     endif()

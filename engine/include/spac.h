@@ -47,6 +47,7 @@ typedef struct spac_engine  spac_engine;
 typedef struct spac_board   spac_board;
 typedef struct spac_drafter spac_drafter;
 
+typedef struct spac_chat_template spac_chat_template;
 typedef struct spac_hidden_states spac_hidden_states;
 
 typedef enum spac_status {
@@ -358,6 +359,11 @@ SPAC_API spac_status         spac_drafter_begin(spac_drafter * drafter, int32_t 
 SPAC_API spac_status         spac_drafter_process(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos);                           // the target has computed these in its last batch
 SPAC_API spac_status         spac_drafter_draft(spac_drafter * drafter, int32_t token, int32_t pos, int32_t n_max, int32_t * drafted, int32_t * n_drafted); // what follows `token` at `pos`, which nobody has computed yet
 SPAC_API spac_status         spac_drafter_accept(spac_drafter * drafter, int32_t n_accepted);                                                               // of the last draft
+
+// chat template: messages to the text that the model continues, as llama-server makes it. Needs no model
+SPAC_API spac_status spac_chat_template_open(const char * source, const char * bos, const char * eos, spac_chat_template ** chat); // jinja, or "chatml"
+SPAC_API void        spac_chat_template_close(spac_chat_template * chat);
+SPAC_API spac_status spac_chat_template_apply(spac_chat_template * chat, const char * messages, const char ** text); // messages: JSON, as OpenAI's; the text lives until the next call
 
 // hidden states: the inputs of some layers, kept by each batch that is computed after it was opened; close it before the
 // context. For architectures alone whose graphs llama.cpp lets name them: at the others it aborts.

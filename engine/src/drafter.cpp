@@ -1,26 +1,14 @@
-// The ABI of drafters: loads the library that has them, checks arguments, turns exceptions into a status.
+// The ABI of drafters: checks arguments, turns exceptions into a status.
 #include "drafter.h"
 
+#include "common-library.h"
 #include "sized-struct.h"
 #include "status.h"
-
-#include <dlfcn.h>
 
 static void require(bool ok, const std::string & what) {
     if (!ok) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, what);
     }
-}
-
-// a function of libspac-drafter, which lies beside this library and stays loaded
-static void * library_function(const char * name) {
-    static void * library = dlopen("libspac-drafter.so", RTLD_NOW);
-    void *        found   = library ? dlsym(library, name) : nullptr;
-    if (!found) {
-        const char * why = dlerror(); // of this thread's last failure; none where another call failed to load it
-        throw spac_error(SPAC_STATUS_INTERNAL, spac_format("libspac-drafter.so cannot be used (%s): build with PYSPAC_BUILD_TOOLS=ON", why ? why : "it was not loaded"));
-    }
-    return found;
 }
 
 spac_drafter_params spac_drafter_default_params(void) {
@@ -33,7 +21,7 @@ spac_drafter_params spac_drafter_default_params(void) {
 spac_status spac_drafter_types(const char ** names) {
     return spac_guard([&] {
         require(names, "spac_drafter_types: nowhere to put the names");
-        *names = ((spac_drafter_types_fn) library_function("spac_drafter_type_names"))();
+        *names = ((spac_drafter_types_fn) spac_common_function("spac_drafter_type_names"))();
     });
 }
 
@@ -46,7 +34,7 @@ spac_status spac_drafter_open(const spac_drafter_params * params, spac_drafter *
         require(p.types && *p.types, "types is empty: name one of llama.cpp's drafters");
         require(p.n_max >= 1 && p.n_max <= SPAC_DRAFT_MAX, spac_format("n_max cannot be %d: give 1 to %d", p.n_max, SPAC_DRAFT_MAX));
         require(p.p_min >= 0 && p.p_min <= 1, spac_format("p_min cannot be %g: give 0 to 1", p.p_min));
-        const auto make = (spac_drafter_make_fn) library_function("spac_drafter_make");
+        const auto make = (spac_drafter_make_fn) spac_common_function("spac_drafter_make");
         try {
             *drafter = make(&p);
         } catch (const std::invalid_argument & e) {

@@ -1,4 +1,4 @@
-// A drafter: what libspac asks libspac-drafter for. The functions throw std::exception; drafter.cpp checks what they get.
+// A drafter: what libspac asks libspac-common for. The functions throw std::exception; drafter.cpp checks what they get.
 #pragma once
 
 #include "spac.h"
@@ -26,6 +26,6 @@ struct spac_drafter {
     int32_t n_drafted = 0; // in the last draft
 };
 
-// what libspac-drafter exports
+// what libspac-common exports
 using spac_drafter_make_fn  = spac_drafter * (*) (const spac_drafter_params *);
 using spac_drafter_types_fn = const char * (*) ();

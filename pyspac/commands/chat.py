@@ -12,7 +12,8 @@ from pyspac.commands.chat_view import ChatView
 from pyspac.commands.common import error_console, loading_bar, reports_errors, say_what_has_no_effect
 from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
-from pyspac.generate.chat import ChatTemplate, Conversation
+from pyspac.generate.chat import Conversation
+from pyspac.generate.chat_template import ChatTemplate
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
@@ -83,7 +84,6 @@ def talk(options: RunOptions, system: str | None = None, template_file: Path | N
     """Load, then talk until the user leaves."""
     loading = Loading.of(options)
     template = ChatTemplate(loading.preflight.header, template_file)  # a wrong one is found before loading
-    template.check_system(system)
     with Interrupt.watch() as interrupt, loading_bar(interrupt) as progress:
         session = Session(options, progress, loading)
     with session:

@@ -22,7 +22,7 @@ from pyspac.commands.common import (
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
-from pyspac.generate.chat import ChatTemplate, Message
+from pyspac.generate.chat_template import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions, parse_threshold

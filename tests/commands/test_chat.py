@@ -88,18 +88,11 @@ def test_a_pipe_is_read_line_by_line(tmp_path: Path) -> None:
     assert not (tmp_path / "chat-history").exists()
 
 
-REFUSES = (
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
-    "{{ messages[0]['content'] }}"
-)
-
-
 @pytest.mark.parametrize(
     ("command", "template", "said"),
     [
         (("chat",), "{% for %}", "cannot be used"),
         (("run", "--chat", "-p", "x"), "{% for %}", "cannot be used"),
-        (("chat", "-sys", "x"), REFUSES, "takes no system message (No system role): leave it out (-sys"),
     ],
 )
 def test_a_template_is_checked_before_the_model_is_loaded(
@@ -111,17 +104,6 @@ def test_a_template_is_checked_before_the_model_is_loaded(
     result = CliRunner().invoke(app, arguments, input="")
     assert result.exit_code == 2, result.output
     assert said in result.stderr
-
-
-@pytest.mark.model
-def test_a_system_message_that_is_refused_does_not_end_the_chat(tmp_path: Path) -> None:
-    (tmp_path / "t.jinja").write_text(REFUSES)
-    arguments = ["chat", "-m", str(TARGET), "--chat-template-file", str(tmp_path / "t.jinja")]
-    arguments += ["--temp", "0", "-n", "3", "-t", "1"]
-    result = CliRunner().invoke(app, arguments, input="/set system x\nimport os\n")
-    assert result.exit_code == 0, result.output
-    assert "takes no system message" in result.stdout
-    assert "[-n tokens are reached]" in result.stdout
 
 
 @pytest.mark.model

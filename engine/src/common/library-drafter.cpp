@@ -1,4 +1,4 @@
-// libspac-drafter: a drafter made of llama.cpp's common/speculative, for one sequence.
+// A drafter made of llama.cpp's common/speculative, for one sequence.
 //
 // llama.cpp's code throws in places and aborts the process in others. What throws is caught by libspac; what would
 // abort is refused here beforehand.

@@ -1,0 +1,102 @@
+"""Messages of a chat to the text that the model continues, by its own template: as llama-server does it.
+
+llama.cpp's `common` runs the templates (jinja), through libspac: `spac_chat_template_*` in spac.h. What it
+mends is mended here too: where a template takes no system message, that one begins the user's first one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from pyspac._native import check, ffi, lib
+from pyspac.errors import ConfigError, EngineError, ModelError
+from pyspac.model.gguf_header import GgufHeader
+
+if TYPE_CHECKING:
+    from pyspac.generate.vocab import Vocab
+
+Role = Literal["system", "user", "assistant"]
+
+CHATML: Final = "chatml"  # what llama.cpp takes for a model that has none, by its name there
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one of them said."""
+
+    role: Role
+    content: str
+
+
+class ChatTemplate:
+    """One template."""
+
+    def __init__(self, header: GgufHeader, file: Path | None = None) -> None:
+        """Of `file`, else the model's own, else ChatML. Raises ConfigError, or ModelError if it is none."""
+        own = header.metadata.get("tokenizer.chat_template")
+        self.is_fallback = file is None and own is None
+        self.bos = header.metadata.get("tokenizer.ggml.bos_token_id")
+        source = read_template(file) if file else CHATML if own is None else str(own)
+        try:
+            if not source.strip():
+                raise EngineError(lib.SPAC_STATUS_INVALID_ARGUMENT, "it is empty")
+            self._chat = _open(source, _special(header, "bos"), _special(header, "eos"))
+            if not self._apply([Message("user", "x")]).strip():
+                raise EngineError(lib.SPAC_STATUS_INVALID_ARGUMENT, "it makes no text of a message")
+        except EngineError as error:
+            raise ModelError(
+                f"{file or header.path}: the chat template cannot be used ({error}); give another one with "
+                "--chat-template-file, or complete plain text with pyspac run -p"
+            ) from error
+
+    def text(self, messages: Sequence[Message]) -> str:
+        """All of them, and the beginning of the answer. Raises ModelError if the template refuses them."""
+        try:
+            return self._apply(messages)
+        except EngineError as error:  # one that took a message may refuse others
+            raise ModelError(
+                f"the chat template refuses what was said ({error}): say it otherwise, begin a new chat, or "
+                "give another template with --chat-template-file"
+            ) from error
+
+    def _apply(self, messages: Sequence[Message]) -> str:
+        text = ffi.new("char **")
+        rows = json.dumps([asdict(message) for message in messages])
+        try:
+            check(lib.spac_chat_template_apply(self._chat, rows.encode(), text))
+        except EngineError as error:  # what the template says comes last, after pieces of its source
+            said = error.text.rpartition("Error: ")[2].removeprefix("Jinja Exception: ")
+            raise EngineError(error.status, said) from error
+        return bytes(ffi.string(text[0])).decode(errors="replace")
+
+    def tokens(self, text: str, vocab: Vocab) -> list[int]:
+        """Of a whole text, which may begin with BOS by itself: never two of them."""
+        tokens = vocab.tokenize(text)
+        return tokens[1:] if tokens[:2] == [self.bos, self.bos] else tokens
+
+
+def _open(source: str, bos: str, eos: str) -> object:
+    """The handle; it is closed with the last reference to it. Raises EngineError."""
+    out = ffi.new("spac_chat_template **")
+    check(lib.spac_chat_template_open(source.encode(), bos.encode(), eos.encode(), out))
+    return ffi.gc(out[0], lib.spac_chat_template_close)
+
+
+def _special(header: GgufHeader, name: str) -> str:
+    """The text of a special token; "" if there is none."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens") or []
+    token = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return str(tokens[token]) if token is not None and 0 <= token < len(tokens) else ""
+
+
+def read_template(file: Path) -> str:
+    """Raises ConfigError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        wanted = f"a text file with a jinja template in it ({error})"
+        raise ConfigError("--chat-template-file", str(file), wanted) from error
