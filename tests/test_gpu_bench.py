@@ -25,6 +25,7 @@ import bundle  # noqa: E402
 import launch  # noqa: E402
 import logits  # noqa: E402
 import make_synthetic_gguf as maker  # noqa: E402
+import prediction  # noqa: E402
 import replay  # noqa: E402
 import settings  # noqa: E402
 import synthetic  # noqa: E402
@@ -385,3 +386,21 @@ def test_cublas_of_a_python_package_is_named_to_cmake(tmp_path: Path) -> None:
     assert f"-DCUDA_cublas_LIBRARY={tmp_path}/links/libcublas.so" in options
     assert f"-DCMAKE_EXE_LINKER_FLAGS=-Wl,-rpath-link,{tmp_path}/lib" in options
     assert (tmp_path / "links" / "libcublas.so").resolve() == library
+
+
+# ---- the prediction ------------------------------------------------------------------------------
+
+
+def test_prediction_by_hand() -> None:
+    """A layer with stops costs 40 us, in the stream 8 us and two functions: the same at 16 us each."""
+    assert prediction.BREAK_EVEN_US == 16
+    assert prediction.host_function_us(10.0, 10.0, 48) == pytest.approx(16)
+    assert prediction.host_function_us(10.0, 10.0 - 48 * 0.022, 48) == pytest.approx(5)
+    rows = [
+        {"arm": "split-ema", "tpot_ms": 4.0, "tokens_per_step": 2.5, "n_layer": 48, "emulated": []},
+        {"arm": "split-ema-stops", "tpot_ms": 5.5, "tokens_per_step": 2.0, "n_layer": 48, "emulated": []},
+    ]
+    assert "host function of 5.6 us (it wins below 16)" in prediction.notes(rows)[0]
+    assert prediction.notes(rows[:1]) == []
+    assert prediction.notes([]) == []
+    assert prediction.notes([row | {"emulated": ["a GPU"]} for row in rows]) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import prediction
+
 HEAD = (
     f"{'contender':22} {'tok/s':>8} {'min..max':>15} {'ms/tok':>8} {'ratio':>6} {'min..max':>12} "
     f"{'tok/step':>8} {'covered':>7} {'MiB/step':>8} {'wait ms':>8}"
@@ -17,7 +19,7 @@ def comparison(rows: list[dict[str, Any]]) -> list[str]:
         chosen = [row for row in rows if row["group"] == group]
         lines += [f"{group}, {chosen[0]['rounds']} rounds, medians; ratio to stock-sd, paired by round", HEAD]
         lines += [line_of(row) for row in chosen]
-    return lines + notes(rows)
+    return lines + notes(rows) + prediction.notes(rows)
 
 
 def line_of(row: dict[str, Any]) -> str:
