@@ -232,6 +232,7 @@ typedef struct spac_step_record {
     uint32_t verify_us;
     uint32_t process_us;
     uint32_t sample_us;
+    int32_t  n_masks; // tokens of the batch that only draft this sequence's next ones
 } spac_step_record;
 
 // pointers into the board; valid until the board is closed or its engine freed
