@@ -13,7 +13,7 @@ from pyspac.commands.llama_flags import check_short_options, find_flag, flags_wi
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
 from pyspac.generate.options import CacheSize
-from pyspac.generate.spec_types import DRAFT_LORA, parse_spec_type
+from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server import log
 from pyspac.server.options import (
     DEFAULT_CPU_SHARE,
@@ -133,10 +133,8 @@ def serve(
     """
     log.set_up("serve", as_json=log_json)
     passed = (*context.args, *hub_arguments(hf_repo, hf_repo_draft))
-    has_draft = model_draft is not None or names_draft(passed)
+    has_draft = model_draft is not None or mtp is not None or names_draft(passed)
     kind = parse_spec_type(spec_type)
-    if kind is None and mtp is not None and "--spec-type" not in passed:
-        kind = DRAFT_LORA
     controller, n_draft_max = drafting_of(kind, passed, speculation, draft_max, has_draft=has_draft)
     attach = AttachOptions(
         scheduler=scheduler_config(estimator, threshold, without, predict, link_gb_s, n_draft_max),
