@@ -81,8 +81,9 @@ class Handle:
         return self._ptr
 
     def _check_contexts(self) -> None:
-        if any(context.ptr is None for context in self._contexts):
-            raise PyspacError("a context of the drafter is closed: close the drafter first")
+        for context in self._contexts:  # in every step: no generator
+            if context.ptr is None:
+                raise PyspacError("a context of the drafter is closed: close the drafter first")
 
     def close(self) -> None:
         """Also after its contexts: closing touches none of them."""

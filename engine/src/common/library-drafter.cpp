@@ -163,7 +163,9 @@ struct library_drafter : spac_drafter {
         if (!rewind(n)) {
             llama_memory_clear(llama_get_memory(draft_ctx), true);
             sequence.clear();
-            n_read = 0;
+            n_read = n_held = 0;
+            deferred.clear();
+            rows.clear();
         }
         is_begun = false;
         return length();
@@ -215,6 +217,7 @@ struct library_drafter : spac_drafter {
         p.id_last  = token;
         p.prompt   = &sequence;
         p.result   = &found;
+        n_held     = draft_ctx ? pos + n_max : 0;
         common_speculative_draft(spec.get());
         p.result = nullptr;
         n_looked = pos;
@@ -263,7 +266,11 @@ struct library_drafter : spac_drafter {
         deferred.resize(std::min(n_deferred(), pos - n_read));
         rows.resize(deferred.size() * states.row_size());
         // a draft leaves its tokens in the draft's context, whatever becomes of them
-        return !draft_ctx || llama_memory_seq_rm(llama_get_memory(draft_ctx), 0, n_read, -1);
+        if (n_held > n_read) {
+            n_held = n_read;
+            return llama_memory_seq_rm(llama_get_memory(draft_ctx), 0, n_read, -1);
+        }
+        return true;
     }
 
     void rewind_or_throw(int32_t pos) {
@@ -294,6 +301,7 @@ struct library_drafter : spac_drafter {
         for (int32_t i = 0; i < n_tokens; i++) {
             batch.add(tokens[i], pos + i, 0, true);
         }
+        n_held = pos + n_tokens;
         if (!common_speculative_process(spec.get(), batch)) {
             throw std::runtime_error(string_format("the draft model failed to compute %d tokens at position %d", n_tokens, pos));
         }
@@ -311,6 +319,7 @@ struct library_drafter : spac_drafter {
     std::vector<float>        rows;     // their states
     int32_t                   n_piece_max = 0;
     int32_t                   n_read      = 0; // tokens of it that the draft's context has
+    int32_t                   n_held      = 0; // tokens that this context may have, with those of drafts
     int32_t                   n_looked    = 0; // position of the last draft
     bool                      is_begun    = false;
 };
