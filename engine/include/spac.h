@@ -233,6 +233,7 @@ typedef struct spac_step_record {
     uint32_t verify_us;
     uint32_t process_us;
     uint32_t sample_us;
+    int32_t  n_masks; // tokens of the batch that only draft this sequence's next ones
 } spac_step_record;
 
 // pointers into the board; valid until the board is closed or its engine freed
@@ -357,6 +358,7 @@ SPAC_API spac_status         spac_drafter_open(const spac_drafter_params * param
 SPAC_API void                spac_drafter_close(spac_drafter * drafter);
 SPAC_API spac_status         spac_drafter_begin(spac_drafter * drafter, int32_t * n_keep);                                                                  // a new sequence, the same as the last one for n_keep tokens; less where it has not as many
 SPAC_API spac_status         spac_drafter_process(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos);                           // the target has computed these in its last batch
+SPAC_API spac_status         spac_drafter_defer(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos);                             // the same, of a batch without drafts: looked at when it drafts next
 SPAC_API spac_status         spac_drafter_draft(spac_drafter * drafter, int32_t token, int32_t pos, int32_t n_max, int32_t * drafted, int32_t * n_drafted); // what follows `token` at `pos`, which nobody has computed yet
 SPAC_API spac_status         spac_drafter_accept(spac_drafter * drafter, int32_t n_accepted);                                                               // of the last draft
 

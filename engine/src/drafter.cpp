@@ -61,14 +61,25 @@ static void require_position(const spac_drafter * drafter, int32_t pos) {
             spac_format("position %d: the sequence has %d tokens, and none may be left out", pos, drafter->length()));
 }
 
+static void require_batch(const spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos) {
+    require(drafter && n_tokens >= 0 && (tokens || n_tokens == 0), "spac_drafter_process: no drafter, or no tokens");
+    require_position(drafter, pos);
+    for (int32_t i = 0; i < n_tokens; i++) {
+        require(tokens[i] >= 0, spac_format("token %d cannot be processed: it is negative", tokens[i]));
+    }
+}
+
 spac_status spac_drafter_process(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos) {
     return spac_guard([&] {
-        require(drafter && n_tokens >= 0 && (tokens || n_tokens == 0), "spac_drafter_process: no drafter, or no tokens");
-        require_position(drafter, pos);
-        for (int32_t i = 0; i < n_tokens; i++) {
-            require(tokens[i] >= 0, spac_format("token %d cannot be processed: it is negative", tokens[i]));
-        }
+        require_batch(drafter, tokens, n_tokens, pos);
         drafter->process(tokens, n_tokens, pos);
+    });
+}
+
+spac_status spac_drafter_defer(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos) {
+    return spac_guard([&] {
+        require_batch(drafter, tokens, n_tokens, pos);
+        drafter->defer(tokens, n_tokens, pos);
     });
 }
 

@@ -14,6 +14,9 @@ struct spac_drafter {
     // the target's last batch; `pos` is length() at most
     virtual void process(const int32_t * tokens, int32_t n_tokens, int32_t pos) = 0;
 
+    // the same, of a batch without drafts, which is looked at when the next draft is made; until then states are kept
+    virtual void defer(const int32_t * tokens, int32_t n_tokens, int32_t pos) = 0;
+
     // at most `n_max` tokens to follow `token` at `pos`, which is length() at most
     virtual std::vector<int32_t> draft(int32_t token, int32_t pos, int32_t n_max) = 0;
 

@@ -84,8 +84,10 @@ static int il_to_publish(const spac_plan & plan, const spac_layers & layers) {
     return plan.has_slots || split.empty() ? -1 : split.back()->il;
 }
 
-spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *)) :
+spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *),
+                         std::unique_ptr<spac_mask_drafter> mask_drafter) :
     settings(params),
+    masks(std::move(mask_drafter)),
     hook(ctx),
     layers(hook),
     plan(spac_make_plan(settings, layers)),
@@ -108,6 +110,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         if (tier) {
             tier->show(*board);
             llama_set_abort_callback(ctx, [](void * t) { return ((spac_memory_tier *) t)->has_failed(); }, tier.get());
+        }
+        if (masks) {
+            masks->count_first = [this](int32_t n_tokens) { count_first(n_tokens); };
         }
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
@@ -172,6 +177,13 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
     h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
     h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
+    if (masks) {
+        h.draft = [](void * engine, int32_t slot, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
+            return ((spac_engine *) engine)->masks->draft(slot, id_last, pos, n_max, drafted);
+        };
+        h.process = [](void * engine, llama_batch_ext * batch) { return ((spac_engine *) engine)->masks->process(batch); };
+        h.forget  = [](void * engine, int32_t slot) { ((spac_engine *) engine)->masks->forget(slot); };
+    }
     return h;
 }
 
@@ -204,6 +216,14 @@ void spac_engine::end_forward() {
     forward.end();
 }
 
+void spac_engine::count_first(int32_t n_tokens) {
+    const int64_t n_counted = n_tokens > 0 ? n_tokens : INT64_MAX;
+    if (n_counted != forward.n_tokens_counted) {
+        wait_for_stream(); // which counts the tokens of the forward before
+        forward.n_tokens_counted = log.n_tokens_counted = n_counted;
+    }
+}
+
 void spac_engine::record_step(const llama_moe_hook_step & step) {
     end_forward(); // its logits were read
 
@@ -217,6 +237,10 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
     record.draft_us         = step.draft_us;
     record.verify_us        = step.verify_us;
     record.process_us       = step.process_us;
+    if (masks) {
+        record.n_masks = masks->end_step(step.server_slot, step.n_accepted);
+        record.n_tokens += masks->n_masks_in_batch();
+    }
     board->push_record(record);
 }
 

@@ -13,6 +13,7 @@
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
+#include "mask-drafter.h"
 #include "next-layer.h"
 #include "plan.h"
 #include "prefetch-worker.h"
@@ -29,8 +30,10 @@
 
 struct spac_engine {
     // attaches; free_with_context: NULL, or what to call when the context is freed, with the engine as its argument; an
-    // engine that its context owns has no scheduler of its own process, so the built-in policy decides until one comes
-    spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *) = nullptr);
+    // engine that its context owns has no scheduler of its own process, so the built-in policy decides until one comes;
+    // masks: NULL, or what drafts for a server that drives the context
+    spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *) = nullptr,
+                std::unique_ptr<spac_mask_drafter> masks = nullptr);
     ~spac_engine();
 
     spac_engine(const spac_engine &) = delete;
@@ -44,11 +47,15 @@ struct spac_engine {
     void wait_for_stream();
     void end_forward(); // of which nothing is in progress then
 
+    // of the next forwards' tokens the first n_tokens are learned from; 0: all
+    void count_first(int32_t n_tokens);
+
     // the context is going away, and the model may go next: nothing of the engine's may touch the weights any more
     void forget_context();
 
     // The parts, in the order in which they are made. Each knows of those above it alone.
     const spac_settings                      settings;
+    const std::unique_ptr<spac_mask_drafter> masks;
     spac_context_hook                        hook;
     spac_layers                              layers;
     const spac_plan                          plan;

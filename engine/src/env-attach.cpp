@@ -9,6 +9,8 @@
 //   PYSPAC_STAGE    0: the experts of prompts do not pass through the slots (1: where that is faster)
 //   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between
 //                   them, or none
+//   PYSPAC_MTP      an adapter with mask tokens, which drafts for llama-server; it is loaded with --lora
+//   PYSPAC_MASKS    how many tokens it drafts at most; the context has as many sequences more (patches/hooks/0006)
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 #include "engine.h"
 #include "status.h"
@@ -31,12 +33,11 @@ static const char * env_or(const char * name, const char * fallback) {
     return value && *value ? value : fallback;
 }
 
-static int32_t checked_max_batch(const std::string & text) {
+static int32_t checked_number(const char * name, const std::string & text, int32_t max) {
     char *     end = nullptr;
     const long n   = strtol(text.c_str(), &end, 10);
-    if (end == text.c_str() || *end || n < 1 || n > SPAC_MAX_BATCH) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("PYSPAC_MAX_BATCH \"%s\": give a number of tokens from 1 to %d", text.c_str(), SPAC_MAX_BATCH));
+    if (end == text.c_str() || *end || n < 1 || n > max) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s \"%s\": give a number of tokens from 1 to %d", name, text.c_str(), max));
     }
     return (int32_t) n;
 }
@@ -93,7 +94,7 @@ static void attach(llama_context * ctx) {
     params.cache              = env_or("PYSPAC_CACHE", "auto");
     params.device             = env_or("PYSPAC_DEVICE", "auto");
     params.board_name         = env_or("PYSPAC_BOARD", nullptr);
-    params.max_batch          = checked_max_batch(env_or("PYSPAC_MAX_BATCH", "32"));
+    params.max_batch          = checked_number("PYSPAC_MAX_BATCH", env_or("PYSPAC_MAX_BATCH", "32"), SPAC_MAX_BATCH);
     params.verbose            = true;
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
@@ -104,7 +105,12 @@ static void attach(llama_context * ctx) {
     const predictors p = checked_predictors(env_or("PYSPAC_PREDICT", ""));
     params.next_layer  = p.next_layer;
     gates_drafts       = p.draft_gate;
-    target             = new spac_engine(ctx, params, free_with_context); // owned by the context
+
+    std::unique_ptr<spac_mask_drafter> masks;
+    if (const char * path = env_or("PYSPAC_MTP", nullptr)) {
+        masks = std::make_unique<spac_mask_drafter>(ctx, path, checked_number("PYSPAC_MASKS", env_or("PYSPAC_MASKS", ""), SPAC_DRAFT_MAX), params.max_batch);
+    }
+    target = new spac_engine(ctx, params, free_with_context, std::move(masks)); // owned by the context
 }
 
 // a context beside the engine's: that of a draft model, most likely

@@ -124,8 +124,7 @@ spac_status spac_engine_cancel(spac_engine * engine) {
 spac_status spac_engine_count_first(spac_engine * engine, int32_t n_tokens) {
     return spac_guard([&] {
         require(engine && n_tokens >= 0, "spac_engine_count_first: no engine, or fewer than no tokens");
-        engine->wait_for_stream(); // which counts the tokens of the forward before
-        engine->forward.n_tokens_counted = engine->log.n_tokens_counted = n_tokens ? n_tokens : INT64_MAX;
+        engine->count_first(n_tokens);
     });
 }
 

@@ -254,7 +254,7 @@ SpecTypeName = Annotated[
         "--spec-type",
         metavar="NAME",
         help="What proposes tokens: draft (the draft model), ngram (the text so far), draft-lora (--mtp's "
-        f"adapter; not in a server), none, or one of llama.cpp's: {', '.join(LLAMA)}; of a list of these "
+        f"adapter), none, or one of llama.cpp's: {', '.join(LLAMA)}; of a list of these "
         "the first that finds something. Default: draft with -md, draft-lora with --mtp, else none.",
         rich_help_panel=DRAFTING,
     ),

@@ -19,7 +19,6 @@ from pyspac.server.options import (
     DEFAULT_CPU_SHARE,
     DEFAULT_DRAIN_S,
     DEFAULT_HOST,
-    DEFAULT_MAX_BATCH,
     AttachOptions,
     ServeOptions,
     drafting_of,
@@ -39,9 +38,12 @@ Board = Annotated[
     typer.Option("--board", metavar="NAME", help="Name of the shared board. Default: server-PORT."),
 ]
 MaxBatch = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--max-batch", metavar="N", help="Widest batch that is split: server slots times (drafts + 1)."
+        "--max-batch",
+        metavar="N",
+        help="Widest batch that is split: server slots times (drafts + 1), with --mtp its square. Default: "
+        "40; with --mtp what that takes.",
     ),
 ]
 Restart = Annotated[
@@ -80,13 +82,10 @@ class ServeCommand(GroupedCommand):
 
 def _say_refused(option: str) -> typer.Exit:
     """Say it; the exit to raise."""
-    advice = (
-        "a server cannot draft with an adapter yet: `pyspac run` and `pyspac chat` can"
-        if option.split("=", 1)[0] == "--mtp"
-        else f"if it is one of llama-server, give it at the end, after --: pyspac serve ... -- {option} ..."
-    )
     typer.echo(
-        f"pyspac: error: serve has no option {option} (`pyspac serve -h` lists them); {advice}", err=True
+        f"pyspac: error: serve has no option {option} (`pyspac serve -h` lists them); if it is one of "
+        f"llama-server, give it at the end, after --: pyspac serve ... -- {option} ...",
+        err=True,
     )
     return typer.Exit(UsageError.exit_code)
 
@@ -98,6 +97,7 @@ def serve(
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
+    mtp: o.Mtp = None,
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     device: o.Device = "auto",
@@ -107,7 +107,7 @@ def serve(
     host: Host = DEFAULT_HOST,
     port: Port = None,
     board: Board = None,
-    max_batch: MaxBatch = DEFAULT_MAX_BATCH,
+    max_batch: MaxBatch = None,
     restart: Restart = False,
     drain: Drain = DEFAULT_DRAIN_S,
     spec_type: o.SpecTypeName = None,
@@ -133,7 +133,7 @@ def serve(
     """
     log.set_up("serve", as_json=log_json)
     passed = (*context.args, *hub_arguments(hf_repo, hf_repo_draft))
-    has_draft = model_draft is not None or names_draft(passed)
+    has_draft = model_draft is not None or mtp is not None or names_draft(passed)
     kind = parse_spec_type(spec_type)
     controller, n_draft_max = drafting_of(kind, passed, speculation, draft_max, has_draft=has_draft)
     attach = AttachOptions(
@@ -142,9 +142,9 @@ def serve(
         speculation=controller, warm_start=warm_start, log_json=log_json,
     )  # fmt: skip
     options = ServeOptions(
-        model=model, draft=model_draft, spec_type=kind, cache=CacheSize(text=cache), ram=ram, device=device,
-        host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port, board=board,
-        max_batch=max_batch, restart=restart, drain_s=drain, passed=passed, attach=attach,
+        model=model, draft=model_draft, mtp=mtp, spec_type=kind, cache=CacheSize(text=cache), ram=ram,
+        device=device, host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port,
+        board=board, max_batch=max_batch, restart=restart, drain_s=drain, passed=passed, attach=attach,
     )  # fmt: skip
     from pyspac.server.supervisor import serve as run_server  # loads the engine
 

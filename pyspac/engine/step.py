@@ -33,9 +33,9 @@ class StepRecord:
     verify_us: _Us = 0
     process_us: _Us = 0  # taking rejected tokens back, handing out
     sample_us: _Us = 0  # verification's decision
+    n_masks: _Int32 = 0  # tokens of the batch that only draft the next ones
     # this is not on the board
     overhead_us: float = 0  # what else the step took: scheduling, the loop itself
-    n_masks: int = 0  # tokens of the batch that only draft the next ones
 
     @property
     def width(self) -> int:

@@ -61,6 +61,10 @@ class Handle:
         """The target has computed `tokens`, of which the first stands at `pos`, in its last batch."""
         check(lib.spac_drafter_process(self._live(), ffi.new("int32_t[]", tokens), len(tokens), pos))
 
+    def defer(self, tokens: Sequence[int], pos: int) -> None:
+        """The same, of a batch without drafts: it is looked at when the next draft is made."""
+        check(lib.spac_drafter_defer(self._live(), ffi.new("int32_t[]", tokens), len(tokens), pos))
+
     def draft(self, token: int, pos: int, n_max: int) -> list[int]:
         """What follows `token`, which stands at `pos` and is not processed yet."""
         check(lib.spac_drafter_draft(self._live(), token, pos, n_max, self._drafted, self._n))
@@ -77,8 +81,9 @@ class Handle:
         return self._ptr
 
     def _check_contexts(self) -> None:
-        if any(context.ptr is None for context in self._contexts):
-            raise PyspacError("a context of the drafter is closed: close the drafter first")
+        for context in self._contexts:  # in every step: no generator
+            if context.ptr is None:
+                raise PyspacError("a context of the drafter is closed: close the drafter first")
 
     def close(self) -> None:
         """Also after its contexts: closing touches none of them."""
@@ -121,8 +126,8 @@ class TextDrafter(FreeDrafter):
 class LibraryDrafter(Drafter):
     """llama.cpp's drafters with a model, alone or after n-grams.
 
-    They see every batch of the target at once, as heads read its hidden states; a draft model reads it too,
-    whether or not anything is drafted.
+    They see every batch of the target, as heads read its hidden states. While nothing is drafted they look at
+    none: states are kept, and the next draft begins with all that was missed, in one batch.
     """
 
     def __init__(self, handle: Handle, context: Context) -> None:
@@ -137,13 +142,15 @@ class LibraryDrafter(Drafter):
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         self._pos = len(tokens) - 1
-        drafted = self.handle.draft(tokens[-1], self._pos, n_max)
+        drafted = self.handle.draft(tokens[-1], self._pos, n_max) if n_max > 0 else []
         self._batch = [tokens[-1], *drafted]
         return DraftResult(drafted)
 
     def accept(self, n: int) -> None:
+        if len(self._batch) == 1:
+            return self.handle.defer(self._batch, self._pos)
         self.handle.process(self._batch, self._pos)
-        self.handle.accept(n)
+        return self.handle.accept(n)
 
     def keep(self, n: int) -> int:
         """See Drafter."""

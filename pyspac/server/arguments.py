@@ -15,8 +15,8 @@ from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.generate.memory_tier import PROMPT_PIECE
 from pyspac.generate.no_device import can_predict
 from pyspac.generate.spec_types import names_of
-from pyspac.server.options import ServeOptions
-from pyspac.server.spec_flags import in_server, length_flags
+from pyspac.server.options import DEFAULT_MAX_BATCH, ServeOptions
+from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
@@ -60,10 +60,14 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
 def _draft_arguments(options: ServeOptions) -> list[str]:
     """llama.cpp's name of the drafter, and the longest draft, by the flags of its kind."""
     argv: list[str] = []
-    own = in_server(options.wanted_spec_type)
-    if not options.passed_value("--spec-type") and (options.spec_type or options.draft):
+    own, n_max = in_server(options.wanted_spec_type), options.attach.n_draft_max
+    if not options.passed_value("--spec-type") and (options.spec_type or options.draft or options.mtp):
         argv += ["--spec-type", own]
-    if n_max := options.attach.n_draft_max:
+    if options.mtp is not None:  # its groups of masks share the cells of the slots
+        argv += ["--lora", str(options.mtp), "--kv-unified"]
+        for flag, value in mask_flags(n_max).items():
+            argv += [flag, str(value)]
+    elif n_max:
         for name in names_of(own):
             for flag, value in length_flags(name, n_max).items():
                 argv += [flag, str(value)]
@@ -110,7 +114,9 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
 
 def server_env(options: ServeOptions, ram_mib: int | None = None) -> dict[str, str]:
     """What the engine reads from the environment, beside its flags; `ram_mib`: as of the launch."""
-    env = {"PYSPAC_MAX_BATCH": str(options.max_batch)}
+    env = {"PYSPAC_MAX_BATCH": str(options.max_batch or DEFAULT_MAX_BATCH)}
+    if options.mtp is not None:
+        env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
     if ram_mib is not None:
         env["PYSPAC_RAM"] = str(ram_mib)
     if {"prefetch", "prompt"} & options.attach.scheduler.without:

@@ -13,6 +13,7 @@ from pyspac.server.board_speculation import BoardSpeculation
 from pyspac.server.options import AttachOptions
 from pyspac.server.pacer import Pacer
 from pyspac.server.stop_flag import StopFlag
+from pyspac.speculation.cost_table import MaskCosts
 from pyspac.speculation.manager import parse_controller
 
 LOOK_PERIOD_S: Final = 0.5  # how often to look whether the server still lives
@@ -23,7 +24,12 @@ def _speculation(board: Board, options: AttachOptions) -> BoardSpeculation | Non
     """None: the server drafts as long as it was started with."""
     if not options.has_controller:
         return None
-    return BoardSpeculation(board, parse_controller(options.speculation), n_draft_max=options.n_draft_max)
+    return BoardSpeculation(
+        board,
+        parse_controller(options.speculation),
+        n_draft_max=options.n_draft_max,
+        table=MaskCosts() if options.uses_masks else None,
+    )
 
 
 class Attachment:

@@ -17,6 +17,7 @@ from typing import Final
 from pyspac.engine.board import N_SERVER_SLOTS, BoardView
 from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import Activity
+from pyspac.speculation.cost_table import CostTable
 from pyspac.speculation.manager import DEFAULT_CONTROLLER, MakeController, Speculation
 
 LAG_STEPS: Final = 1
@@ -32,10 +33,13 @@ class BoardSpeculation:
         make_controller: str | MakeController = DEFAULT_CONTROLLER,
         *,
         n_draft_max: int,
+        table: CostTable | None = None,
     ) -> None:
-        """`n_draft_max`: what the server was started with, which no limit may exceed."""
+        """`n_draft_max`: what the server was started with, which no limit may exceed; `table`: a new one."""
         self.board = board
-        self.speculation = Speculation(make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS)
+        self.speculation = Speculation(
+            make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS, table=table
+        )
         self._requests: dict[int, int] = {}  # by server slot: the last record's
         for slot in range(N_SERVER_SLOTS):
             self._write(slot, 0 if n_draft_max == 0 else self.speculation.begin(slot).next_n_draft())

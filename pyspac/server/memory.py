@@ -17,7 +17,7 @@ from pyspac.engine.values import read_cache_size, read_device_kind
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.model.device_needs import Needs
 from pyspac.model.geometry import MoeGeometry
-from pyspac.server.options import SERVER_N_CTX, SERVER_SLOTS, ServeOptions
+from pyspac.server.options import SERVER_N_CTX, ServeOptions
 from pyspac.units import MIB
 
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
@@ -56,8 +56,7 @@ def check_n_ctx(options: ServeOptions, geometry: MoeGeometry) -> None:
     n_train = geometry.n_ctx_train
     if not options.n_ctx or not n_train or any(flag.startswith(_STRETCHING) for flag in options.passed):
         return
-    text = options.passed_value("-np", "--parallel")
-    n_slots = int(text) if text.isdecimal() else SERVER_SLOTS
+    n_slots = options.n_server_slots
     if options.n_ctx > n_train * n_slots:
         raise ConfigError(
             "-c",

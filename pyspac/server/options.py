@@ -24,7 +24,6 @@ from pyspac.generate.options import (
 )
 from pyspac.scheduler.config import DRAFT_MAX, TOKEN, SchedulerConfig, parse_ablations, parse_predictors
 from pyspac.server.board_file import check_name
-from pyspac.server.spec_flags import check_in_server
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
 
 if TYPE_CHECKING:
@@ -32,7 +31,9 @@ if TYPE_CHECKING:
 
 MAX_PORT: Final = 65535
 DEFAULT_HOST: Final = "127.0.0.1"
-DEFAULT_MAX_BATCH: Final = 40  # llama-server's four slots, each with eight drafts and one token more
+DEFAULT_MAX_BATCH: Final = (
+    40  # llama-server's four slots, each with eight drafts and one token more; without masks
+)
 DEFAULT_CPU_SHARE: Final = 0.02
 MAX_DRAIN_S: Final = 86400.0
 DEFAULT_DRAIN_S: Final = 20.0  # systemd and containers give 30 s or more before they kill
@@ -69,6 +70,7 @@ class AttachOptions:
     warm_start: bool = True
     model: Path | None = None  # whose utilities to load and save; None: no warm start
     log_json: bool = False
+    uses_masks: bool = False  # the model drafts with mask tokens, in the pass that verifies
 
     def __post_init__(self) -> None:
         check_range("--cpu-share", self.cpu_share, 0.001, 1)
@@ -93,6 +95,7 @@ class ServeOptions:
 
     model: Path | None = None  # None: `passed` names one, such as -hf
     draft: Path | None = None
+    mtp: Path | None = None  # an adapter with mask tokens, which drafts
     spec_type: str | None = None  # as parse_spec_type returns it; None: in `passed`, or what suits
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
@@ -103,7 +106,7 @@ class ServeOptions:
     host: str = DEFAULT_HOST
     port: int | None = None  # None: 8080 if it is free, else any
     board: str | None = None  # None: server-PORT
-    max_batch: int = DEFAULT_MAX_BATCH
+    max_batch: int | None = None  # None: DEFAULT_MAX_BATCH, or what masks need
     restart: bool = False
     drain_s: float = DEFAULT_DRAIN_S  # after SIGTERM, for answers under way
     passed: Sequence[str] = ()  # for llama-server as they are
@@ -156,9 +159,9 @@ class ServeOptions:
                 raise UsageError(f"there are two draft models, -md {self.draft} and {text}: give one")
         if self.spec_type is not None and self.passed_value("--spec-type"):
             raise UsageError("--spec-type stands before and after --: give it before")
-        if self.spec_type is not None:
-            check_in_server(self.spec_type)
-            spec_types.check_has_draft(self.spec_type, has_draft=self.has_draft)
+        if self.spec_type is not None or self.mtp is not None:
+            spec_types.check_has_draft(self.wanted_spec_type, has_draft=self.has_draft)
+        spec_types.check_has_adapter(self.wanted_spec_type, has_adapter=self.mtp is not None)
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
             raise UsageError("there is no model: give one with -m FILE, or by its name with -hf USER/MODEL")
 
@@ -170,8 +173,11 @@ class ServeOptions:
     @property
     def wanted_spec_type(self) -> str:
         """How to draft, by pyspac's names."""
-        passed = self.passed_value("--spec-type") or (spec_types.DRAFT if self.has_draft else spec_types.NONE)
-        return self.spec_type or passed
+        if given := self.spec_type or self.passed_value("--spec-type"):
+            return given
+        if self.mtp is not None:
+            return spec_types.DRAFT_LORA
+        return spec_types.DRAFT if self.has_draft else spec_types.NONE
 
     @property
     def drafts(self) -> bool:
@@ -191,6 +197,12 @@ class ServeOptions:
         """Without slots there is nothing to place, only draft lengths to choose and metrics to serve."""
         is_asked = self.attach.has_controller or self.attach.metrics_port is not None
         return not self.is_host_only or is_asked
+
+    @property
+    def n_server_slots(self) -> int:
+        """As -np says, or llama-server's own choice."""
+        text = self.passed_value("-np", "--parallel")
+        return int(text) if text.isdecimal() else SERVER_SLOTS
 
     def passed_value(self, *flags: str, default: str = "") -> str:
         """The value after one of `flags` in what is passed on."""

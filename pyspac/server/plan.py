@@ -28,6 +28,7 @@ from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
 from pyspac.server.download import ModelFiles, find_models
 from pyspac.server.health import choose_port
+from pyspac.server.masks import fit_masks
 from pyspac.server.memory import (
     check_n_ctx,
     choose_cache,
@@ -61,7 +62,8 @@ class Plan:
 
 def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
-    check_max_batch("--max-batch", options.max_batch)
+    if options.max_batch is not None:
+        check_max_batch("--max-batch", options.max_batch)
     folder = bin_dir()
     extras = build_extras(folder)
     check_passed(folder, options.passed)
@@ -76,6 +78,8 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     options = options.on(device)
     files = find_models(options, folder, is_stopped)
     sizes = _sizes(options, files, device)
+    if options.mtp is not None:
+        options = fit_masks(options, check_model_file(files.model), has_engine=sizes.has_engine)
     launch = Launch(
         port=port,
         board=board,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pyspac.errors import ConfigError
+from typing import Final
+
 from pyspac.generate.spec_types import DRAFT, DRAFT_LORA, DRAFT_SIMPLE, NGRAM
+from pyspac.speculation.cost_table import masked_width
 
-
-def check_in_server(spec_type: str) -> None:
-    """Raise ConfigError for what a server cannot draft with."""
-    if spec_type == DRAFT_LORA:
-        raise ConfigError(
-            "--spec-type", spec_type, "another one in a server: `pyspac run` and `chat` know it"
-        )
+_NGRAM: Final = "ngram-simple"
 
 
 def in_server(spec_type: str) -> str:
-    """llama-server's name: it has none of pyspac's own drafters."""
-    return {DRAFT: DRAFT_SIMPLE, NGRAM: "ngram-simple"}.get(spec_type, spec_type)
+    """llama-server's name: it has none of pyspac's own drafters.
+
+    With masks the engine drafts in the place of one that needs no model.
+    """
+    return {DRAFT: DRAFT_SIMPLE, NGRAM: _NGRAM, DRAFT_LORA: _NGRAM}.get(spec_type, spec_type)
 
 
 def length_flags(name: str, n_max: int) -> dict[str, int]:
@@ -34,3 +33,8 @@ def length_flags(name: str, n_max: int) -> dict[str, int]:
         case "ngram-cache" | "none":
             return {}
     return {"--spec-draft-n-max": n_max}
+
+
+def mask_flags(n_max: int) -> dict[str, int]:
+    """As `length_flags`, with masks: llama-server has room for as many logits as its longest draft needs."""
+    return {"--spec-ngram-simple-size-m": masked_width(n_max, n_max) - 1}

@@ -376,9 +376,3 @@ def test_more_masks_than_a_pass_may_have_are_left_out(tmp_path: Path) -> None:
         steps = session.generate(session.tokenize(PROMPT)).metrics.steps
     assert steps[1].n_tokens <= 256
     assert options.effective_draft_max == 15
-
-
-def test_a_server_says_that_it_cannot(models: dict[str, tuple[Path, Path]]) -> None:
-    result = CliRunner().invoke(app, ["serve", "-m", str(models["qwen3moe"][0]), "--spec-type", "draft-lora"])
-    assert result.exit_code == 2
-    assert "pyspac run" in " ".join(result.output.split())

@@ -14,6 +14,9 @@
 #include <stdexcept>
 #include <string>
 
+// of states of deferred tokens; when they are more, the tokens are looked at after all, in one batch
+static constexpr size_t DEFERRED_BYTES_MAX = 32 << 20;
+
 // ngram-cache looks as many tokens back without asking whether there are as many
 static constexpr int32_t N_CACHE_MIN = 4;
 
@@ -83,6 +86,61 @@ static common_params_speculative make_params(const spac_drafter_params & p) {
     return params;
 }
 
+// the target's hidden states that a head reads: a row for each token of the last batch, in buffers of n_batch rows
+struct target_states {
+    target_states() = default;
+
+    target_states(const types_t & types, llama_context * target, llama_context * draft) :
+        target(target) {
+        const llama_model * model_target = llama_get_model(target);
+        const uint32_t      n_layer      = llama_model_n_layer(model_target);
+        if (has(types, COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3)) {
+            const llama_model * model = llama_get_model(draft);
+            width                     = llama_model_n_embd(model_target);
+            for (uint32_t k = 0; k < llama_model_target_layer_ids_n(model); k++) {
+                const uint32_t il = llama_model_target_layer_ids(model)[k];
+                layers.push_back(il < n_layer ? (int32_t) il : NEXTN);
+            }
+        } else if (has(types, COMMON_SPECULATIVE_TYPE_DRAFT_MTP)) {
+            layers.push_back(NEXTN);
+            width = llama_model_n_embd_out(model_target);
+        }
+    }
+
+    size_t row_size() const { return layers.size() * width; }
+
+    // append the rows of the last batch's first tokens: [n_tokens][layer][width]
+    void save(int32_t n_tokens, std::vector<float> & rows) const {
+        const size_t n = rows.size();
+        rows.resize(n + n_tokens * row_size());
+        for (size_t k = 0; k < layers.size(); k++) {
+            const float * from = buffer(layers[k]);
+            for (int32_t i = 0; i < n_tokens; i++) {
+                std::copy_n(from + i * width, width, rows.data() + n + (i * layers.size() + k) * width);
+            }
+        }
+    }
+
+    // as if a batch of these tokens had just been computed
+    void restore(int32_t n_tokens, const float * rows) const {
+        for (size_t k = 0; k < layers.size(); k++) {
+            float * to = buffer(layers[k]);
+            for (int32_t i = 0; i < n_tokens; i++) {
+                std::copy_n(rows + (i * layers.size() + k) * width, width, to + i * width);
+            }
+        }
+    }
+
+  private:
+    static constexpr int32_t NEXTN = -1; // behind the last layer
+
+    float * buffer(int32_t il) const { return il == NEXTN ? llama_get_embeddings_nextn(target) : llama_get_embeddings_layer_inp(target, il); }
+
+    llama_context *      target = nullptr;
+    std::vector<int32_t> layers;
+    size_t               width = 0;
+};
+
 struct library_drafter : spac_drafter {
     library_drafter(const spac_drafter_params & p) :
         params(make_params(p)) {
@@ -91,7 +149,9 @@ struct library_drafter : spac_drafter {
         check_contexts(params.types, p.target, p.draft);
         open();
         if (draft_ctx) {
-            batch = common_batch(draft_ctx);
+            batch       = common_batch(draft_ctx);
+            states      = target_states(params.types, target, draft_ctx);
+            n_piece_max = (int32_t) std::min(llama_n_batch(target), llama_n_batch(draft_ctx));
         }
     }
 
@@ -103,7 +163,9 @@ struct library_drafter : spac_drafter {
         if (!rewind(n)) {
             llama_memory_clear(llama_get_memory(draft_ctx), true);
             sequence.clear();
-            n_read = 0;
+            n_read = n_held = 0;
+            deferred.clear();
+            rows.clear();
         }
         is_begun = false;
         return length();
@@ -111,15 +173,34 @@ struct library_drafter : spac_drafter {
 
     void process(const int32_t * tokens, int32_t n_tokens, int32_t pos) override {
         rewind_or_throw(pos);
-        if (draft_ctx && n_read == pos && pos + n_tokens <= (int32_t) llama_n_ctx(draft_ctx) && n_tokens > 0) {
+        const bool is_next = draft_ctx && n_read == pos && n_tokens > 0;
+        if (is_next && pos + n_tokens <= (int32_t) llama_n_ctx(draft_ctx)) {
             read(tokens, n_tokens, pos);
+        } else if (n_deferred() > 0) {
+            defer(tokens, n_tokens, pos);
+            catch_up();
+            return;
         }
         sequence.insert(sequence.end(), tokens, tokens + n_tokens);
+    }
+
+    void defer(const int32_t * tokens, int32_t n_tokens, int32_t pos) override {
+        rewind_or_throw(pos);
+        const bool is_next = draft_ctx && n_read + n_deferred() == pos;
+        if (is_next && pos + n_tokens <= (int32_t) llama_n_ctx(draft_ctx)) {
+            states.save(n_tokens, rows);
+            deferred.insert(deferred.end(), tokens, tokens + n_tokens);
+        }
+        sequence.insert(sequence.end(), tokens, tokens + n_tokens);
+        if (rows.size() * sizeof(float) > DEFERRED_BYTES_MAX) {
+            catch_up();
+        }
     }
 
     std::vector<int32_t> draft(int32_t token, int32_t pos, int32_t n_max) override {
         rewind_or_throw(pos);
         llama_tokens found;
+        catch_up();
         n_max = std::min(n_max, params.draft.n_max);
         if (draft_ctx) { // the token itself and all but the last of the draft go through it
             n_max = n_read == pos ? std::min(n_max, (int32_t) llama_n_ctx(draft_ctx) - pos) : 0;
@@ -136,6 +217,7 @@ struct library_drafter : spac_drafter {
         p.id_last  = token;
         p.prompt   = &sequence;
         p.result   = &found;
+        n_held     = draft_ctx ? pos + n_max : 0;
         common_speculative_draft(spec.get());
         p.result = nullptr;
         n_looked = pos;
@@ -181,14 +263,34 @@ struct library_drafter : spac_drafter {
     bool rewind(int32_t pos) {
         sequence.resize(pos);
         n_read = std::min(n_read, pos);
+        deferred.resize(std::min(n_deferred(), pos - n_read));
+        rows.resize(deferred.size() * states.row_size());
         // a draft leaves its tokens in the draft's context, whatever becomes of them
-        return !draft_ctx || llama_memory_seq_rm(llama_get_memory(draft_ctx), 0, n_read, -1);
+        if (n_held > n_read) {
+            n_held = n_read;
+            return llama_memory_seq_rm(llama_get_memory(draft_ctx), 0, n_read, -1);
+        }
+        return true;
     }
 
     void rewind_or_throw(int32_t pos) {
         if (!rewind(pos)) {
             throw std::runtime_error("the draft model cannot take back tokens: use one without recurrent layers");
         }
+    }
+
+    int32_t n_deferred() const { return (int32_t) deferred.size(); }
+
+    // all that was deferred, in as few batches as there may be
+    void catch_up() {
+        for (int32_t i = 0; i < n_deferred();) {
+            const int32_t n = std::min(n_piece_max, n_deferred() - i);
+            states.restore(n, rows.data() + i * states.row_size());
+            read(deferred.data() + i, n, n_read);
+            i += n;
+        }
+        deferred.clear();
+        rows.clear();
     }
 
     void read(const int32_t * tokens, int32_t n_tokens, int32_t pos) {
@@ -199,6 +301,7 @@ struct library_drafter : spac_drafter {
         for (int32_t i = 0; i < n_tokens; i++) {
             batch.add(tokens[i], pos + i, 0, true);
         }
+        n_held = pos + n_tokens;
         if (!common_speculative_process(spec.get(), batch)) {
             throw std::runtime_error(string_format("the draft model failed to compute %d tokens at position %d", n_tokens, pos));
         }
@@ -211,9 +314,14 @@ struct library_drafter : spac_drafter {
     common_speculative_ptr    spec;
     common_batch              batch; // as the target's last one
     llama_tokens              sequence;
-    int32_t                   n_read   = 0; // tokens of it that the draft's context has
-    int32_t                   n_looked = 0; // position of the last draft
-    bool                      is_begun = false;
+    target_states             states;
+    llama_tokens              deferred; // behind the first n_read tokens
+    std::vector<float>        rows;     // their states
+    int32_t                   n_piece_max = 0;
+    int32_t                   n_read      = 0; // tokens of it that the draft's context has
+    int32_t                   n_held      = 0; // tokens that this context may have, with those of drafts
+    int32_t                   n_looked    = 0; // position of the last draft
+    bool                      is_begun    = false;
 };
 
 extern "C" __attribute__((visibility("default"))) spac_drafter * spac_drafter_make(const spac_drafter_params * params) {
