@@ -32,7 +32,7 @@ class Split:
     """An attached engine with its scheduler; close it before the context."""
 
     def __init__(
-        self, ctx_ptr: int | None, device: Device, options: RunOptions, ram_mib: int | None = None
+        self, ctx_ptr: int | None, device: Device, options: RunOptions, ram_mib: float | None = None
     ) -> None:
         """`ctx_ptr`: a llama_context. Raises EngineError if the device fails or no layer can be split."""
         assert ctx_ptr is not None
