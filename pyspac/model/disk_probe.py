@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -53,6 +54,23 @@ class DiskSpeed:
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return asdict(self) | {"latency_us": self.latency_us, "slows_under_load": self.slows_under_load}
+
+
+def measure_in_order(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> float:
+    """1e9 bytes per second of pieces in the file's order, as many at once as the engine keeps under way.
+
+    Raises PyspacError if it cannot be read.
+    """
+    piece = max(BLOCK, piece_bytes // BLOCK * BLOCK)
+    try:
+        n_pieces = max(1, path.stat().st_size // piece)
+        fd, is_direct = _open(path, piece)
+    except OSError as error:
+        raise PyspacError(f"the disk of {path} cannot be measured: {error.strerror}") from error
+    try:
+        return _gb_s(fd, piece, n_pieces, DEPTH, seconds, is_direct, in_order=True)
+    finally:
+        os.close(fd)
 
 
 def measure_disk(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> DiskSpeed:
@@ -109,15 +127,18 @@ def _can_read(fd: int, piece: int) -> bool:
         return False
 
 
-def _gb_s(fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool) -> float:
-    """1e9 bytes per second, `depth` reads at a time; 0: they fail."""
+def _gb_s(
+    fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool, *, in_order: bool = False
+) -> float:
+    """1e9 bytes per second, `depth` reads at a time, at random places or in order; 0: they fail."""
     n_read = [0] * depth
+    order = count(Random().randrange(n_pieces))
     begin = time.monotonic()
 
     def read(i: int) -> None:
         rng, buffer = Random(), mmap.mmap(-1, piece)  # on whole pages, as O_DIRECT wants
         while n_read[i] == 0 or time.monotonic() < begin + seconds:  # once at least: threads may start late
-            at = rng.randrange(n_pieces) * piece
+            at = (next(order) % n_pieces if in_order else rng.randrange(n_pieces)) * piece
             if not is_direct:
                 os.posix_fadvise(fd, at, piece, os.POSIX_FADV_DONTNEED)
             try:
