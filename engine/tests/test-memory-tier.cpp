@@ -535,6 +535,57 @@ static void test_urgent_reads_have_threads() {
     CHECK(use(tier, file, file.layers[0], some(rng, 32, 32)));
 }
 
+// a layer that runs does without some of what was to be read for it: that is not read any more, unless it has begun
+static void test_unneeded_reads_are_dropped() {
+    const model_file     file(2, 64);
+    std::atomic<bool>    holds{ true };
+    spac_memory_tier     tier(file.all(), 128 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        while (holds) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        return pread(fd, data, bytes, (off_t) offset);
+    });
+    std::mt19937         rng(15);
+    std::vector<int32_t> all = some(rng, 64, 64), n_rows(64, 1);
+    CHECK(tier.expect(file.layers[1].il, all) == 64);
+    const auto there = std::make_unique<bool[]>(64);
+    tier.request(file.layers[1], all.data() + 60, n_rows.data(), 4, 1, there.get());
+    holds = false;
+    for (int i = 60; i < 64; i++) {
+        CHECK(tier.wait(file.layers[1].il, all[i]) && file.is_right(tier, file.layers[1], all[i]));
+    }
+    const spac_tier_info info = tier.info(); // 40 threads at most had begun, of one expert each
+    CHECK(info.n_hit == 4 && info.n_miss == 0 && info.n_ahead < 64 && info.n_ahead >= 4);
+    CHECK(use(tier, file, file.layers[1], all));
+    CHECK(tier.info().n_miss == 64 - info.n_ahead);
+}
+
+// the pool's memory is there before anything is read into it
+static void test_memory_is_touched() {
+#ifdef MADV_POPULATE_WRITE
+    const auto resident = [] {
+        long   n_all = 0, n_here = 0;
+        FILE * statm = fopen("/proc/self/statm", "r");
+        CHECK(statm && fscanf(statm, "%ld %ld", &n_all, &n_here) == 2);
+        fclose(statm);
+        return n_here * sysconf(_SC_PAGESIZE);
+    };
+    const model_file file(4, 256);
+    const long       before = resident();
+    spac_memory_tier tier(file.all(), 1024 * file.expert_bytes());
+    const long       bytes = (long) tier.info().pool_bytes;
+    CHECK(bytes > 64 << 20);
+    if (madvise((void *) (((uintptr_t) file.data + 8191) / 4096 * 4096), 0, MADV_POPULATE_WRITE) != 0) {
+        printf("an old kernel touches no memory: skipped\n");
+        return;
+    }
+    for (int i = 0; i < 3000 && resident() < before + bytes / 2; i++) { // sanitizers take and give, too
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(resident() >= before + bytes / 2);
+#endif
+}
+
 // the end comes while reads are under way, and while others wait for a thread
 static void test_end_in_the_middle() {
     const model_file file(2, 64);
@@ -694,6 +745,8 @@ int main() {
     test_invalid_reads();
     test_urgent_reads_have_threads();
     test_stalled_disk();
+    test_unneeded_reads_are_dropped();
+    test_memory_is_touched();
     test_end_in_the_middle();
     test_device_takes();
     test_device_holds();

@@ -50,6 +50,16 @@ void spac_disk_reader::hurry(int32_t slot) {
     changed.notify_all(); // threads that background reads do not get
 }
 
+bool spac_disk_reader::drop(int32_t slot, size_t n) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto                  is_its = [slot](const spac_disk_read & read) { return read.slot == slot; };
+    if ((size_t) std::count_if(background.begin(), background.end(), is_its) != n) {
+        return false;
+    }
+    background.erase(std::remove_if(background.begin(), background.end(), is_its), background.end());
+    return true;
+}
+
 spac_disk_stats spac_disk_reader::stats() const {
     std::lock_guard<std::mutex> lock(mutex);
     return total;

@@ -45,7 +45,8 @@ struct spac_disk_reader {
     ~spac_disk_reader(); // reads that wait are dropped; those under way end
 
     void submit(const spac_disk_read & read, bool is_urgent);
-    void hurry(int32_t slot); // its reads that wait go before others
+    void hurry(int32_t slot);          // its reads that wait go before others
+    bool drop(int32_t slot, size_t n); // its n reads, if all of them wait, and with no hurry; false: none is dropped
 
     spac_disk_stats stats() const;
     bool            is_direct() const { return !drops_pages.load(std::memory_order_relaxed); }

@@ -27,6 +27,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 struct spac_memory_tier {
@@ -108,6 +109,7 @@ struct spac_memory_tier {
 
     void    add(const spac_moe_layer & layer);
     void    make_slots(uint64_t bytes);
+    void    touch() const;
     void    take(expert & e, double n_uses);
     void    rate(int32_t is);
     int32_t find_victim(bool spares_expected = true) const;
@@ -115,6 +117,7 @@ struct spac_memory_tier {
     void    read(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
     size_t  read_ahead(layer_info & info, const std::vector<int32_t> & experts);
     void    stop_expecting(layer_info & info);
+    void    drop_unneeded(layer_info & info);
     size_t  round_up(size_t n) const;
     size_t  part_room(const spac_moe_layer & layer, int part) const;
     size_t  slot_room(const spac_moe_layer & layer) const;
@@ -144,6 +147,9 @@ struct spac_memory_tier {
     spac_tier_info          total         = {}; // counts alone
     std::string             error_text;
     std::atomic<bool>       failed{ false };
+
+    std::atomic<bool> is_ending{ false };
+    std::thread       toucher;
 
     std::unique_ptr<spac_disk_reader> reader; // the first to end: its threads use the others
 };
