@@ -5,16 +5,23 @@ In: a model of some gigabytes (scripts/make_synthetic_gguf.py) on a local disk; 
 Out: tokens per second of both within the same limit, which is a share of the file's size, the ratio of a
 round's two, and how much of what the disk delivers was used.
 
-    python scripts/make_synthetic_gguf.py big.gguf --like small --type Q8_0 --layers 24
-    python benchmarks/bench_tiers.py --model big.gguf
+    python scripts/make_synthetic_gguf.py big.gguf --like small --type Q8_0 --layers 28
+    python benchmarks/bench_tiers.py --model big.gguf --check
     python benchmarks/bench_tiers.py --model big.gguf --shares 0.25 --rounds 5 --json -
     python benchmarks/bench_tiers.py --model big.gguf --shares 0.25 --predictor next-layer
 
 Each measurement is a process of its own, in a cgroup of its own, with the file's pages dropped before, so
 that nothing is left of the one before. `stock` is llama.cpp with mmap, `pyspac` is --device none --ram with
 what the limit leaves, once more for each --predictor; the ways take turns. What the process needs besides
-(Python, buffers) is added to the limit of both. The disk is measured in the same round: pieces as large as a
-matrix of an expert, 32 at a time, around the page cache.
+(Python, buffers) is added to the limit of both. With mmap few tokens are decoded (--stock-predict), as each
+takes seconds.
+
+With a share of 1 and more all fits: the file's pages are in memory before either begins, and neither reads
+anything later.
+
+The disk is measured in the same round, around the page cache, 32 pieces at a time, each as large as a matrix
+of an expert: in the file's order, as a prompt reads, and at random places, as decoding does. `of the disk` is
+what was read in a phase, by the clock's time for the whole phase, over that.
 """
 
 from __future__ import annotations
@@ -35,9 +42,11 @@ import machine
 from rich.console import Console
 from rich.progress import track
 
-from pyspac.model.disk_probe import measure_disk
+from pyspac.errors import PyspacError
+from pyspac.generate.memory_tier import least_bytes
+from pyspac.model.checks import check_model_file
+from pyspac.model.disk_probe import measure_disk, measure_in_order
 from pyspac.model.geometry import MoeGeometry, read_geometry
-from pyspac.model.gguf_header import read_header
 from pyspac.scheduler.config import NO_PREDICTOR
 from pyspac.units import MIB
 
@@ -45,6 +54,11 @@ PROCESS_MIB: Final = 200  # Python, llama.cpp's buffers, a small context
 STOCK: Final = "stock"
 CGROUPS: Final = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 PROMPT: Final = "The quick brown fox jumps over the lazy dog. " * 4
+SAVED: Final = machine.REPOSITORY / "benchmarks/results/tiers.jsonl"
+# what --check asks for: (share of memory, phase) -> least ratio; of the disk wherever it is read
+WANTED: Final = {(0.25, "decode"): 5.0, (0.5, "decode"): 2.0, (0.25, "prompt"): 2.0, (0.5, "prompt"): 2.0}
+WANTED_WHERE_ALL_FITS: Final = 0.98
+WANTED_OF_DISK: Final = 0.85
 
 
 # ------------------------------------------------------------------------------------------- the limit
@@ -78,61 +92,73 @@ def drop_pages(model: Path) -> None:
         os.close(fd)
 
 
+def take_pages(model: Path) -> None:
+    """The whole file into the page cache."""
+    with model.open("rb", buffering=0) as file:
+        while file.read(1 << 24):
+            pass
+
+
 # ----------------------------------------------------------------------------------------- measurements
 
 
-def run_limited(argv: Sequence[str], model: Path, n_bytes: int, timeout_s: float) -> dict[str, Any]:
-    """`pyspac run ... --json -` within a limit. RuntimeError with what it said if it fails."""
-    drop_pages(model)
+def run_limited(argv: Sequence[str], n_bytes: int, timeout_s: float) -> dict[str, Any]:
+    """`pyspac run ... --json -` within a limit. PyspacError with what it said if it fails."""
     with memory_limit(n_bytes) as procs:
         script = 'echo $$ > "$0" && exec "$@"'
-        command = [
-            "sh",
-            "-c",
-            script,
-            str(procs),
-            sys.executable,
-            "-m",
-            "pyspac",
-            "run",
-            *argv,
-            "--json",
-            "-",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        run = [sys.executable, "-m", "pyspac", "run", *argv, "--json", "-"]
+        done = subprocess.run(
+            ["sh", "-c", script, str(procs), *run],
+            capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr[-800:]}")
+        said = " ".join(done.stderr.split())[-800:]
+        raise PyspacError(f"with {n_bytes // MIB} MiB `pyspac run` ends with {done.returncode}: {said}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def ways_of(args: argparse.Namespace, ram: str) -> dict[str, list[str]]:
+    ways = {STOCK: ["--stock", "--no-repack", "--device", "none"]}
+    for name in (NO_PREDICTOR, *args.predictor):
+        ways[name] = ["--device", "none", "--ram", ram, "--predict", name]
+    return ways
 
 
 def measure(args: argparse.Namespace, geometry: MoeGeometry, share: float, round_: int) -> dict[str, Any]:
     """One round: both ways and the disk."""
     limit = int(share * geometry.model_bytes) + PROCESS_MIB * MIB
-    others = geometry.model_bytes - geometry.experts_bytes
-    ram_mib = min(limit - others - PROCESS_MIB * MIB, geometry.experts_bytes) // MIB
-    common = ["-m", str(args.model), "-p", PROMPT, "-n", str(args.predict), "-c", "1024"]
-    common += ["-t", str(args.threads), "--spec-type", "none"]
-    ways = {STOCK: ["--stock", "--no-repack", "--device", "none"]}
-    for name in (NO_PREDICTOR, *args.predictor):
-        ways[name] = ["--device", "none", "--ram", str(ram_mib), "--predict", name]
-    row: dict[str, Any] = {
-        "memory_share": share,
-        "round": round_,
-        "limit_mib": limit // MIB,
-        "ram_mib": ram_mib,
-        "ways": {},
-    }
+    pool = limit - (geometry.model_bytes - geometry.experts_bytes) - PROCESS_MIB * MIB
+    all_fits = share >= 1.0
+    if not all_fits and pool < least_bytes(geometry):
+        least = (least_bytes(geometry) + geometry.model_bytes - geometry.experts_bytes) / geometry.model_bytes
+        raise PyspacError(
+            f"a share of {share:g} has no room for the experts of one layer: give {least:.3f} or more"
+        )
+    ways = ways_of(args, "100%" if all_fits else str(pool // MIB))
+    row: dict[str, Any] = {"memory_share": share, "round": round_, "limit_mib": limit // MIB, "ways": {}}
     for way in list(ways)[:: 1 if round_ % 2 else -1]:
-        found = run_limited([*common, *ways[way]], args.model, limit, args.timeout)
-        prompt_s = found["ttft_ms"] / 1e3
-        row["ways"][way] = {
-            "decode": found["tps"],
-            "prompt": found["n_prompt"] / prompt_s,
-            "tier": found.get("tier"),
-        }
-    row["disk_gb_s"] = measure_disk(args.model, geometry.matrix_bytes, seconds=2.0).depth_32_gb_s
+        (take_pages if all_fits else drop_pages)(args.model)
+        is_slow = way == STOCK and not all_fits
+        n_predict = min(args.predict, args.stock_predict) if is_slow else args.predict
+        argv = ["-m", str(args.model), "-p", PROMPT, "-n", str(n_predict), "-c", "1024"]
+        argv += ["-t", str(args.threads), "--spec-type", "none", *ways[way]]
+        row["ways"][way] = phases_of(run_limited(argv, limit, args.timeout))
+    row["disk_gb_s"] = {
+        "prompt": measure_in_order(args.model, geometry.matrix_bytes, seconds=1.0),
+        "decode": measure_disk(args.model, geometry.matrix_bytes, seconds=1.0).depth_32_gb_s,
+    }
     return row
+
+
+def phases_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Of one run: tokens per second, and 1e9 bytes read per second, each by the clock."""
+    prompt_s, n_decoded = found["ttft_ms"] / 1e3, len(found["token_ids"]) - 1
+    n_prompt, n_all = found["prompt_read_bytes"], (found["tier"] or {}).get("read_bytes", 0)
+    return {
+        "prompt": {"tps": found["n_prompt"] / prompt_s, "gb_s": n_prompt / prompt_s / 1e9},
+        "decode": {"tps": found["tps"], "gb_s": (n_all - n_prompt) * found["tps"] / n_decoded / 1e9},
+    }
 
 
 def sum_up(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,28 +172,35 @@ def sum_up(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _sum_up(mine: list[dict[str, Any]], predict: str, phase: str) -> dict[str, Any]:
-    ratios = [row["ways"][predict][phase] / row["ways"][STOCK][phase] for row in mine]
+    found = [(row["ways"][predict][phase], row["ways"][STOCK][phase]) for row in mine]
+    ratios = [ours["tps"] / stock["tps"] for ours, stock in found]
     return {
         "memory_share": mine[0]["memory_share"],
         "predict": predict,
         "phase": phase,
-        "stock_tps": median(row["ways"][STOCK][phase] for row in mine),
-        "pyspac_tps": median(row["ways"][predict][phase] for row in mine),
+        "stock_tps": median(stock["tps"] for _, stock in found),
+        "pyspac_tps": median(ours["tps"] for ours, _ in found),
         "ratio": median(ratios),
         "ratio_lowest": min(ratios),
         "ratio_highest": max(ratios),
-        "disk_gb_s": median(row["disk_gb_s"] for row in mine),
-        "disk_share": median(_disk_share(row, predict) for row in mine),
+        "read_gb_s": median(ours["gb_s"] for ours, _ in found),
+        "disk_gb_s": median(row["disk_gb_s"][phase] for row in mine),
+        "disk_share": median(row["ways"][predict][phase]["gb_s"] / row["disk_gb_s"][phase] for row in mine),
     }
 
 
-def _disk_share(row: dict[str, Any], predict: str) -> float:
-    """What was read while anything was read, over what the disk gives; 0: nothing was read."""
-    tier = row["ways"][predict]["tier"]
-    if not tier or not tier["busy_us"]:
-        return 0.0
-    share: float = tier["read_bytes"] / tier["busy_us"] / 1e3 / row["disk_gb_s"]
-    return share
+def missed(summary: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence per figure that is less than what is wanted; predictors are not asked."""
+    result = []
+    for row in (row for row in summary if row["predict"] == NO_PREDICTOR):
+        share, phase = row["memory_share"], row["phase"]
+        wanted = WANTED_WHERE_ALL_FITS if share >= 1.0 else WANTED.get((share, phase), 0.0)
+        where = f"memory for {share:.0%}, {phase}"
+        if row["ratio"] < wanted:
+            result.append(f"{where}: {row['ratio']:.2f} times mmap, wanted {wanted:g}")
+        if share < 1.0 and row["disk_share"] < WANTED_OF_DISK:
+            result.append(f"{where}: {row['disk_share']:.0%} of the disk, wanted {WANTED_OF_DISK:.0%}")
+    return result
 
 
 def main() -> int:
@@ -175,9 +208,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--shares", default="0.25,0.5,1.1", help="of the file's size (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shares", default="0.25,0.5,1.3", help="of the file's size (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--predict", type=int, default=32, help="tokens (default: %(default)s)")
+    parser.add_argument("--stock-predict", type=int, default=8, help="with mmap (default: %(default)s)")
     parser.add_argument(
         "--predictor",
         action="append",
@@ -188,16 +222,19 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of one process")
     parser.add_argument("--json", metavar="FILE", help="one line of JSON; - for stdout, and no table")
+    parser.add_argument("--save", action="store_true", help=f"the same line, into {SAVED.name}")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a figure is less than wanted")
     args = parser.parse_args()
     if os.geteuid():
         print("bench_tiers.py: a memory cgroup needs root: run it with sudo", file=sys.stderr)
         return 2
     about = machine.describe()
-    geometry = read_geometry(read_header(args.model))
-    shares = [float(text) for text in args.shares.split(",")]
-    todo = [(share, round_) for round_ in range(args.rounds) for share in shares]
-    console = Console(file=sys.stderr)
-    rows = [measure(args, geometry, *what) for what in track(todo, "rounds", console=console, transient=True)]
+    try:
+        geometry = read_geometry(check_model_file(args.model))
+        rows = list(measure_all(args, geometry))
+    except (PyspacError, subprocess.TimeoutExpired) as error:
+        print(f"bench_tiers.py: {error}", file=sys.stderr)
+        return 2
     summary = sum_up(rows)
     line = json.dumps(
         {"benchmark": "tiers", "machine": about, "model": args.model.name, "threads": args.threads,
@@ -205,14 +242,24 @@ def main() -> int:
     )  # fmt: skip
     if args.json == "-":
         print(line)
-        return 0
-    print(machine.one_line(about))
-    print(f"{args.model.name}, {geometry.model_bytes / 1e9:.2f} GB, {args.threads} threads\n")
-    show(summary)
-    if args.json:
-        with Path(args.json).open("a", encoding="utf-8") as file:
+    else:
+        print(machine.one_line(about))
+        print(f"{args.model.name}, {geometry.model_bytes / 1e9:.2f} GB, {args.threads} threads\n")
+        show(summary)
+    for path in ([Path(args.json)] if args.json not in (None, "-") else []) + ([SAVED] if args.save else []):
+        with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-    return 0
+    less = missed(summary) if args.check else []
+    for sentence in less:
+        print(sentence, file=sys.stderr)
+    return 1 if less else 0
+
+
+def measure_all(args: argparse.Namespace, geometry: MoeGeometry) -> Iterator[dict[str, Any]]:
+    shares = [float(text) for text in args.shares.split(",")]
+    todo = [(share, round_) for round_ in range(args.rounds) for share in shares]
+    for what in track(todo, "rounds", console=Console(file=sys.stderr), transient=True):
+        yield measure(args, geometry, *what)
 
 
 def show(summary: list[dict[str, Any]]) -> None:

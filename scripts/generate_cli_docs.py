@@ -55,6 +55,7 @@ measured is `null`; without slots on a device (`mode` other than `split`) all of
 | `experts.n_staged`, `.staged_bytes`, `.staged_us`, `.stage_wait_us` | of these: for prompts |
 | `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
 | `tier` | [experts on disk](memory-tier.md): slots, reads, waits; `null` where all are in memory |
+| `prompt_read_bytes` | of `tier.read_bytes`: before the first token |
 | `layers.split` | layers whose experts the engine computes: split, or with `mode` `host` by its kernels |
 | `layers.declined` | `{reason: count}` of the others |
 | `predictors[]` | one object per name of `--predict`: [look-ahead.md](look-ahead.md#what-the-figures-mean) |

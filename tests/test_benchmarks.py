@@ -132,3 +132,41 @@ def texts(path: Path) -> list[str]:
     return [
         element.text or "" for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
     ]
+
+
+def tiers(model: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "benchmarks/bench_tiers.py", "--model", model, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a memory cgroup needs root")
+def test_tiers_with_too_little_memory_is_a_sentence(model: Path) -> None:
+    done = tiers(model, "--shares", 0.01)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "no room for the experts of one layer: give " in done.stderr
+    done = tiers(model.with_name("none.gguf"))
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+def test_what_tiers_wants_and_misses() -> None:
+    """One row that has all, one that is slow, one that wastes the disk, one where all fits and is slower."""
+    script = """
+import json, sys
+import bench_tiers
+row = lambda share, phase, ratio, disk: {
+    "predict": "none", "memory_share": share, "phase": phase, "ratio": ratio, "disk_share": disk}
+rows = [row(0.25, "decode", 5.0, 0.85), row(0.25, "prompt", 1.9, 1.0), row(0.5, "decode", 9.0, 0.7),
+        row(1.3, "decode", 0.97, 0.0), row(1.3, "prompt", 0.98, 0.0)]
+print(json.dumps(bench_tiers.missed(rows)))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert json.loads(run.stdout) == [
+        "memory for 25%, prompt: 1.90 times mmap, wanted 2",
+        "memory for 50%, decode: 70% of the disk, wanted 85%",
+        "memory for 130%, decode: 0.97 times mmap, wanted 0.98",
+    ]

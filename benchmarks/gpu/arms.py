@@ -25,7 +25,7 @@ class ArmOptions(RunOptions):
 
     host_mode: str = "auto"
 
-    def engine_params(self, device: str, ram_mib: int | None = None) -> EngineParams:
+    def engine_params(self, device: str, ram_mib: float | None = None) -> EngineParams:
         return replace(RunOptions.engine_params(self, device), host_mode=self.host_mode)
 
 

@@ -1,6 +1,6 @@
 // What the engine calls of ggml's CPU backend, where that is a plugin (GGML_BACKEND_DL): one file per kind of CPU, of which
 // ggml loads the best when a program starts. So nothing can be linked with it, and its functions are looked up in the file
-// that was loaded. The backend's own list of functions (ggml_backend_reg_get_proc_address) has four of these eleven.
+// that was loaded. The backend's own list of functions (ggml_backend_reg_get_proc_address) has four of these twelve.
 #if defined(GGML_BACKEND_DL)
 
 #    include "ggml-backend-impl.h"
@@ -65,6 +65,10 @@ void ggml_backend_cpu_set_n_threads(ggml_backend_t backend, int n_threads) {
 
 void ggml_backend_cpu_set_threadpool(ggml_backend_t backend, ggml_threadpool_t pool) {
     FORWARD(ggml_backend_cpu_set_threadpool, backend, pool);
+}
+
+const ggml_type_traits_cpu * ggml_get_type_traits_cpu(ggml_type type) {
+    FORWARD(ggml_get_type_traits_cpu, type);
 }
 
 void ggml_barrier(ggml_threadpool * pool) {

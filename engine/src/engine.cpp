@@ -75,7 +75,7 @@ static std::unique_ptr<spac_memory_tier> make_tier(const spac_plan & plan, const
     if (!layers.any_split()) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk (ram) need experts that the engine's own kernels compute: this model has none");
     }
-    return std::make_unique<spac_memory_tier>(layers.split(), spac_read_cache(settings.ram, layers.total_bytes), plan.has_slots);
+    return std::make_unique<spac_memory_tier>(layers.split(), spac_read_ram(settings.ram, layers.total_bytes), plan.has_slots);
 }
 
 // the worker publishes between forwards where there is one

@@ -264,17 +264,22 @@ int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels, bool fo
             continue;
         }
         const int32_t index = resident[best];
-        vacate(group, index);
+        vacate(group, index, resident.begin() + best);
         return index;
     }
     return -1;
 }
 
-// its owner leaves, and is named as such until another one comes: O(slots of its level)
+// O(slots of its level)
 void spac_expert_cache::vacate(slot_group & group, int32_t index) {
-    slot &                 s        = group.slots[index];
-    std::vector<int32_t> & resident = group.by_utility[utility[s.owner]];
-    resident.erase(std::find(resident.begin(), resident.end(), index));
+    const std::vector<int32_t> & resident = group.by_utility[utility[group.slots[index].owner]];
+    vacate(group, index, std::find(resident.begin(), resident.end(), index));
+}
+
+// its owner leaves, and is named as such until another one comes
+void spac_expert_cache::vacate(slot_group & group, int32_t index, std::vector<int32_t>::const_iterator at) {
+    slot & s = group.slots[index];
+    group.by_utility[utility[s.owner]].erase(at);
     set_staged(s, false);
     set_state(s.owner, SPAC_RESIDENCY_ABSENT);
     slot_index[s.owner] = -1;

@@ -167,6 +167,7 @@ struct spac_expert_cache {
     size_t    n_to_stage(uint32_t il) const;
     void      release_staged();
     void      vacate(slot_group & group, int32_t index);
+    void      vacate(slot_group & group, int32_t index, std::vector<int32_t>::const_iterator at); // in the order by utility
     bool      is_expected(uint32_t key) const;
     bool      is_over(uint32_t il, uint64_t forward) const;
     void      note_outcome(uint32_t il, const int32_t * experts, size_t n);

@@ -46,13 +46,27 @@ static void choose_kernels(spac_plan & plan, const spac_engine_params & params, 
 static void give_kernels_to_layers(const spac_plan & plan, spac_layers & layers, bool is_on_disk) {
     const bool had_any = layers.any_split();
     for (auto & [il, layer] : layers.by_il) {
-        layer.own_kernels = layer.is_split() && plan.kernels && spac_host_experts::can_compute(*plan.kernels, layer);
+        layer.own_kernels = layer.is_split() && plan.kernels && spac_host_experts::can_compute(*plan.kernels, layer, is_on_disk);
         if (layer.is_split() && (!plan.has_slots || is_on_disk) && !layer.own_kernels) {
             layer.declined = "the engine has no kernels for it";
         }
     }
     if (had_any && !layers.any_split()) {
         spac_log("the engine has no kernels for the experts of this model on this machine: llama.cpp's compute them");
+    }
+}
+
+// beside those of the pool
+static void say_what_stays_mapped(const spac_layers & layers) {
+    int         n = 0;
+    std::string reason;
+    for (const auto & [il, layer] : layers.by_il) {
+        n += !layer.is_split();
+        reason = layer.is_split() ? reason : layer.declined;
+    }
+    if (n > 0) {
+        spac_log("the experts of %d layers are not held in the memory of ram: they stay in the mapped file, which the kernel reads page by page (%s)", n,
+                 reason.c_str());
     }
 }
 
@@ -146,7 +160,9 @@ spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
     layers.form_groups();
     choose_host_mode(plan, settings.params.host_mode, layers);
     divide_cache(plan, settings.cache, layers);
-    if (!is_on_disk) { // nothing is copied from there
+    if (is_on_disk) {
+        say_what_stays_mapped(layers);
+    } else {
         find_unpinned(plan, layers);
     }
     probe_device(plan, layers, settings.params.max_batch);

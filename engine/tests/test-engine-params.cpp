@@ -68,6 +68,21 @@ static void test_cache_sizes() {
     }
 }
 
+static void test_ram() {
+    for (const char * text : { "8192", "8192M", "8192MiB", "8G", "8gb", "8.0GiB" }) {
+        CHECK(spac_read_ram(text, 100 * MIB) == 8192 * MIB);
+    }
+    CHECK(spac_read_ram("25%", 100 * MIB) == 25 * MIB && spac_read_ram("2.5", 100 * MIB) == 5 * MIB / 2);
+    for (const char * text : { "auto", "", "G", "-1", "8T", "8 G", "101%", "1e3" }) {
+        try {
+            spac_read_ram(text, 100 * MIB);
+            CHECK(!"no size");
+        } catch (const spac_error & e) {
+            CHECK(e.status == SPAC_STATUS_INVALID_ARGUMENT && strstr(e.what(), "GiB (8G)"));
+        }
+    }
+}
+
 static void test_pinned() {
     ggml_backend_device     gpu    = fake_device([](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; });
     ggml_backend_buffer_t   pinned = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 64);
@@ -193,6 +208,7 @@ static void test_cpu_range() {
 }
 
 int main() {
+    test_ram();
     test_margin();
     test_cache_sizes();
     test_pinned();

@@ -317,7 +317,7 @@ static constexpr double TOLERANCE = 1.01;
 
 static void test_exact(const spac_kernels & kernels, const layer_shape & shape, const std::vector<int> & widths) {
     const layer_fixture f(shape);
-    CHECK(spac_host_experts::can_compute(kernels, f.layer));
+    CHECK(spac_host_experts::can_compute(kernels, f.layer, true));
 
     std::mt19937      rng(11);
     spac_host_experts experts(kernels);
@@ -488,6 +488,19 @@ static void test_declined(const spac_kernels & kernels) {
     CHECK(!spac_host_experts::can_compute(kernels, f.layer));
 }
 
+// what the engine has no kernel for ggml's dot products compute, beside its own, and with their error
+static void test_ggml_dots(const spac_kernels & kernels) {
+    for (const layer_shape & shape : {
+             layer_shape{ "Q2_K, Q3_K",          GGML_TYPE_Q2_K,  GGML_TYPE_Q2_K,  GGML_TYPE_Q3_K,  512, 256 },
+             layer_shape{ "IQ3_S, Q4_K, F32",    GGML_TYPE_IQ3_S, GGML_TYPE_Q4_K,  GGML_TYPE_F32,   256, 512 },
+             layer_shape{ "NVFP4, TQ2_0, IQ2_S", GGML_TYPE_NVFP4, GGML_TYPE_TQ2_0, GGML_TYPE_IQ2_S, 256, 256 },
+    }) {
+        const layer_fixture f(shape);
+        CHECK(!spac_host_experts::can_compute(kernels, f.layer));
+        test_exact(kernels, shape, WIDTHS);
+    }
+}
+
 // AVX2 and AVX-VNNI differ in one instruction, which neither rounds nor saturates here
 static void test_same_bits(const spac_kernels & a, const spac_kernels & b) {
     for (ggml_type type : TYPES) {
@@ -532,6 +545,7 @@ int main() {
         test_worker(*kernels, false);
         test_worker_time(*kernels);
         test_declined(*kernels);
+        test_ggml_dots(*kernels);
         for (const spac_kernels * other : here) {
             if (kernels == spac_kernels_avxvnni() && other == spac_kernels_avx2()) {
                 test_same_bits(*kernels, *other);

@@ -7,8 +7,10 @@
 
 #include "ggml.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -281,6 +283,97 @@ static void test_favourites_stay() {
     CHECK(tier.info().n_miss == before.n_miss);
 }
 
+// The rule in full: a sum of uses that halves in 32 tokens, free slots first, then the lowest sum, and the first slot of
+// equals; nobody leaves that the layer needs. It looks at every slot, each time.
+struct plain_pool {
+    struct slot {
+        int  layer = -1, ie = -1;
+        bool is_needed = false;
+    };
+
+    std::vector<slot>                slots;
+    std::vector<std::vector<double>> sums; // [layer][ie], as of now
+    uint64_t                         n_hit = 0, n_miss = 0;
+
+    plain_pool(int n_slots, int n_layer, int n_expert) :
+        slots(n_slots), sums(n_layer, std::vector<double>(n_expert)) {}
+
+    slot * find(int layer, int ie) {
+        const auto it = std::find_if(slots.begin(), slots.end(), [&](const slot & s) { return s.layer == layer && s.ie == ie; });
+        return it == slots.end() ? nullptr : &*it;
+    }
+
+    slot * find_victim() {
+        slot * best = nullptr;
+        for (slot & s : slots) {
+            if (s.is_needed) {
+                continue;
+            }
+            if (s.layer < 0) {
+                return &s;
+            }
+            best = !best || sums[s.layer][s.ie] < sums[best->layer][best->ie] * (1 - 1e-12) ? &s : best;
+        }
+        return best;
+    }
+
+    void use(int layer, const std::vector<int32_t> & experts) {
+        for (auto & of_layer : sums) {
+            for (double & sum : of_layer) {
+                sum *= layer == 0 ? std::exp2(-1.0 / 32) : 1.0; // a token begins
+            }
+        }
+        for (slot & s : slots) {
+            s.is_needed = s.layer == layer && std::count(experts.begin(), experts.end(), s.ie);
+        }
+        for (int32_t ie : experts) {
+            sums[layer][ie] += 1;
+        }
+        for (int32_t ie : experts) {
+            if (find(layer, ie)) {
+                n_hit++;
+                continue;
+            }
+            n_miss++;
+            *find_victim() = { layer, ie, true };
+        }
+    }
+};
+
+// step by step who leaves is who would leave by the plain rule
+static void test_victims() {
+    const model_file file(5, 24);
+    spac_memory_tier tier(file.all(), 47 * file.expert_bytes());
+    plain_pool       plain(tier.info().n_slots, 5, 24);
+    std::mt19937     rng(13);
+    for (int i = 0; i < 400; i++) {
+        for (int il = 0; il < 5; il++) {
+            std::vector<int32_t> experts = some(rng, rng() % 3 ? 12 : 24, 1 + rng() % 6); // some more often than others
+            CHECK(use(tier, file, file.layers[il], experts));
+            plain.use(il, experts);
+            CHECK(tier.info().n_hit == plain.n_hit && tier.info().n_miss == plain.n_miss);
+        }
+    }
+    CHECK(plain.n_hit > 1000 && plain.n_miss > 1000);
+}
+
+// the tournament alone: the answer is the one that looking at all gives, whatever changes
+static void test_tournament() {
+    for (int n_slots : { 1, 2, 7, 64, 100 }) {
+        spac_victims                                       victims(n_slots);
+        std::vector<std::pair<spac_victims::kind, double>> keys(n_slots, { spac_victims::IN_USE, 0.0 });
+        std::mt19937                                       rng(n_slots);
+        for (int i = 0; i < 5000; i++) {
+            const int32_t is = rng() % n_slots;
+            keys[is]         = { (spac_victims::kind)(rng() % 4), (double) (rng() % 8) };
+            victims.set(is, keys[is].first, keys[is].second);
+            const auto best = std::min_element(keys.begin(), keys.end());
+            CHECK(victims.kind_of(victims.first()) == best->first);
+            CHECK(best->first == spac_victims::IN_USE || victims.first() == best - keys.begin());
+        }
+    }
+}
+
 static void test_too_small() {
     const model_file file(3, 16);
     try {
@@ -317,7 +410,8 @@ static void test_read_error() {
     });
     CHECK(use(tier, file, file.layers[0], { 0, 1 }));
     CHECK(!use(tier, file, file.layers[1], { 2, 3 }, 1, 4));
-    CHECK(tier.has_failed() && strstr(tier.info().error, "layer 3"));
+    CHECK(tier.has_failed() && strstr(tier.info().error, "layer 3 cannot be read: Input/output error (errno 5), at byte "));
+    CHECK(strstr(tier.info().error, file.path.c_str()));
     for (int i = 0; i < 3; i++) {
         CHECK(use(tier, file, file.layers[0], { 4, 5 }));
         CHECK(!tier.has_failed());
@@ -365,6 +459,131 @@ static void test_slow_disk() {
         }
     }
     CHECK(tier.info().wait_us > 0);
+}
+
+// a file system that takes O_DIRECT, and refuses to read that way: through the page cache then
+static void test_direct_reads_refused() {
+    const model_file file(2, 8);
+    std::atomic<int> n_refused{ 0 };
+    spac_memory_tier tier(file.all(), 9 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        if (fcntl(fd, F_GETFL) & O_DIRECT) {
+            n_refused++;
+            errno = EINVAL;
+            return -1;
+        }
+        return pread(fd, data, bytes, (off_t) offset);
+    });
+    const bool       had_it = tier.info().is_direct;
+    for (const spac_moe_layer & layer : file.layers) {
+        CHECK(use(tier, file, layer, { 0, 3, 5, 7 }, 1, 2));
+    }
+    CHECK(!tier.info().is_direct && had_it == (n_refused > 0) && tier.info().error[0] == 0);
+}
+
+// any other EINVAL is an error, and no circle
+static void test_invalid_reads() {
+    const model_file file(1, 4);
+    spac_memory_tier tier(file.all(), 5 * file.expert_bytes(), false, [](int, void *, size_t, uint64_t) -> long {
+        errno = EINVAL;
+        return -1;
+    });
+    CHECK(!use(tier, file, file.layers[0], { 1 }));
+}
+
+// nothing comes for five seconds: that is waited for, and is no error
+static void test_stalled_disk() {
+    const model_file  file(2, 8);
+    std::atomic<bool> stalls{ false };
+    const auto        stall = std::chrono::seconds(5);
+    spac_memory_tier  tier(file.all(), 9 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        if (stalls) {
+            std::this_thread::sleep_for(stall);
+        }
+        return pread(fd, data, bytes, (off_t) offset);
+    });
+    CHECK(use(tier, file, file.layers[0], { 0, 1 }));
+    stalls           = true;
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK(use(tier, file, file.layers[1], { 2, 3, 4 }, 1, 2));
+    CHECK(std::chrono::steady_clock::now() - begin >= stall);
+    stalls = false;
+    CHECK(use(tier, file, file.layers[0], { 5, 6 }));
+    CHECK(tier.info().wait_us >= 5000000 && tier.info().error[0] == 0);
+}
+
+// Reads that nobody waits for have as many threads as there are for them, and hold them: what a layer asks for begins all
+// the same, and what it finds waiting among them does, too.
+static void test_urgent_reads_have_threads() {
+    const model_file  file(2, 32);
+    std::atomic<bool> holds{ true };
+    std::atomic<int>  n_held{ 0 };
+    const size_t      first_urgent = file.layers[1].part_data(SPAC_PART_UP, 0) - file.data;
+    spac_memory_tier  tier(file.all(), 64 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        const bool is_first = offset < first_urgent / SPAC_DISK_ALIGNMENT * SPAC_DISK_ALIGNMENT; // of the first layer
+        n_held += is_first;
+        while (is_first && holds) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        return pread(fd, data, bytes, (off_t) offset);
+    });
+    std::mt19937      rng(14);
+    CHECK(tier.expect(file.layers[0].il, some(rng, 32, 32)) == 32); // 96 reads
+    CHECK(tier.expect(file.layers[1].il, { 9 }) == 1);              // behind them all
+    CHECK(use(tier, file, file.layers[1], { 3, 9, 11 }));           // would wait for ever
+    CHECK(n_held <= spac_disk_reader::DEPTH);
+    holds = false;
+    CHECK(use(tier, file, file.layers[0], some(rng, 32, 32)));
+}
+
+// a layer that runs does without some of what was to be read for it: that is not read any more, unless it has begun
+static void test_unneeded_reads_are_dropped() {
+    const model_file     file(2, 64);
+    std::atomic<bool>    holds{ true };
+    spac_memory_tier     tier(file.all(), 128 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
+        while (holds) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        return pread(fd, data, bytes, (off_t) offset);
+    });
+    std::mt19937         rng(15);
+    std::vector<int32_t> all = some(rng, 64, 64), n_rows(64, 1);
+    CHECK(tier.expect(file.layers[1].il, all) == 64);
+    const auto there = std::make_unique<bool[]>(64);
+    tier.request(file.layers[1], all.data() + 60, n_rows.data(), 4, 1, there.get());
+    holds = false;
+    for (int i = 60; i < 64; i++) {
+        CHECK(tier.wait(file.layers[1].il, all[i]) && file.is_right(tier, file.layers[1], all[i]));
+    }
+    const spac_tier_info info = tier.info(); // 40 threads at most had begun, of one expert each
+    CHECK(info.n_hit == 4 && info.n_miss == 0 && info.n_ahead < 64 && info.n_ahead >= 4);
+    CHECK(use(tier, file, file.layers[1], all));
+    CHECK(tier.info().n_miss == 64 - info.n_ahead);
+}
+
+// the pool's memory is there before anything is read into it
+static void test_memory_is_touched() {
+#ifdef MADV_POPULATE_WRITE
+    const auto resident = [] {
+        long   n_all = 0, n_here = 0;
+        FILE * statm = fopen("/proc/self/statm", "r");
+        CHECK(statm && fscanf(statm, "%ld %ld", &n_all, &n_here) == 2);
+        fclose(statm);
+        return n_here * sysconf(_SC_PAGESIZE);
+    };
+    const model_file file(4, 256);
+    const long       before = resident();
+    spac_memory_tier tier(file.all(), 1024 * file.expert_bytes());
+    const long       bytes = (long) tier.info().pool_bytes;
+    CHECK(bytes > 64 << 20);
+    if (madvise((void *) (((uintptr_t) file.data + 8191) / 4096 * 4096), 0, MADV_POPULATE_WRITE) != 0) {
+        printf("an old kernel touches no memory: skipped\n");
+        return;
+    }
+    for (int i = 0; i < 3000 && resident() < before + bytes / 2; i++) { // sanitizers take and give, too
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(resident() >= before + bytes / 2);
+#endif
 }
 
 // the end comes while reads are under way, and while others wait for a thread
@@ -514,12 +733,20 @@ int main() {
     test_guesses_meanwhile();
     test_unreadable_guess();
     test_favourites_stay();
+    test_victims();
+    test_tournament();
     test_too_small();
     test_not_of_a_file();
     test_read_error();
     test_truncated();
     test_deleted();
     test_slow_disk();
+    test_direct_reads_refused();
+    test_invalid_reads();
+    test_urgent_reads_have_threads();
+    test_stalled_disk();
+    test_unneeded_reads_are_dropped();
+    test_memory_is_touched();
     test_end_in_the_middle();
     test_device_takes();
     test_device_holds();

@@ -25,6 +25,7 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.generate.compare import take_turns
 from pyspac.generate.loading import Loading
+from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, RunOptions
 
 Save = Annotated[
@@ -73,7 +74,7 @@ def bench(
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        cache=CacheSize(text=cache), ram=ram, device=device, verbose=verbose,
+        cache=CacheSize(text=cache), ram=given_ram(ram), device=device, verbose=verbose,
     )  # fmt: skip
     findings = measure(options, rounds)
     console = error_console() if json_file == STDOUT else output_console()

@@ -16,6 +16,7 @@ from pyspac.generate.chat import Conversation
 from pyspac.generate.chat_template import ChatTemplate
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.loading import Loading
+from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
@@ -73,8 +74,8 @@ def chat(
     options = RunOptions(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
-        ram=ram, device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
-        draft_max=draft_max, speculation=speculation, stock=stock,
+        ram=given_ram(ram, is_stock=stock), device=device, host_kernels=host_kernels, rpc=rpc,
+        spec_type=parse_spec_type(spec_type), draft_max=draft_max, speculation=speculation, stock=stock,
         repack=stock if repack is None else repack, verbose=verbose,
     )  # fmt: skip
     talk(with_saved(options, command), system_prompt, chat_template_file)

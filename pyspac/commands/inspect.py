@@ -53,8 +53,8 @@ RamSizes: TypeAlias = Annotated[
         "--ram",
         metavar="SIZE",
         help="Predict the speed with so much memory for experts and the rest on disk, both of them "
-        "measured: 8G, 8000 (MiB), 25% or auto, as of run; may be given several times. With --vram: how "
-        "many experts are on the device, in memory and on disk then.",
+        "measured: 8G, 25%, auto or a number of MiB (8000), as of run; may be given several times. With "
+        "--vram: how many experts are on the device, in memory and on disk then.",
     ),
 ]
 

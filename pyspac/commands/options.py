@@ -166,7 +166,7 @@ Ram = Annotated[
         "--ram",
         metavar="SIZE",
         help="Memory for experts, which stay on disk: MiB (8000), GiB (8G), a share of all (25%), or auto "
-        "(what is free). Default: all are loaded, or auto if they do not fit.",
+        "(what is free). Default: PYSPAC_RAM; else all are loaded, or auto if they do not fit.",
         rich_help_panel=EXPERTS,
     ),
 ]

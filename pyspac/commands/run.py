@@ -25,6 +25,7 @@ from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat_template import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.loading import Loading
+from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, RunOptions, parse_threshold
 from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
@@ -121,10 +122,10 @@ def run(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
         device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
-        draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
+        draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain, stock=stock,
         estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
-        predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock, ram=ram,
-        repack=stock if repack is None else repack, verbose=verbose)  # fmt: skip
+        predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, verbose=verbose,
+        ram=given_ram(ram, is_stock=stock), repack=stock if repack is None else repack)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 
 

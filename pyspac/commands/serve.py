@@ -12,6 +12,7 @@ from pyspac.commands.grouped_help import GroupedCommand
 from pyspac.commands.llama_flags import check_short_options, find_flag, flags_with_value
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
+from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize
 from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server import log
@@ -142,7 +143,7 @@ def serve(
         speculation=controller, warm_start=warm_start, log_json=log_json,
     )  # fmt: skip
     options = ServeOptions(
-        model=model, draft=model_draft, mtp=mtp, spec_type=kind, cache=CacheSize(text=cache), ram=ram,
+        model=model, draft=model_draft, mtp=mtp, spec_type=kind, cache=CacheSize(text=cache), ram=given_ram(ram),
         device=device, host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port,
         board=board, max_batch=max_batch, restart=restart, drain_s=drain, passed=passed, attach=attach,
     )  # fmt: skip

@@ -56,6 +56,8 @@ class TierView:
             f"\nmeasured: disk {disk_text(self.disk)}; memory {self.host_gb_s:.1f} GB/s. predicted, without "
             "drafts: from all experts used alike to used as in recorded texts"
         )
+        if any(found.tps_alike is None for found in self.forecasts):
+            console.print("a number alone is MiB: --ram 8G is 8 GiB")
 
 
 def measure_speeds(path: Path, geometry: MoeGeometry, n_threads: int) -> tuple[DiskSpeed, float]:

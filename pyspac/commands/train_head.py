@@ -18,6 +18,7 @@ from pyspac.commands.common import (
 from pyspac.commands.json_file import write_json
 from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import UsageError
+from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.train.packages import missing_packages
 
@@ -136,5 +137,6 @@ def run_options(
 
     return RunOptions(
         model=model, n_ctx=ctx_size, n_sequences=N_TEXTS, n_threads=threads or default_n_threads(),
-        n_gpu_layers=gpu_layers, device=device, cache=CacheSize(text=cache), ram=ram,
+        n_gpu_layers=gpu_layers, device=device, cache=CacheSize(text=cache),
+        ram=given_ram(ram),
     )  # fmt: skip

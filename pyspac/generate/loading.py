@@ -16,10 +16,10 @@ from pyspac.engine.devices import Device, choose_device, fits_memory
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
 from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import PROMPT_PIECE, check_ram_has_kernels, choose_ram_mib, host_bytes
+from pyspac.generate.memory_tier import PROMPT_PIECE, ram_mib
 from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run, has_expert_kernels, has_own_kernels
+from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.device_needs import estimate_needs
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Loading:
     preflight: Preflight
     cpus: set[int] | None  # to stay on; None: all
     n_threads: int
-    ram_mib: int | None  # memory for experts that stay on disk; None: all are loaded
+    ram_mib: float | None  # memory for experts that stay on disk; None: all are loaded
     lacks_kernels: bool  # without a device, and without kernels of the engine for this model
     no_effect: str  # what of the options has none; "": all have one
 
@@ -53,9 +53,10 @@ class Loading:
         preflight = check_run(options, device)
         if preflight.adapter is not None:
             options = replace(options, n_masks=preflight.adapter.n_masks)
-        lacks_kernels = options.is_host_only and not options.stock and not has_own_kernels(preflight.header)
-        ram_mib = None if options.stock else _choose_ram_mib(options, preflight, device)
-        can = options.stock or can_predict(is_host_only=options.is_host_only, ram_mib=ram_mib)
+        ram = None if options.stock else _ram_mib(options, preflight, device)
+        is_ours = options.stock or not options.is_host_only or ram is not None
+        lacks_kernels = not is_ours and not has_own_kernels(preflight.header)
+        can = options.stock or can_predict(is_host_only=options.is_host_only, ram_mib=ram)
         cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
         return cls(
             # llama.cpp's kernels are the best there, and it may repack for them
@@ -64,7 +65,7 @@ class Loading:
             preflight=preflight,
             cpus=cpus,
             n_threads=options.n_threads or default_n_threads(cpus),
-            ram_mib=ram_mib,
+            ram_mib=ram,
             lacks_kernels=lacks_kernels,
             no_effect=check_can_predict(options.predict, options.ram, can=can),
         )
@@ -171,16 +172,10 @@ class Loading:
         return model
 
 
-def _choose_ram_mib(options: RunOptions, preflight: Preflight, device: Device) -> int | None:
-    """Experts on disk need the engine's kernels: of most of the model without a device, else of experts."""
-    has_kernels = has_own_kernels if options.is_host_only else has_expert_kernels
-    can = options.host_kernels != "ggml" and has_kernels(preflight.header)
-    check_ram_has_kernels(options.ram, has_kernels=can)
-    if not can:
-        return None
-    geometry = preflight.geometry
-    is_split = options.n_gpu_layers is not None and not device.is_cpu  # some layers stay on the host
-    slots = options.cache.n_bytes(geometry.experts_bytes)
+def _ram_mib(options: RunOptions, preflight: Preflight, device: Device) -> float | None:
     needs = estimate_needs(preflight.header, preflight.draft, preflight.n_ctx)
-    others = None if is_split else host_bytes(geometry, device, slots, needs)
-    return choose_ram_mib(options.ram, geometry, others=others)
+    return ram_mib(
+        options.ram, preflight.geometry, device, needs,
+        cache_bytes=options.cache.n_bytes(preflight.geometry.experts_bytes),
+        host_kernels=options.host_kernels, is_split=options.n_gpu_layers is not None,
+    )  # fmt: skip

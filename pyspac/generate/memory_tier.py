@@ -6,6 +6,7 @@ model is loaded, and there is no such tier.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 
@@ -13,39 +14,71 @@ from pyspac.engine.devices import Device
 from pyspac.engine.memory import free_memory
 from pyspac.errors import UsageError
 from pyspac.model.device_needs import N_UBATCH, Needs
-from pyspac.model.geometry import N_MATRICES, MoeGeometry
+from pyspac.model.geometry import MoeGeometry
 from pyspac.units import GIB, MIB
 
 AUTO: Final = "auto"
+VARIABLE: Final = "PYSPAC_RAM"
 # left free besides the model and its contexts: what the program takes itself, and other programs
 MARGIN_BYTES: Final = GIB
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
 # tokens of a prompt computed at once: each piece reads all experts, so 1,024 read half of what 512 do
 PROMPT_PIECE: Final = 1024
-# In a slot each of an expert's matrices has whole blocks of the disk around it. How large those are the
-# engine asks the kernel, by a call that Python has not: 4 KiB on nearly every disk. Where they are larger,
-# and memory is too little for them, the engine says so itself.
-BLOCKS_BYTES: Final = N_MATRICES * 2 * 4096
 _AUTO_EMULATED_SHARE: Final = 0.25  # of all experts, that an emulated device holds with --cache auto
 _TOO_MANY: Final = 1e12  # of any unit
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[MG]i?B?)?", re.IGNORECASE)
 
 
+def given_ram(option: str | None, *, is_stock: bool = False) -> str | None:
+    """`--ram`, else what the environment says; "" there says nothing, nor does it speak to `--stock`."""
+    return option if option is not None or is_stock else os.environ.get(VARIABLE) or None
+
+
 def check_ram(text: str | None) -> None:
     """Raise UsageError for what is no size."""
-    if text is not None and text != AUTO and _n_bytes(text, GIB) == 0:
+    if text is not None and not _is_auto(text) and _n_bytes(text, GIB) == 0:
         raise UsageError(
             f"--ram {text} holds nothing: give MiB (8000), GiB (8G), a share of all experts or auto"
         )
 
 
-def check_ram_has_kernels(text: str | None, *, has_kernels: bool) -> None:
-    """Raise UsageError where llama.cpp would compute the experts, which reads them from the mapped file."""
-    if text is not None and not has_kernels:
+def ram_mib(
+    text: str | None,
+    geometry: MoeGeometry,
+    device: Device,
+    needs: Needs,
+    *,
+    cache_bytes: int | None,
+    host_kernels: str = "auto",
+    is_split: bool = False,
+) -> float | None:
+    """What `choose_ram_mib` says of a run or a server; None as well where it is not the engine that computes.
+
+    cache_bytes: of the device's slots, as of `host_bytes`; is_split: some layers besides the experts stay on
+    the host, and nobody knows how much they take. Raises UsageError.
+    """
+    can = host_kernels != "ggml" and _has_kernels()
+    if text is not None and not can:
         raise UsageError(
-            f"--ram {text}: the engine has no kernels for this model's types here, so its experts cannot "
-            "stay on disk; leave it out, or take a quantisation such as Q4_K or Q8_0"
+            f"--ram {text}: the engine has no kernels for this processor (they need AVX2, FMA and F16C; on "
+            "ARM the dot product of bytes), so experts cannot stay on disk: leave it out"
         )
+    if not can:
+        return None
+    others = None if is_split and not device.is_cpu else host_bytes(geometry, device, cache_bytes, needs)
+    return choose_ram_mib(text, geometry, others=others, has_device=device.has_cache)
+
+
+def _has_kernels() -> bool:
+    """Of the engine's own, for this processor; types that they lack ggml's dot products compute."""
+    from pyspac.engine.engine import has_kernels  # loads the native library, as the rest does anyway
+
+    return has_kernels("Q8_0")
+
+
+def ram_text(mib: float) -> str:
+    """As the engine reads it: all digits of a whole number of bytes, and no exponent."""
+    return f"{mib:.20f}".rstrip("0").rstrip(".")
 
 
 def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None, needs: Needs) -> int:
@@ -67,8 +100,13 @@ def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None, n
 
 
 def choose_ram_mib(
-    text: str | None, geometry: MoeGeometry, free_bytes: int | None = None, others: int | None = None
-) -> int | None:
+    text: str | None,
+    geometry: MoeGeometry,
+    free_bytes: int | None = None,
+    others: int | None = None,
+    *,
+    has_device: bool = False,
+) -> float | None:
     """MiB of the pool; None: no tier, as all experts fit.
 
     text: as given; None: a tier only if the model does not fit into free memory, and a layer's experts do.
@@ -85,14 +123,15 @@ def choose_ram_mib(
         return None
     if text is None and geometry.experts_bytes + others + _margin(free) <= free:
         return None
-    is_auto = text is None or text == AUTO
+    is_auto = text is None or _is_auto(text)
     n_bytes = _auto_bytes(others, free) if is_auto else _n_bytes(str(text), geometry.experts_bytes)
     if n_bytes >= geometry.experts_bytes and (is_auto or geometry.experts_bytes + others <= free):
         return None
-    if text is None and n_bytes < least_bytes(geometry):
+    least = least_bytes(geometry, has_device=has_device)
+    if text is None and n_bytes < least:
         return None  # nobody asked for it: llama.cpp maps the file, as ever
-    _check_room(f"--ram {text or AUTO}", n_bytes, geometry, others, free)
-    return n_bytes // MIB
+    _check_room(f"--ram {text or AUTO}", n_bytes, least, free, others)
+    return n_bytes / MIB
 
 
 def asked_bytes(text: str, geometry: MoeGeometry, free_bytes: int | None = None) -> int:
@@ -100,16 +139,27 @@ def asked_bytes(text: str, geometry: MoeGeometry, free_bytes: int | None = None)
 
     auto: what is free, and no more than all experts take. Raises UsageError for what is no size.
     """
-    if text == AUTO:
+    if _is_auto(text):
         free = free_memory() if free_bytes is None else free_bytes
         others = geometry.model_bytes - geometry.experts_bytes
         return min(geometry.experts_bytes, _auto_bytes(others, free))
     return _n_bytes(text, geometry.experts_bytes)
 
 
-def least_bytes(geometry: MoeGeometry) -> int:
-    """The least that works: one layer's experts at once, each with whole blocks of the disk around it."""
-    return geometry.n_expert * (geometry.largest_expert_bytes + BLOCKS_BYTES)
+def least_bytes(geometry: MoeGeometry, *, has_device: bool = False) -> int:
+    """The least that works: one layer's experts at once, and what passes through to a device."""
+    return (geometry.n_expert + has_device) * geometry.slot_bytes
+
+
+def n_slots(geometry: MoeGeometry, n_bytes: int, *, has_device: bool = False) -> int:
+    """How many experts `--ram` holds, as the engine says it: all, where they need not stay on disk."""
+    if n_bytes >= geometry.experts_bytes:
+        return geometry.n_experts_total
+    return max(0, min(n_bytes // geometry.slot_bytes - has_device, geometry.n_experts_total))
+
+
+def _is_auto(text: str) -> bool:
+    return text.strip().lower() == AUTO
 
 
 def _n_bytes(text: str, experts_bytes: int) -> int:
@@ -131,7 +181,7 @@ def _auto_bytes(others: int, free: int) -> int:
     return max(0, free - others - _margin(free))
 
 
-def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, others: int, free: int) -> None:
+def _check_room(given: str, n_bytes: int, least: int, free: int, others: int) -> None:
     """Whether so much is there, and enough for one layer at once."""
     room = free - others
     if n_bytes > room:
@@ -140,9 +190,9 @@ def _check_room(given: str, n_bytes: int, geometry: MoeGeometry, others: int, fr
             f"{others // MIB} MiB of them: give {max(0, room) // MIB} or less, "
             "close other programs, or take a smaller quantisation"
         )
-    if n_bytes < geometry.n_expert * geometry.largest_expert_bytes:
+    if n_bytes < least:
         raise UsageError(
             f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give "
-            f"{-(-least_bytes(geometry) // MIB)} MiB at least, of {free // MIB} MiB "
-            "that are free, or take a smaller quantisation"
+            f"{-(-least // MIB)} MiB at least, of {free // MIB} MiB "
+            "that are free, or take a smaller quantisation. A number alone is MiB: 8G is 8 GiB"
         )

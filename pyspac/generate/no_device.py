@@ -40,7 +40,7 @@ def check_no_device(
         )
 
 
-def can_predict(*, is_host_only: bool, ram_mib: int | None) -> bool:
+def can_predict(*, is_host_only: bool, ram_mib: float | None) -> bool:
     """Whether the engine can fetch experts ahead, to a device or from disk; else memory holds all."""
     return not is_host_only or ram_mib is not None
 

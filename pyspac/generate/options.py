@@ -12,7 +12,7 @@ from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import check_ram
+from pyspac.generate.memory_tier import check_ram, ram_text
 from pyspac.generate.no_device import can_predict, check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
@@ -217,14 +217,14 @@ class RunOptions:
             link_gb_s=self.link_gb_s,
         )
 
-    def engine_params(self, device: str, ram_mib: int | None = None) -> EngineParams:
+    def engine_params(self, device: str, ram_mib: float | None = None) -> EngineParams:
         can = can_predict(is_host_only=device == "none", ram_mib=ram_mib)
         return EngineParams(
             device=device,
             cache=self.cache.text,
             n_threads=self.n_threads or 0,
             max_batch=max(self.max_batch, self.pass_width),
-            ram=None if ram_mib is None else str(ram_mib),
+            ram=None if ram_mib is None else ram_text(ram_mib),
             copy_gb_s=self.copy_gb_s,
             evict="evict" not in self.without,
             next_layer=max((NEXT_LAYERS.get(name, 0) for name in self.predict), default=0) if can else 0,

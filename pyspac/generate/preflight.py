@@ -25,9 +25,6 @@ from pyspac.units import MIB
 _GATED_TENSOR: Final = re.compile(r"(blk\.\d+\.attn_(q|k|v|qkv|output)|token_embd)\.weight\.lora_[ab]")
 
 
-_EXPERTS: Final = re.compile(r"_exps\.weight$")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
     """What is known about a run before anything is loaded."""
@@ -111,13 +108,6 @@ def has_own_kernels(header: GgufHeader) -> bool:
         n_all += tensor.n_bytes
         n_own += tensor.n_bytes if has_kernels(tensor.type_name) and not is_floats else 0
     return 2 * n_own > n_all
-
-
-def has_expert_kernels(header: GgufHeader) -> bool:
-    """Whether the engine's own kernels can multiply every expert of a model on this machine."""
-    from pyspac.engine.engine import has_kernels  # loads the native library, as the rest does anyway
-
-    return all(has_kernels(t.type_name) for t in header.tensors if _EXPERTS.search(t.name))
 
 
 def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device) -> None:

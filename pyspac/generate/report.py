@@ -76,6 +76,7 @@ def engine_dict(split: Split | None) -> dict[str, Any]:
     return {
         "experts": split.experts_dict() if split else dict(NO_EXPERTS),
         "tier": split.tier_dict() if split else None,
+        "prompt_read_bytes": split.prompt_read_bytes if split else 0,
         "layers": split.layers_dict() if split else {"split": 0, "declined": {}, "unpinned": 0},
         "scheduler": NO_SCHEDULER | (split.scheduler_dict() if split else {}),
         "predictors": split.predictors_list() if split else [],

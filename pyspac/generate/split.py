@@ -32,12 +32,13 @@ class Split:
     """An attached engine with its scheduler; close it before the context."""
 
     def __init__(
-        self, ctx_ptr: int | None, device: Device, options: RunOptions, ram_mib: int | None = None
+        self, ctx_ptr: int | None, device: Device, options: RunOptions, ram_mib: float | None = None
     ) -> None:
         """`ctx_ptr`: a llama_context. Raises EngineError if the device fails or no layer can be split."""
         assert ctx_ptr is not None
         self._predict = options.predict
         self._prompt_us: dict[str, int] = {}
+        self.prompt_read_bytes = 0  # of experts on disk, until the last prompt was computed
         params = options.engine_params(_engine_device(device, options), ram_mib)
         self.engine = Engine.attach(ctx_ptr, params)
         with ExitStack() as on_error:
@@ -73,6 +74,7 @@ class Split:
         if self.scheduler is not None:
             self.engine.end_forward()
         self._prompt_us = {name: self._time_us(name) for name in ("host_us", "device_us")}
+        self.prompt_read_bytes = self.engine.tier().read_bytes
         self._decide()
 
     def after_step(self, record: StepRecord) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from pyspac.generate.memory_tier import least_bytes
+from pyspac.generate.memory_tier import least_bytes, n_slots
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
@@ -58,7 +58,7 @@ class Places:
         """Once both are full. Without a tier, as all experts fit into memory, all are there as well."""
         n_all = geometry.n_experts_total
         n_on_device = geometry.n_experts_in(vram_bytes)
-        n_in_memory = min(geometry.n_experts_in(ram_bytes), n_all - n_on_device)
+        n_in_memory = min(n_slots(geometry, ram_bytes, has_device=True), n_all - n_on_device)
         return cls(
             vram_bytes=vram_bytes, ram_bytes=ram_bytes, n_on_device=n_on_device,
             n_in_memory=n_in_memory, n_on_disk=n_all - n_on_device - n_in_memory,
@@ -73,7 +73,7 @@ def forecast(
     header: GgufHeader, geometry: MoeGeometry, ram_bytes: int, disk: DiskSpeed, host_gb_s: float
 ) -> TierForecast:
     """`host_gb_s`: streaming read of the host's memory, 1e9 bytes per second."""
-    n_in_memory = geometry.n_experts_in(ram_bytes)
+    n_in_memory = n_slots(geometry, ram_bytes)
     share = n_in_memory / geometry.n_experts_total
     is_enough = ram_bytes >= min(least_bytes(geometry), geometry.experts_bytes)
     dense = dense_bytes(header, geometry)

@@ -10,7 +10,10 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -60,6 +63,33 @@ def measure_disk(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> Di
 
     Raises PyspacError if it cannot be read.
     """
+    with _opened(path, piece_bytes) as (fd, piece, n_pieces, is_direct):
+        turns = [
+            [_gb_s(fd, piece, n_pieces, depth, seconds / N_TURNS, is_direct) for depth in (1, DEPTH)]
+            for _ in range(N_TURNS)
+        ]
+    depth_1_gb_s, depth_32_gb_s = (median(speeds) for speeds in zip(*turns, strict=True))
+    _check_read(path, [speed for turn in turns for speed in turn])
+    return DiskSpeed(
+        path=str(path), piece_bytes=piece, is_direct=is_direct,
+        depth_1_gb_s=depth_1_gb_s, depth_32_gb_s=depth_32_gb_s,
+    )  # fmt: skip
+
+
+def measure_in_order(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> float:
+    """1e9 bytes per second of pieces in the file's order, DEPTH of them at a time.
+
+    Raises PyspacError if it cannot be read.
+    """
+    with _opened(path, piece_bytes) as (fd, piece, n_pieces, is_direct):
+        speed = _gb_s(fd, piece, n_pieces, DEPTH, seconds, is_direct, in_order=True)
+    _check_read(path, [speed])
+    return speed
+
+
+@contextmanager
+def _opened(path: Path, piece_bytes: int) -> Iterator[tuple[int, int, int, bool]]:
+    """The file, the bytes of a piece, how many there are, and whether they are read around the page cache."""
     try:
         size = path.stat().st_size
         piece = max(BLOCK, min(piece_bytes, size) // BLOCK * BLOCK)
@@ -67,25 +97,17 @@ def measure_disk(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> Di
     except OSError as error:
         raise PyspacError(f"the disk of {path} cannot be measured: {error.strerror}") from error
     try:
-        turns = [
-            [
-                _gb_s(fd, piece, max(1, size // piece), depth, seconds / N_TURNS, is_direct)
-                for depth in (1, DEPTH)
-            ]
-            for _ in range(N_TURNS)
-        ]
+        yield fd, piece, max(1, size // piece), is_direct
     finally:
         os.close(fd)
-    depth_1_gb_s, depth_32_gb_s = (median(speeds) for speeds in zip(*turns, strict=True))
-    if not all(speed for turn in turns for speed in turn):
+
+
+def _check_read(path: Path, speeds: Sequence[float]) -> None:
+    if not all(speeds):
         raise PyspacError(
             f"the disk of {path} cannot be measured: its reads fail, or the file is empty; "
             "look at the system's log (dmesg)"
         )
-    return DiskSpeed(
-        path=str(path), piece_bytes=piece, is_direct=is_direct,
-        depth_1_gb_s=depth_1_gb_s, depth_32_gb_s=depth_32_gb_s,
-    )  # fmt: skip
 
 
 def _open(path: Path, piece: int) -> tuple[int, bool]:
@@ -109,15 +131,18 @@ def _can_read(fd: int, piece: int) -> bool:
         return False
 
 
-def _gb_s(fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool) -> float:
-    """1e9 bytes per second, `depth` reads at a time; 0: they fail."""
+def _gb_s(
+    fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool, *, in_order: bool = False
+) -> float:
+    """1e9 bytes per second, `depth` reads at a time, at random places or in order; 0: they fail."""
     n_read = [0] * depth
+    order = count(Random().randrange(n_pieces))
     begin = time.monotonic()
 
     def read(i: int) -> None:
         rng, buffer = Random(), mmap.mmap(-1, piece)  # on whole pages, as O_DIRECT wants
         while n_read[i] == 0 or time.monotonic() < begin + seconds:  # once at least: threads may start late
-            at = rng.randrange(n_pieces) * piece
+            at = (next(order) % n_pieces if in_order else rng.randrange(n_pieces)) * piece
             if not is_direct:
                 os.posix_fadvise(fd, at, piece, os.POSIX_FADV_DONTNEED)
             try:

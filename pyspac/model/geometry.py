@@ -18,6 +18,9 @@ _EXPERT_TENSOR: Final = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps
 _SHARED_TENSOR: Final = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_shexp\.weight")
 _PROJECTIONS: Final = ("gate", "up", "gate_up", "down")
 N_MATRICES: Final = 3  # of an expert: gate, up and down; each read by itself where it stays on disk
+# Of the disk (SPAC_DISK_ALIGNMENT). The engine asks the kernel, by a call that Python has not; where blocks
+# are larger, and memory is too little for them, it says so itself.
+DISK_BLOCK: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,16 @@ class LayerGeometry:
     expert_bytes: int  # one expert: gate, up and down together, biases included
     quantisation: tuple[tuple[str, str], ...]  # (projection, type), for example ("down", "Q6_K")
     shared_bytes: int  # the shared expert, computed for every token; 0: none
+    matrices: tuple[int, ...] = ()  # bytes of each matrix of one expert
 
     @property
     def is_moe(self) -> bool:
         return self.n_expert > 0
+
+    @property
+    def slot_bytes(self) -> int:
+        """What one expert takes of memory where experts stay on disk: each matrix in whole blocks."""
+        return sum((n + 2 * DISK_BLOCK - 2) // DISK_BLOCK * DISK_BLOCK for n in self.matrices)
 
     @property
     def layout(self) -> str:
@@ -90,6 +99,11 @@ class MoeGeometry:
     def matrix_bytes(self) -> int:
         """A matrix of the largest expert, on average: as much as one read of experts on disk."""
         return self.largest_expert_bytes // N_MATRICES
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of any expert on disk, in memory: all slots are as large as the largest needs; 0: a dense model."""
+        return max((layer.slot_bytes for layer in self.layers), default=0)
 
     def n_experts_in(self, n_bytes: float) -> int:
         """How many (layer, expert) pairs of average size fit into `n_bytes`."""
@@ -178,4 +192,5 @@ def _read_layer(il: int, experts: list[tuple[str, str, TensorInfo]], shared_byte
         expert_bytes=n_bytes // n_expert if n_expert else 0,
         quantisation=tuple((p, weights[p].type_name) for p in _PROJECTIONS if p in weights),
         shared_bytes=shared_bytes,
+        matrices=tuple(weights[p].n_bytes // n_expert for p in _PROJECTIONS if p in weights and n_expert),
     )

@@ -1,7 +1,7 @@
 """The predictor `token` where no device is and experts are on disk: upcoming tokens in, reads ahead out.
 
-There is nothing to place, so no scheduler runs: the loads of a decision are what the engine reads into memory
-before a layer asks for it.
+There is nothing to place: the loads of a decision are what the engine reads into memory before a layer asks
+for it. In one process no scheduler runs beside it; beside a server it works in the scheduler's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ReadAhead:
 
 
 def make_read_ahead(board: BoardView, names: Sequence[str]) -> ReadAhead | None:
-    """Return the predictor that a configuration names, if it is one that runs here."""
-    if TokenPredictor.name not in names:
+    """Return the predictor of a configuration, if it is one that runs here and experts are on disk."""
+    if TokenPredictor.name not in names or not board.tier["n_slots"][0] or board.group_slots.any():
         return None
     return ReadAhead(board, TokenPredictor(board.n_layer, board.n_expert, board.n_expert_used))

@@ -12,7 +12,7 @@ from typing import Final
 from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_cpu_range, read_device_kind
-from pyspac.generate.memory_tier import PROMPT_PIECE
+from pyspac.generate.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
 from pyspac.generate.no_device import can_predict
 from pyspac.generate.spec_types import names_of
 from pyspac.server.options import DEFAULT_MAX_BATCH, ServeOptions
@@ -34,7 +34,7 @@ class Launch:
     n_ctx: int | None = None  # None: llama-server's own choice
     is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
     has_engine: bool = True  # False: llama-server as it is
-    ram_mib: int | None = None  # memory for experts that stay on disk; None: all are loaded
+    ram_mib: float | None = None  # memory for experts that stay on disk; None: all are loaded
     has_page: bool = True  # the build's llama-server has its web page
     model: Path | None = None  # the model's file, where llama-server fetches it (-hf)
 
@@ -112,13 +112,15 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     return [] if is_given or launch.has_page else ["--path", str(PAGE_FOLDER)]
 
 
-def server_env(options: ServeOptions, ram_mib: int | None = None) -> dict[str, str]:
+def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str, str]:
     """What the engine reads from the environment, beside its flags; `ram_mib`: as of the launch."""
     env = {"PYSPAC_MAX_BATCH": str(options.max_batch or DEFAULT_MAX_BATCH)}
     if options.mtp is not None:
         env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
     if ram_mib is not None:
-        env["PYSPAC_RAM"] = str(ram_mib)
+        env[VARIABLE] = ram_text(ram_mib)
+    elif VARIABLE in os.environ:
+        env[VARIABLE] = ""  # none, as all experts are loaded
     if {"prefetch", "prompt"} & options.attach.scheduler.without:
         env["PYSPAC_FILL"] = "0"
     if {"prefetch", "prompt", "stage"} & options.attach.scheduler.without:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Final
 
 from pyspac.engine.board import Board
 from pyspac.engine.step import StepTotals
+from pyspac.scheduler.config import TOKEN, SchedulerConfig
+from pyspac.scheduler.read_ahead import make_read_ahead
 from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import board_file, log, warm_start
 from pyspac.server.board_speculation import BoardSpeculation
@@ -32,6 +35,13 @@ def _speculation(board: Board, options: AttachOptions) -> BoardSpeculation | Non
     )
 
 
+def _placing(board: Board, config: SchedulerConfig) -> SchedulerConfig:
+    """Without slots there is nothing to copy for `token`: it reads ahead, or does nothing."""
+    if board.group_slots.any():
+        return config
+    return replace(config, predict=tuple(name for name in config.predict if name != TOKEN))
+
+
 class Attachment:
     """A scheduler on an open board, with what it learned before and what may be watched."""
 
@@ -39,7 +49,8 @@ class Attachment:
         self.name = name
         self.board = board
         self.options = options
-        self.scheduler = Scheduler(board, options.scheduler)
+        self.scheduler = Scheduler(board, _placing(board, options.scheduler))
+        self.read_ahead = make_read_ahead(board, options.scheduler.predict)
         self.speculation = _speculation(board, options)
         self.totals = StepTotals()
         self._file = board_file.look_at(name)
@@ -49,7 +60,7 @@ class Attachment:
     def run(self, stop: StopFlag) -> None:
         """Decide until told to stop or the server is gone; then keep what was learned."""
         pacer = Pacer(self.board, self.options.cpu_share)
-        pacer.looks_ahead = self.scheduler.foresight is not None
+        pacer.looks_ahead = self._looks_ahead
         self._next_save_s = time.monotonic() + SAVE_PERIOD_S
         try:
             while not stop and self._is_server_there():
@@ -61,11 +72,17 @@ class Attachment:
             self.board.looks_ahead[0] = 0
             self._keep()
 
+    @property
+    def _looks_ahead(self) -> bool:
+        return self.scheduler.foresight is not None or self.read_ahead is not None
+
     def _step(self) -> float:
         """One decision; how long it took."""
         start = time.perf_counter()
-        self.board.looks_ahead[0] = self.scheduler.foresight is not None  # again: a board may be written anew
+        self.board.looks_ahead[0] = self._looks_ahead  # again: a board may be written anew
         self.scheduler.step()
+        if self.read_ahead is not None:
+            self.read_ahead.learn()
         activity = self.scheduler.activity
         if self.speculation is not None:
             self.speculation.observe(activity)
@@ -76,7 +93,7 @@ class Attachment:
         """Plan for the tokens that the server told of; how long it took."""
         start = time.perf_counter()
         if tokens := self.board.read_upcoming():
-            self.scheduler.look_ahead(tokens)
+            (self.read_ahead or self.scheduler).look_ahead(tokens)
         return time.perf_counter() - start
 
     def _is_server_there(self) -> bool:

@@ -184,8 +184,9 @@ class SchedulerCollector(Collector):
         """What predictors said, and what came of it; what one does not tell, or not yet, is left out."""
         board, scheduler = self.attachment.board, self.attachment.scheduler
         figures = [ahead_dict(board, name) for name in at_work(board, scheduler.config.predict)]
-        if scheduler.foresight is not None:
-            figures.insert(0, scheduler.foresight.to_dict())
+        token = self.attachment.read_ahead or scheduler.foresight
+        if token is not None:
+            figures.insert(0, token.to_dict())
         for name, field, kind, factor, text in _PREDICTORS:
             family = kind(f"pyspac_{name}", text, labels=["predictor"])
             for said in figures:

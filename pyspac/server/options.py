@@ -122,11 +122,6 @@ class ServeOptions:
                 host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.attach.scheduler,
                 without_engine="run llama-server by itself",
             )  # fmt: skip
-            if TOKEN in self.attach.scheduler.predict:
-                raise UsageError(
-                    f"--predict {TOKEN} needs a device with a server, whose scheduler runs beside one alone: "
-                    "leave it out, or predict with next-layer"
-                )
         elif self.cache.is_zero:
             raise ConfigError(
                 "--cache", self.cache.text, "more than 0; to run without a cache, use llama-server by itself"
@@ -194,8 +189,12 @@ class ServeOptions:
 
     @property
     def has_scheduler(self) -> bool:
-        """Without slots there is nothing to place, only draft lengths to choose and metrics to serve."""
-        is_asked = self.attach.has_controller or self.attach.metrics_port is not None
+        """Without slots there are only draft lengths to choose, metrics to serve, experts to read ahead."""
+        is_asked = (
+            self.attach.has_controller
+            or self.attach.metrics_port is not None
+            or TOKEN in self.attach.scheduler.predict
+        )
         return not self.is_host_only or is_asked
 
     @property

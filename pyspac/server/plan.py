@@ -14,14 +14,14 @@ from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
 from pyspac.errors import UsageError
 from pyspac.generate.draft_files import check_drafter
-from pyspac.generate.memory_tier import check_ram_has_kernels, choose_ram_mib, host_bytes
+from pyspac.generate.memory_tier import ram_mib
 from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
-from pyspac.generate.preflight import Preflight, check_run, has_expert_kernels, has_own_kernels
+from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.generate.spec_types import DRAFT_MTP, names_of
 from pyspac.model.checks import check_model_file
-from pyspac.model.device_needs import Needs, estimate_needs
-from pyspac.model.geometry import MoeGeometry, read_geometry
+from pyspac.model.device_needs import estimate_needs
+from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
@@ -49,7 +49,7 @@ class Sizes:
     n_ctx: int
     is_copied: bool
     has_engine: bool = True
-    ram_mib: int | None = None
+    ram_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,36 +138,23 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     check_n_ctx(options, geometry)
     n_ctx = choose_n_ctx(options.n_ctx, geometry)
     needs = estimate_needs(header, draft, n_ctx, has_head=DRAFT_MTP in names_of(options.wanted_spec_type))
+    ram = ram_mib(
+        options.ram, geometry, device, needs, cache_bytes=options.cache.n_bytes(geometry.experts_bytes),
+        host_kernels=options.host_kernels,
+        is_split=bool(options.passed_value("-ngl", "--gpu-layers", "--n-gpu-layers")),
+    )  # fmt: skip
     if options.is_host_only:
-        has_engine = has_own_kernels(header)
-        check_ram_has_kernels(options.ram, has_kernels=has_engine)
-        others = host_bytes(geometry, device, None, needs)
-        ram_mib = choose_ram_mib(options.ram, geometry, others=others) if has_engine else None
-        can = can_predict(is_host_only=True, ram_mib=ram_mib)
+        has_engine = ram is not None or has_own_kernels(header)
+        can = can_predict(is_host_only=True, ram_mib=ram)
         if note := check_can_predict(options.attach.scheduler.predict, options.ram, can=can):
             log.warning(note)
-        is_copied = has_engine and (ram_mib is not None or fits_memory(geometry.model_bytes))
-        return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram_mib)
+        is_copied = has_engine and (ram is not None or fits_memory(geometry.model_bytes))
+        return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram)
     cache = choose_cache(options.cache.text, geometry, needs, device)
     if reason := why_tight(cache, geometry, needs, device):
         log.warning(f"this may not fit: {reason}")
-    ram_mib = _ram_beside(options, header, geometry, device, needs)
-    is_copied = ram_mib is not None or not device.is_cpu
-    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_mib=ram_mib)
-
-
-def _ram_beside(
-    options: ServeOptions, header: GgufHeader, geometry: MoeGeometry, device: Device, needs: Needs
-) -> int | None:
-    """MiB of memory for experts that stay on disk, beside a device; None: all are loaded."""
-    can = options.host_kernels != "ggml" and has_expert_kernels(header)
-    check_ram_has_kernels(options.ram, has_kernels=can)
-    if not can:
-        return None
-    is_split = options.passed_value("-ngl", "--gpu-layers", "--n-gpu-layers") and not device.is_cpu
-    slots = options.cache.n_bytes(geometry.experts_bytes)
-    others = None if is_split else host_bytes(geometry, device, slots, needs)
-    return choose_ram_mib(options.ram, geometry, others=others)
+    is_copied = ram is not None or not device.is_cpu
+    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_mib=ram)
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:

@@ -28,6 +28,22 @@ def test_a_containers_limit_counts(container: Path) -> None:
     assert memory.free_memory() == 0
 
 
+@pytest.mark.parametrize(
+    ("used", "stat"),
+    [
+        ("memory.current", "anon 5\ninactive_file {0}\nactive_file {0}\nslab_reclaimable {0}\n"),
+        ("memory.usage_in_bytes", "inactive_file 0\ntotal_inactive_file {0}\ntotal_active_file {1}\n"),
+    ],
+    ids=["v2", "v1"],
+)
+def test_what_others_use_counts_and_pages_of_files_do_not(container: Path, used: str, stat: str) -> None:
+    """A GiB is in use, of which 300 MiB are pages of files, in a container of 1.5 GiB."""
+    (container / used).write_text(str(GIB))
+    assert memory.free_memory() == LIMIT - GIB
+    (container / "memory.stat").write_text(stat.format(100 << 20, 200 << 20))
+    assert memory.free_memory() == LIMIT - GIB + (300 << 20)
+
+
 def test_all_that_ask_hear_of_it(container: Path) -> None:
     assert fits_memory(1 << 20)
     assert not fits_memory(LIMIT)

@@ -21,7 +21,15 @@ from pyspac.cli import app
 from pyspac.engine.devices import choose_device
 from pyspac.engine.tier import read_tier, tier_dict
 from pyspac.errors import PyspacError, UsageError
-from pyspac.generate.memory_tier import asked_bytes, choose_ram_mib, host_bytes
+from pyspac.generate.memory_tier import (
+    asked_bytes,
+    choose_ram_mib,
+    given_ram,
+    host_bytes,
+    least_bytes,
+    n_slots,
+    ram_text,
+)
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.session import Session
 from pyspac.model.device_needs import estimate_needs, kv_bytes
@@ -72,6 +80,34 @@ def test_same_bits_as_in_memory(tmp_path: Path, name: str, types: Sequence[model
     assert tier is not None
     assert tier["n_miss"] > tier["n_slots"], "experts had to leave"
     assert tier["n_hit"] > 0
+
+
+MIXED = [(Type.Q2_K, Type.Q4_K, Type.Q3_K), (Type.Q8_0, Type.Q8_0, Type.Q8_0), (Type.Q2_K,) * 3]
+
+
+@pytest.mark.parametrize("device", ["none", "emulated"])
+def test_types_that_ggmls_kernels_compute(tmp_path: Path, device: str) -> None:
+    """Held in the pool like all others: nothing stays mapped, the bits do not depend on what it holds, and
+    they are llama.cpp's but for rounding."""
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe", MIXED)
+    geometry = read_geometry(read_header(path))
+    much, little = geometry.experts_bytes - 1, least_bytes(geometry, has_device=True) * 1.2
+    wanted = replace(options(path, ram_text(much / MIB)), device=device)
+    with Session(replace(options(path, None), device=device, stock=True)) as session:
+        stock = logits(session, models.N_VOCAB, 3)
+    with Session(wanted) as session:
+        expected = logits(session, models.N_VOCAB, 3)
+    with Session(replace(wanted, ram=ram_text(little / MIB))) as session:
+        found = logits(session, models.N_VOCAB, 3)
+        assert session.split is not None
+        tier, layers = session.split.tier_dict(), session.split.layers_dict()
+    assert tier is not None
+    assert tier["n_miss"] > tier["n_slots"], "experts had to leave"
+    assert layers["declined"] == {}
+    for mine, same in zip(found, expected, strict=True):
+        assert np.array_equal(mine.view(np.uint32), same.view(np.uint32))
+    alike = [np.corrcoef(mine.ravel(), other.ravel())[0, 1] for mine, other in zip(found, stock, strict=True)]
+    assert np.median(alike) > 0.999, "a rounding that changes a router's choice shows in few of them"
 
 
 @pytest.mark.parametrize("predict", [(), ("next-layer",)])
@@ -272,10 +308,56 @@ def test_auto_is_what_is_free() -> None:
         choose_ram_mib("auto", geometry, free_bytes=others // 2)
 
 
-@pytest.mark.parametrize("text", ["6", "6M", "6MiB", "6 mb", "0.00586G", "0.00586 GiB"])
+@pytest.mark.parametrize("text", ["6", "6M", "6MiB", "6 mb", "0.005859375G", "0.005859375 GiB"])
 def test_sizes(text: str) -> None:
     geometry = read_geometry(read_header(DEMO))
-    assert choose_ram_mib(text, geometry, free_bytes=100 * MIB) in (5, 6)
+    assert choose_ram_mib(text, geometry, free_bytes=100 * MIB) == 6
+
+
+def test_a_size_reaches_the_engine_as_it_was_given() -> None:
+    geometry = read_geometry(read_header(DEMO))
+    for text, said in (("2.9", "2.8999996185302734375"), ("6.5", "6.5"), ("6", "6")):
+        mib = choose_ram_mib(text, geometry, free_bytes=100 * MIB)
+        assert mib is not None
+        assert ram_text(mib) == said
+    assert choose_ram_mib("AUTO", geometry, free_bytes=100 * geometry.model_bytes) is None
+
+
+@pytest.mark.parametrize("device", ["none", "emulated"])
+@pytest.mark.parametrize("ram", ["3", "4.7", "50%"])
+def test_what_is_foreseen_is_what_the_engine_holds(device: str, ram: str) -> None:
+    geometry = read_geometry(read_header(DEMO))
+    has_device = device == "emulated"
+    with Session(replace(options(DEMO, ram), device=device)) as session:
+        assert session.split is not None
+        tier = session.split.tier_dict()
+    assert tier is not None
+    assert tier["n_slots"] == n_slots(geometry, asked_bytes(ram, geometry), has_device=has_device)
+
+
+def test_the_least_is_the_engines(tmp_path: Path) -> None:
+    """With it a session starts; with a byte less it is refused, with the number."""
+    geometry = read_geometry(read_header(DEMO))
+    for device in ("none", "emulated"):
+        least = least_bytes(geometry, has_device=device == "emulated")
+        with Session(replace(options(DEMO, ram_text(least / MIB)), device=device)) as session:
+            session.generate(session.tokenize("x"))
+        with pytest.raises(UsageError, match=f"give {-(-least // MIB)} MiB at least.* 8G is 8 GiB"):
+            Session(replace(options(DEMO, ram_text((least - 1) / MIB)), device=device))
+
+
+def test_the_environment_speaks_where_the_option_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPAC_RAM", "6M")
+    assert given_ram(None) == "6M"
+    assert given_ram("25%") == "25%"
+    assert given_ram(None, is_stock=True) is None
+    argv = ["run", "-m", str(DEMO), "-p", "x", "-n", "2", "-dev", "none", "--json", "-"]
+    for more, n_slots_least in (([], 1), (["--ram", "100%"], 0)):
+        result = CliRunner().invoke(app, [*argv, *more])
+        assert result.exit_code == 0, result.output
+        assert bool(json.loads(result.stdout)["tier"]) == bool(n_slots_least)
+    monkeypatch.setenv("PYSPAC_RAM", "")
+    assert given_ram(None) is None
 
 
 def test_more_than_is_free() -> None:
@@ -312,12 +394,12 @@ def test_contexts_are_not_the_pools() -> None:
     assert choose_ram_mib(None, geometry, free_bytes=few, others=few) is None, "not a layer of them"
 
 
-def test_models_without_experts_or_kernels(tmp_path: Path) -> None:
+def test_models_without_experts_or_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="a dense model has no experts"):
         Session(options(DEMO.with_name("demo-draft.gguf"), "5"))
-    path = models.write_model(tmp_path / "model.gguf", "qwen3moe", [(Type.Q2_K, Type.Q2_K, Type.Q2_K)])
-    with pytest.raises(UsageError, match="no kernels for this model's types"):
-        Session(options(path, "90%"))
+    monkeypatch.setattr("pyspac.generate.memory_tier._has_kernels", lambda: False)
+    with pytest.raises(UsageError, match="no kernels for this processor"):
+        Session(options(DEMO, "90%"))
 
 
 def test_too_little() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from pyspac.commands.tier_view import disk_text
 from pyspac.errors import PyspacError
 from pyspac.model import disk_probe
-from pyspac.model.disk_probe import DiskSpeed, measure_disk
+from pyspac.model.disk_probe import DiskSpeed, measure_disk, measure_in_order
 from pyspac.units import MIB
 
 
@@ -50,6 +52,22 @@ def test_every_reader_reads_once_even_if_it_starts_late(tmp_path: Path) -> None:
     assert measure_disk(path, seconds=0.0).depth_32_gb_s > 0
 
 
+def test_pieces_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, from anywhere, and again from the begin."""
+    places: list[int] = []
+    preadv = os.preadv
+
+    def read(fd: int, buffers: list[mmap.mmap], at: int) -> int:
+        places.append(at // disk_probe.BLOCK)
+        return preadv(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", read)
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (7 * disk_probe.BLOCK))
+    assert measure_in_order(path, disk_probe.BLOCK, seconds=0.0) > 0
+    assert {places.count(i) for i in range(7)} <= {4, 5, 6}, "32 reads and the probe's"
+
+
 @pytest.mark.parametrize("size", [1, 4096, 3 * MIB + 5])
 def test_files_of_any_size(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
@@ -75,3 +93,5 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(PyspacError, match="the file is empty"):
         measure_disk(tmp_path / "empty", seconds=0.02)
+    with pytest.raises(PyspacError, match="none cannot be measured: No such file"):
+        measure_in_order(tmp_path / "none")

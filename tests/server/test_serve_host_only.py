@@ -168,6 +168,23 @@ def test_experts_on_disk_beside_a_device(tmp_path: Path) -> None:
         assert serve.stop() == 0
 
 
+def test_experts_on_disk_are_read_ahead_without_a_device(tmp_path: Path) -> None:
+    """`token` works in the scheduler's process, on what the server tells it and the engine's routing log."""
+    port = free_port()
+    argv = ("--ram", "6M", "--predict", "token", "--metrics-port", str(port))
+    with Serve(tmp_path, *argv, draft=False, device="none", passed=PASSED) as serve:
+        serve.wait_ready()
+        for _ in range(2):
+            assert complete(serve.port, 64)["tokens_predicted"] == 64
+        with Board.open(serve.board) as board:
+            assert board.tier["n_slots"][0] > 0
+            wait_for("experts read ahead", lambda: board.tier["n_ahead"][0] > 0)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            text = response.read().decode()
+        assert 'predictor="token"' in text
+        assert serve.stop() == 0
+
+
 def test_own_kernels_beside_a_device(tmp_path: Path, stock: int) -> None:
     with Serve(tmp_path, "--host-kernels", "spac", "--cache", "25%", draft=False, passed=PASSED) as serve:
         serve.wait_ready()

@@ -91,8 +91,18 @@ def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
     )  # fmt: skip
     assert server_env(on_disk, 700)["PYSPAC_PREDICT"] == "next-layer"
     assert "PYSPAC_PREDICT" not in server_env(on_disk)  # all of it fits
-    with pytest.raises(UsageError, match="--predict token needs a device"):
-        replace(on_disk, attach=AttachOptions(scheduler=SchedulerConfig(predict=("token",))))
+    assert not on_disk.has_scheduler
+    token = replace(on_disk, attach=AttachOptions(scheduler=SchedulerConfig(predict=("token",))))
+    assert token.has_scheduler, "it works there"
+    assert "PYSPAC_PREDICT" not in server_env(token, 700)
+
+
+def test_a_variable_of_ours_is_not_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What memory the engine may take was decided before; nothing, where all experts are loaded."""
+    monkeypatch.setenv("PYSPAC_RAM", "8G")
+    options = ServeOptions(model=Path("t.gguf"), device="none")
+    assert server_env(options)["PYSPAC_RAM"] == ""
+    assert server_env(options, 2.5)["PYSPAC_RAM"] == "2.5"
 
 
 def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
@@ -560,8 +570,9 @@ def test_metrics_of_a_board() -> None:
     assert scheduler.fallback is not None
     scheduler.fallback.gain = 0.25
     attachment = SimpleNamespace(
-        name="b", board=board, scheduler=scheduler, totals=StepTotals(n_steps=2, n_accepted=3)
-    )
+        name="b", board=board, scheduler=scheduler, read_ahead=None,
+        totals=StepTotals(n_steps=2, n_accepted=3),
+    )  # fmt: skip
     with serve_metrics(attachment, HOST, 0) as port:  # type: ignore[arg-type]
         with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
             text = response.read().decode()
@@ -590,7 +601,9 @@ def test_metrics_of_experts_on_disk() -> None:
         ("n_to_device_read", 3),
     ):  # fmt: skip
         board.tier[name] = n
-    attachment = SimpleNamespace(name="b", board=board, scheduler=Scheduler(board), totals=StepTotals())
+    attachment = SimpleNamespace(
+        name="b", board=board, scheduler=Scheduler(board), read_ahead=None, totals=StepTotals()
+    )
     with (
         serve_metrics(attachment, HOST, 0) as port,  # type: ignore[arg-type]
         urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response,
@@ -609,7 +622,9 @@ def test_metrics_of_experts_on_disk() -> None:
 def predictor_metrics(board: LocalBoard, *names: str) -> dict[str, float]:
     """What a scheduler with these predictors shows of `pyspac_predictor_*`."""
     scheduler = Scheduler(board, SchedulerConfig(predict=names))
-    attachment = SimpleNamespace(name="b", board=board, scheduler=scheduler, totals=StepTotals())
+    attachment = SimpleNamespace(
+        name="b", board=board, scheduler=scheduler, read_ahead=None, totals=StepTotals()
+    )
     with (
         serve_metrics(attachment, HOST, 0) as port,  # type: ignore[arg-type]
         urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response,

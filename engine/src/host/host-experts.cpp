@@ -51,10 +51,11 @@ static bool is_plain_f32(const ggml_tensor * t) {
     return !t || (t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float));
 }
 
-bool spac_host_experts::can_compute(const spac_kernels & kernels, const spac_moe_layer & layer) {
+bool spac_host_experts::can_compute(const spac_kernels & kernels, const spac_moe_layer & layer, bool with_ggml) {
+    const auto has_dot = [&](ggml_type type) { return with_ggml ? spac_has_dot(kernels, type) : kernels.dot(type) != nullptr; };
     for (int part = 0; part < SPAC_N_PARTS; part++) {
         const ggml_tensor * t  = layer.parts[part];
-        const bool          ok = !t || (part >= SPAC_PART_UP_B ? is_plain_f32(t) : kernels.dot(t->type) != nullptr);
+        const bool          ok = !t || (part >= SPAC_PART_UP_B ? is_plain_f32(t) : has_dot(t->type));
         if (!ok) {
             return false;
         }
@@ -153,17 +154,17 @@ void spac_host_experts::divide(int n_threads) {
 }
 
 void spac_host_experts::make_room() {
-    size_t n_input_rows[2] = {};
+    size_t n_input_rows[SPAC_N_ACT_FORMS] = {};
     for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }) {
         if (layer->parts[part]) {
-            n_input_rows[spac_act_form_of(layer->parts[part]->type)] = n_tokens * n_inputs;
+            n_input_rows[spac_act_form_of(kernels, layer->parts[part]->type)] = n_tokens * n_inputs;
         }
     }
-    for (int form : { SPAC_ACT_Q8, SPAC_ACT_F32 }) {
+    for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
         input_bytes[form] = n_input_rows[form] ? spac_act_bytes((spac_act_form) form, layer->n_embd) : 0;
         inputs[form].reserve(n_input_rows[form] * input_bytes[form]);
     }
-    hidden_bytes = spac_act_bytes(spac_act_form_of(layer->parts[SPAC_PART_DOWN]->type), n_ff);
+    hidden_bytes = spac_act_bytes(spac_act_form_of(kernels, layer->parts[SPAC_PART_DOWN]->type), n_ff);
     hidden.reserve(order.size() * n_ff * sizeof(float));
     hidden_act.reserve(order.size() * hidden_bytes);
 
@@ -206,7 +207,7 @@ void spac_host_experts::compute(const call & c, int64_t i) {
 void spac_host_experts::prepare_input(const call & c, int64_t it) {
     for (int64_t iu = 0; iu < n_inputs; iu++) {
         const float * x = (const float *) (c.in.data + iu * c.in.nb_used + it * c.in.nb_token);
-        for (int form : { SPAC_ACT_Q8, SPAC_ACT_F32 }) {
+        for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
             if (input_bytes[form]) {
                 char * act = inputs[form].data.get() + (it * n_inputs + iu) * input_bytes[form];
                 spac_prepare_act(kernels, (spac_act_form) form, x, layer->n_embd, act);
@@ -217,7 +218,7 @@ void spac_host_experts::prepare_input(const call & c, int64_t it) {
 }
 
 const char * spac_host_experts::input_act(int part, int32_t row) const {
-    const int     form  = spac_act_form_of(layer->parts[part]->type);
+    const int     form  = spac_act_form_of(kernels, layer->parts[part]->type);
     const int64_t index = n_inputs == 1 ? row / layer->n_expert_used : row;
     return inputs[form].data.get() + index * input_bytes[form];
 }
@@ -225,7 +226,7 @@ const char * spac_host_experts::input_act(int part, int32_t row) const {
 // rows r0 .. r0 + n of an expert's matrix, times activations
 void spac_host_experts::project(int part, int32_t ie, int64_t r0, int64_t n, const char * const * acts, int n_acts, float * const * out) const {
     const ggml_tensor * w = layer->parts[part];
-    kernels.dot(w->type)(weights(part, ie) + r0 * w->nb[1], w->nb[1], n, w->ne[0], acts, n_acts, out);
+    spac_dot_rows(kernels, w->type, weights(part, ie) + r0 * w->nb[1], w->nb[1], n, w->ne[0], acts, n_acts, out);
 }
 
 const char * spac_host_experts::weights(int part, int32_t ie) const {
@@ -348,7 +349,7 @@ void spac_host_experts::compute_hidden(int ix, int64_t block) {
 }
 
 void spac_host_experts::prepare_hidden(const expert & e) {
-    const spac_act_form form = spac_act_form_of(layer->parts[SPAC_PART_DOWN]->type);
+    const spac_act_form form = spac_act_form_of(kernels, layer->parts[SPAC_PART_DOWN]->type);
     for (int64_t i = e.first; i < e.first + e.n_rows; i++) {
         spac_prepare_act(kernels, form, (const float *) hidden.data.get() + i * n_ff, n_ff, hidden_act.data.get() + i * hidden_bytes);
     }

@@ -31,8 +31,8 @@ struct spac_host_experts {
     // tier: where the weights are, of a model whose experts lie on disk; NULL: in the layers' tensors
     explicit spac_host_experts(const spac_kernels & kernels, spac_memory_tier * tier = nullptr);
 
-    // whether there are kernels for all of the layer's types
-    static bool can_compute(const spac_kernels & kernels, const spac_moe_layer & layer);
+    // whether there are kernels for all of the layer's types; with_ggml: ggml's dot products count, too
+    static bool can_compute(const spac_kernels & kernels, const spac_moe_layer & layer, bool with_ggml = false);
 
     // by one thread, before the others come: ids [n_expert_used * n_tokens], -1: not here
     // from: of experts that are in slots; else they are the host's
@@ -85,9 +85,9 @@ struct spac_host_experts {
     int64_t                hidden_rows = 0, hidden_blocks = 0; // rows of a task, tasks of an expert
     int64_t                out_rows = 0, out_blocks = 0;
     int64_t                n_input_tasks = 0, n_tasks = 0;
-    int64_t                n_there        = 0;                    // experts that need not be waited for: the first ones
-    int64_t                n_inputs       = 0;                    // activations per token: 1, or n_expert_used where weights come first
-    size_t                 input_bytes[2] = {}, hidden_bytes = 0; // of one activation; [spac_act_form]
+    int64_t                n_there                       = 0;                    // experts that need not be waited for: the first ones
+    int64_t                n_inputs                      = 0;                    // activations per token: 1, or n_expert_used where weights come first
+    size_t                 input_bytes[SPAC_N_ACT_FORMS] = {}, hidden_bytes = 0; // of one activation
 
     std::vector<expert>  experts;
     std::vector<int32_t> order; // [rows] row in the output, by expert
@@ -103,9 +103,9 @@ struct spac_host_experts {
         void                                reserve(size_t n);
     };
 
-    arena inputs[2];  // [spac_act_form][n_tokens * n_inputs] activations
-    arena hidden;     // [rows, n_ff] f32, by position in order
-    arena hidden_act; // [rows] activations
+    arena inputs[SPAC_N_ACT_FORMS]; // [n_tokens * n_inputs] activations
+    arena hidden;                   // [rows, n_ff] f32, by position in order
+    arena hidden_act;               // [rows] activations
 
     // written by all threads; each on a cache line of its own
     struct alignas(64) counter {

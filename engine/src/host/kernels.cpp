@@ -1,6 +1,5 @@
 #include "kernels.h"
 
-#include "blocks.h"
 #include "status.h"
 
 #include <cstdlib>
@@ -87,21 +86,4 @@ const spac_kernels * spac_kernels_best() {
         std::call_once(said, say_what_there_is, wanted, here);
     }
     return here.empty() ? nullptr : here[0];
-}
-
-spac_act_form spac_act_form_of(ggml_type type) {
-    return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ? SPAC_ACT_F32 : SPAC_ACT_Q8;
-}
-
-size_t spac_act_bytes(spac_act_form form, int64_t n_cols) {
-    return form == SPAC_ACT_Q8 ? (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * sizeof(spac_act_q8) : (n_cols + 15) / 16 * 16 * sizeof(float);
-}
-
-void spac_prepare_act(const spac_kernels & kernels, spac_act_form form, const float * x, int64_t n_cols, char * act) {
-    if (form == SPAC_ACT_Q8) {
-        kernels.quantise(x, n_cols, act);
-        return;
-    }
-    memset(act, 0, spac_act_bytes(form, n_cols)); // for the padding
-    memcpy(act, x, n_cols * sizeof(float));
 }

@@ -15,6 +15,9 @@ static constexpr int SPAC_DOT_TOKENS = 8;
 enum spac_act_form {
     SPAC_ACT_Q8,
     SPAC_ACT_F32,
+    SPAC_ACT_GGML_Q8_0, // of ggml's own kernels
+    SPAC_ACT_GGML_Q8_K,
+    SPAC_N_ACT_FORMS,
 };
 
 // out[t][r] = row r . act[t], for n_rows rows of n_cols weights, row_bytes apart, and 1 to SPAC_DOT_TOKENS activations
@@ -41,7 +44,13 @@ std::vector<const spac_kernels *> spac_kernels_here();
 // the first of them, or NULL; PYSPAC_KERNELS names another one (for tests and measurements)
 const spac_kernels * spac_kernels_best();
 
-spac_act_form spac_act_form_of(ggml_type type);
+// What the tables above lack ggml's own dot products compute, a row at a time (ggml-dot.cpp): Q2_K, Q3_K, IQ1 to IQ3 and
+// others.
+bool spac_has_dot(const spac_kernels & kernels, ggml_type type); // of one of the two
+void spac_dot_rows(const spac_kernels & kernels, ggml_type type, const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols,
+                   const char * const * acts, int n_acts, float * const * out);
+
+spac_act_form spac_act_form_of(const spac_kernels & kernels, ggml_type type);
 size_t        spac_act_bytes(spac_act_form form, int64_t n_cols); // a multiple of 64
 
 // x, of n_cols floats, in the given form

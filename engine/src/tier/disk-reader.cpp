@@ -1,6 +1,7 @@
 #include "disk-reader.h"
 
 #include "clock.h"
+#include "status.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -14,7 +15,7 @@ static long read_file(int fd, void * data, size_t bytes, uint64_t offset) {
 
 spac_disk_reader::spac_disk_reader(std::function<void(const spac_disk_read &, int)> on_done, bool drops_pages, read_fn read, size_t alignment) :
     on_done(std::move(on_done)), drops_pages(drops_pages), read(read ? std::move(read) : read_file), alignment(alignment) {
-    for (int i = 0; i < DEPTH; i++) {
+    for (int i = 0; i < DEPTH + N_URGENT; i++) {
         threads.emplace_back([this] { run(); });
     }
 }
@@ -46,6 +47,17 @@ void spac_disk_reader::hurry(int32_t slot) {
     const auto                  first    = std::stable_partition(background.begin(), background.end(), is_other);
     urgent.insert(urgent.end(), first, background.end());
     background.erase(first, background.end());
+    changed.notify_all(); // threads that background reads do not get
+}
+
+bool spac_disk_reader::drop(int32_t slot, size_t n) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto                  is_its = [slot](const spac_disk_read & read) { return read.slot == slot; };
+    if ((size_t) std::count_if(background.begin(), background.end(), is_its) != n) {
+        return false;
+    }
+    background.erase(std::remove_if(background.begin(), background.end(), is_its), background.end());
+    return true;
 }
 
 spac_disk_stats spac_disk_reader::stats() const {
@@ -58,14 +70,15 @@ spac_disk_stats spac_disk_reader::stats() const {
 void spac_disk_reader::run() {
     std::unique_lock<std::mutex> lock(mutex);
     while (true) {
-        changed.wait(lock, [&] { return stopped || !urgent.empty() || !background.empty(); });
+        changed.wait(lock, [&] { return stopped || can_begin(); });
         if (stopped) {
             return;
         }
-        std::deque<spac_disk_read> & queue = urgent.empty() ? background : urgent;
-        const spac_disk_read         next  = queue.front();
+        const bool                   is_urgent = !urgent.empty();
+        std::deque<spac_disk_read> & queue     = is_urgent ? urgent : background;
+        const spac_disk_read         next      = queue.front();
         queue.pop_front();
-        begin_read();
+        begin_read(is_urgent);
         lock.unlock();
 
         const uint64_t t0    = spac_now_us();
@@ -73,20 +86,22 @@ void spac_disk_reader::run() {
         const uint64_t t1    = spac_now_us();
 
         lock.lock();
-        end_read(next, t0, t1);
+        end_read(next, is_urgent, t0, t1);
         lock.unlock();
         on_done(next, error); // who waits for it finds it counted
         lock.lock();
     }
 }
 
-void spac_disk_reader::begin_read() {
+void spac_disk_reader::begin_read(bool is_urgent) {
+    n_background += !is_urgent;
     if (n_reading++ == 0) {
         busy_since = spac_now_us();
     }
 }
 
-void spac_disk_reader::end_read(const spac_disk_read & read, uint64_t t0, uint64_t t1) {
+void spac_disk_reader::end_read(const spac_disk_read & read, bool is_urgent, uint64_t t0, uint64_t t1) {
+    n_background -= !is_urgent;
     total.n_reads++;
     total.bytes += read.bytes;
     total.read_us += t1 - t0;
@@ -95,26 +110,43 @@ void spac_disk_reader::end_read(const spac_disk_read & read, uint64_t t0, uint64
     }
 }
 
-int spac_disk_reader::read_all(const spac_disk_read & r) const {
-    size_t n_done = 0;
+int spac_disk_reader::read_all(const spac_disk_read & r) {
+    size_t n_done       = 0;
+    bool   was_rejected = false;
     while (n_done < r.bytes) {
         const long n = read(r.fd, r.data + n_done, r.bytes - n_done, r.offset + n_done);
         if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0 && errno == EINVAL && !was_rejected) {
+            was_rejected = true;
+            read_through_cache(r.fd);
             continue;
         }
         if (n < 0) {
             return errno;
         }
         n_done += n;
-        const bool is_direct = !drops_pages; // then a part of a block is the file's last
-        if (n == 0 || (is_direct && n % alignment != 0)) {
+        if (n == 0 || (is_direct() && n % alignment != 0)) { // a part of a block is the file's last
             break;
         }
     }
 #ifdef POSIX_FADV_DONTNEED
-    if (drops_pages) {
+    if (!is_direct()) {
         posix_fadvise(r.fd, (off_t) r.offset, (off_t) r.bytes, POSIX_FADV_DONTNEED);
     }
 #endif
     return n_done >= r.bytes_min ? 0 : ENODATA;
+}
+
+// from now on; many threads may come here at once
+void spac_disk_reader::read_through_cache(int fd) {
+#ifdef O_DIRECT
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags >= 0 && (flags & O_DIRECT) && fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0 && !drops_pages.exchange(true)) {
+        spac_log("the model's file system refuses reads around the page cache (O_DIRECT): experts are read through it, and dropped from it");
+    }
+#else
+    (void) fd;
+#endif
 }

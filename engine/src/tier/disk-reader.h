@@ -3,6 +3,7 @@
 // kernel that forbids io_uring, as containers' often do, is no case of its own.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -33,35 +34,43 @@ struct spac_disk_stats {
 struct spac_disk_reader {
     typedef std::function<long(int fd, void * data, size_t bytes, uint64_t offset)> read_fn; // as pread; errno
 
-    static constexpr int DEPTH = 32;
+    static constexpr int DEPTH    = 32; // of reads that nobody waits for, at most
+    static constexpr int N_URGENT = 8;  // threads more: what a layer waits for begins at once, however many others are under way
 
+    // drops_pages: the files are read through the page cache, and leave nothing there. It comes to that by itself where the
+    // kernel refuses to read a file around the cache, which some file systems do at the first read
     // on_done: of each read, on a reader's thread; error: 0, or an errno, ENODATA where the file ends too early
     explicit spac_disk_reader(std::function<void(const spac_disk_read &, int error)> on_done, bool drops_pages = false, read_fn read = {},
                               size_t alignment = SPAC_DISK_ALIGNMENT);
     ~spac_disk_reader(); // reads that wait are dropped; those under way end
 
     void submit(const spac_disk_read & read, bool is_urgent);
-    void hurry(int32_t slot); // its reads that wait go before others
+    void hurry(int32_t slot);          // its reads that wait go before others
+    bool drop(int32_t slot, size_t n); // its n reads, if all of them wait, and with no hurry; false: none is dropped
 
     spac_disk_stats stats() const;
+    bool            is_direct() const { return !drops_pages.load(std::memory_order_relaxed); }
 
   private:
     void run();
-    int  read_all(const spac_disk_read & read) const;
-    void begin_read();
-    void end_read(const spac_disk_read & read, uint64_t t0, uint64_t t1);
+    bool can_begin() const { return !urgent.empty() || (!background.empty() && n_background < DEPTH); }
+    int  read_all(const spac_disk_read & read);
+    void read_through_cache(int fd);
+    void begin_read(bool is_urgent);
+    void end_read(const spac_disk_read & read, bool is_urgent, uint64_t t0, uint64_t t1);
 
     const std::function<void(const spac_disk_read &, int)> on_done;
-    const bool                                             drops_pages;
+    std::atomic<bool>                                      drops_pages;
     const read_fn                                          read;
     const size_t                                           alignment;
 
     mutable std::mutex         mutex; // guards the fields below
     std::condition_variable    changed;
     std::deque<spac_disk_read> urgent, background;
-    bool                       stopped    = false;
-    int                        n_reading  = 0;
-    uint64_t                   busy_since = 0;
+    bool                       stopped      = false;
+    int                        n_reading    = 0;
+    int                        n_background = 0; // of these: that were not urgent when they began
+    uint64_t                   busy_since   = 0;
     spac_disk_stats            total;
 
     std::vector<std::thread> threads;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
+#include <climits>
 #include <cstring>
 #include <fstream>
 
@@ -101,16 +102,28 @@ bool spac_expert_files::is_mapped_as(const mapping & m) {
     return is_same;
 }
 
-// kernels before 6.1 and some file systems do not tell
+// Kernels before 6.1 and some file systems do not tell. One that tells of 0 cannot read around the page cache, though it may
+// have taken O_DIRECT.
 void spac_expert_files::note_alignment(int fd) {
 #    ifdef STATX_DIOALIGN
     struct statx st = {};
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 && (st.stx_mask & STATX_DIOALIGN)) {
-        block = std::max<size_t>({ block, st.stx_dio_mem_align, st.stx_dio_offset_align });
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) != 0 || !(st.stx_mask & STATX_DIOALIGN)) {
+        return;
+    }
+    block = std::max<size_t>({ block, st.stx_dio_mem_align, st.stx_dio_offset_align });
+    if (st.stx_dio_mem_align == 0 || st.stx_dio_offset_align == 0) {
+        direct = false;
+        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_DIRECT);
     }
 #    else
     (void) fd;
 #    endif
+}
+
+std::string spac_path_of(int fd) {
+    char          path[PATH_MAX];
+    const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof(path));
+    return n < 0 ? "" : std::string(path, n);
 }
 
 spac_expert_files::place spac_expert_files::find(const void * data, size_t bytes) {
@@ -137,6 +150,10 @@ spac_expert_files::~spac_expert_files() = default;
 
 spac_expert_files::place spac_expert_files::find(const void *, size_t) {
     return {};
+}
+
+std::string spac_path_of(int) {
+    return "";
 }
 
 #endif

@@ -51,3 +51,6 @@ struct spac_expert_files {
     bool                 direct = true;
     size_t               block  = 0;
 };
+
+// of an open file, as the kernel knows it
+std::string spac_path_of(int fd);

@@ -11,6 +11,7 @@ bool spac_memory_tier::copy_to_device(int il, int32_t ie, const std::function<vo
         read(info, ie, is, false);
     }
     s.is_copied = true; // nobody takes the slot
+    rate(is);
     changed.wait(lock, [&] { return s.now.load(std::memory_order_relaxed) != READING; });
 
     const bool is_there = s.now.load(std::memory_order_relaxed) == THERE;
@@ -22,18 +23,26 @@ bool spac_memory_tier::copy_to_device(int il, int32_t ie, const std::function<vo
         lock.unlock();
         copy(parts);
         lock.lock();
-        info.experts[ie].is_on_device = true;
+        set_on_device(info.experts[ie], true);
         total.n_to_device++;
         total.n_to_device_read += !is_held;
     }
     s.is_copied = false;
+    rate(is);
     changed.notify_all(); // who waits for a slot
     return is_there;
 }
 
 void spac_memory_tier::left_device(int il, int32_t ie) {
     std::lock_guard<std::mutex> lock(mutex);
-    info_of(il).experts[ie].is_on_device = false;
+    set_on_device(info_of(il).experts[ie], false);
+}
+
+void spac_memory_tier::set_on_device(expert & e, bool is_on_device) {
+    e.is_on_device = is_on_device;
+    if (e.slot >= 0) {
+        rate(e.slot);
+    }
 }
 
 void spac_memory_tier::use_on_device(int il, const int32_t * experts, const uint32_t * n_rows, const int32_t * device_slots, size_t n) {

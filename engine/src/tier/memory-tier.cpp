@@ -4,6 +4,7 @@
 #include "status.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -45,7 +46,8 @@ spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & s
         add(*layer);
     }
     make_slots(bytes);
-    reader = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read),
+    toucher = std::thread([this] { touch(); });
+    reader  = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read),
                                                 files.alignment());
 }
 
@@ -68,6 +70,10 @@ void spac_memory_tier::add(const spac_moe_layer & layer) {
 
 spac_memory_tier::~spac_memory_tier() {
     reader.reset();
+    is_ending = true;
+    if (toucher.joinable()) {
+        toucher.join();
+    }
     if (pool) {
         munmap(pool, pool_bytes);
     }
@@ -105,6 +111,23 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
     for (int32_t is = 0; is < n_slots + n_extra; is++) {
         slots[is].data = first + is * room;
     }
+    victims = std::make_unique<spac_victims>(n_slots);
+    for (int32_t is = 0; is < n_slots; is++) {
+        rate(is);
+    }
+}
+
+// The kernel hands out memory when it is touched, and clears it, which the first reads would wait for: it is had while the
+// rest of the model is loaded. (On a virtual machine whose host takes back what is free, 0.3 GB/s were measured.)
+void spac_memory_tier::touch() const {
+#ifdef MADV_POPULATE_WRITE
+    static constexpr size_t PIECE = 64 << 20;
+    for (size_t at = 0; at < pool_bytes && !is_ending; at += PIECE) {
+        if (madvise(pool + at, std::min<size_t>(PIECE, pool_bytes - at), MADV_POPULATE_WRITE) != 0) {
+            return; // an old kernel: as it is used, then
+        }
+    }
+#endif
 }
 
 // ---- by the thread that plans
@@ -112,36 +135,48 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
 void spac_memory_tier::unpin_all() {
     for (int32_t is : pinned) {
         slots[is].is_pinned = false;
+        rate(is);
     }
     pinned.clear();
+}
+
+void spac_memory_tier::pin(int32_t is) {
+    slots[is].is_pinned = true;
+    pinned.push_back(is);
+    rate(is);
 }
 
 void spac_memory_tier::take(expert & e, double n_uses) {
     e.use  = (float) (e.use * std::exp2(-(n_tokens - e.last) / HALF_LIFE) + n_uses);
     e.last = n_tokens;
     e.rank = std::log2(e.use) + e.last / HALF_LIFE;
+    if (e.slot >= 0) {
+        rate(e.slot);
+    }
+}
+
+// after every change of a slot, or of the expert in it
+void spac_memory_tier::rate(int32_t is) {
+    if (is >= n_slots) {
+        return; // the extra one is nobody's
+    }
+    const slot & s = slots[is];
+    if (s.is_pinned || s.is_copied || s.now.load(std::memory_order_relaxed) == READING) {
+        victims->set(is, spac_victims::IN_USE, 0.0);
+    } else if (s.il < 0) {
+        victims->set(is, spac_victims::FREE, 0.0);
+    } else {
+        const expert & e = info_of(s.il).experts[s.ie];
+        victims->set(is, s.is_expected ? spac_victims::EXPECTED : spac_victims::HELD,
+                     e.is_on_device ? -INFINITY : e.rank); // what the device has nobody asks for here
+    }
 }
 
 // the least useful that nobody needs now, or (spares_expected) soon; -1: none
 int32_t spac_memory_tier::find_victim(bool spares_expected) const {
-    int32_t best      = -1;
-    double  best_rank = 0.0;
-    for (int32_t is = 0; is < n_slots; is++) {
-        const slot & s = slots[is];
-        if (s.is_pinned || s.is_copied || (spares_expected && s.is_expected) || s.now.load(std::memory_order_relaxed) == READING) {
-            continue;
-        }
-        if (s.il < 0) {
-            return is;
-        }
-        const expert & e    = info_of(s.il).experts[s.ie];
-        const double   rank = e.is_on_device ? -INFINITY : e.rank; // what the device has nobody asks for here
-        if (best < 0 || rank < best_rank) {
-            best      = is;
-            best_rank = rank;
-        }
-    }
-    return best;
+    const int32_t            is   = victims->first();
+    const spac_victims::kind kind = victims->kind_of(is);
+    return kind == spac_victims::IN_USE || (kind == spac_victims::EXPECTED && spares_expected) ? -1 : is;
 }
 
 void spac_memory_tier::load(layer_info & info, int32_t ie, int32_t is, bool is_urgent) {
@@ -162,6 +197,7 @@ void spac_memory_tier::read(layer_info & info, int32_t ie, int32_t is, bool is_u
     s.n_reads_left = 0;
     s.parts        = {};
     s.now.store(READING, std::memory_order_relaxed);
+    rate(is);
 
     std::vector<spac_disk_read> reads;
     char *                      data = s.data;
@@ -184,7 +220,9 @@ void spac_memory_tier::read(layer_info & info, int32_t ie, int32_t is, bool is_u
 
 void spac_memory_tier::forget(slot & s) {
     info_of(s.il).experts[s.ie].slot = -1;
-    s.il = s.ie = -1;
+    s.il = s.ie   = -1;
+    s.is_expected = false;
+    rate((int32_t) (&s - slots.get()));
 }
 
 void spac_memory_tier::begin_forward() {
@@ -217,10 +255,10 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
         expert & e = info.experts[experts[i]];
         take(e, n_rows[i] * weight);
         if (e.slot >= 0) {
-            slots[e.slot].is_pinned = true;
-            pinned.push_back(e.slot);
+            pin(e.slot);
         }
     }
+    drop_unneeded(info);
     for (size_t i = 0; i < n; i++) {
         expert & e = info.experts[experts[i]];
         if (e.slot >= 0) {
@@ -236,8 +274,7 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
             changed.wait(lock);
         }
         load(info, experts[i], is, true);
-        slots[is].is_pinned = true;
-        pinned.push_back(is);
+        pin(is);
         there[i] = false;
         total.n_miss++;
     }
@@ -256,11 +293,31 @@ size_t spac_memory_tier::expect(int il, const std::vector<int32_t> & experts) {
     return has_failed() ? 0 : read_ahead(info, wanted);
 }
 
+// What was to be read ahead for a layer that runs now, and does without: as far as it has not begun. Of a prompt's experts
+// read so that is a fifth where the disk is what it waits for.
+void spac_memory_tier::drop_unneeded(layer_info & info) {
+    for (const expert & e : info.experts) {
+        slot * s = e.slot >= 0 ? &slots[e.slot] : nullptr;
+        if (s && s->now.load(std::memory_order_relaxed) == READING && !s->is_pinned && !s->is_copied && reader->drop(e.slot, s->n_reads_left)) {
+            s->now.store(FREE, std::memory_order_relaxed);
+            forget(*s);
+            total.n_ahead--;
+        }
+    }
+}
+
 void spac_memory_tier::stop_expecting(layer_info & info) {
     for (const expert & e : info.experts) {
         if (e.slot >= 0) {
-            slots[e.slot].is_expected = false;
+            set_expected(e.slot, false);
         }
+    }
+}
+
+void spac_memory_tier::set_expected(int32_t is, bool is_expected) {
+    if (slots[is].is_expected != is_expected) {
+        slots[is].is_expected = is_expected;
+        rate(is);
     }
 }
 
@@ -269,7 +326,7 @@ size_t spac_memory_tier::read_ahead(layer_info & info, const std::vector<int32_t
     size_t n_begun = 0;
     for (int32_t ie : experts) { // before anybody has to leave
         if (const int32_t is = info.experts[ie].slot; is >= 0) {
-            slots[is].is_expected = true;
+            set_expected(is, true);
         }
     }
     for (int32_t ie : experts) {
@@ -281,7 +338,7 @@ size_t spac_memory_tier::read_ahead(layer_info & info, const std::vector<int32_t
             break;
         }
         load(info, ie, is, false);
-        slots[is].is_expected = true;
+        set_expected(is, true);
         n_begun++;
     }
     total.n_ahead += n_begun;
@@ -316,9 +373,10 @@ void spac_memory_tier::on_read(const spac_disk_read & read, int error) {
     std::lock_guard<std::mutex> lock(mutex);
     slot &                      s = slots[read.slot];
     if (error) {
-        s.is_broken = true;
-        error_text  = spac_format("expert %d of layer %d cannot be read from the model's file: %s", s.ie, s.il,
-                                 error == ENODATA ? "the file has become shorter" : strerror(error));
+        s.is_broken           = true;
+        const std::string why = error == ENODATA ? "the file has become shorter" : spac_format("%s (errno %d)", strerror(error), error);
+        error_text            = spac_format("expert %d of layer %d cannot be read: %s, at byte %" PRIu64 " of %s", s.ie, s.il, why.c_str(), read.offset,
+                                            spac_path_of(read.fd).c_str());
     }
     if (--s.n_reads_left > 0) {
         return;
@@ -334,6 +392,7 @@ void spac_memory_tier::on_read(const spac_disk_read & read, int error) {
         s.is_broken = false;
     }
     s.now.store(is_whole ? THERE : FREE, std::memory_order_release);
+    rate(read.slot);
     changed.notify_all();
 }
 
@@ -345,7 +404,7 @@ spac_tier_info spac_memory_tier::info() const {
     const spac_disk_stats       disk = reader->stats();
     info.pool_bytes                  = pool_bytes;
     info.n_slots                     = n_slots;
-    info.is_direct                   = files.is_direct();
+    info.is_direct                   = reader->is_direct();
     info.n_reads                     = disk.n_reads;
     info.read_bytes                  = disk.bytes;
     info.read_us                     = disk.read_us;

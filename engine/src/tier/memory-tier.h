@@ -17,6 +17,7 @@
 #include "expert-files.h"
 #include "moe-layer.h"
 #include "spac.h"
+#include "victims.h"
 
 #include <atomic>
 #include <cmath>
@@ -26,6 +27,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 struct spac_memory_tier {
@@ -107,23 +109,30 @@ struct spac_memory_tier {
 
     void    add(const spac_moe_layer & layer);
     void    make_slots(uint64_t bytes);
+    void    touch() const;
     void    take(expert & e, double n_uses);
+    void    rate(int32_t is);
     int32_t find_victim(bool spares_expected = true) const;
     void    load(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
     void    read(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
     size_t  read_ahead(layer_info & info, const std::vector<int32_t> & experts);
     void    stop_expecting(layer_info & info);
+    void    drop_unneeded(layer_info & info);
     size_t  round_up(size_t n) const;
     size_t  part_room(const spac_moe_layer & layer, int part) const;
     size_t  slot_room(const spac_moe_layer & layer) const;
     void    on_read(const spac_disk_read & read, int error);
+    void    pin(int32_t is);
     void    unpin_all();
+    void    set_expected(int32_t is, bool is_expected);
+    void    set_on_device(expert & e, bool is_on_device);
     void    forget(slot & s);
 
     spac_expert_files                        files;
     std::vector<std::unique_ptr<layer_info>> layers; // in the order of a graph
     std::vector<int32_t>                     by_il;  // index in layers
     std::unique_ptr<slot[]>                  slots;
+    std::unique_ptr<spac_victims>            victims; // of the slots but the extra one; guarded by the mutex
     int32_t                                  n_slots = 0;
     const int32_t                            n_extra; // slots behind them: 1 for what goes straight to the device, else 0
     char *                                   pool       = nullptr;
@@ -138,6 +147,9 @@ struct spac_memory_tier {
     spac_tier_info          total         = {}; // counts alone
     std::string             error_text;
     std::atomic<bool>       failed{ false };
+
+    std::atomic<bool> is_ending{ false };
+    std::thread       toucher;
 
     std::unique_ptr<spac_disk_reader> reader; // the first to end: its threads use the others
 };
