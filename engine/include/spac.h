@@ -277,7 +277,11 @@ typedef struct spac_board_view {
     const spac_tier_info * tier;      // as of the last forward; all zeros without one
     const uint8_t *        in_memory; // [n_layer, n_expert] as of then: 1: the memory tier has it; 0: it has not, or there is none
     // written by the scheduler, for whoever watches
-    int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none; by how many thousandths of tokens/s that is faster
+    int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none, 3 there are only whole layers; by how many thousandths of tokens/s that is faster
+    // written by the engine
+    const uint8_t * whole; // [n_layer] 1: the device had all experts of the layer in the last forward, and nothing of it is counted
+    // written by the scheduler, between spac_decision_begin and spac_decision_end
+    uint8_t * want_whole; // [n_layer] 1: the device shall have all of them
 } spac_board_view;
 
 // who was at work; with the executor alone

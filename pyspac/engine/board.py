@@ -24,7 +24,7 @@ N_UPCOMING = 512  # SPAC_N_UPCOMING
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
 AHEAD_NAMES = ("next-layer", "draft-gate")  # index = spac_ahead_source
 NO_BUDGET = 2**64 - 1  # byte_budget: no limit
-FALLBACKS = ("", "copies", "frozen")  # whether copies pay, as measured; "": not compared yet
+FALLBACKS = ("", "copies", "frozen", "whole")  # whether copies pay, as measured; "": not compared yet
 
 
 class Residency(IntEnum):
@@ -129,12 +129,16 @@ class BoardView:
     n_looks: NDArray[np.uint64]  # [1] rises by two with each look ahead; odd while one is being written
     tier: NDArray[Any]  # [1] TIER_DTYPE as of the last forward: experts on disk; zeros without
     in_memory: NDArray[np.uint8]  # [n_layer, n_expert] as of then: 1: that tier has it; zeros without
+    whole: NDArray[
+        np.uint8
+    ]  # [n_layer] 1: in the last forward the device had all of its experts; not counted
     # written by the scheduler, inside `with board.decision():`
     utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
     tau: NDArray[np.uint8]  # [n_layer]
     load: NDArray[np.uint32]  # [n_load_max] il * n_expert + ie, most wanted first
     n_load: NDArray[np.uint32]  # [1]
     byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
+    want_whole: NDArray[np.uint8]  # [n_layer] 1: the device shall have all of its experts
     # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
     looks_ahead: NDArray[np.uint32]  # [1] not 0: a server tells of upcoming tokens
@@ -156,6 +160,7 @@ class BoardView:
             "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
             "tier": (TIER_DTYPE, (1,)),
             "in_memory": (np.uint8, per_expert),
+            "whole": (np.uint8, (n_layer,)),
             "records": (RECORD_DTYPE, (N_RECORDS,)),
             "n_records": (np.uint64, (1,)),
             "routed_tokens": (np.int32, (N_ROUTED,)),
@@ -169,6 +174,7 @@ class BoardView:
             "load": (np.uint32, (self.n_load_max,)),
             "n_load": (np.uint32, (1,)),
             "byte_budget": (np.uint64, (1,)),
+            "want_whole": (np.uint8, (n_layer,)),
             "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
             "looks_ahead": (np.uint32, (1,)),
             "fallback": (np.int32, (2,)),
@@ -177,7 +183,7 @@ class BoardView:
     def read_fallback(self) -> dict[str, Any] | None:
         """Return what the scheduler found about copies: `chosen` and `gain`; None: nothing yet."""
         way, thousandths = self.fallback.tolist()
-        return {"chosen": FALLBACKS[way], "gain": thousandths / 1e3} if way in (1, 2) else None
+        return {"chosen": FALLBACKS[way], "gain": thousandths / 1e3} if way in (1, 2, 3) else None
 
     def read_upcoming(self) -> list[int] | None:
         """Return what the next batch computes; None while that is being written, or if nobody told it."""
@@ -239,11 +245,11 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
-                 "layer_stats", "counters", "ahead", "tier", "in_memory", "records", "n_records",
+                 "layer_stats", "counters", "ahead", "tier", "in_memory", "whole", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
-SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead",
-                    "fallback")  # fmt: skip
+SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "want_whole", "n_draft_max",
+                    "looks_ahead", "fallback")  # fmt: skip
 
 
 class LocalBoard(BoardView):
