@@ -1,4 +1,4 @@
-"""Layers that the device has whole: stock's logits to the last bit, while layers become whole and split again.
+"""Layers that the device has whole: stock's logits to the last bit, while layers change between the two.
 
 The CPU is the device. Batches wider than max_batch compute such layers from the slots, too.
 """
@@ -93,8 +93,6 @@ def test_one_layer_is_whole_and_the_others_share_the_rest(host_mode: str, qwen: 
 
 
 def models_forget(pair: Pair, n_past: int) -> None:
-    from llama_helpers import llama
-
     for ctx in (pair.stock, pair.split):
         llama.llama_memory_seq_rm(llama.llama_get_memory(ctx), 0, n_past, -1)
 
