@@ -57,18 +57,24 @@ void spac_expert_cache::enter_graph(const std::vector<int32_t> & of_graph, bool 
         } else if (w.is_ready && !w.is_wanted && w.last_graph + 2 <= n_graphs) {
             release(il);
         }
-        if (out.whole) {
-            out.whole[il] = is_whole;
-        }
     }
     bool any = false;
     for (uint32_t il = 0; il < layers.size(); il++) {
-        if (may_reserve && whole[il].is_wanted && whole[il].place < 0) {
+        whole_layer & w = whole[il];
+        if (may_reserve && w.is_wanted && w.place < 0) {
             reserve(il);
         }
-        any = any || whole[il].is_wanted || whole[il].place >= 0;
+        any = any || w.is_wanted || w.place >= 0;
+        publish_whole(il, w.place < 0 ? SPAC_LAYER_SPLIT : w.last_graph == n_graphs ? SPAC_LAYER_WHOLE
+                                                                                    : SPAC_LAYER_FILLING);
     }
     any_whole = any;
+}
+
+void spac_expert_cache::publish_whole(uint32_t il, spac_layer_mode mode) {
+    if (out.whole) {
+        out.whole[il] = mode;
+    }
 }
 
 int32_t spac_expert_cache::first_slot(uint32_t il) const {
@@ -115,6 +121,7 @@ void spac_expert_cache::release(uint32_t il) {
     n_filling -= !whole[il].is_ready;
     whole[il].place    = -1;
     whole[il].is_ready = false;
+    publish_whole(il, SPAC_LAYER_SPLIT);
     work.notify_one();
 }
 

@@ -48,7 +48,7 @@ struct spac_expert_cache {
         uint8_t *          residency; // [n_layer, n_expert]
         spac_counters *    counters;
         spac_ahead_stats * ahead = nullptr; // [SPAC_N_AHEAD]; NULL: nobody predicts
-        uint8_t *          whole = nullptr; // [n_layer] 1: of the last graph; NULL: nobody asks
+        uint8_t *          whole = nullptr; // [n_layer] spac_layer_mode; NULL: nobody asks
     };
 
     spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out);
@@ -196,6 +196,7 @@ struct spac_expert_cache {
     void      reserve(uint32_t il);
     void      release(uint32_t il);
     void      agree_on_whole();
+    void      publish_whole(uint32_t il, spac_layer_mode mode);
     void      free_slot(slot_group & group, int32_t index);
     int32_t   take_stage_slot(slot_group & group);
     bool      is_passing(uint32_t il) const;

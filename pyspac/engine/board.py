@@ -36,6 +36,14 @@ class Residency(IntEnum):
     RESIDENT = 3
 
 
+class LayerMode(IntEnum):
+    """Who computes a layer (spac_layer_mode)."""
+
+    SPLIT = 0
+    FILLING = 1  # split, but all of its experts are on their way to slots that are reserved for them
+    WHOLE = 2  # in the last forward the device, which has all of its experts; nothing of it is counted
+
+
 # of the counters: what a prompt's experts did that passed through the slots
 STAGE_FIELDS = ("n_staged", "staged_bytes", "staged_us", "stage_wait_us")
 # the fields of the C structs, in their order
@@ -129,9 +137,7 @@ class BoardView:
     n_looks: NDArray[np.uint64]  # [1] rises by two with each look ahead; odd while one is being written
     tier: NDArray[Any]  # [1] TIER_DTYPE as of the last forward: experts on disk; zeros without
     in_memory: NDArray[np.uint8]  # [n_layer, n_expert] as of then: 1: that tier has it; zeros without
-    whole: NDArray[
-        np.uint8
-    ]  # [n_layer] 1: in the last forward the device had all of its experts; not counted
+    whole: NDArray[np.uint8]  # [n_layer] LayerMode
     # written by the scheduler, inside `with board.decision():`
     utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
     tau: NDArray[np.uint8]  # [n_layer]
@@ -227,13 +233,26 @@ class LayoutGroups:
             )
         self.of_layer = np.where(self.is_split, board.group, 0).astype(np.intp)  # [n_layer]
         self.n_group = int(self.of_layer.max()) + 1
+        self._find_members()
+        self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
+        self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
+        self._all_split, self._all_slots = self.is_split, self.slots.copy()
+        self.n_expert = board.n_expert
+        self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
+        np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
+
+    def _find_members(self) -> None:
         is_member = (np.arange(self.n_group)[:, None] == self.of_layer) & self.is_split
         self.layers = [_index(np.flatnonzero(row)) for row in is_member]  # of each group
         self.onehot: NDArray[np.float64] = is_member.astype(np.float64)  # [n_group, n_layer]
-        self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
-        self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
-        self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
-        np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
+
+    def set_aside(self, is_aside: NDArray[np.bool_]) -> None:
+        """Leave out these layers [n_layer], and the slots of all of their experts, from now on."""
+        is_aside = is_aside & self._all_split
+        n_aside = np.bincount(self.of_layer[is_aside], minlength=self.n_group)
+        self.is_split = self._all_split & ~is_aside
+        self.slots = np.maximum(self._all_slots - n_aside * self.n_expert, 0)
+        self._find_members()
 
     def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Count [n_group] the experts of `mask` [n_layer, n_expert] in layers that are split."""

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Type
 from llama_helpers import Sequence0, decide_randomly, decode, llama, place, split_layers
 from test_split_exact import HOST_MODES, Pair, open_pair
 
-from pyspac.engine.board import Residency
+from pyspac.engine.board import LayerMode, Residency
 from pyspac.engine.engine import Engine
 
 ONE_GROUP: tuple[models.ExpertTypes, ...] = (Type.Q8_0,)  # three layers of 16 experts share their slots
@@ -44,6 +44,10 @@ def settle(pair: Pair, tokens: Sequence0) -> None:
         pair.engine.wait_idle(5000)
 
 
+def whole_layers(engine: Engine) -> list[int]:
+    return np.flatnonzero(engine.board.whole == LayerMode.WHOLE).tolist()
+
+
 def calls(engine: Engine) -> np.ndarray[Any, Any]:
     engine.end_forward()
     return engine.board.layer_stats["n_calls"].astype(np.int64)
@@ -60,7 +64,7 @@ def test_whole_architecture_is_bit_identical(name: str, host_mode: str, tmp_path
         pair.decode(tokens.next_batch(3))
         want(pair.engine, rng, layers)
         settle(pair, tokens)
-        assert np.flatnonzero(pair.engine.board.whole).tolist() == layers
+        assert whole_layers(pair.engine) == layers
         assert (pair.engine.board.residency[layers] == Residency.RESIDENT).all()
         before, n_forward = calls(pair.engine), int(pair.engine.board.counters["n_forward"][0])
         for width in (1, 2, 5, 9, 16, 40, 5, 40):
@@ -77,7 +81,7 @@ def test_one_layer_is_whole_and_the_others_share_the_rest(host_mode: str, qwen: 
         for layers in ([1], [0], [], [2]):
             want(pair.engine, rng, layers)
             settle(pair, tokens)
-            assert np.flatnonzero(pair.engine.board.whole).tolist() == layers
+            assert whole_layers(pair.engine) == layers
             before = calls(pair.engine)
             for width in range(1, 41):
                 want(pair.engine, rng, layers)
@@ -136,7 +140,7 @@ def test_a_layer_without_room_stays_split(qwen: Path) -> None:
         tokens, rng = Sequence0(8, models.N_VOCAB), np.random.default_rng(9)
         want(pair.engine, rng, [0, 2])
         settle(pair, tokens)
-        assert np.flatnonzero(pair.engine.board.whole).tolist() == [0]
+        assert whole_layers(pair.engine) == [0]
 
 
 @pytest.mark.parametrize("fields", [{"evict": False}, {"host_kernels": "spac"}], ids=str)

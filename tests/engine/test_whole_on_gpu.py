@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Type
 from llama_helpers import Sequence0, decide_all, decode, loaded_model, new_context, place
 from test_in_stream import split_context
 
+from pyspac.engine.board import LayerMode
 from tools.cuda_emulator.calls import MARK, N_COUNTED
 
 WIDTHS = (5, 1, 1, 1, 9, 9, 9, 2, 40, 1, 40)
@@ -37,7 +38,7 @@ def logits_of(path: Path, whole: list[int], host_mode: str) -> list[np.ndarray]:
             logits.append(decode(ctx, tokens.next_batch(1)))
             engine.end_forward()
             engine.wait_idle(5000)
-        assert np.flatnonzero(engine.board.whole).tolist() == whole
+        assert np.flatnonzero(engine.board.whole == LayerMode.WHOLE).tolist() == whole
         return logits + [decode(ctx, tokens.next_batch(width)) for width in WIDTHS]
 
 
