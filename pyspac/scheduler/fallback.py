@@ -153,7 +153,7 @@ class Fallback:
         if not is_full or len(self._recent) < N_TRY:
             return
         can_begin = self._begins_with != "whole" or self._can_be_whole
-        if self._begins_with != self.chosen and can_begin and is_over:
+        if self._begins_with != self.chosen and can_begin and (is_over or self.n_trials > 0):
             self.chosen = self._begins_with
             self._rest([])
             return
