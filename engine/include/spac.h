@@ -69,6 +69,13 @@ typedef enum spac_residency {
     SPAC_RESIDENCY_RESIDENT = 3,
 } spac_residency;
 
+// of a layer: who computes it
+typedef enum spac_layer_mode {
+    SPAC_LAYER_SPLIT   = 0, // device and host, expert by expert
+    SPAC_LAYER_FILLING = 1, // as before, but all of its experts are on their way to slots that are reserved for them
+    SPAC_LAYER_WHOLE   = 2, // in the last forward the device, which has all of its experts; nothing of it is counted
+} spac_layer_mode;
+
 // how the experts that are not resident are computed
 typedef enum spac_host_mode {
     SPAC_HOST_AUTO      = 0, // in-graph if the device is the CPU, in-stream if it can be and all routers are there, else executor
@@ -279,7 +286,11 @@ typedef struct spac_board_view {
     const spac_tier_info * tier;      // as of the last forward; all zeros without one
     const uint8_t *        in_memory; // [n_layer, n_expert] as of then: 1: the memory tier has it; 0: it has not, or there is none
     // written by the scheduler, for whoever watches
-    int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none; by how many thousandths of tokens/s that is faster
+    int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none, 3 there are only whole layers; by how many thousandths of tokens/s that is faster
+    // written by the engine
+    const uint8_t * whole; // [n_layer] spac_layer_mode
+    // written by the scheduler, between spac_decision_begin and spac_decision_end
+    uint8_t * want_whole; // [n_layer] 1: the device shall have all of them
 } spac_board_view;
 
 // who was at work; with the executor alone

@@ -18,9 +18,9 @@ static constexpr size_t   ALIGN       = 64;
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
     size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters, ahead, tier,
-        in_memory; // the engine's, with the header before them
+        in_memory, whole; // the engine's, with the header before them
     size_t records, n_records, routed_tokens, routed_experts, n_routed, upcoming, n_upcoming, n_looks;
-    size_t decision_seq, utility, tau, load, n_load, byte_budget, n_draft_max, looks_ahead, fallback; // the scheduler's
+    size_t decision_seq, utility, tau, load, n_load, byte_budget, want_whole, n_draft_max, looks_ahead, fallback; // the scheduler's
     size_t size;
 };
 
@@ -56,6 +56,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.ahead          = place(SPAC_N_AHEAD * sizeof(spac_ahead_stats));
     l.tier           = place(sizeof(spac_tier_info));
     l.in_memory      = place(n_cell);
+    l.whole          = place(n_layer);
     l.records        = place(SPAC_N_RECORDS * sizeof(spac_step_record));
     l.n_records      = place(sizeof(uint64_t));
     l.routed_tokens  = place(SPAC_N_ROUTED * sizeof(int32_t));
@@ -70,6 +71,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.load           = place(n_cell * sizeof(uint32_t));
     l.n_load         = place(sizeof(uint32_t));
     l.byte_budget    = place(sizeof(uint64_t));
+    l.want_whole     = place(n_layer);
     l.n_draft_max    = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
     l.looks_ahead    = place(sizeof(uint32_t));
     l.fallback       = place(2 * sizeof(int32_t));
@@ -223,6 +225,10 @@ uint8_t * spac_board::in_memory() const {
     return at<uint8_t>(make_layout(geo).in_memory);
 }
 
+uint8_t * spac_board::whole() const {
+    return at<uint8_t>(make_layout(geo).whole);
+}
+
 int32_t * spac_board::routed_tokens() const {
     return at<int32_t>(make_layout(geo).routed_tokens);
 }
@@ -268,6 +274,8 @@ spac_board_view spac_board::view() const {
     v.fallback        = at<int32_t>(l.fallback);
     v.tier            = tier();
     v.in_memory       = in_memory();
+    v.whole           = whole();
+    v.want_whole      = at<uint8_t>(l.want_whole);
     return v;
 }
 
@@ -384,7 +392,8 @@ bool spac_board::read_decision(uint64_t seen, spac_decision & decision) const {
     bool     ok     = read(l.utility, decision.utility.data(), n_cell) && read(l.tau, decision.tau.data(), geo.n_layer) &&
               read(l.byte_budget, &decision.byte_budget, sizeof(decision.byte_budget)) && read(l.n_load, &n_load, sizeof(n_load));
     decision.load.resize(std::min<size_t>(n_load, n_cell));
-    ok = ok && read(l.load, decision.load.data(), decision.load.size() * sizeof(uint32_t));
+    decision.want_whole.resize(geo.n_layer);
+    ok = ok && read(l.load, decision.load.data(), decision.load.size() * sizeof(uint32_t)) && read(l.want_whole, decision.want_whole.data(), geo.n_layer);
 
     std::atomic_thread_fence(std::memory_order_acquire); // the second look comes after what was read
     decision.seq = seq;

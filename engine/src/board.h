@@ -23,10 +23,11 @@ struct spac_board_geometry {
 
 // a scheduler's decision, whole
 struct spac_decision {
-    uint64_t              seq = 0; // of the sequence lock; 0: none was ever made
-    std::vector<uint8_t>  utility; // [n_layer * n_expert]
-    std::vector<uint8_t>  tau;     // [n_layer]
-    std::vector<uint32_t> load;    // [n_load]
+    uint64_t              seq = 0;    // of the sequence lock; 0: none was ever made
+    std::vector<uint8_t>  utility;    // [n_layer * n_expert]
+    std::vector<uint8_t>  tau;        // [n_layer]
+    std::vector<uint32_t> load;       // [n_load]
+    std::vector<uint8_t>  want_whole; // [n_layer]
     uint64_t              byte_budget = UINT64_MAX;
 };
 
@@ -63,6 +64,7 @@ struct spac_board {
     spac_ahead_stats * ahead() const;
     spac_tier_info *   tier() const;
     uint8_t *          in_memory() const;
+    uint8_t *          whole() const;
     int32_t *          routed_tokens() const;
     uint16_t *         routed_experts() const;
 

@@ -28,6 +28,7 @@ void spac_decisions::take_over() {
     }
     if (cache) {
         cache->apply(decision.utility.data(), decision.tau.data(), decision.load.data(), decision.load.size(), decision.byte_budget);
+        cache->want_whole(decision.want_whole.data());
     } else if (tier) {
         read_ahead();
     }

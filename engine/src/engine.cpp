@@ -32,10 +32,12 @@ static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac
     return board;
 }
 
-static std::vector<spac_expert_cache::layer_desc> describe(const spac_layers & layers) {
+static std::vector<spac_expert_cache::layer_desc> describe(const spac_layers & layers, const spac_plan & plan, const spac_slot_groups & slots) {
     std::vector<spac_expert_cache::layer_desc> descs(layers.n_layer);
     for (const spac_moe_layer * layer : layers.split()) {
-        descs[layer->il] = { layer->group, (uint32_t) layer->n_expert, layer->expert_bytes() };
+        // where the engine's own kernels compute the device's experts, too, a whole layer would have other kernels
+        const bool can_be_whole = plan.has_slots && !(plan.device_is_cpu() && layer->own_kernels) && slots[layer->group]->can_begin_at(layer->n_expert);
+        descs[layer->il]        = { layer->group, (uint32_t) layer->n_expert, layer->expert_bytes(), can_be_whole };
     }
     return descs;
 }
@@ -93,7 +95,8 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     plan(spac_make_plan(settings, layers)),
     slots(make_slots(plan, layers)),
     board(make_board(plan, layers, settings.params.max_batch)),
-    cache(describe(layers), plan.group_slots, std::max(1, layers.n_expert), settings.params.evict, { board->residency(), board->counters(), board->ahead() }),
+    cache(describe(layers, plan, slots), plan.group_slots, std::max(1, layers.n_expert), settings.params.evict,
+          { board->residency(), board->counters(), board->ahead(), board->whole() }),
     tier(make_tier(plan, layers, settings)),
     decisions(*board, plan.has_slots ? &cache : nullptr, plan.has_slots ? nullptr : tier.get(),
               free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
@@ -105,7 +108,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     stage(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.device : nullptr, settings.params.stage),
     wide(*board, layers, host, tier.get()),
     next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
-    splitter(plan, layers, slots, host, dense.get(), forward, prompts, stage, log, next_layer.get(), wide, settings.params.max_batch) {
+    splitter(plan, layers, slots, cache, host, dense.get(), forward, prompts, stage, log, next_layer.get(), wide, settings.params.max_batch) {
     try {
         if (tier) {
             tier->show(*board);
@@ -174,6 +177,7 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.free           = free_with_context ? free_with_context : [](void * engine) { ((spac_engine *) engine)->forget_context(); };
     h.build          = [](void * engine, const llama_moe_hook_params * p) { return ((spac_engine *) engine)->splitter.build(*p); };
     h.n_threads      = [](void * engine, ggml_cgraph * graph, int32_t n_tokens) { return ((spac_engine *) engine)->before_graph(graph, n_tokens); };
+    h.can_reuse      = [](void * engine) { return ((spac_engine *) engine)->splitter.can_reuse(); };
     h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
     h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
     h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
@@ -195,7 +199,11 @@ void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
 
 // else the first split layer's dispatch begins a forward
 int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
-    if (!layers.any_split() && n_tokens > 0) {
+    const bool calls_nobody = splitter.enter(n_tokens);
+    if (calls_nobody && forward.is_running()) {
+        wait_for_stream(); // for the forward before, which may have called
+    }
+    if (calls_nobody || (!layers.any_split() && n_tokens > 0)) {
         forward.begin();
     }
     if (tier) {

@@ -3,8 +3,9 @@
 
 #include <algorithm>
 
-bool spac_expert_cache::can_stage() const {
-    return evict && std::all_of(groups.begin(), groups.end(), [](const slot_group & g) { return g.slots.size() >= g.n_staged_max; });
+bool spac_expert_cache::can_stage() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return evict && std::all_of(groups.begin(), groups.end(), [](const slot_group & g) { return g.slots.size() >= g.n_staged_max + g.n_reserved; });
 }
 
 bool spac_expert_cache::is_passing(uint32_t il) const {
@@ -129,8 +130,7 @@ void spac_expert_cache::release_staged() {
                 kept.push_back(index); // until the next forward
             } else if (s.is_staged) {
                 vacate(group, index);
-                group.slots[index].owner = NONE;
-                group.free.push_back(index);
+                free_slot(group, index);
             }
         }
         group.staged = std::move(kept);

@@ -10,7 +10,8 @@ static constexpr double SPEED_WEIGHT = 0.1; // of the latest copy in the measure
 
 spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out) :
     layers(std::move(layers)), n_expert(n_expert), evict(evict), out(out), groups(group_slots.size()),
-    state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1), predictions(SPAC_N_AHEAD * this->layers.size()) {
+    state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1), predictions(SPAC_N_AHEAD * this->layers.size()), whole(this->layers.size()),
+    agreed(this->layers.size(), -1) {
     for (size_t i = 0; i < groups.size(); i++) {
         groups[i].slots.resize(group_slots[i]);
         groups[i].by_utility.resize(spac_prefetch_queue::N_LEVELS);
@@ -21,6 +22,7 @@ spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector
     for (const layer_desc & layer : this->layers) {
         if (layer.group >= 0) {
             groups[layer.group].n_staged_max = std::max<size_t>(groups[layer.group].n_staged_max, 2 * layer.n_expert);
+            groups[layer.group].is_taken.resize(group_slots[layer.group] / std::max<size_t>(1, layer.n_expert));
         }
     }
 }
@@ -203,6 +205,10 @@ void spac_expert_cache::unpin_before(uint64_t first_kept) {
         }
     }
     pins.resize(n_kept);
+    if (n_filling > 0) { // their copies may have waited for these slots
+        whole_waits = false;
+        work.notify_one();
+    }
 }
 
 void spac_expert_cache::unpin_all() {
@@ -237,7 +243,7 @@ void spac_expert_cache::renew_credit() {
         }
         credit = std::min(credit + byte_budget, byte_budget + largest);
     }
-    out_of_credit = false;
+    out_of_credit = whole_waits = false;
     work.notify_one();
 }
 
@@ -255,7 +261,7 @@ int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels, bool fo
         for (size_t i = 0; i < resident.size(); i++) {
             const slot & s       = group.slots[resident[i]];
             const bool   is_kept = for_prompt ? is_passing(s.owner / n_expert) : is_wanted(s.owner) || is_expected(s.owner) || (s.is_staged && is_passing(s.owner / n_expert));
-            const bool   may_go  = s.n_pins == 0 && !is_kept;
+            const bool   may_go  = s.n_pins == 0 && s.reserved == NONE && !is_kept;
             if (may_go && (best < 0 || s.last_used < group.slots[resident[best]].last_used)) {
                 best = (int) i;
             }
@@ -317,7 +323,7 @@ spac_load spac_expert_cache::claim(uint32_t key, int32_t index) {
 
 // claims a slot for the best waiting load; false if none can start now
 bool spac_expert_cache::take_next(spac_load & load) {
-    return take_staged(load) || take_ahead(load) || take_wanted(load) || take_fill(load);
+    return take_staged(load) || take_ahead(load) || take_whole(load) || take_wanted(load) || take_fill(load);
 }
 
 // of those that the scheduler asked for
@@ -414,11 +420,15 @@ void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us
     }
     set_staged(group.slots[load.slot], false);
     staged.notify_all();
-    group.slots[load.slot].owner = NONE;
-    group.free.push_back(load.slot);
+    free_slot(group, load.slot);
     slot_index[key] = -1;
     out.counters->n_load_failures++;
     set_state(key, SPAC_RESIDENCY_ABSENT);
+    if (whole[load.il].place >= 0 && !whole[load.il].is_ready) {
+        whole[load.il].is_failed = true;
+        release(load.il);
+        agree_on_whole();
+    }
 }
 
 void spac_expert_cache::stop() {
@@ -437,7 +447,7 @@ void spac_expert_cache::wait_stopped(uint64_t us) {
 bool spac_expert_cache::wait_idle(int32_t timeout_ms) {
     std::unique_lock<std::mutex> lock(mutex);
     return idle_now.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                             [&] { return stopped || (n_loading == 0 && fills.empty() && ahead.empty() && to_stage.empty() && (queue.empty() || out_of_credit)); });
+                             [&] { return stopped || (n_loading == 0 && fills.empty() && ahead.empty() && to_stage.empty() && (queue.empty() || out_of_credit) && (n_filling == 0 || whole_waits)); });
 }
 
 int32_t spac_expert_cache::slot_of(uint32_t il, uint32_t ie) {
@@ -454,9 +464,10 @@ void spac_expert_cache::check() {
         }
     };
     for (const slot_group & group : groups) {
-        size_t n_owned = 0, n_ordered = 0;
+        size_t n_owned = 0, n_ordered = 0, n_kept_empty = 0;
         for (size_t s = 0; s < group.slots.size(); s++) {
             const uint32_t owner = group.slots[s].owner;
+            n_kept_empty += owner == NONE && group.slots[s].reserved != NONE;
             if (owner == NONE) {
                 continue;
             }
@@ -467,7 +478,13 @@ void spac_expert_cache::check() {
         for (const auto & level : group.by_utility) {
             n_ordered += level.size();
         }
-        require(n_owned + group.free.size() == group.slots.size(), "a slot is neither owned nor free");
+        require(n_owned + group.free.size() + n_kept_empty == group.slots.size(), "a slot is neither owned nor free nor reserved");
         require(n_ordered <= n_owned, "more slots in eviction order than owned");
+    }
+    for (uint32_t il = 0; il < layers.size(); il++) {
+        for (uint32_t ie = 0; whole[il].is_ready && ie < layers[il].n_expert; ie++) {
+            const uint32_t key = il * n_expert + ie;
+            require(slot_index[key] == first_slot(il) + (int32_t) ie && state[key] == SPAC_RESIDENCY_RESIDENT, "an expert of a whole layer is not in its place");
+        }
     }
 }

@@ -9,6 +9,7 @@
 #include "prefetch-queue.h"
 #include "spac.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -39,6 +40,7 @@ struct spac_expert_cache {
         int32_t  group        = -1; // -1: not split
         uint32_t n_expert     = 0;
         uint64_t expert_bytes = 0;
+        bool     can_be_whole = false;
     };
 
     // what the engine publishes, written here; never read back: another process may write there
@@ -46,6 +48,7 @@ struct spac_expert_cache {
         uint8_t *          residency; // [n_layer, n_expert]
         spac_counters *    counters;
         spac_ahead_stats * ahead = nullptr; // [SPAC_N_AHEAD]; NULL: nobody predicts
+        uint8_t *          whole = nullptr; // [n_layer] spac_layer_mode; NULL: nobody asks
     };
 
     spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out);
@@ -90,7 +93,7 @@ struct spac_expert_cache {
     // for prompts whose experts pass through the slots, layer by layer: expert-cache-stage.cpp
 
     // whether there are slots for two layers' experts
-    bool can_stage() const;
+    bool can_stage();
 
     // n experts of a layer that comes soon, most wanted first: those absent are copied before all else, into slots that the
     // layers before have passed, else free ones, else those of the least useful experts; at most two layers' worth of slots
@@ -100,6 +103,21 @@ struct spac_expert_cache {
     // waits until the n distinct experts that a layer uses are resident, and pins them; whatever else waits for the layer is
     // dropped. slots: -1 where the copy failed, or the cache was stopped
     void pin_staged(uint32_t il, const int32_t * experts, size_t n, int32_t * slots);
+
+    // for layers that are whole: expert-cache-whole.cpp
+    //
+    // The device has all experts of such a layer, in slots that follow each other, in the experts' order. They stay, so graphs
+    // compute the layer from there and ask nobody.
+
+    // layers [n_layer] that shall be whole from now on; those that find no room, or cannot be, stay split
+    void want_whole(const uint8_t * wanted);
+    // first slot [n_layer] of the layers that are whole in graphs built from now on; -1: split. Those that were wanted
+    // together become so together: a change rebuilds the graph
+    std::vector<int32_t> whole_layers(uint64_t & version);
+    uint64_t             whole_version() const { return version_of_whole; } // rises whenever that changes
+    // a graph with these whole layers is about to be computed, and the last but one is done
+    // may_reserve: no prompt's experts pass through the slots in it
+    void enter_graph(const std::vector<int32_t> & whole, bool may_reserve);
 
     // worker's side
 
@@ -123,6 +141,7 @@ struct spac_expert_cache {
         uint64_t last_used = 0;     // forward
         int32_t  source    = -1;    // spac_ahead_source that brought the owner, which nobody has used yet; -1: none
         bool     is_staged = false; // the owner is here for a prompt
+        uint32_t reserved  = NONE;  // for this key alone, whose layer is, or becomes, whole
     };
     struct awaited {
         uint32_t key;
@@ -137,6 +156,15 @@ struct spac_expert_cache {
         std::deque<int32_t>               staged;           // slots with an owner that is, or was, here for a prompt; in that order
         size_t                            n_staged     = 0; // of these: that are
         size_t                            n_staged_max = 0; // two layers' experts
+        size_t                            n_reserved   = 0; // slots
+        std::vector<bool>                 is_taken;         // places of whole layers, one after the other from slot 0 on
+    };
+    struct whole_layer {
+        bool     is_wanted  = false;
+        bool     is_failed  = false; // a copy for it failed: not again
+        int32_t  place      = -1;    // in its group; -1: it is split
+        bool     is_ready   = false; // all experts are in place
+        uint64_t last_graph = 0;     // in which it was whole
     };
     // of one source and layer
     struct prediction {
@@ -161,6 +189,15 @@ struct spac_expert_cache {
     bool      take_fill(spac_load & load);
     bool      take_ahead(spac_load & load);
     bool      take_staged(spac_load & load);
+    bool      take_whole(spac_load & load);
+    bool      take_for_whole(uint32_t il, spac_load & load);
+    bool      can_be_emptied(const slot & s) const;
+    int32_t   first_slot(uint32_t il) const;
+    void      reserve(uint32_t il);
+    void      release(uint32_t il);
+    void      agree_on_whole();
+    void      publish_whole(uint32_t il, spac_layer_mode mode);
+    void      free_slot(slot_group & group, int32_t index);
     int32_t   take_stage_slot(slot_group & group);
     bool      is_passing(uint32_t il) const;
     void      set_staged(slot & s, bool is_staged);
@@ -212,5 +249,13 @@ struct spac_expert_cache {
     uint64_t                credit        = UINT64_MAX; // bytes that may still start in this forward
     uint32_t                n_loading     = 0;
     bool                    stopped       = false;
+    uint64_t                n_graphs      = 0;
     bool                    out_of_credit = false; // the head of the queue waits for the next forward
+    bool                    whole_waits   = false; // what whole layers still need cannot be copied now
+
+    std::vector<whole_layer> whole;         // [n_layer]
+    std::vector<int32_t>     agreed;        // whole_layers()
+    size_t                   n_filling = 0; // layers with a place that are not ready
+    std::atomic<uint64_t>    version_of_whole{ 1 };
+    std::atomic<bool>        any_whole{ false }; // wanted, or with a place
 };

@@ -1,6 +1,7 @@
 // What the hook does with the graphs of a context while its engine is at work: which layers are split, and how.
 #pragma once
 
+#include "expert-cache.h"
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
@@ -16,21 +17,26 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <vector>
 
 struct spac_graph_splitter {
     // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
     // next_layer: NULL unless it was asked for
-    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
+    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, spac_expert_cache & cache, const spac_host_work & host,
                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch);
 
-    ggml_tensor * build(const llama_moe_hook_params & p);              // NULL: the layer stays as it is
-    int32_t       n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
+    ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
+    bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones
+    // a graph is about to be computed, which was built last; true: its layers are whole, all of them, and call nobody
+    bool    enter(int32_t n_tokens);
+    int32_t n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
 
   private:
     void          note_graph(const llama_moe_hook_params & p);
     ggml_tensor * split(const llama_moe_hook_params & p);
     ggml_tensor * build_wide(const llama_moe_hook_params & p);
+    ggml_tensor * build_whole(const llama_moe_hook_params & p);
     // where the nodes are that call the engine
     ggml_backend_t backend_of_calls(const llama_moe_hook_params & p) const;
     bool           can_split(const llama_moe_hook_params & p);
@@ -39,6 +45,7 @@ struct spac_graph_splitter {
 
     const spac_plan &               plan;
     const spac_slot_groups &        groups;
+    spac_expert_cache &             cache;
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
     spac_prompt_counts &            prompts;
@@ -59,6 +66,10 @@ struct spac_graph_splitter {
         int           last_il   = -1;
         int           n_split   = 0;     // layers of it
         bool          is_wide   = false; // one of them is
+        int           n_whole   = 0;     // layers of it
+        // as of the expert cache when it was begun
+        std::vector<int32_t> whole;
+        uint64_t             version = 0;
     } built;
 
     bool last_was_split = false; // the graph computed last: by the executor

@@ -5,19 +5,16 @@
 #include <algorithm>
 #include <numeric>
 
-static int choose_mode(const spac_expert_cache & cache, ggml_backend_dev_t device, int stage) {
+static int choose_mode(spac_expert_cache & cache, ggml_backend_dev_t device, int stage) {
     return device && cache.can_stage() ? stage : (int) SPAC_STAGE_NEVER;
 }
 
 spac_prompt_stage::spac_prompt_stage(spac_board & board, spac_expert_cache & cache, spac_prompt_counts & prompts, const spac_layers & layers,
                                      const spac_slot_groups & groups, ggml_backend_dev_t device, int stage) :
     board(board), cache(cache), prompts(prompts), groups(groups), device(device), mode(choose_mode(cache, device, stage)), way(prompts.way) {
-    const auto split = layers.split();
-    for (size_t i = 0; i < split.size(); i++) {
-        nodes[split[i]->il] = { this, split[i], i + 1 < split.size() ? split[i + 1] : nullptr };
+    for (const spac_moe_layer * layer : layers.split()) {
+        nodes[layer->il] = { this, layer };
     }
-    // the last layer of a prompt may be computed for few of its tokens, as a batch of their size is
-    way.last_il = split.empty() ? -1 : split[split.size() < 2 ? 0 : split.size() - 2]->il;
 }
 
 // ---- building
@@ -34,7 +31,8 @@ ggml_tensor * spac_prompt_stage::build(const llama_moe_hook_params & p, bool is_
         return nullptr;
     }
     if (is_first) {
-        way.choose(mode == SPAC_STAGE_ALWAYS, mode == SPAC_STAGE_ALWAYS || is_taken_over(p), p.cur->ne[1]);
+        const bool has_room = cache.can_stage(); // beside whole layers
+        way.choose(has_room && mode == SPAC_STAGE_ALWAYS, has_room && (mode == SPAC_STAGE_ALWAYS || is_taken_over(p)), p.cur->ne[1]);
     }
     return way.is_staged ? spac_build_staged(p, it->second.layer, *groups[it->second.layer->group], run_node, &it->second) : nullptr;
 }
@@ -49,11 +47,26 @@ void spac_prompt_stage::run_node(ggml_tensor * dst, int ith, int, void * user_da
     }
 }
 
-void spac_prompt_stage::begin(int64_t n_tokens, bool ends_narrow) {
+void spac_prompt_stage::begin(int64_t n_tokens, bool ends_narrow, const std::vector<int32_t> & whole) {
+    staged.clear();
+    for (const auto & [il, node] : nodes) {
+        if (whole[il] < 0) {
+            staged.push_back(node.layer);
+        }
+    }
+    // the last layer of a prompt may be computed for few of its tokens, as a batch of their size is
+    way.last_il = staged.empty() ? -1 : staged[staged.size() < 2 ? 0 : staged.size() - 2]->il;
     way.begin(n_tokens, spac_now_us());
-    end = ends_narrow ? nodes.rbegin()->second.layer : nullptr;
-    if (way.is_staged && !nodes.empty()) {
-        stage(*nodes.begin()->second.layer);
+    if (ends_narrow && !staged.empty()) {
+        staged.pop_back();
+    }
+    stage_after(-1);
+}
+
+void spac_prompt_stage::stage_after(int il) {
+    const auto next = std::find_if(staged.begin(), staged.end(), [&](const spac_moe_layer * layer) { return layer->il > il; });
+    if (way.is_staged && next != staged.end()) {
+        stage(**next);
     }
 }
 
@@ -71,10 +84,7 @@ void spac_prompt_stage::dispatch(const spac_moe_layer & layer, const ggml_tensor
     cache.unpin_all();
     const spac_activations & used = prompts.count(layer, ids);
     cache.stage(layer.il, used.experts.data(), used.n_distinct());
-    const spac_moe_layer * next = nodes.at(layer.il).next;
-    if (next && next != end) {
-        stage(*next);
-    }
+    stage_after(layer.il);
     const uint64_t t0 = spac_now_us();
     slots_of.resize(used.n_distinct());
     cache.pin_staged(layer.il, used.experts.data(), slots_of.size(), slots_of.data());

@@ -24,7 +24,8 @@ struct spac_prompt_stage {
 
     // a wide graph is about to be computed, which was built last; ends_narrow: its last layer is computed for few tokens, and
     // split as theirs are
-    void begin(int64_t n_tokens, bool ends_narrow);
+    // whole: first slots [n_layer] of layers that need no staging; -1: the others
+    void begin(int64_t n_tokens, bool ends_narrow, const std::vector<int32_t> & whole);
 
     // while the graph runs: ids [n_expert_used, n_tokens] as the router chose; slots: of the same shape
     void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * slots);
@@ -33,22 +34,22 @@ struct spac_prompt_stage {
     struct node {
         spac_prompt_stage *    stage;
         const spac_moe_layer * layer;
-        const spac_moe_layer * next; // NULL: the last
     };
 
     static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
 
     bool is_taken_over(const llama_moe_hook_params & p) const;
     void stage(const spac_moe_layer & layer);
+    void stage_after(int il);
 
-    spac_board &             board;
-    spac_expert_cache &      cache;
-    spac_prompt_counts &     prompts;
-    const spac_slot_groups & groups;
-    const ggml_backend_dev_t device;
-    const int                mode; // SPAC_STAGE_NEVER where there are too few slots
-    spac_prompt_way &        way;
-    const spac_moe_layer *   end = nullptr; // of the graph under way: not staged; NULL: all are
+    spac_board &                        board;
+    spac_expert_cache &                 cache;
+    spac_prompt_counts &                prompts;
+    const spac_slot_groups &            groups;
+    const ggml_backend_dev_t            device;
+    const int                           mode; // SPAC_STAGE_NEVER where there are too few slots
+    spac_prompt_way &                   way;
+    std::vector<const spac_moe_layer *> staged; // of the graph under way, in its order
 
     std::map<int, node>  nodes; // by il
     std::vector<int32_t> slots_of, index_of;

@@ -45,6 +45,11 @@ void spac_slot_group::allocate(ggml_backend_buffer_type_t buft) {
     bytes = ggml_backend_buffer_get_size(buffer);
 }
 
+bool spac_slot_group::can_begin_at(int64_t n) const {
+    const size_t alignment = ggml_backend_buffer_get_alignment(buffer);
+    return std::all_of(parts, parts + SPAC_N_PARTS, [&](const ggml_tensor * t) { return !t || n * t->nb[ggml_n_dims(t) - 1] % alignment == 0; });
+}
+
 spac_slot_groups spac_make_slots(const std::vector<const spac_moe_layer *> & like, const std::vector<int32_t> & n_slots, ggml_backend_buffer_type_t buft) {
     spac_slot_groups groups;
     for (size_t g = 0; g < n_slots.size(); g++) {

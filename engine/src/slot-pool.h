@@ -25,6 +25,9 @@ struct spac_slot_group {
 
     // throws SPAC_STATUS_OUT_OF_MEMORY
     void allocate(ggml_backend_buffer_type_t buft);
+
+    // whether slots from any multiple of n on can be a tensor of their own, as far as the device's alignment goes
+    bool can_begin_at(int64_t n) const;
 };
 
 typedef std::vector<std::unique_ptr<spac_slot_group>> spac_slot_groups;

@@ -291,6 +291,23 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
     return build_sum(p, layer, ggml_add(p.ctx, device, host));
 }
 
+// ---- whole layers
+
+ggml_tensor * spac_build_whole(const llama_moe_hook_params & p, const spac_moe_layer & layer, const spac_slot_group & group, int32_t first, bool on_cpu) {
+    ggml_tensor * parts[SPAC_N_PARTS] = {};
+    for (int part = 0; part < SPAC_N_PARTS; part++) {
+        ggml_tensor * t = group.parts[part];
+        if (!t) {
+            continue;
+        }
+        const bool is_bias = part >= SPAC_PART_UP_B;
+        parts[part]        = is_bias ? ggml_view_2d(p.ctx, t, t->ne[0], layer.n_expert, t->nb[1], first * t->nb[1]) : ggml_view_3d(p.ctx, t, t->ne[0], t->ne[1], layer.n_expert, t->nb[1], t->nb[2], first * t->nb[2]);
+        ggml_backend_view_init(parts[part]); // with a buffer of weights: ggml's scheduler computes where they are
+    }
+    ggml_tensor * out = build_sum(p, layer, build_ffn(p, layer, parts, make_inputs(p, layer), p.ids));
+    return on_cpu ? pin_chain_to_cpu(p, out) : out;
+}
+
 // ---- prompts
 
 ggml_tensor * spac_build_staged(const llama_moe_hook_params & p, const spac_moe_layer * layer, const spac_slot_group & group, ggml_custom_op_t dispatch,

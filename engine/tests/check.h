@@ -27,7 +27,7 @@ struct cache_fixture {
 
     // n_layer layers in one group of n_slots slots; an expert has 100 bytes
     cache_fixture(uint32_t n_layer, uint32_t n_expert, int32_t n_slots, bool evict = true) :
-        residency(n_layer * n_expert), cache(std::vector<spac_expert_cache::layer_desc>(n_layer, { 0, n_expert, 100 }), { n_slots }, n_expert, evict,
+        residency(n_layer * n_expert), cache(std::vector<spac_expert_cache::layer_desc>(n_layer, { 0, n_expert, 100, true }), { n_slots }, n_expert, evict,
                                              { residency.data(), &counters, ahead }),
         n_layer(n_layer), n_expert(n_expert), utility(n_layer * n_expert), tau(n_layer, 1) {}
 

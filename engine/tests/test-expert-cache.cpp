@@ -507,7 +507,77 @@ static void test_many_wishes() {
     f.cache.check();
 }
 
+static std::vector<int32_t> enter(cache_fixture & f) {
+    uint64_t                   version;
+    const std::vector<int32_t> whole = f.cache.whole_layers(version);
+    CHECK(version == f.cache.whole_version());
+    f.cache.enter_graph(whole, true);
+    f.cache.begin_forward();
+    return whole;
+}
+
+static void want(cache_fixture & f, const std::vector<uint8_t> & layers) {
+    f.cache.want_whole(layers.data());
+}
+
+// 3 layers of 2 experts in 5 slots: places for two layers, and one slot between all others
+static void test_whole_by_hand() {
+    cache_fixture f(3, 2, 5);
+    f.utility = { 9, 9, 9, 9, 9, 0 };
+    f.apply({ 0, 1, 2, 3, 4 });
+    work_off(f); // slots 0 to 4, in this order
+    const uint64_t version = f.cache.whole_version();
+
+    want(f, { 0, 1, 0 });
+    CHECK(enter(f) == std::vector<int32_t>(3, -1));        // slots 0 and 1 are reserved for it
+    CHECK((work_off(f) == std::vector<uint32_t>{ 2, 3 })); // they move there, whoever is wanted there
+    CHECK(f.cache.slot_of(1, 0) == 0 && f.cache.slot_of(1, 1) == 1 && f.cache.slot_of(0, 0) < 0 && f.counters.n_evictions == 4);
+    CHECK(f.cache.whole_version() > version && (enter(f) == std::vector<int32_t>{ -1, 0, -1 }));
+
+    f.apply({ 0, 1 }); // into the slots that it left, and no further
+    CHECK((work_off(f) == std::vector<uint32_t>{ 0, 1 }));
+    f.utility = { 9, 9, 0, 0, 9, 9 };
+    f.tau     = { 1, 1, 1 };
+    f.apply({ 5 });
+    CHECK(work_off(f).empty() && f.cache.slot_of(1, 0) == 0); // worth nothing any more, and stays
+
+    want(f, { 1, 0, 0 }); // in its place only once the others are done with theirs
+    CHECK(enter(f) == std::vector<int32_t>(3, -1));
+    CHECK((work_off(f) == std::vector<uint32_t>{ 0, 1 }) && f.cache.slot_of(0, 0) == 2);
+    CHECK((enter(f) == std::vector<int32_t>{ 2, -1, -1 })); // the graph before the last had layer 1 whole
+    f.apply({ 5 });
+    CHECK((work_off(f) == std::vector<uint32_t>{ 5 }) && (f.cache.slot_of(1, 0) < 0) != (f.cache.slot_of(1, 1) < 0));
+}
+
+// of layers that are wanted together none is whole before the others; none within a budget of nothing, or where nobody leaves
+static void test_whole_together() {
+    cache_fixture f(2, 2, 4);
+    f.apply({}, 100); // one expert per forward
+    want(f, { 1, 1 });
+    for (size_t n_loads = 0; n_loads < 4;) {
+        CHECK(enter(f) == std::vector<int32_t>(2, -1));
+        const size_t n = work_off(f).size();
+        CHECK(n == 1 || (n == 2 && n_loads == 0)); // the first forward has what was left over
+        n_loads += n;
+    }
+    CHECK((enter(f) == std::vector<int32_t>{ 0, 2 }));
+    want(f, { 0, 0 }); // back again before the place was given up
+    want(f, { 1, 1 });
+    CHECK((enter(f) == std::vector<int32_t>{ 0, 2 }) && work_off(f).empty());
+
+    for (const bool evict : { false, true }) {
+        cache_fixture g(2, 2, 4, evict);
+        g.apply({}, evict ? 0 : 1000);
+        want(g, { 1, 1 });
+        enter(g);
+        enter(g);
+        CHECK(work_off(g).empty());
+    }
+}
+
 int main() {
+    test_whole_by_hand();
+    test_whole_together();
     test_many_wishes();
     test_by_hand();
     test_fill();

@@ -107,6 +107,94 @@ static void run_race(int delay_us, int fail_every, bool cancels) {
     CHECK(f.counters.n_loads > 0);
 }
 
+// Layers that become whole and split again, while others fill free slots and pass through. A graph that was begun goes on
+// until the next but one begins: what it reads stays for so long.
+static void run_whole_race(int delay_us, int fail_every) {
+    constexpr uint32_t N_LAYER = 4, N_EXPERT = 4;
+    constexpr int      N_SLOTS = 11;
+
+    cache_fixture     f(N_LAYER, N_EXPERT, N_SLOTS);
+    fake_device       device(N_SLOTS, N_EXPERT, delay_us, fail_every);
+    std::atomic<bool> stop{ false };
+    size_t            n_whole = 0, n_changes = 0;
+    {
+        spac_prefetch_worker worker(f.cache, [&](const spac_load & load) { return device.copy(load); }, 0);
+
+        std::thread scheduler([&] {
+            std::mt19937          rng(3);
+            std::vector<uint8_t>  utility(N_LAYER * N_EXPERT), tau(N_LAYER), whole(N_LAYER);
+            std::vector<uint32_t> loads(N_LAYER * N_EXPERT);
+            for (int i = 0; !stop; i++) {
+                for (auto & u : utility) {
+                    u = rng() % 6;
+                }
+                for (auto & t : tau) {
+                    t = 1 + rng() % 4;
+                }
+                for (auto & l : loads) {
+                    l = rng() % (N_LAYER * N_EXPERT);
+                }
+                for (auto & w : whole) {
+                    w = i % 10 == 0 ? rng() % 2 : w;
+                }
+                f.cache.apply(utility.data(), tau.data(), loads.data(), loads.size(), rng() % 2 ? UINT64_MAX : 300);
+                f.cache.want_whole(whole.data());
+                std::this_thread::sleep_for(microseconds(500));
+            }
+        });
+
+        const auto check_graph = [&](const std::vector<int32_t> & first) {
+            for (uint32_t key = 0; key < N_LAYER * N_EXPERT; key++) {
+                const int32_t slot = first[key / N_EXPERT];
+                CHECK(slot < 0 || device.holds(slot + (int32_t) (key % N_EXPERT), key));
+                n_whole += slot >= 0;
+            }
+        };
+        std::mt19937         rng(4);
+        std::vector<int32_t> now(N_LAYER, -1), before(N_LAYER, -1);
+        for (uint64_t forward = 0, version = 0; forward < 600; forward++) {
+            before = now;
+            if (f.cache.whole_version() != version) {
+                now = f.cache.whole_layers(version);
+                n_changes++;
+            }
+            const bool is_wide = forward % 7 == 0;
+            f.cache.enter_graph(now, !is_wide);
+            f.cache.begin_forward();
+            for (uint32_t il = 0; il < N_LAYER; il++) {
+                f.cache.unpin_all();
+                if (now[il] >= 0) {
+                    continue;
+                }
+                const int32_t  used[] = { (int32_t) (rng() % 2), 2 + (int32_t) (rng() % 2) };
+                const uint32_t rows[] = { 1, 1 };
+                int32_t        slots[2];
+                if (is_wide && f.cache.can_stage()) {
+                    f.cache.stage(il, used, 2);
+                    f.cache.pin_staged(il, used, 2, slots);
+                } else {
+                    f.cache.pin(il, used, rows, 2, slots);
+                    f.cache.fill(il, used, rows, 2, 0, SIZE_MAX);
+                }
+                for (int i = 0; i < 2; i++) {
+                    CHECK(slots[i] < 0 || device.holds(slots[i], f.key(il, used[i])));
+                }
+                check_graph(before);
+                std::this_thread::sleep_for(microseconds(50));
+            }
+            check_graph(now);
+            if (forward % 50 == 0) {
+                f.cache.check();
+            }
+        }
+        stop = true;
+        scheduler.join();
+    }
+    f.cache.check();
+    CHECK(f.counters.n_pinned_steals == 0);
+    CHECK(n_changes > 0 && (n_whole > 0 || fail_every > 0));
+}
+
 // a device that always fails: nothing becomes resident, nothing hangs
 static void test_dead_device() {
     cache_fixture f(1, 4, 2);
@@ -152,6 +240,9 @@ static void test_throttle() {
 }
 
 int main() {
+    run_whole_race(0, 0);
+    run_whole_race(200, 0);
+    run_whole_race(20, 7);
     run_race(0, 0, false);
     run_race(300, 0, false);
     run_race(100, 3, false);

@@ -24,7 +24,7 @@ N_UPCOMING = 512  # SPAC_N_UPCOMING
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
 AHEAD_NAMES = ("next-layer", "draft-gate")  # index = spac_ahead_source
 NO_BUDGET = 2**64 - 1  # byte_budget: no limit
-FALLBACKS = ("", "copies", "frozen")  # whether copies pay, as measured; "": not compared yet
+FALLBACKS = ("", "copies", "frozen", "whole")  # whether copies pay, as measured; "": not compared yet
 
 
 class Residency(IntEnum):
@@ -34,6 +34,14 @@ class Residency(IntEnum):
     QUEUED = 1
     LOADING = 2
     RESIDENT = 3
+
+
+class LayerMode(IntEnum):
+    """Who computes a layer (spac_layer_mode)."""
+
+    SPLIT = 0
+    FILLING = 1  # split, but all of its experts are on their way to slots that are reserved for them
+    WHOLE = 2  # in the last forward the device, which has all of its experts; nothing of it is counted
 
 
 # of the counters: what a prompt's experts did that passed through the slots
@@ -129,12 +137,14 @@ class BoardView:
     n_looks: NDArray[np.uint64]  # [1] rises by two with each look ahead; odd while one is being written
     tier: NDArray[Any]  # [1] TIER_DTYPE as of the last forward: experts on disk; zeros without
     in_memory: NDArray[np.uint8]  # [n_layer, n_expert] as of then: 1: that tier has it; zeros without
+    whole: NDArray[np.uint8]  # [n_layer] LayerMode
     # written by the scheduler, inside `with board.decision():`
     utility: NDArray[np.uint8]  # [n_layer, n_expert] expected demand
     tau: NDArray[np.uint8]  # [n_layer]
     load: NDArray[np.uint32]  # [n_load_max] il * n_expert + ie, most wanted first
     n_load: NDArray[np.uint32]  # [1]
     byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
+    want_whole: NDArray[np.uint8]  # [n_layer] 1: the device shall have all of its experts
     # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
     looks_ahead: NDArray[np.uint32]  # [1] not 0: a server tells of upcoming tokens
@@ -156,6 +166,7 @@ class BoardView:
             "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
             "tier": (TIER_DTYPE, (1,)),
             "in_memory": (np.uint8, per_expert),
+            "whole": (np.uint8, (n_layer,)),
             "records": (RECORD_DTYPE, (N_RECORDS,)),
             "n_records": (np.uint64, (1,)),
             "routed_tokens": (np.int32, (N_ROUTED,)),
@@ -169,6 +180,7 @@ class BoardView:
             "load": (np.uint32, (self.n_load_max,)),
             "n_load": (np.uint32, (1,)),
             "byte_budget": (np.uint64, (1,)),
+            "want_whole": (np.uint8, (n_layer,)),
             "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
             "looks_ahead": (np.uint32, (1,)),
             "fallback": (np.int32, (2,)),
@@ -177,7 +189,7 @@ class BoardView:
     def read_fallback(self) -> dict[str, Any] | None:
         """Return what the scheduler found about copies: `chosen` and `gain`; None: nothing yet."""
         way, thousandths = self.fallback.tolist()
-        return {"chosen": FALLBACKS[way], "gain": thousandths / 1e3} if way in (1, 2) else None
+        return {"chosen": FALLBACKS[way], "gain": thousandths / 1e3} if way in (1, 2, 3) else None
 
     def read_upcoming(self) -> list[int] | None:
         """Return what the next batch computes; None while that is being written, or if nobody told it."""
@@ -221,13 +233,26 @@ class LayoutGroups:
             )
         self.of_layer = np.where(self.is_split, board.group, 0).astype(np.intp)  # [n_layer]
         self.n_group = int(self.of_layer.max()) + 1
+        self._find_members()
+        self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
+        self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
+        self._all_split, self._all_slots = self.is_split, self.slots.copy()
+        self.n_expert = board.n_expert
+        self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
+        np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
+
+    def _find_members(self) -> None:
         is_member = (np.arange(self.n_group)[:, None] == self.of_layer) & self.is_split
         self.layers = [_index(np.flatnonzero(row)) for row in is_member]  # of each group
         self.onehot: NDArray[np.float64] = is_member.astype(np.float64)  # [n_group, n_layer]
-        self.slots = np.zeros(self.n_group, np.int64)  # [n_group]
-        self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
-        self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
-        np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
+
+    def set_aside(self, is_aside: NDArray[np.bool_]) -> None:
+        """Leave out these layers [n_layer], and the slots of all of their experts, from now on."""
+        is_aside = is_aside & self._all_split
+        n_aside = np.bincount(self.of_layer[is_aside], minlength=self.n_group)
+        self.is_split = self._all_split & ~is_aside
+        self.slots = np.maximum(self._all_slots - n_aside * self.n_expert, 0)
+        self._find_members()
 
     def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Count [n_group] the experts of `mask` [n_layer, n_expert] in layers that are split."""
@@ -239,11 +264,11 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
-                 "layer_stats", "counters", "ahead", "tier", "in_memory", "records", "n_records",
+                 "layer_stats", "counters", "ahead", "tier", "in_memory", "whole", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
-SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "n_draft_max", "looks_ahead",
-                    "fallback")  # fmt: skip
+SCHEDULER_ARRAYS = ("utility", "tau", "load", "n_load", "byte_budget", "want_whole", "n_draft_max",
+                    "looks_ahead", "fallback")  # fmt: skip
 
 
 class LocalBoard(BoardView):

@@ -67,27 +67,33 @@ class LevelTables:
         """Count how often each cell comes, or sum up its weights."""
         return np.bincount(cells, weights, self.shape[0] * self.shape[1]).reshape(self.shape)
 
-    def observe(self, counts: NDArray[np.uint32]) -> None:
-        """Take in what the experts did in a step; renew the tables where it is time."""
+    def observe(self, counts: NDArray[np.uint32], is_still: NDArray[np.bool_] | None = None) -> None:
+        """Take in what the experts did in a step; renew the tables where it is time.
+
+        is_still: [n_layer] layers that are not counted: what is known of them stays.
+        """
         self.n_observed += 1
         if self.is_renewed():
-            self._learn(counts)
+            self._learn(counts, is_still)
 
     def is_renewed(self) -> bool:
         """Whether the last step was learned from: what rests on the tables is worked out again then."""
         return self.n_observed <= _N_WARM_UP or self.n_observed % _EVERY == 0
 
-    def _learn(self, counts: NDArray[np.uint32]) -> None:
+    def _learn(self, counts: NDArray[np.uint32], is_still: NDArray[np.bool_] | None) -> None:
         """Add a step to the sums, by the level each expert was placed at before it."""
+        olds = self.rows, self.used, self.seen
         kept = _REMEMBER if self.n_observed <= _N_WARM_UP else _REMEMBER**_EVERY
         used = np.flatnonzero(counts > 0)
         cells = self._cell.ravel()[used]
         self.rows = kept * self.rows + self._histogram(cells, counts.ravel()[used])
         self.used = kept * self.used + self._histogram(cells)
         self.seen = kept * self.seen + self.by_level
-        self.weight = kept * self.weight + 1.0
-        for table in (self.rows, self.used, self.seen):
+        before, self.weight = self.weight, kept * self.weight + 1.0
+        for table, old in zip((self.rows, self.used, self.seen), olds, strict=True):
             table[table < _NOTHING] = 0.0
+            if is_still is not None and before > 0.0:
+                table[is_still] = self.weight / before * old[is_still]  # the same per step
 
     def above(self, table: NDArray[Any]) -> NDArray[Any]:
         """Sum a table over the levels of tau and above: [n_layer, n_levels], without level 0."""
@@ -141,9 +147,18 @@ class Balancer:
         self._wanted_level = self._levels_from(self._wanted)
         self._link_bytes = self.groups.expert_bytes[self.groups.of_layer]  # [n_layer]
 
-    def observe(self, counts: NDArray[np.uint32]) -> None:
-        """Learn from a step: what became of the levels that the last solve() was given."""
-        self.tables.observe(counts)
+    def observe(self, counts: NDArray[np.uint32], is_still: NDArray[np.bool_] | None = None) -> None:
+        """Learn from a step: what became of the levels that the last solve() was given.
+
+        is_still: as of `LevelTables.observe`.
+        """
+        self.tables.observe(counts, is_still)
+
+    def set_aside(self, is_aside: NDArray[np.bool_]) -> None:
+        """Leave out these layers [n_layer] and their slots from now on."""
+        self.groups.set_aside(is_aside)
+        self._any_level = self._levels_from(np.ones(self._n_layer, np.intp))
+        self._wanted_level = self._levels_from(self._wanted)
 
     def solve(self, levels: NDArray[np.uint8], slots: Occupancy) -> NDArray[np.uint8]:
         """Return tau [n_layer] for these levels, the same array every time."""

@@ -25,7 +25,12 @@ ABLATIONS = {
 }
 # what else can be taken away, and is no part of how experts are chosen
 FALLBACK = "fallback"
-PARTS = {**ABLATIONS, FALLBACK: "never measured whether copies pay: they go on (ours)"}
+WHOLE = "whole"
+PARTS = {
+    **ABLATIONS,
+    FALLBACK: "never measured whether copies pay: they go on (ours)",
+    WHOLE: "no layer is held whole by the device: all are split (ours)",
+}
 
 # who says what comes next: in pyspac/scheduler/predict/, and in the engine
 TOKEN = "token"
@@ -140,8 +145,14 @@ class SchedulerConfig:
     @property
     def has_fallback(self) -> bool:
         """Return whether copies may be left out where they do not pay: nobody asked for a way to copy."""
-        is_asked = bool(self.without - {"sd"}) or bool(self.predict) or self.threshold != "auto"
+        is_asked = bool(self.without - {"sd", WHOLE}) or bool(self.predict) or self.threshold != "auto"
         return not is_asked and self.byte_budget == "auto"
+
+    @property
+    def has_whole_layers(self) -> bool:
+        """Return whether the device may hold layers whole: nobody asked for another way to fill it."""
+        is_asked = bool(self.without - {"sd", FALLBACK, "prompt", "stage"}) or self.threshold != "auto"
+        return not is_asked and self.byte_budget != 0
 
     @property
     def memory_tokens(self) -> float:

@@ -70,8 +70,11 @@ class CostModel:
         """Return whether host and device work at once and both sides' times are measured."""
         return self.is_concurrent and bool(self.is_host_measured.all() and self.is_device_measured.all())
 
-    def update(self, activity: Activity) -> None:
-        """Take in one step; one without split forwards changes only the link."""
+    def update(self, activity: Activity, n_after: NDArray[np.int64] | None = None) -> None:
+        """Take in one step; one without split forwards changes only the link.
+
+        n_after: [n_layer] whole layers that follow each: its `layer_us` has their time, too.
+        """
         self._update_link(activity)
         if activity.counter("n_forward") == 0:
             return
@@ -79,7 +82,11 @@ class CostModel:
         self._n_updates += 1
         if self._n_updates <= _N_WARM_UP or self._n_updates % _EVERY == 0:
             self._update_host(activity.layer_stats)
-            self._update_device(activity.layer_stats)
+            stats = activity.layer_stats
+            if n_after is not None and n_after.any():
+                stats = stats.copy()
+                stats["layer_us"][n_after > 0] = 0  # not known
+            self._update_device(stats)
 
     def _update_link(self, activity: Activity) -> None:
         n_bytes = activity.counter("loaded_bytes")

@@ -37,6 +37,16 @@ class Estimator:
         """Take in one step's counts over n_tokens tokens; return `utility`, the same array every time."""
         raise NotImplementedError
 
+    def update_but(self, counts: Counts, n_tokens: int, is_still: NDArray[np.bool_]) -> Levels:
+        """Take in a step in which some layers [n_layer] were not counted: what is known of them stays."""
+        learned = [getattr(self, name) for name in self._learned()]
+        kept = [array[is_still] for array in learned if np.shape(array) == self.shape]
+        self.update(counts, n_tokens)
+        learned = [getattr(self, name) for name in self._learned()]
+        for array, rows in zip((a for a in learned if np.shape(a) == self.shape), kept, strict=True):
+            array[is_still] = rows
+        return self.utility
+
     def learn_prompt(self, counts: Counts, n_tokens: NDArray[np.int64]) -> None:
         """Take in what a prompt used, where the rule has a place for it: most are for steps.
 

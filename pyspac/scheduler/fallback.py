@@ -1,13 +1,15 @@
 """The measured fallback: whether copies pay here, found out by doing without them for a while.
 
 What a copy takes is known; what it does to everybody else on the memory bus, and what it gains once the text
-goes on, is not. So now and then the other way has its turn: with copies, or with the resident set frozen.
+goes on, is not. So now and then another way has its turn: with copies, with the resident set frozen, or with
+whole layers alone, as many as fit.
 
     wait -> settle -> try -> return -> check     a round; then another one, or a decision, and wait again
 
 A round compares the steps of `try`, in the other way, with those of the present way before and after it, so
-that what drifts (a longer context) is no difference. What is faster for sure is kept, and the wait doubles
-each time the present way wins. A ledger bounds what trials lose; one that cannot be afforded ends at once.
+that what drifts (a longer context) is no difference. Two other ways are tried in turn. What is faster for
+sure is kept, and the wait doubles each time the present way wins. A ledger bounds what trials lose; one that
+cannot be afforded ends at once.
 
 A set that was frozen grows stale only later: so, as for any other change, the present way's times are
 watched, and a trial comes early when they have risen since the last one.
@@ -25,8 +27,7 @@ from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, LossLedger
 from pyspac.scheduler.contest import FAR, Ratio, Sample, compare, mean_times, pooled
 
-Way = Literal["copies", "frozen"]
-_OTHER: Final[dict[Way, Way]] = {"copies": "frozen", "frozen": "copies"}
+Way = Literal["copies", "frozen", "whole"]
 
 # All lengths are in steps: what copies gain and lose comes with steps, whether they take 1 ms or 100.
 # until copies under way have ended, and those that a way wants at once were made: half of what ema remembers
@@ -34,6 +35,7 @@ N_SETTLE: Final = 16
 # as many as ema remembers, and a copy has to pay within: with N_SETTLE before them the set is out of date by
 # then, if routing moves at all. Noise of 10 % leaves a doubt of 2 % in a round.
 N_TRY: Final = 32
+N_PLACE: Final = 512  # until layers must be whole, or no longer: else the trial ends
 MAX_ROUNDS: Final = 4  # of a trial: then the doubt is 1 %, and what differs by less is not worth finding out
 MIN_ROUNDS: Final = 2  # to leave the present way: one round may have met another request, or another program
 N_SIGMA: Final = 2.0  # of doubt; a wrong choice among near equals costs little, and is looked at again
@@ -63,7 +65,11 @@ class Fallback:
         self._has_copied = False  # since the last trial
         self._rounds: list[Ratio] = []  # of the trial: the other way against the present one
         self._n_rounds = 0
-        self._known: deque[Ratio] = deque(maxlen=2 * MAX_ROUNDS)  # the same, since the choice was made
+        self._other: Way = "frozen"  # that the trial tries
+        self._known: dict[Way, deque[Ratio]] = {}  # the same by way, since the choice was made
+        self._moved = 0.0  # steps until the layers were whole, or no longer
+        self._can_be_whole = False
+        self._left = 0.0  # steps of the phase
         self._before: list[Sample] = []
         self._tried: list[Sample] = []
         self._expected: dict[Any, float] = {}  # of the present way by kind, microseconds
@@ -72,7 +78,7 @@ class Fallback:
     @property
     def way(self) -> Way:
         """How the next step runs."""
-        return _OTHER[self.chosen] if self._phase in ("settle", "try") else self.chosen
+        return self._other if self._phase in ("settle", "try") else self.chosen
 
     @property
     def is_frozen(self) -> bool:
@@ -80,21 +86,36 @@ class Fallback:
         return self.way == "frozen"
 
     def observe(
-        self, steps: Iterable[StepRecord], *, n_forward: int, loaded_bytes: int, is_full: bool
+        self,
+        steps: Iterable[StepRecord],
+        *,
+        n_forward: int,
+        loaded_bytes: int,
+        is_full: bool,
+        can_be_whole: bool = False,
+        is_in_place: bool = True,
     ) -> None:
         """Take in what happened since the last call: steps of one way.
 
         Sequences of one batch have a record each: `n_forward` says how many passes there were. `is_full`:
-        nobody waits for a free slot.
+        nobody waits for a free slot. `can_be_whole`: whole layers alone may be as fast; `is_in_place`: those
+        layers are whole that the way of these steps asks for.
         """
         samples = [Sample((step.width, step.n_draft), step.total_us) for step in steps if step.total_us > 0.0]
         if not samples:
             return
         self._has_copied |= loaded_bytes > 0
+        self._can_be_whole = can_be_whole
+        if self.chosen == "whole" and not can_be_whole:
+            self.chosen, self.gain, self._known = "copies", None, {}
+            self._rest([])
         share = min(1.0, max(n_forward, 1) / len(samples))  # of a pass, that each is
         for sample in samples:
             self._take(sample, share)
         self._left -= share * len(samples)
+        if self._phase == "settle" and not is_in_place and self._left <= 0.0 < N_PLACE - self._moved:
+            self._moved += max(-self._left, share)
+            self._left = share  # and look again
         self._advance(is_full)
 
     def _take(self, sample: Sample, share: float) -> None:
@@ -117,11 +138,11 @@ class Fallback:
             case "wait":
                 self._wait_on(is_full, is_over)
             case "settle" | "try" if is_broke:
-                self._enter("return", N_SETTLE)
+                self._enter("return", N_SETTLE + self._moved)
             case "settle" if is_over:
                 self._enter("try", N_TRY)
             case "try" if is_over:
-                self._enter("return", N_SETTLE)
+                self._enter("return", N_SETTLE + self._moved)  # what had to go is copied back
             case "return" if is_over:
                 self._recent.clear()
                 self._enter("check", N_TRY)
@@ -131,15 +152,28 @@ class Fallback:
     def _wait_on(self, is_full: bool, is_over: bool) -> None:
         if not is_full or len(self._recent) < N_TRY:
             return
-        if self._begins_with != self.chosen and is_over:
+        can_begin = self._begins_with != "whole" or self._can_be_whole
+        if self._begins_with != self.chosen and can_begin and (is_over or self.n_trials > 0):
             self.chosen = self._begins_with
             self._rest([])
             return
-        can_differ = self.chosen == "frozen" or self._has_copied
-        if can_differ and self.ledger.level >= 0.5 * CAPACITY and (is_over or self._has_slowed()):
+        others = self._others()
+        if others and self.ledger.level >= 0.5 * CAPACITY and (is_over or self._has_slowed()):
+            self._other = others[self.n_trials % len(others)]
             self.n_trials += 1
             self._rounds, self._n_rounds = [], 0
             self._begin_round()
+
+    def _others(self) -> list[Way]:
+        """What may differ from the present way."""
+        others: list[Way] = []
+        if self.chosen != "copies":
+            others.append("copies")
+        elif self._has_copied:
+            others.append("frozen")
+        if self.chosen != "whole" and self._can_be_whole:
+            others.append("whole")
+        return others
 
     def _has_slowed(self) -> bool:
         """Whether the present way takes longer than when it was chosen; never sooner than a first wait."""
@@ -150,18 +184,19 @@ class Fallback:
         return _rose(self._usual, self._recent)
 
     def _begin_round(self) -> None:
-        self._before, self._tried = list(self._recent), []
+        self._before, self._tried, self._moved = list(self._recent), [], 0.0
         self._expected = {kind: us for kind, (us, _, _) in mean_times(self._before).items()}
         self._enter("settle", N_SETTLE)
 
     def _end_round(self) -> None:
         self._n_rounds += 1
         ratio = compare(self._tried, [*self._before, *self._recent])
+        known = self._known.setdefault(self._other, deque(maxlen=2 * MAX_ROUNDS))
         if ratio is not None:
             self._rounds.append(ratio)
-            self._known.append(ratio)
+            known.append(ratio)
         found = pooled(self._rounds)
-        if ratio is not None and (_is_won(self._rounds) or _is_won(list(self._known))):
+        if ratio is not None and (_is_won(self._rounds) or _is_won(list(known))):
             self._switch()
             return
         is_sure = found is not None and found.is_above(0.0, N_SIGMA)
@@ -173,11 +208,12 @@ class Fallback:
             self._begin_round()
 
     def _switch(self) -> None:
-        self.chosen = self._begins_with = _OTHER[self.chosen]
+        left, known = self.chosen, self._known[self._other]
+        self.chosen = self._begins_with = self._other
         self.n_switches += 1
-        won = self._rounds if _is_won(self._rounds) else list(self._known)
-        self._known = deque((ratio.reversed() for ratio in won), maxlen=self._known.maxlen)
-        if found := pooled(list(self._known)):
+        won = self._rounds if _is_won(self._rounds) else list(known)
+        self._known = {left: deque((ratio.reversed() for ratio in won), maxlen=known.maxlen)}
+        if found := pooled(list(self._known[left])):
             self.gain = math.expm1(found.log)
         self._wait = WAIT[0]
         self._rest(list(self._tried))
@@ -187,9 +223,10 @@ class Fallback:
         self._usual = usual
         self._recent.clear()
         self._has_copied = False
-        known = pooled(list(self._known))
-        if known is not None and known.variance < CHANGED**2:
-            self.gain = math.expm1(known.log)
+        known = [found for ratios in self._known.values() if (found := pooled(list(ratios)))]
+        sure = [found.log for found in known if found.variance < CHANGED**2]
+        if sure:
+            self.gain = math.expm1(min(sure))  # against the best of the others
         self._enter("wait", self._wait)
 
     def remember(self, way: Way, gain: float | None) -> None:
@@ -217,6 +254,8 @@ def copies_text(found: dict[str, Any]) -> str:
     percent = f"{abs(found['gain']):.1%} {'faster' if found['gain'] >= 0 else 'slower'}"
     if found["chosen"] == "frozen":
         return f"left out: steps without them are {percent}"
+    if found["chosen"] == "whole":
+        return f"of whole layers alone: steps with them are {percent}"
     return f"go on: steps with them are {percent}"
 
 

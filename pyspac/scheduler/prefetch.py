@@ -66,7 +66,7 @@ class Prefetcher:
         wanted = np.flatnonzero(is_hot & ~slots.is_held)
         if len(wanted) == 0:
             return EMPTY_PLAN
-        is_victim = slots.is_resident & ~is_hot & self.can_evict
+        is_victim = slots.is_resident & ~is_hot & self.groups.is_split[:, None] & self.can_evict
         wanted = self._in_order(wanted, utility, counts)
         admitted = self._fitting_slots(wanted, is_victim, slots.n_free, utility, worth)
         load, load_bytes = self.within_budget(admitted, byte_limit, slots.under_way_bytes)

@@ -13,14 +13,15 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import NO_BUDGET, BoardView, LayoutGroups
+from pyspac.engine.board import NO_BUDGET, BoardView, LayerMode, LayoutGroups
 from pyspac.scheduler.activations import ActivationDrain, Activity
 from pyspac.scheduler.balancer import Balancer
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
 from pyspac.scheduler.estimator import make_estimator
-from pyspac.scheduler.fallback import Fallback
+from pyspac.scheduler.fallback import Fallback, Way
 from pyspac.scheduler.foresight import make_foresight
+from pyspac.scheduler.layer_modes import LayerModes
 from pyspac.scheduler.occupancy import Occupancy
 from pyspac.scheduler.plan_ahead import AheadPlanner, Decided
 from pyspac.scheduler.prefetch import EMPTY_PLAN, Prefetcher, PrefetchPlan
@@ -98,6 +99,7 @@ class Scheduler:
         self.slots = Occupancy(board)
         self.balancer = Balancer(board, self.config, self.cost)
         self.prefetcher = Prefetcher(board, self.config)
+        self.layers = LayerModes(board, self.cost, self.balancer.tables, is_on=self.config.has_whole_layers)
         self.static = StaticAllocation(board) if "prefetch" in self.config.without else None
         self.foresight = make_foresight(board, self.config.predict)  # None: nobody looks ahead
         self.ahead = AheadPlanner(self.prefetcher, self.config, self.cost)
@@ -112,17 +114,18 @@ class Scheduler:
     def step(self) -> PrefetchPlan:
         """Drain, estimate, balance, plan, submit. Draft limits are another's: see pyspac.speculation."""
         start = perf_counter_ns()
+        is_steady = not self._look_at_layers()
         activity = self.activity = self.activations.drain()
-        self.cost.update(activity)
+        self.cost.update(activity, self.layers.after)
         if activity.prompt_tokens.any() and "prompt" not in self.config.without:
             self.estimator.learn_prompt(activity.prompt_counts, activity.prompt_tokens)
         if activity.n_tokens > 0:
-            self.balancer.observe(activity.counts)
-            self.estimator.update(activity.counts, activity.n_tokens)
+            self._learn(activity)
         utility, tau = self._decide()
-        is_frozen = self._is_frozen(activity)
-        self._budget = 0 if is_frozen else self._byte_budget()
-        plan = self.last_plan = EMPTY_PLAN if is_frozen else self._plan(utility, tau, activity)
+        way = self._choose_way(activity, is_steady)
+        is_idle = way == "frozen" or (way == "whole" and self.layers.is_in_place(way))
+        self._budget = 0 if is_idle else self._byte_budget()
+        plan = self.last_plan = EMPTY_PLAN if way != "copies" else self._plan(utility, tau, activity)
         self._submit(utility, tau, plan)
         if self.foresight is not None:
             self.foresight.learn(activity.counts, self.slots)
@@ -164,18 +167,43 @@ class Scheduler:
             self.static.deal(utility)
         return self.static.utility, self.static.tau
 
-    def _is_frozen(self, activity: Activity) -> bool:
-        """Tell the fallback what the steps took, and ask it whether the next one goes without copies."""
-        if self.fallback is None:
+    def _look_at_layers(self) -> bool:
+        """Leave whole layers, and those that become so, to the device; return whether that has changed."""
+        if not self.layers.look():
             return False
+        is_aside = self.layers.modes != LayerMode.SPLIT
+        self.balancer.set_aside(is_aside)
+        self.prefetcher.groups.set_aside(is_aside)
+        self.slots.groups.set_aside(is_aside)
+        return True
+
+    def _learn(self, activity: Activity) -> None:
+        """Let balancer and estimator take in a step; whole layers are not counted."""
+        if self.layers.n_whole == 0:
+            self.balancer.observe(activity.counts)
+            self.estimator.update(activity.counts, activity.n_tokens)
+            return
+        is_whole = self.layers.modes == LayerMode.WHOLE
+        self.balancer.observe(activity.counts, is_whole)
+        self.estimator.update_but(activity.counts, activity.n_tokens, is_whole)
+
+    def _choose_way(self, activity: Activity, is_steady: bool) -> Way:
+        """Tell fallback and layers what the steps took, and ask how the next one goes."""
+        is_full = bool(self.slots.n_free.max() <= 0)
+        way: Way = "copies" if self.fallback is None else self.fallback.way
+        self.layers.observe(activity, way=way, is_steady=is_steady, is_full=is_full)
+        if self.fallback is None:
+            return way
         self.fallback.observe(
             activity.steps,
             n_forward=activity.counter("n_forward"),
             loaded_bytes=activity.counter("loaded_bytes"),
-            is_full=bool(self.slots.n_free.max() <= 0),
+            is_full=is_full,
+            can_be_whole=self.layers.can_be_alone(is_chosen=self.fallback.chosen == "whole"),
+            is_in_place=self.layers.is_in_place(way),
         )
         self.board.fallback[:] = self.fallback.to_row()
-        return self.fallback.is_frozen
+        return self.fallback.way
 
     def _byte_budget(self) -> int | None:
         if self.config.byte_budget == "auto":
@@ -195,6 +223,7 @@ class Scheduler:
             board.load[: plan.n_load] = plan.load
             board.n_load[0] = plan.n_load
             board.byte_budget[0] = NO_BUDGET if self._budget is None else self._budget
+            board.want_whole[:] = self.layers.wanted_in(self.fallback.way if self.fallback else "copies")
         self._n_loads_planned += plan.n_load
         self._planned_bytes += plan.load_bytes
 

@@ -171,6 +171,76 @@ def test_what_was_found_before_is_taken_up_once_the_device_is_full() -> None:
     assert fallback.to_dict() == {"chosen": "frozen", "gain": 0.07, "n_trials": 0, "n_switches": 0}
 
 
+@dataclass
+class ThreeWays:
+    """Steps that take so much longer in each way; layers become whole, and split again, in `n_move` steps."""
+
+    extra: dict[str, float]
+    n_move: int = 20
+    can_be_whole: bool = True
+    fallback: Fallback = field(default_factory=Fallback)
+
+    def run(self, n_steps: int, seed: int) -> None:
+        rng, n_moved = np.random.default_rng(seed), 0
+        self.ways, self.us = [], np.zeros(n_steps)
+        for i in range(n_steps):
+            way = self.fallback.way
+            n_moved = min(max(n_moved + (1 if way == "whole" else -1), 0), self.n_move)
+            is_moving = 0 < n_moved < self.n_move
+            self.us[i] = (
+                1e4 * (1.0 + self.extra[way] + 0.3 * is_moving) * math.exp(0.1 * rng.standard_normal())
+            )
+            self.ways.append(way)
+            self.fallback.observe(
+                [StepRecord(step=i, verify_us=self.us[i])],
+                n_forward=1,
+                loaded_bytes=1000 if way == "copies" else 0,
+                is_full=i >= 20,
+                can_be_whole=self.can_be_whole,
+                is_in_place=n_moved == (self.n_move if way == "whole" else 0),
+            )
+
+    def loss(self) -> float:
+        return float(self.us.mean() / (1e4 * (1.0 + min(self.extra.values())))) - 1.0
+
+
+@SEEDS
+@pytest.mark.parametrize("best", ["copies", "frozen", "whole"])
+def test_the_fastest_of_three_is_found(best: str, seed: int) -> None:
+    extra = {"copies": 0.10, "frozen": 0.12, "whole": 0.11} | {best: 0.0}
+    machine = ThreeWays(extra)
+    machine.run(8000, seed)
+    assert machine.fallback.chosen == best
+    assert machine.fallback.gain == pytest.approx(0.10, abs=0.04)
+    assert machine.ways[-2000:].count(best) > 1700
+    assert machine.loss() < 0.05
+
+
+@SEEDS
+def test_whole_layers_alone_that_are_slow_cost_little(seed: int) -> None:
+    """A device's worth of experts is copied to see it, and back: the ledger ends that."""
+    machine = ThreeWays({"copies": 0.0, "frozen": 0.2, "whole": 0.5}, n_move=100)
+    machine.run(4000, seed)
+    assert machine.fallback.chosen == "copies"
+    assert machine.loss() < 0.03
+
+
+def test_whole_layers_alone_are_tried_where_they_can_be() -> None:
+    machine = ThreeWays({"copies": 0.1, "frozen": 0.2, "whole": 0.0}, can_be_whole=False)
+    machine.run(3000, 0)
+    assert "whole" not in machine.ways
+    remembering = ThreeWays({"copies": 0.1, "frozen": 0.2, "whole": 0.0}, can_be_whole=False)
+    remembering.fallback.remember("whole", 0.1)
+    remembering.run(1000, 0)
+    assert remembering.fallback.chosen == "copies"
+    remembering.can_be_whole = True
+    remembering.run(1000, 0)
+    assert remembering.fallback.to_dict()["chosen"] == "whole"
+    remembering.can_be_whole = False  # the engine gave up
+    remembering.run(10, 0)
+    assert remembering.fallback.way == "copies"
+
+
 def test_compare_takes_steps_of_a_kind() -> None:
     slow = [Sample((1, 0), 110.0)] * 8 + [Sample((5, 4), 220.0)] * 2
     fast = [Sample((1, 0), 100.0)] * 8 + [Sample((3, 2), 50.0)] * 8
@@ -194,7 +264,8 @@ def test_compare_takes_steps_of_a_kind() -> None:
 def test_what_was_asked_for_is_not_overruled(asked: dict[str, object]) -> None:
     board = LocalBoard(BoardGeometry.uniform(n_layer=2, n_expert=8, n_expert_used=2, n_slots=4))
     assert Scheduler(board, SchedulerConfig(**asked)).fallback is None  # type: ignore[arg-type]
-    assert Scheduler(board, SchedulerConfig(without=frozenset({"sd"}))).fallback is not None
+    for others in ({"sd"}, {"whole"}):
+        assert Scheduler(board, SchedulerConfig(without=frozenset(others))).fallback is not None
 
 
 def test_a_scheduler_without_copies_asks_for_none() -> None:

@@ -20,7 +20,14 @@ from pathlib import Path
 
 from tools.cuda_emulator.toolkit import ROOT
 
-FORMS = {"stock": "stock, --cpu-moe", "executor": "split, with stops", "in-stream": "split, in the stream"}
+FORMS = {
+    "stock": "stock, --cpu-moe",
+    "executor": "split, with stops",
+    "in-stream": "split, in the stream",
+    "some-whole": "in the stream, half of the layers whole",
+    "all-whole": "all layers whole",
+}
+N_WHOLE = {"some-whole": 3, "all-whole": 6}  # layers of the demo model
 KINDS = {
     "cudaStreamSynchronize": "waits",
     "cudaEventSynchronize": "waits",
@@ -34,7 +41,7 @@ KINDS = {
     "cudaStreamWaitEvent": "events",
 }
 COLUMNS = tuple(dict.fromkeys(KINDS.values()))
-N_WARM, N_COUNTED = 6, 4
+N_WARM, N_COUNTED = 8, 4  # some until layers are whole, three until their graph is recorded
 MARK = "- mark\n"
 
 
@@ -54,8 +61,14 @@ def decode(form: str, model: Path, trace: Path) -> None:
             engine = None
             if form != "stock":
                 assert context.ptr is not None
-                fields = EngineParams(device=device.name, cache="50%", host_mode=form)
-                engine = Engine.attach(context.ptr, fields)
+                n_whole = N_WHOLE.get(form, 0)
+                mode = "in-stream" if n_whole else form
+                cache = f"{max(3, n_whole) / 6:.0%}"
+                engine = Engine.attach(
+                    context.ptr, EngineParams(device=device.name, cache=cache, host_mode=mode)
+                )
+                with engine.board.decision():
+                    engine.board.want_whole[:n_whole] = 1
             for step in range(N_WARM + N_COUNTED):
                 if step == N_WARM:
                     with trace.open("a") as file:
@@ -63,6 +76,7 @@ def decode(form: str, model: Path, trace: Path) -> None:
                 context.decode([step + 1])
                 if engine:
                     engine.end_forward()
+                    engine.wait_idle(5000)
             with trace.open("a") as file:
                 file.write(MARK)
             if engine:

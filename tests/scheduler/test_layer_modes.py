@@ -1,0 +1,175 @@
+"""Which layers are whole: the choice by hand, and on a simulated device against fixed numbers of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulated_device import N_EXPERT, N_LAYER, SimulatedDevice
+
+from pyspac.engine.board import LAYER_STATS_DTYPE, LayerMode
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.layer_modes import EVERY, FIRST, N_SAMPLES, PATIENCE
+from pyspac.scheduler.scheduler import Scheduler
+from pyspac.scheduler.whole_layers import (
+    Demand,
+    LayerCost,
+    StopCost,
+    choose_whole,
+    n_whole_after,
+    predict_us,
+    time_of,
+)
+
+# ---- the choice ------------------------------------------------------------------------------------------
+
+# Two layers of 4 experts, two levels: of layer 0 one expert is always used; of layer 1 all are, now and then.
+DEMAND = Demand(
+    n_experts=np.array([[1.0, 3.0], [0.0, 4.0]]),
+    host_us=np.array([[90.0, 10.0], [0.0, 100.0]]),
+    device_us=np.array([[9.0, 1.0], [0.0, 10.0]]),
+)
+BOTH = np.array([0, 1])
+
+
+def test_times_by_hand() -> None:
+    # Three slots: one for the upper level's expert, two for the seven below: 5 / 7 of them are the host's.
+    cost = LayerCost(base_us=50.0, saved_us=20.0)
+    us = predict_us(DEMAND, BOTH, 3, cost)
+    assert us == pytest.approx([50.0 + 9.0 + 2 / 7, 50.0 + 500 / 7])  # the device has more to do in layer 0
+    one_after_the_other = predict_us(DEMAND, BOTH, 3, cost._replace(is_concurrent=False))
+    assert one_after_the_other == pytest.approx([50 + 50 / 7 + 9 + 2 / 7, 50 + 500 / 7 + 20 / 7])
+    # Five slots: layer 1 takes four of them, layer 0 has the one that it needs: its host has 10.
+    is_whole = np.array([False, True])
+    assert time_of(DEMAND, BOTH, is_whole, (5, 4), cost) == pytest.approx(50.0 + 10.0 + 30.0)
+
+
+@pytest.mark.parametrize(
+    ("n_slots", "saved_us", "expected"),
+    [
+        (3, 1000.0, []),  # there is no room
+        (5, 0.0, [1]),  # 60 and 50 us, against 59.6 and 92.9 of split layers
+        (8, 5.0, [0, 1]),
+    ],
+)
+def test_the_layer_with_the_flattest_demand_comes_first(
+    n_slots: int, saved_us: float, expected: list[int]
+) -> None:
+    cost = LayerCost(base_us=50.0, saved_us=saved_us)
+    found = choose_whole(DEMAND, BOTH, (n_slots, 4), cost)
+    assert np.flatnonzero(found.is_whole).tolist() == expected
+    assert found.us == pytest.approx(time_of(DEMAND, BOTH, found.is_whole, (n_slots, 4), cost))
+
+
+def test_never_slower_than_none_or_all_that_fit() -> None:
+    rng = np.random.default_rng(1)
+    layers = np.arange(8)
+    for _ in range(50):
+        n = rng.multinomial(16, np.ones(5) / 5, 8).astype(float)
+        host = n * np.sort(rng.random((8, 5)) * 50)[:, ::-1]
+        cost = LayerCost(100.0, float(rng.uniform(-20, 100)))
+        demand, room = Demand(n, host, host / 8), (int(rng.integers(0, 129)), 16)
+        best = choose_whole(demand, layers, room, cost)
+        for n_whole in range(9):
+            assert best.us <= choose_whole(demand, layers, room, cost, n_whole=n_whole).us + 1e-9
+
+
+def test_who_follows_whom() -> None:
+    modes = np.array([2, 0, 2, 1, 0, 2, 2], np.uint8)
+    is_ours = np.array([True] * 6 + [False])
+    assert n_whole_after(modes, is_ours).tolist() == [0, 1, 0, 0, 1, 0, 0]
+    assert n_whole_after(np.full(3, LayerMode.WHOLE, np.uint8), np.ones(3, bool)).tolist() == [0, 0, 0]
+
+
+def test_a_stop_is_what_a_whole_layer_saves() -> None:
+    stats, after = np.zeros(4, LAYER_STATS_DTYPE), np.array([0, 2, 0, 0])
+    stats["n_calls"] = 3
+    # three calls each: 100 beside the experts; behind the second two whole layers of 70; the last: unknown
+    stats["layer_us"] = [3 * 100 + 40, 3 * (100 + 2 * 70) + 20, 3 * 100, 0]
+    cost = StopCost()
+    cost.observe(stats, np.zeros(4, np.int64), np.array([40.0, 3 * 140 + 20, 0.0, 0.0]))
+    assert cost.saved_us is None
+    cost.observe(stats, after, np.array([40.0, 20.0, 0.0, 0.0]))
+    assert cost.base_us == pytest.approx(100.0)
+    assert cost.saved_us == pytest.approx(30.0)
+
+
+# ---- on a simulated device -------------------------------------------------------------------------------
+
+
+def run(
+    device: SimulatedDevice, n_steps: int, *, whole: np.ndarray | None = None, without: str = "fallback"
+) -> tuple[np.ndarray, Scheduler]:
+    """Microseconds of each step; `whole`: these layers, whatever the scheduler thinks."""
+    scheduler = Scheduler(device.board, SchedulerConfig(without=frozenset(without.split(","))))
+    if whole is not None:
+        scheduler.layers.wanted_in = lambda way: whole  # type: ignore[method-assign]
+    us = np.zeros(n_steps)
+    for i in range(n_steps):
+        us[i] = device.step()
+        scheduler.step()
+    return us, scheduler
+
+
+N_UNTIL_CHOSEN = 2 * FIRST + N_SAMPLES + 50
+
+
+@pytest.mark.parametrize("cache", [0.05, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("stop_us", [0.0, 20.0, 60.0, 200.0])
+def test_as_fast_as_the_best_fixed_number(stop_us: float, cache: float) -> None:
+    """Within 3 %, of none, half of those that fit, and all that fit, which is --n-cpu-moe; that one never."""
+    us, scheduler = run(SimulatedDevice(cache, stop_us), N_UNTIL_CHOSEN + 100)
+    ours = us[-100:].mean()
+    room = (scheduler.board.n_slots, N_EXPERT)
+    demand, n_most = scheduler.layers._demand(), room[0] // N_EXPERT
+    fixed = {}
+    for n_whole in {0, n_most // 2, n_most}:
+        choice = choose_whole(demand, np.arange(N_LAYER), room, LayerCost(100.0, 50.0), n_whole=n_whole)
+        fixed[n_whole] = run(SimulatedDevice(cache, stop_us), 200, whole=choice.is_whole)[0][-100:].mean()
+    assert ours < 1.03 * min(fixed.values()), fixed
+    assert ours < fixed[n_most], fixed
+    assert scheduler.layers.n_changes <= 2  # a probe, and a choice
+
+
+def test_the_choice_changes_rarely_and_demand_stands_still() -> None:
+    device = SimulatedDevice(0.5, 60.0)
+    _, scheduler = run(device, N_UNTIL_CHOSEN)
+    is_whole = device.board.whole == LayerMode.WHOLE
+    assert is_whole.any()
+    assert not is_whole.all()
+    before, levels = scheduler.layers._demand(), scheduler.estimator.utility[is_whole].copy()
+    n_changes = scheduler.layers.n_changes
+    for _ in range(EVERY + 100):
+        device.step()
+        scheduler.step()
+    assert scheduler.layers.n_changes == n_changes
+    after = scheduler.layers._demand()
+    assert np.array_equal(scheduler.estimator.utility[is_whole], levels)
+    assert after.n_experts[is_whole] == pytest.approx(before.n_experts[is_whole])
+    assert 0.1 < (scheduler.layers.gain or 0.0) < 0.2
+    found = scheduler.layers.to_dict()
+    assert found["layers"] == np.flatnonzero(is_whole).tolist()
+    assert found["saved_us"] == pytest.approx(60.0, abs=25.0)
+
+
+@pytest.mark.parametrize("without", ["whole", "evict", "prefetch", "hetwb"])
+def test_a_user_who_says_otherwise_is_obeyed(without: str) -> None:
+    device = SimulatedDevice(0.5, 200.0)
+    _, scheduler = run(device, N_UNTIL_CHOSEN, without=without)
+    assert not scheduler.layers.is_on
+    assert not device.board.want_whole.any()
+
+
+def test_an_engine_that_cannot_is_asked_no_more() -> None:
+    device = SimulatedDevice(0.5, 200.0)
+    device.can_be_whole = False
+    _, scheduler = run(device, N_UNTIL_CHOSEN + PATIENCE)
+    assert not scheduler.layers.is_on
+    assert not device.board.want_whole.any()
+
+
+def test_without_slots_for_a_layer_nothing_is_tried() -> None:
+    device = SimulatedDevice(0.03, 200.0)
+    assert device.board.n_slots < N_EXPERT
+    _, scheduler = run(device, N_UNTIL_CHOSEN)
+    assert not scheduler.layers.is_on
+    assert scheduler.layers.n_changes == 0
