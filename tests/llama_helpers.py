@@ -51,17 +51,17 @@ class _BuftOverride(ctypes.Structure):
 
 
 @contextmanager
-def offloaded_model(path: Path, device: Any) -> Iterator[Any]:
-    """All layers on `device`, the experts on the host, as --cpu-moe does."""
+def offloaded_model(path: Path, *on: Any, **model_fields: Any) -> Iterator[Any]:
+    """All layers on these devices, the experts on the host, as --cpu-moe does."""
     overrides = (_BuftOverride * 2)(
         _BuftOverride(EXPERT_TENSORS, cpu_buffer_type()), _BuftOverride(None, None)
     )
-    devices = (ctypes.c_void_p * 2)(device.handle, None)
+    devices = (ctypes.c_void_p * (len(on) + 1))(*(device.handle for device in on), None)
     fields = {
         "n_gpu_layers": 99,
         "devices": ctypes.addressof(devices),
         "tensor_buft_overrides": ctypes.addressof(overrides),
-    }
+    } | model_fields
     with loaded_model(path, **fields) as model:
         yield model
 
@@ -158,7 +158,7 @@ def decide(engine: Engine, utility: np.ndarray, tau: np.ndarray, loads: np.ndarr
         board.tau[:] = tau
         board.load[: len(loads)] = loads
         board.n_load[0] = len(loads)
-        board.byte_budget[0] = NO_BUDGET
+        board.byte_budget[:] = NO_BUDGET
 
 
 def decide_randomly(engine: Engine, rng: np.random.Generator) -> None:

@@ -9,7 +9,7 @@ spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_laye
     plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), wide(wide),
     is_logged(plan.has_slots || wide.has_tier()), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
-        const bool is_own = host.on_device && layer->own_kernels;
+        const bool is_own = host.on_device && layer->own_kernels && spac_device_is_cpu(plan.device_of(*layer));
         nodes[layer->il]  = { &ops, layer, is_own ? groups[layer->group].get() : nullptr };
     }
 }
@@ -69,11 +69,11 @@ bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
     return !p.has_lora;
 }
 
-// a context has one backend of the device
+// a context has one backend of each device
 ggml_backend_t spac_graph_splitter::backend_of_calls(const llama_moe_hook_params & p) const {
     for (int i = 0; plan.host_mode == SPAC_HOST_IN_STREAM && i < ggml_backend_sched_get_n_backends(p.sched); i++) {
         ggml_backend_t backend = ggml_backend_sched_get_backend(p.sched, i);
-        if (ggml_backend_get_device(backend) == plan.device) {
+        if (ggml_backend_get_device(backend) == plan.device_of(*nodes.at(p.il).layer)) {
             return backend;
         }
     }

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyspac.engine.device_stats import DEVICE_DTYPE
 from pyspac.engine.step import RECORD_DTYPE, StepRecord
 from pyspac.errors import ConfigError, EngineError, UsageError
 
@@ -76,6 +77,7 @@ class BoardGeometry:
     group: Sequence[int]  # layout group: slots are shared within a group only
     group_slots: Sequence[int]  # slots of that layer's group
     max_batch: int = 16
+    layer_device: Sequence[int] = ()  # which device has the layer's slots; (): there is one
 
     def __post_init__(self) -> None:
         """Check sizes; ConfigError names the field."""
@@ -109,6 +111,7 @@ class BoardView:
     n_slots: int
     max_batch: int
     n_load_max: int
+    n_device: int
     # written by the engine
     counts: NDArray[np.uint32]  # [n_layer, n_expert] cumulative activations, wraps
     prompt_counts: NDArray[np.uint32]  # [n_layer, n_expert] the same, of batches wider than max_batch
@@ -116,6 +119,8 @@ class BoardView:
     expert_bytes: NDArray[np.uint32]  # [n_layer] of one expert; 0: the layer is not split
     group: NDArray[np.uint32]  # [n_layer]
     group_slots: NDArray[np.uint32]  # [n_layer]
+    layer_device: NDArray[np.uint32]  # [n_layer] index of the device with the layer's experts
+    devices: NDArray[Any]  # [n_device] DEVICE_DTYPE
     layer_stats: NDArray[Any]  # [n_layer] LAYER_STATS_DTYPE, cumulative
     counters: NDArray[Any]  # [1] COUNTERS_DTYPE, cumulative
     ahead: NDArray[Any]  # [2] AHEAD_DTYPE by AHEAD_NAMES, cumulative but for cutoff_layer
@@ -134,7 +139,7 @@ class BoardView:
     tau: NDArray[np.uint8]  # [n_layer]
     load: NDArray[np.uint32]  # [n_load_max] il * n_expert + ie, most wanted first
     n_load: NDArray[np.uint32]  # [1]
-    byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
+    byte_budget: NDArray[np.uint64]  # [n_device] bytes per forward; NO_BUDGET: no limit
     # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
     looks_ahead: NDArray[np.uint32]  # [1] not 0: a server tells of upcoming tokens
@@ -151,6 +156,8 @@ class BoardView:
             "expert_bytes": (np.uint32, (n_layer,)),
             "group": (np.uint32, (n_layer,)),
             "group_slots": (np.uint32, (n_layer,)),
+            "layer_device": (np.uint32, (n_layer,)),
+            "devices": (DEVICE_DTYPE, (self.n_device,)),
             "layer_stats": (LAYER_STATS_DTYPE, (n_layer,)),
             "counters": (COUNTERS_DTYPE, (1,)),
             "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
@@ -168,7 +175,7 @@ class BoardView:
             "tau": (np.uint8, (n_layer,)),
             "load": (np.uint32, (self.n_load_max,)),
             "n_load": (np.uint32, (1,)),
-            "byte_budget": (np.uint64, (1,)),
+            "byte_budget": (np.uint64, (self.n_device,)),
             "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
             "looks_ahead": (np.uint32, (1,)),
             "fallback": (np.int32, (2,)),
@@ -239,6 +246,7 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
+                 "layer_device", "devices",
                  "layer_stats", "counters", "ahead", "tier", "in_memory", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
@@ -256,13 +264,15 @@ class LocalBoard(BoardView):
         self.n_expert_used = geometry.n_expert_used
         self.max_batch = geometry.max_batch
         self.n_load_max = geometry.n_layer * geometry.n_expert
+        self.n_device = 1 + max(geometry.layer_device, default=0)
         for name, (dtype, shape) in self._layout().items():
             setattr(self, name, np.zeros(shape, dtype))
         self.expert_bytes[:] = geometry.expert_bytes
         self.group[:] = geometry.group
         self.group_slots[:] = geometry.group_slots
+        self.layer_device[:] = geometry.layer_device or 0
         self.n_slots = sum(dict(zip(geometry.group, geometry.group_slots, strict=True)).values())
-        self.byte_budget[0] = NO_BUDGET
+        self.byte_budget[:] = NO_BUDGET
         self.n_draft_max[:] = -1
         self.n_decisions = 0
 
@@ -302,6 +312,7 @@ class Board(BoardView):
         check(lib.spac_board_get_view(handle, view))
         self.n_layer, self.n_expert, self.n_expert_used = view.n_layer, view.n_expert, view.n_expert_used
         self.n_slots, self.max_batch, self.n_load_max = view.n_slots, view.max_batch, view.n_load_max
+        self.n_device = view.n_device
         for name, (dtype, shape) in self._layout().items():
             setattr(self, name, self._array(getattr(view, name), np.dtype(dtype), shape))
         for name in ENGINE_ARRAYS:
