@@ -83,25 +83,17 @@ spac_status spac_device_get_info(int32_t index, spac_device_info * info) {
     });
 }
 
-spac_status spac_devices_find(const char * names, int32_t first, int32_t * indices, int32_t * n_found) {
+spac_status spac_devices_find(const char * names, int32_t * indices, int32_t * n_found) {
     return spac_guard([&] {
-        const size_t n = ggml_backend_dev_count();
-        if (!names || !indices || !n_found || first < 0 || (size_t) first > n) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("spac_devices_find: no names, nowhere to put what is found, or %d is none of %zu devices", first, n));
+        if (!names || !indices || !n_found) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "spac_devices_find: no names, or nowhere to put what is found");
         }
-        std::vector<ggml_backend_dev_t> all, late; // those of RPC servers come late
-        for (size_t i = 0; i < n; i++) {
+        std::vector<ggml_backend_dev_t> all;
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             all.push_back(ggml_backend_dev_get(i));
-            if (i >= (size_t) first) {
-                late.push_back(all.back());
-            }
         }
-        const bool                            are_late = spac_read_device(names) == SPAC_DEVICE_AUTO && first > 0 && !late.empty();
-        const std::vector<ggml_backend_dev_t> found    = are_late ? late : spac_choose_devices(names, all);
-        if (found.size() > SPAC_N_DEVICES) {
-            throw spac_error(SPAC_STATUS_DEVICE, spac_format("%zu devices are too many: name %d at most with --device", found.size(), SPAC_N_DEVICES));
-        }
-        *n_found = (int32_t) found.size();
+        const std::vector<ggml_backend_dev_t> found = spac_choose_devices(names, all);
+        *n_found                                    = (int32_t) found.size();
         for (size_t i = 0; i < found.size(); i++) {
             indices[i] = (int32_t) (std::find(all.begin(), all.end(), found[i]) - all.begin());
         }

@@ -198,6 +198,9 @@ std::vector<ggml_backend_dev_t> spac_choose_devices(const std::string & names, c
         }
         chosen.push_back(device);
     }
+    if (chosen.size() > SPAC_N_DEVICES) {
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("--device names %zu devices: name %d at most", chosen.size(), SPAC_N_DEVICES));
+    }
     return chosen;
 }
 

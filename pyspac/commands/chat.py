@@ -15,7 +15,7 @@ from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat import ChatTemplate, Conversation
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.loading import Loading
-from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.options import CacheSize, RunOptions, parse_numbers
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.generate.spec_types import parse_spec_type
@@ -52,6 +52,7 @@ def chat(
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,
+    tensor_split: o.TensorSplit = "",
     spec_type: o.SpecTypeName = None,
     draft_max: o.DraftMax = None,
     speculation: o.SpeculationName = None,
@@ -72,7 +73,8 @@ def chat(
     options = RunOptions(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
-        ram=ram, device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
+        ram=ram, device=device, host_kernels=host_kernels, rpc=rpc,
+        tensor_split=parse_numbers("--tensor-split", tensor_split), spec_type=parse_spec_type(spec_type),
         draft_max=draft_max, speculation=speculation, stock=stock,
         repack=stock if repack is None else repack, verbose=verbose,
     )  # fmt: skip

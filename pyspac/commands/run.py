@@ -25,7 +25,7 @@ from pyspac.commands.saved_defaults import with_saved
 from pyspac.generate.chat import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.loading import Loading
-from pyspac.generate.options import CacheSize, RunOptions, parse_threshold
+from pyspac.generate.options import CacheSize, RunOptions, parse_numbers, parse_threshold
 from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
@@ -56,11 +56,13 @@ Explain = Annotated[
     ),
 ]
 CopyGbS = Annotated[
-    float,
+    str,
     typer.Option(
         "--copy-gb-s",
         metavar="GB/S",
-        help="Slow copies down to this speed, to emulate another link; 0: full speed.",
+        show_default=False,
+        help="Slow copies down to this speed, to emulate another link, with commas one for each "
+        "device; 0: full speed.",
         rich_help_panel=o.SCHEDULER,
     ),
 ]
@@ -93,6 +95,7 @@ def run(
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,
+    tensor_split: o.TensorSplit = "",
     spec_type: o.SpecTypeName = None,
     draft_max: o.DraftMax = None,
     draft_p_min: DraftPMin = 0.0,
@@ -102,7 +105,7 @@ def run(
     threshold: o.Threshold = "auto",
     without: o.Without = "",
     predict: o.Predictors = o.DEFAULT_PREDICTORS,
-    copy_gb_s: CopyGbS = 0.0,
+    copy_gb_s: CopyGbS = "",
     link_gb_s: o.LinkGbS = None,
     stock: o.Stock = False,
     repack: o.Repack = None,
@@ -117,13 +120,16 @@ def run(
     text = prompt_or_chat(prompt, file, json_file)
     sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
+    speeds = parse_numbers("--copy-gb-s", copy_gb_s)
     options = RunOptions(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
-        device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
+        device=device, host_kernels=host_kernels, rpc=rpc,
+        tensor_split=parse_numbers("--tensor-split", tensor_split), spec_type=parse_spec_type(spec_type),
         draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
         estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
-        predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, stock=stock, ram=ram,
+        predict=parse_predictors(predict), copy_gb_s=speeds[0] if len(speeds) == 1 else 0.0,
+        device_copy_gb_s=speeds if len(speeds) > 1 else (), link_gb_s=link_gb_s, stock=stock, ram=ram,
         repack=stock if repack is None else repack, verbose=verbose)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 

@@ -280,15 +280,15 @@ def device_count() -> int:
     return int(lib.spac_device_count())
 
 
-def find_devices(names: str, first: int = 0) -> list[int]:
+def find_devices(names: str) -> list[int]:
     """Return the indices of the devices that `names` ("CUDA0,CUDA1") mean, by the engine's own rule.
 
-    "auto" is the only GPU, none where there is none, or all from index `first` on where that is not 0. Raises
-    UsageError if one is not there or named twice, or "auto" would have to choose among several.
+    "auto" is the only GPU; none where there is none. Raises UsageError if a device is not there or named
+    twice, or "auto" would have to choose among several.
     """
     load_backends()
     indices, n = ffi.new("int32_t[]", lib.SPAC_N_DEVICES), ffi.new("int32_t *")
-    if lib.spac_devices_find(os.fsencode(names), first, indices, n) != lib.SPAC_STATUS_SUCCESS:
+    if lib.spac_devices_find(os.fsencode(names), indices, n) != lib.SPAC_STATUS_SUCCESS:
         raise UsageError(ffi.string(lib.spac_last_error()).decode(errors="replace"))
     return [int(index) for index in indices[0 : n[0]]]
 
