@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The RPC tests come last: ggml keeps their device when its server is gone, and aborts whoever asks for it.
     """
-    items.sort(key=lambda item: "rpc_devices" in getattr(item, "fixturenames", ()))  # the others stay as they are
+    # stable: the others stay as they are
+    items.sort(key=lambda item: "rpc_devices" in getattr(item, "fixturenames", ()))
     for item in items:
         for marker, backend in BACKENDS.items():
             if item.get_closest_marker(marker) and not has_device(backend):

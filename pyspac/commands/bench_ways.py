@@ -92,7 +92,8 @@ def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
         n = n_cpu_moe(loading.preflight.geometry.moe_layers, _pool_bytes(plain))
         tuned = replace(stock, n_cpu_moe=n)
         ways[f"llama.cpp, --n-cpu-moe {n}"] = Way(f"-ngl 99 --n-cpu-moe {n}", tuned, False, "llama-cli")
-    own = {"pyspac": Way("--device none", replace(plain, device="none", rpc=None, tensor_split=(), cache=CacheSize(text="auto")), True)}
+    hosts = replace(plain, device="none", rpc=None, tensor_split=(), cache=CacheSize(text="auto"))
+    own = {"pyspac": Way("--device none", hosts, True)}
     if loading.device.has_cache:
         rpc = f" --rpc {options.rpc}" if options.rpc else ""
         split = Way(f"--device {options.device}{rpc} --cache {options.cache.text}", plain, True)

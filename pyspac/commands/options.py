@@ -140,27 +140,21 @@ Device = Annotated[
         "--device",
         metavar="NAME",
         help="auto (the GPU; none where there is no GPU), none (everything on the CPU, with the engine's own "
-        "kernels), a name such as CUDA0, several with commas (CUDA0,CUDA1), or emulated (the CPU plays the "
-        "device too, to try the split without a GPU; old name: cpu).",
+        "kernels), names (CUDA0, or CUDA0,CUDA1), or emulated (the CPU plays the device, to try the split "
+        "without a GPU; old name: cpu).",
     ),
 ]
 Rpc = Annotated[
     str | None,
-    typer.Option(
-        "--rpc",
-        metavar="HOST:PORT",
-        help="Use the devices of a ggml-rpc-server, or of several with commas. They are not protected: on "
-        "this machine, a private network or a tunnel alone (docs/devices.md).",
-    ),
+    typer.Option("--rpc", metavar="HOST:PORT", help="Use a ggml-rpc-server's devices; several with commas."),
 ]
 TensorSplit = Annotated[
     str,
     typer.Option(
-        "-ts",
-        "--tensor-split",
+        *("-ts", "--tensor-split"),
         metavar="N,N",
         show_default=False,
-        help="Shares of the layers, one for each of several devices. Default: by their free memory.",
+        help="Each device's share of the layers. Default: by their free memory.",
     ),
 ]
 

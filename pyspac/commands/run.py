@@ -118,18 +118,17 @@ def run(
     compute all. Without a prompt, on a terminal, it is a chat. Example: pyspac run -m MODEL.gguf -p Once -n 9
     """
     text = prompt_or_chat(prompt, file, json_file)
-    sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
-    speeds = parse_numbers("--copy-gb-s", copy_gb_s)
     options = RunOptions(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
-        device=device, host_kernels=host_kernels, rpc=rpc,
-        tensor_split=parse_numbers("--tensor-split", tensor_split), spec_type=parse_spec_type(spec_type),
-        draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain,
-        estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
-        predict=parse_predictors(predict), copy_gb_s=speeds[0] if len(speeds) == 1 else 0.0,
-        device_copy_gb_s=speeds if len(speeds) > 1 else (), link_gb_s=link_gb_s, stock=stock, ram=ram,
+        cpu_range=cpu_range, n_gpu_layers=gpu_layers,
+        sampling=SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        cache=CacheSize(text=cache), device=device, host_kernels=host_kernels, rpc=rpc,
+        speculation=speculation, explain=explain, tensor_split=parse_numbers("-ts", tensor_split),
+        spec_type=parse_spec_type(spec_type), draft_max=draft_max, draft_p_min=draft_p_min,
+        device_copy_gb_s=parse_numbers("--copy-gb-s", copy_gb_s), estimator=estimator,
+        threshold=parse_threshold(threshold), without=parse_ablations(without),
+        predict=parse_predictors(predict), link_gb_s=link_gb_s, stock=stock, ram=ram,
         repack=stock if repack is None else repack, verbose=verbose)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 

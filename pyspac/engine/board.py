@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.device_stats import DEVICE_DTYPE
 from pyspac.engine.step import RECORD_DTYPE, StepRecord
 from pyspac.errors import ConfigError, EngineError, UsageError
 
@@ -54,6 +53,11 @@ LAYER_STATS_FIELDS = (
     "n_calls", "n_device_experts", "n_host_experts", "n_device_rows", "n_host_rows",
     "device_us", "host_us", "layer_us",
 )  # fmt: skip
+DEVICE_FIELDS = (
+    "name", "copy_gb_s", "is_emulated", "n_slots", "pool_bytes", "expert_bytes", "n_loads",
+    "n_load_failures", "loaded_bytes", "load_us", "wait_us",
+)  # fmt: skip
+_DEVICE_TYPES = {"name": "S64", "copy_gb_s": np.float64}
 # spac_tier_info; `size` and `error` are the C caller's
 _TIER_TYPES = {"n_slots": np.int32, "n_resident": np.int32, "is_direct": np.bool_, "error": "S256"}
 TIER_FIELDS = (
@@ -62,6 +66,7 @@ TIER_FIELDS = (
 )  # fmt: skip
 COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
 AHEAD_DTYPE = np.dtype([(name, np.uint64) for name in AHEAD_FIELDS])
+DEVICE_DTYPE = np.dtype([(name, _DEVICE_TYPES.get(name, np.uint64)) for name in DEVICE_FIELDS])
 TIER_DTYPE = np.dtype([(name, _TIER_TYPES.get(name, np.uint64)) for name in TIER_FIELDS], align=True)
 LAYER_STATS_DTYPE = np.dtype([(name, np.uint64) for name in LAYER_STATS_FIELDS])
 
@@ -235,6 +240,10 @@ class LayoutGroups:
         self.slots[self.of_layer[self.is_split]] = board.group_slots[self.is_split]
         self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
         np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
+        self.n_device = board.n_device
+        self.device_of_layer = board.layer_device.astype(np.intp)  # [n_layer]
+        self.device = np.zeros(self.n_group, np.intp)  # [n_group], whose slots they are
+        self.device[self.of_layer[self.is_split]] = self.device_of_layer[self.is_split]
 
     def count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Count [n_group] the experts of `mask` [n_layer, n_expert] in layers that are split."""

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pyspac.engine.board import BoardView
-
-_RESIDENT = 3  # Residency.RESIDENT; board.py imports this module
-# spac_device_stats, in its order
-DEVICE_DTYPE = np.dtype(
-    [("name", "S64"), ("copy_gb_s", np.float64)]
-    + [
-        (name, np.uint64)
-        for name in (
-            "is_emulated", "n_slots", "pool_bytes", "expert_bytes", "n_loads", "n_load_failures",
-            "loaded_bytes", "load_us", "wait_us",
-        )
-    ]
-)  # fmt: skip
+from pyspac.engine.board import BoardView, Residency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +49,7 @@ def _figures(board: BoardView, index: int) -> DeviceFigures:
         is_emulated=bool(row["is_emulated"]) or float(row["copy_gb_s"]) > 0,
         n_layers=int(layers.sum()),
         n_slots=int(row["n_slots"]),
-        n_resident=int((board.residency[layers] == _RESIDENT).sum()),
+        n_resident=int((board.residency[layers] == Residency.RESIDENT).sum()),
         pool_bytes=int(row["pool_bytes"]),
         n_device_rows=n_device,
         n_host_rows=n_host,

@@ -31,7 +31,7 @@ __all__ = [
     "cpu_buffer_type",
     "device_count",
     "devices",
-    "find_device",
+    "find_devices",
     "has_kernels",
     "host_buffer_type",
     "load_backends",

@@ -115,7 +115,7 @@ def model_fields(params: ModelParams, keep: list[Any]) -> dict[str, Any]:
         keep.append(array)
         return ctypes.addressof(array)
 
-    fields = {
+    fields: dict[str, Any] = {
         "n_gpu_layers": params.n_gpu_layers,
         "use_extra_bufts": params.use_extra_bufts,
         "load_mode": params.load_mode,

@@ -106,7 +106,7 @@ class RunOptions:
     predict: tuple[str, ...] = SchedulerConfig().predict  # of pyspac.scheduler.config.PREDICTORS
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     copy_gb_s: float = 0.0  # throttle of copies, in 1e9 bytes/s; 0: none
-    device_copy_gb_s: tuple[float, ...] = ()  # the same, of each of several devices
+    device_copy_gb_s: tuple[float, ...] = ()  # the same, of each device, or one of all
     link_gb_s: float | None = None  # known speed of the link, in 1e9 bytes/s; None: measured while running
     max_batch: int = EngineParams().max_batch
     verbose: bool = False
@@ -196,12 +196,14 @@ class RunOptions:
             self.cache.of_devices(len(device.each))
         for flag, values, n in (
             ("--tensor-split", self.tensor_split, len(device.handles)),
-            ("--copy-gb-s", self.device_copy_gb_s, len(device.each)),
+            ("--copy-gb-s", self.device_copy_gb_s[1:] and self.device_copy_gb_s, len(device.each)),
         ):
             if values and len(values) != n:
                 numbers = ",".join(f"{value:g}" for value in values)
-                there = f"{n} devices with layers" if n > 1 else "one device" if n else "no device"
-                raise UsageError(f"{flag} {numbers} has {len(values)} numbers, for {there}: give {n or 'none'}")
+                raise UsageError(
+                    f"{flag} {numbers} has {len(values)} numbers, and {device.name} is {n} devices with "
+                    "layers: give one for each, or leave it out"
+                )
 
     @property
     def is_host_only(self) -> bool:
@@ -266,8 +268,8 @@ class RunOptions:
             n_threads=self.n_threads or 0,
             max_batch=max(self.max_batch, self.pass_width),
             ram=None if ram_mib is None else str(ram_mib),
-            copy_gb_s=self.copy_gb_s,
-            device_copy_gb_s=self.device_copy_gb_s,
+            copy_gb_s=self.copy_gb_s if len(self.device_copy_gb_s) != 1 else self.device_copy_gb_s[0],
+            device_copy_gb_s=self.device_copy_gb_s if len(self.device_copy_gb_s) > 1 else (),
             evict="evict" not in self.without,
             next_layer=max((NEXT_LAYERS.get(name, 0) for name in self.predict), default=0) if can else 0,
             fill=not {"prefetch", "prompt"} & self.without,

@@ -41,7 +41,11 @@ def shares(*parts: float) -> Any:
 
 @contextmanager
 def open_pair(
-    path: Path, devices: list[Any], names: str, model_fields: dict[str, Any] | None = None, **engine_fields: Any
+    path: Path,
+    devices: list[Any],
+    names: str,
+    model_fields: dict[str, Any] | None = None,
+    **engine_fields: Any,
 ) -> Iterator[tuple[Any, Any, native.Engine]]:
     """A stock context over these devices, one that is split, and its engine on the devices of `names`."""
     fields = {"device": names, "host_kernels": "ggml"} | engine_fields
@@ -131,7 +135,11 @@ def test_own_kernels_beside_both(rpc_devices: list[Any], tmp_path: Path) -> None
     types = [Type.Q8_0, Type.Q3_K, (Type.Q4_K, Type.Q4_K, Type.Q6_K)]
     path = models.write_model(tmp_path / "model.gguf", "qwen3moe", types)
     names = f"{rpc_devices[0].name},emulated"
-    with open_pair(path, rpc_devices[:1], names, {"n_gpu_layers": 2}, host_kernels="auto") as (stock, split, engine):
+    with open_pair(path, rpc_devices[:1], names, {"n_gpu_layers": 2}, host_kernels="auto") as (
+        stock,
+        split,
+        engine,
+    ):
         if not engine.info().kernels:
             pytest.skip("no kernels for this processor")
         tokens, rng = Sequence0(5, models.N_VOCAB), np.random.default_rng(6)
