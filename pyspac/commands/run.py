@@ -120,16 +120,14 @@ def run(
     text = prompt_or_chat(prompt, file, json_file)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
-        model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        cpu_range=cpu_range, n_gpu_layers=gpu_layers,
-        sampling=SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
-        cache=CacheSize(text=cache), device=device, host_kernels=host_kernels, rpc=rpc,
-        speculation=speculation, explain=explain, tensor_split=parse_numbers("-ts", tensor_split),
-        spec_type=parse_spec_type(spec_type), draft_max=draft_max, draft_p_min=draft_p_min,
-        device_copy_gb_s=parse_numbers("--copy-gb-s", copy_gb_s), estimator=estimator,
-        threshold=parse_threshold(threshold), without=parse_ablations(without),
-        predict=parse_predictors(predict), link_gb_s=link_gb_s, stock=stock, ram=ram,
-        repack=stock if repack is None else repack, verbose=verbose)  # fmt: skip
+        model=target, n_gpu_layers=gpu_layers, host_kernels=host_kernels, without=parse_ablations(without),
+        mtp=mtp, n_predict=n_predict, cpu_range=cpu_range, speculation=speculation, draft_p_min=draft_p_min,
+        n_ctx=ctx_size, sampling=SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        n_threads=threads, explain=explain, draft_max=draft_max, estimator=estimator, link_gb_s=link_gb_s,
+        cache=CacheSize(text=cache), threshold=parse_threshold(threshold), predict=parse_predictors(predict),
+        device=device, tensor_split=parse_numbers("-ts", tensor_split), spec_type=parse_spec_type(spec_type),
+        device_copy_gb_s=parse_numbers("--copy-gb-s", copy_gb_s), repack=stock if repack is None else repack,
+        draft=draft, rpc=rpc, stock=stock, ram=ram, verbose=verbose)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 
 

@@ -25,8 +25,19 @@ class DeviceFigures:
     coverage: float  # its share of both; nan before the first
     n_loads: int
     loaded_bytes: int
+    load_s: float
     link_gb_s: float | None  # as its copies were measured; None: there was none
     wait_s: float  # that its layers waited for the host's experts
+
+    def text(self) -> str:
+        """A line of a report."""
+        covered = "-" if np.isnan(self.coverage) else f"{self.coverage:.1%}"
+        link = "" if self.link_gb_s is None else f" at {self.link_gb_s:.2g} GB/s"
+        emulated = ", emulated" if self.is_emulated else ""
+        return (
+            f"{self.n_layers} layers, {self.n_resident} of {self.n_slots} slots, {covered} covered, "
+            f"{self.n_loads} loads{link}{emulated}"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """All fields; `coverage` None before the first forward."""
@@ -56,6 +67,7 @@ def _figures(board: BoardView, index: int) -> DeviceFigures:
         coverage=n_device / (n_device + n_host) if n_device + n_host else float("nan"),
         n_loads=int(row["n_loads"]),
         loaded_bytes=int(row["loaded_bytes"]),
+        load_s=us / 1e6,
         link_gb_s=int(row["loaded_bytes"]) / us / 1e3 if us else None,
         wait_s=int(row["wait_us"]) / 1e6,
     )

@@ -72,7 +72,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     board_file.check_free(board)
     if options.attach.metrics_port:
         choose_port(options.attach.metrics_host, options.attach.metrics_port, "--metrics-port")
-    device = probe_device(options.device)
+    device = probe_device(options.device, options.rpc)
     options = options.on(device)
     files = find_models(options, folder, is_stopped)
     sizes = _sizes(options, files, device)
@@ -144,8 +144,9 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
             log.warning(note)
         is_copied = has_engine and (ram_mib is not None or fits_memory(geometry.model_bytes))
         return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram_mib)
-    cache = choose_cache(options.cache.text, geometry, needs, device)
-    if reason := why_tight(cache, geometry, needs, device):
+    split = options.passed_value("-ts", "--tensor-split")
+    cache = choose_cache(options.cache.text, geometry, needs, device, split)
+    if reason := why_tight(cache, geometry, needs, device, split):
         log.warning(f"this may not fit: {reason}")
     ram_mib = _ram_beside(options, header, geometry, device, needs)
     is_copied = ram_mib is not None or not device.is_cpu
