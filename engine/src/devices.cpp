@@ -2,6 +2,7 @@
 #include "clock.h"
 #include "engine-params.h"
 #include "host/kernels.h"
+#include "lost-server.h"
 #include "sized-struct.h"
 #include "slot-copy.h"
 #include "status.h"
@@ -113,6 +114,7 @@ spac_status spac_device_add_rpc(const char * endpoint) {
             throw spac_error(SPAC_STATUS_DEVICE, spac_format("no RPC server at %s: is ggml-rpc-server running there?", endpoint ? endpoint : "(null)"));
         }
         ggml_backend_register(server);
+        spac_name_lost_server(endpoint);
     });
 }
 

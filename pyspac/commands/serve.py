@@ -144,8 +144,8 @@ def serve(
     )  # fmt: skip
     options = ServeOptions(
         model=model, draft=model_draft, spec_type=kind, cache=CacheSize(text=cache), ram=ram, device=device,
-        rpc=rpc, host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port, board=board,
-        max_batch=max_batch, restart=restart, drain_s=drain, passed=passed, attach=attach,
+        rpc=rpc, host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size, host=host, port=port,
+        board=board, max_batch=max_batch, restart=restart, drain_s=drain, passed=passed, attach=attach,
     )  # fmt: skip
     from pyspac.server.supervisor import serve as run_server  # loads the engine
 
