@@ -25,16 +25,23 @@ def wait_until_it_listens(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 @contextmanager
-def rpc_server() -> Iterator[int]:
-    """The port of a fresh server, which is stopped by its own process id."""
+def start_rpc_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A fresh one, which is stopped by its own process id."""
     from pyspac._native import bin_dir
 
-    port = free_port()
     command = [bin_dir() / "ggml-rpc-server", "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until_it_listens(server, port)
-        yield port
+        yield server
     finally:
         server.terminate()
         server.wait(10)
+
+
+@contextmanager
+def rpc_server() -> Iterator[int]:
+    """The port of a fresh server."""
+    port = free_port()
+    with start_rpc_server(port):
+        yield port

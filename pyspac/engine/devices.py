@@ -6,6 +6,7 @@ of the split. Either way nothing of a graphics card is touched.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -126,6 +127,21 @@ def _add_servers(rpc: str) -> list[str]:
     return [name for endpoint in endpoints for name in _add_rpc(endpoint)]
 
 
+def servers_that_answer(rpc: str) -> list[str]:
+    """Those of "HOST:PORT,HOST:PORT" which take a connection."""
+    living = []
+    for endpoint in rpc.split(","):
+        host, _, port = endpoint.rpartition(":")
+        with contextlib.suppress(OSError):
+            _connect(host, int(port))
+            living.append(endpoint)
+    return living
+
+
+def _connect(host: str, port: int) -> None:
+    socket.create_connection((host.strip("[]"), port), RPC_TIMEOUT_S).close()
+
+
 _NAMES_OF: Final[dict[str, list[str]]] = {}  # devices of servers that were added: ggml keeps them
 
 
@@ -135,7 +151,7 @@ def _add_rpc(endpoint: str) -> list[str]:
     if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError("--rpc", endpoint, "HOST:PORT, such as 192.168.1.7:50052; several with commas")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), RPC_TIMEOUT_S).close()
+        _connect(host, int(port))
     except OSError as error:
         wanted = f"the address of a running ggml-rpc-server (connecting failed: {error})"
         raise ConfigError("--rpc", endpoint, wanted) from error

@@ -28,6 +28,7 @@ from llama_helpers import (
 from pyspac._native import lib
 from pyspac.engine import engine as native
 from pyspac.engine.device_stats import read_devices
+from pyspac.engine.params import EngineParams
 from pyspac.errors import EngineError
 
 WIDTHS = (40, *range(1, 17), 5, 1)
@@ -202,3 +203,17 @@ def test_budgets_of_their_own(rpc_devices: list[Any], tmp_path: Path) -> None:
         engine.end_forward()
         none, two = read_devices(board)
         assert (none.n_loads, two.n_loads) == (0, 2)
+
+
+def test_the_context_may_go_first(rpc_devices: list[Any], tmp_path: Path) -> None:
+    """While both copy: nothing of the engine touches the weights or the devices then."""
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    with offloaded_model(path, *rpc_devices, **shares(1, 1)) as model:
+        params = EngineParams(
+            device=names_of(rpc_devices), cache="100%", device_copy_gb_s=(0.001, 0.002), fill=False
+        )
+        with new_context(model) as ctx:
+            engine = native.Engine.attach(ctx, params)
+            decide_all(engine)
+            engine.apply()
+        engine.close()
