@@ -56,9 +56,8 @@ def bin_dir() -> Path:
 @pytest.fixture(scope="session")
 def rpc_devices() -> Iterator[list[Any]]:
     """The devices of two fresh RPC servers on this machine, for the rest of the process."""
-    from rpc_servers import rpc_server
-
     from pyspac.engine import engine as native
+    from tools.rpc_servers import rpc_server
 
     with ExitStack() as stack:
         before = native.device_count()

@@ -29,10 +29,10 @@ from llama_helpers import (
     place,
     split_layers,
 )
-from rpc_servers import rpc_server
 
 from pyspac._native import lib
 from pyspac.engine import engine as native
+from tools.rpc_servers import rpc_server
 
 
 @pytest.fixture

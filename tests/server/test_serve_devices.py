@@ -12,8 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from rpc_servers import start_rpc_server
 from serving import HOST, TARGET, Serve, complete, free_port, run_pyspac, wait_for
+
+from tools.rpc_servers import start_rpc_server
 
 PROMPT = "def split(text):"
 GREEDY = ("-p", PROMPT, "-n", "24", "--temp", "0", "-t", "1", "--host-kernels", "ggml", "--json", "-")

@@ -1,4 +1,4 @@
-"""llama.cpp's RPC servers on this machine, for tests of devices that are no CPU."""
+"""llama.cpp's RPC servers on this machine, as devices that are no CPU: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ def start_rpc_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A fresh one, which is stopped by its own process id."""
     from pyspac._native import bin_dir
 
-    command = [bin_dir() / "ggml-rpc-server", "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
+    command = [
+        str(bin_dir() / "ggml-rpc-server"),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--threads",
+        "1",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until_it_listens(server, port)
