@@ -213,3 +213,15 @@ def in_new_thread(action: Callable[[], None]) -> None:
     thread.join()
     if errors:
         raise errors[0]
+
+
+def submit(ctx: Any, tokens: Sequence0, width: int) -> None:
+    """Decode, and do not ask for the result: the device may still be at work, and call the engine."""
+    batch = tokens.next_batch(width)
+    raw = llama.llama_batch_init(width, 0, 1)
+    raw.n_tokens = width
+    for i in range(width):
+        raw.token[i], raw.pos[i], raw.n_seq_id[i], raw.logits[i] = batch.tokens[i], batch.pos[i], 1, 1
+        raw.seq_id[i][0] = 0
+    assert llama.llama_decode(ctx, raw) == 0
+    llama.llama_batch_free(raw)

@@ -54,7 +54,14 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
         built.n_split   = 0;
         built.is_wide   = false;
     }
+    built.sched   = p.sched;
     built.last_il = p.il;
+}
+
+void spac_graph_splitter::wait_for_devices() const {
+    if (built.sched) {
+        ggml_backend_sched_synchronize(built.sched);
+    }
 }
 
 bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {

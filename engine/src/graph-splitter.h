@@ -25,6 +25,7 @@ struct spac_graph_splitter {
                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p);              // NULL: the layer stays as it is
+    void          wait_for_devices() const;                            // that they have done all graphs before
     int32_t       n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
 
   private:
@@ -54,11 +55,12 @@ struct spac_graph_splitter {
 
     // the graph built last, which is the one that is computed next
     struct {
-        ggml_cgraph * graph     = nullptr;
-        bool          is_logged = false; // a layer of it was seen whose ids are
-        int           last_il   = -1;
-        int           n_split   = 0;     // layers of it
-        bool          is_wide   = false; // one of them is
+        ggml_backend_sched_t sched     = nullptr;
+        ggml_cgraph *        graph     = nullptr;
+        bool                 is_logged = false; // a layer of it was seen whose ids are
+        int                  last_il   = -1;
+        int                  n_split   = 0;     // layers of it
+        bool                 is_wide   = false; // one of them is
     } built;
 
     bool last_was_split = false; // the graph computed last: by the executor
