@@ -234,8 +234,8 @@ void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
 
 // else the first split layer's dispatch begins a forward
 int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
-    if (plan.host_mode == SPAC_HOST_IN_STREAM && plan.devices.size() > 1) {
-        splitter.wait_for_devices(); // else the first one's stream would begin this forward while another's calls for the last
+    if (plan.devices.size() > 1) { // else the first would begin this forward, and unpin slots, while the others are at the last one
+        splitter.wait_for_devices();
     }
     if (!layers.any_split() && n_tokens > 0) {
         forward.begin();
