@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from serving import HOST, TARGET, Serve, complete, free_port, run_pyspac, wait_for
+from serving import HOST, TARGET, Serve, complete, environment, free_port, run_pyspac, wait_for
 
 from tools.rpc_servers import start_rpc_server
 
@@ -154,3 +154,27 @@ def test_serve_over_two_servers_and_on_with_one(tmp_path: Path) -> None:
             serve.wait_ready(1)
             assert complete(serve.port, 24)["content"] == text
             assert serve.event("rpc_lost")["endpoints"] == servers[0][0]  # type: ignore[index]
+
+
+def test_the_drop_in_over_two_servers(rpc: str, tmp_path: Path) -> None:
+    """In a process of its own, as ggml keeps the servers' devices for good."""
+    program = f"""
+import pyspac
+with pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, cache="25%,50%", tensor_split=[3, 4], verbose=False) as llm:
+    assert llm({PROMPT!r}, max_tokens=8, temperature=0.0)["choices"][0]["text"]
+    print([(device["name"], device["n_layers"]) for device in llm.stats()["devices"]])
+try:
+    pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, cache="1,2,3", verbose=False)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[('RPC0', 3), ('RPC1', 3)]" in done.stdout
+    assert "has 3 sizes, and there are 2 devices" in done.stdout
