@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The RPC tests come last: ggml keeps their device when its server is gone, and aborts whoever asks for it.
     """
-    items.sort(key=lambda item: item.path.stem == "test_split_rpc")  # stable: the others stay as they are
+    # stable: the others stay as they are
+    items.sort(key=lambda item: "rpc_devices" in getattr(item, "fixturenames", ()))
     for item in items:
         for marker, backend in BACKENDS.items():
             if item.get_closest_marker(marker) and not has_device(backend):
@@ -47,3 +51,16 @@ def bin_dir() -> Path:
     from pyspac import _native
 
     return _native.bin_dir()
+
+
+@pytest.fixture(scope="session")
+def rpc_devices() -> Iterator[list[Any]]:
+    """The devices of two fresh RPC servers on this machine, for the rest of the process."""
+    from pyspac.engine import engine as native
+    from tools.rpc_servers import rpc_server
+
+    with ExitStack() as stack:
+        before = native.device_count()
+        for _ in range(2):
+            native.add_rpc(f"127.0.0.1:{stack.enter_context(rpc_server())}")
+        yield native.devices()[before:]

@@ -2,7 +2,7 @@
 
 Semantics as in engine/include/spac.h: loads below tau are dropped; highest level first, FIFO within a level;
 a full layout group gives up its lowest-utility resident below tau, if that is lower than the newcomer's; at
-most byte_budget bytes per forward, the rest stays queued.
+most byte_budget bytes per forward and device, the rest stays queued.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class FakeEngine:
         self.evict = evict
         self.host_us = host_us  # of one distinct expert
         self.link_us_per_byte = link_us_per_byte
+        self.slowness = [1.0] * board.n_device  # of each device's link
         self.queue: list[int] = []  # flat ids, in order of arrival
 
     def add(self, name: str, value: int) -> None:
@@ -58,13 +59,17 @@ class FakeEngine:
         board.n_load[0] = 0
         self.queue = [i for i in self.queue if self._level(i) >= int(board.tau[i // board.n_expert])]
         self.queue.sort(key=lambda i: -self._level(i))
-        budget = int(board.byte_budget[0])
-        while self.queue:
-            n_bytes = int(board.expert_bytes[self.queue[0] // board.n_expert])
-            if n_bytes > budget:
-                break
-            budget -= n_bytes
-            self._load(self.queue.pop(0), n_bytes)
+        budgets = board.byte_budget.tolist()
+        waiting, self.queue = self.queue, []
+        for i in waiting:
+            il = i // board.n_expert
+            n_bytes, device = int(board.expert_bytes[il]), int(board.layer_device[il])
+            if n_bytes > budgets[device]:
+                budgets[device] = 0  # what is behind it waits as well
+                self.queue.append(i)
+            else:
+                budgets[device] -= n_bytes
+                self._load(i, n_bytes)
 
     def _level(self, flat: int) -> int:
         return int(self.board.utility.ravel()[flat])
@@ -79,7 +84,11 @@ class FakeEngine:
         board.residency[il, ie] = Residency.RESIDENT
         self.add("n_loads", 1)
         self.add("loaded_bytes", n_bytes)
-        self.add("load_us", int(n_bytes * self.link_us_per_byte))
+        us = int(n_bytes * self.link_us_per_byte * self.slowness[int(board.layer_device[il])])
+        self.add("load_us", us)
+        row = board.devices[int(board.layer_device[il]) :][:1]
+        for name, value in (("n_loads", 1), ("loaded_bytes", n_bytes), ("load_us", us)):
+            row[name] += np.uint64(value)
 
     def _make_room(self, group: int, level: int) -> bool:
         board = self.board

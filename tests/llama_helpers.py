@@ -51,17 +51,17 @@ class _BuftOverride(ctypes.Structure):
 
 
 @contextmanager
-def offloaded_model(path: Path, device: Any) -> Iterator[Any]:
-    """All layers on `device`, the experts on the host, as --cpu-moe does."""
+def offloaded_model(path: Path, *on: Any, **model_fields: Any) -> Iterator[Any]:
+    """All layers on these devices, the experts on the host, as --cpu-moe does."""
     overrides = (_BuftOverride * 2)(
         _BuftOverride(EXPERT_TENSORS, cpu_buffer_type()), _BuftOverride(None, None)
     )
-    devices = (ctypes.c_void_p * 2)(device.handle, None)
+    devices = (ctypes.c_void_p * (len(on) + 1))(*(device.handle for device in on), None)
     fields = {
         "n_gpu_layers": 99,
         "devices": ctypes.addressof(devices),
         "tensor_buft_overrides": ctypes.addressof(overrides),
-    }
+    } | model_fields
     with loaded_model(path, **fields) as model:
         yield model
 
@@ -158,7 +158,7 @@ def decide(engine: Engine, utility: np.ndarray, tau: np.ndarray, loads: np.ndarr
         board.tau[:] = tau
         board.load[: len(loads)] = loads
         board.n_load[0] = len(loads)
-        board.byte_budget[0] = NO_BUDGET
+        board.byte_budget[:] = NO_BUDGET
 
 
 def decide_randomly(engine: Engine, rng: np.random.Generator) -> None:
@@ -213,3 +213,15 @@ def in_new_thread(action: Callable[[], None]) -> None:
     thread.join()
     if errors:
         raise errors[0]
+
+
+def submit(ctx: Any, tokens: Sequence0, width: int) -> None:
+    """Decode, and do not ask for the result: the device may still be at work, and call the engine."""
+    batch = tokens.next_batch(width)
+    raw = llama.llama_batch_init(width, 0, 1)
+    raw.n_tokens = width
+    for i in range(width):
+        raw.token[i], raw.pos[i], raw.n_seq_id[i], raw.logits[i] = batch.tokens[i], batch.pos[i], 1, 1
+        raw.seq_id[i][0] = 0
+    assert llama.llama_decode(ctx, raw) == 0
+    llama.llama_batch_free(raw)

@@ -26,7 +26,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     4
+#define SPAC_ABI_VERSION     5
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -40,6 +40,7 @@ extern "C" {
 #define SPAC_AUTO_MARGIN_MIB 768 // of a device's free memory, left by the cache "auto" for what still grows: CUDA's modules and graphs, compute buffers
 #define SPAC_MIN_MARGIN_MIB  256 // the least that a cache of a given size has to leave
 #define SPAC_DRAFT_MAX       256 // tokens of a drafter's draft
+#define SPAC_N_DEVICES       16  // of one context, at most
 
 struct llama_context;
 
@@ -107,28 +108,29 @@ typedef enum spac_stage {
 } spac_stage;
 
 typedef struct spac_engine_params {
-    size_t       size;         // sizeof(spac_engine_params)
-    const char * device;       // "auto", "none", "emulated" ("cpu"), or a ggml name such as "CUDA0": see spac_device_kind
-    const char * cache;        // slot pool: "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory); without a device "auto" or "0"
-    const char * board_name;   // NULL: private memory; else POSIX shared memory /NAME
-    int32_t      host_mode;    // spac_host_mode
-    int32_t      n_threads;    // of the host experts; 0: as the context's, less one that waits for the device (own kernels) and one that copies (more than 4)
-    int32_t      max_batch;    // more tokens than this take stock's path; at least the draft length + 1
-    double       copy_gb_s;    // throttle of copies, to emulate a slower link; 0: none
-    bool         evict;        // false: a resident expert never leaves
-    bool         verbose;      // log one line per layer group
-    int32_t      host_kernels; // spac_host_kernels
-    const char * cpu_range;    // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
-    bool         fill;         // experts that were just used take free slots at once, those of prompts included
-    int32_t      next_layer;   // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
-    const char * ram;          // memory for experts, which lie in mapped files: "25%" of all experts' bytes, or "4096" MiB; NULL: they are in memory
-    int32_t      stage;        // spac_stage
-    int32_t      reserved;     // 0
+    size_t       size;                             // sizeof(spac_engine_params)
+    const char * device;                           // "auto", "none", "emulated" ("cpu"), or a ggml name such as "CUDA0": see spac_device_kind; several with commas
+    const char * cache;                            // slot pool: "17%" of its layers' experts, "4096" MiB, "auto" (free device memory); each device's, or with commas one for each; without a device "auto" or "0"
+    const char * board_name;                       // NULL: private memory; else POSIX shared memory /NAME
+    int32_t      host_mode;                        // spac_host_mode
+    int32_t      n_threads;                        // of the host experts; 0: as the context's, less one that waits for the device (own kernels) and one that copies (more than 4)
+    int32_t      max_batch;                        // more tokens than this take stock's path; at least the draft length + 1
+    double       copy_gb_s;                        // throttle of copies, to emulate a slower link; 0: none
+    bool         evict;                            // false: a resident expert never leaves
+    bool         verbose;                          // log one line per layer group
+    int32_t      host_kernels;                     // spac_host_kernels
+    const char * cpu_range;                        // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
+    bool         fill;                             // experts that were just used take free slots at once, those of prompts included
+    int32_t      next_layer;                       // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
+    const char * ram;                              // memory for experts, which lie in mapped files: "25%" of all experts' bytes, or "4096" MiB; NULL: they are in memory
+    int32_t      stage;                            // spac_stage
+    int32_t      reserved;                         // 0
+    double       device_copy_gb_s[SPAC_N_DEVICES]; // copy_gb_s of each of several devices; 0: copy_gb_s
 } spac_engine_params;
 
 typedef struct spac_engine_info {
     size_t   size;
-    char     device[64];    // ggml's name of the device
+    char     device[64];    // ggml's name of the device; of several, with commas
     bool     is_emulated;   // the device is the CPU itself, or the link is throttled
     int32_t  host_mode;     // spac_host_mode, as it was chosen
     int32_t  n_layer;       // of the model
@@ -145,7 +147,24 @@ typedef struct spac_engine_info {
     char     kernels[16];      // which of them: "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
     int32_t  n_layer_unpinned; // split layers whose experts are not in memory pinned by the device: copies are slower
     int32_t  n_dense_kernels;  // other matrices that they multiply; without a device alone
+    int32_t  n_device;         // 0: "none"
 } spac_engine_info;
+
+// one of the devices: each has slots for the experts of its own layers. Counts are cumulative; what it computed is in the
+// layers' stats
+typedef struct spac_device_stats {
+    char     name[64];    // ggml's
+    double   copy_gb_s;   // of an emulated link; 0: it is the device's own
+    uint64_t is_emulated; // the device is the CPU
+    uint64_t n_slots;
+    uint64_t pool_bytes;   // of device memory, guard slots included
+    uint64_t expert_bytes; // of all experts of its layers
+    uint64_t n_loads;      // copies completed
+    uint64_t n_load_failures;
+    uint64_t loaded_bytes;
+    uint64_t load_us; // loaded_bytes / load_us is the link's speed
+    uint64_t wait_us; // time in its layers that the graph waited for the host executor
+} spac_device_stats;
 
 // the memory tier: experts that lie in files, and the pool that holds some of them; counts are cumulative
 typedef struct spac_tier_info {
@@ -278,7 +297,7 @@ typedef struct spac_board_view {
     uint8_t *  tau;     // [n_layer] experts with utility >= tau belong on the device
     uint32_t * load;    // [n_load_max] il * n_expert + ie, most wanted first
     uint32_t * n_load;
-    uint64_t * byte_budget; // bytes that may be copied per forward; UINT64_MAX: no limit
+    uint64_t * byte_budget; // [n_device] bytes that may be copied per forward; UINT64_MAX: no limit
     // written by the scheduler, each for itself and at any time
     int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
     uint32_t * looks_ahead; // not 0: tell of upcoming tokens, and take decisions over during forwards too
@@ -288,7 +307,10 @@ typedef struct spac_board_view {
     // written by the scheduler, for whoever watches
     int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none, 3 there are only whole layers; by how many thousandths of tokens/s that is faster
     // written by the engine
-    const uint8_t * whole; // [n_layer] spac_layer_mode
+    const uint8_t *           whole;        // [n_layer] spac_layer_mode
+    uint32_t                  n_device;     // at least 1: "none" counts as one
+    const uint32_t *          layer_device; // [n_layer] index of the device with the layer's experts
+    const spac_device_stats * devices;      // [n_device]
     // written by the scheduler, between spac_decision_begin and spac_decision_end
     uint8_t * want_whole; // [n_layer] 1: the device shall have all of them
 } spac_board_view;
@@ -388,13 +410,13 @@ SPAC_API void        spac_hidden_states_close(spac_hidden_states * states);
 SPAC_API spac_status spac_backend_load_all(void); // register the ggml backends built beside this library
 SPAC_API int32_t     spac_device_count(void);
 SPAC_API spac_status spac_device_get_info(int32_t index, spac_device_info * info);
-SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                          // HOST:PORT; adds its devices
-SPAC_API spac_status spac_device_find(const char * name, int32_t first, int32_t * index); // what "auto" or a name means: a GPU, of those from `first` on if any; -1: none
-SPAC_API void *      spac_cpu_buffer_type(void);                                          // for llama_model_params.tensor_buft_overrides
-SPAC_API void *      spac_host_buffer_type(void);                                         // the same: huge pages, weights as in the file
-SPAC_API bool        spac_has_kernels(int32_t type);                                      // of the engine's own, for this machine; type: enum ggml_type
-SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);            // streaming read
-SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);          // host to device copies
+SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                            // HOST:PORT; adds its devices
+SPAC_API spac_status spac_devices_find(const char * names, int32_t * indices, int32_t * n); // [SPAC_N_DEVICES] what "auto" or names mean
+SPAC_API void *      spac_cpu_buffer_type(void);                                            // for llama_model_params.tensor_buft_overrides
+SPAC_API void *      spac_host_buffer_type(void);                                           // the same: huge pages, weights as in the file
+SPAC_API bool        spac_has_kernels(int32_t type);                                        // of the engine's own, for this machine; type: enum ggml_type
+SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);              // streaming read
+SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);            // host to device copies
 
 // mask tokens: a LoRA adapter with the key pyspac.mtp.n_masks acts on tokens of no sequence before first_seq; -1, as it is
 // unless set: on none

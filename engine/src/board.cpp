@@ -17,7 +17,7 @@ static constexpr size_t   ALIGN       = 64;
 
 // offsets follow from the geometry alone, so that a reader need not trust the writer's
 struct board_layout {
-    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_stats, counters, ahead, tier,
+    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_device, layer_stats, counters, ahead, devices, tier,
         in_memory, whole; // the engine's, with the header before them
     size_t records, n_records, routed_tokens, routed_experts, n_routed, upcoming, n_upcoming, n_looks;
     size_t decision_seq, utility, tau, load, n_load, byte_budget, want_whole, n_draft_max, looks_ahead, fallback; // the scheduler's
@@ -51,9 +51,11 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.expert_bytes   = place(n_layer * sizeof(uint32_t));
     l.group          = place(n_layer * sizeof(uint32_t));
     l.group_slots    = place(n_layer * sizeof(uint32_t));
+    l.layer_device   = place(n_layer * sizeof(uint32_t));
     l.layer_stats    = place(n_layer * sizeof(spac_layer_stats));
     l.counters       = place(sizeof(spac_counters));
     l.ahead          = place(SPAC_N_AHEAD * sizeof(spac_ahead_stats));
+    l.devices        = place(g.n_device * sizeof(spac_device_stats));
     l.tier           = place(sizeof(spac_tier_info));
     l.in_memory      = place(n_cell);
     l.whole          = place(n_layer);
@@ -70,7 +72,7 @@ static board_layout make_layout(const spac_board_geometry & g) {
     l.tau            = place(n_layer);
     l.load           = place(n_cell * sizeof(uint32_t));
     l.n_load         = place(sizeof(uint32_t));
-    l.byte_budget    = place(sizeof(uint64_t));
+    l.byte_budget    = place(g.n_device * sizeof(uint64_t));
     l.want_whole     = place(n_layer);
     l.n_draft_max    = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
     l.looks_ahead    = place(sizeof(uint32_t));
@@ -116,7 +118,7 @@ spac_board * spac_board::create(const spac_board_geometry & geometry) {
     memset(board->memory, 0, l.size);
     const spac_board_view v = board->view();
     memset(v.tau, 1, geometry.n_layer);
-    *v.byte_budget = UINT64_MAX;
+    std::fill_n(v.byte_budget, geometry.n_device, UINT64_MAX);
     memset(v.n_draft_max, 0xff, SPAC_N_SERVER_SLOTS * sizeof(int32_t));
     *board->at<spac_board_header>(0) = { BOARD_MAGIC, SPAC_ABI_VERSION, getpid(), l.size, geometry };
     return board.release();
@@ -132,7 +134,7 @@ static void check_header(const spac_board_header & header, size_t length, const 
                                                         name.c_str(), header.abi_version, SPAC_ABI_VERSION));
     }
     const spac_board_geometry & g    = header.geometry;
-    const bool                  sane = g.n_layer > 0 && g.n_layer <= 4096 && g.n_expert > 0 && g.n_expert <= 65536;
+    const bool                  sane = g.n_layer > 0 && g.n_layer <= 4096 && g.n_expert > 0 && g.n_expert <= 65536 && g.n_device > 0 && g.n_device <= SPAC_N_DEVICES;
     if (!sane || header.size != length) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is damaged: %zu bytes, of which its header says %llu, for %u layers x %u experts; "
                                                         "start its server again",
@@ -206,6 +208,12 @@ uint32_t * spac_board::group() const {
 uint32_t * spac_board::group_slots() const {
     return at<uint32_t>(make_layout(geo).group_slots);
 }
+uint32_t * spac_board::layer_device() const {
+    return at<uint32_t>(make_layout(geo).layer_device);
+}
+spac_device_stats * spac_board::devices() const {
+    return at<spac_device_stats>(make_layout(geo).devices);
+}
 spac_layer_stats * spac_board::layer_stats() const {
     return at<spac_layer_stats>(make_layout(geo).layer_stats);
 }
@@ -254,6 +262,9 @@ spac_board_view spac_board::view() const {
     v.group           = group();
     v.group_slots     = group_slots();
     v.layer_stats     = layer_stats();
+    v.n_device        = geo.n_device;
+    v.layer_device    = layer_device();
+    v.devices         = devices();
     v.counters        = counters();
     v.ahead           = ahead();
     v.records         = at<spac_step_record>(l.records);
@@ -388,9 +399,10 @@ bool spac_board::read_decision(uint64_t seen, spac_decision & decision) const {
     const size_t n_cell = (size_t) geo.n_layer * geo.n_expert;
     decision.utility.resize(n_cell);
     decision.tau.resize(geo.n_layer);
+    decision.byte_budget.resize(geo.n_device);
     uint32_t n_load = 0;
     bool     ok     = read(l.utility, decision.utility.data(), n_cell) && read(l.tau, decision.tau.data(), geo.n_layer) &&
-              read(l.byte_budget, &decision.byte_budget, sizeof(decision.byte_budget)) && read(l.n_load, &n_load, sizeof(n_load));
+              read(l.byte_budget, decision.byte_budget.data(), geo.n_device * sizeof(uint64_t)) && read(l.n_load, &n_load, sizeof(n_load));
     decision.load.resize(std::min<size_t>(n_load, n_cell));
     decision.want_whole.resize(geo.n_layer);
     ok = ok && read(l.load, decision.load.data(), decision.load.size() * sizeof(uint32_t)) && read(l.want_whole, decision.want_whole.data(), geo.n_layer);

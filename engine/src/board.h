@@ -19,16 +19,17 @@ struct spac_board_geometry {
     uint32_t n_expert_used = 0;
     uint32_t n_slots       = 0;
     uint32_t max_batch     = 0;
+    uint32_t n_device      = 1;
 };
 
 // a scheduler's decision, whole
 struct spac_decision {
-    uint64_t              seq = 0;    // of the sequence lock; 0: none was ever made
-    std::vector<uint8_t>  utility;    // [n_layer * n_expert]
-    std::vector<uint8_t>  tau;        // [n_layer]
-    std::vector<uint32_t> load;       // [n_load]
-    std::vector<uint8_t>  want_whole; // [n_layer]
-    uint64_t              byte_budget = UINT64_MAX;
+    uint64_t              seq = 0;     // of the sequence lock; 0: none was ever made
+    std::vector<uint8_t>  utility;     // [n_layer * n_expert]
+    std::vector<uint8_t>  tau;         // [n_layer]
+    std::vector<uint32_t> load;        // [n_load]
+    std::vector<uint8_t>  want_whole;  // [n_layer]
+    std::vector<uint64_t> byte_budget; // [n_device]
 };
 
 struct spac_board_file;
@@ -53,20 +54,22 @@ struct spac_board {
     spac_board_view view() const;
 
     // the engine's side, writable
-    uint32_t *         counts() const;
-    uint32_t *         prompt_counts() const;
-    uint8_t *          residency() const;
-    uint32_t *         expert_bytes() const;
-    uint32_t *         group() const;
-    uint32_t *         group_slots() const;
-    spac_layer_stats * layer_stats() const;
-    spac_counters *    counters() const;
-    spac_ahead_stats * ahead() const;
-    spac_tier_info *   tier() const;
-    uint8_t *          in_memory() const;
-    uint8_t *          whole() const;
-    int32_t *          routed_tokens() const;
-    uint16_t *         routed_experts() const;
+    uint32_t *          counts() const;
+    uint32_t *          prompt_counts() const;
+    uint8_t *           residency() const;
+    uint32_t *          expert_bytes() const;
+    uint32_t *          group() const;
+    uint32_t *          group_slots() const;
+    uint32_t *          layer_device() const;
+    spac_layer_stats *  layer_stats() const;
+    spac_counters *     counters() const;
+    spac_ahead_stats *  ahead() const;
+    spac_device_stats * devices() const;
+    spac_tier_info *    tier() const;
+    uint8_t *           in_memory() const;
+    uint8_t *           whole() const;
+    int32_t *           routed_tokens() const;
+    uint16_t *          routed_experts() const;
 
     // others see what the engine wrote only after this; a file that was truncated is made whole again
     // even_if_idle: though no counter has changed since the last time

@@ -11,7 +11,7 @@ static constexpr uint64_t DECISION_LIFE_US = 10'000'000;
 // of the time between two forwards, as much as may have been decoding; the rest was waiting for a request
 static constexpr uint64_t FORWARD_MAX_US = 1'000'000;
 
-spac_decisions::spac_decisions(spac_board & board, spac_expert_cache * cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy) :
+spac_decisions::spac_decisions(spac_board & board, const spac_expert_caches & cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy) :
     board(board), cache(cache), tier(tier), policy(std::move(policy)) {}
 
 // nothing that is read here is trusted: the board may be written by another process
@@ -26,9 +26,10 @@ void spac_decisions::take_over() {
     if (is_abandoned.exchange(false)) {
         spac_log("the scheduler decides again");
     }
-    if (cache) {
-        cache->apply(decision.utility.data(), decision.tau.data(), decision.load.data(), decision.load.size(), decision.byte_budget);
-        cache->want_whole(decision.want_whole.data());
+    if (!cache.empty()) {
+        cache.apply(decision.utility.data(), decision.tau.data(), decision.load.data(), decision.load.size(), decision.byte_budget);
+        cache.want_whole(decision.want_whole.data());
+        board.counters()->n_decisions++;
     } else if (tier) {
         read_ahead();
     }
@@ -80,7 +81,9 @@ bool spac_decisions::is_overdue() const {
 
 void spac_decisions::run_policy() {
     policy->update(board.counts(), board.residency());
-    cache->apply(policy->utility.data(), policy->tau.data(), policy->load.data(), policy->load.size(), UINT64_MAX);
+    std::lock_guard<std::mutex> lock(mutex); // the worker may take a decision over
+    cache.apply(policy->utility.data(), policy->tau.data(), policy->load.data(), policy->load.size(), {});
+    board.counters()->n_decisions++;
 }
 
 int32_t spac_decisions::n_draft_max(int32_t server_slot) const {

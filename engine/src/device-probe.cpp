@@ -1,6 +1,7 @@
 #include "device-probe.h"
 
 #include "expert-ffn.h"
+#include "lost-server.h"
 #include "status.h"
 
 #include "ggml-alloc.h"
@@ -179,9 +180,16 @@ static void refuse_old_server(ggml_backend_dev_t device) {
     }
 }
 
+static bool is_rpc(ggml_backend_dev_t device) {
+    return std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device))).rfind("RPC", 0) == 0;
+}
+
 void spac_probe_device(ggml_backend_dev_t device, const spac_moe_layer & layer, int max_batch) {
     refuse_other_backends(device);
     refuse_old_server(device);
+    if (is_rpc(device)) {
+        spac_name_lost_server(ggml_backend_dev_description(device));
+    }
     const backend_ptr backend(ggml_backend_dev_init(device, nullptr), ggml_backend_free);
     const backend_ptr cpu(ggml_backend_cpu_init(), ggml_backend_free);
     if (!backend || !cpu) {

@@ -2,6 +2,7 @@
 #include "clock.h"
 #include "engine-params.h"
 #include "host/kernels.h"
+#include "lost-server.h"
 #include "sized-struct.h"
 #include "slot-copy.h"
 #include "status.h"
@@ -83,22 +84,20 @@ spac_status spac_device_get_info(int32_t index, spac_device_info * info) {
     });
 }
 
-spac_status spac_device_find(const char * name, int32_t first, int32_t * index) {
+spac_status spac_devices_find(const char * names, int32_t * indices, int32_t * n_found) {
     return spac_guard([&] {
-        const size_t n = ggml_backend_dev_count();
-        if (!name || !index || first < 0 || (size_t) first > n) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("spac_device_find: no name, or %d is none of %zu devices", first, n));
+        if (!names || !indices || !n_found) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "spac_devices_find: no names, or nowhere to put what is found");
         }
-        std::vector<ggml_backend_dev_t> all, late; // those of an RPC server come late
-        for (size_t i = 0; i < n; i++) {
+        std::vector<ggml_backend_dev_t> all;
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             all.push_back(ggml_backend_dev_get(i));
-            if (i >= (size_t) first) {
-                late.push_back(all.back());
-            }
         }
-        const bool               is_auto = spac_read_device(name) == SPAC_DEVICE_AUTO;
-        const ggml_backend_dev_t device  = spac_choose_device(name, is_auto && first > 0 && !late.empty() ? late : all);
-        *index                           = device ? (int32_t) (std::find(all.begin(), all.end(), device) - all.begin()) : -1;
+        const std::vector<ggml_backend_dev_t> found = spac_choose_devices(names, all);
+        *n_found                                    = (int32_t) found.size();
+        for (size_t i = 0; i < found.size(); i++) {
+            indices[i] = (int32_t) (std::find(all.begin(), all.end(), found[i]) - all.begin());
+        }
     });
 }
 
@@ -115,6 +114,7 @@ spac_status spac_device_add_rpc(const char * endpoint) {
             throw spac_error(SPAC_STATUS_DEVICE, spac_format("no RPC server at %s: is ggml-rpc-server running there?", endpoint ? endpoint : "(null)"));
         }
         ggml_backend_register(server);
+        spac_name_lost_server(endpoint);
     });
 }
 

@@ -5,7 +5,7 @@
 #include "board.h"
 #include "context-hook.h"
 #include "cutoff.h"
-#include "expert-cache.h"
+#include "expert-caches.h"
 #include "job-thread.h"
 #include "routers.h"
 #include "tier/memory-tier.h"
@@ -19,7 +19,7 @@ struct spac_draft_gate {
     // draft: the draft model's context, whose graphs get one node per MoE layer that reads the router's input, and nothing else
     // layers: that are split, of the target; n_slots: of the device; tier: of experts on disk, or NULL
     // all outlive it, but the draft's context may go first; throws SPAC_STATUS_INVALID_ARGUMENT where the two models do not fit
-    spac_draft_gate(llama_context * draft, spac_board & board, spac_expert_cache & cache, const std::vector<const spac_moe_layer *> & layers, int n_slots,
+    spac_draft_gate(llama_context * draft, spac_board & board, const spac_expert_caches & cache, const std::vector<const spac_moe_layer *> & layers, int n_slots,
                     int max_batch, spac_memory_tier * tier = nullptr);
     ~spac_draft_gate();
 
@@ -50,14 +50,14 @@ struct spac_draft_gate {
     void begin_drafting(uint64_t forward);
     void work_off(const job & j);
 
-    spac_context_hook      hook;
-    spac_expert_cache &    cache;
-    spac_memory_tier *     tier;
-    spac_ahead_stats &     stats;
-    spac_routers           routers;
-    const int              max_batch;
-    std::map<int, int64_t> widths; // of the draft's router inputs, by il; 0: a MoE layer without a router that can be read
-    std::map<int, node>    nodes;  // by il of the draft
+    spac_context_hook        hook;
+    const spac_expert_caches cache;
+    spac_memory_tier *       tier;
+    spac_ahead_stats &       stats;
+    spac_routers             routers;
+    const int                max_batch;
+    std::map<int, int64_t>   widths; // of the draft's router inputs, by il; 0: a MoE layer without a router that can be read
+    std::map<int, node>      nodes;  // by il of the draft
 
     // of the graph's thread
     spac_draft_times    times;

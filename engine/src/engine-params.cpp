@@ -113,6 +113,31 @@ uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64
     return bytes;
 }
 
+static std::vector<std::string> split_at_commas(const std::string & text) {
+    std::vector<std::string> parts(1);
+    for (const char c : text) {
+        if (c == ',') {
+            parts.emplace_back();
+        } else {
+            parts.back() += c;
+        }
+    }
+    return parts;
+}
+
+std::vector<std::string> spac_cache_sizes(const std::string & text, size_t n_devices) {
+    std::vector<std::string> sizes = split_at_commas(text);
+    if (sizes.size() == 1) {
+        sizes.resize(n_devices, text);
+    }
+    if (sizes.size() != n_devices) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("cache \"%s\" has %zu sizes, and there %s: give one for each, or one for all",
+                                                                   text.c_str(), sizes.size(),
+                                                                   n_devices == 1 ? "is one device" : spac_format("are %zu devices", n_devices).c_str()));
+    }
+    return sizes;
+}
+
 void spac_check_no_cache(const std::string & text) {
     const uint64_t asked = spac_read_cache(text, UINT64_MAX / 2);
     if (asked != UINT64_MAX && asked != 0) {
@@ -144,20 +169,17 @@ static std::string names_of(const std::vector<ggml_backend_dev_t> & devices) {
     return names;
 }
 
-static ggml_backend_dev_t only_one(const std::vector<ggml_backend_dev_t> & gpus) {
-    if (gpus.size() > 1) {
-        throw spac_error(SPAC_STATUS_DEVICE, spac_format("there are %zu GPUs, and one can be used: choose it with --device, one of %s", gpus.size(),
-                                                         names_of(gpus).c_str()));
-    }
-    return gpus.empty() ? nullptr : gpus[0];
-}
-
-ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
+static std::vector<ggml_backend_dev_t> gpus_of(const std::vector<ggml_backend_dev_t> & devices) {
     std::vector<ggml_backend_dev_t> gpus;
     std::copy_if(devices.begin(), devices.end(), std::back_inserter(gpus), is_gpu);
-    const spac_device_kind kind = spac_read_device(name);
+    return gpus;
+}
+
+static ggml_backend_dev_t find_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
+    const std::vector<ggml_backend_dev_t> gpus = gpus_of(devices);
+    const spac_device_kind                kind = spac_read_device(name);
     if (kind == SPAC_DEVICE_AUTO || kind == SPAC_DEVICE_NONE) {
-        return kind == SPAC_DEVICE_AUTO ? only_one(gpus) : nullptr;
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("the device \"%s\" stands for itself alone: leave it out, or the others", name.c_str()));
     }
     for (ggml_backend_dev_t device : devices) {
         const bool is_named = strcasecmp(name.c_str(), ggml_backend_dev_name(device)) == 0;
@@ -167,6 +189,33 @@ ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vecto
     }
     throw spac_error(SPAC_STATUS_DEVICE, spac_format("there is no device \"%s\" here: give auto, none%s%s or emulated", name.c_str(),
                                                      gpus.empty() ? "" : ", ", names_of(gpus).c_str()));
+}
+
+std::vector<ggml_backend_dev_t> spac_choose_devices(const std::string & names, const std::vector<ggml_backend_dev_t> & devices) {
+    const spac_device_kind kind = spac_read_device(names);
+    if (kind == SPAC_DEVICE_NONE) {
+        return {};
+    }
+    if (kind == SPAC_DEVICE_AUTO) {
+        const std::vector<ggml_backend_dev_t> gpus = gpus_of(devices);
+        if (gpus.size() > 1) {
+            throw spac_error(SPAC_STATUS_DEVICE, spac_format("there are %zu GPUs: choose with --device, one or several of %s, with commas", gpus.size(),
+                                                             names_of(gpus).c_str()));
+        }
+        return gpus;
+    }
+    std::vector<ggml_backend_dev_t> chosen;
+    for (const std::string & name : split_at_commas(names)) {
+        ggml_backend_dev_t device = find_device(name, devices);
+        if (std::find(chosen.begin(), chosen.end(), device) != chosen.end()) {
+            throw spac_error(SPAC_STATUS_DEVICE, spac_format("--device \"%s\" names %s twice: name each device once", names.c_str(), ggml_backend_dev_name(device)));
+        }
+        chosen.push_back(device);
+    }
+    if (chosen.size() > SPAC_N_DEVICES) {
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("--device names %zu devices: name %d at most", chosen.size(), SPAC_N_DEVICES));
+    }
+    return chosen;
 }
 
 // the numbers from the first to the last; none if it is no range

@@ -26,16 +26,21 @@ uint64_t spac_read_ram(const std::string & text, uint64_t total_bytes);
 // without a device there is nothing that a cache could be in; throws SPAC_STATUS_INVALID_ARGUMENT where one is asked for
 void spac_check_no_cache(const std::string & text);
 
-// bytes of the slot pools for "17%", "4096" (MiB) or "auto", without guard slots
-// total_bytes: of all experts that can be split; guard_bytes: of all guard slots
+// the sizes of several devices' slot pools, "17%,4096", or one for each of them; throws SPAC_STATUS_INVALID_ARGUMENT unless
+// there is one, or as many as devices
+std::vector<std::string> spac_cache_sizes(const std::string & text, size_t n_devices);
+
+// bytes of a device's slot pools for "17%", "4096" (MiB) or "auto", without guard slots
+// total_bytes: of all experts of its layers; guard_bytes: of all guard slots
 // throws SPAC_STATUS_INVALID_ARGUMENT, or SPAC_STATUS_OUT_OF_MEMORY if too little of the device's memory were left
 uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device);
 
 spac_device_kind spac_read_device(const std::string & name);
 
-// one of these devices, which are a context's or all: for "auto" the GPU, or NULL where there is none; for "emulated" the
-// CPU; NULL for "none"
-ggml_backend_dev_t spac_choose_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices);
+// those of these devices, which are a context's or all, that "CUDA0" or "CUDA0,CUDA1" names, in that order: for "auto" the
+// GPU, if there is one; for "emulated" the CPU; none for "none"
+// throws SPAC_STATUS_DEVICE where one is not there or named twice, or "auto" would have to choose
+std::vector<ggml_backend_dev_t> spac_choose_devices(const std::string & names, const std::vector<ggml_backend_dev_t> & devices);
 
 // the cores of "0-7"; throws SPAC_STATUS_INVALID_ARGUMENT if one of them is not open to this process
 std::vector<int> spac_parse_cpu_range(const std::string & text);

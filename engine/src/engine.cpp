@@ -15,15 +15,33 @@ static spac_slot_groups make_slots(const spac_plan & plan, const spac_layers & l
     if (!plan.has_slots) {
         return {};
     }
-    return spac_make_slots(layers.group_like, plan.group_slots, ggml_backend_dev_buffer_type(plan.device));
+    return spac_make_slots(layers.group_like, plan.group_slots, plan.devices);
 }
 
-static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac_layers & layers, int32_t max_batch) {
+static void describe_devices(spac_board & board, const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & slots) {
+    for (size_t d = 0; d < plan.devices.size(); d++) {
+        spac_device_stats & s = board.devices()[d];
+        snprintf(s.name, sizeof(s.name), "%s", plan.has_slots ? ggml_backend_dev_name(plan.devices[d]) : "none");
+        s.is_emulated = plan.has_slots && spac_device_is_cpu(plan.devices[d]);
+    }
+    for (const auto & group : slots) {
+        spac_device_stats & s = board.devices()[group->like->device];
+        s.n_slots += group->n_slots;
+        s.pool_bytes += group->bytes;
+    }
+    for (const spac_moe_layer * layer : layers.split()) {
+        board.layer_device()[layer->il] = layer->device;
+        board.devices()[layer->device].expert_bytes += layer->n_expert * layer->expert_bytes();
+    }
+}
+
+static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & slots, int32_t max_batch) {
     const int32_t n_slots = std::accumulate(plan.group_slots.begin(), plan.group_slots.end(), 0);
     // of a dense model as of one with an expert per layer that is never asked for: boards, and who reads them, have no other form
     const auto                  at_least_1 = [](int32_t n) { return (uint32_t) std::max(1, n); };
     std::unique_ptr<spac_board> board(spac_board::create({ at_least_1(layers.n_layer), at_least_1(layers.n_expert), at_least_1(layers.n_expert_used),
-                                                           (uint32_t) n_slots, (uint32_t) max_batch }));
+                                                           (uint32_t) n_slots, (uint32_t) max_batch, (uint32_t) plan.devices.size() }));
+    describe_devices(*board, plan, layers, slots);
     for (const spac_moe_layer * layer : layers.split()) {
         board->expert_bytes()[layer->il] = (uint32_t) layer->expert_bytes();
         board->group()[layer->il]        = layer->group;
@@ -32,14 +50,40 @@ static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac
     return board;
 }
 
-static std::vector<spac_expert_cache::layer_desc> describe(const spac_layers & layers, const spac_plan & plan, const spac_slot_groups & slots) {
+// of one device: the layers of others are not split for it
+static std::vector<spac_expert_cache::layer_desc> describe(const spac_layers & layers, const spac_plan & plan, const spac_slot_groups & slots, size_t device) {
     std::vector<spac_expert_cache::layer_desc> descs(layers.n_layer);
     for (const spac_moe_layer * layer : layers.split()) {
-        // where the engine's own kernels compute the device's experts, too, a whole layer would have other kernels
-        const bool can_be_whole = plan.has_slots && !(plan.device_is_cpu() && layer->own_kernels) && slots[layer->group]->can_begin_at(layer->n_expert);
-        descs[layer->il]        = { layer->group, (uint32_t) layer->n_expert, layer->expert_bytes(), can_be_whole };
+        if (layer->device == (int) device) {
+            // where the engine's own kernels compute the device's experts, too, a whole layer would have other kernels
+            const bool has_own      = spac_device_is_cpu(plan.device_of(*layer)) && layer->own_kernels;
+            const bool can_be_whole = plan.has_slots && !has_own && slots[layer->group]->can_begin_at(layer->n_expert);
+            descs[layer->il]        = { layer->group, (uint32_t) layer->n_expert, layer->expert_bytes(), can_be_whole };
+        }
     }
     return descs;
+}
+
+// indices of groups are those of all; of another device's a cache has no slots
+std::vector<std::unique_ptr<spac_expert_cache>> spac_engine::make_caches() {
+    std::vector<std::unique_ptr<spac_expert_cache>> caches;
+    for (size_t d = 0; d < plan.devices.size(); d++) {
+        std::vector<int32_t> n_slots(plan.group_slots.size(), 0);
+        for (size_t g = 0; g < n_slots.size(); g++) {
+            n_slots[g] = layers.group_like[g]->device == (int) d ? plan.group_slots[g] : 0;
+        }
+        const spac_expert_cache::published out = { board->residency(), board->counters(), board->ahead(), board->whole(), board->devices() + d, &cache_mutex };
+        caches.push_back(std::make_unique<spac_expert_cache>(describe(layers, plan, slots, d), n_slots, std::max(1, layers.n_expert), settings.params.evict, out));
+    }
+    return caches;
+}
+
+static spac_expert_caches all_of(const std::vector<std::unique_ptr<spac_expert_cache>> & cache_of, const spac_board & board) {
+    std::vector<spac_expert_cache *> caches;
+    for (const auto & cache : cache_of) {
+        caches.push_back(cache.get());
+    }
+    return { caches, std::vector<uint32_t>(board.layer_device(), board.layer_device() + board.geometry().n_layer) };
 }
 
 static std::unique_ptr<spac_default_policy> make_policy(const spac_plan & plan, const spac_layers & layers) {
@@ -58,7 +102,7 @@ static std::unique_ptr<spac_dense_matmul> make_dense(llama_context * ctx, const 
     return std::make_unique<spac_dense_matmul>(weights, kernels);
 }
 
-static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, const spac_plan & plan,
+static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, const spac_expert_caches & cache, const spac_layers & layers, const spac_plan & plan,
                                                         spac_memory_tier * tier, const spac_engine_params & params) {
     if (params.next_layer == 0) {
         return nullptr;
@@ -94,18 +138,18 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     layers(hook),
     plan(spac_make_plan(settings, layers)),
     slots(make_slots(plan, layers)),
-    board(make_board(plan, layers, settings.params.max_batch)),
-    cache(describe(layers, plan, slots), plan.group_slots, std::max(1, layers.n_expert), settings.params.evict,
-          { board->residency(), board->counters(), board->ahead(), board->whole() }),
+    board(make_board(plan, layers, slots, settings.params.max_batch)),
+    cache_of(make_caches()),
+    cache(all_of(cache_of, *board)),
     tier(make_tier(plan, layers, settings)),
-    decisions(*board, plan.has_slots ? &cache : nullptr, plan.has_slots ? nullptr : tier.get(),
+    decisions(*board, plan.has_slots ? cache : spac_expert_caches(), plan.has_slots ? nullptr : tier.get(),
               free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),
     log(*board),
     forward(*board, cache, decisions, host, tier.get(), timeline, log, settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
-    stage(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.device : nullptr, settings.params.stage),
+    stage(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),
     next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
     splitter(plan, layers, slots, cache, host, dense.get(), forward, prompts, stage, log, next_layer.get(), wide, settings.params.max_batch) {
@@ -121,7 +165,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         if (!settings.board_name.empty()) {
             board->share(settings.board_name); // whoever finds it finds an engine at work
         }
-        start_worker();
+        start_workers();
     } catch (...) {
         hook.remove(); // before what it calls goes
         throw;
@@ -138,19 +182,26 @@ spac_engine::~spac_engine() {
     hook.remove();
 }
 
-// the last thing: its thread looks at all the rest
-void spac_engine::start_worker() {
-    if (!plan.has_slots) {
-        return;
+double spac_engine::copy_gb_s(size_t device) const {
+    const double own = device < SPAC_N_DEVICES ? settings.params.device_copy_gb_s[device] : 0;
+    return own > 0 ? own : settings.params.copy_gb_s;
+}
+
+// the last thing: their threads look at all the rest
+void spac_engine::start_workers() {
+    for (size_t d = 0; plan.has_slots && d < plan.devices.size(); d++) {
+        board->devices()[d].copy_gb_s = copy_gb_s(d);
+        slot_copies.push_back(std::make_unique<spac_slot_copy>(plan.devices[d]));
     }
-    slot_copy = std::make_unique<spac_slot_copy>(plan.device);
-    worker    = std::make_unique<spac_prefetch_worker>(
-        cache, [this](const spac_load & load) { return copy_to_slot(load); }, settings.params.copy_gb_s, [this] { look_around(); });
+    for (size_t d = 0; d < slot_copies.size(); d++) {
+        workers.push_back(std::make_unique<spac_prefetch_worker>(
+            *cache_of[d], [this](const spac_load & load) { return copy_to_slot(load); }, copy_gb_s(d), [this, d] { look_around(d); }));
+    }
 }
 
 // a graph that was aborted may have left host experts at work
 void spac_engine::forget_context() {
-    worker.reset();
+    workers.clear();
     if (next_layer) {
         next_layer->stop();
     }
@@ -199,6 +250,9 @@ void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
 
 // else the first split layer's dispatch begins a forward
 int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
+    if (plan.devices.size() > 1) { // else the first would begin this forward, and unpin slots, while the others are at the last one
+        splitter.wait_for_devices();
+    }
     const bool calls_nobody = splitter.enter(n_tokens);
     if (calls_nobody && forward.is_running()) {
         wait_for_stream(); // for the forward before, which may have called
@@ -257,11 +311,12 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
 bool spac_engine::copy_to_slot(const spac_load & load) {
     const spac_moe_layer & layer = layers.by_il.at(load.il);
     const uint64_t         t0    = spac_now_us();
-    const auto             copy  = [&](const spac_expert_parts & from) { slot_copy->copy(layer, from, *slots[layer.group], load.slot, load.is_staged); };
+    const auto             copy  = [&](const spac_expert_parts & from) { slot_copies[layer.device]->copy(layer, from, *slots[layer.group], load.slot, load.is_staged); };
     bool                   ok    = true;
     if (!tier) {
         copy(layer.parts_of(load.ie));
     } else {
+        std::lock_guard<std::mutex> lock(tier_mutex);
         if (load.left >= 0) {
             tier->left_device(load.left / layers.n_expert, load.left % layers.n_expert);
         }
@@ -272,10 +327,10 @@ bool spac_engine::copy_to_slot(const spac_load & load) {
 }
 
 // a server that waits for requests has no forwards to take decisions over
-void spac_engine::look_around() {
+void spac_engine::look_around(size_t device) {
     decisions.take_over();
     if (!forward.is_running()) {
-        cache.idle();
+        cache_of[device]->idle();
     }
     board->publish(false);
 }
@@ -302,7 +357,8 @@ void spac_engine::log_attached() const {
 spac_engine_info spac_engine::info() const {
     spac_engine_info i = {};
     i.size             = sizeof(i);
-    i.is_emulated      = (plan.has_slots && plan.device_is_cpu()) || settings.params.copy_gb_s > 0;
+    i.is_emulated      = plan.has_slots && plan.any_is_cpu();
+    i.n_device         = plan.has_slots ? (int32_t) plan.devices.size() : 0;
     i.host_mode        = plan.host_mode;
     i.n_layer          = layers.n_layer;
     i.n_expert         = layers.n_expert;
@@ -311,7 +367,12 @@ spac_engine_info spac_engine::info() const {
     i.total_bytes      = layers.total_bytes;
     i.max_batch        = settings.params.max_batch;
     i.n_layer_unpinned = plan.n_layer_unpinned;
-    snprintf(i.device, sizeof(i.device), "%s", plan.has_slots ? ggml_backend_dev_name(plan.device) : "none");
+    std::string names;
+    for (size_t d = 0; d < plan.devices.size(); d++) {
+        names += (d > 0 ? "," : "") + std::string(board->devices()[d].name);
+        i.is_emulated = i.is_emulated || copy_gb_s(d) > 0;
+    }
+    snprintf(i.device, sizeof(i.device), "%s", names.c_str());
     for (const auto & [il, layer] : layers.by_il) {
         i.n_layer_kernels += layer.own_kernels;
         (layer.is_split() ? i.n_layer_split : i.n_layer_declined)++;

@@ -7,7 +7,7 @@
 #include "decisions.h"
 #include "draft-gate.h"
 #include "engine-params.h"
-#include "expert-cache.h"
+#include "expert-caches.h"
 #include "forward.h"
 #include "graph-splitter.h"
 #include "host-work.h"
@@ -27,6 +27,8 @@
 #include "wide-batches.h"
 
 #include <memory>
+#include <mutex>
+#include <vector>
 
 struct spac_engine {
     // attaches; free_with_context: NULL, or what to call when the context is freed, with the engine as its argument; an
@@ -56,35 +58,43 @@ struct spac_engine {
     // The parts, in the order in which they are made. Each knows of those above it alone.
     const spac_settings                      settings;
     const std::unique_ptr<spac_mask_drafter> masks;
-    spac_context_hook                        hook;
-    spac_layers                              layers;
-    const spac_plan                          plan;
-    const spac_slot_groups                   slots;
-    const std::unique_ptr<spac_board>        board;
-    spac_timeline                            timeline;
-    spac_expert_cache                        cache;
-    const std::unique_ptr<spac_memory_tier>  tier; // where memory holds a part of the experts alone
-    spac_decisions                           decisions;
-    spac_host_work                           host;
-    const std::unique_ptr<spac_dense_matmul> dense; // where the device is "none"
-    spac_routing_log                         log;
-    spac_forward                             forward;
-    spac_prompt_counts                       prompts;
-    spac_prompt_stage                        stage;
-    spac_wide_batches                        wide;
-    const std::unique_ptr<spac_next_layer>   next_layer; // where a predictor of the engine's own was asked for
-    spac_graph_splitter                      splitter;
-    std::unique_ptr<spac_draft_gate>         draft_gate; // of watch_draft()
-    std::unique_ptr<spac_slot_copy>          slot_copy;  // unless the device is "none"; so the worker
-    std::unique_ptr<spac_prefetch_worker>    worker;     // the first to end: its thread uses the others
+    spac_context_hook                 hook;
+    spac_layers                       layers;
+    const spac_plan                   plan;
+    const spac_slot_groups            slots;
+    const std::unique_ptr<spac_board> board;
+    spac_timeline                     timeline;
+    std::mutex                        cache_mutex;
+    // of each device
+    const std::vector<std::unique_ptr<spac_expert_cache>> cache_of;
+    const spac_expert_caches                              cache;
+    const std::unique_ptr<spac_memory_tier>               tier; // where memory holds a part of the experts alone
+    spac_decisions                                        decisions;
+    spac_host_work                                        host;
+    const std::unique_ptr<spac_dense_matmul>              dense; // where the device is "none"
+    spac_routing_log                                      log;
+    spac_forward                                          forward;
+    spac_prompt_counts                                    prompts;
+    spac_prompt_stage                                     stage;
+    spac_wide_batches                                     wide;
+    const std::unique_ptr<spac_next_layer>                next_layer; // where a predictor of the engine's own was asked for
+    spac_graph_splitter                                   splitter;
+    std::unique_ptr<spac_draft_gate>                      draft_gate; // of watch_draft()
+    // of each device, unless that is "none"
+    std::vector<std::unique_ptr<spac_slot_copy>>       slot_copies;
+    std::vector<std::unique_ptr<spac_prefetch_worker>> workers; // the first to end: their threads use the others
 
   private:
-    llama_moe_hook make_hook(void (*free_with_context)(void *));
-    int32_t        before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's
-    void           start_worker();
-    void           look_ahead(const llama_token * tokens, int32_t n_tokens);
-    void           record_step(const llama_moe_hook_step & step);
-    bool           copy_to_slot(const spac_load & load);
-    void           look_around();
-    void           log_attached() const;
+    llama_moe_hook                                  make_hook(void (*free_with_context)(void *));
+    int32_t                                         before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's
+    std::vector<std::unique_ptr<spac_expert_cache>> make_caches();
+    double                                          copy_gb_s(size_t device) const;
+    void                                            start_workers();
+    void                                            look_ahead(const llama_token * tokens, int32_t n_tokens);
+    void                                            record_step(const llama_moe_hook_step & step);
+    bool                                            copy_to_slot(const spac_load & load);
+    void                                            look_around(size_t device);
+    void                                            log_attached() const;
+
+    std::mutex tier_mutex; // for one copy at a time from the memory tier
 };

@@ -1,7 +1,7 @@
 // Attaches to an unmodified llama.cpp program: libllama calls this when PYSPAC_CACHE is set (patches/hooks/0001).
 //
-//   PYSPAC_CACHE    17%, a number of MiB, or auto; without a device auto or 0
-//   PYSPAC_DEVICE   auto (the GPU, or none), none (every expert on the host), emulated, or a ggml device name
+//   PYSPAC_CACHE    17%, a number of MiB, or auto; without a device auto or 0; of several devices one for each, with commas
+//   PYSPAC_DEVICE   auto (the GPU, or none), none (every expert on the host), emulated, or ggml's names of devices, with commas
 //   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core

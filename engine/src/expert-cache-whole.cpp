@@ -72,7 +72,7 @@ void spac_expert_cache::enter_graph(const std::vector<int32_t> & of_graph, bool 
 }
 
 void spac_expert_cache::publish_whole(uint32_t il, spac_layer_mode mode) {
-    if (out.whole) {
+    if (out.whole && layers[il].can_be_whole) {
         out.whole[il] = mode;
     }
 }

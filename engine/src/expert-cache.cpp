@@ -9,7 +9,7 @@
 static constexpr double SPEED_WEIGHT = 0.1; // of the latest copy in the measured speed
 
 spac_expert_cache::spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out) :
-    layers(std::move(layers)), n_expert(n_expert), evict(evict), out(out), groups(group_slots.size()),
+    layers(std::move(layers)), n_expert(n_expert), evict(evict), out(out), mutex(out.mutex ? *out.mutex : own_mutex), groups(group_slots.size()),
     state(this->layers.size() * n_expert, SPAC_RESIDENCY_ABSENT), slot_index(this->layers.size() * n_expert, -1), utility(this->layers.size() * n_expert, 0), tau(this->layers.size(), 1), predictions(SPAC_N_AHEAD * this->layers.size()), whole(this->layers.size()),
     agreed(this->layers.size(), -1) {
     for (size_t i = 0; i < groups.size(); i++) {
@@ -97,7 +97,6 @@ void spac_expert_cache::apply(const uint8_t * new_utility, const uint8_t * new_t
     for (uint32_t key : fills.drain()) {
         fills.push(key, utility[key]);
     }
-    out.counters->n_decisions++;
     out_of_credit = false;
     work.notify_one();
 }
@@ -399,6 +398,12 @@ void spac_expert_cache::finish_load(const spac_load & load, bool ok, uint64_t us
     slot_group &   group = groups[layers[load.il].group];
     n_loading--;
     out.counters->load_us += us;
+    if (out.device) {
+        out.device->load_us += us;
+        out.device->n_loads += ok;
+        out.device->n_load_failures += !ok;
+        out.device->loaded_bytes += ok ? load.bytes : 0;
+    }
     if (ok) {
         group.slots[load.slot].last_used = forward;
         group.by_utility[utility[key]].push_back(load.slot);

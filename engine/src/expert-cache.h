@@ -48,7 +48,11 @@ struct spac_expert_cache {
         uint8_t *          residency; // [n_layer, n_expert]
         spac_counters *    counters;
         spac_ahead_stats * ahead = nullptr; // [SPAC_N_AHEAD]; NULL: nobody predicts
-        uint8_t *          whole = nullptr; // [n_layer] spac_layer_mode; NULL: nobody asks
+        uint8_t *          whole = nullptr; // [n_layer] spac_layer_mode, written of layers that can be whole; NULL: nobody asks
+
+        // where each of several devices has a cache, and all write the same counters
+        spac_device_stats * device = nullptr; // of its device; NULL: nobody asks
+        std::mutex *        mutex  = nullptr; // that of all the caches; NULL: its own
     };
 
     spac_expert_cache(std::vector<layer_desc> layers, std::vector<int32_t> group_slots, uint32_t n_expert, bool evict, const published & out);
@@ -225,7 +229,8 @@ struct spac_expert_cache {
     const bool                    evict;
     const published               out;
 
-    std::mutex              mutex; // guards all below
+    std::mutex              own_mutex;
+    std::mutex &            mutex; // guards all below, and what is published
     std::condition_variable work;  // a load may be startable, or stop
     std::condition_variable idle_now;
     std::vector<slot_group> groups;

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-spac_forward::spac_forward(spac_board & board, spac_expert_cache & cache, spac_decisions & decisions, spac_host_work & host,
+spac_forward::spac_forward(spac_board & board, const spac_expert_caches & cache, spac_decisions & decisions, spac_host_work & host,
                            spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish) :
     board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), fills(fills),
     il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
@@ -130,6 +130,7 @@ void spac_forward::collect(const spac_moe_layer & layer, float * rows, size_t n_
     const uint64_t     t1 = spac_now_us();
     const call_times & t  = times[layer.il];
     board.counters()->wait_us += t1 - t0;
+    board.devices()[layer.device].wait_us += t1 - t0;
     board.layer_stats()[layer.il].host_us += busy_us;
     timeline.add(SPAC_SPAN_DEVICE, layer.il, t.dispatch, t0);
     timeline.add(SPAC_SPAN_HOST, layer.il, t.submit, t.submit + busy_us);

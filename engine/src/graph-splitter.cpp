@@ -3,13 +3,13 @@
 #include "host/openmp-team.h"
 #include "status.h"
 
-spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, spac_expert_cache & cache, const spac_host_work & host,
+spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_expert_caches & cache, const spac_host_work & host,
                                          const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
                                          spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch) :
     plan(plan), groups(groups), cache(cache), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), wide(wide),
     is_logged(plan.has_slots || wide.has_tier()), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
-        const bool is_own = host.on_device && layer->own_kernels;
+        const bool is_own = host.on_device && layer->own_kernels && spac_device_is_cpu(plan.device_of(*layer));
         nodes[layer->il]  = { &ops, layer, is_own ? groups[layer->group].get() : nullptr };
     }
 }
@@ -59,6 +59,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
         built.n_whole   = 0;
         built.whole     = cache.whole_layers(built.version);
     }
+    built.sched   = p.sched;
     built.last_il = p.il;
 }
 
@@ -72,7 +73,7 @@ ggml_tensor * spac_graph_splitter::build_whole(const llama_moe_hook_params & p) 
     }
     built.n_whole++;
     const spac_moe_layer & layer = *it->second.layer;
-    return spac_build_whole(p, layer, *groups[layer.group], first, plan.device_is_cpu());
+    return spac_build_whole(p, layer, *groups[layer.group], first, spac_device_is_cpu(plan.device_of(layer)));
 }
 
 bool spac_graph_splitter::can_reuse() const {
@@ -87,6 +88,12 @@ bool spac_graph_splitter::enter(int32_t n_tokens) {
     return built.n_whole > 0 && built.n_split == 0 && n_tokens <= max_batch;
 }
 
+void spac_graph_splitter::wait_for_devices() const {
+    if (built.sched) {
+        ggml_backend_sched_synchronize(built.sched);
+    }
+}
+
 bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
     const auto it      = nodes.find(p.il);
     const bool is_ours = it != nodes.end() && spac_same_experts(*it->second.layer, p);
@@ -99,11 +106,11 @@ bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
     return !p.has_lora;
 }
 
-// a context has one backend of the device
+// a context has one backend of each device
 ggml_backend_t spac_graph_splitter::backend_of_calls(const llama_moe_hook_params & p) const {
     for (int i = 0; plan.host_mode == SPAC_HOST_IN_STREAM && i < ggml_backend_sched_get_n_backends(p.sched); i++) {
         ggml_backend_t backend = ggml_backend_sched_get_backend(p.sched, i);
-        if (ggml_backend_get_device(backend) == plan.device) {
+        if (ggml_backend_get_device(backend) == plan.device_of(*nodes.at(p.il).layer)) {
             return backend;
         }
     }

@@ -1,7 +1,7 @@
 // What the hook does with the graphs of a context while its engine is at work: which layers are split, and how.
 #pragma once
 
-#include "expert-cache.h"
+#include "expert-caches.h"
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
@@ -22,7 +22,7 @@
 struct spac_graph_splitter {
     // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
     // next_layer: NULL unless it was asked for
-    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, spac_expert_cache & cache, const spac_host_work & host,
+    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_expert_caches & cache, const spac_host_work & host,
                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch);
 
@@ -30,6 +30,7 @@ struct spac_graph_splitter {
     bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones
     // a graph is about to be computed, which was built last; true: its layers are whole, all of them, and call nobody
     bool    enter(int32_t n_tokens);
+    void    wait_for_devices() const; // that they have done all graphs before
     int32_t n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
 
   private:
@@ -45,7 +46,7 @@ struct spac_graph_splitter {
 
     const spac_plan &               plan;
     const spac_slot_groups &        groups;
-    spac_expert_cache &             cache;
+    const spac_expert_caches        cache;
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
     spac_prompt_counts &            prompts;
@@ -61,12 +62,13 @@ struct spac_graph_splitter {
 
     // the graph built last, which is the one that is computed next
     struct {
-        ggml_cgraph * graph     = nullptr;
-        bool          is_logged = false; // a layer of it was seen whose ids are
-        int           last_il   = -1;
-        int           n_split   = 0;     // layers of it
-        bool          is_wide   = false; // one of them is
-        int           n_whole   = 0;     // layers of it
+        ggml_backend_sched_t sched     = nullptr;
+        ggml_cgraph *        graph     = nullptr;
+        bool                 is_logged = false; // a layer of it was seen whose ids are
+        int                  last_il   = -1;
+        int                  n_split   = 0;     // layers of it
+        bool                 is_wide   = false; // one of them is
+        int                  n_whole   = 0;     // layers of it
         // as of the expert cache when it was begun
         std::vector<int32_t> whole;
         uint64_t             version = 0;

@@ -27,7 +27,7 @@ static std::unique_ptr<spac_ggml_worker> make_ggml_worker(const spac_layers & la
 }
 
 static std::unique_ptr<spac_host_experts> make_on_device(const spac_plan & plan) {
-    const bool is_needed = plan.kernels && plan.has_slots && plan.device_is_cpu();
+    const bool is_needed = plan.kernels && plan.has_slots && plan.any_is_cpu();
     return is_needed ? std::make_unique<spac_host_experts>(*plan.kernels) : nullptr;
 }
 

@@ -25,7 +25,7 @@ static bool has_weights_on_host_alone(const llama_model * model) {
 
 spac_layers::spac_layers(spac_context_hook & hook) :
     is_on_host(has_weights_on_host_alone(llama_get_model(hook.ctx))),
-    n_layer(llama_model_n_layer(llama_get_model(hook.ctx))), arch(read_arch(llama_get_model(hook.ctx))) {
+    n_layer(llama_model_n_layer(llama_get_model(hook.ctx))), model(llama_get_model(hook.ctx)), arch(read_arch(model)) {
     llama_moe_hook h = {};
     h.user_data      = this;
     h.build          = [](void * layers, const llama_moe_hook_params * p) -> ggml_tensor * {
@@ -88,13 +88,30 @@ void spac_layers::check(bool must_split) const {
     }
 }
 
+void spac_layers::assign(const std::vector<ggml_backend_dev_t> & to) {
+    std::vector<bool> has_layer(to.size());
+    for (auto & [il, layer] : by_il) {
+        const auto it = to.size() == 1 ? to.begin() : std::find(to.begin(), to.end(), model->dev_layer(il));
+        layer.device  = it == to.end() ? 0 : (int) (it - to.begin());
+        if (layer.is_split()) {
+            has_layer[layer.device] = true;
+        }
+    }
+    const auto idle = std::find(has_layer.begin(), has_layer.end(), false);
+    if (to.size() > 1 && idle != has_layer.end()) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("llama.cpp gives %s no MoE layer of this model: leave it out of --device, or give it a share with "
+                                                                   "--tensor-split",
+                                                                   ggml_backend_dev_name(to[idle - has_layer.begin()])));
+    }
+}
+
 void spac_layers::form_groups() {
     std::map<std::string, int> by_key;
     for (auto & [il, layer] : by_il) {
         if (!layer.is_split()) {
             continue;
         }
-        const auto [it, is_new] = by_key.emplace(layer.layout_key(), (int) by_key.size());
+        const auto [it, is_new] = by_key.emplace(spac_format("%d: ", layer.device) + layer.layout_key(), (int) by_key.size());
         layer.group             = it->second;
         if (is_new) {
             group_like.push_back(&layer);

@@ -16,8 +16,12 @@ struct spac_layers {
 
     spac_layers(const spac_layers &) = delete;
 
-    // puts split layers of equal types and shapes into one layout group
-    void check(bool must_split) const; // throws where that is not possible; says which layers stay as they are
+    void check(bool must_split) const; // throws where no layer can be split; says which stay as they are
+
+    // gives each layer the one of these devices that llama.cpp gave it, or the first one; throws if one gets no layer
+    void assign(const std::vector<ggml_backend_dev_t> & to);
+
+    // puts split layers of equal types and shapes, and one device, into one layout group
     void form_groups();
 
     std::vector<const spac_moe_layer *> split() const; // in the order of a graph
@@ -38,7 +42,8 @@ struct spac_layers {
     void see(const llama_moe_hook_params & p);
     void add(const spac_moe_layer & layer);
 
-    const std::string arch; // general.architecture of the model
+    const llama_model * const model;
+    const std::string         arch; // general.architecture of the model
 };
 
 // a layer is known by its experts: a graph may hold others under the same index

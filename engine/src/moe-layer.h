@@ -44,6 +44,7 @@ struct spac_moe_layer {
 
     // set by attaching
     std::string declined;            // reason; empty: split
+    int         device      = 0;     // of the plan's, whose slots its experts have
     int         group       = -1;    // layers of one group share slots
     bool        own_kernels = false; // the engine's, not ggml's, compute its host experts
 
@@ -54,7 +55,7 @@ struct spac_moe_layer {
     const char *      part_data(int part, int ie) const;
     spac_expert_parts parts_of(int ie) const; // in the tensors
 
-    // layers with equal keys share slots
+    // layers of one device with equal keys share slots
     std::string layout_key() const;
 };
 

@@ -9,22 +9,30 @@
 #include <numeric>
 
 // of a dense model the hook shows no layer, and with it no device: the weights tell
-static ggml_backend_dev_t choose_for_dense(const std::string & name, const spac_layers & layers) {
+static std::vector<ggml_backend_dev_t> choose_for_dense(const std::string & name, const spac_layers & layers) {
     const spac_device_kind kind = spac_read_device(name);
     if (kind == SPAC_DEVICE_NONE || (kind == SPAC_DEVICE_AUTO && layers.is_on_host)) {
-        return nullptr;
+        return {};
     }
     throw spac_dense_model();
 }
 
 static void choose_device(spac_plan & plan, const spac_settings & settings, const spac_layers & layers) {
     const bool is_dense = layers.by_il.empty();
-    plan.device         = is_dense ? choose_for_dense(settings.device, layers) : spac_choose_device(settings.device, layers.devices);
-    plan.has_slots      = plan.device != nullptr;
+    plan.devices        = is_dense ? choose_for_dense(settings.device, layers) : spac_choose_devices(settings.device, layers.devices);
+    plan.has_slots      = !plan.devices.empty();
     if (!plan.has_slots) {
         spac_check_no_cache(settings.cache);
-        plan.device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        plan.devices = { ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) };
     }
+}
+
+static std::string names_of(const spac_plan & plan) {
+    std::string names;
+    for (ggml_backend_dev_t device : plan.devices) {
+        names += (names.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
+    }
+    return names;
 }
 
 static void choose_kernels(spac_plan & plan, const spac_engine_params & params, bool is_on_disk) {
@@ -78,52 +86,73 @@ static bool can_call_from_stream(const spac_plan & plan, const spac_layers & lay
             return false;
         }
     }
-    return spac_runs_host_functions(plan.device);
+    return std::all_of(plan.devices.begin(), plan.devices.end(), spac_runs_host_functions);
 }
 
 static void choose_host_mode(spac_plan & plan, int wanted, const spac_layers & layers) {
-    const bool is_cpu = plan.device_is_cpu();
+    const bool is_cpu = plan.device_is_cpu(), any_is_cpu = plan.any_is_cpu();
     if (!plan.has_slots || (wanted == SPAC_HOST_AUTO && is_cpu)) {
         plan.host_mode = SPAC_HOST_IN_GRAPH;
         return;
     }
-    const bool in_stream = (wanted == SPAC_HOST_AUTO || wanted == SPAC_HOST_IN_STREAM) && !is_cpu && can_call_from_stream(plan, layers);
+    const bool in_stream = (wanted == SPAC_HOST_AUTO || wanted == SPAC_HOST_IN_STREAM) && !any_is_cpu && can_call_from_stream(plan, layers);
     if (wanted == SPAC_HOST_IN_STREAM && !in_stream) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("%s cannot call the engine from its stream, or some of the layers are not there: give host_mode auto or executor",
-                                     ggml_backend_dev_name(plan.device)));
+                                     names_of(plan).c_str()));
     }
     plan.host_mode = in_stream ? SPAC_HOST_IN_STREAM : wanted == SPAC_HOST_AUTO ? SPAC_HOST_EXECUTOR
                                                                                 : wanted;
     if (plan.host_mode == SPAC_HOST_IN_GRAPH && !is_cpu) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("in-graph host experts need the CPU as the device, not %s", ggml_backend_dev_name(plan.device)));
+                         spac_format("in-graph host experts need the CPU as the device, not %s", names_of(plan).c_str()));
     }
 }
 
-static void divide_cache(spac_plan & plan, const std::string & cache_size, const spac_layers & layers) {
-    const size_t n_group = layers.group_like.size();
+// of one device's layout groups
+struct device_groups {
+    std::vector<int>      groups;
+    std::vector<uint64_t> bytes, n_experts; // of each group: of one expert; experts that may be resident
+    uint64_t              total_bytes = 0;  // of all experts of its layers
+};
+
+static device_groups groups_of(const spac_plan & plan, const spac_layers & layers, size_t device) {
+    device_groups found;
+    for (size_t g = 0; g < layers.group_like.size(); g++) {
+        const spac_moe_layer & like = *layers.group_like[g];
+        if (like.device != (int) device) {
+            continue;
+        }
+        uint64_t n_experts = 0;
+        for (const spac_moe_layer * layer : layers.split()) {
+            n_experts += layer->group == (int) g ? layer->n_expert : 0;
+        }
+        found.groups.push_back((int) g);
+        found.bytes.push_back(like.expert_bytes());
+        found.n_experts.push_back(std::min(n_experts, spac_max_slots(like, plan.devices[device])));
+        found.total_bytes += n_experts * like.expert_bytes();
+    }
+    return found;
+}
+
+static void divide_cache(spac_plan & plan, const std::string & cache_sizes, const spac_layers & layers) {
+    plan.group_slots.assign(layers.group_like.size(), 0);
     if (!plan.has_slots) {
-        plan.group_slots.assign(n_group, 0);
         return;
     }
-    std::vector<uint64_t> bytes(n_group), n_experts(n_group);
-    for (const spac_moe_layer * layer : layers.split()) {
-        bytes[layer->group] = layer->expert_bytes();
-        n_experts[layer->group] += layer->n_expert;
-    }
-    for (size_t g = 0; g < n_group; g++) {
-        n_experts[g] = std::min(n_experts[g], spac_max_slots(*layers.group_like[g], plan.device));
-    }
-    const uint64_t guards = std::accumulate(bytes.begin(), bytes.end(), uint64_t(0)); // one per group
-    const uint64_t budget = spac_parse_cache(cache_size, layers.total_bytes, guards, plan.device);
-    plan.group_slots      = spac_divide_slots(budget, bytes, n_experts);
-
-    for (size_t g = 0; g < n_group; g++) {
-        if (plan.group_slots[g] == 0) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                             spac_format("cache \"%s\" has no room for one expert of %.2f MiB: use at least %.0f MiB", cache_size.c_str(),
-                                         bytes[g] / 1048576.0, bytes[g] / 1048576.0 * n_group + 1));
+    const std::vector<std::string> sizes = spac_cache_sizes(cache_sizes, plan.devices.size());
+    for (size_t d = 0; d < plan.devices.size(); d++) {
+        const device_groups        of      = groups_of(plan, layers, d);
+        const uint64_t             guards  = std::accumulate(of.bytes.begin(), of.bytes.end(), uint64_t(0)); // one per group
+        const uint64_t             budget  = spac_parse_cache(sizes[d], of.total_bytes, guards, plan.devices[d]);
+        const std::vector<int32_t> n_slots = spac_divide_slots(budget, of.bytes, of.n_experts);
+        for (size_t i = 0; i < n_slots.size(); i++) {
+            if (n_slots[i] == 0) {
+                throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                                 spac_format("cache \"%s\" has no room for one expert of %.2f MiB: use at least %.0f MiB", sizes[d].c_str(),
+                                             of.bytes[i] / 1048576.0, of.bytes[i] / 1048576.0 * n_slots.size() + 1));
+            }
+            plan.group_slots[of.groups[i]] = n_slots[i];
         }
     }
 }
@@ -131,22 +160,21 @@ static void divide_cache(spac_plan & plan, const std::string & cache_size, const
 // memory that is mapped, or that the driver refused to pin
 static void find_unpinned(spac_plan & plan, const spac_layers & layers) {
     for (const spac_moe_layer * layer : layers.split()) {
-        plan.n_layer_unpinned += !spac_is_pinned(layer->parts[SPAC_PART_DOWN]->buffer, plan.device);
+        plan.n_layer_unpinned += !spac_is_pinned(layer->parts[SPAC_PART_DOWN]->buffer, plan.device_of(*layer));
     }
     if (plan.n_layer_unpinned > 0) {
         spac_log("experts of %d layers are not in memory that %s has pinned: copies are slower (load with --load-mode none; the "
                  "driver may also have refused it)",
-                 plan.n_layer_unpinned, ggml_backend_dev_name(plan.device));
+                 plan.n_layer_unpinned, names_of(plan).c_str());
     }
 }
 
 // a device that does not know of id -1 computes wrongly, or reads where nothing is; the CPU backend is our own
 static void probe_device(const spac_plan & plan, const spac_layers & layers, int max_batch) {
-    if (!plan.has_slots || plan.device_is_cpu()) {
-        return;
-    }
     for (const spac_moe_layer * layer : layers.group_like) {
-        spac_probe_device(plan.device, *layer, max_batch);
+        if (plan.has_slots && !spac_device_is_cpu(plan.device_of(*layer))) {
+            spac_probe_device(plan.device_of(*layer), *layer, max_batch);
+        }
     }
 }
 
@@ -157,6 +185,7 @@ spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
     layers.check(plan.has_slots);
     choose_kernels(plan, settings.params, is_on_disk);
     give_kernels_to_layers(plan, layers, is_on_disk);
+    layers.assign(plan.devices);
     layers.form_groups();
     choose_host_mode(plan, settings.params.host_mode, layers);
     divide_cache(plan, settings.cache, layers);

@@ -7,20 +7,26 @@
 
 #include "ggml-backend.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 struct spac_plan {
-    ggml_backend_dev_t   device    = nullptr;
-    bool                 has_slots = true; // false: there is no device, and `device` is the CPU
-    int                  host_mode = SPAC_HOST_IN_GRAPH;
-    const spac_kernels * kernels   = nullptr; // NULL: ggml's
-    std::vector<int32_t> group_slots;         // of each layout group
-    int32_t              n_layer_unpinned = 0;
+    std::vector<ggml_backend_dev_t> devices;          // with slots, each for the experts of its own layers
+    bool                            has_slots = true; // false: there is no device, and `devices` has the CPU alone
+    int                             host_mode = SPAC_HOST_IN_GRAPH;
+    const spac_kernels *            kernels   = nullptr; // NULL: ggml's
+    std::vector<int32_t>            group_slots;         // of each layout group
+    int32_t                         n_layer_unpinned = 0;
 
     bool has_executor() const { return host_mode == SPAC_HOST_EXECUTOR || host_mode == SPAC_HOST_IN_STREAM; }
 
-    bool device_is_cpu() const { return spac_device_is_cpu(device); }
+    // of all devices, of any; there is one CPU at most
+    bool device_is_cpu() const { return std::all_of(devices.begin(), devices.end(), spac_device_is_cpu); }
+
+    bool any_is_cpu() const { return std::any_of(devices.begin(), devices.end(), spac_device_is_cpu); }
+
+    ggml_backend_dev_t device_of(const spac_moe_layer & layer) const { return devices[layer.device]; }
 };
 
 // sets what of the layers attaching decides: who computes their host experts, their groups, and which are declined after

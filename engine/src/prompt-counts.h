@@ -4,7 +4,7 @@
 
 #include "activations.h"
 #include "board.h"
-#include "expert-cache.h"
+#include "expert-caches.h"
 #include "layers.h"
 #include "prompt-way.h"
 #include "routing-log.h"
@@ -14,7 +14,7 @@
 
 struct spac_prompt_counts {
     // all outlive it, as do graphs with its nodes
-    spac_prompt_counts(spac_board & board, spac_expert_cache & cache, const spac_layers & layers, spac_routing_log & log, bool fills);
+    spac_prompt_counts(spac_board & board, const spac_expert_caches & cache, const spac_layers & layers, spac_routing_log & log, bool fills);
 
     // one node on the CPU that reads ids, and nothing else: the layer itself stays stock's; does nothing for other layers
     void add_node(const llama_moe_hook_params & p);
@@ -34,10 +34,10 @@ struct spac_prompt_counts {
 
     static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
 
-    spac_board &        board;
-    spac_expert_cache & cache;
-    spac_routing_log &  log;
-    const bool          fills;
+    spac_board &             board;
+    const spac_expert_caches cache;
+    spac_routing_log &       log;
+    const bool               fills;
 
     std::map<int, node> nodes;        // by il
     int                 last_il = -1; // of the batch in progress

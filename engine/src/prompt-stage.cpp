@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <numeric>
 
-static int choose_mode(spac_expert_cache & cache, ggml_backend_dev_t device, int stage) {
-    return device && cache.can_stage() ? stage : (int) SPAC_STAGE_NEVER;
+static int choose_mode(const spac_expert_caches & cache, bool has_device, int stage) {
+    return has_device && cache.can_stage() ? stage : (int) SPAC_STAGE_NEVER;
 }
 
-spac_prompt_stage::spac_prompt_stage(spac_board & board, spac_expert_cache & cache, spac_prompt_counts & prompts, const spac_layers & layers,
-                                     const spac_slot_groups & groups, ggml_backend_dev_t device, int stage) :
-    board(board), cache(cache), prompts(prompts), groups(groups), device(device), mode(choose_mode(cache, device, stage)), way(prompts.way) {
+spac_prompt_stage::spac_prompt_stage(spac_board & board, const spac_expert_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers,
+                                     const spac_slot_groups & groups, const std::vector<ggml_backend_dev_t> & devices, int stage) :
+    board(board), cache(cache), prompts(prompts), groups(groups), devices(devices), mode(choose_mode(cache, !devices.empty(), stage)), way(prompts.way) {
     for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { this, layer };
     }
@@ -22,7 +22,8 @@ spac_prompt_stage::spac_prompt_stage(spac_board & board, spac_expert_cache & cac
 // llama.cpp computes batches on the host that are too narrow to be worth the copies; the device says which
 bool spac_prompt_stage::is_taken_over(const llama_moe_hook_params & p) const {
     ggml_tensor * in = ggml_reshape_3d(p.ctx, p.cur, p.cur->ne[0], 1, p.cur->ne[1]);
-    return ggml_backend_dev_offload_op(device, ggml_mul_mat_id(p.ctx, p.up ? p.up : p.gate_up, in, p.ids));
+    ggml_tensor * op = ggml_mul_mat_id(p.ctx, p.up ? p.up : p.gate_up, in, p.ids);
+    return std::all_of(devices.begin(), devices.end(), [&](ggml_backend_dev_t device) { return ggml_backend_dev_offload_op(device, op); });
 }
 
 ggml_tensor * spac_prompt_stage::build(const llama_moe_hook_params & p, bool is_first) {

@@ -2,7 +2,7 @@
 // copied while the layer before is computed, where llama.cpp copies a layer's experts first and computes it then.
 #pragma once
 
-#include "expert-cache.h"
+#include "expert-caches.h"
 #include "layers.h"
 #include "prompt-counts.h"
 #include "split-graph.h"
@@ -14,9 +14,9 @@
 #include <vector>
 
 struct spac_prompt_stage {
-    // stage: spac_stage; device: NULL without one; all outlive it, as do graphs with its nodes
-    spac_prompt_stage(spac_board & board, spac_expert_cache & cache, spac_prompt_counts & prompts, const spac_layers & layers, const spac_slot_groups & groups,
-                      ggml_backend_dev_t device, int stage);
+    // stage: spac_stage; devices: none: nothing is staged; all outlive it, as do graphs with its nodes
+    spac_prompt_stage(spac_board & board, const spac_expert_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers, const spac_slot_groups & groups,
+                      const std::vector<ggml_backend_dev_t> & devices, int stage);
 
     // one layer of a wide batch's graph; NULL: it stays llama.cpp's, and is counted alone. The first layer that is asked
     // decides for the whole graph
@@ -42,14 +42,14 @@ struct spac_prompt_stage {
     void stage(const spac_moe_layer & layer);
     void stage_after(int il);
 
-    spac_board &                        board;
-    spac_expert_cache &                 cache;
-    spac_prompt_counts &                prompts;
-    const spac_slot_groups &            groups;
-    const ggml_backend_dev_t            device;
-    const int                           mode; // SPAC_STAGE_NEVER where there are too few slots
-    spac_prompt_way &                   way;
-    std::vector<const spac_moe_layer *> staged; // of the graph under way, in its order
+    spac_board &                          board;
+    const spac_expert_caches              cache;
+    spac_prompt_counts &                  prompts;
+    const spac_slot_groups &              groups;
+    const std::vector<ggml_backend_dev_t> devices;
+    const int                             mode; // SPAC_STAGE_NEVER where there are too few slots
+    spac_prompt_way &                     way;
+    std::vector<const spac_moe_layer *>   staged; // of the graph under way, in its order
 
     std::map<int, node>  nodes; // by il
     std::vector<int32_t> slots_of, index_of;

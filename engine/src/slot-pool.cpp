@@ -50,13 +50,14 @@ bool spac_slot_group::can_begin_at(int64_t n) const {
     return std::all_of(parts, parts + SPAC_N_PARTS, [&](const ggml_tensor * t) { return !t || n * t->nb[ggml_n_dims(t) - 1] % alignment == 0; });
 }
 
-spac_slot_groups spac_make_slots(const std::vector<const spac_moe_layer *> & like, const std::vector<int32_t> & n_slots, ggml_backend_buffer_type_t buft) {
+spac_slot_groups spac_make_slots(const std::vector<const spac_moe_layer *> & like, const std::vector<int32_t> & n_slots,
+                                 const std::vector<ggml_backend_dev_t> & devices) {
     spac_slot_groups groups;
     for (size_t g = 0; g < n_slots.size(); g++) {
         groups.push_back(std::make_unique<spac_slot_group>());
         groups[g]->like    = like[g];
         groups[g]->n_slots = n_slots[g];
-        groups[g]->allocate(buft);
+        groups[g]->allocate(ggml_backend_dev_buffer_type(devices[like[g]->device]));
     }
     return groups;
 }

@@ -32,8 +32,9 @@ struct spac_slot_group {
 
 typedef std::vector<std::unique_ptr<spac_slot_group>> spac_slot_groups;
 
-// like: any layer of each group; throws SPAC_STATUS_OUT_OF_MEMORY
-spac_slot_groups spac_make_slots(const std::vector<const spac_moe_layer *> & like, const std::vector<int32_t> & n_slots, ggml_backend_buffer_type_t buft);
+// like: any layer of each group, whose device is one of these; throws SPAC_STATUS_OUT_OF_MEMORY
+spac_slot_groups spac_make_slots(const std::vector<const spac_moe_layer *> & like, const std::vector<int32_t> & n_slots,
+                                 const std::vector<ggml_backend_dev_t> & devices);
 
 // the most that a group of layers like this one may have: beyond, CUDA's 32-bit counts of blocks and grids overflow, or the
 // device says that the tensors are too large for it (maxStorageBufferRange of Vulkan) and ggml would compute elsewhere

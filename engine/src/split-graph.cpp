@@ -277,7 +277,10 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
     ggml_tensor * args[] = { p.ids, in.cur };
     ggml_tensor * ids    = ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, 2, dispatch_executor, 1, node);
     ggml_tensor * device = build_own_device(p, node, in, build_call(p, backend, ids, "spac_dispatch"));
-    device               = device ? device : build_ffn(p, layer, group.parts, in, ids);
+    if (!device) { // an emulated device's would be moved to another device of the context
+        device = build_ffn(p, layer, group.parts, in, ids);
+        device = ggml_backend_buffer_is_host(group.buffer) ? pin_chain_to_cpu(p, device) : device;
+    }
     ggml_build_forward_expand(p.gf, device);
 
     // It comes after the device's nodes in the graph. In the device's stream it begins when they are done, and needs nothing

@@ -46,6 +46,20 @@ static void test_private() {
     delete board;
 }
 
+static void test_several_devices() {
+    spac_board_geometry geometry = GEOMETRY;
+    geometry.n_device            = 2;
+    const std::unique_ptr<spac_board> board(spac_board::create(geometry));
+    const spac_board_view             v = board->view();
+    CHECK(v.n_device == 2 && v.byte_budget[0] == UINT64_MAX && v.byte_budget[1] == UINT64_MAX);
+    CHECK(v.devices == board->devices() && v.layer_device == board->layer_device() && v.layer_device[2] == 0);
+    board->decision_begin();
+    v.byte_budget[1] = 7;
+    board->decision_end();
+    spac_decision decision;
+    CHECK(board->read_decision(0, decision) && (decision.byte_budget == std::vector<uint64_t>{ UINT64_MAX, 7 }));
+}
+
 static std::unique_ptr<spac_board> make_shared_board() {
     std::unique_ptr<spac_board> board(spac_board::create(GEOMETRY));
     board->share(unique_name());
@@ -92,7 +106,7 @@ static void test_shared() {
     scheduler->decision_end();
     decide(*scheduler, 9);
     CHECK(engine->read_decision(0, decision) && decision.utility[23] == 9 && decision.tau[0] == 1);
-    CHECK(decision.load == std::vector<uint32_t>{ 23 } && decision.byte_budget == UINT64_MAX);
+    CHECK(decision.load == std::vector<uint32_t>{ 23 } && decision.byte_budget == std::vector<uint64_t>{ UINT64_MAX });
     CHECK(!engine->read_decision(decision.seq, decision));
 
     scheduler->view().n_draft_max[63] = 5;
@@ -402,6 +416,7 @@ static void test_records() {
 
 int main() {
     test_private();
+    test_several_devices();
     test_shared();
     test_interrupted_decision();
     test_left_behind();

@@ -144,7 +144,7 @@ static void test_max_slots_of_device() {
 
 static std::string refused_device(const std::string & name, const std::vector<ggml_backend_dev_t> & devices) {
     try {
-        spac_choose_device(name, devices);
+        spac_choose_devices(name, devices);
     } catch (const spac_error & error) {
         CHECK(error.status == SPAC_STATUS_DEVICE);
         return error.what();
@@ -161,17 +161,42 @@ static void test_devices() {
     other.iface.get_name     = [](ggml_backend_dev_t) { return "CUDA1"; };
     cpu.iface.get_name       = [](ggml_backend_dev_t) { return "CPU"; };
 
-    CHECK(spac_choose_device("auto", { &cpu, &blas }) == nullptr);
-    CHECK(spac_choose_device("auto", { &gpu, &blas, &cpu }) == &gpu);
-    CHECK(refused_device("auto", { &gpu, &other, &cpu }).find("choose it with --device, one of CUDA0, CUDA1") != std::string::npos);
+    const auto are = [](const std::string & names, const std::vector<ggml_backend_dev_t> & devices, const std::vector<ggml_backend_dev_t> & chosen) {
+        return spac_choose_devices(names, devices) == chosen;
+    };
+    CHECK(are("auto", { &cpu, &blas }, {}));
+    CHECK(are("auto", { &gpu, &blas, &cpu }, { &gpu }));
+    CHECK(refused_device("auto", { &gpu, &other, &cpu }).find("choose with --device, one or several of CUDA0, CUDA1") != std::string::npos);
     for (const char * name : { "none", "None" }) {
-        CHECK(spac_choose_device(name, { &gpu, &cpu }) == nullptr);
+        CHECK(are(name, { &gpu, &cpu }, {}));
     }
     for (const char * name : { "emulated", "cpu", "CPU" }) {
-        CHECK(spac_choose_device(name, { &gpu, &cpu }) == &cpu);
+        CHECK(are(name, { &gpu, &cpu }, { &cpu }));
     }
-    CHECK(spac_choose_device("cuda1", { &gpu, &other, &cpu }) == &other);
+    CHECK(are("cuda1", { &gpu, &other, &cpu }, { &other }));
     CHECK(refused_device("CUDA1", { &gpu, &cpu }).find("no device \"CUDA1\" here: give auto, none, CUDA0 or emulated") != std::string::npos);
+
+    CHECK(are("CUDA1,cuda0", { &gpu, &other, &cpu }, { &other, &gpu }));
+    CHECK(are("CUDA0,emulated", { &gpu, &other, &cpu }, { &gpu, &cpu }));
+    CHECK(refused_device("CUDA0,cuda0", { &gpu, &cpu }).find("names CUDA0 twice") != std::string::npos);
+    CHECK(refused_device("CUDA0,", { &gpu, &cpu }).find("no device \"\" here") != std::string::npos);
+    for (const char * names : { "CUDA0,auto", "none,CUDA0" }) {
+        CHECK(refused_device(names, { &gpu, &cpu }).find("stands for itself alone") != std::string::npos);
+    }
+}
+
+static void test_sizes_of_devices() {
+    CHECK(spac_cache_sizes("25%", 1) == std::vector<std::string>{ "25%" });
+    CHECK((spac_cache_sizes("25%", 2) == std::vector<std::string>{ "25%", "25%" }));
+    CHECK((spac_cache_sizes("8000,auto", 2) == std::vector<std::string>{ "8000", "auto" }));
+    for (const size_t n : { 1, 3 }) {
+        try {
+            spac_cache_sizes("8000,4000", n);
+            CHECK(false);
+        } catch (const spac_error & error) {
+            CHECK(error.status == SPAC_STATUS_INVALID_ARGUMENT && strstr(error.what(), n == 1 ? "has 2 sizes, and there is one device" : "are 3 devices"));
+        }
+    }
 }
 
 static void test_no_cache_without_a_device() {
@@ -216,6 +241,7 @@ int main() {
     test_max_slots();
     test_max_slots_of_device();
     test_devices();
+    test_sizes_of_devices();
     test_no_cache_without_a_device();
     test_cpu_range();
     return 0;

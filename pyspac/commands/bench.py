@@ -23,10 +23,11 @@ from pyspac.commands.common import (
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
+from pyspac.errors import UsageError
 from pyspac.generate.compare import take_turns
 from pyspac.generate.loading import Loading
 from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.options import CacheSize, RunOptions, parse_numbers
 
 Save = Annotated[
     bool,
@@ -52,6 +53,8 @@ def bench(
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     device: o.Device = "auto",
+    rpc: o.Rpc = None,
+    tensor_split: o.TensorSplit = "",
     json_file: o.JsonFile = None,
     png: o.Png = None,
     profile: Save = False,
@@ -70,11 +73,14 @@ def bench(
         check_target("--png", png)
         check_can_draw()
     if profile:
+        if rpc:
+            raise UsageError("--profile keeps no addresses of servers: leave it out, or --rpc")
         saved_defaults.check_can_save()
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        cache=CacheSize(text=cache), ram=given_ram(ram), device=device, verbose=verbose,
+        cache=CacheSize(text=cache), ram=given_ram(ram), device=device, rpc=rpc,
+        tensor_split=parse_numbers("--tensor-split", tensor_split), verbose=verbose,
     )  # fmt: skip
     findings = measure(options, rounds)
     console = error_console() if json_file == STDOUT else output_console()

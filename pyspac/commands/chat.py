@@ -17,7 +17,7 @@ from pyspac.generate.chat_template import ChatTemplate
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.loading import Loading
 from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.options import CacheSize, RunOptions, parse_numbers
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.generate.spec_types import parse_spec_type
@@ -54,6 +54,7 @@ def chat(
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,
+    tensor_split: o.TensorSplit = "",
     spec_type: o.SpecTypeName = None,
     draft_max: o.DraftMax = None,
     speculation: o.SpeculationName = None,
@@ -75,7 +76,8 @@ def chat(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
         ram=given_ram(ram, is_stock=stock), device=device, host_kernels=host_kernels, rpc=rpc,
-        spec_type=parse_spec_type(spec_type), draft_max=draft_max, speculation=speculation, stock=stock,
+        tensor_split=parse_numbers("--tensor-split", tensor_split), spec_type=parse_spec_type(spec_type),
+        draft_max=draft_max, speculation=speculation, stock=stock,
         repack=stock if repack is None else repack, verbose=verbose,
     )  # fmt: skip
     talk(with_saved(options, command), system_prompt, chat_template_file)

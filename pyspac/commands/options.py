@@ -140,12 +140,22 @@ Device = Annotated[
         "--device",
         metavar="NAME",
         help="auto (the GPU; none where there is no GPU), none (everything on the CPU, with the engine's own "
-        "kernels), a name such as CUDA0, or emulated (the CPU plays the device too, to try the split without "
-        "a GPU; old name: cpu).",
+        "kernels), names (CUDA0, or CUDA0,CUDA1), or emulated (the CPU plays the device, to try the split "
+        "without a GPU; old name: cpu).",
     ),
 ]
 Rpc = Annotated[
-    str | None, typer.Option("--rpc", metavar="HOST:PORT", help="Use the device of a ggml-rpc-server.")
+    str | None,
+    typer.Option("--rpc", metavar="HOST:PORT", help="Use a ggml-rpc-server's devices; several with commas."),
+]
+TensorSplit = Annotated[
+    str,
+    typer.Option(
+        *("-ts", "--tensor-split"),
+        metavar="N,N",
+        show_default=False,
+        help="Each device's share of the layers. Default: by their free memory.",
+    ),
 ]
 
 # ---- the split
@@ -155,8 +165,8 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         metavar="SIZE",
-        help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free). "
-        "Needs a device.",
+        help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free); with "
+        "commas one for each device. Needs a device.",
         rich_help_panel=EXPERTS,
     ),
 ]

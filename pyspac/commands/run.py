@@ -26,7 +26,7 @@ from pyspac.generate.chat_template import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.loading import Loading
 from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize, RunOptions, parse_threshold
+from pyspac.generate.options import CacheSize, RunOptions, parse_numbers, parse_threshold
 from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
@@ -57,11 +57,13 @@ Explain = Annotated[
     ),
 ]
 CopyGbS = Annotated[
-    float,
+    str,
     typer.Option(
         "--copy-gb-s",
         metavar="GB/S",
-        help="Slow copies down to this speed, to emulate another link; 0: full speed.",
+        show_default=False,
+        help="Slow copies down to this speed, to emulate another link, with commas one for each "
+        "device; 0: full speed.",
         rich_help_panel=o.SCHEDULER,
     ),
 ]
@@ -94,6 +96,7 @@ def run(
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,
+    tensor_split: o.TensorSplit = "",
     spec_type: o.SpecTypeName = None,
     draft_max: o.DraftMax = None,
     draft_p_min: DraftPMin = 0.0,
@@ -103,7 +106,7 @@ def run(
     threshold: o.Threshold = "auto",
     without: o.Without = "",
     predict: o.Predictors = o.DEFAULT_PREDICTORS,
-    copy_gb_s: CopyGbS = 0.0,
+    copy_gb_s: CopyGbS = "",
     link_gb_s: o.LinkGbS = None,
     stock: o.Stock = False,
     repack: o.Repack = None,
@@ -116,16 +119,16 @@ def run(
     compute all. Without a prompt, on a terminal, it is a chat. Example: pyspac run -m MODEL.gguf -p Once -n 9
     """
     text = prompt_or_chat(prompt, file, json_file)
-    sampling = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     options = RunOptions(
-        model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
-        device=device, host_kernels=host_kernels, rpc=rpc, spec_type=parse_spec_type(spec_type),
-        draft_max=draft_max, draft_p_min=draft_p_min, speculation=speculation, explain=explain, stock=stock,
-        estimator=estimator, threshold=parse_threshold(threshold), without=parse_ablations(without),
-        predict=parse_predictors(predict), copy_gb_s=copy_gb_s, link_gb_s=link_gb_s, verbose=verbose,
-        ram=given_ram(ram, is_stock=stock), repack=stock if repack is None else repack)  # fmt: skip
+        model=target, n_gpu_layers=gpu_layers, host_kernels=host_kernels, without=parse_ablations(without),
+        mtp=mtp, n_predict=n_predict, cpu_range=cpu_range, speculation=speculation, draft_p_min=draft_p_min,
+        n_ctx=ctx_size, sampling=SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        n_threads=threads, explain=explain, draft_max=draft_max, estimator=estimator, link_gb_s=link_gb_s,
+        cache=CacheSize(text=cache), threshold=parse_threshold(threshold), predict=parse_predictors(predict),
+        device=device, tensor_split=parse_numbers("-ts", tensor_split), spec_type=parse_spec_type(spec_type),
+        device_copy_gb_s=parse_numbers("--copy-gb-s", copy_gb_s), repack=stock if repack is None else repack,
+        draft=draft, rpc=rpc, stock=stock, ram=given_ram(ram, is_stock=stock), verbose=verbose)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
 
 

@@ -41,8 +41,8 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 # flags of how a model is run: whoever gives one of them decides, and nothing that was saved is used
 HOW: Final = frozenset({
-    "stock", "repack", "device", "rpc", "cache", "ram", "gpu_layers", "host_kernels", "copy_gb_s",
-    "link_gb_s", "model_draft", "hf_repo_draft", "mtp", "spec_type", "draft_max", "draft_p_min",
+    "stock", "repack", "device", "rpc", "tensor_split", "cache", "ram", "gpu_layers", "host_kernels",
+    "copy_gb_s", "link_gb_s", "model_draft", "hf_repo_draft", "mtp", "spec_type", "draft_max", "draft_p_min",
     "speculation", "explain", "estimator", "threshold", "without", "predict",
 })  # fmt: skip
 

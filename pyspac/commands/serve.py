@@ -102,6 +102,7 @@ def serve(
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     device: o.Device = "auto",
+    rpc: o.Rpc = None,
     host_kernels: o.HostKernels = "auto",
     cpu_range: o.CpuRange = None,
     ctx_size: o.CtxSize = None,
@@ -144,9 +145,9 @@ def serve(
     )  # fmt: skip
     options = ServeOptions(
         model=model, draft=model_draft, mtp=mtp, spec_type=kind, cache=CacheSize(text=cache),
-        ram=given_ram(ram), device=device, host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size,
-        host=host, port=port, board=board, max_batch=max_batch, restart=restart, drain_s=drain, passed=passed,
-        attach=attach,
+        ram=given_ram(ram), device=device, rpc=rpc, host_kernels=host_kernels, cpu_range=cpu_range,
+        n_ctx=ctx_size, host=host, port=port, board=board, max_batch=max_batch, restart=restart,
+        drain_s=drain, passed=passed, attach=attach,
     )  # fmt: skip
     from pyspac.server.supervisor import serve as run_server  # loads the engine
 

@@ -61,6 +61,11 @@ LAYER_STATS_FIELDS = (
     "n_calls", "n_device_experts", "n_host_experts", "n_device_rows", "n_host_rows",
     "device_us", "host_us", "layer_us",
 )  # fmt: skip
+DEVICE_FIELDS = (
+    "name", "copy_gb_s", "is_emulated", "n_slots", "pool_bytes", "expert_bytes", "n_loads",
+    "n_load_failures", "loaded_bytes", "load_us", "wait_us",
+)  # fmt: skip
+_DEVICE_TYPES = {"name": "S64", "copy_gb_s": np.float64}
 # spac_tier_info; `size` and `error` are the C caller's
 _TIER_TYPES = {"n_slots": np.int32, "n_resident": np.int32, "is_direct": np.bool_, "error": "S256"}
 TIER_FIELDS = (
@@ -69,6 +74,7 @@ TIER_FIELDS = (
 )  # fmt: skip
 COUNTERS_DTYPE = np.dtype([(name, np.uint64) for name in COUNTER_FIELDS])
 AHEAD_DTYPE = np.dtype([(name, np.uint64) for name in AHEAD_FIELDS])
+DEVICE_DTYPE = np.dtype([(name, _DEVICE_TYPES.get(name, np.uint64)) for name in DEVICE_FIELDS])
 TIER_DTYPE = np.dtype([(name, _TIER_TYPES.get(name, np.uint64)) for name in TIER_FIELDS], align=True)
 LAYER_STATS_DTYPE = np.dtype([(name, np.uint64) for name in LAYER_STATS_FIELDS])
 
@@ -84,6 +90,7 @@ class BoardGeometry:
     group: Sequence[int]  # layout group: slots are shared within a group only
     group_slots: Sequence[int]  # slots of that layer's group
     max_batch: int = 16
+    layer_device: Sequence[int] = ()  # which device has the layer's slots; (): there is one
 
     def __post_init__(self) -> None:
         """Check sizes; ConfigError names the field."""
@@ -117,6 +124,7 @@ class BoardView:
     n_slots: int
     max_batch: int
     n_load_max: int
+    n_device: int
     # written by the engine
     counts: NDArray[np.uint32]  # [n_layer, n_expert] cumulative activations, wraps
     prompt_counts: NDArray[np.uint32]  # [n_layer, n_expert] the same, of batches wider than max_batch
@@ -124,6 +132,8 @@ class BoardView:
     expert_bytes: NDArray[np.uint32]  # [n_layer] of one expert; 0: the layer is not split
     group: NDArray[np.uint32]  # [n_layer]
     group_slots: NDArray[np.uint32]  # [n_layer]
+    layer_device: NDArray[np.uint32]  # [n_layer] index of the device with the layer's experts
+    devices: NDArray[Any]  # [n_device] DEVICE_DTYPE
     layer_stats: NDArray[Any]  # [n_layer] LAYER_STATS_DTYPE, cumulative
     counters: NDArray[Any]  # [1] COUNTERS_DTYPE, cumulative
     ahead: NDArray[Any]  # [2] AHEAD_DTYPE by AHEAD_NAMES, cumulative but for cutoff_layer
@@ -143,7 +153,7 @@ class BoardView:
     tau: NDArray[np.uint8]  # [n_layer]
     load: NDArray[np.uint32]  # [n_load_max] il * n_expert + ie, most wanted first
     n_load: NDArray[np.uint32]  # [1]
-    byte_budget: NDArray[np.uint64]  # [1] bytes per forward; NO_BUDGET: no limit
+    byte_budget: NDArray[np.uint64]  # [n_device] bytes per forward; NO_BUDGET: no limit
     want_whole: NDArray[np.uint8]  # [n_layer] 1: the device shall have all of its experts
     # written by the scheduler at any time: aligned integers, each of them a decision of its own
     n_draft_max: NDArray[np.int32]  # [N_SERVER_SLOTS] -1: none
@@ -161,6 +171,8 @@ class BoardView:
             "expert_bytes": (np.uint32, (n_layer,)),
             "group": (np.uint32, (n_layer,)),
             "group_slots": (np.uint32, (n_layer,)),
+            "layer_device": (np.uint32, (n_layer,)),
+            "devices": (DEVICE_DTYPE, (self.n_device,)),
             "layer_stats": (LAYER_STATS_DTYPE, (n_layer,)),
             "counters": (COUNTERS_DTYPE, (1,)),
             "ahead": (AHEAD_DTYPE, (len(AHEAD_NAMES),)),
@@ -179,7 +191,7 @@ class BoardView:
             "tau": (np.uint8, (n_layer,)),
             "load": (np.uint32, (self.n_load_max,)),
             "n_load": (np.uint32, (1,)),
-            "byte_budget": (np.uint64, (1,)),
+            "byte_budget": (np.uint64, (self.n_device,)),
             "want_whole": (np.uint8, (n_layer,)),
             "n_draft_max": (np.int32, (N_SERVER_SLOTS,)),
             "looks_ahead": (np.uint32, (1,)),
@@ -240,6 +252,10 @@ class LayoutGroups:
         self.n_expert = board.n_expert
         self.expert_bytes = np.zeros(self.n_group, np.int64)  # [n_group] largest of the group's layers
         np.maximum.at(self.expert_bytes, self.of_layer, board.expert_bytes.astype(np.int64))
+        self.n_device = board.n_device
+        self.device_of_layer = board.layer_device.astype(np.intp)  # [n_layer]
+        self.device = np.zeros(self.n_group, np.intp)  # [n_group], whose slots they are
+        self.device[self.of_layer[self.is_split]] = self.device_of_layer[self.is_split]
 
     def _find_members(self) -> None:
         is_member = (np.arange(self.n_group)[:, None] == self.of_layer) & self.is_split
@@ -264,6 +280,7 @@ class LayoutGroups:
 
 
 ENGINE_ARRAYS = ("counts", "prompt_counts", "residency", "expert_bytes", "group", "group_slots",
+                 "layer_device", "devices",
                  "layer_stats", "counters", "ahead", "tier", "in_memory", "whole", "records", "n_records",
                  "routed_tokens", "routed_experts", "n_routed",
                  "upcoming", "n_upcoming", "n_looks")  # fmt: skip
@@ -281,13 +298,15 @@ class LocalBoard(BoardView):
         self.n_expert_used = geometry.n_expert_used
         self.max_batch = geometry.max_batch
         self.n_load_max = geometry.n_layer * geometry.n_expert
+        self.n_device = 1 + max(geometry.layer_device, default=0)
         for name, (dtype, shape) in self._layout().items():
             setattr(self, name, np.zeros(shape, dtype))
         self.expert_bytes[:] = geometry.expert_bytes
         self.group[:] = geometry.group
         self.group_slots[:] = geometry.group_slots
+        self.layer_device[:] = geometry.layer_device or 0
         self.n_slots = sum(dict(zip(geometry.group, geometry.group_slots, strict=True)).values())
-        self.byte_budget[0] = NO_BUDGET
+        self.byte_budget[:] = NO_BUDGET
         self.n_draft_max[:] = -1
         self.n_decisions = 0
 
@@ -327,6 +346,7 @@ class Board(BoardView):
         check(lib.spac_board_get_view(handle, view))
         self.n_layer, self.n_expert, self.n_expert_used = view.n_layer, view.n_expert, view.n_expert_used
         self.n_slots, self.max_batch, self.n_load_max = view.n_slots, view.max_batch, view.n_load_max
+        self.n_device = view.n_device
         for name, (dtype, shape) in self._layout().items():
             setattr(self, name, self._array(getattr(view, name), np.dtype(dtype), shape))
         for name in ENGINE_ARRAYS:

@@ -31,7 +31,7 @@ __all__ = [
     "cpu_buffer_type",
     "device_count",
     "devices",
-    "find_device",
+    "find_devices",
     "has_kernels",
     "host_buffer_type",
     "load_backends",
@@ -61,6 +61,7 @@ class EngineInfo:
     kernels: str  # which of them: "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
     n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
     n_dense_kernels: int  # other matrices that the engine's own kernels multiply; without a device alone
+    n_device: int  # 0: none
 
 
 SPAN_KINDS = ("dispatch", "device", "host", "collect", "copy")  # index = spac_span_kind
@@ -238,6 +239,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
     c_params.board_name, c_params.cpu_range = c_text(params.board_name), c_text(params.cpu_range)
     c_params.n_threads, c_params.max_batch = params.n_threads, params.max_batch
     c_params.copy_gb_s = params.copy_gb_s
+    c_params.device_copy_gb_s = params.device_copy_gb_s
     c_params.evict, c_params.fill, c_params.verbose = params.evict, params.fill, params.verbose
     c_params.next_layer = params.next_layer
     c_params.stage = STAGES.index(params.stage)
@@ -278,17 +280,17 @@ def device_count() -> int:
     return int(lib.spac_device_count())
 
 
-def find_device(name: str, first: int = 0) -> int | None:
-    """Return the index of the device that `name` means, None for no device: the engine's own rule.
+def find_devices(names: str) -> list[int]:
+    """Return the indices of the devices that `names` ("CUDA0,CUDA1") mean, by the engine's own rule.
 
-    "auto" is the only GPU of those from index `first` on, if any are. Raises UsageError if there is no such
-    device, or "auto" would have to choose among several.
+    "auto" is the only GPU; none where there is none. Raises UsageError if a device is not there or named
+    twice, or "auto" would have to choose among several.
     """
     load_backends()
-    index = ffi.new("int32_t *")
-    if lib.spac_device_find(os.fsencode(name), first, index) != lib.SPAC_STATUS_SUCCESS:
+    indices, n = ffi.new("int32_t[]", lib.SPAC_N_DEVICES), ffi.new("int32_t *")
+    if lib.spac_devices_find(os.fsencode(names), indices, n) != lib.SPAC_STATUS_SUCCESS:
         raise UsageError(ffi.string(lib.spac_last_error()).decode(errors="replace"))
-    return int(index[0]) if index[0] >= 0 else None
+    return [int(index) for index in indices[0 : n[0]]]
 
 
 def has_kernels(type_name: str) -> bool:

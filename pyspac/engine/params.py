@@ -17,13 +17,16 @@ HOST_KERNELS = ("auto", "spac", "ggml")  # index = spac_host_kernels
 class EngineParams:
     """How an engine attaches to a context; mirrors spac_engine_params."""
 
-    device: str = "auto"  # "auto" (the GPU, else none), "none" (no slots), "emulated", or one like "CUDA0"
-    cache: str = "auto"  # "17%" of all experts' bytes, "4096" MiB, "auto" (free device memory), "0"
+    device: str = "auto"  # "auto" (the GPU, else none), "none" (no slots), "emulated", "CUDA0", "CUDA0,CUDA1"
+    # "17%" of the experts of a device's layers, "4096" MiB, "auto" (free device memory), "0"; of each device,
+    # or "4096,25%": one for each
+    cache: str = "auto"
     board_name: str | None = None  # None: private memory; else POSIX shared memory /NAME
     host_mode: str = "auto"  # one of HOST_MODES
     n_threads: int = 0  # of the host executor; 0: as the context's
     max_batch: int = 16  # more tokens than this take stock's path; at least the draft length + 1
     copy_gb_s: float = 0.0  # throttle of copies, to emulate a slower link; 0: none
+    device_copy_gb_s: tuple[float, ...] = ()  # the same, of each of several devices; 0: copy_gb_s
     evict: bool = True  # False: a resident expert never leaves
     verbose: bool = False
     host_kernels: str = "auto"  # one of HOST_KERNELS: whose kernels compute the host's experts
@@ -46,4 +49,5 @@ class EngineParams:
         check_int("n_threads", self.n_threads, 0)
         check_int("max_batch", self.max_batch, 1)
         check_int("next_layer", self.next_layer, 0, NEXT_LAYER_MAX)
-        check_range("copy_gb_s", self.copy_gb_s, 0.0, 1e5)
+        for speed in (self.copy_gb_s, *self.device_copy_gb_s):
+            check_range("copy_gb_s", speed, 0.0, 1e5)

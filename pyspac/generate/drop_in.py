@@ -91,6 +91,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         cache: str | int = "auto",
         ram: str | int | None = None,
         device: str | None = "auto",
+        rpc: str | None = None,
         draft_model: DraftModel | None = None,
         mtp: str | os.PathLike[str] | None = None,
         draft_max: int | None = None,
@@ -104,9 +105,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     ) -> None:
         """Everything in `kwargs` is llama_cpp.Llama's.
 
-        `cache`, `ram`, `device`, `host_kernels`, `draft_max` and `stock` mean what they mean for `pyspac run`
-        (`--cache` and so on). `draft_model`: the file of a small model, or an object of llama-cpp-python's.
-        `mtp`: the file of an adapter with mask tokens, by which the model drafts for itself.
+        `cache`, `ram`, `device`, `rpc`, `host_kernels`, `draft_max` and `stock` mean what they mean for
+        `pyspac run` (`--cache` and so on). `draft_model`: the file of a small model, or an object of
+        llama-cpp-python's. `mtp`: the file of an adapter with mask tokens, by which the model drafts for itself.
         `n_gpu_layers`: None: all of them; without a GPU there is nothing to put layers on. `n_threads`:
         None: one per physical core. Raises InputError (a ValueError), EngineError, or what llama_cpp.Llama
         raises.
@@ -116,7 +117,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._given = {
             "cache": str(cache), "ram": None if ram is None else str(ram), "device": device or "auto",
             "draft_model": draft_model, "mtp": mtp, "draft_max": draft_max, "host_kernels": host_kernels,
-            "stock": stock,
+            "stock": stock, "rpc": rpc,
             "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch,
             "verbose": verbose, **kwargs,
         }  # fmt: skip
@@ -158,7 +159,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
             mtp=None if mtp is None else Path(mtp), spec_type="ngram" if is_foreign else None,
             draft_max=max_batch - 1 if is_foreign and given["draft_max"] is None else given["draft_max"],
             cache=CacheSize(text=given["cache"]), ram=given["ram"], device=given["device"],
-            host_kernels=given["host_kernels"],
+            host_kernels=given["host_kernels"], rpc=given["rpc"],
             stock=given["stock"], repack=given["stock"], n_threads=given["n_threads"],
             verbose=given["verbose"],
         )  # fmt: skip
@@ -167,7 +168,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         """A dense model is llama.cpp's alone where there is a GPU, unless the device was named."""
         from pyspac.engine.devices import choose_device
 
-        is_left_to_us = options.device == "auto" and not choose_device("auto").is_cpu
+        is_left_to_us = options.device == "auto" and not choose_device("auto", options.rpc).is_cpu
         if is_left_to_us and not read_geometry(check_model_file(options.model)).is_moe:
             options = replace(options, stock=True, repack=True)
         loading = Loading.of(options)

@@ -99,6 +99,7 @@ class ModelParams:
     path: Path
     n_gpu_layers: int = 0  # ALL_LAYERS: all
     devices: tuple[int, ...] = ()  # ggml_backend_dev_t; (): the CPU alone
+    tensor_split: tuple[float, ...] = ()  # shares of the layers, of each device; (): by free memory
     buft: int | None = None  # ggml_backend_buffer_type_t for the tensors below; None: with their layer
     buft_tensors: bytes = EXPERT_TENSORS  # a regular expression
     use_extra_bufts: bool = True  # False: weights keep the file's layout, which bit-exact comparison needs
@@ -114,7 +115,7 @@ def model_fields(params: ModelParams, keep: list[Any]) -> dict[str, Any]:
         keep.append(array)
         return ctypes.addressof(array)
 
-    fields = {
+    fields: dict[str, Any] = {
         "n_gpu_layers": params.n_gpu_layers,
         "use_extra_bufts": params.use_extra_bufts,
         "load_mode": params.load_mode,
@@ -122,6 +123,10 @@ def model_fields(params: ModelParams, keep: list[Any]) -> dict[str, Any]:
         "load_mtp": params.load_heads,
         "devices": pointer((ctypes.c_void_p * (len(params.devices) + 1))(*params.devices, None)),
     }
+    if params.tensor_split:
+        shares = (ctypes.c_float * lib.llama_max_devices())(*params.tensor_split)
+        keep.append(shares)
+        fields["tensor_split"] = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
     if params.buft is not None:
         rows = (_BuftOverride(params.buft_tensors, params.buft), _BuftOverride(None, None))
         fields["tensor_buft_overrides"] = pointer((_BuftOverride * len(rows))(*rows))

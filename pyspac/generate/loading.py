@@ -92,6 +92,7 @@ class Loading:
             path=self.options.model,
             n_gpu_layers=self._n_gpu_layers(),
             devices=self._device_handles(),
+            tensor_split=self.options.tensor_split,
             buft=self._buffer_type(has_own_memory),
             buft_tensors=ALL_TENSORS if has_own_memory else self._host_experts(),
             use_extra_bufts=self.options.repack,
@@ -133,7 +134,7 @@ class Loading:
         return ALL_LAYERS if self.options.n_gpu_layers is None else self.options.n_gpu_layers
 
     def _device_handles(self) -> tuple[int, ...]:
-        return () if self.device.handle is None else (self.device.handle,)
+        return self.device.handles
 
     def context_params(self, n_draft_max: int = 0, n_ctx: int | None = None) -> ContextParams:
         """`n_draft_max`: tokens that a step verifies and may take back; `n_ctx`: None: as the run asks."""

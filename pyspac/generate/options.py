@@ -32,21 +32,44 @@ _MANY_BYTES: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSize:
-    """Device memory for the experts' slots: a share of all experts' bytes, MiB, or what is free."""
+    """Device memory for the experts' slots: a share of its layers' experts, MiB, or what is free.
 
-    text: str  # as given: "17%", a number of MiB, "auto", "0"
+    One for all devices, or with commas one for each.
+    """
+
+    text: str  # as given: "17%", a number of MiB, "auto", "0", "8000,25%"
 
     def __post_init__(self) -> None:
         """Raises UsageError if it is none."""
         self.n_bytes(0)
 
     @property
+    def sizes(self) -> list[str]:
+        return self.text.split(",")
+
+    @property
     def is_zero(self) -> bool:
-        return self.n_bytes(_MANY_BYTES) == 0
+        """Whether a device would have none."""
+        return any(read_cache_size(size, _MANY_BYTES) == 0 for size in self.sizes)
 
     def n_bytes(self, experts_bytes: int) -> int | None:
-        """Bytes, given those of all experts; None: whatever is free."""
-        return read_cache_size(self.text, experts_bytes)
+        """Bytes, given those of all experts; None: whatever is free. Of several, as if layers were dealt out
+        equally.
+        """
+        found = [read_cache_size(size, experts_bytes // len(self.sizes)) for size in self.sizes]
+        return None if None in found else sum(size or 0 for size in found)
+
+    def of_devices(self, n_devices: int) -> list[str]:
+        """The size of each device. Raises UsageError where there are more or fewer, and not one for all."""
+        if len(self.sizes) == 1:
+            return self.sizes * n_devices
+        if len(self.sizes) != n_devices:
+            there = "is one device" if n_devices == 1 else f"are {n_devices} devices"
+            raise UsageError(
+                f"--cache {self.text} has {len(self.sizes)} sizes, and there {there}: give one for each, or "
+                "one for all"
+            )
+        return self.sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +93,7 @@ class RunOptions:
     host_kernels: str = EngineParams().host_kernels
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     rpc: str | None = None
+    tensor_split: tuple[float, ...] = ()  # shares of the layers, of each device; (): by free memory
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     spec_type: str | None = None  # as parse_spec_type returns it; None: draft with a draft model, else none
     draft_max: int | None = None
@@ -82,6 +106,7 @@ class RunOptions:
     predict: tuple[str, ...] = SchedulerConfig().predict  # of pyspac.scheduler.config.PREDICTORS
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     copy_gb_s: float = 0.0  # throttle of copies, in 1e9 bytes/s; 0: none
+    device_copy_gb_s: tuple[float, ...] = ()  # the same, of each device, or one of all
     link_gb_s: float | None = None  # known speed of the link, in 1e9 bytes/s; None: measured while running
     max_batch: int = EngineParams().max_batch
     verbose: bool = False
@@ -92,8 +117,10 @@ class RunOptions:
         _check_at_least("-t", self.n_threads, 1)
         _check_at_least("-ngl", self.n_gpu_layers, -1)
         check_link_gb_s(self.link_gb_s)
-        if self.copy_gb_s != 0:
-            check_range("--copy-gb-s", self.copy_gb_s, *LINK_GB_S)
+        for speed in filter(None, (self.copy_gb_s, *self.device_copy_gb_s)):
+            check_range("--copy-gb-s", speed, *LINK_GB_S)
+        for share in self.tensor_split:
+            check_range("--tensor-split", share, 0.0, 1e9)
         check_host_kernels(self.host_kernels)
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
@@ -153,14 +180,30 @@ class RunOptions:
         if self.is_host_only:
             check_no_device(
                 host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.scheduler_config(),
-                copy_gb_s=self.copy_gb_s, without_engine="add --stock",
+                copy_gb_s=max(self.copy_gb_s, *self.device_copy_gb_s, 0.0), without_engine="add --stock",
             )  # fmt: skip
         elif self.cache.is_zero:
             raise ConfigError("--cache", self.cache.text, "more than 0; to run without a cache, add --stock")
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
+        self._check_lists(device)
         return self if device.has_cache or self.is_host_only else replace(self, device="none")
+
+    def _check_lists(self, device: Device) -> None:
+        """Where something is given for each device, it has to be for all of them."""
+        if not (self.stock or self.is_host_only):
+            self.cache.of_devices(len(device.each))
+        for flag, values, n in (
+            ("--tensor-split", self.tensor_split, len(device.handles)),
+            ("--copy-gb-s", self.device_copy_gb_s[1:] and self.device_copy_gb_s, len(device.each)),
+        ):
+            if values and len(values) != n:
+                numbers = ",".join(f"{value:g}" for value in values)
+                raise UsageError(
+                    f"{flag} {numbers} has {len(values)} numbers, and {device.name} is {n} devices with "
+                    "layers: give one for each, or leave it out"
+                )
 
     @property
     def is_host_only(self) -> bool:
@@ -225,7 +268,8 @@ class RunOptions:
             n_threads=self.n_threads or 0,
             max_batch=max(self.max_batch, self.pass_width),
             ram=None if ram_mib is None else ram_text(ram_mib),
-            copy_gb_s=self.copy_gb_s,
+            copy_gb_s=self.copy_gb_s if len(self.device_copy_gb_s) != 1 else self.device_copy_gb_s[0],
+            device_copy_gb_s=self.device_copy_gb_s if len(self.device_copy_gb_s) > 1 else (),
             evict="evict" not in self.without,
             next_layer=max((NEXT_LAYERS.get(name, 0) for name in self.predict), default=0) if can else 0,
             fill=not {"prefetch", "prompt"} & self.without,
@@ -267,3 +311,11 @@ def check_host_kernels(name: str) -> None:
 def _check_at_least(name: str, value: float | None, low: float) -> None:
     if value is not None and value < low:
         raise ConfigError(name, value, f"{low} or more")
+
+
+def parse_numbers(flag: str, text: str) -> tuple[float, ...]:
+    """The numbers of "3,1"; none of "". Raises ConfigError."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ConfigError(flag, text, "a number, or several with commas, such as 3,1") from None

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from pyspac.engine.devices import Device
+from pyspac.engine.values import read_cache_size
 from pyspac.errors import ConfigError, ModelError
 from pyspac.generate.draft_files import check_drafter, check_is_target
-from pyspac.generate.options import DEFAULT_N_CTX, CacheSize, RunOptions
+from pyspac.generate.options import DEFAULT_N_CTX, RunOptions
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader, read_header
@@ -127,19 +128,22 @@ def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device)
         raise ConfigError(
             "--cache", options.cache.text, f"room for at least one expert, {largest / MIB:.2f} MiB"
         )
-    _check_fits(options.cache, geometry, device)
+    several = device.parts
+    for part, size in zip(device.each, options.cache.of_devices(len(device.each)), strict=True):
+        # of a share of some layers' experts, which these are the engine finds out
+        asked = read_cache_size(size, 0 if several else geometry.experts_bytes)
+        _check_fits(size, asked or 0, geometry, part)
 
 
-def _check_fits(cache: CacheSize, geometry: MoeGeometry, device: Device) -> None:
+def _check_fits(text: str, asked: int, geometry: MoeGeometry, device: Device) -> None:
     """With the engine's margin, for as many experts as there are; and never more than the device has."""
     from pyspac.engine.limits import MIN_MARGIN_BYTES  # loads the native library, as the rest does anyway
 
-    asked = cache.n_bytes(geometry.experts_bytes) or 0
     room = max(0, device.memory_free - (0 if device.is_cpu else MIN_MARGIN_BYTES))
     if asked > device.memory_free or min(asked, geometry.experts_bytes) > room:
         raise ConfigError(
             "--cache",
-            cache.text,
+            text,
             f"at most the {room / MIB:.0f} MiB that it may take of {device.name}'s free memory "
             f"({asked / MIB:.0f} MiB were asked for)",
         )

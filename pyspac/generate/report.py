@@ -75,6 +75,7 @@ def engine_dict(split: Split | None) -> dict[str, Any]:
     """What the engine and its scheduler did since they were attached."""
     return {
         "experts": split.experts_dict() if split else dict(NO_EXPERTS),
+        "devices": [device.as_json() for device in split.devices()] if split else [],
         "tier": split.tier_dict() if split else None,
         "prompt_read_bytes": split.prompt_read_bytes if split else 0,
         "layers": split.layers_dict() if split else {"split": 0, "declined": {}, "unpinned": 0},
@@ -227,11 +228,18 @@ def _split_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
             "loads",
             f"{experts['n_loads']} ({moved}), {experts['n_evictions']} evictions, {experts['n_late']} late",
         ),
+        *_device_rows(split),
         *_stage_rows(experts),
         *_copies_rows(split),
         ("per step", _step_text(split, max(1, len(generation.metrics.steps)))),
         *((f"predicted by {p['name']}", _predicted_text(p)) for p in split.predictors_list()),
     ]
+
+
+def _device_rows(split: Split) -> list[tuple[str, str]]:
+    """One for each of several devices."""
+    devices = split.devices()
+    return [(device.name, device.text()) for device in devices if len(devices) > 1]
 
 
 def _stage_rows(experts: dict[str, int]) -> list[tuple[str, str]]:

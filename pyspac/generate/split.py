@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pyspac.engine.ahead import ahead_dict, in_engine
 from pyspac.engine.board import STAGE_FIELDS
+from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.engine import Engine
 from pyspac.engine.step import StepRecord
 from pyspac.engine.tier import tier_dict
@@ -108,6 +109,10 @@ class Split:
             **{name: int(counters[name]) for name in names},
             "n_steps_with_both": int(counters["n_forward_both"]),
         }
+
+    def devices(self) -> list[DeviceFigures]:
+        """What each device holds and did, in the order of their names; none without a device."""
+        return read_devices(self.engine.board)
 
     def tier_dict(self) -> dict[str, Any] | None:
         """`tier` of the `--json` object: experts on disk, in memory a part of them; None: no such tier."""

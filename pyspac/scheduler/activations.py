@@ -28,10 +28,18 @@ class Activity:
     counters: NDArray[Any]  # [1] COUNTERS_DTYPE
     steps: list[StepRecord]  # in their order
     totals: StepTotals  # of `steps`
+    device_copies: NDArray[np.uint64] | None = None  # [2, n_device] bytes, microseconds; None: there is one
 
     def counter(self, name: str) -> int:
         """Return the increase of one of spac_counters' fields."""
         return int(self.counters[name][0])
+
+    @property
+    def copies(self) -> NDArray[np.uint64]:
+        """Return [2, n_device]: bytes that were copied to each device, and the microseconds that took."""
+        if self.device_copies is not None:
+            return self.device_copies
+        return np.array([self.counters["loaded_bytes"], self.counters["load_us"]])
 
 
 class _Difference:
@@ -50,6 +58,10 @@ def _per_layer(counts: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return np.asarray(counts.sum(axis=1, dtype=np.uint32))
 
 
+def _read_copies(board: BoardView) -> NDArray[np.uint64]:
+    return np.array([board.devices["loaded_bytes"], board.devices["load_us"]])
+
+
 class ActivationDrain:
     """The one reader of a board's counters and ring of records. O(n_layer * n_expert)."""
 
@@ -60,6 +72,7 @@ class ActivationDrain:
         self._prompt_counts = _Difference(board.prompt_counts)
         self._layer_stats = _Difference(board.layer_stats.view(np.uint64))
         self._counters = _Difference(board.counters.view(np.uint64))
+        self._copies = _Difference(_read_copies(board)) if board.n_device > 1 else None
         self._n_records = int(board.n_records[0])
 
     def drain(self) -> Activity:
@@ -77,6 +90,7 @@ class ActivationDrain:
             counters=self._counters.drain(board.counters.view(np.uint64)).view(COUNTERS_DTYPE),
             steps=steps,
             totals=StepTotals().add(steps, n_lost),
+            device_copies=None if self._copies is None else self._copies.drain(_read_copies(board)),
         )
 
     def _read_steps(self) -> tuple[list[StepRecord], int]:

@@ -215,15 +215,15 @@ class Balancer:
 
     def _has_link_limit(self) -> bool:
         """Whether equation 10 binds: a link that is known, and a layer's copies have its time alone."""
-        return self.is_io_per_layer and self.cost.link_us_per_byte is not None
+        return self.is_io_per_layer and bool(self.cost.layer_links().any())
 
     def _has_link_time(
         self, t_cpu: NDArray[np.float64], t_gpu: NDArray[np.float64], absent_hot: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Return [n_layer, K] whether the copies fit the layer's time (equation 10)."""
         window = np.maximum(t_cpu, t_gpu) + self.cost.draft_us / self._n_layer
-        link = self.cost.link_us_per_byte or 0.0
-        return np.asarray(link * self._link_bytes[:, None] * absent_hot <= window)
+        link_us = self.cost.layer_links() * self._link_bytes
+        return np.asarray(link_us[:, None] * absent_hot <= window)
 
     def _fit_slots(self, wanted_level: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return [n_layer] the lowest tau at which a layout group's hot experts fit its slots (equation 11).

@@ -3,7 +3,8 @@
 Host:   T = n_experts * load_us + n_rows * row_us          (algorithms: bytes first, then activations)
 Device: T = n_experts * device_us                          (MoE-SpAc, equation 8)
 Link:   T = bytes * link_us_per_byte
-Unit times are per layout group. Until something is measured, the stated defaults hold.
+Unit times are per layout group, and so per device: a group's slots are one device's. Each device has a link
+of its own. Until something is measured, the stated defaults hold.
 """
 
 from __future__ import annotations
@@ -55,15 +56,18 @@ class CostModel:
         self._n_layer_fit = np.zeros(n_group, np.int64)
         self._device_times = np.zeros(n_group)  # decayed microseconds
         self._device_experts = np.zeros(n_group)  # and experts
-        self._link_us = self._link_bytes = 0.0  # decayed sums
+        self._link_us, self._link_bytes = np.zeros((2, self.groups.n_device))  # decayed sums
         self._link_known = None if link_gb_s is None else 1e-3 / link_gb_s
 
-    @property
-    def link_us_per_byte(self) -> float | None:
-        """Return microseconds per byte copied; None: neither measured nor given."""
-        if self._link_bytes > 0.0 and self._link_us > 0.0:
-            return self._link_us / self._link_bytes
-        return self._link_known
+    def link_us_per_byte(self, device: int = 0) -> float | None:
+        """Return microseconds per byte copied to a device; None: neither measured nor given."""
+        us, n_bytes = float(self._link_us[device]), float(self._link_bytes[device])
+        return us / n_bytes if n_bytes > 0.0 and us > 0.0 else self._link_known
+
+    def layer_links(self) -> NDArray[np.float64]:
+        """Return [n_layer] microseconds per byte, 0 where they are not known."""
+        links = [self.link_us_per_byte(device) or 0.0 for device in range(self.groups.n_device)]
+        return np.array(links)[self.groups.device_of_layer]
 
     @property
     def is_balanceable(self) -> bool:
@@ -89,10 +93,10 @@ class CostModel:
             self._update_device(stats)
 
     def _update_link(self, activity: Activity) -> None:
-        n_bytes = activity.counter("loaded_bytes")
-        if n_bytes > 0:
-            self._link_us = _REMEMBER * self._link_us + activity.counter("load_us")
-            self._link_bytes = _REMEMBER * self._link_bytes + n_bytes
+        n_bytes, us = activity.copies
+        has = n_bytes > 0  # [n_device]
+        self._link_us[has] = _REMEMBER * self._link_us[has] + us[has]
+        self._link_bytes[has] = _REMEMBER * self._link_bytes[has] + n_bytes[has]
 
     def _update_host(self, stats: NDArray[Any]) -> None:
         """Least squares over layers and steps of host_us = load_us * x1 + extra * x2.
@@ -172,8 +176,8 @@ class CostModel:
         """Return [3, n_layer]: load_us, row_us and device_us."""
         return np.stack((self.load_us, self.row_us, self.device_us))[:, self.groups.of_layer]
 
-    def copy_price(self) -> float:
-        """Return how many uses on the host a copy has to save, to be worth its bytes.
+    def copy_prices(self) -> NDArray[np.float64]:
+        """Return [n_device]: how many uses on the host a copy to it has to save, to be worth its bytes.
 
         A copy moves the same bytes over the host's memory bus as one use on the host, so its price is one
         use while the host computes, and nothing while it rests. Beside a real device it rests for a part of
@@ -181,19 +185,20 @@ class CostModel:
         and until times are measured; never below MIN_COPY_PRICE, as every copy delays others.
         """
         if not self.is_balanceable or self.step_us <= 0.0:
-            return 1.0
-        saved_share = 1.0 - float((self.device_us / np.maximum(self.load_us, 1e-9)).max())
-        price = min(self.host_us / self.step_us, 1.0) / max(saved_share, 1e-9)
-        return min(max(price, MIN_COPY_PRICE), 1.0 / MIN_COPY_PRICE)
+            return np.ones(self.groups.n_device)
+        kept_share = np.zeros(self.groups.n_device)
+        np.maximum.at(kept_share, self.groups.device, self.device_us / np.maximum(self.load_us, 1e-9))
+        price = min(self.host_us / self.step_us, 1.0) / np.maximum(1.0 - kept_share, 1e-9)
+        return np.clip(price, MIN_COPY_PRICE, 1.0 / MIN_COPY_PRICE)
 
     def layer_starts_us(self) -> NDArray[np.float64]:
         """Return [n_layer] when each layer begins, in microseconds after the forward does."""
         n_layer = len(self.groups.of_layer)
         return np.asarray(np.arange(n_layer) / n_layer * max(self.step_us - self.draft_us, 0.0))
 
-    def step_budget_bytes(self, share: float) -> int | None:
-        """Return the bytes the link can copy in `share` of one step; None: link or step not measured yet."""
-        link = self.link_us_per_byte
+    def step_budget_bytes(self, share: float, device: int = 0) -> int | None:
+        """Return the bytes a link can copy in `share` of one step; None: link or step not measured yet."""
+        link = self.link_us_per_byte(device)
         if link is None or self.step_us <= 0.0:
             return None
         return int(share * self.step_us / link)

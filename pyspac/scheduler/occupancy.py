@@ -28,5 +28,8 @@ class Occupancy:
         self.is_resident = residency == _RESIDENT
         self.n_free = self.groups.slots - self.groups.count(self.is_held)  # [n_group]
         under_way = np.flatnonzero(self.is_held & ~self.is_resident)  # experts that are queued or loading
-        self.under_way_bytes = int(self._bytes[under_way // residency.shape[1]].sum())
+        layer = under_way // residency.shape[1]
+        device, n_bytes = self.groups.device_of_layer[layer], self._bytes[layer]
+        n_device = self.groups.n_device
+        self.under_way_bytes = np.bincount(device, n_bytes, n_device).astype(np.float64)  # [n_device]
         return self

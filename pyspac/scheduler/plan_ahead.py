@@ -8,12 +8,13 @@ pay (H = payback_steps): the chance at its level in each of them, but in the fir
 
 A copy for the next step alone moves the same bytes over the host's memory bus as the use that it saves, so
 a prediction tips the scales and no more: a newcomer takes the place of the least valuable resident where the
-uses it gains within H steps exceed the price of a copy (`CostModel.copy_price`). What is predicted and
+uses it gains within H steps exceed the price of a copy (`CostModel.copy_prices`). What is predicted and
 resident is no victim. What would come after its layer has begun is not copied for this step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +37,7 @@ class Decided:
     tau: NDArray[np.uint8]  # [n_layer]
     counts: NDArray[np.uint32]  # [n_layer, n_expert] of the last step
     worth: NDArray[np.float64]  # [n_levels + 1] by level, never falling: chance of use in a step
-    byte_limit: int | None  # copies may take so much per step; None: no limit
+    byte_limits: Sequence[int | None]  # [n_device] copies may take so much per step; None: no limit
 
 
 class AheadPlanner:
@@ -69,10 +70,10 @@ class AheadPlanner:
         is_ahead = pays & ~pays_anyway
         is_late = is_ahead & self._too_late(wanted, pays, slots.under_way_bytes, lead_us)
         goes = np.flatnonzero(pays & ~is_late)
-        load, load_bytes = self.base.within_budget(wanted[goes], decided.byte_limit, slots.under_way_bytes)
-        goes = goes[: len(load)]
+        goes = goes[self.base.within_budget(wanted[goes], decided.byte_limits, slots.under_way_bytes)]
+        load = wanted[goes]
         plan = PrefetchPlan(
-            load.astype(np.uint32), load_bytes, int(np.count_nonzero(is_hot & ~slots.is_held)),
+            load.astype(np.uint32), self.base.bytes_of(load), int(np.count_nonzero(is_hot & ~slots.is_held)),
             ahead=load[is_ahead[goes]].astype(np.uint32),
             n_refused=int(np.count_nonzero(is_seen.ravel()[wanted] & ~pays)),
             n_late=int(np.count_nonzero(is_late)),
@@ -134,7 +135,8 @@ class AheadPlanner:
         is_swap = victim_of >= 0
         victim = np.where(is_swap, victim_of, 0)
         is_hot_victim = is_swap & is_hot[victim]
-        margin = np.where(is_seen[wanted], self.cost.copy_price() / self.n_steps, self.base.margin)
+        price = self.cost.copy_prices()[self.base.groups.device_of_layer[wanted // self.base.n_expert]]
+        margin = np.where(is_seen[wanted], price / self.n_steps, self.base.margin)
         gain = value.ravel()[wanted] - value.ravel()[victim]
         pays = is_swap & (gain > 0) & (gain >= margin) & (is_seen[wanted] | ~is_hot_victim)
         gain = rate.ravel()[wanted] - value.ravel()[victim]
@@ -143,15 +145,20 @@ class AheadPlanner:
         return pays | is_free, (pays_anyway | is_free) & is_hot[wanted]
 
     def _too_late(
-        self, wanted: Flat, pays: NDArray[np.bool_], under_way_bytes: int, lead_us: float
+        self, wanted: Flat, pays: NDArray[np.bool_], under_way_bytes: NDArray[np.float64], lead_us: float
     ) -> NDArray[np.bool_]:
         """Return of `wanted`, in order, whose copy would not be there when its layer begins."""
-        link = self.cost.link_us_per_byte
-        if link is None or self.cost.step_us <= 0.0:
-            return np.zeros(len(wanted), bool)
         layer = wanted // self.base.n_expert
-        done_us = link * (under_way_bytes + np.cumsum(self.base.bytes[layer] * pays))
-        return np.asarray(done_us > lead_us + self.cost.layer_starts_us()[layer])
+        device, n_bytes = self.base.groups.device_of_layer[layer], self.base.bytes[layer] * pays
+        is_late = np.zeros(len(wanted), bool)
+        for index, under_way in enumerate(under_way_bytes):
+            link = self.cost.link_us_per_byte(index)
+            if link is None or self.cost.step_us <= 0.0:
+                continue
+            mine = np.flatnonzero(device == index)
+            done_us = link * (under_way + np.cumsum(n_bytes[mine]))
+            is_late[mine] = done_us > lead_us + self.cost.layer_starts_us()[layer[mine]]
+        return is_late
 
     def _levels(self, decided: Decided, kept: NDArray[np.bool_], leaves: Flat) -> NDArray[np.uint8]:
         """Return utilities by which the engine keeps what is predicted and held, and lets the victims go."""

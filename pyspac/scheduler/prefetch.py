@@ -6,6 +6,7 @@ tau, and drops what no longer fits. The plan keeps the list short enough that no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,7 +60,7 @@ class Prefetcher:
         slots: Occupancy,
         counts: NDArray[np.uint32],  # [n_layer, n_expert] of the last step
         worth: NDArray[np.float64],  # [n_levels + 1] by level, never falling: chance of use in a step
-        byte_limit: int | None,  # copies may take so much per step; None: no limit
+        byte_limits: Sequence[int | None],  # [n_device] copies may take so much per step; None: no limit
     ) -> PrefetchPlan:
         """Return what to copy: highest utility first, then most recent activations per byte, then layer."""
         is_hot = (utility >= tau[:, None]) & self.groups.is_split[:, None]
@@ -69,8 +70,12 @@ class Prefetcher:
         is_victim = slots.is_resident & ~is_hot & self.groups.is_split[:, None] & self.can_evict
         wanted = self._in_order(wanted, utility, counts)
         admitted = self._fitting_slots(wanted, is_victim, slots.n_free, utility, worth)
-        load, load_bytes = self.within_budget(admitted, byte_limit, slots.under_way_bytes)
-        return PrefetchPlan(load.astype(np.uint32), load_bytes, len(wanted))
+        load = admitted[self.within_budget(admitted, byte_limits, slots.under_way_bytes)]
+        return PrefetchPlan(load.astype(np.uint32), self.bytes_of(load), len(wanted))
+
+    def bytes_of(self, load: NDArray[np.intp]) -> int:
+        """Return what copies of these experts take."""
+        return int(self.bytes[load // self.n_expert].sum())
 
     def _in_order(
         self, wanted: NDArray[np.intp], utility: NDArray[np.uint8], counts: NDArray[np.uint32]
@@ -100,16 +105,27 @@ class Prefetcher:
         return wanted[is_admitted]
 
     def within_budget(
-        self, admitted: NDArray[np.intp], byte_limit: int | None, under_way_bytes: int
-    ) -> tuple[NDArray[np.intp], int]:
-        """Cut the list where it, with what is under way, exceeds the budget; one copy always may go."""
+        self,
+        admitted: NDArray[np.intp],
+        byte_limits: Sequence[int | None],
+        under_way_bytes: NDArray[np.float64],
+    ) -> NDArray[np.intp]:
+        """Return which positions of the list may go: each device's first ones, to the end of its budget.
+
+        What is under way is in the budget too; one copy always may go. Both are [n_device].
+        """
         admitted = admitted[: self.n_load_max]
-        total = np.cumsum(self.bytes[admitted // self.n_expert])
-        if byte_limit is not None:
-            n = int(np.count_nonzero(total <= byte_limit - under_way_bytes))
-            n = max(n, 1 if under_way_bytes == 0 else 0)
-            total, admitted = total[:n], admitted[:n]
-        return admitted, int(total[-1]) if len(total) > 0 else 0
+        layer = admitted // self.n_expert
+        n_bytes, device = self.bytes[layer], self.groups.device_of_layer[layer]
+        may_go = np.ones(len(admitted), bool)
+        for index, limit in enumerate(byte_limits):
+            if limit is None:
+                continue
+            mine = np.flatnonzero(device == index)
+            n = int(np.count_nonzero(np.cumsum(n_bytes[mine]) <= limit - under_way_bytes[index]))
+            n = max(n, 1 if under_way_bytes[index] == 0 else 0)
+            may_go[mine[n:]] = False
+        return np.flatnonzero(may_go)
 
 
 def n_admitted(

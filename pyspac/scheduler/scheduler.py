@@ -56,7 +56,7 @@ class SchedulerStats:
     step_p50_us: float
     step_p99_us: float
     is_balanced: bool  # whether measured costs decided the last tau (else slots alone)
-    byte_budget: int | None
+    byte_budget: int | None  # of all devices; None: one has no limit
 
 
 class StaticAllocation:
@@ -109,7 +109,7 @@ class Scheduler:
         self.last_plan = EMPTY_PLAN
         self._n_loads_planned = 0
         self._planned_bytes = 0
-        self._budget: int | None = None
+        self._budgets: list[int | None] = [None] * board.n_device
 
     def step(self) -> PrefetchPlan:
         """Drain, estimate, balance, plan, submit. Draft limits are another's: see pyspac.speculation."""
@@ -124,7 +124,7 @@ class Scheduler:
         utility, tau = self._decide()
         way = self._choose_way(activity, is_steady)
         is_idle = way == "frozen" or (way == "whole" and self.layers.is_in_place(way))
-        self._budget = 0 if is_idle else self._byte_budget()
+        self._budgets = [0 if is_idle else self._byte_budget(i) for i in range(self.board.n_device)]
         plan = self.last_plan = EMPTY_PLAN if way != "copies" else self._plan(utility, tau, activity)
         self._submit(utility, tau, plan)
         if self.foresight is not None:
@@ -146,7 +146,7 @@ class Scheduler:
         utility, tau = self.estimator.utility, self.balancer.tau
         decided = Decided(
             utility=utility, tau=tau, counts=self.activity.counts,
-            worth=self.balancer.tables.use_probability(), byte_limit=self._budget,
+            worth=self.balancer.tables.use_probability(), byte_limits=self._budgets,
         )  # fmt: skip
         # until the forward begins: one token alone is told before drafting, which took so long on average (0
         # where nothing drafts); with drafts beside it, the forward is next
@@ -205,14 +205,14 @@ class Scheduler:
         self.board.fallback[:] = self.fallback.to_row()
         return self.fallback.way
 
-    def _byte_budget(self) -> int | None:
+    def _byte_budget(self, device: int) -> int | None:
         if self.config.byte_budget == "auto":
-            return self.cost.step_budget_bytes(self.config.budget_share)
+            return self.cost.step_budget_bytes(self.config.budget_share, device)
         return self.config.byte_budget
 
     def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], activity: Activity) -> PrefetchPlan:
         worth = self.balancer.tables.use_probability()
-        return self.prefetcher.plan(utility, tau, self.slots, activity.counts, worth, self._budget)
+        return self.prefetcher.plan(utility, tau, self.slots, activity.counts, worth, self._budgets)
 
     def _submit(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], plan: PrefetchPlan) -> None:
         """Write the decision to the board."""
@@ -222,13 +222,14 @@ class Scheduler:
             board.tau[:] = tau
             board.load[: plan.n_load] = plan.load
             board.n_load[0] = plan.n_load
-            board.byte_budget[0] = NO_BUDGET if self._budget is None else self._budget
+            board.byte_budget[:] = [NO_BUDGET if budget is None else budget for budget in self._budgets]
             board.want_whole[:] = self.layers.wanted_in(self.fallback.way if self.fallback else "copies")
         self._n_loads_planned += plan.n_load
         self._planned_bytes += plan.load_bytes
 
     def stats(self) -> SchedulerStats:
         """Return the scheduler's own numbers so far."""
+        budgets = [budget for budget in self._budgets if budget is not None]
         return SchedulerStats(
             n_steps=self.times.n_steps,
             n_loads_planned=self._n_loads_planned,
@@ -236,5 +237,5 @@ class Scheduler:
             step_p50_us=self.times.percentile_us(50),
             step_p99_us=self.times.percentile_us(99),
             is_balanced=self.balancer.is_balanced,
-            byte_budget=self._budget,
+            byte_budget=sum(budgets) if len(budgets) == len(self._budgets) else None,
         )

@@ -81,7 +81,9 @@ def _device_arguments(options: ServeOptions) -> list[str]:
             return []
         case "emulated" | "none":
             return ["--device", "none"]
-    return ["--device", options.device]
+    servers = ["--rpc", options.rpc] if options.rpc else []
+    names = [name for name in options.device.split(",") if read_device_kind(name) == "named"]
+    return [*servers, "--device", ",".join(names)]
 
 
 def _core_arguments(options: ServeOptions) -> list[str]:

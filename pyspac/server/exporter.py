@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from pyspac.engine.ahead import ahead_dict, at_work
 from pyspac.engine.board import Residency
+from pyspac.engine.device_stats import read_devices
 from pyspac.engine.tier import read_tier
 from pyspac.errors import ConfigError
 from pyspac.server import log
@@ -71,6 +72,17 @@ _PREDICTORS: Final = (
     ("predictor_copies", "n_copied", CounterMetricFamily, 1, "Copies that only a prediction asked for"),
     ("predictor_copies_used", "n_copies_used", CounterMetricFamily, 1, "Of these, used before they left"),
 )
+# metric, the figure of each device, kind, help
+_DEVICES: Final = (
+    ("device_slots", "n_slots", GaugeMetricFamily, "Experts that fit on the device"),
+    ("device_resident_experts", "n_resident", GaugeMetricFamily, "Experts on the device"),
+    ("device_activations", "n_device_rows", CounterMetricFamily, "(token, expert) pairs that it computed"),
+    ("device_missed_activations", "n_host_rows", CounterMetricFamily, "Of its layers, that the host did"),
+    ("device_loads", "n_loads", CounterMetricFamily, "Copies of experts to the device"),
+    ("device_loaded_bytes", "loaded_bytes", CounterMetricFamily, "Bytes copied to the device"),
+    ("device_load_seconds", "load_s", CounterMetricFamily, "Time spent copying to the device"),
+    ("device_wait_seconds", "wait_s", CounterMetricFamily, "Time its layers waited for the host's experts"),
+)
 _WHERE: Final = (("device", "n_hit_rows"), ("host", "n_miss_rows"), ("late", "n_late_rows"))
 
 
@@ -93,6 +105,7 @@ class SchedulerCollector(Collector):
         yield from self._own()
         yield from self._predictors()
         yield from self._tier()
+        yield from self._devices()
 
     def _info(self) -> Metric:
         board, config = self.attachment.board, self.attachment.scheduler.config
@@ -118,7 +131,7 @@ class SchedulerCollector(Collector):
 
     def _gauges(self) -> Iterable[Metric]:
         board = self.attachment.board
-        budget = int(board.byte_budget[0])
+        budget = sum(board.byte_budget.tolist())
         yield GaugeMetricFamily("pyspac_slots", "Experts that fit on the device", value=board.n_slots)
         yield GaugeMetricFamily(
             "pyspac_byte_budget", "Bytes that may be copied per forward; +Inf: no limit",
@@ -179,6 +192,14 @@ class SchedulerCollector(Collector):
         if figures["n_slots"]:
             for name, field, kind, factor, text in _TIER:
                 yield kind(f"pyspac_{name}", text, value=figures[field] * factor)
+
+    def _devices(self) -> Iterable[Metric]:
+        devices = read_devices(self.attachment.board)
+        for name, field, kind, text in _DEVICES:
+            family = kind(f"pyspac_{name}", text, labels=["device"])
+            for device in devices:
+                family.add_metric([device.name], getattr(device, field))
+            yield family
 
     def _predictors(self) -> Iterable[Metric]:
         """What predictors said, and what came of it; what one does not tell, or not yet, is left out."""

@@ -34,6 +34,7 @@ def _device(seen: Observation) -> dict[str, str]:
         "copied": f"{seen.loaded_bytes_per_s / MIB:.1f} MiB/s",
         **({} if seen.copies is None else {"copies": copies_text(seen.copies)}),
         "on the device": f"{seen.n_resident} of {seen.n_slots} slots",
+        **({device.name: device.text() for device in seen.devices} if len(seen.devices) > 1 else {}),
     }
 
 

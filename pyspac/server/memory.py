@@ -7,14 +7,16 @@ is more than it may take. What comes later is subtracted here.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.values import read_cache_size, read_device_kind
 from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.generate.options import CacheSize
 from pyspac.model.device_needs import Needs
 from pyspac.model.geometry import MoeGeometry
 from pyspac.server.options import SERVER_N_CTX, ServeOptions
@@ -24,27 +26,28 @@ _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's f
 _PROBE_TIMEOUT_S: Final = 120
 
 
-def probe_device(name: str) -> Device:
+def probe_device(names: str, rpc: str | None = None) -> Device:
     """The device and its free memory, asked in a process of its own: a process that has asked a GPU holds
     memory of it until it ends, and the supervisor lives long. Raises ConfigError if there is no such device.
     """
-    match read_device_kind(name):
+    match read_device_kind(names):
         case "none":
             return cpu_device(has_cache=False)
         case "emulated":
             return cpu_device()
-    argv = [sys.executable, "-m", "pyspac.server.memory", name]
+    argv = [sys.executable, "-m", "pyspac.server.memory", names, *([rpc] if rpc else [])]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
     if done.returncode == ConfigError.exit_code:
         raise UsageError(done.stdout.strip())
     if done.returncode != 0:
         raise PyspacError(f"the devices could not be listed: {done.stderr.strip()[-500:]}")
-    return Device(**json.loads(done.stdout))
+    fields = json.loads(done.stdout)
+    return Device(**fields | {"parts": tuple(Device(**part) for part in fields["parts"])})
 
 
-def _answer_probe(name: str) -> int:
+def _answer_probe(names: str, rpc: str | None = None) -> int:
     try:
-        print(json.dumps(asdict(choose_device(name))))
+        print(json.dumps(asdict(choose_device(names, rpc))))
     except ConfigError as error:
         print(error)
         return error.exit_code
@@ -72,11 +75,19 @@ def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
     return min(n_train, SERVER_N_CTX) if wanted is None else wanted or n_train
 
 
-def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device) -> str:
-    """The value of --spac-cache: `text`, or for "auto" on a real device the MiB that are left.
+def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device, split: str = "") -> str:
+    """The value of --spac-cache: `text`, but "auto" of a real device is the MiB that are left there.
 
-    Raises ConfigError if nothing is left.
+    `split`: llama.cpp's --tensor-split, if it was given. Raises ConfigError if nothing is left.
     """
+    parts = device.each
+    sizes = CacheSize(text=text).of_devices(len(parts))
+    each = zip(sizes, parts, _needs_of_each(needs, device, split), strict=True)
+    chosen = [_choose_size(size, geometry, part_needs, part) for size, part, part_needs in each]
+    return ",".join(chosen) if device.parts else chosen[0]
+
+
+def _choose_size(text: str, geometry: MoeGeometry, needs: Needs, device: Device) -> str:
     if text != "auto" or device.is_cpu:
         return text  # "auto" is the engine's own share on the CPU
     left = device.memory_free - needs.total
@@ -85,12 +96,33 @@ def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device)
     return str(min(left, geometry.experts_bytes) // MIB or 1)
 
 
-def why_tight(text: str, geometry: MoeGeometry, needs: Needs, device: Device) -> str | None:
-    """Why a given size may be too much; None: it fits. The estimate is an upper bound, so it is no error."""
-    asked = read_cache_size(text, geometry.experts_bytes)
-    if asked is None or device.is_cpu or needs.total + asked <= device.memory_free:
-        return None
-    return _too_little(needs, device)
+def _needs_of_each(needs: Needs, device: Device, split: str) -> list[Needs]:
+    """What each of several devices needs: of weights and caches its share, as llama.cpp deals out layers."""
+    if not device.parts:
+        return [needs]
+    memory = [part.memory_free for part in device.parts if not part.is_cpu]
+    given = [float(text) for text in re.findall(r"[\d.]+", split)][: len(memory)]
+    weights = given if len(given) == len(memory) and sum(given) > 0 else memory
+    shares = iter([weight / (sum(weights) or 1) for weight in weights])
+    return [_scaled(needs, 0.0 if part.is_cpu else next(shares)) for part in device.parts]
+
+
+def _scaled(needs: Needs, share: float) -> Needs:
+    parts = {name: int(share * getattr(needs, name)) for name in ("weights", "draft", "kv")}
+    return replace(needs, **parts)
+
+
+def why_tight(text: str, geometry: MoeGeometry, needs: Needs, device: Device, split: str = "") -> str | None:
+    """Why a given size may be too much; None: it fits. The estimate is an upper bound, so it is no error.
+
+    `split`: as of choose_cache; `text`: what that returned.
+    """
+    of_each = _needs_of_each(needs, device, split)
+    for size, part, part_needs in zip(text.split(","), device.each, of_each, strict=True):
+        asked = None if device.parts and "%" in size else read_cache_size(size, geometry.experts_bytes)
+        if asked is not None and not part.is_cpu and part_needs.total + asked > part.memory_free:
+            return _too_little(part_needs, part)
+    return None
 
 
 def _too_little(needs: Needs, device: Device) -> str:
@@ -102,4 +134,4 @@ def _too_little(needs: Needs, device: Device) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(_answer_probe(sys.argv[1]))
+    raise SystemExit(_answer_probe(*sys.argv[1:]))

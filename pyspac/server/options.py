@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import check_in_engine
-from pyspac.engine.values import read_cpu_range
+from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram
@@ -45,7 +45,7 @@ NGRAM_CACHE_MAX: Final = 8  # tokens of its drafts: create_state_ngram_cache in 
 _OURS: Final = {
     "-m": "-m", "--model": "-m", "-md": "-md", "--model-draft": "-md", "--spec-draft-model": "-md",
     "--host": "--host", "--port": "--port", "--spac-cache": "--cache", "--spac-board": "--board",
-    "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device",
+    "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device", "--rpc": "--rpc",
     "-c": "-c", "--ctx-size": "-c", "-Cr": "--cpu-range", "--cpu-range": "--cpu-range",
 }  # fmt: skip
 # what names a model that llama-server fetches itself
@@ -100,6 +100,7 @@ class ServeOptions:
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     device: str = "auto"
+    rpc: str | None = None  # HOST:PORT of ggml-rpc-servers, with commas
     host_kernels: str = "auto"
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     n_ctx: int | None = None
@@ -115,6 +116,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         check_host_kernels(self.host_kernels)
         check_ram(self.ram)
+        if self.rpc and read_device_kind(self.device) in ("emulated", "none"):
+            raise UsageError(f"--rpc needs --device auto or its device's name, not {self.device}")
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
         if self.is_host_only:
@@ -180,6 +183,10 @@ class ServeOptions:
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
+        if device.has_cache and not self.is_host_only:
+            self.cache.of_devices(len(device.each))
+        if device.parts or self.rpc:  # by the names that llama-server gives them too
+            return replace(self, device=device.name)
         return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pyspac._native import bin_dir
 from pyspac.engine.ahead import DRAFT_GATE
-from pyspac.engine.devices import Device, fits_memory
+from pyspac.engine.devices import Device, fits_memory, servers_that_answer
 from pyspac.engine.limits import check_max_batch
+from pyspac.engine.values import read_device_kind
 from pyspac.errors import UsageError
 from pyspac.generate.draft_files import check_drafter
 from pyspac.generate.memory_tier import ram_mib
 from pyspac.generate.no_device import can_predict, check_can_predict
-from pyspac.generate.options import RunOptions
+from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.generate.spec_types import DRAFT_MTP, names_of
 from pyspac.model.checks import check_model_file
@@ -74,7 +75,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     board_file.check_free(board)
     if options.attach.metrics_port:
         choose_port(options.attach.metrics_host, options.attach.metrics_port, "--metrics-port")
-    device = probe_device(options.device)
+    device = probe_device(options.device, options.rpc)
     options = options.on(device)
     files = find_models(options, folder, is_stopped)
     sizes = _sizes(options, files, device)
@@ -92,6 +93,25 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
         model=files.model,
     )
     return Plan(options=options, launch=launch)
+
+
+def without_lost(given: ServeOptions) -> ServeOptions:
+    """The same without RPC servers that do not answer any more, as long as one does.
+
+    Where devices are named nobody is left out: the names of those that stay would change.
+    """
+    endpoints = given.rpc.split(",") if given.rpc else []
+    if len(endpoints) < 2 or read_device_kind(given.device) != "auto":
+        return given
+    living = servers_that_answer(",".join(endpoints))
+    if not living or living == endpoints:
+        return given
+    sizes = given.cache.sizes
+    if len(sizes) == len(endpoints):
+        sizes = [size for size, endpoint in zip(sizes, endpoints, strict=True) if endpoint in living]
+    lost = ", ".join(endpoint for endpoint in endpoints if endpoint not in living)
+    log.warning(f"no RPC server at {lost}: going on without", event="rpc_lost", endpoints=lost)
+    return replace(given, rpc=",".join(living), cache=CacheSize(text=",".join(sizes)))
 
 
 def check_passed(folder: Path, passed: Sequence[str]) -> None:
@@ -150,8 +170,9 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
             log.warning(note)
         is_copied = has_engine and (ram is not None or fits_memory(geometry.model_bytes))
         return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram)
-    cache = choose_cache(options.cache.text, geometry, needs, device)
-    if reason := why_tight(cache, geometry, needs, device):
+    split = options.passed_value("-ts", "--tensor-split")
+    cache = choose_cache(options.cache.text, geometry, needs, device, split)
+    if reason := why_tight(cache, geometry, needs, device, split):
         log.warning(f"this may not fit: {reason}")
     is_copied = ram is not None or not device.is_cpu
     return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_mib=ram)

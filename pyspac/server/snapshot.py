@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView, Residency
+from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.step import StepTotals
 from pyspac.engine.tier import read_tier, since, tier_dict
 from pyspac.scheduler.activations import ActivationDrain, Activity
@@ -40,7 +41,8 @@ class Observation:
     verify_us: float | None
     process_us: float | None
     n_draft_max: dict[int, int]  # limits in force, by server slot, of those in use
-    byte_budget: int | None  # per forward
+    byte_budget: int | None  # per forward, of all devices
+    devices: list[DeviceFigures]  # each, since its server began; none without
     n_slots: int
     utility: NDArray[np.uint8]  # [n_layer, n_expert]
     residency: NDArray[np.uint8]  # [n_layer, n_expert]
@@ -89,6 +91,7 @@ class Observation:
             "process_us": self.process_us,
             "n_draft_max": self.n_draft_max,
             "byte_budget": self.byte_budget,
+            "devices": [device.as_json() for device in self.devices],
             "n_slots": self.n_slots,
             "n_resident": self.n_resident,
             "copies": self.copies,
@@ -161,10 +164,11 @@ def _limits(board: BoardView) -> dict[int, int]:
 
 
 def _decision(board: BoardView) -> dict[str, Any]:
-    budget = int(board.byte_budget[0])
+    budget = sum(board.byte_budget.tolist())
     return {
         "n_draft_max": _limits(board),
         "byte_budget": None if budget >= 2**63 else budget,
+        "devices": read_devices(board),
         "n_slots": board.n_slots,
         "utility": np.array(board.utility),
         "residency": np.array(board.residency),

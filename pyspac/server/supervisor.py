@@ -27,7 +27,7 @@ from pyspac.server.download import StoppedError
 from pyspac.server.drain import drain
 from pyspac.server.health import is_healthy
 from pyspac.server.options import ServeOptions
-from pyspac.server.plan import plan_launch
+from pyspac.server.plan import plan_launch, without_lost
 from pyspac.server.settings import to_json
 
 TICK_S: Final = 0.1
@@ -71,9 +71,13 @@ class Signals:
 class Supervisor:
     """The two children of one `pyspac serve`."""
 
-    def __init__(self, options: ServeOptions, launch: Launch, signals: Signals) -> None:
+    def __init__(
+        self, options: ServeOptions, launch: Launch, signals: Signals, given: ServeOptions | None = None
+    ) -> None:
+        """`options`: on the device that was found; `given`: as they were before."""
         self.options = options
         self.launch = launch
+        self._given = given or options
         self.signals = signals
         self.server: Child | None = None
         self.scheduler: Child | None = None
@@ -162,6 +166,18 @@ class Supervisor:
         delay_s = self._server_backoff.after(age_s)
         log.warning(f"{text}; starting it again in {delay_s:.1f} s", event="server_died", pid=pid)
         self._sleep(delay_s)
+        if self._given.rpc and not self.signals:
+            self._plan_again()
+
+    def _plan_again(self) -> None:
+        """With the RPC servers that there are now; where it ran before."""
+        given = replace(without_lost(self._given), port=self.launch.port, board=self.launch.board)
+        try:
+            plan = plan_launch(given, is_stopped=lambda: bool(self.signals))
+        except PyspacError as error:
+            log.warning(f"{error}; trying as before")
+            return
+        self.options, self.launch = plan.options, plan.launch
 
     def _sleep(self, seconds: float) -> None:
         """Until then, or until a signal comes."""
@@ -247,4 +263,4 @@ def serve(options: ServeOptions) -> int:
             plan = plan_launch(options, is_stopped=lambda: bool(signals))
         except StoppedError:
             return signals.exit_code()
-        return Supervisor(plan.options, plan.launch, signals).run()
+        return Supervisor(plan.options, plan.launch, signals, options).run()

@@ -17,11 +17,11 @@ from llama_helpers import (
     attached_engine,
     decide_randomly,
     decode,
-    llama,
     new_context,
     offloaded_model,
     place,
     split_layers,
+    submit,
 )
 
 from pyspac._native import check, lib
@@ -68,18 +68,6 @@ def test_logits_are_those_with_stops(name: str, tmp_path: Path) -> None:
     pairs = zip(logits_of(path, "in-stream"), logits_of(path, "executor"), strict=True)
     for index, (in_stream, with_stops) in enumerate(pairs):
         assert_same_bits(in_stream, with_stops, f"batch {index}")
-
-
-def submit(ctx: Any, tokens: Sequence0, width: int) -> None:
-    """Decode, and do not ask for the result: the device may still be at work, and call the engine."""
-    batch = tokens.next_batch(width)
-    raw = llama.llama_batch_init(width, 0, 1)
-    raw.n_tokens = width
-    for i in range(width):
-        raw.token[i], raw.pos[i], raw.n_seq_id[i], raw.logits[i] = batch.tokens[i], batch.pos[i], 1, 1
-        raw.seq_id[i][0] = 0
-    assert llama.llama_decode(ctx, raw) == 0
-    llama.llama_batch_free(raw)
 
 
 @pytest.fixture

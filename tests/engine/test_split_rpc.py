@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,45 +32,12 @@ from llama_helpers import (
 
 from pyspac._native import lib
 from pyspac.engine import engine as native
-from tools.served import free_port
-
-START_S = 20.0
+from tools.rpc_servers import rpc_server
 
 
-def wait_until_it_listens(server: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        assert server.poll() is None, f"the RPC server ended with {server.returncode}"
-        with socket.socket() as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise TimeoutError(f"no RPC server on port {port} after {START_S} s")
-
-
-@contextmanager
-def rpc_server() -> Iterator[int]:
-    """The port of a fresh server, which is stopped by its own process id."""
-    from pyspac._native import bin_dir
-
-    port = free_port()
-    command = [bin_dir() / "ggml-rpc-server", "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_until_it_listens(server, port)
-        yield port
-    finally:
-        server.terminate()
-        server.wait(10)
-
-
-@pytest.fixture(scope="module")
-def rpc_device() -> Iterator[Any]:
-    """The device of a fresh server."""
-    with rpc_server() as port:
-        before = {device.name for device in native.devices()}
-        native.add_rpc(f"127.0.0.1:{port}")
-        yield next(device for device in native.devices() if device.name not in before)
+@pytest.fixture
+def rpc_device(rpc_devices: list[Any]) -> Any:
+    return rpc_devices[0]
 
 
 def pass_on(source: socket.socket, to: socket.socket, first_patch: int | None = None) -> None:

@@ -218,7 +218,7 @@ def test_what_is_predicted_is_copied_alike_on_board_and_lab(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # times differ: what a copy costs is given, and none comes too late
-    monkeypatch.setattr(CostModel, "copy_price", lambda cost: 0.25)
+    monkeypatch.setattr(CostModel, "copy_prices", lambda cost: np.array([0.25]))
     monkeypatch.setattr(AheadPlanner, "_too_late", lambda planner, wanted, *_: np.zeros(len(wanted), bool))
     config = SchedulerConfig(
         threshold=9, payback_steps=2.0, predict=("token",), byte_budget=None, n_draft_max=WIDTH - 1

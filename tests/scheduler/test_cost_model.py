@@ -52,7 +52,7 @@ def test_defaults_until_measured() -> None:
     assert cost.load_us[0] == pytest.approx(1e6 * HOST_US_PER_BYTE)
     assert cost.row_us[0] == pytest.approx(ROW_SHARE * cost.load_us[0])
     assert cost.device_us[0] == pytest.approx(DEVICE_SHARE * cost.load_us[0])
-    assert cost.link_us_per_byte is None
+    assert cost.link_us_per_byte() is None
     assert cost.step_budget_bytes(1.0) is None
     assert not cost.is_balanceable
 
@@ -139,12 +139,12 @@ def test_link_and_budget() -> None:
     graph.board.counters["loaded_bytes"] += np.uint64(2_000_000)
     graph.board.counters["load_us"] += np.uint64(1_000)
     graph.step(n_host_experts=1, n_host_rows=1, host_us=100, layer_us=500)
-    assert graph.cost.link_us_per_byte == pytest.approx(0.0005)
+    assert graph.cost.link_us_per_byte() == pytest.approx(0.0005)
     assert graph.cost.step_budget_bytes(0.5) == 2_000_000
 
 
 def test_known_link_serves_until_measured() -> None:
-    assert Graph(link_gb_s=10.0).cost.link_us_per_byte == pytest.approx(1e-4)
+    assert Graph(link_gb_s=10.0).cost.link_us_per_byte() == pytest.approx(1e-4)
 
 
 def test_step_time_comes_from_records_where_there_are_any() -> None:

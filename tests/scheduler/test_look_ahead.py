@@ -44,10 +44,10 @@ def plan_ahead(
     config = SchedulerConfig(n_levels=len(worth) - 1, payback_steps=10.0)
     cost = CostModel(board)
     if link_us is not None:
-        cost._link_us, cost._link_bytes, cost.step_us = link_us, 1.0, 100.0
+        cost._link_us[:], cost._link_bytes[:], cost.step_us = link_us, 1.0, 100.0
     decided = Decided(
         utility=np.array(utility, np.uint8), tau=np.array(tau, np.uint8),
-        counts=np.zeros((n_layer, n_expert), np.uint32), worth=np.array(worth), byte_limit=byte_limit,
+        counts=np.zeros((n_layer, n_expert), np.uint32), worth=np.array(worth), byte_limits=[byte_limit],
     )  # fmt: skip
     occupancy = Occupancy(board).read(np.array(residency, np.uint8))
     return AheadPlanner(Prefetcher(board, config), config, cost).plan(
@@ -150,13 +150,14 @@ def test_without_a_prediction_the_plan_is_the_same() -> None:
         occupancy = Occupancy(board).read(residency.reshape(3, 9))
         decided = Decided(
             utility=rng.integers(0, 9, (3, 9)).astype(np.uint8), tau=rng.integers(1, 9, 3).astype(np.uint8),
-            counts=rng.integers(0, 3, (3, 9)).astype(np.uint32), worth=np.linspace(0, 1, 9), byte_limit=None,
+            counts=rng.integers(0, 3, (3, 9)).astype(np.uint32), worth=np.linspace(0, 1, 9),
+            byte_limits=[None],
         )  # fmt: skip
         plan, levels = AheadPlanner(base, config, CostModel(board)).plan(
             decided, occupancy, np.zeros((3, 9), np.float32), 0.0
         )
         without = base.plan(
-            decided.utility, decided.tau, occupancy, decided.counts, decided.worth, decided.byte_limit
+            decided.utility, decided.tau, occupancy, decided.counts, decided.worth, decided.byte_limits
         )
         assert plan.load.tolist() == without.load.tolist()
         assert (plan.n_wanted, plan.n_refused, len(plan.ahead)) == (without.n_wanted, 0, 0)
@@ -166,17 +167,17 @@ def test_without_a_prediction_the_plan_is_the_same() -> None:
 def test_a_copy_costs_one_use_until_the_host_is_seen_to_rest() -> None:
     board = LocalBoard(BoardGeometry.uniform(n_layer=2, n_expert=4, n_expert_used=1, n_slots=4))
     cost = CostModel(board)
-    assert cost.copy_price() == 1.0
+    assert cost.copy_prices() == 1.0
     cost.is_host_measured[:] = cost.is_device_measured[:] = True
     cost.load_us[:], cost.device_us[:] = 100.0, 20.0
     cost.step_us, cost.host_us = 1000.0, 400.0
-    assert cost.copy_price() == pytest.approx(
+    assert cost.copy_prices() == pytest.approx(
         0.4 / 0.8
     )  # free for 60 % of the step; a use saves 80 us of 100
     cost.host_us = 0.0
-    assert cost.copy_price() == MIN_COPY_PRICE
+    assert cost.copy_prices() == MIN_COPY_PRICE
     cost.is_concurrent = False  # the device is the host
-    assert cost.copy_price() == 1.0
+    assert cost.copy_prices() == 1.0
 
 
 # ------------------------------------------------------------------------------- the scheduler as a whole

@@ -40,7 +40,7 @@ def make_plan(
         np.array(utility, np.uint8), np.array(tau, np.uint8),
         Occupancy(board).read(np.array(residency, np.uint8)),
         np.array(counts if counts is not None else np.zeros((n_layer, n_expert)), np.uint32),
-        np.linspace(0.0, 1.0, 256), byte_limit,
+        np.linspace(0.0, 1.0, 256), [byte_limit],
     )  # fmt: skip
 
 

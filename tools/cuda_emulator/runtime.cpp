@@ -458,22 +458,33 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     return cudaSuccess;
 }
 
-// --- one device ---
+// --- devices: they share the memory ---
+
+static int n_devices() {
+    const char * text = getenv("CUDA_EMULATOR_DEVICES");
+    return text ? atoi(text) : 1;
+}
+
+static thread_local int current_device = 0;
 
 cudaError_t cudaGetDeviceCount(int * out) {
     emu_called("cudaGetDeviceCount", false);
-    *out = 1;
+    *out = n_devices();
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int * out) {
     emu_called("cudaGetDevice", false);
-    *out = 0;
+    *out = current_device;
     return cudaSuccess;
 }
 
-cudaError_t cudaSetDevice(int) {
+cudaError_t cudaSetDevice(int device) {
     emu_called("cudaSetDevice", false);
+    if (device < 0 || device >= n_devices()) {
+        fail("cudaSetDevice of a device that is not there");
+    }
+    current_device = device;
     return cudaSuccess;
 }
 
@@ -499,9 +510,9 @@ cudaError_t cudaDeviceGetAttribute(int * out, cudaDeviceAttr, int) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetPCIBusId(char * out, int size, int) {
+cudaError_t cudaDeviceGetPCIBusId(char * out, int size, int device) {
     emu_called("cudaDeviceGetPCIBusId", false);
-    snprintf(out, size, "0000:00:00.0");
+    snprintf(out, size, "0000:00:%02x.0", device);
     return cudaSuccess;
 }
 

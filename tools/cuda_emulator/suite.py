@@ -13,6 +13,7 @@ from tools.cuda_emulator.build import call
 from tools.cuda_emulator.toolkit import ROOT
 
 FAR_VRAM_MIB = "10240"  # for experts that lie 8 GiB apart; what is not touched takes no memory
+TWO_DEVICES = "pytest, two GPUs"
 DELAY_US = "100"  # of every job of a stream, at most: what is not ordered shall overtake
 
 
@@ -31,12 +32,15 @@ def run_tests(library: Path, build_dir: Path, memcheck: bool, jobs: int) -> int:
         environment |= {"LD_PRELOAD": sanitizer_library(), "ASAN_OPTIONS": "detect_leaks=0"}
     else:
         tests["test-far-experts"] = [str(programs / "test-far-experts"), "CUDA0"]
-        tests["pytest -m gpu"] = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")]
+        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]
+        tests["pytest -m gpu"] = [*pytest, str(ROOT / "tests")]
+        tests[TWO_DEVICES] = [*pytest, str(ROOT / "tests" / "engine" / "test_two_gpus.py")]
 
     def run_test(name: str) -> bool:
         start = time.monotonic()
-        memory = {"CUDA_EMULATOR_VRAM_MIB": FAR_VRAM_MIB} if name == "test-far-experts" else {}
-        done = subprocess.run(tests[name], env=environment | memory, capture_output=True, text=True)
+        machine = {"CUDA_EMULATOR_VRAM_MIB": FAR_VRAM_MIB} if name == "test-far-experts" else {}
+        machine |= {"CUDA_EMULATOR_DEVICES": "2"} if name == TWO_DEVICES else {}
+        done = subprocess.run(tests[name], env=environment | machine, capture_output=True, text=True)
         result = "FAILED" if done.returncode else "ok"
         print(f"  {result:6} {name}, {time.monotonic() - start:.0f} s", flush=True)
         if done.returncode:

@@ -1,0 +1,180 @@
+"""Several RPC servers behind the command line and a server: one text, figures of each, and one that dies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from serving import HOST, TARGET, Serve, complete, environment, free_port, run_pyspac, wait_for
+
+from tools.rpc_servers import start_rpc_server
+
+PROMPT = "def split(text):"
+GREEDY = ("-p", PROMPT, "-n", "24", "--temp", "0", "-t", "1", "--host-kernels", "ggml", "--json", "-")
+
+
+@contextmanager
+def two_servers() -> Iterator[list[tuple[str, subprocess.Popen[bytes]]]]:
+    """Fresh ones, by their addresses."""
+    with ExitStack() as stack:
+        ports = [free_port() for _ in range(2)]
+        yield [(f"{HOST}:{port}", stack.enter_context(start_rpc_server(port))) for port in ports]
+
+
+@pytest.fixture(scope="module")
+def rpc() -> Iterator[str]:
+    with two_servers() as servers:
+        yield ",".join(address for address, _ in servers)
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_pyspac("run", "-m", str(TARGET), *arguments, cache_dir=tmp_path, timeout_s=120)
+
+
+def test_two_servers_give_the_text_of_one(rpc: str, tmp_path: Path) -> None:
+    runs = [
+        run(tmp_path, *GREEDY, "--rpc", servers, "--cache", cache)
+        for servers, cache in ((rpc, "25%,50%"), (rpc.split(",")[0], "25%"))
+    ]
+    both, one = (json.loads(done.stdout) for done in runs)
+    assert both["token_ids"] == one["token_ids"]
+    assert both["device"] == "RPC0,RPC1"
+    first, second = both["devices"]
+    assert (first["name"], second["name"]) == ("RPC0", "RPC1")
+    assert first["n_layers"] + second["n_layers"] == both["layers"]["split"] == 6
+    assert first["n_slots"] / first["n_layers"] == second["n_slots"] / second["n_layers"] / 2
+    assert first["n_loads"] + second["n_loads"] == both["experts"]["n_loads"]
+    assert min(first["n_device_rows"], second["n_device_rows"]) > 0
+    assert not first["is_emulated"]
+    assert len(one["devices"]) == 1
+
+
+def test_the_table_has_a_row_of_each(rpc: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "-p", PROMPT, "-n", "8", "--rpc", rpc, "--cache", "25%", "--copy-gb-s", "1,0.5")
+    assert "split between RPC0,RPC1 with an emulated link and the host" in done.stderr
+    for name in ("RPC0", "RPC1"):
+        assert any(line.startswith(f"{name} ") and "slots" in line for line in done.stderr.splitlines())
+
+
+def test_layers_as_the_user_deals_them_out(rpc: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *GREEDY, "--rpc", rpc, "--device", "RPC1,RPC0", "-ts", "1,6", "--cache", "25%")
+    first, second = json.loads(done.stdout)["devices"]
+    assert (first["name"], first["n_layers"]) == ("RPC1", 1)
+    assert (second["name"], second["n_layers"]) == ("RPC0", 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--cache", "1,2,3"], "has 3 sizes, and there are 2 devices"),
+        (["--cache", "25%,ten"], 'the cache size cannot be "ten"'),
+        (["--cache", "25%,0"], "more than 0"),
+        (["--cache", "25%", "--device", "RPC0,RPC9"], 'there is no device "RPC9" here'),
+        (["--cache", "25%", "--device", "RPC0,rpc0"], "names RPC0 twice"),
+        (["--cache", "25%", "--device", "RPC0,auto"], "stands for itself alone"),
+        (["--cache", "25%", "-ts", "1,2,3"], "--tensor-split 1,2,3 has 3 numbers"),
+        (["--cache", "25%", "-ts", "1,x"], "give a number, or several with commas"),
+        (["--cache", "25%", "-ts", "0,1"], "gives RPC0 no MoE layer of this model"),
+        (["--cache", "25%", "--copy-gb-s", "1,2,3"], "--copy-gb-s 1,2,3 has 3 numbers"),
+        (["--cache", "99999999,25%"], "of RPC0's free memory"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: list[str], why: str, rpc: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "-p", "a", "-n", "2", "--rpc", rpc, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert why in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_server_named_twice_or_not_there(rpc: str, tmp_path: Path) -> None:
+    one = rpc.split(",")[0]
+    for servers, why in ((f"{one},{one}", f"names {one} twice"), (f"{one},{HOST}:1", "connecting failed")):
+        done = run(tmp_path, "-p", "a", "-n", "2", "--rpc", servers)
+        assert done.returncode == 2, done.stderr
+        assert why in done.stderr
+
+
+def test_a_server_that_dies(tmp_path: Path) -> None:
+    """It is said, and not with a backtrace."""
+    with two_servers() as servers:
+        rpc = ",".join(address for address, _ in servers)
+        argv = [
+            "run",
+            "-m",
+            str(TARGET),
+            "-p",
+            PROMPT,
+            "-n",
+            "900",
+            "--rpc",
+            rpc,
+            "--cache",
+            "25%",
+            "-t",
+            "1",
+        ]
+        with subprocess.Popen(
+            [sys.executable, "-m", "pyspac", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(1)  # the first token
+            servers[1][1].kill()
+            _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"one of the RPC servers {rpc.replace(',', ', ')} is gone" in stderr.decode()
+
+
+def test_serve_over_two_servers_and_on_with_one(tmp_path: Path) -> None:
+    """Figures of each device; a server that dies takes llama-server with it, which starts without it."""
+    with two_servers() as servers:
+        rpc, metrics = ",".join(address for address, _ in servers), free_port()
+        flags = ("--rpc", rpc, "--cache", "25%,50%", "--restart", "--metrics-port", str(metrics))
+        with Serve(tmp_path, *flags, draft=False, device="auto") as serve:
+            serve.wait_ready()
+            text = complete(serve.port, 24)["content"]
+            with urllib.request.urlopen(f"http://{HOST}:{metrics}/metrics", timeout=10) as response:
+                lines = response.read().decode().splitlines()
+            slots = {line.rsplit(" ", 1)[0] for line in lines if line.startswith("pyspac_device_slots")}
+            assert slots == {f'pyspac_device_slots{{device="{name}"}}' for name in ("RPC0", "RPC1")}
+            top = run_pyspac("top", serve.board, "--once", "--json", cache_dir=tmp_path)
+            devices = json.loads(top.stdout)["devices"]
+            assert [device["name"] for device in devices] == ["RPC0", "RPC1"]
+
+            servers[0][1].kill()
+            with pytest.raises((OSError, http.client.HTTPException)):
+                complete(serve.port, 24)
+            wait_for("the loss to be said", lambda: serve.event("rpc_lost"))
+            serve.wait_ready(1)
+            assert complete(serve.port, 24)["content"] == text
+            assert serve.event("rpc_lost")["endpoints"] == servers[0][0]  # type: ignore[index]
+
+
+def test_the_drop_in_over_two_servers(rpc: str, tmp_path: Path) -> None:
+    """In a process of its own, as ggml keeps the servers' devices for good."""
+    program = f"""
+import pyspac
+with pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, cache="25%,50%", tensor_split=[3, 4], verbose=False) as llm:
+    assert llm({PROMPT!r}, max_tokens=8, temperature=0.0)["choices"][0]["text"]
+    print([(device["name"], device["n_layers"]) for device in llm.stats()["devices"]])
+try:
+    pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, cache="1,2,3", verbose=False)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[('RPC0', 3), ('RPC1', 3)]" in done.stdout
+    assert "has 3 sizes, and there are 2 devices" in done.stdout
