@@ -79,7 +79,7 @@ uint64_t spac_read_ram(const std::string & text, uint64_t total_bytes) {
     const std::string number = text.substr(0, end), unit = end == std::string::npos ? "M" : text.substr(end);
     const auto        is     = [&](const char * other) { return strcasecmp(unit.c_str(), other) == 0; };
     const bool        is_gib = is("G") || is("GB") || is("GiB"), is_mib = is("M") || is("MB") || is("MiB");
-    const double      value  = read_number(number) * (is_gib ? 1024.0 : 1.0);
+    const double      value = read_number(number) * (is_gib ? 1024.0 : 1.0);
     if (value < 0 || value > (unit == "%" ? 100.0 : MAX_CACHE_MIB) || !(is_gib || is_mib || unit == "%")) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("memory for experts on disk (ram) cannot be \"%s\": give MiB (8000), GiB (8G) or a share of all experts (25%%)",

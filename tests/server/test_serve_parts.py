@@ -15,15 +15,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf_models
 import numpy as np
 import pytest
 import typer
+from gguf import GGMLQuantizationType as Type
 from serving import DRAFT, HOST, TARGET, run_pyspac, wait_for
 from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
-from pyspac.engine.devices import Device, cpu_device
+from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.errors import ConfigError, UsageError
@@ -34,10 +36,11 @@ from pyspac.model.gguf_header import read_header
 from pyspac.scheduler.activations import ActivationDrain
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
-from pyspac.server import board_file, log, memory
+from pyspac.server import board_file, log, memory, plan
 from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env, without_secrets
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
+from pyspac.server.download import ModelFiles
 from pyspac.server.exporter import serve_metrics
 from pyspac.server.health import choose_port, get_json, is_healthy
 from pyspac.server.options import AttachOptions, ServeOptions, choose_drafting, drafting_of, scheduler_config
@@ -95,6 +98,15 @@ def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
     token = replace(on_disk, attach=AttachOptions(scheduler=SchedulerConfig(predict=("token",))))
     assert token.has_scheduler, "it works there"
     assert "PYSPAC_PREDICT" not in server_env(token, 700)
+
+
+def test_the_engine_serves_types_without_kernels_where_experts_stay_on_disk(tmp_path: Path) -> None:
+    """Else llama.cpp does, with its own."""
+    model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe", [(Type.Q2_K,) * 3])
+    for ram, has_engine in (("80%", True), ("100%", False)):
+        options = ServeOptions(model=model, device="none", ram=ram)
+        sizes = plan._sizes(options, ModelFiles(model=model, draft=None), choose_device("none"))
+        assert (sizes.has_engine, sizes.ram_mib is not None) == (has_engine, has_engine)
 
 
 def test_a_variable_of_ours_is_not_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
