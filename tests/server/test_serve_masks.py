@@ -236,15 +236,20 @@ def test_a_full_cache_leaves_masks_out(tmp_path: Path) -> None:
 
 
 def test_a_controller_chooses(tmp_path: Path) -> None:
-    """Plain steps and steps with masks, whose times it keeps apart by the whole width."""
+    """Plain steps and steps with masks; a scheduler may be late on a busy machine, so several answers."""
+    seen: list[StepRecord] = []
     with serving(tmp_path, "--speculation", "cascade") as serve:
         serve.wait_ready()
-        answer = ask(serve, PROMPTS[0], 150)
-        steps = records(serve)
-    assert_plain(answer, 150)
-    assert any(s.is_plain for s in steps)
-    assert any(s.n_draft for s in steps)
-    assert len({s.n_masks // (1 + s.n_draft) for s in steps}) > 2
+
+        def has_tried() -> bool:
+            first = n_records(serve)
+            assert_plain(ask(serve, PROMPTS[0], 150), 150)
+            seen.extend(records(serve, first))
+            return len({s.n_masks // (1 + s.n_draft) for s in seen}) > 2 and any(s.n_draft for s in seen)
+
+        wait_for("drafts of several lengths", has_tried)
+    assert any(s.is_plain for s in seen)
+    assert all(s.n_masks % (1 + s.n_draft) == 0 for s in seen)
 
 
 def test_off_is_plain_decoding(tmp_path: Path) -> None:
