@@ -62,8 +62,12 @@ measured is `null`; without slots on a device (`mode` other than `split`) all of
 | `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
 | `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | estimator; the scheduler's time per step |
 | `scheduler.copies` | [whether copies pay](policies.md#the-measured-fallback); `null`: not ours to say |
-| `.chosen`, `.gain` | `copies`, or `frozen`: none; 0.05: 5 % faster than the other way; `null`: not known |
-| `.n_trials`, `.n_switches` | times that the other way was tried, and was taken |
+| `.chosen` | `copies`; `frozen`: none; `whole`: whole layers alone; `split`: copies, no whole layer |
+| `.gain` | 0.05: 5 % faster than the best of the others; `null`: not known |
+| `.n_trials`, `.n_switches` | times that another way was tried, and was taken |
+| `scheduler.whole` | [whole layers](gpu.md#whole-layers); `null`: there can be none |
+| `.layers`, `.predicted_gain` | which ones; 0.05: predicted to be 5 % faster than none |
+| `.saved_us`, `.n_changes` | measured, of each per forward; times that others were wanted |
 | `decisions`, `costs` | with `--explain`: each change of the draft length; the times it rests on |
 """
 

@@ -305,7 +305,7 @@ typedef struct spac_board_view {
     const spac_tier_info * tier;      // as of the last forward; all zeros without one
     const uint8_t *        in_memory; // [n_layer, n_expert] as of then: 1: the memory tier has it; 0: it has not, or there is none
     // written by the scheduler, for whoever watches
-    int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none, 3 there are only whole layers; by how many thousandths of tokens/s that is faster
+    int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none, 3 there are only whole layers, 4 they go on and no layer is whole; by how many thousandths of tokens/s that is faster
     // written by the engine
     const uint8_t *           whole;        // [n_layer] spac_layer_mode
     uint32_t                  n_device;     // at least 1: "none" counts as one

@@ -24,7 +24,13 @@ N_UPCOMING = 512  # SPAC_N_UPCOMING
 N_SERVER_SLOTS = 64  # SPAC_N_SERVER_SLOTS
 AHEAD_NAMES = ("next-layer", "draft-gate")  # index = spac_ahead_source
 NO_BUDGET = 2**64 - 1  # byte_budget: no limit
-FALLBACKS = ("", "copies", "frozen", "whole")  # whether copies pay, as measured; "": not compared yet
+FALLBACKS = (
+    "",
+    "copies",
+    "frozen",
+    "whole",
+    "split",
+)  # whether copies pay, as measured; "": not compared yet
 
 
 class Residency(IntEnum):
@@ -201,7 +207,7 @@ class BoardView:
     def read_fallback(self) -> dict[str, Any] | None:
         """Return what the scheduler found about copies: `chosen` and `gain`; None: nothing yet."""
         way, thousandths = self.fallback.tolist()
-        return {"chosen": FALLBACKS[way], "gain": thousandths / 1e3} if way in (1, 2, 3) else None
+        return {"chosen": FALLBACKS[way], "gain": thousandths / 1e3} if 0 < way < len(FALLBACKS) else None
 
     def read_upcoming(self) -> list[int] | None:
         """Return what the next batch computes; None while that is being written, or if nobody told it."""

@@ -12,6 +12,7 @@ from pyspac.engine.board import STAGE_FIELDS
 from pyspac.generate.decode import Generation
 from pyspac.generate.session import Session
 from pyspac.scheduler.fallback import copies_text
+from pyspac.scheduler.layer_modes import whole_text
 from pyspac.speculation.explain import to_dicts
 from pyspac.units import MIB
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pyspac.generate.options import RunOptions
     from pyspac.generate.split import Split
 
-NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "copies"))
+NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "copies", "whole"))
 
 # what `--json` says of a run without the engine
 NO_EXPERTS = dict.fromkeys(
@@ -230,6 +231,7 @@ def _split_rows(split: Split, generation: Generation) -> list[tuple[str, str]]:
         ),
         *_device_rows(split),
         *_stage_rows(experts),
+        *_whole_rows(split),
         *_copies_rows(split),
         ("per step", _step_text(split, max(1, len(generation.metrics.steps)))),
         *((f"predicted by {p['name']}", _predicted_text(p)) for p in split.predictors_list()),
@@ -249,6 +251,12 @@ def _stage_rows(experts: dict[str, int]) -> list[tuple[str, str]]:
     hidden = max(0.0, 1 - experts["stage_wait_us"] / max(1, experts["staged_us"]))
     text = f"{experts['n_staged']} experts ({experts['staged_bytes'] / MIB:.1f} MiB) passed through the slots"
     return [("prompt", f"{text}, {hidden:.0%} of their copying hidden")]
+
+
+def _whole_rows(split: Split) -> list[tuple[str, str]]:
+    """Layers that the device holds whole; no row if there are none."""
+    found = split.scheduler_dict()["whole"]
+    return [] if found is None or not found["layers"] else [("whole layers", whole_text(found))]
 
 
 def _copies_rows(split: Split) -> list[tuple[str, str]]:

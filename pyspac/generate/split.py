@@ -136,6 +136,7 @@ class Split:
             "step_us_p50": stats.step_p50_us,
             "step_us_p99": stats.step_p99_us,
             "copies": self.scheduler.fallback.to_dict() if self.scheduler.fallback else None,
+            "whole": self.scheduler.layers.to_dict() if self.scheduler.layers.is_on else None,
         }
 
     def predictors_list(self) -> list[dict[str, Any]]:

@@ -1,8 +1,12 @@
 """The measured fallback: whether copies pay here, found out by doing without them for a while.
 
 What a copy takes is known; what it does to everybody else on the memory bus, and what it gains once the text
-goes on, is not. So now and then another way has its turn: with copies, with the resident set frozen, or with
-whole layers alone, as many as fit.
+goes on, is not. So now and then another way has its turn:
+
+    copies    experts come and go, beside the layers that are predicted to be better whole
+    split     the same without whole layers
+    frozen    the resident set stays as it is
+    whole     whole layers alone, as many as fit
 
     wait -> settle -> try -> return -> check     a round; then another one, or a decision, and wait again
 
@@ -27,7 +31,7 @@ from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, LossLedger
 from pyspac.scheduler.contest import FAR, Ratio, Sample, compare, mean_times, pooled
 
-Way = Literal["copies", "frozen", "whole"]
+Way = Literal["copies", "frozen", "whole", "split"]
 
 # All lengths are in steps: what copies gain and lose comes with steps, whether they take 1 ms or 100.
 # until copies under way have ended, and those that a way wants at once were made: half of what ema remembers
@@ -68,7 +72,7 @@ class Fallback:
         self._other: Way = "frozen"  # that the trial tries
         self._known: dict[Way, deque[Ratio]] = {}  # the same by way, since the choice was made
         self._moved = 0.0  # steps until the layers were whole, or no longer
-        self._can_be_whole = False
+        self._can_be_whole = self._has_whole = False
         self._left = 0.0  # steps of the phase
         self._before: list[Sample] = []
         self._tried: list[Sample] = []
@@ -93,19 +97,20 @@ class Fallback:
         loaded_bytes: int,
         is_full: bool,
         can_be_whole: bool = False,
+        has_whole: bool = False,
         is_in_place: bool = True,
     ) -> None:
         """Take in what happened since the last call: steps of one way.
 
         Sequences of one batch have a record each: `n_forward` says how many passes there were. `is_full`:
-        nobody waits for a free slot. `can_be_whole`: whole layers alone may be as fast; `is_in_place`: those
-        layers are whole that the way of these steps asks for.
+        nobody waits for a free slot. `can_be_whole`: whole layers alone may be as fast; `has_whole`: some are
+        beside copies; `is_in_place`: those layers are whole that the way of these steps asks for.
         """
         samples = [Sample((step.width, step.n_draft), step.total_us) for step in steps if step.total_us > 0.0]
         if not samples:
             return
         self._has_copied |= loaded_bytes > 0
-        self._can_be_whole = can_be_whole
+        self._can_be_whole, self._has_whole = can_be_whole, has_whole
         if self.chosen == "whole" and not can_be_whole:
             self.chosen, self.gain, self._known = "copies", None, {}
             self._rest([])
@@ -159,7 +164,8 @@ class Fallback:
             return
         others = self._others()
         if others and self.ledger.level >= 0.5 * CAPACITY and (is_over or self._has_slowed()):
-            self._other = others[self.n_trials % len(others)]
+            new = [way for way in others if way not in self._known]
+            self._other = new[0] if new else others[self.n_trials % len(others)]
             self.n_trials += 1
             self._rounds, self._n_rounds = [], 0
             self._begin_round()
@@ -171,6 +177,8 @@ class Fallback:
             others.append("copies")
         elif self._has_copied:
             others.append("frozen")
+        if self.chosen == "copies" and self._has_whole:
+            others.append("split")
         if self.chosen != "whole" and self._can_be_whole:
             others.append("whole")
         return others
@@ -201,7 +209,8 @@ class Fallback:
             return
         is_sure = found is not None and found.is_above(0.0, N_SIGMA)
         if is_sure or self._n_rounds >= MAX_ROUNDS or self.ledger.level < 0.5 * CAPACITY:
-            self._wait = min((1 + is_sure) * self._wait, WAIT[1])
+            if all(way in self._known for way in self._others()):
+                self._wait = min((1 + is_sure) * self._wait, WAIT[1])
             has_risen = _rose(self._before, self._recent)  # not yet as before, or something else changed
             self._rest(self._before if has_risen else list(self._recent))
         else:
@@ -256,6 +265,8 @@ def copies_text(found: dict[str, Any]) -> str:
         return f"left out: steps without them are {percent}"
     if found["chosen"] == "whole":
         return f"of whole layers alone: steps with them are {percent}"
+    if found["chosen"] == "split":
+        return f"go on, and no layer is whole: steps are {percent}"
     return f"go on: steps with them are {percent}"
 
 

@@ -44,7 +44,7 @@ class LayerModes:
         """Want no whole layer. `is_on`: False: never."""
         self.board, self.cost, self.tables = board, cost, tables
         self.groups = LayoutGroups(board)
-        self.stop = StopCost()
+        self.stop = StopCost(board.n_layer)
         self.modes = np.array(board.whole)  # [n_layer] LayerMode
         self.after = np.zeros(board.n_layer, np.int64)  # [n_layer] whole layers that follow
         self.wanted = np.zeros(board.n_layer, bool)  # beside experts that come and go
@@ -55,7 +55,9 @@ class LayerModes:
         self.is_plausible = False  # that `most` might be as fast as `wanted`
         self.n_changes = 0
         self._probed: NDArray[np.bool_] | None = None  # while a probe goes on: its layer
-        self._left = FIRST if is_on and self._n_most().any() else -1  # steps until the next choice; -1: never
+        self._left: float = (
+            FIRST if is_on and self._n_most().any() else -1
+        )  # steps until the next choice; -1: never
         self._can = self.groups.is_split.copy()  # [n_layer] as far as is known
         self._n_late = 0  # steps for which the engine has not begun with something wanted
 
@@ -81,6 +83,8 @@ class LayerModes:
         """Return [n_layer] what to ask the engine for; way: of the fallback."""
         if way == "whole":
             return self.most
+        if way == "split":
+            return np.zeros_like(self.wanted)
         return self.wanted if self._probed is None else self._probed
 
     def can_be_alone(self, *, is_chosen: bool) -> bool:
@@ -96,12 +100,13 @@ class LayerModes:
         if not self.is_on or activity.counter("n_forward") == 0:
             return
         if is_steady:
-            self.stop.observe(activity.layer_stats, self.after, self._busy_us(activity.layer_stats))
+            stats, is_whole = activity.layer_stats, self.modes == LayerMode.WHOLE
+            self.stop.observe(stats, self.after, self._busy_us(stats), is_whole)
         is_late = self.wanted_in(way) & (self.modes == LayerMode.SPLIT)
         self._n_late = self._n_late + 1 if is_late.any() else 0
         if self._n_late > PATIENCE:
             self._give_up(is_late)
-        elif way == "copies":
+        elif way == "copies" and self.cost.is_concurrent:  # else there is no stop
             self._advance(is_full)
 
     def _advance(self, is_full: bool) -> None:
@@ -109,8 +114,9 @@ class LayerModes:
             if self.stop.n_samples >= N_SAMPLES:
                 self._probed = None
                 self._choose()
-        elif is_full and self.cost.is_host_measured.all() and self.tables.weight > 0:
-            self._left = max(self._left - 1, 0)
+        elif self.cost.is_host_measured.all() and self.tables.weight > 0:
+            # free slots that nobody asks for do not fill
+            self._left = max(self._left - (1.0 if is_full else 0.25), 0.0)
             if self._left == 0 and self.stop.saved_us is None:
                 self._probe()
             elif self._left == 0:
@@ -188,3 +194,9 @@ class LayerModes:
             "saved_us": self.stop.saved_us,
             "n_changes": self.n_changes,
         }
+
+
+def whole_text(found: dict[str, Any]) -> str:
+    """Say for people what `LayerModes.to_dict` does."""
+    gain = found["predicted_gain"]
+    return f"{len(found['layers'])}" + ("" if gain is None else f", predicted {gain:.1%} faster than none")

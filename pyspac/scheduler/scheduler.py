@@ -125,7 +125,8 @@ class Scheduler:
         way = self._choose_way(activity, is_steady)
         is_idle = way == "frozen" or (way == "whole" and self.layers.is_in_place(way))
         self._budgets = [0 if is_idle else self._byte_budget(i) for i in range(self.board.n_device)]
-        plan = self.last_plan = EMPTY_PLAN if way != "copies" else self._plan(utility, tau, activity)
+        is_still = way in ("frozen", "whole")
+        plan = self.last_plan = EMPTY_PLAN if is_still else self._plan(utility, tau, activity)
         self._submit(utility, tau, plan)
         if self.foresight is not None:
             self.foresight.learn(activity.counts, self.slots)
@@ -200,6 +201,7 @@ class Scheduler:
             loaded_bytes=activity.counter("loaded_bytes"),
             is_full=is_full,
             can_be_whole=self.layers.can_be_alone(is_chosen=self.fallback.chosen == "whole"),
+            has_whole=bool(self.layers.wanted.any()),
             is_in_place=self.layers.is_in_place(way),
         )
         self.board.fallback[:] = self.fallback.to_row()

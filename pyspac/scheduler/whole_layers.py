@@ -6,12 +6,13 @@ whole layer costs n_expert slots, most of which are of little use. Per layer, of
     T_split = base + max(host(u), device(u))        the slots left cover the levels from the highest down
     T_whole = base - saved
 
-`base` and `saved` are measured: of layers that compute alike, those that a whole layer follows take longer by
-its time (`StopCost`). Where nothing is known of it yet, one layer is held whole for a while to see.
+`base` and `saved` are measured: a layer takes longer by the time of a whole one that follows it (`StopCost`).
+Where nothing is known of it yet, one layer is held whole for a while to see.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -19,8 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.board import LayerMode
+from pyspac.scheduler.contest import FAR
 
-_REMEMBER: Final = 0.98  # per step: what is left of the past in the measured costs
+_REMEMBER: Final = 0.95  # per step: what is left of the past in the measured times
+_N_FIRST: Final = 8  # times of a layer before they are believed
+_N_KEPT: Final = 64  # steps whose median says what is saved
 MIN_GAIN: Final = (
     0.03  # of a step's layers, that a change must gain: it moves many experts, and rebuilds the graph
 )
@@ -131,37 +135,71 @@ def n_whole_after(modes: NDArray[np.uint8], is_ours: NDArray[np.bool_]) -> NDArr
 
 
 class StopCost:
-    """Measures what a split layer takes beside its experts, and what a whole one saves."""
+    """Measures what split layers take beside their experts, and what a whole one saves.
 
-    def __init__(self) -> None:
+    Layers differ, and machines have accidents: a layer is compared with itself, and medians decide.
+    """
+
+    def __init__(self, n_layer: int) -> None:
         """Nothing is known."""
-        self.n_samples = 0  # steps with whole layers
-        self._base = np.zeros(2)  # decayed sums: microseconds, calls
-        self._saved = np.zeros(2)
+        self._base = np.zeros(n_layer)  # microseconds of each layer, of times when none was whole
+        self._pace = 1.0  # how much longer the split ones take now
+        self._n_base = np.zeros(n_layer, np.int64)
+        self._saved: deque[float] = deque(maxlen=_N_KEPT)  # of the last steps with whole layers
+        self.n_samples = 0  # such steps
 
     @property
     def base_us(self) -> float:
         """Return it per layer; 0 before the first step."""
-        return float(self._base[0] / max(self._base[1], 1e-9))
+        return self._pace * float(np.median(self._base[self._n_base > 0])) if self._n_base.any() else 0.0
 
     @property
     def saved_us(self) -> float | None:
         """Return it per whole layer; None before there was one. Never more than `base_us`."""
-        return min(float(self._saved[0] / self._saved[1]), self.base_us) if self._saved[1] > 0 else None
+        return min(self._pace * float(np.median(self._saved)), self.base_us) if self._saved else None
 
-    def observe(self, stats: NDArray[Any], after: NDArray[np.int64], busy_us: NDArray[np.float64]) -> None:
-        """Take in a step: LAYER_STATS_DTYPE, `n_whole_after`, and what the experts took; each [n_layer].
+    def observe(
+        self,
+        stats: NDArray[Any],
+        after: NDArray[np.int64],
+        busy_us: NDArray[np.float64],
+        is_whole: NDArray[np.bool_],
+    ) -> None:
+        """Take in a step: LAYER_STATS_DTYPE, `n_whole_after`, what the experts took; each [n_layer].
 
         The last layer of a forward has no time.
         """
         us, n_calls = stats["layer_us"].astype(np.float64), stats["n_calls"].astype(np.float64)
         is_timed = (us > 0) & (n_calls > 0)
-        rest = np.maximum(us - busy_us, 0.0)
+        rest = np.maximum(us - busy_us, 0.0) / np.maximum(n_calls, 1.0)
         plain, followed = is_timed & (after == 0), is_timed & (after > 0)
-        if plain.any():
-            self._base = _REMEMBER * self._base + (rest[plain].sum(), n_calls[plain].sum())
-        if followed.any() and self.base_us > 0:
-            n = (n_calls * after)[followed]
-            saved = self.base_us * (n + n_calls[followed]).sum() - rest[followed].sum()
-            self._saved = _REMEMBER * self._saved + (saved, n.sum())
+        known = plain & (self._n_base >= _N_FIRST)
+        if not is_whole.any():
+            self._pace = 1.0
+            self._learn_base(rest, plain)
+        elif followed.any() and known.any():
+            pace = float(np.median(rest[known] / np.maximum(self._base[known], 1e-9)))  # of this step
+            self._pace += (1.0 - _REMEMBER) * (min(pace, FAR) - self._pace)
+            self._saved.append(self._saving(rest / max(pace, 1e-9), after, followed, is_whole))
             self.n_samples += 1
+
+    def _saving(
+        self,
+        rest: NDArray[np.float64],
+        after: NDArray[np.int64],
+        followed: NDArray[np.bool_],
+        is_whole: NDArray[np.bool_],
+    ) -> float:
+        """What the whole layers would take if they were split, less what they take, per layer."""
+        base = np.where(self._n_base > 0, self._base, self.base_us / self._pace)
+        total = np.cumsum(np.where(is_whole, base, 0.0))
+        first = np.flatnonzero(followed)
+        ends = [il + int(np.flatnonzero(is_whole[il + 1 :])[after[il] - 1]) + 1 for il in first]
+        expected = base[first] + total[ends] - total[first]
+        return float((expected - rest[first]).sum() / after[first].sum())
+
+    def _learn_base(self, rest: NDArray[np.float64], plain: NDArray[np.bool_]) -> None:
+        is_believed = np.where(self._n_base >= _N_FIRST, np.minimum(rest, FAR * self._base), rest)
+        weight = np.maximum(1.0 / (1.0 + self._n_base), 1.0 - _REMEMBER)[plain]
+        self._base[plain] += weight * (is_believed - self._base)[plain]
+        self._n_base[plain] += 1

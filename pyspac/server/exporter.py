@@ -163,6 +163,7 @@ class SchedulerCollector(Collector):
             "pyspac_planned_loads", "Copies that it asked for", value=stats.n_loads_planned
         )
         yield from self._fallback()
+        yield from self._whole()
         times = GaugeMetricFamily("pyspac_scheduler_step_seconds", "Of its last steps", labels=["quantile"])
         times.add_metric(["0.5"], stats.step_p50_us * 1e-6)
         times.add_metric(["0.99"], stats.step_p99_us * 1e-6)
@@ -175,7 +176,7 @@ class SchedulerCollector(Collector):
             return
         yield GaugeMetricFamily(
             "pyspac_copies_chosen", "1: experts are copied; 0: measured to be faster without copies",
-            value=fallback.chosen == "copies",
+            value=fallback.chosen in ("copies", "split"),
         )  # fmt: skip
         yield CounterMetricFamily(
             "pyspac_copies_trials", "Times that the other way was tried", value=fallback.n_trials
@@ -184,6 +185,20 @@ class SchedulerCollector(Collector):
             yield GaugeMetricFamily(
                 "pyspac_copies_gain", "Tokens/s of the chosen way against the other, less 1",
                 value=fallback.gain,
+            )  # fmt: skip
+
+    def _whole(self) -> Iterable[Metric]:
+        """Layers that the device holds whole; nothing where none may be, no gain before one was predicted."""
+        layers = self.attachment.scheduler.layers
+        if not layers.is_on:
+            return
+        yield GaugeMetricFamily(
+            "pyspac_whole_layers", "Layers of which the device has all experts", value=layers.n_whole
+        )
+        if layers.gain is not None:
+            yield GaugeMetricFamily(
+                "pyspac_whole_predicted_gain", "Of the layers' speed against none that is whole, less 1",
+                value=layers.gain,
             )  # fmt: skip
 
     def _tier(self) -> Iterable[Metric]:

@@ -32,6 +32,7 @@ def _device(seen: Observation) -> dict[str, str]:
         "covered": _text(None if seen.covered is None else seen.covered * 100, ".1f", " %"),
         "loads/s": f"{seen.loads_per_s:.1f}",
         "copied": f"{seen.loaded_bytes_per_s / MIB:.1f} MiB/s",
+        **({"whole layers": f"{seen.n_whole} of {int(seen.is_split.sum())}"} if seen.n_whole else {}),
         **({} if seen.copies is None else {"copies": copies_text(seen.copies)}),
         "on the device": f"{seen.n_resident} of {seen.n_slots} slots",
         **({device.name: device.text() for device in seen.devices} if len(seen.devices) > 1 else {}),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView, Residency
+from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView, LayerMode, Residency
 from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.step import StepTotals
 from pyspac.engine.tier import read_tier, since, tier_dict
@@ -48,6 +48,7 @@ class Observation:
     residency: NDArray[np.uint8]  # [n_layer, n_expert]
     tau: NDArray[np.uint8]  # [n_layer]
     is_split: NDArray[np.bool_]  # [n_layer]
+    modes: NDArray[np.uint8]  # [n_layer] LayerMode
     copies: dict[str, Any] | None  # whether they pay: `chosen` and `gain`; None: not measured
     tier: dict[str, Any] | None  # experts on disk, as in `pyspac.engine.tier`; None: there are none
     in_memory: NDArray[np.uint8]  # [n_layer, n_expert] 1: the tier's memory has it
@@ -68,6 +69,11 @@ class Observation:
     @property
     def n_resident(self) -> int:
         return int(np.count_nonzero(self.residency == Residency.RESIDENT))
+
+    @property
+    def n_whole(self) -> int:
+        """Layers of which the device has all experts, and that nobody counts."""
+        return int(np.count_nonzero(self.modes == LayerMode.WHOLE))
 
     def to_dict(self) -> dict[str, Any]:
         """For `pyspac top --json`."""
@@ -94,6 +100,7 @@ class Observation:
             "devices": [device.as_json() for device in self.devices],
             "n_slots": self.n_slots,
             "n_resident": self.n_resident,
+            "n_whole": self.n_whole,
             "copies": self.copies,
             "tier": self.tier,
             "layers": [self._layer_dict(il) for il in range(len(self.tau))],
@@ -103,6 +110,7 @@ class Observation:
         return {
             "il": il,
             "is_split": bool(self.is_split[il]),
+            "mode": LayerMode(self.modes[il]).name.lower() if self.is_split[il] else None,
             "tau": int(self.tau[il]),
             "utility": self.utility[il].tolist(),
             "residency": self.residency[il].tolist(),
@@ -174,5 +182,6 @@ def _decision(board: BoardView) -> dict[str, Any]:
         "residency": np.array(board.residency),
         "in_memory": np.array(board.in_memory),
         "tau": np.array(board.tau),
+        "modes": np.array(board.whole),
         "is_split": np.asarray(board.expert_bytes) > 0,
     }

@@ -80,17 +80,28 @@ def test_who_follows_whom() -> None:
     assert n_whole_after(np.full(3, LayerMode.WHOLE, np.uint8), np.ones(3, bool)).tolist() == [0, 0, 0]
 
 
+def layer_stats(us: list[int]) -> np.ndarray:
+    stats = np.zeros(len(us), LAYER_STATS_DTYPE)
+    stats["n_calls"], stats["layer_us"] = 3, us
+    return stats
+
+
 def test_a_stop_is_what_a_whole_layer_saves() -> None:
-    stats, after = np.zeros(4, LAYER_STATS_DTYPE), np.array([0, 2, 0, 0])
-    stats["n_calls"] = 3
-    # three calls each: 100 beside the experts; behind the second two whole layers of 70; the last: unknown
-    stats["layer_us"] = [3 * 100 + 40, 3 * (100 + 2 * 70) + 20, 3 * 100, 0]
-    cost = StopCost()
-    cost.observe(stats, np.zeros(4, np.int64), np.array([40.0, 3 * 140 + 20, 0.0, 0.0]))
+    """Three calls per step. Beside their experts layers take 100, 200, 80 and 60, whole ones 50 and 40."""
+    cost, none, is_whole = StopCost(5), np.zeros(5, np.int64), np.array([False, False, True, True, False])
+    busy = np.array([40.0, 20.0, 0.0, 0.0, 0.0])
+    for i in range(60):
+        accident = 100_000 if i == 12 else 0
+        stats = layer_stats([300 + 40, 600 + 20 + accident, 240, 180, 0])  # the last layer has no time
+        cost.observe(stats, none, busy, np.zeros(5, bool))
     assert cost.saved_us is None
-    cost.observe(stats, after, np.array([40.0, 20.0, 0.0, 0.0]))
-    assert cost.base_us == pytest.approx(100.0)
-    assert cost.saved_us == pytest.approx(30.0)
+    assert cost.base_us == pytest.approx(90.0, rel=0.05)
+    after = n_whole_after(np.where(is_whole, LayerMode.WHOLE, 0).astype(np.uint8), np.ones(5, bool))
+    for i in range(9):
+        pace = (1, 2)[i % 2]  # the machine is slower at times
+        us = [pace * 300 + 40, pace * 3 * (200 + 50 + 40) + 20 + 50_000 * (i == 4), 0, 0, 0]
+        cost.observe(layer_stats(us), after, busy, is_whole)
+    assert cost.saved_us == pytest.approx(1.2 * (80 + 60 - 50 - 40) / 2, abs=8)  # at the pace of now
 
 
 # ---- on a simulated device -------------------------------------------------------------------------------

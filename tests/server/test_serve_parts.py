@@ -24,7 +24,7 @@ from serving import DRAFT, HOST, TARGET, run_pyspac, wait_for
 from typer.testing import CliRunner
 
 from pyspac.cli import app
-from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.engine.board import BoardGeometry, LayerMode, LocalBoard, Residency
 from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.step import StepRecord, StepTotals
@@ -603,6 +603,20 @@ def test_metrics_of_a_board() -> None:
         "pyspac_copies_trials_total 0.0",
     ):
         assert line in text.splitlines()
+
+
+def test_metrics_of_whole_layers() -> None:
+    board = LocalBoard(BoardGeometry.uniform(n_layer=2, n_expert=4, n_expert_used=2, n_slots=5))
+    scheduler = Scheduler(board)
+    attachment = SimpleNamespace(name="b", board=board, scheduler=scheduler, totals=StepTotals())
+    with serve_metrics(attachment, HOST, 0) as port:  # type: ignore[arg-type]
+        board.whole[1] = LayerMode.WHOLE
+        scheduler.step()
+        scheduler.layers.gain = 0.5
+        with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+    assert "pyspac_whole_layers 1.0" in lines
+    assert "pyspac_whole_predicted_gain 0.5" in lines
 
 
 def test_metrics_of_experts_on_disk() -> None:

@@ -15,7 +15,7 @@ from serving import Serve, complete, run_pyspac
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from pyspac.engine.board import BoardGeometry, LocalBoard, Residency
+from pyspac.engine.board import BoardGeometry, LayerMode, LocalBoard, Residency
 from pyspac.engine.step import StepRecord
 from pyspac.server.figures import figures
 from pyspac.server.heat_map import HeatMap, colour_codes, legend
@@ -89,6 +89,15 @@ def test_experts_on_disk_by_hand() -> None:
     assert watch.look().tier == seen.tier | dict.fromkeys(
         ("n_hit", "n_miss", "n_reads", "read_bytes", "read_us", "busy_us", "wait_us"), 0
     ) | dict.fromkeys(("hit_share", "depth"))
+
+
+def test_whole_layers() -> None:
+    local = board()
+    assert observe(local).to_dict()["n_whole"] == 0
+    assert "whole layers" not in figures(observe(local))
+    local.whole[:] = [LayerMode.WHOLE, LayerMode.FILLING, LayerMode.SPLIT]
+    assert figures(observe(local))["whole layers"] == "1 of 3"
+    assert [layer["mode"] for layer in observe(local).to_dict()["layers"]] == ["whole", "filling", "split"]
 
 
 def test_whether_copies_pay() -> None:
