@@ -608,7 +608,9 @@ def test_metrics_of_a_board() -> None:
 def test_metrics_of_whole_layers() -> None:
     board = LocalBoard(BoardGeometry.uniform(n_layer=2, n_expert=4, n_expert_used=2, n_slots=5))
     scheduler = Scheduler(board)
-    attachment = SimpleNamespace(name="b", board=board, scheduler=scheduler, totals=StepTotals())
+    attachment = SimpleNamespace(
+        name="b", board=board, scheduler=scheduler, totals=StepTotals(), read_ahead=None
+    )
     with serve_metrics(attachment, HOST, 0) as port:  # type: ignore[arg-type]
         board.whole[1] = LayerMode.WHOLE
         scheduler.step()
