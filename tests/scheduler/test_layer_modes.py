@@ -168,6 +168,7 @@ def test_a_user_who_says_otherwise_is_obeyed(without: str) -> None:
     _, scheduler = run(device, N_UNTIL_CHOSEN, without=without)
     assert not scheduler.layers.is_on
     assert not device.board.want_whole.any()
+    assert not SchedulerConfig(estimator="spac").has_whole_layers
 
 
 def test_an_engine_that_cannot_is_asked_no_more() -> None:
