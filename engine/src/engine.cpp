@@ -32,11 +32,12 @@ static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac
     return board;
 }
 
-static std::vector<spac_expert_cache::layer_desc> describe(const spac_layers & layers, const spac_plan & plan, const spac_slot_groups & slots) {
+static std::vector<spac_expert_cache::layer_desc> describe(const spac_layers & layers, const spac_plan & plan, const spac_slot_groups & slots, bool has_tier) {
     std::vector<spac_expert_cache::layer_desc> descs(layers.n_layer);
     for (const spac_moe_layer * layer : layers.split()) {
-        // where the engine's own kernels compute the device's experts, too, a whole layer would have other kernels
-        const bool can_be_whole = plan.has_slots && !(plan.device_is_cpu() && layer->own_kernels) && slots[layer->group]->can_begin_at(layer->n_expert);
+        // Where the engine's own kernels compute the device's experts, too, a whole layer would have other kernels. With experts
+        // on disk the host computes wide batches.
+        const bool can_be_whole = plan.has_slots && !has_tier && !(plan.device_is_cpu() && layer->own_kernels) && slots[layer->group]->can_begin_at(layer->n_expert);
         descs[layer->il]        = { layer->group, (uint32_t) layer->n_expert, layer->expert_bytes(), can_be_whole };
     }
     return descs;
@@ -93,7 +94,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     plan(spac_make_plan(settings, layers)),
     slots(make_slots(plan, layers)),
     board(make_board(plan, layers, settings.params.max_batch)),
-    cache(describe(layers, plan, slots), plan.group_slots, std::max(1, layers.n_expert), settings.params.evict,
+    cache(describe(layers, plan, slots, !settings.ram.empty()), plan.group_slots, std::max(1, layers.n_expert), settings.params.evict,
           { board->residency(), board->counters(), board->ahead(), board->whole() }),
     tier(make_tier(plan, layers, settings)),
     decisions(*board, plan.has_slots ? &cache : nullptr, plan.has_slots ? nullptr : tier.get(),

@@ -179,6 +179,15 @@ def test_an_engine_that_cannot_is_asked_no_more() -> None:
     assert not device.board.want_whole.any()
 
 
+def test_a_new_scheduler_finds_layers_that_are_whole() -> None:
+    device = SimulatedDevice(0.5, 200.0)
+    device.board.whole[:3] = LayerMode.WHOLE
+    scheduler = Scheduler(device.board, SchedulerConfig())
+    scheduler.step()
+    assert scheduler.slots.groups.is_split.tolist() == [False] * 3 + [True] * (N_LAYER - 3)
+    assert scheduler.slots.groups.slots.tolist() == [device.board.n_slots - 3 * N_EXPERT]
+
+
 def test_without_slots_for_a_layer_nothing_is_tried() -> None:
     device = SimulatedDevice(0.03, 200.0)
     assert device.board.n_slots < N_EXPERT
