@@ -98,6 +98,13 @@ def controls() -> list[Arm]:
             for name in ("ema", "spac", "lru")
         ),
         Arm(
+            name="split-ema-shared",
+            group="controls",
+            what="split, estimator ema, no layer whole, with drafts",
+            is_split=True,
+            without=frozenset(["whole"]),
+        ),
+        Arm(
             name="split-ema-stops",
             group="controls",
             what="split, estimator ema, the graph stops in each layer, with drafts",

@@ -51,13 +51,15 @@ static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac
 }
 
 // of one device: the layers of others are not split for it
-static std::vector<spac_expert_cache::layer_desc> describe(const spac_layers & layers, const spac_plan & plan, const spac_slot_groups & slots, size_t device) {
+static std::vector<spac_expert_cache::layer_desc> describe(const spac_layers & layers, const spac_plan & plan, const spac_slot_groups & slots, size_t device,
+                                                           bool has_tier) {
     std::vector<spac_expert_cache::layer_desc> descs(layers.n_layer);
     for (const spac_moe_layer * layer : layers.split()) {
         if (layer->device == (int) device) {
-            // where the engine's own kernels compute the device's experts, too, a whole layer would have other kernels
+            // Where the engine's own kernels compute the device's experts, too, a whole layer would have other kernels. With
+            // experts on disk the host computes wide batches.
             const bool has_own      = spac_device_is_cpu(plan.device_of(*layer)) && layer->own_kernels;
-            const bool can_be_whole = plan.has_slots && !has_own && slots[layer->group]->can_begin_at(layer->n_expert);
+            const bool can_be_whole = plan.has_slots && !has_tier && !has_own && slots[layer->group]->can_begin_at(layer->n_expert);
             descs[layer->il]        = { layer->group, (uint32_t) layer->n_expert, layer->expert_bytes(), can_be_whole };
         }
     }
@@ -72,8 +74,9 @@ std::vector<std::unique_ptr<spac_expert_cache>> spac_engine::make_caches() {
         for (size_t g = 0; g < n_slots.size(); g++) {
             n_slots[g] = layers.group_like[g]->device == (int) d ? plan.group_slots[g] : 0;
         }
-        const spac_expert_cache::published out = { board->residency(), board->counters(), board->ahead(), board->whole(), board->devices() + d, &cache_mutex };
-        caches.push_back(std::make_unique<spac_expert_cache>(describe(layers, plan, slots, d), n_slots, std::max(1, layers.n_expert), settings.params.evict, out));
+        const spac_expert_cache::published out   = { board->residency(), board->counters(), board->ahead(), board->whole(), board->devices() + d, &cache_mutex };
+        const auto                         descs = describe(layers, plan, slots, d, !settings.ram.empty());
+        caches.push_back(std::make_unique<spac_expert_cache>(descs, n_slots, std::max(1, layers.n_expert), settings.params.evict, out));
     }
     return caches;
 }

@@ -58,13 +58,13 @@ struct spac_engine {
     // The parts, in the order in which they are made. Each knows of those above it alone.
     const spac_settings                      settings;
     const std::unique_ptr<spac_mask_drafter> masks;
-    spac_context_hook                 hook;
-    spac_layers                       layers;
-    const spac_plan                   plan;
-    const spac_slot_groups            slots;
-    const std::unique_ptr<spac_board> board;
-    spac_timeline                     timeline;
-    std::mutex                        cache_mutex;
+    spac_context_hook                        hook;
+    spac_layers                              layers;
+    const spac_plan                          plan;
+    const spac_slot_groups                   slots;
+    const std::unique_ptr<spac_board>        board;
+    spac_timeline                            timeline;
+    std::mutex                               cache_mutex;
     // of each device
     const std::vector<std::unique_ptr<spac_expert_cache>> cache_of;
     const spac_expert_caches                              cache;

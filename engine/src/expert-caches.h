@@ -51,11 +51,11 @@ struct spac_expert_caches {
     uint64_t             whole_version() const;
     void                 enter_graph(const std::vector<int32_t> & whole, bool may_reserve) const;
     void                 cancel() const;
-    void unpin_all() const;
-    void begin_forward() const;
-    void idle() const;
-    bool wait_idle(int32_t timeout_ms) const; // altogether
-    void check() const;
+    void                 unpin_all() const;
+    void                 begin_forward() const;
+    void                 idle() const;
+    bool                 wait_idle(int32_t timeout_ms) const; // altogether
+    void                 check() const;
 
   private:
     std::vector<spac_expert_cache *> caches;

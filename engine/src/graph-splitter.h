@@ -30,7 +30,7 @@ struct spac_graph_splitter {
     bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones
     // a graph is about to be computed, which was built last; true: its layers are whole, all of them, and call nobody
     bool    enter(int32_t n_tokens);
-    void    wait_for_devices() const; // that they have done all graphs before
+    void    wait_for_devices() const;                            // that they have done all graphs before
     int32_t n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
 
   private:

@@ -150,9 +150,12 @@ class SchedulerConfig:
 
     @property
     def has_whole_layers(self) -> bool:
-        """Return whether the device may hold layers whole: nobody asked for another way to fill it."""
+        """Return whether the device may hold layers whole: nobody asked for another way to fill it.
+
+        The other estimators are there to be compared, each with the rules of its authors.
+        """
         is_asked = bool(self.without - {"sd", FALLBACK, "prompt", "stage"}) or self.threshold != "auto"
-        return not is_asked and self.byte_budget != 0
+        return not is_asked and self.byte_budget != 0 and self.estimator == "ema"
 
     @property
     def memory_tokens(self) -> float:

@@ -45,7 +45,7 @@ class LayerModes:
         self.board, self.cost, self.tables = board, cost, tables
         self.groups = LayoutGroups(board)
         self.stop = StopCost(board.n_layer)
-        self.modes = np.array(board.whole)  # [n_layer] LayerMode
+        self.modes = np.zeros(board.n_layer, np.uint8)  # [n_layer] LayerMode, as of the last look
         self.after = np.zeros(board.n_layer, np.int64)  # [n_layer] whole layers that follow
         self.wanted = np.zeros(board.n_layer, bool)  # beside experts that come and go
         self.most = np.zeros(board.n_layer, bool)  # as many as there is room for: nothing else

@@ -168,6 +168,7 @@ def test_a_user_who_says_otherwise_is_obeyed(without: str) -> None:
     _, scheduler = run(device, N_UNTIL_CHOSEN, without=without)
     assert not scheduler.layers.is_on
     assert not device.board.want_whole.any()
+    assert not SchedulerConfig(estimator="spac").has_whole_layers
 
 
 def test_an_engine_that_cannot_is_asked_no_more() -> None:
@@ -176,6 +177,15 @@ def test_an_engine_that_cannot_is_asked_no_more() -> None:
     _, scheduler = run(device, N_UNTIL_CHOSEN + PATIENCE)
     assert not scheduler.layers.is_on
     assert not device.board.want_whole.any()
+
+
+def test_a_new_scheduler_finds_layers_that_are_whole() -> None:
+    device = SimulatedDevice(0.5, 200.0)
+    device.board.whole[:3] = LayerMode.WHOLE
+    scheduler = Scheduler(device.board, SchedulerConfig())
+    scheduler.step()
+    assert scheduler.slots.groups.is_split.tolist() == [False] * 3 + [True] * (N_LAYER - 3)
+    assert scheduler.slots.groups.slots.tolist() == [device.board.n_slots - 3 * N_EXPERT]
 
 
 def test_without_slots_for_a_layer_nothing_is_tried() -> None:
