@@ -108,9 +108,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         `cache`, `ram`, `device`, `rpc`, `host_kernels`, `draft_max` and `stock` mean what they mean for
         `pyspac run` (`--cache` and so on). `draft_model`: the file of a small model, or an object of
         llama-cpp-python's. `mtp`: the file of an adapter with mask tokens, by which the model drafts for
-        itself. `n_gpu_layers`: None: all of them; without a GPU there is nothing to put layers on. `n_threads`:
-        None: one per physical core. Raises InputError (a ValueError), EngineError, or what llama_cpp.Llama
-        raises.
+        itself. `n_gpu_layers`: None: all of them; without a GPU there is nothing to put layers on.
+        `n_threads`: None: one per physical core. Raises InputError (a ValueError), EngineError, or what
+        llama_cpp.Llama raises.
         """
         self._stack = ExitStack()  # __del__ closes it, whatever fails
         _check_known(kwargs)
