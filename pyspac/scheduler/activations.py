@@ -35,11 +35,11 @@ class Activity:
         return int(self.counters[name][0])
 
     @property
-    def copies(self) -> NDArray[np.uint64]:
-        """Return [2, n_device]: bytes that were copied to each device, and the microseconds that took."""
+    def copies(self) -> list[tuple[int, int]]:
+        """Return of each device the bytes that were copied to it, and the microseconds that took."""
         if self.device_copies is not None:
-            return self.device_copies
-        return np.array([self.counters["loaded_bytes"], self.counters["load_us"]])
+            return list(zip(*self.device_copies.tolist(), strict=True))
+        return [(self.counter("loaded_bytes"), self.counter("load_us"))]
 
 
 class _Difference:

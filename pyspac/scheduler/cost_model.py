@@ -93,10 +93,10 @@ class CostModel:
             self._update_device(stats)
 
     def _update_link(self, activity: Activity) -> None:
-        n_bytes, us = activity.copies
-        has = n_bytes > 0  # [n_device]
-        self._link_us[has] = _REMEMBER * self._link_us[has] + us[has]
-        self._link_bytes[has] = _REMEMBER * self._link_bytes[has] + n_bytes[has]
+        for device, (n_bytes, us) in enumerate(activity.copies):
+            if n_bytes > 0:
+                self._link_us[device] = _REMEMBER * self._link_us[device] + us
+                self._link_bytes[device] = _REMEMBER * self._link_bytes[device] + n_bytes
 
     def _update_host(self, stats: NDArray[Any]) -> None:
         """Least squares over layers and steps of host_us = load_us * x1 + extra * x2.

@@ -29,7 +29,10 @@ class Occupancy:
         self.n_free = self.groups.slots - self.groups.count(self.is_held)  # [n_group]
         under_way = np.flatnonzero(self.is_held & ~self.is_resident)  # experts that are queued or loading
         layer = under_way // residency.shape[1]
-        device, n_bytes = self.groups.device_of_layer[layer], self._bytes[layer]
-        n_device = self.groups.n_device
-        self.under_way_bytes = np.bincount(device, n_bytes, n_device).astype(np.float64)  # [n_device]
+        n_bytes, n_device = self._bytes[layer], self.groups.n_device
+        self.under_way_bytes = (  # [n_device]
+            [int(n_bytes.sum())]
+            if n_device == 1
+            else np.bincount(self.groups.device_of_layer[layer], n_bytes, n_device).astype(int).tolist()
+        )
         return self

@@ -145,7 +145,7 @@ class AheadPlanner:
         return pays | is_free, (pays_anyway | is_free) & is_hot[wanted]
 
     def _too_late(
-        self, wanted: Flat, pays: NDArray[np.bool_], under_way_bytes: NDArray[np.float64], lead_us: float
+        self, wanted: Flat, pays: NDArray[np.bool_], under_way_bytes: Sequence[int], lead_us: float
     ) -> NDArray[np.bool_]:
         """Return of `wanted`, in order, whose copy would not be there when its layer begins."""
         layer = wanted // self.base.n_expert

@@ -108,7 +108,7 @@ class Prefetcher:
         self,
         admitted: NDArray[np.intp],
         byte_limits: Sequence[int | None],
-        under_way_bytes: NDArray[np.float64],
+        under_way_bytes: Sequence[int],
     ) -> NDArray[np.intp]:
         """Return which positions of the list may go: each device's first ones, to the end of its budget.
 
@@ -116,16 +116,21 @@ class Prefetcher:
         """
         admitted = admitted[: self.n_load_max]
         layer = admitted // self.n_expert
-        n_bytes, device = self.bytes[layer], self.groups.device_of_layer[layer]
-        may_go = np.ones(len(admitted), bool)
+        kept = []
         for index, limit in enumerate(byte_limits):
-            if limit is None:
-                continue
-            mine = np.flatnonzero(device == index)
-            n = int(np.count_nonzero(np.cumsum(n_bytes[mine]) <= limit - under_way_bytes[index]))
-            n = max(n, 1 if under_way_bytes[index] == 0 else 0)
-            may_go[mine[n:]] = False
-        return np.flatnonzero(may_go)
+            mine = self._of_device(layer, index)
+            if limit is not None:
+                total = np.cumsum(self.bytes[layer[mine]])
+                n = int(np.count_nonzero(total <= limit - under_way_bytes[index]))
+                mine = mine[: max(n, 1 if under_way_bytes[index] == 0 else 0)]
+            kept.append(mine)
+        return kept[0] if len(kept) == 1 else np.sort(np.concatenate(kept))
+
+    def _of_device(self, layer: NDArray[np.intp], device: int) -> NDArray[np.intp]:
+        """Return where `layer` is one of the device's."""
+        if self.groups.n_device == 1:
+            return np.arange(len(layer))
+        return np.flatnonzero(self.groups.device_of_layer[layer] == device)
 
 
 def n_admitted(

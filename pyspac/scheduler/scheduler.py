@@ -224,7 +224,8 @@ class Scheduler:
             board.tau[:] = tau
             board.load[: plan.n_load] = plan.load
             board.n_load[0] = plan.n_load
-            board.byte_budget[:] = [NO_BUDGET if budget is None else budget for budget in self._budgets]
+            for device, budget in enumerate(self._budgets):
+                board.byte_budget[device] = NO_BUDGET if budget is None else budget
             board.want_whole[:] = self.layers.wanted_in(self.fallback.way if self.fallback else "copies")
         self._n_loads_planned += plan.n_load
         self._planned_bytes += plan.load_bytes
