@@ -113,10 +113,9 @@ def run(
     json_file: o.JsonFile = None,
     verbose: o.Verbose = False,
 ) -> None:
-    """Generate text after a prompt.
+    """Generate text after a prompt; without one, on a terminal, it is a chat.
 
-    The routed experts of each layer are split between GPU and host; without a GPU the engine's CPU kernels
-    compute all. Without a prompt, on a terminal, it is a chat. Example: pyspac run -m MODEL.gguf -p Once -n 9
+    Experts are split between GPU and host, if there is a GPU. Example: pyspac run -m MODEL.gguf -p Once -n 9
     """
     text = prompt_or_chat(prompt, file, json_file)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)

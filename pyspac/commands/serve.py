@@ -128,10 +128,9 @@ def serve(
 ) -> None:
     """Serve a model: llama-server with its experts split.
 
-    The scheduler runs in a process beside it. Speaks OpenAI's API at http://HOST:PORT/v1 and has
-    llama-server's own pages and endpoints. Arguments after -- go to llama-server as they are. --speculation
-    steers every drafter; one that is named after -- alone keeps llama-server's own lengths without it. Ctrl-C
-    ends everything; SIGTERM lets answers under way finish first.
+    The scheduler runs beside it. It speaks OpenAI's API at http://HOST:PORT/v1; arguments after -- are for
+    llama-server. --speculation steers every drafter; one that is named after -- alone keeps llama-server's
+    lengths without it. Ctrl-C ends everything, SIGTERM lets answers under way finish first.
     """
     log.set_up("serve", as_json=log_json)
     passed = (*context.args, *hub_arguments(hf_repo, hf_repo_draft))
@@ -144,11 +143,10 @@ def serve(
         speculation=controller, warm_start=warm_start, log_json=log_json,
     )  # fmt: skip
     options = ServeOptions(
-        model=model, draft=model_draft, mtp=mtp, spec_type=kind, cache=CacheSize(text=cache),
-        ram=given_ram(ram), device=device, rpc=rpc, host_kernels=host_kernels, cpu_range=cpu_range,
-        n_ctx=ctx_size, host=host, port=port, board=board, max_batch=max_batch, restart=restart,
-        drain_s=drain, passed=passed, attach=attach,
-    )  # fmt: skip
+        model=model, draft=model_draft, mtp=mtp, spec_type=kind, cache=CacheSize(text=cache), rpc=rpc,
+        ram=given_ram(ram), device=device, host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size,
+        host=host, port=port, board=board, max_batch=max_batch, restart=restart, drain_s=drain,
+        passed=passed, attach=attach)  # fmt: skip
     from pyspac.server.supervisor import serve as run_server  # loads the engine
 
     if code := run_server(options):

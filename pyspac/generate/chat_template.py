@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from pyspac._native import check, ffi, lib
 from pyspac.errors import ConfigError, EngineError, ModelError
 from pyspac.model.gguf_header import GgufHeader
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 Role = Literal["system", "user", "assistant"]
 
+INVALID_ARGUMENT: Final = 1  # SPAC_STATUS_INVALID_ARGUMENT
 CHATML: Final = "chatml"  # what llama.cpp takes for a model that has none, by its name there
 
 
@@ -43,10 +43,10 @@ class ChatTemplate:
         source = read_template(file) if file else CHATML if own is None else str(own)
         try:
             if not source.strip():
-                raise EngineError(lib.SPAC_STATUS_INVALID_ARGUMENT, "it is empty")
+                raise EngineError(INVALID_ARGUMENT, "it is empty")
             self._chat = _open(source, _special(header, "bos"), _special(header, "eos"))
             if not self._apply([Message("user", "x")]).strip():
-                raise EngineError(lib.SPAC_STATUS_INVALID_ARGUMENT, "it makes no text of a message")
+                raise EngineError(INVALID_ARGUMENT, "it makes no text of a message")
         except EngineError as error:
             raise ModelError(
                 f"{file or header.path}: the chat template cannot be used ({error}); give another one with "
@@ -64,6 +64,8 @@ class ChatTemplate:
             ) from error
 
     def _apply(self, messages: Sequence[Message]) -> str:
+        from pyspac._native import check, ffi, lib  # late: --help needs no library
+
         text = ffi.new("char **")
         rows = json.dumps([asdict(message) for message in messages])
         try:
@@ -81,6 +83,8 @@ class ChatTemplate:
 
 def _open(source: str, bos: str, eos: str) -> object:
     """The handle; it is closed with the last reference to it. Raises EngineError."""
+    from pyspac._native import check, ffi, lib  # late, as above
+
     out = ffi.new("spac_chat_template **")
     check(lib.spac_chat_template_open(source.encode(), bos.encode(), eos.encode(), out))
     return ffi.gc(out[0], lib.spac_chat_template_close)

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView, LayoutGroups
+from pyspac.engine.board import BoardView
+from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
 from pyspac.scheduler.occupancy import Occupancy

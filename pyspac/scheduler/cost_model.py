@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView, LayoutGroups
+from pyspac.engine.board import BoardView
+from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.activations import Activity
 
 # Defaults, used only until the running graph has told: a host that streams weights at 20e9 bytes/s, one more

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView, LayerMode, LayoutGroups
+from pyspac.engine.board import BoardView, LayerMode
+from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.activations import Activity
 from pyspac.scheduler.balancer import LevelTables
 from pyspac.scheduler.cost_model import CostModel

@@ -7,7 +7,8 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView, LayoutGroups, Residency
+from pyspac.engine.board import BoardView, Residency
+from pyspac.engine.layout_groups import LayoutGroups
 
 _ABSENT: Final = int(Residency.ABSENT)  # plain integers: numpy compares with an enum's in 64 bits
 _RESIDENT: Final = int(Residency.RESIDENT)

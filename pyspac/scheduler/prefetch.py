@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView, LayoutGroups
+from pyspac.engine.board import BoardView
+from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.occupancy import Occupancy
 

@@ -13,7 +13,8 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import NO_BUDGET, BoardView, LayerMode, LayoutGroups
+from pyspac.engine.board import NO_BUDGET, BoardView, LayerMode
+from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.activations import ActivationDrain, Activity
 from pyspac.scheduler.balancer import Balancer
 from pyspac.scheduler.config import SchedulerConfig

@@ -17,7 +17,10 @@ def test_a_prompt_is_no_step() -> None:
     """Two layers; a second prompt, as in a chat, begins anew."""
     stats = np.zeros(2, dtype=TIMES)
     split = Split.__new__(Split)
-    split.engine = cast("Engine", SimpleNamespace(board=SimpleNamespace(layer_stats=stats)))
+    split.engine = cast(
+        "Engine",
+        SimpleNamespace(board=SimpleNamespace(layer_stats=stats), tier=lambda: SimpleNamespace(read_bytes=0)),
+    )
     split.scheduler = None
     split.read_ahead = None
     split._prompt_us = {}

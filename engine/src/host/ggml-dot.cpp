@@ -12,7 +12,7 @@ static bool has_ggml_dot(ggml_type type) {
     return traits->vec_dot && (traits->vec_dot_type == GGML_TYPE_Q8_0 || traits->vec_dot_type == GGML_TYPE_Q8_K || traits->vec_dot_type == GGML_TYPE_F32);
 }
 
-static ggml_type ggml_type_of(spac_act_form form) {
+static ggml_type type_of(spac_act_form form) {
     return form == SPAC_ACT_GGML_Q8_0 ? GGML_TYPE_Q8_0 : GGML_TYPE_Q8_K;
 }
 
@@ -52,7 +52,7 @@ size_t spac_act_bytes(spac_act_form form, int64_t n_cols) {
         case SPAC_ACT_F32:
             return GGML_PAD(n_cols, 16) * sizeof(float);
         default:
-            return GGML_PAD(ggml_row_size(ggml_type_of(form), n_cols), 64);
+            return GGML_PAD(ggml_row_size(type_of(form), n_cols), 64);
     }
 }
 
@@ -66,6 +66,6 @@ void spac_prepare_act(const spac_kernels & kernels, spac_act_form form, const fl
             memcpy(act, x, n_cols * sizeof(float));
             break;
         default:
-            ggml_get_type_traits_cpu(ggml_type_of(form))->from_float(x, act, n_cols);
+            ggml_get_type_traits_cpu(type_of(form))->from_float(x, act, n_cols);
     }
 }
