@@ -51,7 +51,12 @@ FRONT: Final = ("__main__", "cli")  # they start the commands
 
 # they run without the native library, the lab for the most part: all that they know of the engine
 WITHOUT_NATIVE: Final = {
-    "scheduler": {"pyspac.engine.ahead", "pyspac.engine.board", "pyspac.engine.step"},
+    "scheduler": {
+        "pyspac.engine.ahead",
+        "pyspac.engine.board",
+        "pyspac.engine.layout_groups",
+        "pyspac.engine.step",
+    },
     "lab": {"pyspac.engine.ahead", "pyspac.engine.board", "pyspac.engine.step"},
     "speculation": {"pyspac.engine.step"},
 }
