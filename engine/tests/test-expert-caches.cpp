@@ -30,7 +30,7 @@ struct two_devices {
             std::vector<int32_t> n_slots(2, 0);
             n_slots[d] = N_SLOTS;
             caches[d]  = std::make_unique<spac_expert_cache>(layers, n_slots, N_EXPERT, true,
-                                                             spac_expert_cache::published{ residency.data(), &counters, nullptr, &stats[d], &mutex });
+                                                             spac_expert_cache::published{ residency.data(), &counters, nullptr, nullptr, &stats[d], &mutex });
         }
         cache = {
             { caches[0].get(), caches[1].get() },
