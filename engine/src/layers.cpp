@@ -99,8 +99,8 @@ void spac_layers::assign(const std::vector<ggml_backend_dev_t> & to) {
     }
     const auto idle = std::find(has_layer.begin(), has_layer.end(), false);
     if (to.size() > 1 && idle != has_layer.end()) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("llama.cpp gives %s no MoE layer of this model: leave it out of --device, or give it a share with "
-                                                                   "--tensor-split",
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("llama.cpp gives %s no MoE layer of this model: leave it out of --device, or give it a larger share "
+                                                                   "with --tensor-split (the output is shared out as one layer more)",
                                                                    ggml_backend_dev_name(to[idle - has_layer.begin()])));
     }
 }

@@ -92,7 +92,7 @@ def inspect(
     needs = _needs(header, draft, choose_n_ctx(ctx_size, geometry))
     sizes = sorted(vram or DEFAULT_VRAM_GIB)
     tier = _foresee(header, geometry, ram, threads) if ram and geometry.is_moe else None
-    places = _places(geometry, vram, ram) if vram and ram and geometry.is_moe else []
+    places = _places(geometry, vram, ram, needs) if vram and ram and geometry.is_moe else []
     if json_file is not None:
         found = {
             "fits": [_fit_dict(geometry, needs, gib) for gib in sizes],
@@ -110,10 +110,12 @@ def inspect(
             console.print(_places_table(places))
 
 
-def _places(geometry: MoeGeometry, vram: list[float], ram: list[str]) -> list[Places]:
+def _places(geometry: MoeGeometry, vram: list[float], ram: list[str], needs: Needs) -> list[Places]:
     """Of each size of the device's memory with each of the host's."""
     sizes = sorted({asked_bytes(text, geometry) for text in ram})
-    return [Places.of(geometry, int(gib * GIB), size) for gib in sorted(set(vram)) for size in sizes]
+    return [
+        Places.of(geometry, int(gib * GIB), size, needs.total) for gib in sorted(set(vram)) for size in sizes
+    ]
 
 
 def _places_table(places: list[Places]) -> Table:

@@ -47,17 +47,17 @@ class TierForecast:
 class Places:
     """Where the experts of all layers are, with a device beside memory and disk; numbers of experts."""
 
-    vram_bytes: int  # of the device, for experts
+    vram_bytes: int  # of the device
     ram_bytes: int
     n_on_device: int
     n_in_memory: int  # of the others: what the device holds need not be there
     n_on_disk: int
 
     @classmethod
-    def of(cls, geometry: MoeGeometry, vram_bytes: int, ram_bytes: int) -> Self:
-        """Once both are full. Without a tier, as all experts fit into memory, all are there as well."""
+    def of(cls, geometry: MoeGeometry, vram_bytes: int, ram_bytes: int, others: int = 0) -> Self:
+        """Once both are full; `others`: bytes of the device that something else takes. Without a tier, as all experts fit into memory, all are there as well."""
         n_all = geometry.n_experts_total
-        n_on_device = geometry.n_experts_in(vram_bytes)
+        n_on_device = geometry.n_experts_in(max(0, vram_bytes - others))
         n_in_memory = min(n_slots(geometry, ram_bytes, has_device=True), n_all - n_on_device)
         return cls(
             vram_bytes=vram_bytes, ram_bytes=ram_bytes, n_on_device=n_on_device,

@@ -154,10 +154,13 @@ class LayerModes:
     def _probe(self) -> None:
         """Hold a layer between two split ones: the one before it takes longer by its time."""
         inner = np.flatnonzero(self.groups.is_split)[1:-1]
-        group = int(self._n_most().argmax())
-        layers = np.intersect1d(inner, self._layers(group))
+        n_most = self._n_most()
         self._left = EVERY
-        if len(layers) == 0:
+        for group in np.argsort(-n_most, kind="stable").tolist():
+            layers = np.intersect1d(inner, self._layers(group))
+            if len(layers) > 0 and n_most[group] > 0:
+                break
+        else:
             return
         cost = LayerCost(self.stop.base_us, 0.0, self.cost.is_concurrent)
         found = choose_whole(self._demand(), layers, self._room(group), cost, n_whole=1)

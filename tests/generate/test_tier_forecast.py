@@ -53,6 +53,8 @@ def test_beside_a_device_by_hand() -> None:
     assert g.n_experts_total == 20
     found = Places.of(g, 5 * n_bytes, 11 * g.slot_bytes)
     assert (found.n_on_device, found.n_in_memory, found.n_on_disk) == (5, 10, 5)
+    assert Places.of(g, 7 * n_bytes, 11 * g.slot_bytes, others=2 * n_bytes).n_on_device == 5
+    assert Places.of(g, n_bytes, 11 * g.slot_bytes, others=2 * n_bytes).n_on_device == 0
     found = Places.of(g, 15 * n_bytes, 11 * g.slot_bytes)
     assert (found.n_on_device, found.n_in_memory, found.n_on_disk) == (15, 5, 0)
 
