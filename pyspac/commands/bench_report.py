@@ -118,8 +118,8 @@ def show(console: Console, findings: Findings) -> None:
     )
     if not findings.at_once:
         console.print(
-            "They ran one after the other, as all at once would have taken each other's memory: a disturbance "
-            "of the machine may have met one of them alone.",
+            "They ran one after the other, as all at once would have taken each other's memory: a "
+            "disturbance of the machine may have met one of them alone.",
             style="yellow",
         )
     console.print(findings.verdict(), markup=False, soft_wrap=True)

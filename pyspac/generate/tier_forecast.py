@@ -55,7 +55,10 @@ class Places:
 
     @classmethod
     def of(cls, geometry: MoeGeometry, vram_bytes: int, ram_bytes: int, others: int = 0) -> Self:
-        """Once both are full; `others`: bytes of the device that something else takes. Without a tier, as all experts fit into memory, all are there as well."""
+        """Once both are full; `others`: bytes of the device that something else takes.
+
+        Without a tier, as all experts fit into memory, all are there as well.
+        """
         n_all = geometry.n_experts_total
         n_on_device = geometry.n_experts_in(max(0, vram_bytes - others))
         n_in_memory = min(n_slots(geometry, ram_bytes, has_device=True), n_all - n_on_device)
