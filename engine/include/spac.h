@@ -398,7 +398,7 @@ SPAC_API spac_status         spac_drafter_accept(spac_drafter * drafter, int32_t
 // chat template: messages to the text that the model continues, as llama-server makes it. Needs no model
 SPAC_API spac_status spac_chat_template_open(const char * source, const char * bos, const char * eos, spac_chat_template ** chat); // jinja, or "chatml"
 SPAC_API void        spac_chat_template_close(spac_chat_template * chat);
-SPAC_API spac_status spac_chat_template_apply(spac_chat_template * chat, const char * messages, const char ** text); // messages: JSON, as OpenAI's; the text lives until the next call
+SPAC_API spac_status spac_chat_template_apply(spac_chat_template * chat, const char * messages, const char ** text, int64_t * n_bytes); // messages: JSON, as OpenAI's; the text lives until the next call, and may hold zeros
 
 // hidden states: the inputs of some layers, kept by each batch that is computed after it was opened; close it before the
 // context. For architectures alone whose graphs llama.cpp lets name them: at the others it aborts.

@@ -33,12 +33,13 @@ void spac_chat_template_close(spac_chat_template * chat) {
     delete chat;
 }
 
-spac_status spac_chat_template_apply(spac_chat_template * chat, const char * messages, const char ** text) {
+spac_status spac_chat_template_apply(spac_chat_template * chat, const char * messages, const char ** text, int64_t * n_bytes) {
     return spac_guard([&] {
-        if (!chat || !messages || !text) {
+        if (!chat || !messages || !text || !n_bytes) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "spac_chat_template_apply: no template, no messages, or nowhere to put the text");
         }
         tell_as_argument([&] { chat->text = chat->apply(messages); });
-        *text = chat->text.c_str();
+        *text    = chat->text.c_str();
+        *n_bytes = (int64_t) chat->text.size();
     });
 }

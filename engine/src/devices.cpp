@@ -107,6 +107,7 @@ spac_status spac_device_add_rpc(const char * endpoint) {
         if (!rpc) {
             throw spac_error(SPAC_STATUS_DEVICE, "this build has no RPC backend: build with GGML_RPC=ON");
         }
+        spac_name_lost_server(endpoint ? endpoint : ""); // it may be gone before it has answered
         using add_server_t            = ggml_backend_reg_t (*)(const char *);
         const auto         add_server = (add_server_t) ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server");
         ggml_backend_reg_t server     = endpoint && add_server ? add_server(endpoint) : nullptr;
@@ -114,7 +115,6 @@ spac_status spac_device_add_rpc(const char * endpoint) {
             throw spac_error(SPAC_STATUS_DEVICE, spac_format("no RPC server at %s: is ggml-rpc-server running there?", endpoint ? endpoint : "(null)"));
         }
         ggml_backend_register(server);
-        spac_name_lost_server(endpoint);
     });
 }
 

@@ -57,19 +57,21 @@ void spac_expert_cache::pin_staged(uint32_t il, const int32_t * experts, size_t 
     }
 }
 
-// those of layers that were passed first; so the borrowed slots are as few as the copies need
+// those of layers that were passed first; so the borrowed slots are as few as the copies need. Passers of the layers that
+// are being computed may stand before others: one that stays resident passes again in the next prompt.
 int32_t spac_expert_cache::take_stage_slot(slot_group & group) {
-    while (!group.staged.empty()) {
-        const int32_t index = group.staged.front();
-        const slot &  s     = group.slots[index];
-        if (s.is_staged && (s.n_pins > 0 || state[s.owner] != SPAC_RESIDENCY_RESIDENT || is_passing(s.owner / n_expert))) {
-            break;
-        }
-        group.staged.pop_front();
-        if (s.is_staged) {
-            vacate(group, index);
-            return index;
-        }
+    const auto is_over = [&](int32_t index) { return !group.slots[index].is_staged; };
+    group.staged.erase(std::remove_if(group.staged.begin(), group.staged.end(), is_over), group.staged.end());
+    const auto may_go = [&](int32_t index) {
+        const slot & s = group.slots[index];
+        return s.n_pins == 0 && state[s.owner] == SPAC_RESIDENCY_RESIDENT && !is_passing(s.owner / n_expert);
+    };
+    const auto found = std::find_if(group.staged.begin(), group.staged.end(), may_go);
+    if (found != group.staged.end()) {
+        const int32_t index = *found;
+        group.staged.erase(found);
+        vacate(group, index);
+        return index;
     }
     if (group.n_staged >= group.n_staged_max) {
         return -1;
@@ -98,7 +100,9 @@ bool spac_expert_cache::take_staged(spac_load & load) {
         load           = claim(key, index);
         load.is_staged = true;
         set_staged(groups[group].slots[index], true);
-        groups[group].staged.push_back(index);
+        auto & passers = groups[group].staged;
+        passers.erase(std::remove(passers.begin(), passers.end(), index), passers.end()); // of an earlier owner
+        passers.push_back(index);
         return true;
     }
     return false;

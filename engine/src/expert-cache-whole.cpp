@@ -135,7 +135,8 @@ void spac_expert_cache::free_slot(slot_group & group, int32_t index) {
 }
 
 bool spac_expert_cache::can_be_emptied(const slot & s) const {
-    return s.owner == NONE || (s.n_pins == 0 && state[s.owner] == SPAC_RESIDENCY_RESIDENT && !is_expected(s.owner));
+    return s.owner == NONE ||
+           (s.n_pins == 0 && state[s.owner] == SPAC_RESIDENCY_RESIDENT && !is_expected(s.owner) && !is_passing(s.owner / n_expert));
 }
 
 // one copy for a layer that is to be whole; false: none is left, or none can start now

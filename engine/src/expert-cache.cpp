@@ -251,7 +251,8 @@ bool spac_expert_cache::has_credit(uint64_t bytes) const {
 }
 
 // the least useful resident slot below a level that is not in use and may go; ties: the one used longest ago
-// for_prompt: one that is wanted or expected may go as well, and none of the layers that are being computed
+// none of the layers of a prompt that are being computed: it was found to be here; for_prompt: one that is wanted or expected
+// may go as well
 int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels, bool for_prompt) {
     for (int level = 0; evict && level < n_levels; level++) {
         std::vector<int32_t> & resident = group.by_utility[level];
@@ -259,7 +260,7 @@ int32_t spac_expert_cache::take_victim(slot_group & group, int n_levels, bool fo
         int best = -1;
         for (size_t i = 0; i < resident.size(); i++) {
             const slot & s       = group.slots[resident[i]];
-            const bool   is_kept = for_prompt ? is_passing(s.owner / n_expert) : is_wanted(s.owner) || is_expected(s.owner) || (s.is_staged && is_passing(s.owner / n_expert));
+            const bool   is_kept = is_passing(s.owner / n_expert) || (!for_prompt && (is_wanted(s.owner) || is_expected(s.owner)));
             const bool   may_go  = s.n_pins == 0 && s.reserved == NONE && !is_kept;
             if (may_go && (best < 0 || s.last_used < group.slots[resident[best]].last_used)) {
                 best = (int) i;

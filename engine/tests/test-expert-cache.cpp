@@ -191,6 +191,22 @@ static void test_stage_takes_the_least_useful() {
     CHECK(pin_staged(f, 0, { 0, 1 })[0] >= 0 && f.counters.n_pinned_steals == 0);
 }
 
+// nor for what a decision asks for meanwhile, though they are worth less: the graph was told that they are here
+static void test_stage_keeps_what_is_here() {
+    cache_fixture f(3, 2, 4);
+    f.utility = { 1, 1, 9, 9, 0, 0 };
+    f.apply({ 0, 1, 2, 3 });
+    CHECK(work_off(f).size() == 4);
+    const int32_t all[] = { 0, 1 };
+    f.cache.stage(0, all, 2);
+    CHECK(work_off(f).empty());
+    f.utility = { 0, 0, 9, 9, 9, 9 };
+    f.apply({ 4, 5 });
+    CHECK(work_off(f).empty());
+    const auto slots = pin_staged(f, 0, { 0, 1 });
+    CHECK(slots[0] >= 0 && slots[1] >= 0);
+}
+
 // a prompt's most used experts stay where they passed, without another copy, as long as free slots are left for the rest
 static void test_passers_fill_free_slots() {
     cache_fixture  f(4, 2, 6);
@@ -586,6 +602,7 @@ int main() {
     test_stage_by_hand();
     test_stage_drops_what_is_not_used();
     test_stage_takes_the_least_useful();
+    test_stage_keeps_what_is_here();
     test_passers_fill_free_slots();
     test_stage_ends();
     test_expected_goes_first();

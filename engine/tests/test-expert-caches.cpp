@@ -105,6 +105,7 @@ static void test_threads() {
             f.cache.unpin_all();
         }
     }
+    CHECK(f.cache.wait_idle(5000)); // the last decision's loads, if nothing before
     f.cache.cancel();
     CHECK(f.cache.wait_idle(5000));
     std::lock_guard<std::mutex> lock(f.mutex);

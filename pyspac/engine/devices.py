@@ -121,8 +121,10 @@ def _together(parts: list[Device]) -> Device:
 
 def _add_servers(rpc: str) -> list[str]:
     """Register the devices of all servers; their names."""
-    endpoints = rpc.split(",")
-    if twice := next((e for i, e in enumerate(endpoints) if e in endpoints[:i]), None):
+    endpoints = [endpoint.strip() for endpoint in rpc.split(",")]
+    places = [_place(endpoint) for endpoint in endpoints]
+    if twice := next((e for i, e in enumerate(endpoints) if places[i] in places[:i]), None):
+        # a server takes one client at a time: the second of our own connections would wait for the first
         raise UsageError(f"--rpc {rpc} names {twice} twice: name each server once")
     return [name for endpoint in endpoints for name in _add_rpc(endpoint)]
 
@@ -138,6 +140,14 @@ def servers_that_answer(rpc: str) -> list[str]:
     return living
 
 
+def _place(endpoint: str) -> tuple[str, str]:
+    """Address and port, the same for all ways to spell them; as it is if it is none."""
+    host, _, port = endpoint.rpartition(":")
+    with contextlib.suppress(OSError, UnicodeError):
+        host = str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
+    return host, port.lstrip("0")
+
+
 def _connect(host: str, port: int) -> None:
     socket.create_connection((host.strip("[]"), port), RPC_TIMEOUT_S).close()
 
@@ -150,6 +160,8 @@ def _add_rpc(endpoint: str) -> list[str]:
     host, colon, port = endpoint.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError("--rpc", endpoint, "HOST:PORT, such as 192.168.1.7:50052; several with commas")
+    if endpoint in _NAMES_OF:  # it may serve this process just now, and take nobody else
+        return _NAMES_OF[endpoint]
     try:
         _connect(host, int(port))
     except OSError as error:
@@ -157,8 +169,7 @@ def _add_rpc(endpoint: str) -> list[str]:
         raise ConfigError("--rpc", endpoint, wanted) from error
     from pyspac.engine import engine
 
-    if endpoint not in _NAMES_OF:
-        n_before = engine.device_count()
-        engine.add_rpc(endpoint)
-        _NAMES_OF[endpoint] = [info.name for info in engine.devices()[n_before:]]
+    n_before = engine.device_count()
+    engine.add_rpc(endpoint)
+    _NAMES_OF[endpoint] = [info.name for info in engine.devices()[n_before:]]
     return _NAMES_OF[endpoint]

@@ -44,13 +44,15 @@ class ChatTemplate:
         try:
             if not source.strip():
                 raise EngineError(INVALID_ARGUMENT, "it is empty")
+            if "\0" in source:
+                raise EngineError(INVALID_ARGUMENT, "it holds zero bytes")
             self._chat = _open(source, _special(header, "bos"), _special(header, "eos"))
             if not self._apply([Message("user", "x")]).strip():
                 raise EngineError(INVALID_ARGUMENT, "it makes no text of a message")
         except EngineError as error:
             raise ModelError(
-                f"{file or header.path}: the chat template cannot be used ({error}); give another one with "
-                "--chat-template-file, or complete plain text with pyspac run -p"
+                f"{file or header.path}: the chat template cannot be used ({_reason(error)}); give another "
+                "one with --chat-template-file, or complete plain text with pyspac run -p"
             ) from error
 
     def text(self, messages: Sequence[Message]) -> str:
@@ -66,19 +68,24 @@ class ChatTemplate:
     def _apply(self, messages: Sequence[Message]) -> str:
         from pyspac._native import check, ffi, lib  # late: --help needs no library
 
-        text = ffi.new("char **")
+        text, n_bytes = ffi.new("char **"), ffi.new("int64_t *")
         rows = json.dumps([asdict(message) for message in messages])
         try:
-            check(lib.spac_chat_template_apply(self._chat, rows.encode(), text))
-        except EngineError as error:  # what the template says comes last, after pieces of its source
-            said = error.text.rpartition("Error: ")[2].removeprefix("Jinja Exception: ")
-            raise EngineError(error.status, said) from error
-        return bytes(ffi.string(text[0])).decode(errors="replace")
+            check(lib.spac_chat_template_apply(self._chat, rows.encode(), text, n_bytes))
+        except EngineError as error:
+            raise EngineError(error.status, _reason(error)) from error
+        return bytes(ffi.buffer(text[0], n_bytes[0])).decode(errors="replace")
 
     def tokens(self, text: str, vocab: Vocab) -> list[int]:
         """Of a whole text, which may begin with BOS by itself: never two of them."""
         tokens = vocab.tokenize(text)
         return tokens[1:] if tokens[:2] == [self.bos, self.bos] else tokens
+
+
+def _reason(error: EngineError) -> str:
+    """What the template says, or llama.cpp of it, without the pieces of source before that."""
+    said = error.text.rpartition("Error: ")[2].removeprefix("Jinja Exception: ")
+    return "llama.cpp cannot read it as jinja" if said == "std::exception" else said
 
 
 def _open(source: str, bos: str, eos: str) -> object:

@@ -63,8 +63,9 @@ def _draft_arguments(options: ServeOptions) -> list[str]:
     own, n_max = in_server(options.wanted_spec_type), options.attach.n_draft_max
     if not options.passed_value("--spec-type") and (options.spec_type or options.draft or options.mtp):
         argv += ["--spec-type", own]
-    if options.mtp is not None:  # its groups of masks share the cells of the slots
-        argv += ["--lora", str(options.mtp), "--kv-unified"]
+    if options.mtp is not None:
+        # groups share the slots' cells; behind a window only cells of a single sequence are given back
+        argv += ["--lora", str(options.mtp), "--kv-unified", "--swa-full"]
         for flag, value in mask_flags(n_max).items():
             argv += [flag, str(value)]
     elif n_max:

@@ -63,6 +63,21 @@ def test_another_template(tmp_path: Path) -> None:
         ChatTemplate(read_header(TARGET), tmp_path / "missing")
 
 
+def test_zeros_cut_nothing_off(tmp_path: Path) -> None:
+    template = ChatTemplate(header_with(chat_template=TEMPLATE))
+    text = template.text([Message("user", "a\0b"), Message("assistant", "c"), Message("user", "d")])
+    assert text == "# user\na\0b\n# assistant\nc\n# user\nd\n# assistant\n"
+    (tmp_path / "t.jinja").write_text("a\0{{ messages[0].content }}")
+    with pytest.raises(ModelError, match="it holds zero bytes"):
+        ChatTemplate(read_header(TARGET), tmp_path / "t.jinja")
+
+
+@pytest.mark.parametrize("source", ["{% for x in %}", "{{ messages", "{{ 1 // 0 }}"])
+def test_a_template_that_is_none_says_why(source: str) -> None:
+    with pytest.raises(ModelError, match=r"cannot be used \((?!std::exception).+\)"):
+        ChatTemplate(header_with(chat_template=source))
+
+
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% if messages | length > 1 %}{{ raise_exception('One message alone') }}{% endif %}"
