@@ -340,10 +340,14 @@ def test_inspect(models: Path) -> None:
 
 
 def test_inspect_beside_a_device(models: Path) -> None:
-    """Half on the device, a quarter of the bytes in memory, less the disk's blocks around small experts."""
-    experts = json.loads(invoke("inspect", models / "target.gguf", "--json", "-").stdout)["experts_bytes"]
-    argv = ["inspect", models / "target.gguf", "--vram", f"{experts / 2**31:.9f}", "--ram", "25%"]
-    (found,) = json.loads(invoke(*argv, "--json", "-").stdout)["places"]
+    """Half on the device beside what else it holds, a quarter of the bytes in memory, less the disk's blocks
+    around small experts."""
+    alone = json.loads(invoke("inspect", models / "target.gguf", "--json", "-").stdout)
+    gib = (alone["experts_bytes"] / 2 + sum(alone["needs"].values())) / 2**30
+    argv = ["inspect", models / "target.gguf", "--vram", f"{gib:.9f}", "--ram", "25%"]
+    result = json.loads(invoke(*argv, "--json", "-").stdout)
+    (found,) = result["places"]
+    assert found["n_on_device"] == result["fits"][0]["n_experts_of_gpu"]
     n_all = found["n_on_device"] + found["n_in_memory"] + found["n_on_disk"]
     assert found["n_on_device"] == pytest.approx(n_all / 2, abs=1)
     assert n_all / 8 < found["n_in_memory"] < n_all / 4
