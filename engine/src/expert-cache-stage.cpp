@@ -100,9 +100,7 @@ bool spac_expert_cache::take_staged(spac_load & load) {
         load           = claim(key, index);
         load.is_staged = true;
         set_staged(groups[group].slots[index], true);
-        auto & passers = groups[group].staged;
-        passers.erase(std::remove(passers.begin(), passers.end(), index), passers.end()); // of an earlier owner
-        passers.push_back(index);
+        groups[group].staged.push_back(index);
         return true;
     }
     return false;
