@@ -31,7 +31,14 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[MG]i?B?)?", re.IGNORECASE)
 
 def given_ram(option: str | None, *, is_stock: bool = False) -> str | None:
     """`--ram`, else what the environment says; "" there says nothing, nor does it speak to `--stock`."""
-    return option if option is not None or is_stock else os.environ.get(VARIABLE) or None
+    if option is not None or is_stock:
+        return option
+    text = os.environ.get(VARIABLE) or None
+    try:
+        check_ram(text)
+    except UsageError as error:
+        raise UsageError(f"{VARIABLE}: {error}") from error
+    return text
 
 
 def check_ram(text: str | None) -> None:

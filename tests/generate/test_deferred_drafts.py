@@ -93,9 +93,10 @@ def test_drafts_after_a_pause_are_those_without_one(
     deferred, prompt, outputs = generate(options, Paused)
     at_once, _, same = generate(options, AtOnce)
     assert outputs == same
-    pairs = list(zip(deferred.drafts, at_once.drafts, strict=True))
-    alike = sum(one == other for one, other in pairs) / len(pairs)
-    assert alike > 0.95  # near ties: a wide batch rounds otherwise; with wrong states it is 0.8 at most
+    # by place and length of the text: behind a near tie a few drafts begin at other tokens
+    one, other = set(map(str, deferred.drafts)), set(map(str, at_once.drafts))
+    alike = len(one & other) / max(len(one), len(other))
+    assert alike > 0.85  # near ties: a wide batch rounds otherwise; with wrong tokens it is 0.62 at most
     assert sum(len(tokens) for _, tokens in deferred.drafts) > 50
     assert margins(options.model, prompt, outputs[0]).max() < NEAR_TIE
     # in a pause nothing is read
