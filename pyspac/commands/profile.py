@@ -31,6 +31,7 @@ from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.profiler import Profiler
 from pyspac.generate.report import device_text
 from pyspac.generate.session import Session
+from pyspac.generate.tensor_split import parse_tensor_split
 from pyspac.speculation.sweep import Sweep
 from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile
 
@@ -85,6 +86,7 @@ def profile(
     cache: o.Cache = "auto",
     device: o.Device = "auto",
     rpc: o.Rpc = None,
+    tensor_split: o.TensorSplit = "",
     stock: o.Stock = False,
     json_file: o.JsonFile = None,
     png: o.Png = None,
@@ -107,8 +109,8 @@ def profile(
         places.check_fits(target)
     options = RunOptions(
         model=target, draft=draft, n_threads=threads, n_gpu_layers=gpu_layers,
-        stock=stock, device=device, rpc=rpc, cache=CacheSize(text=cache),
-        spec_type="draft" if draft else "ngram", draft_max=width_max - 1, verbose=verbose,
+        stock=stock, device=device, rpc=rpc, tensor_split=parse_tensor_split(tensor_split), verbose=verbose,
+        cache=CacheSize(text=cache), spec_type="draft" if draft else "ngram", draft_max=width_max - 1,
         n_ctx=ctx_size if ctx_size is not None or places is None else places.n_ctx,
         n_sequences=1 if places is None else max(places.sequences),
         max_batch=MAX_WIDTH if places is None else max(MAX_WIDTH, places.max_batch),

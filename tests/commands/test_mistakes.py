@@ -308,7 +308,7 @@ FOREIGN: dict[str, tuple[str, str]] = {
     "run --numa distribute": ("--numa", "numactl --interleave=all"),
     "run -b 512": ("-b", "leave it out"),
     "run -sm row": ("-sm", "--device CUDA0,CUDA1"),
-    "trace -ts 1,1": ("-ts", "--tensor-split"),
+    "trace -mg 1": ("-mg", "--tensor-split"),
     "bench -ngl 99": ("-ngl", "leave it out"),
     "run --repeat-penalty 1.1": ("--repeat-penalty", "pyspac serve -m FILE -- --repeat-penalty ..."),
     "run -cnv": ("-cnv", "pyspac chat"),
