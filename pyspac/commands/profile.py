@@ -100,9 +100,7 @@ def profile(
     """  # fmt: skip
     n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
     _check(width_max, rounds, n_prompt)
-    check_json_target(json_file)
-    if png is not None:
-        check_target("--png", png)
+    _check_targets(json_file, png)
     places = _places(model_draft or hf_repo_draft, sequences, contexts, prompt_tokens, width_max, rounds)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     if places is not None:
@@ -224,3 +222,9 @@ def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:
     check_int("--width-max", width_max, MIN_WIDTH, MAX_WIDTH)
     check_int("--rounds", rounds, 1)
     check_int("--prompt-tokens", prompt_tokens, 1)
+
+
+def _check_targets(json_file: str | None, png: Path | None) -> None:
+    check_json_target(json_file)
+    if png is not None:
+        check_target("--png", png)
