@@ -204,13 +204,15 @@ def test_the_drop_in_over_two_servers(rpc: str, tmp_path: Path) -> None:
     """In a process of its own, as ggml keeps the servers' devices for good."""
     program = f"""
 import pyspac
-with pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, cache="25%,50%", tensor_split=[3, 4], verbose=False) as llm:
+lists = {{"rpc": {rpc.split(",")!r}, "cache": ["25%", "50%"], "tensor_split": [3, 4]}}
+with pyspac.Llama({str(TARGET)!r}, verbose=False, **lists) as llm:
     assert llm({PROMPT!r}, max_tokens=8, temperature=0.0)["choices"][0]["text"]
     print([(device["name"], device["n_layers"]) for device in llm.stats()["devices"]])
-try:
-    pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, cache="1,2,3", verbose=False)
-except ValueError as error:
-    print(error)
+for name, value in (("cache", "1,2,3"), *(("tensor_split", v) for v in ([1, 2, 3], [0, 0], [0, 1]))):
+    try:
+        pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, verbose=False, **{{name: value}})
+    except ValueError as error:
+        print(error)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -221,7 +223,13 @@ except ValueError as error:
     )
     assert done.returncode == 0, done.stderr
     assert "[('RPC0', 3), ('RPC1', 3)]" in done.stdout
-    assert "has 3 sizes, and there are 2 devices" in done.stdout
+    for said in (
+        "cache 1,2,3 has 3 sizes, and there are 2 devices",
+        "tensor_split 1,2,3 has 3 numbers, and there are 2 devices",
+        "tensor_split cannot be '0,0'",
+        "tensor_split 0,1 gives RPC0 no MoE layer",
+    ):
+        assert said in done.stdout
 
 
 @contextmanager
