@@ -15,7 +15,6 @@ from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram, ram_text
 from pyspac.generate.no_device import can_predict, check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
-from pyspac.generate.tensor_split import FLAG as TENSOR_SPLIT
 from pyspac.generate.tensor_split import check_n_numbers, check_shares
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
 from pyspac.speculation.cost_table import masked_width
@@ -197,7 +196,6 @@ class RunOptions:
             self.cache.of_devices(len(device.each))
         speeds = self.device_copy_gb_s[1:] and self.device_copy_gb_s
         check_n_numbers("--copy-gb-s", speeds, len(device.each), device)
-        check_n_numbers(TENSOR_SPLIT, self.tensor_split, len(device.handles), device)
 
     @property
     def is_host_only(self) -> bool:

@@ -160,7 +160,7 @@ class ServeOptions:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
             if flag in DRAFT_FLAGS and self.draft is not None:
                 raise UsageError(f"there are two draft models, -md {self.draft} and {text}: give one")
-        _ = self.tensor_split
+        parse_tensor_split(self.passed_value(*TENSOR_SPLIT_FLAGS))  # or it raises
         if self.spec_type is not None and self.passed_value("--spec-type"):
             raise UsageError("--spec-type stands before and after --: give it before")
         if self.spec_type is not None or self.mtp is not None:

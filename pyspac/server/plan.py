@@ -129,7 +129,7 @@ def _passed_to(given: ServeOptions, stays: Sequence[bool]) -> tuple[str, ...]:
     """What is passed on, with the layers' shares of the servers that stay."""
     before = ("", *given.passed)
     return tuple(
-        _of_those(text, stays) if flag in TENSOR_SPLIT_FLAGS else text
+        _of_those(text.replace("/", ","), stays) if flag in TENSOR_SPLIT_FLAGS else text
         for flag, text in zip(before, given.passed, strict=False)
     )
 

@@ -189,7 +189,7 @@ class Supervisor:
             given = replace(without_lost(self._given), port=self.launch.port, board=self.launch.board)
             plan = plan_launch(given, is_stopped=lambda: bool(self.signals))
         except PyspacError as error:
-            log.warning(f"{error}; waiting for it", event="rpc_missing")
+            log.warning(f"not started yet: {error}", event="rpc_missing")
             return False
         self.options, self.launch = plan.options, plan.launch
         return True

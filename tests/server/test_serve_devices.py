@@ -11,12 +11,18 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import gguf_models as models
 import pytest
 from serving import HOST, TARGET, Serve, complete, environment, free_port, run_pyspac, wait_for
 
+from pyspac.engine.devices import Device
+from pyspac.generate.options import CacheSize
+from pyspac.server import plan
+from pyspac.server.arguments import Launch, server_argv, server_env
+from pyspac.server.options import ServeOptions
 from tools.rpc_servers import start_rpc_server
 
 PROMPT = "def split(text):"
@@ -95,6 +101,39 @@ def test_what_does_not_fit_is_refused(arguments: list[str], why: str, rpc: str, 
     assert done.returncode == 2, done.stderr
     assert why in done.stderr
     assert done.stdout == ""
+
+
+def test_what_auto_stands_for_is_named_to_llama_server() -> None:
+    """And not to the engine: it leaves out those that have no MoE layer."""
+    parts = [
+        Device(name=name, description="", handle=1 + i, memory_free=1, memory_total=1)
+        for i, name in enumerate(("CUDA0", "CUDA1"))
+    ]
+    both = replace(parts[0], name="CUDA0,CUDA1", parts=tuple(parts))
+    auto = ServeOptions(model=Path("m.gguf")).on(both)
+    argv = server_argv(auto, Launch(port=1, board="b", cache="25%"), Path())
+    assert argv[argv.index("--device") + 1] == "CUDA0,CUDA1"
+    assert server_env(auto)["PYSPAC_DEVICE"] == "auto"
+    named = ServeOptions(model=Path("m.gguf"), device="CUDA0,CUDA1").on(both)
+    assert server_env(named)["PYSPAC_DEVICE"] == "CUDA0,CUDA1"
+
+
+@pytest.mark.parametrize("shares", ["1,2,3", "1/2/3"])
+def test_what_is_given_for_each_server_goes_with_it(shares: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ServeOptions(
+        model=Path("m.gguf"),
+        rpc="a:1, b:2,c:3",
+        cache=CacheSize(text="10%,20%,30%"),
+        passed=("-np", "1", "-ts", shares),
+    )
+    monkeypatch.setattr(plan, "servers_that_fail", lambda rpc: {"b:2": "b:2 hangs"})
+    left = plan.without_lost(given)
+    assert (left.rpc, left.cache.text, left.tensor_split) == ("a:1,c:3", "10%,30%", (1, 3))
+    assert left.passed[:2] == ("-np", "1")
+    monkeypatch.setattr(plan, "servers_that_fail", lambda rpc: dict.fromkeys(rpc.split(","), "hangs"))
+    assert plan.without_lost(given) == given
+    named = replace(given, device="RPC0,RPC1,RPC2")
+    assert plan.without_lost(named) == named
 
 
 @pytest.mark.parametrize(
@@ -254,7 +293,7 @@ def test_serve_goes_on_without_a_frozen_server(tmp_path: Path) -> None:
     """And with its share of the layers: the other one has them all."""
     with two_servers() as ((first, _), (second, server)):
         flags = ("--rpc", f"{first},{second}", "--cache", "25%,50%", "--restart")
-        with Serve(tmp_path, *flags, draft=False, device="auto", passed=("-ts", "3,4")) as serve:
+        with Serve(tmp_path, *flags, draft=False, device="auto", passed=("-ts", "3/4")) as serve:
             serve.wait_ready()
             text = complete(serve.port, 24)["content"]
             with frozen(server):
