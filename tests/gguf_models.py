@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -556,11 +556,21 @@ ARCHITECTURES: dict[str, Architecture] = {
 NOT_SPLIT = "grovemoe"  # the engine leaves it to stock: two sets of experts per layer
 
 
-def write_model(path: Path, name: str, types: Sequence[ExpertTypes] = MIXED_TYPES, seed: int = 0) -> Path:
-    """Write the model `name` of ARCHITECTURES; `types` gives the experts' types layer by layer, repeated."""
+def write_model(
+    path: Path,
+    name: str,
+    types: Sequence[ExpertTypes] = MIXED_TYPES,
+    seed: int = 0,
+    n_layer: int | None = None,
+) -> Path:
+    """Write the model `name` of ARCHITECTURES; `types` gives the experts' types layer by layer, repeated.
+
+    `n_layer`: None: as many as of its shape.
+    """
     architecture = ARCHITECTURES[name]
-    model = Model(architecture.arch, architecture.shape, types, np.random.default_rng(seed))
-    model.metadata |= _common_metadata(architecture.shape)
+    shape = replace(architecture.shape, n_layer=n_layer or architecture.shape.n_layer)
+    model = Model(architecture.arch, shape, types, np.random.default_rng(seed))
+    model.metadata |= _common_metadata(shape)
     architecture.build(model)
     _write(path, model)
     return path

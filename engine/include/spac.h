@@ -94,7 +94,7 @@ typedef enum spac_host_kernels {
 
 // what the name of a device says by itself
 typedef enum spac_device_kind {
-    SPAC_DEVICE_AUTO     = 0, // "auto": the GPU; none where there is no GPU
+    SPAC_DEVICE_AUTO     = 0, // "auto": all GPUs of the machine, each once; of a context all of its devices; none where there is no GPU
     SPAC_DEVICE_NONE     = 1, // "none": all experts on the host
     SPAC_DEVICE_EMULATED = 2, // "emulated", or "cpu": slots in host memory, to try the split without a GPU
     SPAC_DEVICE_NAMED    = 3, // ggml's name, such as "CUDA0"

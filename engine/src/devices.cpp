@@ -93,8 +93,9 @@ spac_status spac_devices_find(const char * names, int32_t * indices, int32_t * n
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             all.push_back(ggml_backend_dev_get(i));
         }
-        const std::vector<ggml_backend_dev_t> found = spac_choose_devices(names, all);
-        *n_found                                    = (int32_t) found.size();
+        const bool                            is_auto = spac_read_device(names) == SPAC_DEVICE_AUTO;
+        const std::vector<ggml_backend_dev_t> found   = spac_choose_devices(names, is_auto ? spac_gpus_of_machine(all) : all);
+        *n_found                                      = (int32_t) found.size();
         for (size_t i = 0; i < found.size(); i++) {
             indices[i] = (int32_t) (std::find(all.begin(), all.end(), found[i]) - all.begin());
         }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <iterator>
 #include <locale>
 #include <numeric>
@@ -191,17 +192,42 @@ static ggml_backend_dev_t find_device(const std::string & name, const std::vecto
                                                      gpus.empty() ? "" : ", ", names_of(gpus).c_str()));
 }
 
+static bool is_rpc(ggml_backend_dev_t device) {
+    return std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device))).rfind("RPC", 0) == 0; // RPC[host:port]
+}
+
+static bool is_same_gpu(ggml_backend_dev_t a, ggml_backend_dev_t b) {
+    ggml_backend_dev_props of_a = {}, of_b = {};
+    ggml_backend_dev_get_props(a, &of_a);
+    ggml_backend_dev_get_props(b, &of_b);
+    return of_a.device_id && of_b.device_id && strcmp(of_a.device_id, of_b.device_id) == 0;
+}
+
+std::vector<ggml_backend_dev_t> spac_gpus_of_machine(const std::vector<ggml_backend_dev_t> & devices) {
+    std::vector<ggml_backend_dev_t> dedicated, integrated;
+    for (ggml_backend_dev_t device : devices) {
+        if (!is_gpu(device) || is_rpc(device)) {
+            continue;
+        }
+        if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            if (integrated.empty() || ggml_backend_dev_backend_reg(device) == ggml_backend_dev_backend_reg(integrated.front())) {
+                integrated.push_back(device);
+            }
+        } else if (std::none_of(dedicated.begin(), dedicated.end(), [&](ggml_backend_dev_t other) { return is_same_gpu(device, other); })) {
+            dedicated.push_back(device);
+        }
+    }
+    return dedicated.empty() ? integrated : dedicated;
+}
+
 std::vector<ggml_backend_dev_t> spac_choose_devices(const std::string & names, const std::vector<ggml_backend_dev_t> & devices) {
     const spac_device_kind kind = spac_read_device(names);
     if (kind == SPAC_DEVICE_NONE) {
         return {};
     }
     if (kind == SPAC_DEVICE_AUTO) {
-        const std::vector<ggml_backend_dev_t> gpus = gpus_of(devices);
-        if (gpus.size() > 1) {
-            throw spac_error(SPAC_STATUS_DEVICE, spac_format("there are %zu GPUs: choose with --device, one or several of %s, with commas", gpus.size(),
-                                                             names_of(gpus).c_str()));
-        }
+        std::vector<ggml_backend_dev_t> gpus = gpus_of(devices);
+        gpus.resize(std::min<size_t>(gpus.size(), SPAC_N_DEVICES));
         return gpus;
     }
     std::vector<ggml_backend_dev_t> chosen;

@@ -37,9 +37,13 @@ uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64
 
 spac_device_kind spac_read_device(const std::string & name);
 
-// those of these devices, which are a context's or all, that "CUDA0" or "CUDA0,CUDA1" names, in that order: for "auto" the
-// GPU, if there is one; for "emulated" the CPU; none for "none"
-// throws SPAC_STATUS_DEVICE where one is not there or named twice, or "auto" would have to choose
+// those of all devices that llama.cpp takes where none is named (llama_prepare_model_devices), servers aside: dedicated GPUs,
+// each once, though two backends may know it; integrated ones where there is no other
+std::vector<ggml_backend_dev_t> spac_gpus_of_machine(const std::vector<ggml_backend_dev_t> & devices);
+
+// those of these devices, which are a context's or all, that "CUDA0" or "CUDA0,CUDA1" names, in that order: for "auto" all
+// but the CPU, and no more than there may be; for "emulated" the CPU; none for "none"
+// throws SPAC_STATUS_DEVICE where one is not there or named twice
 std::vector<ggml_backend_dev_t> spac_choose_devices(const std::string & names, const std::vector<ggml_backend_dev_t> & devices);
 
 // the cores of "0-7"; throws SPAC_STATUS_INVALID_ARGUMENT if one of them is not open to this process

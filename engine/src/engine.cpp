@@ -186,7 +186,7 @@ spac_engine::~spac_engine() {
 }
 
 double spac_engine::copy_gb_s(size_t device) const {
-    const double own = device < SPAC_N_DEVICES ? settings.params.device_copy_gb_s[device] : 0;
+    const double own = settings.params.device_copy_gb_s[plan.places[device]]; // at most SPAC_N_DEVICES
     return own > 0 ? own : settings.params.copy_gb_s;
 }
 

@@ -88,7 +88,7 @@ void spac_layers::check(bool must_split) const {
     }
 }
 
-void spac_layers::assign(const std::vector<ggml_backend_dev_t> & to) {
+std::vector<bool> spac_layers::assign(const std::vector<ggml_backend_dev_t> & to) {
     std::vector<bool> has_layer(to.size());
     for (auto & [il, layer] : by_il) {
         const auto it = to.size() == 1 ? to.begin() : std::find(to.begin(), to.end(), model->dev_layer(il));
@@ -97,12 +97,7 @@ void spac_layers::assign(const std::vector<ggml_backend_dev_t> & to) {
             has_layer[layer.device] = true;
         }
     }
-    const auto idle = std::find(has_layer.begin(), has_layer.end(), false);
-    if (to.size() > 1 && idle != has_layer.end()) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("llama.cpp gives %s no MoE layer of this model: leave it out of --device, or give it a larger share "
-                                                                   "with --tensor-split (the output is shared out as one layer more)",
-                                                                   ggml_backend_dev_name(to[idle - has_layer.begin()])));
-    }
+    return has_layer;
 }
 
 void spac_layers::form_groups() {

@@ -18,8 +18,8 @@ struct spac_layers {
 
     void check(bool must_split) const; // throws where no layer can be split; says which stay as they are
 
-    // gives each layer the one of these devices that llama.cpp gave it, or the first one; throws if one gets no layer
-    void assign(const std::vector<ggml_backend_dev_t> & to);
+    // gives each layer the one of these devices that llama.cpp gave it, or the first one; which of them have one that is split
+    std::vector<bool> assign(const std::vector<ggml_backend_dev_t> & to);
 
     // puts split layers of equal types and shapes, and one device, into one layout group
     void form_groups();

@@ -25,6 +25,27 @@ static void choose_device(spac_plan & plan, const spac_settings & settings, cons
         spac_check_no_cache(settings.cache);
         plan.devices = { ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) };
     }
+    plan.places.resize(plan.devices.size());
+    std::iota(plan.places.begin(), plan.places.end(), size_t(0));
+}
+
+// Of several devices each has to hold something. Nobody chose those of "auto": there the others are enough.
+static void assign_layers(spac_plan & plan, spac_layers & layers, bool is_auto) {
+    const std::vector<bool> has_layer = layers.assign(plan.devices);
+    for (size_t d = plan.devices.size(); d-- > 0 && plan.devices.size() > 1;) {
+        if (has_layer[d]) {
+            continue;
+        }
+        const std::string text = spac_format("llama.cpp gives %s no MoE layer of this model", ggml_backend_dev_name(plan.devices[d]));
+        if (!is_auto) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, text + ": leave it out of --device, or give it a larger share with --tensor-split (the "
+                                                                  "output is shared out as one layer more)");
+        }
+        spac_log("%s: it holds no experts", text.c_str());
+        plan.devices.erase(plan.devices.begin() + d);
+        plan.places.erase(plan.places.begin() + d);
+    }
+    layers.assign(plan.devices);
 }
 
 static std::string names_of(const spac_plan & plan) {
@@ -135,21 +156,23 @@ static device_groups groups_of(const spac_plan & plan, const spac_layers & layer
     return found;
 }
 
-static void divide_cache(spac_plan & plan, const std::string & cache_sizes, const spac_layers & layers) {
+// n_asked: devices that were asked for, each of which may have a size of its own
+static void divide_cache(spac_plan & plan, const std::string & cache_sizes, size_t n_asked, const spac_layers & layers) {
     plan.group_slots.assign(layers.group_like.size(), 0);
     if (!plan.has_slots) {
         return;
     }
-    const std::vector<std::string> sizes = spac_cache_sizes(cache_sizes, plan.devices.size());
+    const std::vector<std::string> sizes = spac_cache_sizes(cache_sizes, n_asked);
     for (size_t d = 0; d < plan.devices.size(); d++) {
+        const std::string &        size    = sizes[plan.places[d]];
         const device_groups        of      = groups_of(plan, layers, d);
         const uint64_t             guards  = std::accumulate(of.bytes.begin(), of.bytes.end(), uint64_t(0)); // one per group
-        const uint64_t             budget  = spac_parse_cache(sizes[d], of.total_bytes, guards, plan.devices[d]);
+        const uint64_t             budget  = spac_parse_cache(size, of.total_bytes, guards, plan.devices[d]);
         const std::vector<int32_t> n_slots = spac_divide_slots(budget, of.bytes, of.n_experts);
         for (size_t i = 0; i < n_slots.size(); i++) {
             if (n_slots[i] == 0) {
                 throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                                 spac_format("cache \"%s\" has no room for one expert of %.2f MiB: use at least %.0f MiB", sizes[d].c_str(),
+                                 spac_format("cache \"%s\" has no room for one expert of %.2f MiB: use at least %.0f MiB", size.c_str(),
                                              of.bytes[i] / 1048576.0, of.bytes[i] / 1048576.0 * n_slots.size() + 1));
             }
             plan.group_slots[of.groups[i]] = n_slots[i];
@@ -182,13 +205,14 @@ spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
     const bool is_on_disk = !settings.ram.empty();
     spac_plan  plan;
     choose_device(plan, settings, layers);
+    const size_t n_asked = plan.devices.size();
     layers.check(plan.has_slots);
     choose_kernels(plan, settings.params, is_on_disk);
     give_kernels_to_layers(plan, layers, is_on_disk);
-    layers.assign(plan.devices);
+    assign_layers(plan, layers, spac_read_device(settings.device) == SPAC_DEVICE_AUTO);
     layers.form_groups();
     choose_host_mode(plan, settings.params.host_mode, layers);
-    divide_cache(plan, settings.cache, layers);
+    divide_cache(plan, settings.cache, n_asked, layers);
     if (is_on_disk) {
         say_what_stays_mapped(layers);
     } else {

@@ -166,7 +166,8 @@ static void test_devices() {
     };
     CHECK(are("auto", { &cpu, &blas }, {}));
     CHECK(are("auto", { &gpu, &blas, &cpu }, { &gpu }));
-    CHECK(refused_device("auto", { &gpu, &other, &cpu }).find("choose with --device, one or several of CUDA0, CUDA1") != std::string::npos);
+    CHECK(are("auto", { &gpu, &other, &cpu }, { &gpu, &other }));
+    CHECK(spac_choose_devices("auto", std::vector<ggml_backend_dev_t>(SPAC_N_DEVICES + 1, &gpu)).size() == SPAC_N_DEVICES);
     for (const char * name : { "none", "None" }) {
         CHECK(are(name, { &gpu, &cpu }, {}));
     }
@@ -183,6 +184,42 @@ static void test_devices() {
     for (const char * names : { "CUDA0,auto", "none,CUDA0" }) {
         CHECK(refused_device(names, { &gpu, &cpu }).find("stands for itself alone") != std::string::npos);
     }
+}
+
+// a device of the machine, as ggml describes it
+struct machine_device : ggml_backend_device {
+    const char *     id;
+    ggml_backend_reg backend = {};
+    const char *     backend_name;
+
+    machine_device(const char * backend_name, const char * id, enum ggml_backend_dev_type (*type)(ggml_backend_dev_t)) :
+        ggml_backend_device(fake_device(type)), id(id), backend_name(backend_name) {
+        iface.get_props        = [](ggml_backend_dev_t device, ggml_backend_dev_props * props) { props->device_id = ((machine_device *) device)->id; };
+        backend.context        = this;
+        backend.iface.get_name = [](ggml_backend_reg_t reg) { return ((machine_device *) reg->context)->backend_name; };
+        reg                    = &backend;
+    }
+};
+
+// llama.cpp's rule
+static void test_gpus_of_machine() {
+    const auto     dedicated  = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
+    const auto     integrated = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; };
+    machine_device cuda0("CUDA", "0000:01:00.0", dedicated), cuda1("CUDA", "0000:02:00.0", dedicated);
+    machine_device same("Vulkan", "0000:01:00.0", dedicated), more("Vulkan", "0000:03:00.0", dedicated);
+    machine_device nameless("Vulkan", nullptr, dedicated), nameless_too("Vulkan", nullptr, dedicated);
+    machine_device inside("Vulkan", "0000:00:02.0", integrated), inside_too("Vulkan", "0000:00:03.0", integrated), inside_sycl("SYCL", "0000:00:02.0", integrated);
+    machine_device rpc("RPC[127.0.0.1:50052]", nullptr, dedicated);
+    machine_device cpu("CPU", nullptr, [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_CPU; });
+    machine_device blas("BLAS", nullptr, [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; });
+    using list     = std::vector<ggml_backend_dev_t>;
+    inside_too.reg = inside.reg;
+    CHECK(spac_gpus_of_machine({ &blas, &cpu }).empty());
+    CHECK((spac_gpus_of_machine({ &cuda0, &cuda1, &same, &more, &cpu }) == list{ &cuda0, &cuda1, &more }));
+    CHECK((spac_gpus_of_machine({ &nameless, &nameless_too, &cpu }) == list{ &nameless, &nameless_too })); // no two are known to be one
+    CHECK((spac_gpus_of_machine({ &inside, &cuda0, &cpu }) == list{ &cuda0 }));
+    CHECK((spac_gpus_of_machine({ &inside, &inside_sycl, &inside_too, &rpc, &cpu }) == list{ &inside, &inside_too }));
+    CHECK((spac_gpus_of_machine({ &rpc, &cuda1 }) == list{ &cuda1 }));
 }
 
 static void test_sizes_of_devices() {
@@ -241,6 +278,7 @@ int main() {
     test_max_slots();
     test_max_slots_of_device();
     test_devices();
+    test_gpus_of_machine();
     test_sizes_of_devices();
     test_no_cache_without_a_device();
     test_cpu_range();

@@ -27,7 +27,8 @@ from pyspac.errors import UsageError
 from pyspac.generate.compare import take_turns
 from pyspac.generate.loading import Loading
 from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize, RunOptions, parse_numbers
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.tensor_split import parse_tensor_split
 
 Save = Annotated[
     bool,
@@ -80,7 +81,7 @@ def bench(
     options = RunOptions(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cache=CacheSize(text=cache), ram=given_ram(ram), device=device, rpc=rpc,
-        tensor_split=parse_numbers("--tensor-split", tensor_split), verbose=verbose,
+        tensor_split=parse_tensor_split(tensor_split), verbose=verbose,
     )  # fmt: skip
     findings = measure(options, rounds)
     console = error_console() if json_file == STDOUT else output_console()

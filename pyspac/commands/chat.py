@@ -17,10 +17,11 @@ from pyspac.generate.chat_template import ChatTemplate
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.loading import Loading
 from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize, RunOptions, parse_numbers
+from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.generate.spec_types import parse_spec_type
+from pyspac.generate.tensor_split import parse_tensor_split
 
 SAMPLING: Final = SamplingParams(temp=0.8)  # llama.cpp's
 
@@ -76,7 +77,7 @@ def chat(
         model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cpu_range=cpu_range, n_gpu_layers=gpu_layers, sampling=sampling, cache=CacheSize(text=cache),
         ram=given_ram(ram, is_stock=stock), device=device, host_kernels=host_kernels, rpc=rpc,
-        tensor_split=parse_numbers("--tensor-split", tensor_split), spec_type=parse_spec_type(spec_type),
+        tensor_split=parse_tensor_split(tensor_split), spec_type=parse_spec_type(spec_type),
         draft_max=draft_max, speculation=speculation, stock=stock,
         repack=stock if repack is None else repack, verbose=verbose,
     )  # fmt: skip

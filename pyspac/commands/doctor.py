@@ -16,6 +16,7 @@ from pyspac.commands.demo import TARGET
 from pyspac.commands.findings import Finding, examine, has_problem, to_dict
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.rpc import split_endpoint
 from pyspac.model.checks import check_model_file
 
 EXIT_PROBLEM: Final = 1
@@ -29,17 +30,22 @@ def doctor(
         typer.Argument(metavar="[MODEL]", help="A GGUF file whose disk is measured. Default: the demo's."),
     ] = None,
     threads: o.Threads = None,
+    rpc: o.Rpc = None,
     json_file: o.JsonFile = None,
 ) -> None:
     """Look at this machine.
 
     Devices, memory, measured speed of host memory, link and disk, versions of the libraries, what is wrong
-    and how to mend it. Host memory is measured with --threads. The exit code is 1 if there is a problem.
+    and how to mend it. Host memory is measured with --threads, RPC servers (version, devices, memory, link)
+    with --rpc. The exit code is 1 if there is a problem.
     """
     check_json_target(json_file)
     if threads is not None:
         check_int("-t", threads, 1)
-    findings = examine(threads or default_n_threads(), check_model_file(model).path if model else TARGET)
+    for endpoint in rpc.split(",") if rpc else ():
+        split_endpoint(endpoint.strip())
+    path = check_model_file(model).path if model else TARGET
+    findings = examine(threads or default_n_threads(), path, rpc)
     if json_file is not None:
         write_json(json_file, to_dict(findings))
     if json_file != STDOUT:

@@ -29,6 +29,7 @@ LLAMA_CPP_PYTHON_VERSION: Final = (
     "0.3.36"  # vendors the pinned llama.cpp; its structs are those of our libllama
 )
 LOW_MEMORY_BYTES: Final = 2 * GIB
+_AS_SAID: Final = "do as the message says, then run pyspac doctor again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,17 @@ class Finding:
     mend: str = ""
 
 
-def examine(n_threads: int, model: Path) -> list[Finding]:
-    """All checks, in the order of a reader's interest. Measuring, also of `model`'s disk, takes seconds."""
+def examine(n_threads: int, model: Path, rpc: str | None = None) -> list[Finding]:
+    """All checks, in the order of a reader's interest. Measuring, also of `model`'s disk, takes seconds.
+
+    `rpc`: servers, "HOST:PORT,HOST:PORT"; their devices are looked at as those of the machine are.
+    """
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": _versions,
         "bindings": _bindings,
         "engine": _engine,
         "memory": _memory,
+        "RPC servers": lambda: _servers(rpc),
         "devices": _devices,
         "bandwidth": lambda: _bandwidths(n_threads),
         "disk": lambda: _disk(model),
@@ -61,9 +66,7 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
     try:
         findings += check()
     except PyspacError as error:
-        findings.append(
-            Finding("problem", name, str(error), "do as the message says, then run pyspac doctor again")
-        )
+        findings.append(Finding("problem", name, str(error), _AS_SAID))
     return findings
 
 
@@ -147,6 +150,26 @@ def _memory() -> Iterator[Finding]:
             "all experts stay in host memory: close other programs, take a smaller model, or keep experts on "
             "disk: --ram",
         )
+
+
+def _servers(rpc: str | None) -> Iterator[Finding]:
+    """Those that fit are added to the devices."""
+    from pyspac.engine.devices import choose_device
+    from pyspac.engine.rpc import greet
+
+    good = []
+    for endpoint in (text.strip() for text in rpc.split(",")) if rpc else ():
+        try:
+            found = greet(endpoint)
+            found.check_can_skip()
+        except PyspacError as error:
+            yield Finding("problem", "RPC server", str(error), _AS_SAID)
+            continue
+        good.append(endpoint)
+        answer = f"protocol {found.version}, answers after {1e3 * found.seconds:.1f} ms"
+        yield Finding("ok", "RPC server", f"{endpoint}: {answer}")
+    if good:
+        choose_device("auto", ",".join(good))
 
 
 def _devices() -> Iterator[Finding]:

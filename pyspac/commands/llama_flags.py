@@ -32,9 +32,9 @@ _ADVICE: Final[tuple[tuple[str, str], ...]] = (
     ),
     ("-b --batch-size -ub --ubatch-size -tb --threads-batch", "leave it out: what suits is chosen"),
     (
-        "-sm --split-mode -ts --tensor-split -mg --main-gpu",
-        "name the devices with --device, such as --device CUDA0,CUDA1; whole layers are shared out (pyspac "
-        "run, chat and bench have --tensor-split)",
+        "-sm --split-mode -mg --main-gpu",
+        "name the devices with --device, such as --device CUDA0,CUDA1; whole layers are shared out, as "
+        "--tensor-split says",
     ),
     ("-ngl --gpu-layers --n-gpu-layers", "leave it out: all layers that can be are on the GPU"),
     (

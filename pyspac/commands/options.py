@@ -139,9 +139,9 @@ Device = Annotated[
         "-dev",
         "--device",
         metavar="NAME",
-        help="auto (the GPU; none where there is no GPU), none (everything on the CPU, with the engine's own "
-        "kernels), names (CUDA0, or CUDA0,CUDA1), or emulated (the CPU plays the device, to try the split "
-        "without a GPU; old name: cpu).",
+        help="auto (all GPUs, integrated ones where there is no other; none where there is no GPU), none "
+        "(everything on the CPU, with the engine's own kernels), names (CUDA0, or CUDA0,CUDA1), or emulated "
+        "(the CPU plays the device, to try the split without a GPU; old name: cpu).",
     ),
 ]
 Rpc = Annotated[
@@ -154,7 +154,7 @@ TensorSplit = Annotated[
         *("-ts", "--tensor-split"),
         metavar="N,N",
         show_default=False,
-        help="Each device's share of the layers. Default: by their free memory.",
+        help="Each device's share of the layers, not all 0. Default: by their free memory.",
     ),
 ]
 

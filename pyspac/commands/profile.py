@@ -31,6 +31,7 @@ from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.profiler import Profiler
 from pyspac.generate.report import device_text
 from pyspac.generate.session import Session
+from pyspac.generate.tensor_split import parse_tensor_split
 from pyspac.speculation.sweep import Sweep
 from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile
 
@@ -85,6 +86,7 @@ def profile(
     cache: o.Cache = "auto",
     device: o.Device = "auto",
     rpc: o.Rpc = None,
+    tensor_split: o.TensorSplit = "",
     stock: o.Stock = False,
     json_file: o.JsonFile = None,
     png: o.Png = None,
@@ -98,17 +100,15 @@ def profile(
     """  # fmt: skip
     n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
     _check(width_max, rounds, n_prompt)
-    check_json_target(json_file)
-    if png is not None:
-        check_target("--png", png)
+    _check_targets(json_file, png)
     places = _places(model_draft or hf_repo_draft, sequences, contexts, prompt_tokens, width_max, rounds)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     if places is not None:
         places.check_fits(target)
     options = RunOptions(
         model=target, draft=draft, n_threads=threads, n_gpu_layers=gpu_layers,
-        stock=stock, device=device, rpc=rpc, cache=CacheSize(text=cache),
-        spec_type="draft" if draft else "ngram", draft_max=width_max - 1, verbose=verbose,
+        stock=stock, device=device, rpc=rpc, tensor_split=parse_tensor_split(tensor_split), verbose=verbose,
+        cache=CacheSize(text=cache), spec_type="draft" if draft else "ngram", draft_max=width_max - 1,
         n_ctx=ctx_size if ctx_size is not None or places is None else places.n_ctx,
         n_sequences=1 if places is None else max(places.sequences),
         max_batch=MAX_WIDTH if places is None else max(MAX_WIDTH, places.max_batch),
@@ -222,3 +222,9 @@ def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:
     check_int("--width-max", width_max, MIN_WIDTH, MAX_WIDTH)
     check_int("--rounds", rounds, 1)
     check_int("--prompt-tokens", prompt_tokens, 1)
+
+
+def _check_targets(json_file: str | None, png: Path | None) -> None:
+    check_json_target(json_file)
+    if png is not None:
+        check_target("--png", png)

@@ -31,6 +31,7 @@ from pyspac.generate.report import print_table, run_dict
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.generate.spec_types import parse_spec_type
+from pyspac.generate.tensor_split import parse_tensor_split
 from pyspac.scheduler.config import parse_ablations, parse_predictors
 from pyspac.speculation.explain import explain as explain_lines
 
@@ -125,7 +126,7 @@ def run(
         n_ctx=ctx_size, sampling=SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
         n_threads=threads, explain=explain, draft_max=draft_max, estimator=estimator, link_gb_s=link_gb_s,
         cache=CacheSize(text=cache), threshold=parse_threshold(threshold), predict=parse_predictors(predict),
-        device=device, tensor_split=parse_numbers("-ts", tensor_split), spec_type=parse_spec_type(spec_type),
+        device=device, tensor_split=parse_tensor_split(tensor_split), spec_type=parse_spec_type(spec_type),
         device_copy_gb_s=parse_numbers("--copy-gb-s", copy_gb_s), repack=stock if repack is None else repack,
         draft=draft, rpc=rpc, stock=stock, ram=given_ram(ram, is_stock=stock), verbose=verbose)  # fmt: skip
     run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)

@@ -24,6 +24,7 @@ from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import RunOptions
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.spec_types import DRAFT, parse_spec_type
+from pyspac.generate.tensor_split import parse_tensor_split
 from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_file import write_trace
 from pyspac.speculation.manager import FIXED
@@ -61,6 +62,7 @@ def trace(
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,
     device: o.Device = "auto",
+    tensor_split: o.TensorSplit = "",
     spec_type: o.SpecTypeName = None,
     draft_max: o.DraftMax = None,
     temp: o.Temp = 0.0,
@@ -81,7 +83,8 @@ def trace(
     drafts = (model_draft or mtp) is not None if kind is None else kind != "none"
     options = RunOptions(
         model=model, draft=model_draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        device=device, stock=True, spec_type=kind, draft_max=draft_max,
+        device=device, tensor_split=parse_tensor_split(tensor_split), stock=True,
+        spec_type=kind, draft_max=draft_max,
         speculation=FIXED if drafts else None,  # a trace does not depend on how long recording takes
         sampling=replace(SamplingParams(), temp=temp, seed=seed),
     )  # fmt: skip

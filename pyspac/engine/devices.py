@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import psutil
 
 from pyspac.engine.memory import free_memory
+from pyspac.engine.rpc import Greeting, greet, split_endpoint
 from pyspac.engine.values import read_device_kind
-from pyspac.errors import ConfigError, UsageError
+from pyspac.errors import PyspacError, UsageError
 
 if TYPE_CHECKING:
     from pyspac.engine.engine import DeviceInfo
 
-RPC_TIMEOUT_S: Final = 5.0
 MEMORY_SHARE: Final = 0.8  # of what is free
 GPU_TYPES: Final = (1, 2)  # enum ggml_backend_dev_type: GPU, integrated GPU; RPC devices are GPUs
 
@@ -81,11 +82,12 @@ def _from_info(info: DeviceInfo) -> Device:
     )  # fmt: skip
 
 
-def choose_device(names: str, rpc: str | None = None) -> Device:
+def choose_device(names: str, rpc: str | None = None, *, is_split: bool = True) -> Device:
     """What `names` mean by the engine's rule: "CUDA0", or "CUDA0,CUDA1" for several in one `Device`.
 
-    "auto": those of the servers `rpc` ("HOST:PORT,HOST:PORT"), else the GPU, else none. Raises UsageError if
-    there is none of that name, one is named twice, or "auto" would have to choose.
+    "auto": those of the servers `rpc` ("HOST:PORT,HOST:PORT"), else all GPUs, else none. `is_split`: servers
+    have to be of this build, as experts may be elsewhere. Raises UsageError if there is no device of that
+    name, or one is named twice, ConfigError or UsageError for a server that is not there or does not fit.
     """
     from pyspac.engine import engine  # loads the native library
 
@@ -94,7 +96,7 @@ def choose_device(names: str, rpc: str | None = None) -> Device:
             return cpu_device(has_cache=False)
         case "emulated":
             return cpu_device()
-    of_servers = _add_servers(rpc) if rpc else []
+    of_servers = _add_servers(rpc, is_split=is_split) if rpc else []
     is_theirs = read_device_kind(names) == "auto" and of_servers
     indices = engine.find_devices(",".join(of_servers) if is_theirs else names)
     all_devices = engine.devices() if indices else []
@@ -119,57 +121,64 @@ def _together(parts: list[Device]) -> Device:
     )
 
 
-def _add_servers(rpc: str) -> list[str]:
+def _add_servers(rpc: str, *, is_split: bool) -> list[str]:
     """Register the devices of all servers; their names."""
     endpoints = [endpoint.strip() for endpoint in rpc.split(",")]
     places = [_place(endpoint) for endpoint in endpoints]
     if twice := next((e for i, e in enumerate(endpoints) if places[i] in places[:i]), None):
         # a server takes one client at a time: the second of our own connections would wait for the first
         raise UsageError(f"--rpc {rpc} names {twice} twice: name each server once")
-    return [name for endpoint in endpoints for name in _add_rpc(endpoint)]
+    pairs = zip(places, endpoints, strict=True)
+    servers = [_KNOWN.get(place) or _Server(greet(endpoint)) for place, endpoint in pairs]
+    for server in servers if is_split else []:
+        server.greeting.check_can_skip()
+    _KNOWN.update(zip(places, servers, strict=True))
+    return [name for server in servers for name in server.device_names()]
 
 
-def servers_that_answer(rpc: str) -> list[str]:
-    """Those of "HOST:PORT,HOST:PORT" which take a connection."""
-    living = []
-    for endpoint in rpc.split(","):
-        host, _, port = endpoint.rpartition(":")
-        with contextlib.suppress(OSError):
-            _connect(host, int(port))
-            living.append(endpoint)
-    return living
+def servers_that_fail(rpc: str) -> dict[str, str]:
+    """Those of "HOST:PORT,HOST:PORT" that do not answer as servers of this build do, and why.
+
+    All are asked at once, as each may take as long as `greet` waits.
+    """
+
+    def why(endpoint: str) -> str:
+        try:
+            greet(endpoint).check_can_skip()
+        except PyspacError as error:
+            return str(error)
+        return ""
+
+    endpoints = rpc.split(",")
+    with ThreadPoolExecutor(len(endpoints)) as pool:
+        return {e: reason for e, reason in zip(endpoints, pool.map(why, endpoints), strict=True) if reason}
 
 
-def _place(endpoint: str) -> tuple[str, str]:
-    """Address and port, the same for all ways to spell them; as it is if it is none."""
-    host, _, port = endpoint.rpartition(":")
+def _place(endpoint: str) -> tuple[str, int]:
+    """Address and port, the same for all ways to spell them. Raises ConfigError if it is no endpoint."""
+    host, port = split_endpoint(endpoint)
     with contextlib.suppress(OSError, UnicodeError):
-        host = str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
-    return host, port.lstrip("0")
+        host = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    return host, port
 
 
-def _connect(host: str, port: int) -> None:
-    socket.create_connection((host.strip("[]"), port), RPC_TIMEOUT_S).close()
+@dataclass(slots=True)
+class _Server:
+    """One that has answered."""
+
+    greeting: Greeting
+    names: list[str] = field(default_factory=list)  # of its devices; []: ggml does not know it yet
+
+    def device_names(self) -> list[str]:
+        """Of its devices, which ggml keeps; it aborts the process where it cannot connect."""
+        from pyspac.engine import engine
+
+        if not self.names:
+            n_before = engine.device_count()
+            engine.add_rpc(self.greeting.endpoint)
+            self.names = [info.name for info in engine.devices()[n_before:]]
+        return self.names
 
 
-_NAMES_OF: Final[dict[str, list[str]]] = {}  # devices of servers that were added: ggml keeps them
-
-
-def _add_rpc(endpoint: str) -> list[str]:
-    """Register the devices of `endpoint`; ggml aborts the process if it cannot connect, so try first."""
-    host, colon, port = endpoint.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError("--rpc", endpoint, "HOST:PORT, such as 192.168.1.7:50052; several with commas")
-    if endpoint in _NAMES_OF:  # it may serve this process just now, and take nobody else
-        return _NAMES_OF[endpoint]
-    try:
-        _connect(host, int(port))
-    except OSError as error:
-        wanted = f"the address of a running ggml-rpc-server (connecting failed: {error})"
-        raise ConfigError("--rpc", endpoint, wanted) from error
-    from pyspac.engine import engine
-
-    n_before = engine.device_count()
-    engine.add_rpc(endpoint)
-    _NAMES_OF[endpoint] = [info.name for info in engine.devices()[n_before:]]
-    return _NAMES_OF[endpoint]
+# by place; one may serve this process just now, and takes nobody else, so none is asked twice
+_KNOWN: Final[dict[tuple[str, int], _Server]] = {}

@@ -283,8 +283,8 @@ def device_count() -> int:
 def find_devices(names: str) -> list[int]:
     """Return the indices of the devices that `names` ("CUDA0,CUDA1") mean, by the engine's own rule.
 
-    "auto" is the only GPU; none where there is none. Raises UsageError if a device is not there or named
-    twice, or "auto" would have to choose among several.
+    "auto" is all GPUs of the machine, each once, integrated ones where there is no other; none where there is
+    none. Raises UsageError if a device is not there or named twice.
     """
     load_backends()
     indices, n = ffi.new("int32_t[]", lib.SPAC_N_DEVICES), ffi.new("int32_t *")

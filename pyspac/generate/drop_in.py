@@ -23,6 +23,7 @@ from pyspac.generate.drafting import Drafter, ModelDrafter
 from pyspac.generate.drop_in_errors import DecodeError, InputError, as_input_error
 from pyspac.generate.drop_in_masks import MaskedEvals, check_alone, n_draft_that_fits
 from pyspac.generate.drop_in_steps import DropInSteps, ForeignDrafter
+from pyspac.generate.drop_in_values import text_of_names, text_of_sizes
 from pyspac.generate.libllama import LlamaError
 from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
@@ -88,10 +89,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self,
         model_path: str | os.PathLike[str],
         *,
-        cache: str | int = "auto",
+        cache: str | int | list[str | int] = "auto",
         ram: str | int | None = None,
-        device: str | None = "auto",
-        rpc: str | None = None,
+        device: str | list[str] | None = "auto",
+        rpc: str | list[str] | None = None,
         draft_model: DraftModel | None = None,
         mtp: str | os.PathLike[str] | None = None,
         draft_max: int | None = None,
@@ -106,18 +107,19 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         """Everything in `kwargs` is llama_cpp.Llama's.
 
         `cache`, `ram`, `device`, `rpc`, `host_kernels`, `draft_max` and `stock` mean what they mean for
-        `pyspac run` (`--cache` and so on). `draft_model`: the file of a small model, or an object of
-        llama-cpp-python's. `mtp`: the file of an adapter with mask tokens, by which the model drafts for
-        itself. `n_gpu_layers`: None: all of them; without a GPU there is nothing to put layers on.
-        `n_threads`: None: one per physical core. Raises InputError (a ValueError), EngineError, or what
-        llama_cpp.Llama raises.
+        `pyspac run` (`--cache` and so on); `cache`, `device` and `rpc` may be lists. `draft_model`: the file
+        of a small model, or an object of llama-cpp-python's. `mtp`: the file of an adapter with mask tokens,
+        by which the model drafts for itself. `n_gpu_layers`: None: all of them; without a GPU there is
+        nothing to put layers on. `n_threads`: None: one per physical core. Raises InputError (a ValueError),
+        EngineError, or what llama_cpp.Llama raises.
         """
         self._stack = ExitStack()  # __del__ closes it, whatever fails
         _check_known(kwargs)
         self._given = {
-            "cache": str(cache), "ram": None if ram is None else str(ram), "device": device or "auto",
+            "cache": text_of_sizes("cache", cache), "ram": None if ram is None else str(ram),
+            "device": text_of_names("device", device or "auto"),
             "draft_model": draft_model, "mtp": mtp, "draft_max": draft_max, "host_kernels": host_kernels,
-            "stock": stock, "rpc": rpc,
+            "stock": stock, "rpc": text_of_names("rpc", rpc) if rpc else None,
             "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch,
             "verbose": verbose, **kwargs,
         }  # fmt: skip
@@ -168,12 +170,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         """A dense model is llama.cpp's alone where there is a GPU, unless the device was named."""
         from pyspac.engine.devices import choose_device
 
-        is_left_to_us = options.device == "auto" and not choose_device("auto", options.rpc).is_cpu
+        is_left_to_us = options.device == "auto" and (options.rpc or not choose_device("auto").is_cpu)
         if is_left_to_us and not read_geometry(check_model_file(options.model)).is_moe:
             options = replace(options, stock=True, repack=True)
-        loading = Loading.of(options)
-        wanted = replace(loading.options, n_gpu_layers=self._given["n_gpu_layers"])
-        return replace(loading, options=wanted)
+        layers = self._given["n_gpu_layers"], self._given.get("tensor_split")
+        return Loading.of(options).with_layers(*layers)
 
     def _base_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Of llama_cpp.Llama: what was given to us, with our defaults."""

@@ -15,12 +15,13 @@ _SPELLINGS: Final = (
     (r"--(device|host-kernels) (none|auto|emulated|ggml|spac)\b", r'\1="\2"'),
     (r"--spec-type ngram\b", "LlamaPromptLookupDecoding()"),
     (r"--stock\b", "stock=True"),
-    (r"--(cache|ram|device|host-kernels|draft-max)\b", r"\1"),
+    (r"--(cache|ram|device|rpc|tensor-split|host-kernels|draft-max)\b", r"\1"),
     (r"(?<!\S)-md\b", "draft_model"),
     (r"(?<!\S)-ngl\b", "n_gpu_layers"),
     (r"(?<!\S)-t\b", "n_threads"),
     (r"(?<!\S)-c\b", "n_ctx"),
     (r"\bhost-kernels\b", "host_kernels"),
+    (r"\btensor-split\b", "tensor_split"),
     (r"\bdraft-max\b", "draft_max"),
 )
 

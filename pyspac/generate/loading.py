@@ -5,7 +5,7 @@ In: `RunOptions`. Out: a `Loading`, which knows the parameters of models and con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from pyspac.generate.memory_tier import PROMPT_PIECE, ram_mib
 from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
+from pyspac.generate.tensor_split import FLAG, check_n_numbers, check_reach
 from pyspac.model.device_needs import estimate_needs
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Loading:
 
         if options.n_threads is not None:
             check_n_threads("-t", options.n_threads, 1)
-        device = choose_device(options.device, options.rpc)
+        device = choose_device(options.device, options.rpc, is_split=not options.stock)
         options = options.on(device)
         preflight = check_run(options, device)
         if preflight.adapter is not None:
@@ -58,7 +59,7 @@ class Loading:
         lacks_kernels = not is_ours and not has_own_kernels(preflight.header)
         can = options.stock or can_predict(is_host_only=options.is_host_only, ram_mib=ram)
         cpus = None if options.cpu_range is None else read_cpu_range(options.cpu_range)
-        return cls(
+        found = cls(
             # llama.cpp's kernels are the best there, and it may repack for them
             options=replace(options, stock=True, repack=True) if lacks_kernels else options,
             device=device,
@@ -69,6 +70,22 @@ class Loading:
             lacks_kernels=lacks_kernels,
             no_effect=check_can_predict(options.predict, options.ram, can=can),
         )
+        found.check_tensor_split()
+        return found
+
+    def with_layers(self, n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -> Self:
+        """The same with layers given to devices in this way; None: as llama.cpp does. Raises ConfigError."""
+        shares = () if tensor_split is None else tuple(tensor_split)
+        found = replace(self, options=replace(self.options, n_gpu_layers=n_gpu_layers, tensor_split=shares))
+        found.check_tensor_split()
+        return found
+
+    def check_tensor_split(self) -> None:
+        """Raise UsageError unless it has a number for each device, and each gets something to hold."""
+        shares, device = self.options.tensor_split, self.device
+        check_n_numbers(FLAG, shares, len(device.handles), device)
+        if not self.options.stock:
+            check_reach(shares, device, self.preflight.geometry, self.options.n_gpu_layers)
 
     def model_params(self) -> ModelParams:
         """The target's: with a device, all layers on it but the routed experts, which stay on the host.

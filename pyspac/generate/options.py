@@ -15,6 +15,7 @@ from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram, ram_text
 from pyspac.generate.no_device import can_predict, check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
+from pyspac.generate.tensor_split import check_n_numbers, check_shares
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
 from pyspac.speculation.cost_table import masked_width
 from pyspac.speculation.manager import FIXED, choose_controller
@@ -119,8 +120,7 @@ class RunOptions:
         check_link_gb_s(self.link_gb_s)
         for speed in filter(None, (self.copy_gb_s, *self.device_copy_gb_s)):
             check_range("--copy-gb-s", speed, *LINK_GB_S)
-        for share in self.tensor_split:
-            check_range("--tensor-split", share, 0.0, 1e9)
+        check_shares(self.tensor_split)
         check_host_kernels(self.host_kernels)
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
@@ -194,16 +194,8 @@ class RunOptions:
         """Where something is given for each device, it has to be for all of them."""
         if not (self.stock or self.is_host_only):
             self.cache.of_devices(len(device.each))
-        for flag, values, n in (
-            ("--tensor-split", self.tensor_split, len(device.handles)),
-            ("--copy-gb-s", self.device_copy_gb_s[1:] and self.device_copy_gb_s, len(device.each)),
-        ):
-            if values and len(values) != n:
-                numbers = ",".join(f"{value:g}" for value in values)
-                raise UsageError(
-                    f"{flag} {numbers} has {len(values)} numbers, and {device.name} is {n} devices with "
-                    "layers: give one for each, or leave it out"
-                )
+        speeds = self.device_copy_gb_s[1:] and self.device_copy_gb_s
+        check_n_numbers("--copy-gb-s", speeds, len(device.each), device)
 
     @property
     def is_host_only(self) -> bool:

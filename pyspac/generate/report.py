@@ -132,7 +132,7 @@ def device_text(session: Session) -> str:
     """The device's name, and that it is emulated where it is."""
     info = session.split.info if session.split else None
     if info is None or not info.is_emulated:
-        return session.device.name
+        return info.device if info else session.device.name
     if session.device.is_cpu:
         return "a device emulated on the CPU"
     return f"{info.device} with an emulated link"

@@ -20,6 +20,7 @@ from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.engine import Engine
 from pyspac.engine.step import StepRecord
 from pyspac.engine.tier import tier_dict
+from pyspac.engine.values import read_device_kind
 from pyspac.generate.options import RunOptions
 from pyspac.scheduler.read_ahead import ReadAhead, make_read_ahead
 from pyspac.scheduler.scheduler import Scheduler
@@ -175,4 +176,7 @@ class Split:
 def _engine_device(device: Device, options: RunOptions) -> str:
     if options.is_host_only:
         return "none"
-    return "emulated" if device.is_cpu else device.name
+    if device.is_cpu:
+        return "emulated"
+    # of "auto" the engine leaves those out that llama.cpp gave no MoE layer
+    return "auto" if device.parts and read_device_kind(options.device) == "auto" else device.name

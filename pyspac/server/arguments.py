@@ -78,12 +78,14 @@ def _draft_arguments(options: ServeOptions) -> list[str]:
 def _device_arguments(options: ServeOptions) -> list[str]:
     """An emulated device, or none, means that no other one is touched."""
     match read_device_kind(options.device):
-        case "auto":
+        case "auto" if options.found is None:
             return []
         case "emulated" | "none":
             return ["--device", "none"]
     servers = ["--rpc", options.rpc] if options.rpc else []
-    names = [name for name in options.device.split(",") if read_device_kind(name) == "named"]
+    names = [
+        name for name in (options.found or options.device).split(",") if read_device_kind(name) == "named"
+    ]
     return [*servers, "--device", ",".join(names)]
 
 
@@ -128,7 +130,7 @@ def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str,
         env["PYSPAC_FILL"] = "0"
     if {"prefetch", "prompt", "stage"} & options.attach.scheduler.without:
         env["PYSPAC_STAGE"] = "0"
-    if read_device_kind(options.device) != "auto":
+    if options.found or read_device_kind(options.device) != "auto":
         env["PYSPAC_DEVICE"] = options.device
     if options.host_kernels != "auto":
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels

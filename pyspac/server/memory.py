@@ -7,11 +7,10 @@ is more than it may take. What comes later is subtracted here.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.values import read_cache_size, read_device_kind
@@ -24,6 +23,7 @@ from pyspac.units import MIB
 
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
 _PROBE_TIMEOUT_S: Final = 120
+Shares: TypeAlias = tuple[float, ...]
 
 
 def probe_device(names: str, rpc: str | None = None) -> Device:
@@ -75,14 +75,14 @@ def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
     return min(n_train, SERVER_N_CTX) if wanted is None else wanted or n_train
 
 
-def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device, split: str = "") -> str:
+def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device, shares: Shares = ()) -> str:
     """The value of --spac-cache: `text`, but "auto" of a real device is the MiB that are left there.
 
-    `split`: llama.cpp's --tensor-split, if it was given. Raises ConfigError if nothing is left.
+    `shares`: of the layers, of each device, if they were given. Raises ConfigError if nothing is left.
     """
     parts = device.each
     sizes = CacheSize(text=text).of_devices(len(parts))
-    each = zip(sizes, parts, _needs_of_each(needs, device, split), strict=True)
+    each = zip(sizes, parts, _needs_of_each(needs, device, shares), strict=True)
     chosen = [_choose_size(size, geometry, part_needs, part) for size, part, part_needs in each]
     return ",".join(chosen) if device.parts else chosen[0]
 
@@ -96,15 +96,13 @@ def _choose_size(text: str, geometry: MoeGeometry, needs: Needs, device: Device)
     return str(min(left, geometry.experts_bytes) // MIB or 1)
 
 
-def _needs_of_each(needs: Needs, device: Device, split: str) -> list[Needs]:
+def _needs_of_each(needs: Needs, device: Device, shares: Shares) -> list[Needs]:
     """What each of several devices needs: of weights and caches its share, as llama.cpp deals out layers."""
     if not device.parts:
         return [needs]
-    memory = [part.memory_free for part in device.parts if not part.is_cpu]
-    given = [float(text) for text in re.findall(r"[\d.]+", split)][: len(memory)]
-    weights = given if len(given) == len(memory) and sum(given) > 0 else memory
-    shares = iter([weight / (sum(weights) or 1) for weight in weights])
-    return [_scaled(needs, 0.0 if part.is_cpu else next(shares)) for part in device.parts]
+    weights = shares or [part.memory_free for part in device.parts if not part.is_cpu]
+    parts = iter([weight / (sum(weights) or 1) for weight in weights])
+    return [_scaled(needs, 0.0 if part.is_cpu else next(parts)) for part in device.parts]
 
 
 def _scaled(needs: Needs, share: float) -> Needs:
@@ -112,12 +110,14 @@ def _scaled(needs: Needs, share: float) -> Needs:
     return replace(needs, **parts)
 
 
-def why_tight(text: str, geometry: MoeGeometry, needs: Needs, device: Device, split: str = "") -> str | None:
+def why_tight(
+    text: str, geometry: MoeGeometry, needs: Needs, device: Device, shares: Shares = ()
+) -> str | None:
     """Why a given size may be too much; None: it fits. The estimate is an upper bound, so it is no error.
 
-    `split`: as of choose_cache; `text`: what that returned.
+    `shares`: as of choose_cache; `text`: what that returned.
     """
-    of_each = _needs_of_each(needs, device, split)
+    of_each = _needs_of_each(needs, device, shares)
     for size, part, part_needs in zip(text.split(","), device.each, of_each, strict=True):
         asked = None if device.parts and "%" in size else read_cache_size(size, geometry.experts_bytes)
         if asked is not None and not part.is_cpu and part_needs.total + asked > part.memory_free:

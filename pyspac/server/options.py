@@ -22,6 +22,8 @@ from pyspac.generate.options import (
     choose_draft_max,
     parse_threshold,
 )
+from pyspac.generate.tensor_split import FLAG as TENSOR_SPLIT
+from pyspac.generate.tensor_split import check_n_numbers, parse_tensor_split
 from pyspac.scheduler.config import DRAFT_MAX, TOKEN, SchedulerConfig, parse_ablations, parse_predictors
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
@@ -50,6 +52,8 @@ _OURS: Final = {
 }  # fmt: skip
 # what names a model that llama-server fetches itself
 MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
+GPU_LAYERS_FLAGS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+TENSOR_SPLIT_FLAGS: Final = ("-ts", TENSOR_SPLIT)
 DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
 
 
@@ -101,6 +105,7 @@ class ServeOptions:
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     device: str = "auto"
     rpc: str | None = None  # HOST:PORT of ggml-rpc-servers, with commas
+    found: str | None = None  # what auto stands for, by name: servers' devices, or several GPUs
     host_kernels: str = "auto"
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     n_ctx: int | None = None
@@ -155,6 +160,7 @@ class ServeOptions:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
             if flag in DRAFT_FLAGS and self.draft is not None:
                 raise UsageError(f"there are two draft models, -md {self.draft} and {text}: give one")
+        parse_tensor_split(self.passed_value(*TENSOR_SPLIT_FLAGS))  # or it raises
         if self.spec_type is not None and self.passed_value("--spec-type"):
             raise UsageError("--spec-type stands before and after --: give it before")
         if self.spec_type is not None or self.mtp is not None:
@@ -162,6 +168,17 @@ class ServeOptions:
         spec_types.check_has_adapter(self.wanted_spec_type, has_adapter=self.mtp is not None)
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
             raise UsageError("there is no model: give one with -m FILE, or by its name with -hf USER/MODEL")
+
+    @property
+    def tensor_split(self) -> tuple[float, ...]:
+        """Shares of the layers, of each device; (): by free memory. Raises ConfigError."""
+        return parse_tensor_split(self.passed_value(*TENSOR_SPLIT_FLAGS))
+
+    @property
+    def n_gpu_layers(self) -> int | None:
+        """As -ngl says; None: all, or llama-server's own choice."""
+        text = self.passed_value(*GPU_LAYERS_FLAGS)
+        return int(text) if text.isdecimal() else None
 
     @property
     def has_draft(self) -> bool:
@@ -185,8 +202,10 @@ class ServeOptions:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
         if device.has_cache and not self.is_host_only:
             self.cache.of_devices(len(device.each))
+        check_n_numbers(TENSOR_SPLIT, self.tensor_split, len(device.handles), device)
         if device.parts or self.rpc:  # by the names that llama-server gives them too
-            return replace(self, device=device.name)
+            is_auto = read_device_kind(self.device) == "auto"
+            return replace(self, found=device.name) if is_auto else replace(self, device=device.name)
         return self if device.has_cache or self.is_host_only else replace(self, device="none")
 
     @property

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Final
 
 from pyspac._native import bin_dir
 from pyspac.engine.ahead import DRAFT_GATE
-from pyspac.engine.devices import Device, fits_memory, servers_that_answer
+from pyspac.engine.devices import Device, fits_memory, servers_that_fail
 from pyspac.engine.limits import check_max_batch
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import UsageError
@@ -20,6 +21,7 @@ from pyspac.generate.no_device import can_predict, check_can_predict
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
 from pyspac.generate.spec_types import DRAFT_MTP, names_of
+from pyspac.generate.tensor_split import check_reach
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import estimate_needs
 from pyspac.model.geometry import read_geometry
@@ -37,7 +39,7 @@ from pyspac.server.memory import (
     probe_device,
     why_tight,
 )
-from pyspac.server.options import ServeOptions
+from pyspac.server.options import GPU_LAYERS_FLAGS, TENSOR_SPLIT_FLAGS, ServeOptions
 
 _PARSE_TIMEOUT_S: Final = 20.0
 
@@ -100,18 +102,36 @@ def without_lost(given: ServeOptions) -> ServeOptions:
 
     Where devices are named nobody is left out: the names of those that stay would change.
     """
-    endpoints = given.rpc.split(",") if given.rpc else []
+    endpoints = [endpoint.strip() for endpoint in given.rpc.split(",")] if given.rpc else []
     if len(endpoints) < 2 or read_device_kind(given.device) != "auto":
         return given
-    living = servers_that_answer(",".join(endpoints))
-    if not living or living == endpoints:
+    failing = servers_that_fail(",".join(endpoints))
+    stays = [endpoint not in failing for endpoint in endpoints]
+    if not any(stays) or all(stays):
         return given
-    sizes = given.cache.sizes
-    if len(sizes) == len(endpoints):
-        sizes = [size for size, endpoint in zip(sizes, endpoints, strict=True) if endpoint in living]
-    lost = ", ".join(endpoint for endpoint in endpoints if endpoint not in living)
-    log.warning(f"no RPC server at {lost}: going on without", event="rpc_lost", endpoints=lost)
-    return replace(given, rpc=",".join(living), cache=CacheSize(text=",".join(sizes)))
+    lost = ", ".join(failing)
+    log.warning(f"going on without {lost}: {'; '.join(failing.values())}", event="rpc_lost", endpoints=lost)
+    return replace(
+        given,
+        rpc=",".join(compress(endpoints, stays)),
+        cache=CacheSize(text=_of_those(given.cache.text, stays)),
+        passed=_passed_to(given, stays),
+    )
+
+
+def _of_those(text: str, stays: Sequence[bool]) -> str:
+    """Of a list with a value for each server those that stay; else the same."""
+    values = text.split(",")
+    return ",".join(compress(values, stays)) if len(values) == len(stays) else text
+
+
+def _passed_to(given: ServeOptions, stays: Sequence[bool]) -> tuple[str, ...]:
+    """What is passed on, with the layers' shares of the servers that stay."""
+    before = ("", *given.passed)
+    return tuple(
+        _of_those(text.replace("/", ","), stays) if flag in TENSOR_SPLIT_FLAGS else text
+        for flag, text in zip(before, given.passed, strict=False)
+    )
 
 
 def check_passed(folder: Path, passed: Sequence[str]) -> None:
@@ -161,7 +181,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     ram = ram_mib(
         options.ram, geometry, device, needs, cache_bytes=options.cache.n_bytes(geometry.experts_bytes),
         host_kernels=options.host_kernels,
-        is_split=bool(options.passed_value("-ngl", "--gpu-layers", "--n-gpu-layers")),
+        is_split=bool(options.passed_value(*GPU_LAYERS_FLAGS)),
     )  # fmt: skip
     if options.is_host_only:
         has_engine = ram is not None or has_own_kernels(header)
@@ -170,9 +190,10 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
             log.warning(note)
         is_copied = has_engine and (ram is not None or fits_memory(geometry.model_bytes))
         return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram)
-    split = options.passed_value("-ts", "--tensor-split")
-    cache = choose_cache(options.cache.text, geometry, needs, device, split)
-    if reason := why_tight(cache, geometry, needs, device, split):
+    shares = options.tensor_split
+    check_reach(shares, device, geometry, options.n_gpu_layers)
+    cache = choose_cache(options.cache.text, geometry, needs, device, shares)
+    if reason := why_tight(cache, geometry, needs, device, shares):
         log.warning(f"this may not fit: {reason}")
     is_copied = ram is not None or not device.is_cpu
     return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_mib=ram)

@@ -35,6 +35,7 @@ HEALTH_PERIOD_S: Final = 0.2
 SERVER_STOP_S: Final = 20.0  # answers under way are cut off; what takes longer hangs
 SCHEDULER_STOP_S: Final = 3.0
 EXIT_INTERRUPTED: Final = 130
+FIRST_STARTS: Final = 3  # with --restart; what never was ready will not be: a wrong option, too little memory
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -82,6 +83,8 @@ class Supervisor:
         self.server: Child | None = None
         self.scheduler: Child | None = None
         self._is_ready = False
+        self._was_ready = False  # any of those that were started
+        self._n_failed_starts = 0
         self._scheduler_backoff = Backoff(first_s=0.0, longest_s=30.0)
         self._server_backoff = Backoff(first_s=0.5, longest_s=60.0)
         self._scheduler_due_s = 0.0
@@ -93,7 +96,10 @@ class Supervisor:
                 self._start_server()
                 self._is_ready = self._wait_until_healthy()
                 if self._is_ready:
+                    self._was_ready = True
                     self._supervise()
+                else:
+                    self._n_failed_starts += 1
                 if not self.signals:
                     self._after_death()
             return self.signals.exit_code()
@@ -163,21 +169,30 @@ class Supervisor:
         self.server = None
         if not self.options.restart:
             raise ServerDiedError(f"{text}; its log is above (--restart would start it again)")
+        if not self._was_ready and self._n_failed_starts >= FIRST_STARTS:
+            raise ServerDiedError(
+                f"{text}; it ended {self._n_failed_starts} times before it was ready, so it is not started "
+                "again: its log is above"
+            )
         delay_s = self._server_backoff.after(age_s)
         log.warning(f"{text}; starting it again in {delay_s:.1f} s", event="server_died", pid=pid)
         self._sleep(delay_s)
-        if self._given.rpc and not self.signals:
-            self._plan_again()
+        while self._given.rpc and not self.signals and not self._plan_again():
+            self._sleep(self._server_backoff.after(0.0))
 
-    def _plan_again(self) -> None:
-        """With the RPC servers that there are now; where it ran before."""
-        given = replace(without_lost(self._given), port=self.launch.port, board=self.launch.board)
+    def _plan_again(self) -> bool:
+        """With the RPC servers that there are now, where it ran before; False: they are too few.
+
+        It is not started then: llama-server would wait without end for one that takes connections alone.
+        """
         try:
+            given = replace(without_lost(self._given), port=self.launch.port, board=self.launch.board)
             plan = plan_launch(given, is_stopped=lambda: bool(self.signals))
         except PyspacError as error:
-            log.warning(f"{error}; trying as before")
-            return
+            log.warning(f"not started yet: {error}", event="rpc_missing")
+            return False
         self.options, self.launch = plan.options, plan.launch
+        return True
 
     def _sleep(self, seconds: float) -> None:
         """Until then, or until a signal comes."""

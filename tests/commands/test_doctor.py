@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from serving import HOST, run_pyspac
 from typer.testing import CliRunner
 
 from pyspac.cli import app
@@ -14,6 +16,9 @@ from pyspac.commands.findings import Finding
 from pyspac.errors import PyspacError
 from pyspac.model import disk_probe
 from pyspac.server.build_extras import BuildExtras
+from tools.rpc_servers import rpc_server
+
+WHATS = ("RPC server", "device", "link")
 
 
 def test_on_this_machine() -> None:
@@ -57,7 +62,7 @@ def test_no_threads_are_refused() -> None:
 
 def test_text_shows_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [Finding("ok", "a", "fine"), Finding("problem", "b", "is broken", "mend it so")]
-    monkeypatch.setattr("pyspac.commands.doctor.examine", lambda n_threads, model: findings)
+    monkeypatch.setattr("pyspac.commands.doctor.examine", lambda n_threads, model, rpc: findings)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "is broken" in result.stdout
@@ -88,3 +93,29 @@ def test_what_llama_server_lacks_is_said_with_the_way_to_mend_it() -> None:
     assert (downloads.level, page.level) == ("note", "note")
     assert "libssl-dev" in downloads.mend
     assert "PYSPAC_UI=1 make build" in page.mend
+
+
+def test_rpc_servers(tmp_path: Path) -> None:
+    """In a process of its own, as ggml keeps the servers' devices for good."""
+    nobody = f"{HOST}:1"
+    with rpc_server() as port:
+        good = f"{HOST}:{port}"
+        done = run_pyspac(
+            "doctor", "-t", "1", "--rpc", f"{good}, {nobody}", "--json", "-", cache_dir=tmp_path
+        )
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    found = {text: [f["detail"] for f in report["findings"] if f["what"] == text] for text in WHATS}
+    answer, failure = found["RPC server"]
+    assert answer.startswith(f"{good}: protocol 7.0.1, answers after ")
+    assert nobody in failure
+    assert "connecting failed" in failure
+    assert any(text.startswith(f"RPC0: {good}, ") and "GiB free" in text for text in found["device"])
+    assert any(text.endswith("GB/s to RPC0, from ordinary memory") for text in found["link"])
+
+
+@pytest.mark.parametrize("rpc", ["host", "127.0.0.1:1,host:x"])
+def test_what_is_no_server(rpc: str) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--rpc", rpc])
+    assert result.exit_code == 2
+    assert "give HOST:PORT" in result.stderr

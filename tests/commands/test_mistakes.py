@@ -115,6 +115,7 @@ def test_something_else_was_given_as_the_model(name: str, make: Maker, says: str
     check(refusal(*RUN, str(tmp_path / name)), says)
 
 
+NO_SHARES = "--tensor-split cannot be '0,0': give a share of the layers for each device"
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "no model": (("run", "-p", "x"), "give one with -m FILE, or by its name with -hf USER/MODEL"),
     "no prompt": (("run", "-m", str(TARGET)), "give a prompt with -p or -f, or leave both out on a terminal"),
@@ -221,6 +222,19 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "a system message for run": ((*RUN, str(TARGET), "-sys", "x"), "pyspac chat has -sys TEXT"),
     "a log file": ((*RUN, str(TARGET), "--log-disable"), "llama.cpp's log is shown with -v alone"),
     "the version of a command": (("run", "--version"), "pyspac --version shows it"),
+    "shares of nothing: run": ((*RUN, str(TARGET), "-ts", "0,0"), NO_SHARES),
+    "shares of nothing: chat": (("chat", "-m", str(TARGET), "-ts", "0,0"), NO_SHARES),
+    "shares of nothing: bench": (("bench", "-m", str(TARGET), "-ts", "0,0"), NO_SHARES),
+    "shares of nothing: profile": (("profile", "-m", str(TARGET), "-ts", "0,0"), NO_SHARES),
+    "shares of nothing: trace": (
+        ("trace", "-m", str(TARGET), "-o", "t.parquet", "-p", "x", "-ts", "0,0"),
+        NO_SHARES,
+    ),
+    "shares of nothing: serve": (("serve", "-m", str(TARGET), "--", "-ts", "0,0"), NO_SHARES),
+    "shares without devices: profile": (
+        ("profile", "-m", str(TARGET), "-ts", "1,1"),
+        "--tensor-split 1,1 has 2 numbers, and there are 0 devices with layers",
+    ),
     "a word for a number": ((*RUN, str(TARGET), "-n", "many"), "-n cannot be 'many': give a whole number"),
 }
 
@@ -308,7 +322,7 @@ FOREIGN: dict[str, tuple[str, str]] = {
     "run --numa distribute": ("--numa", "numactl --interleave=all"),
     "run -b 512": ("-b", "leave it out"),
     "run -sm row": ("-sm", "--device CUDA0,CUDA1"),
-    "trace -ts 1,1": ("-ts", "--tensor-split"),
+    "trace -mg 1": ("-mg", "--tensor-split"),
     "bench -ngl 99": ("-ngl", "leave it out"),
     "run --repeat-penalty 1.1": ("--repeat-penalty", "pyspac serve -m FILE -- --repeat-penalty ..."),
     "run -cnv": ("-cnv", "pyspac chat"),

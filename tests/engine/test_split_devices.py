@@ -160,7 +160,7 @@ def test_own_kernels_beside_both(rpc_devices: list[Any], tmp_path: Path) -> None
         ("{0},none", "50%", "stands for itself alone"),
         ("{0},{1}", "50%,50%,50%", "has 3 sizes, and there are 2 devices"),
         ("{0},emulated", "50%", "gives CPU no MoE layer of this model"),
-        ("auto", "50%", "choose with --device, one or several of {0}, {1}"),
+        ("auto", "50%,50%,50%", "has 3 sizes, and there are 2 devices"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -173,6 +173,30 @@ def test_what_does_not_fit_is_refused(
         open_pair(path, rpc_devices, names.format(*both), shares(1, 1), cache=cache),
     ):
         pass
+
+
+def test_auto_is_all_of_the_context(rpc_devices: list[Any], tmp_path: Path) -> None:
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    with open_pair(path, rpc_devices, "auto", shares(1, 1), cache="50%") as (stock, split, engine):
+        assert engine.info().device == names_of(rpc_devices)
+        assert_stocks_logits(stock, split, engine, seed=4)
+
+
+@pytest.mark.parametrize(("first", "left"), [(1, 0), (0, 1)])
+def test_auto_leaves_out_what_has_no_moe_layer(
+    first: int, left: int, rpc_devices: list[Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes and links stay those of the devices that were asked for."""
+    path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    fields = {"cache": "25%,50%", "device_copy_gb_s": (1.0, 2.0)}
+    with open_pair(path, rpc_devices, "auto", shares(first, left), **fields) as (stock, split, engine):
+        (one,) = read_devices(engine.board)
+        assert one.name == engine.info().device == rpc_devices[left].name
+        assert one.n_slots == one.n_layers * engine.board.n_expert * (1 + left) // 4
+        assert engine.board.devices["copy_gb_s"].tolist() == [1.0 + left]
+        assert_stocks_logits(stock, split, engine, seed=5)
+    says = f"gives {rpc_devices[1 - left].name} no MoE layer of this model: it holds no experts"
+    assert capfd.readouterr().err.count(says) == 1
 
 
 def test_links_of_their_own(rpc_devices: list[Any], tmp_path: Path) -> None:

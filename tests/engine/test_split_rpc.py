@@ -34,6 +34,8 @@ from pyspac._native import lib
 from pyspac.engine import engine as native
 from tools.rpc_servers import rpc_server
 
+TARGET = Path(__file__).resolve().parents[2] / "pyspac" / "models" / "demo-moe.gguf"
+
 
 @pytest.fixture
 def rpc_device(rpc_devices: list[Any]) -> Any:
@@ -67,32 +69,23 @@ def seen_as_stock(server_port: int) -> Iterator[int]:
         yield int(listener.getsockname()[1])
 
 
+def run_over(port: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pyspac", "run", "-m", str(TARGET), "-p", "a", "-n", "2"]
+    rpc = ["--rpc", f"127.0.0.1:{port}"]
+    return subprocess.run([*command, *arguments, *rpc], capture_output=True, text=True, timeout=120)
+
+
 def test_a_server_of_another_build_is_refused() -> None:
     """Before anything is computed there: the first absent expert would end such a server, and us."""
-    target = Path(__file__).resolve().parents[2] / "pyspac" / "models" / "demo-moe.gguf"
-    command = [
-        sys.executable,
-        "-m",
-        "pyspac",
-        "run",
-        "-m",
-        str(target),
-        "--cache",
-        "25%",
-        "-p",
-        "a",
-        "-n",
-        "2",
-    ]
     with rpc_server() as port:
         with seen_as_stock(port) as relay_port:
-            rpc = ["--rpc", f"127.0.0.1:{relay_port}"]
-            done = subprocess.run([*command, *rpc], capture_output=True, text=True, timeout=120)
-        assert done.returncode != 0
-        assert "is not of this build" in done.stderr
-        rpc = ["--rpc", f"127.0.0.1:{port}"]
-        done = subprocess.run([*command, *rpc], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+            refused = run_over(relay_port, "--cache", "25%")
+            stock = run_over(relay_port, "--stock")
+        assert refused.returncode == 2
+        assert "is not of this build" in refused.stderr
+        assert stock.returncode == 0, stock.stderr
+        ours = run_over(port, "--cache", "25%")
+        assert ours.returncode == 0, ours.stderr
 
 
 @contextmanager

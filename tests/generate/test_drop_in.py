@@ -524,3 +524,29 @@ def test_slots_take_what_the_draft_model_leaves(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Llama, "_open_drafter", lambda *args: (order.append("draft"), open_drafter(*args))[1])
     with Llama(MODEL, draft_model=DRAFT, **QUIET | SAME_KERNELS):
         assert order == ["draft", "slots"]
+
+
+def test_values_of_several_devices_may_be_lists() -> None:
+    with Llama(MODEL, **QUIET, device=["emulated"], cache=["50%"]) as llm:
+        assert llm.stats()["device"] == "CPU"
+        assert llm.stats()["experts"]["n_slots"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"device": ["CUDA0", 1]}, "device cannot be ['CUDA0', 1]: give a name, or a list"),
+        ({"device": {"CUDA0": 1}}, "give a name, or a list with one for each device"),
+        ({"device": 3}, "device cannot be 3"),
+        ({"rpc": [50052]}, "rpc cannot be [50052]: give a name, or a list"),
+        ({"rpc": ["host"]}, "rpc cannot be 'host': give HOST:PORT"),
+        ({"cache": []}, "cache cannot be []: give a size, or a list"),
+        ({"cache": ["25%", None]}, "cache cannot be ['25%', None]"),
+        ({"cache": True}, "cache cannot be True"),
+        ({"cache": [1, 2], "device": "emulated"}, "cache 1,2 has 2 sizes, and there is one device"),
+    ],
+)
+def test_what_is_no_value_of_devices(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Llama(MODEL, **QUIET, **arguments)
+    assert says in str(caught.value)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import gguf_models as models
 import pytest
 from serving import HOST, TARGET, Serve, complete, environment, free_port, run_pyspac, wait_for
 
+from pyspac.engine.devices import Device
+from pyspac.generate.options import CacheSize
+from pyspac.server import plan
+from pyspac.server.arguments import Launch, server_argv, server_env
+from pyspac.server.options import ServeOptions
 from tools.rpc_servers import start_rpc_server
 
 PROMPT = "def split(text):"
@@ -80,7 +89,8 @@ def test_layers_as_the_user_deals_them_out(rpc: str, tmp_path: Path) -> None:
         (["--cache", "25%", "--device", "RPC0,rpc0"], "names RPC0 twice"),
         (["--cache", "25%", "--device", "RPC0,auto"], "stands for itself alone"),
         (["--cache", "25%", "-ts", "1,2,3"], "--tensor-split 1,2,3 has 3 numbers"),
-        (["--cache", "25%", "-ts", "1,x"], "give a number, or several with commas"),
+        (["--cache", "25%", "-ts", "1,x"], "--tensor-split cannot be '1,x': give a share"),
+        (["--cache", "25%", "-ts", "0,0"], "--tensor-split cannot be '0,0': give a share"),
         (["--cache", "25%", "-ts", "0,1"], "gives RPC0 no MoE layer of this model"),
         (["--cache", "25%", "--copy-gb-s", "1,2,3"], "--copy-gb-s 1,2,3 has 3 numbers"),
         (["--cache", "99999999,25%"], "of RPC0's free memory"),
@@ -91,6 +101,79 @@ def test_what_does_not_fit_is_refused(arguments: list[str], why: str, rpc: str, 
     assert done.returncode == 2, done.stderr
     assert why in done.stderr
     assert done.stdout == ""
+
+
+def test_what_auto_stands_for_is_named_to_llama_server() -> None:
+    """And not to the engine: it leaves out those that have no MoE layer."""
+    parts = [
+        Device(name=name, description="", handle=1 + i, memory_free=1, memory_total=1)
+        for i, name in enumerate(("CUDA0", "CUDA1"))
+    ]
+    both = replace(parts[0], name="CUDA0,CUDA1", parts=tuple(parts))
+    auto = ServeOptions(model=Path("m.gguf")).on(both)
+    argv = server_argv(auto, Launch(port=1, board="b", cache="25%"), Path())
+    assert argv[argv.index("--device") + 1] == "CUDA0,CUDA1"
+    assert server_env(auto)["PYSPAC_DEVICE"] == "auto"
+    named = ServeOptions(model=Path("m.gguf"), device="CUDA0,CUDA1").on(both)
+    assert server_env(named)["PYSPAC_DEVICE"] == "CUDA0,CUDA1"
+
+
+@pytest.mark.parametrize("shares", ["1,2,3", "1/2/3"])
+def test_what_is_given_for_each_server_goes_with_it(shares: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ServeOptions(
+        model=Path("m.gguf"),
+        rpc="a:1, b:2,c:3",
+        cache=CacheSize(text="10%,20%,30%"),
+        passed=("-np", "1", "-ts", shares),
+    )
+    monkeypatch.setattr(plan, "servers_that_fail", lambda rpc: {"b:2": "b:2 hangs"})
+    left = plan.without_lost(given)
+    assert (left.rpc, left.cache.text, left.tensor_split) == ("a:1,c:3", "10%,30%", (1, 3))
+    assert left.passed[:2] == ("-np", "1")
+    monkeypatch.setattr(plan, "servers_that_fail", lambda rpc: dict.fromkeys(rpc.split(","), "hangs"))
+    assert plan.without_lost(given) == given
+    named = replace(given, device="RPC0,RPC1,RPC2")
+    assert plan.without_lost(named) == named
+
+
+@pytest.mark.parametrize(
+    ("passed", "why"),
+    [
+        (["-ts", "1,2,3"], "has 3 numbers, and there are 2 devices with layers (RPC0,RPC1)"),
+        (["-ts", "1"], "has 1 numbers, and there are 2 devices"),
+        (["--tensor-split", "1,x"], "--tensor-split cannot be '1,x': give a share"),
+        (["-ts", "0/0"], "--tensor-split cannot be '0,0': give a share"),
+        (["-ts", "1,-1"], "not all 0"),
+        (["-ts", "nan,1"], "not all 0"),
+        (["-ts", "0,1"], "gives RPC0 no MoE layer of this model"),
+        (["-ts", "6/1"], "gives RPC1 no MoE layer of this model"),
+        (["-ts", "1,1", "-ngl", "1"], "gives RPC0 no MoE layer of this model"),
+    ],
+)
+def test_serve_refuses_shares_before_anything_starts(
+    passed: list[str], why: str, rpc: str, tmp_path: Path
+) -> None:
+    """Also with --restart, which would try for ever."""
+    done = run_pyspac(
+        "serve", "-m", str(TARGET), "--rpc", rpc, "--restart", "--", *passed, cache_dir=tmp_path, timeout_s=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert why in done.stderr
+    assert "starting" not in done.stderr
+
+
+def test_one_server_too_many(rpc: str, tmp_path: Path) -> None:
+    """A layer, and the output, which the second server computes: nobody named it, so it is left out."""
+    model = models.write_model(tmp_path / "model.gguf", "qwen3moe", n_layer=1)
+    done = run_pyspac(
+        "run", "-m", str(model), "-p", "a", "-n", "2", "--rpc", rpc, "--cache", "25%,50%", "--json", "-",
+        cache_dir=tmp_path, timeout_s=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["device"] == "RPC0"
+    assert [row["n_slots"] for row in report["devices"]] == [4]
+    assert done.stderr.count("gives RPC1 no MoE layer of this model: it holds no experts") == 1
 
 
 def test_a_server_named_twice_or_not_there(rpc: str, tmp_path: Path) -> None:
@@ -160,13 +243,15 @@ def test_the_drop_in_over_two_servers(rpc: str, tmp_path: Path) -> None:
     """In a process of its own, as ggml keeps the servers' devices for good."""
     program = f"""
 import pyspac
-with pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, cache="25%,50%", tensor_split=[3, 4], verbose=False) as llm:
+lists = {{"rpc": {rpc.split(",")!r}, "cache": ["25%", "50%"], "tensor_split": [3, 4]}}
+with pyspac.Llama({str(TARGET)!r}, verbose=False, **lists) as llm:
     assert llm({PROMPT!r}, max_tokens=8, temperature=0.0)["choices"][0]["text"]
     print([(device["name"], device["n_layers"]) for device in llm.stats()["devices"]])
-try:
-    pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, cache="1,2,3", verbose=False)
-except ValueError as error:
-    print(error)
+for name, value in (("cache", "1,2,3"), *(("tensor_split", v) for v in ([1, 2, 3], [0, 0], [0, 1]))):
+    try:
+        pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, verbose=False, **{{name: value}})
+    except ValueError as error:
+        print(error)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -177,4 +262,67 @@ except ValueError as error:
     )
     assert done.returncode == 0, done.stderr
     assert "[('RPC0', 3), ('RPC1', 3)]" in done.stdout
-    assert "has 3 sizes, and there are 2 devices" in done.stdout
+    for said in (
+        "cache 1,2,3 has 3 sizes, and there are 2 devices",
+        "tensor_split 1,2,3 has 3 numbers, and there are 2 devices",
+        "tensor_split cannot be '0,0'",
+        "tensor_split 0,1 gives RPC0 no MoE layer",
+    ):
+        assert said in done.stdout
+
+
+@contextmanager
+def frozen(server: subprocess.Popen[bytes]) -> Iterator[None]:
+    """It takes connections, and answers nobody."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_frozen_server_is_named(tmp_path: Path) -> None:
+    with two_servers() as ((first, _), (second, server)), frozen(server):
+        done = run(tmp_path, "-p", "a", "-n", "2", "--rpc", f"{first},{second}")
+    assert done.returncode == 2, done.stderr
+    assert f"the RPC server at {second} does not answer" in done.stderr
+    assert first not in done.stderr
+
+
+def test_serve_goes_on_without_a_frozen_server(tmp_path: Path) -> None:
+    """And with its share of the layers: the other one has them all."""
+    with two_servers() as ((first, _), (second, server)):
+        flags = ("--rpc", f"{first},{second}", "--cache", "25%,50%", "--restart")
+        with Serve(tmp_path, *flags, draft=False, device="auto", passed=("-ts", "3/4")) as serve:
+            serve.wait_ready()
+            text = complete(serve.port, 24)["content"]
+            with frozen(server):
+                os.kill(serve.server_pid, signal.SIGKILL)
+                wait_for("the loss to be said", lambda: serve.event("rpc_lost"), 60)
+                serve.wait_ready(1)
+                assert complete(serve.port, 24)["content"] == text
+            lost = serve.event("rpc_lost")
+            assert lost is not None
+            assert lost["endpoints"] == second
+            assert f"the RPC server at {second} does not answer" in str(lost)
+
+
+def test_serve_waits_for_a_named_device(tmp_path: Path) -> None:
+    """The others' names would change without it; llama-server itself would wait without end."""
+    with two_servers() as ((first, _), (second, server)):
+        flags = ("--rpc", f"{first},{second}", "--restart")
+        with Serve(tmp_path, *flags, draft=False, device="RPC0,RPC1") as serve:
+            serve.wait_ready()
+            with frozen(server):
+                os.kill(serve.server_pid, signal.SIGKILL)
+                wait_for("the missing server to be said", lambda: serve.event("rpc_missing"), 60)
+                assert serve.event("ready", 1) is None
+            serve.wait_ready(1)
+
+
+def test_a_server_that_never_was_ready_is_not_started_for_ever(tmp_path: Path) -> None:
+    """llama-server takes the option, and misses the file when it loads the model."""
+    with Serve(tmp_path, "--restart", draft=False, passed=("--lora", "/no/such/file.gguf")) as serve:
+        assert serve.wait() == 1
+        assert len([event for event in serve.events if event.get("event") == "server_died"]) == 2
+        assert "it ended 3 times before it was ready" in serve.log()

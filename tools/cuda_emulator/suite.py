@@ -34,7 +34,8 @@ def run_tests(library: Path, build_dir: Path, memcheck: bool, jobs: int) -> int:
         tests["test-far-experts"] = [str(programs / "test-far-experts"), "CUDA0"]
         pytest = [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]
         tests["pytest -m gpu"] = [*pytest, str(ROOT / "tests")]
-        tests[TWO_DEVICES] = [*pytest, str(ROOT / "tests" / "engine" / "test_two_gpus.py")]
+        files = ("test_two_gpus.py", "test_auto_devices.py")
+        tests[TWO_DEVICES] = [*pytest, *(str(ROOT / "tests" / "engine" / name) for name in files)]
 
     def run_test(name: str) -> bool:
         start = time.monotonic()

@@ -1,0 +1,132 @@
+"""Asks an RPC server which version it is, before llama.cpp talks to it.
+
+In: "HOST:PORT". Out: a `Greeting`, or an error that names this server. llama.cpp's own client waits for the
+answer without end and aborts the process where it does not like it; a server takes one client at a time, so
+the connection is closed again at once. Nothing but the greeting of ggml-rpc's protocol is sent.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from pyspac.errors import ConfigError, UsageError
+
+# Connecting, and the answer. A server that is free answers in the time of a round trip; one that has just
+# lost its client first ends what that had asked for, mostly a graph of less than a second.
+DEADLINE_S: Final = 10.0
+
+# of ggml-rpc (patches/README.md): | command, 1 byte | size, 8 bytes | data |, and | size, 8 bytes | data |
+_HELLO: Final = 14
+_CAPABILITIES: Final = bytes(24)  # none, RDMA's among them
+_REQUEST: Final = struct.pack("<BQ", _HELLO, len(_CAPABILITIES)) + _CAPABILITIES
+_ANSWER: Final = struct.Struct("<Q3Bx24x")  # size; major, minor and patch of the protocol's version
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER
+PROTOCOL: Final = (7, 0)  # RPC_PROTO_MAJOR_VERSION and _MINOR_VERSION of ggml-rpc.h
+SKIPS_NEGATIVE_IDS: Final = 1  # the patch level from which a server does (patches/upstream/0005)
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a server says of itself, and how long the answer took, in seconds."""
+
+    endpoint: str
+    major: int
+    minor: int
+    patch: int
+    seconds: float
+
+    @property
+    def version(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether an expert may be elsewhere; a stock server would be ended by the first such id."""
+        return self.patch >= SKIPS_NEGATIVE_IDS
+
+    def check_can_skip(self) -> None:
+        """Raise UsageError if a split cannot use this server."""
+        if not self.can_skip:
+            raise UsageError(
+                f"the RPC server at {self.endpoint} is not of this build (protocol {self.version}): it "
+                "cannot skip absent experts; start this build's ggml-rpc-server there, or leave it out"
+            )
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host, without brackets, and port. Raises ConfigError if it is not HOST:PORT."""
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError("--rpc", endpoint, "HOST:PORT, such as 192.168.1.7:50052; several with commas")
+    return host.strip("[]"), int(port)
+
+
+def greet(endpoint: str, deadline_s: float = DEADLINE_S) -> Greeting:
+    """Ask the server for its version.
+
+    Raises ConfigError where nobody listens, UsageError where nobody answers within `deadline_s` seconds, or
+    the answer is not that of a server of this protocol.
+    """
+    host, port = split_endpoint(endpoint)
+    start_s = time.monotonic()
+    try:
+        with socket.create_connection((host, port), deadline_s) as connection:
+            answer = _ask(connection, endpoint, start_s + deadline_s)
+    except TimeoutError:
+        raise _silent(endpoint, deadline_s) from None
+    except (OSError, UnicodeError) as error:
+        wanted = f"the address of a running ggml-rpc-server (connecting failed: {error})"
+        raise ConfigError("--rpc", endpoint, wanted) from error
+    return _read(answer, endpoint, time.monotonic() - start_s)
+
+
+def _ask(connection: socket.socket, endpoint: str, end_s: float) -> bytes:
+    """The answer. Raises TimeoutError after `end_s`, UsageError where the server ends the connection."""
+    answer = b""
+    try:
+        connection.sendall(_REQUEST)
+        while len(answer) < _ANSWER.size:
+            connection.settimeout(max(1e-3, end_s - time.monotonic()))
+            piece = connection.recv(_ANSWER.size - len(answer))
+            if not piece:
+                raise _no_server(endpoint, "it closed the connection")
+            answer += piece
+    except TimeoutError:
+        # reset: a stock server that comes to this connection later would be ended by answering it
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        raise
+    except ConnectionError as error:
+        raise _no_server(endpoint, str(error)) from error
+    return answer
+
+
+def _read(answer: bytes, endpoint: str, seconds: float) -> Greeting:
+    size, major, minor, patch = _ANSWER.unpack(answer)
+    if size != _ANSWER.size - 8:
+        raise _no_server(endpoint, f"its answer has {size} bytes")
+    found = Greeting(endpoint, major, minor, patch, seconds)
+    if major != PROTOCOL[0] or minor > PROTOCOL[1]:
+        raise UsageError(
+            f"the RPC server at {endpoint} speaks version {found.version} of the protocol, and this build "
+            f"{PROTOCOL[0]}.{PROTOCOL[1]}: start this build's ggml-rpc-server there, or leave it out of --rpc"
+        )
+    return found
+
+
+def _silent(endpoint: str, deadline_s: float) -> UsageError:
+    return UsageError(
+        f"the RPC server at {endpoint} does not answer ({deadline_s:.0f} s): it serves another client, as "
+        "it takes one at a time, or it hangs, or the machine cannot be reached; wait for the other client's "
+        "end, start the server again, or leave it out of --rpc"
+    )
+
+
+def _no_server(endpoint: str, why: str) -> UsageError:
+    return UsageError(
+        f"what listens at {endpoint} is no ggml-rpc-server of this protocol ({why}): start this build's "
+        "there, or leave it out of --rpc"
+    )
