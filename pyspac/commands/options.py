@@ -318,8 +318,7 @@ Without = Annotated[
         "--without",
         metavar="LIST",
         help="Leave parts out, with commas between them, to see what they are worth. "
-        + "; ".join(f"{name}: {about}" for name, about in PARTS.items())
-        + ".",
+        f"{'; '.join(map(': '.join, PARTS.items()))}.",
         rich_help_panel=SCHEDULER,
     ),
 ]
