@@ -1,7 +1,8 @@
 """Loads, coverage and waits per device: one, two equal ones, and two of which one has a slower link.
 
 The devices are ggml-rpc-servers on this machine, which compute on its CPU, and their links are emulated: the
-numbers say how experts are shared out, and nothing about the speed of GPUs. Needs the demo models alone:
+numbers say how experts are shared out, and nothing about the speed of GPUs. No layer is held whole: the one
+device has slots for that, the two have not. Needs the demo models alone:
 
     python benchmarks/bench_devices.py --rounds 5
     python benchmarks/bench_devices.py --json -
@@ -39,7 +40,8 @@ def run_once(case: str, endpoints: list[str], n_predict: int) -> dict[str, Any]:
     links = CASES[case]
     rpc = ",".join(endpoints[: links.count(",") + 1])
     argv = [sys.executable, "-m", "pyspac", "run", "-m", MODEL, "-p", PROMPT, "-n", n_predict, "--temp", 0,
-            "-t", 1, "--rpc", rpc, "--cache", CACHE, "--copy-gb-s", links, "--json", "-",
+            "-t", 1, "--rpc", rpc, "--cache", CACHE, "--copy-gb-s", links, "--without", "whole",
+            "--json", "-",
             *(["-ts", EQUAL_SHARES] if "," in rpc else [])]  # fmt: skip
     done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, cwd=ROOT)
     if done.returncode:

@@ -67,7 +67,7 @@ measured is `null`; without slots on a device (`mode` other than `split`) all of
 | `.n_trials`, `.n_switches` | times that another way was tried, and was taken |
 | `scheduler.whole` | [whole layers](gpu.md#whole-layers); `null`: there can be none |
 | `.layers`, `.predicted_gain` | which ones; 0.05: predicted to be 5 % faster than none |
-| `.saved_us`, `.n_changes` | measured, of each per forward; times that others were wanted |
+| `.saved_us`, `.n_changes` | measured: what one saves per forward, by device; times others were wanted |
 | `decisions`, `costs` | with `--explain`: each change of the draft length; the times it rests on |
 """
 

@@ -28,7 +28,7 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import Needs, estimate_needs
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
-from pyspac.units import GIB, MIB
+from pyspac.units import GIB, MIB, size_text
 
 DEFAULT_VRAM_GIB: Final = (4.0, 8.0, 12.0, 16.0, 24.0)
 MAX_VRAM_GIB: Final = 1e6
@@ -120,13 +120,13 @@ def _places(geometry: MoeGeometry, vram: list[float], ram: list[str], needs: Nee
 
 def _places_table(places: list[Places]) -> Table:
     table = Table(
-        "GiB of the device", "GiB of memory", "on the device", "in memory", "on disk",
+        "device", "memory", "on the device", "in memory", "on disk",
         box=None, padding=(0, 2, 0, 0), title_justify="left",
     )  # fmt: skip
     table.title = "\nwhere the experts are, with a device beside memory (--vram, --ram)"
     for found in places:
         table.add_row(
-            f"{found.vram_bytes / GIB:.4g}", f"{found.ram_bytes / GIB:.4g}",
+            size_text(found.vram_bytes), size_text(found.ram_bytes),
             str(found.n_on_device), str(found.n_in_memory), str(found.n_on_disk),
         )  # fmt: skip
     return table
@@ -174,7 +174,7 @@ def _summary(geometry: MoeGeometry) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     g = geometry
-    table.add_row("model", f"{g.name} ({g.architecture}), {g.model_bytes / GIB:.2f} GiB")
+    table.add_row("model", f"{g.name} ({g.architecture}), {size_text(g.model_bytes)}")
     table.add_row(
         "layers", f"{g.n_layer}, of which {g.n_moe_layer} with experts; {g.n_leading_dense} leading dense"
     )
@@ -184,9 +184,7 @@ def _summary(geometry: MoeGeometry) -> Table:
             "experts", f"{g.n_expert} per layer, {g.n_expert_used} used per token, {g.n_expert_shared} shared"
         )
         share = _share(g.experts_bytes, g.model_bytes)
-        table.add_row(
-            "", f"{g.n_experts_total} in all, {g.experts_bytes / GIB:.2f} GiB, {share} of the model"
-        )
+        table.add_row("", f"{g.n_experts_total} in all, {size_text(g.experts_bytes)}, {share} of the model")
     return table
 
 
@@ -221,14 +219,14 @@ def _range(layers: list[LayerGeometry]) -> str:
 
 
 def _fit_table(geometry: MoeGeometry, sizes: list[float], needs: Needs) -> Table:
-    heads = ("GiB", "if all is for experts", "of all", "on a GPU of that size", "of all")
+    heads = ("memory", "if all is for experts", "of all", "on a GPU of that size", "of all")
     table = Table(*heads, box=None, padding=(0, 2, 0, 0), title_justify="left")
     table.title = "\nhow many experts fit"
     for gib in sizes:
         fit = _fit_dict(geometry, needs, gib)
         counts = (fit["n_experts"], fit["n_experts_of_gpu"])
         cells = (text for n in counts for text in (str(n), _share(n, geometry.n_experts_total)))
-        table.add_row(f"{gib:g}", *cells)
+        table.add_row(size_text(gib * GIB), *cells)
     return table
 
 

@@ -13,7 +13,7 @@ from pyspac.commands.model_names import CachedModel, cached_models
 from pyspac.errors import ModelError
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
-from pyspac.units import GIB
+from pyspac.units import GIB, size_text
 
 
 @reports_errors
@@ -53,11 +53,11 @@ def _show(rows: list[dict[str, Any]]) -> None:
     if not rows:
         console.print("No model was fetched yet: pyspac run -hf USER/MODEL fetches one, and keeps it.")
         return
-    table = Table("name", "GiB", "experts", box=None, padding=(0, 2, 0, 0))
+    table = Table("name", "size", "experts", box=None, padding=(0, 2, 0, 0))
     for row in rows:
         if row["error"]:
             table.add_row(row["name"], "-", "cannot be used: see pyspac models --json -")
         else:
             experts = f"{row['n_expert']}, {row['n_expert_used']} used" if row["n_expert"] else "none (dense)"
-            table.add_row(row["name"], f"{row['gib']:.2f}", experts)
+            table.add_row(row["name"], size_text(row["gib"] * GIB), experts)
     console.print(table)

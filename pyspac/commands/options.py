@@ -317,7 +317,8 @@ Without = Annotated[
     typer.Option(
         "--without",
         metavar="LIST",
-        help=f"Leave parts of MoE-SpAc out, to see what they are worth: {','.join(PARTS)}.",
+        help="Leave parts out, with commas between them, to see what they are worth. "
+        f"{'; '.join(map(': '.join, PARTS.items()))}.",
         rich_help_panel=SCHEDULER,
     ),
 ]

@@ -14,7 +14,7 @@ from pyspac.generate.tier_forecast import TierForecast, forecast
 from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
-from pyspac.units import GIB, MIB
+from pyspac.units import MIB, size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,14 @@ class TierView:
 
     def show(self, console: Console) -> None:
         table = Table(
-            "GiB for experts", "in memory", "on disk", "the rest, GiB", "tokens/s, predicted",
+            "for experts", "in memory", "on disk", "the rest", "tokens/s, predicted",
             box=None, padding=(0, 2, 0, 0), title_justify="left",
         )  # fmt: skip
         table.title = "\nexperts on disk (--ram)"
         for found in self.forecasts:
             table.add_row(
-                f"{found.ram_bytes / GIB:.4g}", str(found.n_in_memory), str(found.n_on_disk),
-                f"{found.other_bytes / GIB:.2f}", _speed(found),
+                size_text(found.ram_bytes), str(found.n_in_memory), str(found.n_on_disk),
+                size_text(found.other_bytes), _speed(found),
             )  # fmt: skip
         console.print(table)
         console.print(

@@ -46,6 +46,7 @@ class LayoutGroups:
         is_member = (np.arange(self.n_group)[:, None] == self.of_layer) & self.is_split
         self.layers = [_index(np.flatnonzero(row)) for row in is_member]  # of each group
         self.onehot: NDArray[np.float64] = is_member.astype(np.float64)  # [n_group, n_layer]
+        self.is_all_split = bool(self.is_split.all())
 
     def set_aside(self, is_aside: NDArray[np.bool_]) -> None:
         """Leave out these layers [n_layer], and the slots of all of their experts, from now on."""

@@ -12,7 +12,7 @@ from pyspac.errors import ConfigError, UsageError
 
 ESTIMATORS = ("ema", "spac", "lru", "lfu", "last", "static")
 
-# the ablations of MoE-SpAc 4.4: what is taken away
+# the ablations of MoE-SpAc 4.4, and some of ours: what is taken away, as the help of --without says it
 ABLATIONS = {
     "specue": "binary utility (n_levels = 1)",
     "adabc": "fixed boundaries, up = 3 and down = 1 (estimator spac)",
@@ -21,7 +21,7 @@ ABLATIONS = {
     "evict": "a resident expert never leaves",
     "prompt": "prompts teach nothing, and free slots wait for the plan (ours)",
     "stage": "the experts of prompts do not pass through the device's slots (ours)",
-    "sd": "plain decoding, no drafts (the decode loop obeys it; the scheduler only records it)",
+    "sd": "plain decoding, no drafts",  # the decode loop obeys it; the scheduler only records it
 }
 # what else can be taken away, and is no part of how experts are chosen
 FALLBACK = "fallback"

@@ -57,12 +57,14 @@ class CostModel:
         self._n_layer_fit = np.zeros(n_group, np.int64)
         self._device_times = np.zeros(n_group)  # decayed microseconds
         self._device_experts = np.zeros(n_group)  # and experts
-        self._link_us, self._link_bytes = np.zeros((2, self.groups.n_device))  # decayed sums
+        # decayed sums, by device; lists, as these are single numbers
+        self._link_us = [0.0] * self.groups.n_device
+        self._link_bytes = [0.0] * self.groups.n_device
         self._link_known = None if link_gb_s is None else 1e-3 / link_gb_s
 
     def link_us_per_byte(self, device: int = 0) -> float | None:
         """Return microseconds per byte copied to a device; None: neither measured nor given."""
-        us, n_bytes = float(self._link_us[device]), float(self._link_bytes[device])
+        us, n_bytes = self._link_us[device], self._link_bytes[device]
         return us / n_bytes if n_bytes > 0.0 and us > 0.0 else self._link_known
 
     def layer_links(self) -> NDArray[np.float64]:

@@ -64,11 +64,15 @@ class Prefetcher:
         byte_limits: Sequence[int | None],  # [n_device] copies may take so much per step; None: no limit
     ) -> PrefetchPlan:
         """Return what to copy: highest utility first, then most recent activations per byte, then layer."""
-        is_hot = (utility >= tau[:, None]) & self.groups.is_split[:, None]
+        is_hot = utility >= tau[:, None]
+        if not self.groups.is_all_split:
+            is_hot &= self.groups.is_split[:, None]
         wanted = np.flatnonzero(is_hot & ~slots.is_held)
         if len(wanted) == 0:
             return EMPTY_PLAN
-        is_victim = slots.is_resident & ~is_hot & self.groups.is_split[:, None] & self.can_evict
+        is_victim = slots.is_resident & ~is_hot if self.can_evict else np.zeros_like(is_hot)
+        if not self.groups.is_all_split:
+            is_victim &= self.groups.is_split[:, None]
         wanted = self._in_order(wanted, utility, counts)
         admitted = self._fitting_slots(wanted, is_victim, slots.n_free, utility, worth)
         load = admitted[self.within_budget(admitted, byte_limits, slots.under_way_bytes)]
@@ -117,21 +121,22 @@ class Prefetcher:
         """
         admitted = admitted[: self.n_load_max]
         layer = admitted // self.n_expert
-        kept = []
-        for index, limit in enumerate(byte_limits):
-            mine = self._of_device(layer, index)
-            if limit is not None:
-                total = np.cumsum(self.bytes[layer[mine]])
-                n = int(np.count_nonzero(total <= limit - under_way_bytes[index]))
-                mine = mine[: max(n, 1 if under_way_bytes[index] == 0 else 0)]
-            kept.append(mine)
-        return kept[0] if len(kept) == 1 else np.sort(np.concatenate(kept))
-
-    def _of_device(self, layer: NDArray[np.intp], device: int) -> NDArray[np.intp]:
-        """Return where `layer` is one of the device's."""
+        n_bytes = self.bytes[layer]
         if self.groups.n_device == 1:
-            return np.arange(len(layer))
-        return np.flatnonzero(self.groups.device_of_layer[layer] == device)
+            return np.arange(n_fitting(n_bytes, byte_limits[0], under_way_bytes[0]))
+        kept = []
+        for device, limit in enumerate(byte_limits):
+            mine = np.flatnonzero(self.groups.device_of_layer[layer] == device)
+            kept.append(mine[: n_fitting(n_bytes[mine], limit, under_way_bytes[device])])
+        return np.sort(np.concatenate(kept))
+
+
+def n_fitting(n_bytes: NDArray[np.int64], limit: int | None, under_way_bytes: int) -> int:
+    """Return how many copies of these sizes may go, as `Prefetcher.within_budget` says."""
+    if limit is None:
+        return len(n_bytes)
+    n = int(np.count_nonzero(np.cumsum(n_bytes) <= limit - under_way_bytes))
+    return max(n, 1 if under_way_bytes == 0 and len(n_bytes) > 0 else 0)
 
 
 def n_admitted(

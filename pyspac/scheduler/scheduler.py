@@ -13,7 +13,7 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import NO_BUDGET, BoardView, LayerMode
+from pyspac.engine.board import NO_BUDGET, BoardView
 from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.activations import ActivationDrain, Activity
 from pyspac.scheduler.balancer import Balancer
@@ -173,7 +173,7 @@ class Scheduler:
         """Leave whole layers, and those that become so, to the device; return whether that has changed."""
         if not self.layers.look():
             return False
-        is_aside = self.layers.modes != LayerMode.SPLIT
+        is_aside = ~self.layers.is_split
         self.balancer.set_aside(is_aside)
         self.prefetcher.groups.set_aside(is_aside)
         self.slots.groups.set_aside(is_aside)
@@ -185,9 +185,8 @@ class Scheduler:
             self.balancer.observe(activity.counts)
             self.estimator.update(activity.counts, activity.n_tokens)
             return
-        is_whole = self.layers.modes == LayerMode.WHOLE
-        self.balancer.observe(activity.counts, is_whole)
-        self.estimator.update_but(activity.counts, activity.n_tokens, is_whole)
+        self.balancer.observe(activity.counts, self.layers.is_whole)
+        self.estimator.update_but(activity.counts, activity.n_tokens, self.layers.is_whole)
 
     def _choose_way(self, activity: Activity, is_steady: bool) -> Way:
         """Tell fallback and layers what the steps took, and ask how the next one goes."""
@@ -202,7 +201,7 @@ class Scheduler:
             loaded_bytes=activity.counter("loaded_bytes"),
             is_full=is_full,
             can_be_whole=self.layers.can_be_alone(is_chosen=self.fallback.chosen == "whole"),
-            has_whole=bool(self.layers.wanted.any()),
+            has_whole=self.layers.has_wanted,
             is_in_place=self.layers.is_in_place(way),
         )
         self.board.fallback[:] = self.fallback.to_row()

@@ -335,7 +335,7 @@ def test_ctrl_c_ends_with_the_figures(mode: list[str], tmp_path: Path) -> None:
 def test_inspect(models: Path) -> None:
     result = invoke("inspect", models / "target.gguf", "--vram", "0.001")
     assert result.exit_code == 0
-    for text in ("qwen3moe", "16 per layer, 4 used", "gate,up=Q4_K down=Q6_K", "0.122", "15%"):
+    for text in ("qwen3moe", "16 per layer, 4 used", "gate,up=Q4_K down=Q6_K", "0.122", "15%", "1.024 MiB"):
         assert text in result.stdout, text
 
 

@@ -1,7 +1,8 @@
-"""A device and its engine with a simulated clock: layers split or whole, stops that take time."""
+"""Devices and their engine with a simulated clock: layers split or whole, stops that take time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -21,17 +22,23 @@ HOST_US, ROW_US, DEVICE_US, REST_US = (
 class SimulatedDevice:
     """Takes decisions over from `board`, copies at once, and says what a step took.
 
-    Demand is skewed, in each layer more or less.
+    Demand is skewed, in each layer more or less. `stop_us`: of one device, or of several, which share the
+    layers, and have slots of their own.
     """
 
-    def __init__(self, cache: float, stop_us: float, seed: int = 0) -> None:
-        n_slots = round(cache * N_LAYER * N_EXPERT)
-        geometry = BoardGeometry.uniform(
-            n_layer=N_LAYER, n_expert=N_EXPERT, n_expert_used=N_USED, n_slots=n_slots, expert_bytes=1000
-        )
+    def __init__(self, cache: float, stop_us: float | Sequence[float], seed: int = 0) -> None:
+        stops = [stop_us] if isinstance(stop_us, float) else stop_us
+        n_device = len(stops)
+        self.device = np.arange(N_LAYER) * n_device // N_LAYER  # [n_layer]
+        n_slots = round(cache * N_LAYER * N_EXPERT / n_device)
+        geometry = BoardGeometry(
+            n_layer=N_LAYER, n_expert=N_EXPERT, n_expert_used=N_USED, expert_bytes=[1000] * N_LAYER,
+            group=self.device.tolist(), group_slots=[n_slots] * N_LAYER, layer_device=self.device.tolist(),
+        )  # fmt: skip
         self.board = LocalBoard(geometry)
-        self.stop_us = stop_us
+        self.stop_us = np.array(stops)[self.device]  # [n_layer]
         self.can_be_whole = True
+        self.is_never_filled = np.zeros(n_device, bool)  # devices whose links are too slow for whole layers
         self.rng = np.random.default_rng(seed)
         skew = self.rng.uniform(0.2, 1.4, N_LAYER)
         order = np.array([self.rng.permutation(N_EXPERT) for _ in range(N_LAYER)])
@@ -75,29 +82,39 @@ class SimulatedDevice:
 
     def _apply(self) -> None:
         board = self.board
-        wanted = (board.want_whole > 0) & self.can_be_whole
-        n_places = board.n_slots // N_EXPERT
-        wanted[np.flatnonzero(wanted)[n_places:]] = False
-        board.residency[(board.whole == LayerMode.WHOLE) & ~wanted] = Residency.ABSENT
-        has_begun = wanted & (board.whole != LayerMode.SPLIT)
-        wanted = wanted if board.byte_budget[0] > 0 else has_begun
-        board.whole[:] = np.where(has_begun, LayerMode.WHOLE, np.where(wanted, LayerMode.FILLING, 0))
-        n_left = board.n_slots - N_EXPERT * int(np.count_nonzero(wanted))
-        free = ~wanted[:, None] & (board.utility >= board.tau[:, None])
         loads = np.zeros(N_LAYER * N_EXPERT, bool)
-        loads[board.load[: int(board.n_load[0])]] = board.byte_budget[0] > 0
-        is_held = (board.residency == Residency.RESIDENT) | (loads.reshape(free.shape) & free)
+        loads[board.load[: int(board.n_load[0])]] = True
+        for device in range(board.n_device):
+            layers = np.flatnonzero(self.device == device)
+            self._apply_to(device, layers, loads.reshape(N_LAYER, N_EXPERT)[layers])
+        board.counters["n_loads"] = board.devices["n_loads"].sum()
+        board.counters["loaded_bytes"] = board.devices["loaded_bytes"].sum()
+        board.counters["load_us"] = board.devices["load_us"].sum()
+
+    def _apply_to(self, device: int, layers: np.ndarray, loads: np.ndarray) -> None:
+        """Of one device; loads: [len(layers), n_expert]."""
+        board, n_slots = self.board, int(self.board.group_slots[layers[0]])
+        may_copy = bool(board.byte_budget[device] > 0)
+        whole, was_resident = board.whole[layers], board.residency[layers] == Residency.RESIDENT
+        wanted = (board.want_whole[layers] > 0) & self.can_be_whole
+        wanted[np.flatnonzero(wanted)[n_slots // N_EXPERT :]] = False
+        was_resident[(whole == LayerMode.WHOLE) & ~wanted] = False
+        has_begun = wanted & (whole != LayerMode.SPLIT) & ~self.is_never_filled[device]
+        wanted = wanted if may_copy else has_begun
+        board.whole[layers] = np.where(has_begun, LayerMode.WHOLE, np.where(wanted, LayerMode.FILLING, 0))
+        n_left = n_slots - N_EXPERT * int(np.count_nonzero(wanted))
+        free = ~wanted[:, None] & (board.utility[layers] >= board.tau[layers][:, None])
+        is_held = was_resident | (loads & free & may_copy)
         is_held[wanted] = False
-        value = np.where(is_held, 1.0 + board.utility, 0.0)
-        value += 0.5 * (board.residency == Residency.RESIDENT)  # who is there stays among equals
+        value = np.where(is_held, 1.0 + board.utility[layers], 0.0)
+        value += 0.5 * was_resident  # who is there stays among equals
         kept = np.argsort(-value.ravel(), kind="stable")[:n_left]
-        resident = np.zeros(N_LAYER * N_EXPERT, bool)
+        resident = np.zeros(is_held.size, bool)
         resident[kept] = is_held.ravel()[kept]
-        resident = resident.reshape(free.shape)
+        resident = resident.reshape(is_held.shape)
         resident[wanted] = True
-        n_new = int(np.count_nonzero(resident & (board.residency != Residency.RESIDENT)))
-        board.residency[:] = np.where(resident, Residency.RESIDENT, Residency.ABSENT)
-        board.counters["n_loads"] += np.uint64(n_new)
-        board.counters["loaded_bytes"] += np.uint64(1000 * n_new)
-        board.counters["load_us"] += np.uint64(n_new)
-        assert np.count_nonzero(resident) <= board.n_slots
+        n_new = int(np.count_nonzero(resident & ~was_resident))
+        board.residency[layers] = np.where(resident, Residency.RESIDENT, Residency.ABSENT)
+        for name, value_of_one in {"n_loads": 1, "loaded_bytes": 1000, "load_us": 1}.items():
+            board.devices[name][device] += np.uint64(value_of_one * n_new)
+        assert np.count_nonzero(resident) <= n_slots

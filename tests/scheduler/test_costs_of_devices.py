@@ -95,7 +95,7 @@ def test_what_comes_too_late_is_counted_by_link() -> None:
     board = make_board(n_slots=24)
     board.residency[:, 3:] = Residency.RESIDENT  # victims
     cost = CostModel(board)
-    cost._link_us[:], cost._link_bytes[:], cost.step_us = (1.0, 20.0), 1.0, 100.0
+    cost._link_us, cost._link_bytes, cost.step_us = [1.0, 20.0], [1.0, 1.0], 100.0
     chance = np.zeros((N_LAYER, 6), np.float32)
     chance[1:, 0] = 0.9
     decided = Decided(

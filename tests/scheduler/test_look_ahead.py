@@ -44,7 +44,7 @@ def plan_ahead(
     config = SchedulerConfig(n_levels=len(worth) - 1, payback_steps=10.0)
     cost = CostModel(board)
     if link_us is not None:
-        cost._link_us[:], cost._link_bytes[:], cost.step_us = link_us, 1.0, 100.0
+        cost._link_us, cost._link_bytes, cost.step_us = [link_us], [1.0], 100.0
     decided = Decided(
         utility=np.array(utility, np.uint8), tau=np.array(tau, np.uint8),
         counts=np.zeros((n_layer, n_expert), np.uint32), worth=np.array(worth), byte_limits=[byte_limit],

@@ -5,6 +5,7 @@ HAProxy is a program of the system (Debian: haproxy); without it the tests are s
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from serving import HOST, ONE_THREAD, ROOT, Serve, complete, free_port, wait_for
 
 REPLICAS = ROOT / "packaging" / "replicas"
 PORTS = {"router": 8000, "replica1": 8081, "replica2": 8082, "status": 8405}  # as haproxy.cfg has them
+METRICS_PORTS = {"replica1": 9101, "replica2": 9102}  # of the schedulers, as prometheus.yml has them
 N_REQUESTS = 200
 N_CLIENTS = 4
 N_PREDICT = 8
@@ -44,6 +46,7 @@ class Setting:
         self.folder = folder
         self.stack = stack
         self.ports = {name: free_port() for name in PORTS}
+        self.metrics_ports = {name: free_port() for name in METRICS_PORTS}
         self.replicas = {name: self.start(name) for name in ("replica1", "replica2")}
         for replica in self.replicas.values():
             replica.wait_ready()
@@ -53,7 +56,8 @@ class Setting:
     def start(self, name: str) -> Serve:
         """All with one cache folder, so that they share what they learn."""
         passed = ("-np", "2", *ONE_THREAD)
-        serve = Serve(self.folder, "--port", str(self.ports[name]), passed=passed, draft=False)
+        ports = ("--port", str(self.ports[name]), "--metrics-port", str(self.metrics_ports[name]))
+        serve = Serve(self.folder, *ports, passed=passed, draft=False)
         return self.stack.enter_context(serve)
 
     @contextmanager
@@ -127,8 +131,8 @@ def expected(setting: Setting) -> dict[str, str]:
 
 
 def ask_many(setting: Setting, on_done: Callable[[int], None]) -> list[str | Exception]:
-    """N_REQUESTS texts, or what went wrong, in order; `on_done` hears how many there are."""
-    done: list[int] = []
+    """N_REQUESTS texts, or what went wrong, in order; `on_done` hears once of each number of them."""
+    n_done, lock = itertools.count(1), threading.Lock()
 
     def ask(i: int) -> str | Exception:
         try:
@@ -136,8 +140,8 @@ def ask_many(setting: Setting, on_done: Callable[[int], None]) -> list[str | Exc
         except Exception as error:
             return error
         finally:
-            done.append(i)
-            on_done(len(done))
+            with lock:
+                on_done(next(n_done))
 
     with ThreadPoolExecutor(N_CLIENTS) as clients:
         return list(clients.map(ask, range(N_REQUESTS)))
@@ -158,6 +162,29 @@ def test_a_killed_replica_loses_no_request(setting: Setting) -> None:
     assert victim.wait() == 1
     assert setting.count("wretr") > 0  # asked again of the other one
     wait_for("the router to see it", lambda: setting.states() == {"replica1": "DOWN", "replica2": "UP"})
+
+
+def test_prometheus_finds_all_of_them(setting: Setting) -> None:
+    """Every target of the shipped prometheus.yml, on this setting's ports, has the figures of its job."""
+    setting.text_of(PROMPTS[0])
+    here = {port: setting.ports[name] for name, port in PORTS.items()}
+    here |= {port: setting.metrics_ports[name] for name, port in METRICS_PORTS.items()}
+    jobs = re.split(r"- job_name: ", (REPLICAS / "prometheus.yml").read_text())[1:]
+    found = {}
+    for job in jobs:
+        for port in map(int, re.findall(r'"127\.0\.0\.1:(\d+)"', job)):
+            with urllib.request.urlopen(f"http://{HOST}:{here[port]}/metrics", timeout=30) as response:
+                found[port] = (job.splitlines()[0], response.read().decode())
+    assert [name for name, _ in found.values()] == [*2 * ["llama-server"], *2 * ["pyspac"], "haproxy"]
+    figures = {"llama-server": "llamacpp:", "pyspac": "pyspac_slots", "haproxy": "haproxy_server_status"}
+    for name, text in found.values():
+        assert f"\n{figures[name]}" in text
+    status = found[PORTS["status"]][1]
+    assert [replica for replica in setting.replicas if f'server="{replica}"' not in status] == []
+    n_answered = [
+        int(float(n)) for n in re.findall(r"haproxy_server_http_responses_total.*2xx.* (\S+)", status)
+    ]
+    assert sum(n_answered) >= 1
 
 
 def test_a_conversation_stays_with_its_replica(setting: Setting) -> None:
