@@ -49,7 +49,7 @@ class Paused(LibraryDrafter):
     """Drafts for some tokens, does not for some, and notes all it does."""
 
     def begin_notes(self) -> None:
-        self.drafts: list[tuple[int, list[int]]] = []
+        self.drafts: dict[tuple[int, ...], list[int]] = {}  # by the text before
         self.held: list[int] = []  # tokens that the draft's context has in a pause
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
@@ -58,7 +58,7 @@ class Paused(LibraryDrafter):
         if is_paused:
             self.held.append(int(lib.llama_memory_seq_pos_max(self.context.memory, 0)))
         else:
-            self.drafts.append((len(tokens), found.tokens))
+            self.drafts[tuple(tokens)] = found.tokens
         return found
 
 
@@ -93,10 +93,11 @@ def test_drafts_after_a_pause_are_those_without_one(
     deferred, prompt, outputs = generate(options, Paused)
     at_once, _, same = generate(options, AtOnce)
     assert outputs == same
-    pairs = list(zip(deferred.drafts, at_once.drafts, strict=True))
-    alike = sum(one == other for one, other in pairs) / len(pairs)
+    both = deferred.drafts.keys() & at_once.drafts.keys()  # a draft that differs is another place of the next
+    assert len(both) > 0.8 * len(at_once.drafts)
+    alike = sum(deferred.drafts[text] == at_once.drafts[text] for text in both) / len(both)
     assert alike > 0.95  # near ties: a wide batch rounds otherwise; with wrong states it is 0.8 at most
-    assert sum(len(tokens) for _, tokens in deferred.drafts) > 50
+    assert sum(len(tokens) for tokens in deferred.drafts.values()) > 50
     assert margins(options.model, prompt, outputs[0]).max() < NEAR_TIE
     # in a pause nothing is read
     assert len(set(deferred.held)) <= 8 < len(deferred.held) / 4
