@@ -122,19 +122,19 @@ def test_texts_that_go_back_into_a_pause(tmp_path: Path) -> None:
         handle.begin(0)
         handle.process(text[:10], 0)
         for i in range(10, 39):
-            handle.defer(text[i : i + 1], i)
+            handle.defer(text[i], i)
         assert handle.draft(text[39], 39, 4) == wanted[0]
         handle.begin(0)
         handle.process(text[:10], 0)
         for i in range(10, 30):
-            handle.defer(text[i : i + 1], i)
+            handle.defer(text[i], i)
         assert handle.begin(20) == 20
         handle.process([9, 9], 20)  # a prompt's piece
         assert handle.draft(9, 22, 4) == wanted[1]
         handle.begin(0)
         n_ctx = session.drafter.context.n_ctx
         for i in range(n_ctx + 10):
-            handle.defer([5 + i % 7], i)
+            handle.defer(5 + i % 7, i)
         assert handle.draft(9, n_ctx + 10, 4) == []
         with pytest.raises(EngineError, match="none may be left out"):
-            handle.defer([9], n_ctx + 12)
+            handle.defer(9, n_ctx + 12)

@@ -99,7 +99,7 @@ struct library_drafter : spac_drafter {
         check_contexts(params.types, p.target, p.draft);
         open();
         if (draft_ctx) {
-            batch       = common_batch(draft_ctx);
+            batch = common_batch(draft_ctx);
             if (reads_states(params.types)) {
                 states = spac_target_states(target, llama_get_model(draft_ctx));
             }
