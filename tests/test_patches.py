@@ -62,7 +62,7 @@ def test_no_other_file_lies_among_the_patches():
 
 
 def test_patches_stay_small():
-    # 410, and what it takes that a server's heads wait, too: where they read what, and a clock that does not count it twice
+    # 410, and what it takes that a server's heads wait, too: what is kept and read where, and in whose time
     assert sum(patch.n_added + patch.n_removed for patch in PATCHES if patch.folder == "hooks") <= 436
 
 
