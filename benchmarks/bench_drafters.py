@@ -10,8 +10,8 @@ per second, tokens per step, the speed as a share of plain decoding's, and what 
 Texts: four kinds of places in those modules of the standard library that the demo models were not trained on
 (pyspac/train/corpus.py); greedy, or sampled with `--temp`: each request has a seed of its own then, the same
 for all contenders and rounds; each drafter's text is another even so, as drafts draw random numbers, too.
-Every request is run by every contender before the next one, in another order each round; the first round is not
-measured. A session is kept over all rounds, so `auto` knows what it learned before, as in a process that runs
+Every request is run by every contender before the next one, in another order each round; the first round is
+not measured. A session is kept over all rounds, so `auto` knows what it learned before, as in a process that runs
 for longer. `of_best` is the speed of `auto` as a share of the best fixed length's with the same drafter, none
 included.
 

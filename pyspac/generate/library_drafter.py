@@ -63,7 +63,7 @@ class Handle:
         check(lib.spac_drafter_process(self._live(), ffi.new("int32_t[]", tokens), len(tokens), pos))
 
     def defer(self, token: int, pos: int) -> None:
-        """The same, of one token alone, which is looked at when the next draft is made; in every plain step."""
+        """The same of one token, in every plain step: it is looked at when the next draft is made."""
         self._token[0] = token
         if status := lib.spac_drafter_defer(self._live(), self._token, 1, pos):
             check(status)
