@@ -11,9 +11,9 @@ Texts: four kinds of places in those modules of the standard library that the de
 (pyspac/train/corpus.py); greedy, or sampled with `--temp`: each request has a seed of its own then, the same
 for all contenders and rounds; each drafter's text is another even so, as drafts draw random numbers, too.
 Every request is run by every contender before the next one, in another order each round; the first round is
-not measured. A session is kept over all rounds, so `auto` knows what it learned before, as in a process that runs
-for longer. `of_best` is the speed of `auto` as a share of the best fixed length's with the same drafter, none
-included.
+not measured. A session is kept over all rounds, so `auto` knows what it learned before, as in a process
+that runs for longer. `of_best` is the speed of `auto` as a share of the best fixed length's with the same
+drafter, none included.
 
 The requests are also divided by what plain decoding makes of them: `new`, if fewer than half of the threes of
 tokens that end in its continuation came earlier in prompt or continuation, else `repeated`. (Threes, as
