@@ -8,10 +8,16 @@ per second, tokens per step, the speed as a share of plain decoding's, and what 
     python benchmarks/bench_drafters.py --head HEAD.gguf --mtp ADAPTER.gguf
 
 Texts: four kinds of places in those modules of the standard library that the demo models were not trained on
-(pyspac/train/corpus.py); greedy. Every request is run by every contender before the next one, in another
-order each round; the first round is not measured. A session is kept over all rounds, so `auto` knows what it
-learned before, as in a process that runs for longer. `of_best` is the speed of `auto` as a share of the best
-fixed length's with the same drafter, none included.
+(pyspac/train/corpus.py); greedy, or sampled with `--temp`: each request has a seed of its own then, the same
+for all contenders and rounds; each drafter's text is another even so, as drafts draw random numbers, too.
+Every request is run by every contender before the next one, in another order each round; the first round is
+not measured. A session is kept over all rounds, so `auto` knows what it learned before, as in a process
+that runs for longer. `of_best` is the speed of `auto` as a share of the best fixed length's with the same
+drafter, none included.
+
+The requests are also divided by what plain decoding makes of them: `new`, if fewer than half of the threes of
+tokens that end in its continuation came earlier in prompt or continuation, else `repeated`. (Threes, as
+`ngram` looks for the last 4, 3 or 2 tokens; half, as most of what comes is then the one or the other.)
 """
 
 from __future__ import annotations
@@ -24,20 +30,25 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 import machine
 from bench_speculation import OFF, Results, Timing, count_request, use_cpu_clock
 
 from pyspac.commands.demo import DRAFT, MODELS, TARGET
+from pyspac.generate.metrics import Metrics
 from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.model.gguf_header import read_header
 from pyspac.train.corpus import read_stdlib
 
 AUTO: Final = "auto"
 ALL: Final = "all"  # texts together
+NEW: Final = "new"
+REPEATED: Final = "repeated"
+N_SEEN: Final = 3  # tokens of a piece that came earlier, or did not
 LORA: Final = "draft-lora"
 HEAD: Final = "head"
 DEFAULT_DRAFTERS: Final = ("ngram", "draft", LORA)  # and a head, if there is one
@@ -90,6 +101,16 @@ def texts(n_requests: int) -> dict[str, list[str]]:
         kind: ["\n".join(lines) for lines in sorted((max(p, key=how) for p in places), key=how)[-n_requests:]]
         for kind, how in KINDS.items()
     }
+
+
+def repeats(prompt: list[int], text: list[int]) -> float:
+    """What share of the threes of tokens ending in `text` came earlier in `prompt` or `text`; 0 of none."""
+    tokens, seen, n_again = prompt + text, set[tuple[int, ...]](), 0
+    for end in range(N_SEEN, len(tokens) + 1):
+        piece = tuple(tokens[end - N_SEEN : end])
+        n_again += end > len(prompt) and piece in seen
+        seen.add(piece)
+    return n_again / max(1, len(text))
 
 
 # ---- contenders ------------------------------------------------------------------------------------
@@ -153,33 +174,56 @@ def open_session(contender: Contender, args: argparse.Namespace) -> Session:
     )
 
 
-def measure(found: list[Contender], args: argparse.Namespace) -> Results:
-    """All of them in turn on every request; see the top."""
-    results, rng = Results(""), random.Random(0)
-    requests = [(kind, text) for kind, of_kind in texts(args.requests).items() for text in of_kind]
+class Requests:
+    """Every request by every contender in turn, in another order each round."""
+
+    def __init__(self, sessions: dict[str, Session], args: argparse.Namespace) -> None:
+        self.sessions, self.args = sessions, args
+        self.requests = [(kind, text) for kind, of_kind in texts(args.requests).items() for text in of_kind]
+        self.rng = random.Random(0)
+        self.shares: dict[str, list[float]] = {name: [] for name in sessions}  # of each text: repeats()
+
+    def run(self, name: str, text: str, seed: int) -> Metrics:
+        session = self.sessions[name]
+        session.set_sampling(SamplingParams(temp=self.args.temp, seed=seed))
+        prompt = session.tokenize(text)[-self.args.prompt_tokens :]
+        generation = session.generate(prompt)
+        self.shares[name].append(repeats(prompt, generation.token_ids))
+        return generation.metrics
+
+    def round(self) -> dict[str, dict[str, Timing]]:
+        """[contender][text] -> what it did."""
+        timings: dict[str, dict[str, Timing]] = {name: {} for name in self.sessions}
+        for seed, (kind, text) in enumerate(self.requests):
+            order = self.rng.sample(list(self.sessions), len(self.sessions))
+            metrics = {name: self.run(name, text, seed) for name in order}
+            seen = REPEATED if self.shares[OFF][-1] >= 0.5 else NEW
+            for name, one in metrics.items():
+                for of in (kind, ALL, seen):
+                    count_request(one, timings[name].setdefault(of, Timing()))
+        return timings
+
+
+def measure(found: list[Contender], args: argparse.Namespace) -> tuple[Results, dict[str, float]]:
+    """All of them in turn on every request; see the top. And by contender what share of its texts repeats."""
+    results = Results("")
     with ExitStack() as stack:
         sessions = {c.name: stack.enter_context(open_session(c, args)) for c in found}
+        requests = Requests(sessions, args)
         for i in range(1 + args.rounds):
-            timings = {name: {kind: Timing() for kind in (*KINDS, ALL)} for name in sessions}
-            for kind, text in requests:
-                for name in rng.sample(list(sessions), len(sessions)):
-                    prompt = sessions[name].tokenize(text)[-args.prompt_tokens :]
-                    metrics = sessions[name].generate(prompt).metrics
-                    for of in (kind, ALL):
-                        count_request(metrics, timings[name][of])
-            for name, by_kind in timings.items() if i else ():
-                for kind, timing in by_kind.items():
+            for name, by_kind in requests.round().items():
+                for kind, timing in by_kind.items() if i else ():
                     results.add(kind, name, timing)
-    return results
+    return results, {name: fmean(shares) for name, shares in requests.shares.items()}
 
 
 # ---- rows ------------------------------------------------------------------------------------------
 
 
-def rows(found: list[Contender], results: Results) -> Iterator[dict[str, Any]]:
+def rows(found: list[Contender], results: Results, shares: dict[str, float]) -> Iterator[dict[str, Any]]:
     """One per contender and text; see benchmarks/README.md."""
     for contender in found:
-        for kind in (*KINDS, ALL):
+        for kind in (kind for kind in (*KINDS, ALL, NEW, REPEATED) if kind in results.timings):
             timings = results.timings[kind][contender.name]
             n_steps = sum(t.n_steps for t in timings)
             n_drafted = sum(t.n_drafted for t in timings)
@@ -193,6 +237,9 @@ def rows(found: list[Contender], results: Results) -> Iterator[dict[str, Any]]:
                 "ratio": round(results.speedup(kind, contender.name), 3),
                 "ratio_rounds": [round(min(ratios), 3), round(max(ratios), 3)],
             }
+            row["drafted_per_step"] = round(n_drafted / max(1, n_steps), 3)
+            if kind == ALL:
+                row["repeats"] = round(shares[contender.name], 3)
             if contender.length == AUTO:
                 row["of_best"] = round(_of_best(found, results, kind, contender), 3)
             yield row
@@ -205,11 +252,15 @@ def _of_best(found: list[Contender], results: Results, kind: str, auto: Contende
 
 
 def show(found: list[dict[str, Any]]) -> None:
-    print(f"{'drafter':14} {'length':>6} {'text':8} {'t/s':>8} {'per step':>8} {'draft us':>8} {'ratio':>6}")
+    print(
+        f"{'drafter':14} {'length':>6} {'text':8} {'t/s':>8} {'per step':>8} {'held':>6} "
+        f"{'draft us':>8} {'ratio':>6}"
+    )
     for r in found:
         low, high = r["ratio_rounds"]
         print(
             f"{r['drafter']:14} {r['length']:>6} {r['text']:8} {r['tps']:8.1f} {r['tokens_per_step']:8.2f} "
+            f"{'' if r['acceptance'] is None else format(r['acceptance'], '.2f'):>6} "
             f"{r['draft_us']:8.0f} {r['ratio']:6.2f} ({low:.2f} .. {high:.2f})"
             + (f", {r['of_best']:.3f} of the best length" if "of_best" in r else "")
         )
@@ -243,6 +294,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2, help="per kind of text")
     parser.add_argument("--predict", type=int, default=128, help="tokens per request")
     parser.add_argument("--prompt-tokens", type=int, default=200)
+    parser.add_argument("--temp", type=float, default=0.0, help="0: greedy; sampled texts repeat less")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", default="auto")
@@ -262,13 +314,13 @@ def main() -> int:
         use_cpu_clock()
     about = machine.describe()
     found = list(contenders(args))
-    result = list(rows(found, measure(found, args)))
+    result = list(rows(found, *measure(found, args)))
     if args.json != "-":
         print(machine.one_line(about))
         show(result)
     if args.json:
         how = {"benchmark": "drafters", "model": args.model.name, "n_rounds": args.rounds}
-        how |= {"n_threads": args.threads, "clock": args.clock, "machine": about}
+        how |= {"temp": args.temp, "n_threads": args.threads, "clock": args.clock, "machine": about}
         lines = "".join(json.dumps(row | how) + "\n" for row in result)
         if args.json == "-":
             print(lines, end="")

@@ -155,7 +155,8 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     stage(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),
     next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
-    splitter(plan, layers, slots, cache, host, dense.get(), forward, prompts, stage, log, next_layer.get(), wide, settings.params.max_batch) {
+    splitter(plan, layers, slots, cache, host, dense.get(), forward, prompts, stage, log, next_layer.get(), wide, settings.params.max_batch),
+    head_states(ctx) {
     try {
         if (tier) {
             tier->show(*board);
@@ -235,6 +236,12 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
     h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
     h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
+    h.keep_states    = [](void * engine, llama_context * head, int32_t slot, llama_pos pos, int32_t row) {
+        return ((spac_engine *) engine)->head_states.keep(head, slot, pos, row);
+    };
+    h.give_states = [](void * engine, llama_context * head, int32_t slot, llama_pos * pos, llama_pos end) {
+        return ((spac_engine *) engine)->head_states.give(head, slot, pos, end);
+    };
     if (masks) {
         h.draft = [](void * engine, int32_t slot, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
             return ((spac_engine *) engine)->masks->draft(slot, id_last, pos, n_max, drafted);

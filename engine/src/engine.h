@@ -10,6 +10,7 @@
 #include "expert-caches.h"
 #include "forward.h"
 #include "graph-splitter.h"
+#include "head-states.h"
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
@@ -80,6 +81,7 @@ struct spac_engine {
     const std::unique_ptr<spac_next_layer>                next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                                   splitter;
     std::unique_ptr<spac_draft_gate>                      draft_gate; // of watch_draft()
+    spac_head_states                                      head_states;
     // of each device, unless that is "none"
     std::vector<std::unique_ptr<spac_slot_copy>>       slot_copies;
     std::vector<std::unique_ptr<spac_prefetch_worker>> workers; // the first to end: their threads use the others

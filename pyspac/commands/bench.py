@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,10 +27,12 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.errors import UsageError
 from pyspac.generate.compare import take_turns
+from pyspac.generate.draft_files import spec_type_of
 from pyspac.generate.loading import Loading
 from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.tensor_split import parse_tensor_split
+from pyspac.model.gguf_header import read_header
 
 Save = Annotated[
     bool,
@@ -78,12 +82,14 @@ def bench(
             raise UsageError("--profile keeps no addresses of servers: leave it out, or --rpc")
         saved_defaults.check_can_save()
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
+    spec_type = None if draft is None else spec_type_of(read_header(draft))
     options = RunOptions(
-        model=target, draft=draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
+        model=target, draft=draft, spec_type=spec_type,
+        n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
         cache=CacheSize(text=cache), ram=given_ram(ram), device=device, rpc=rpc,
         tensor_split=parse_tensor_split(tensor_split), verbose=verbose,
     )  # fmt: skip
-    findings = measure(options, rounds)
+    findings = measure(options, mtp, rounds)
     console = error_console() if json_file == STDOUT else output_console()
     show(console, findings)
     if json_file is not None:
@@ -97,11 +103,13 @@ def bench(
         console.print(f"saved as this model's defaults: {way.flags} ({path})", markup=False, soft_wrap=True)
 
 
-def measure(options: RunOptions, n_rounds: int) -> Findings:
-    """Every way, on every prompt, `n_rounds` times."""
+def measure(options: RunOptions, mtp: Path | None, n_rounds: int) -> Findings:
+    """Every way, on every prompt, `n_rounds` times. `mtp`: an adapter, for a way of its own."""
     about = machine.describe()  # the load is that of others as long as nothing runs
     loading = Loading.of(options)
-    ways = find_ways(options, loading)
+    if mtp is not None:  # refused now rather than in its turn
+        Loading.of(replace(options, draft=None, spec_type=None, mtp=mtp))
+    ways = find_ways(options, loading, mtp)
     at_once = fit_together(ways, loading)
     runs = {name: way.options for name, way in ways.items()}
     with _progress_bar(len(ways) * len(PROMPTS) * (1 + n_rounds)) as on_turn:

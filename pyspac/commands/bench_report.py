@@ -75,7 +75,7 @@ class Findings:
         return {
             "model": self.options.model.name,
             "draft": self.options.draft.name if self.options.draft else None,
-            "mtp": self.options.mtp.name if self.options.mtp else None,
+            "mtp": next((way.options.mtp.name for way in self.ways.values() if way.options.mtp), None),
             "ram": self.options.ram,
             "winner": self.winner,
             "rivals": [own, other],
@@ -85,6 +85,7 @@ class Findings:
                 name: {
                     "generation_tps": asdict(generation.of(name)),
                     "prompt_tps": asdict(prompts.of(name)),
+                    "acceptance": self.turns.acceptance(name),
                     **{f"{kind}_tps": asdict(self.turns.generation(kind).of(name)) for kind in PROMPTS},
                 }
                 for name in self.ways
@@ -101,18 +102,21 @@ def show(console: Console, findings: Findings) -> None:
     """The table, and the sentences."""
     generation, prompts = findings.turns.generation(), findings.turns.prompts()
     table = Table("tokens/s", box=None, padding=(0, 1, 0, 0))
-    for name in ("prompt", *PROMPTS, "all", "+-"):
+    for name in ("prompt", *PROMPTS, "all", "+-", "accepted"):
         table.add_column(name, justify="right")
     for name in findings.ways:
         kinds = [findings.turns.generation(kind).of(name).median for kind in PROMPTS]
         total = generation.of(name)
         style = "bold" if name == findings.winner else None
         cells = [prompts.of(name).median, *kinds, total.median, (total.high - total.low) / 2]
-        table.add_row(name, *map(_number, cells), style=style)
+        share = findings.turns.acceptance(name)
+        accepted = "" if share is None else f"{100 * share:.0f} %"
+        table.add_row(name, *map(_number, cells), accepted, style=style)
     console.print(table)
     console.print(
         "prompt: processing prompts; the others: generation after each kind,\n"
-        "and after all; medians of the rounds; +-: half the quartiles' distance of all.\n"
+        "and after all; medians of the rounds; +-: half the quartiles' distance of all;\n"
+        "accepted: of what was drafted, which --speculation auto may have stopped.\n"
         "The slowest and the fastest round of a ratio decide who wins",
         style="dim",
     )

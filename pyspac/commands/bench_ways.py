@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from pyspac.engine.devices import fits_memory
 from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.session import Session
+from pyspac.generate.spec_types import DRAFT_LORA
 from pyspac.model.geometry import LayerGeometry
 
 # four kinds of text: code, prose, a list of records, a talk
@@ -79,9 +81,9 @@ class Way:
     program: str = "pyspac run"
 
 
-def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
-    """By their names. `options`: of pyspac, with what drafts, if anything; `loading`: of these."""
-    plain = replace(options, draft=None, mtp=None)
+def find_ways(options: RunOptions, loading: Loading, mtp: Path | None = None) -> dict[str, Way]:
+    """By their names. `options`: of pyspac, with a draft, if there is one; `loading`: of these."""
+    plain = replace(options, draft=None, spec_type=None)
     stock = replace(plain, stock=True, ram=None)
     repacked = replace(stock, repack=True)
     ways = {
@@ -96,11 +98,12 @@ def find_ways(options: RunOptions, loading: Loading) -> dict[str, Way]:
     ways |= own
     best = next(iter(own))
     for name in ("llama.cpp", best):
-        ways[f"{name}, drafts"] = _with_drafts(ways[name], options)
-    if options.mtp is not None:
+        way = _with_drafts(ways[name], options)
+        ways[f"{name}, {way.options.wanted_spec_type}"] = way
+    if mtp is not None:
         way = ways[best]
-        flags = f"{way.flags} --mtp {shlex.quote(str(options.mtp))}"
-        ways[f"{best}, adapter"] = replace(way, flags=flags, options=replace(way.options, mtp=options.mtp))
+        flags = f"{way.flags} --mtp {shlex.quote(str(mtp))}"
+        ways[f"{best}, {DRAFT_LORA}"] = replace(way, flags=flags, options=replace(way.options, mtp=mtp))
     return ways
 
 
@@ -116,11 +119,14 @@ def _own_ways(options: RunOptions, *, has_cache: bool) -> dict[str, Way]:
 
 
 def _with_drafts(way: Way, options: RunOptions) -> Way:
-    """By the draft model, or from the text so far."""
+    """By the draft model or head, or from the text so far."""
     if options.draft is None:
         flags, drafting = "--spec-type ngram", replace(way.options, spec_type="ngram")
     else:
-        flags, drafting = f"-md {shlex.quote(str(options.draft))}", replace(way.options, draft=options.draft)
+        flags = f"-md {shlex.quote(str(options.draft))}"
+        if options.spec_type is not None:
+            flags += f" --spec-type {options.spec_type}"
+        drafting = replace(way.options, draft=options.draft, spec_type=options.spec_type)
     return replace(way, flags=f"{way.flags} {flags}", options=drafting)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
+from pyspac.engine.step import StepTotals
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.generate.chat import Conversation, Turn
 from pyspac.generate.decode import Interrupt
@@ -163,11 +164,18 @@ def stats_lines(conversation: Conversation) -> list[str]:
         speed = "-" if metrics.tps is None else f"{metrics.tps:.1f} tokens/s"
         lines.append(
             f"answer {i}: {turn.n_processed} new tokens processed, {turn.n_kept} kept from before; "
-            f"{metrics.n_tokens} generated, {speed}"
+            f"{metrics.n_tokens} generated, {speed}{_drafts(metrics.totals)}"
         )
     context = conversation.session.context
     n_held = context.n_past if conversation.turns else 0
     return [*lines, f"context: {n_held} of {context.n_ctx} tokens"]
+
+
+def _drafts(totals: StepTotals) -> str:
+    """What of it was drafted; "" without a drafter, and where nothing was drafted."""
+    if totals.n_draft == 0:
+        return ""
+    return f"; {totals.n_draft} drafted, {totals.n_accepted} of them accepted"
 
 
 def _new_prompt() -> PromptSession[str]:

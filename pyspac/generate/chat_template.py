@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from pyspac.errors import ConfigError, EngineError, ModelError
+from pyspac.generate.encoding import utf8
 from pyspac.model.gguf_header import GgufHeader
 
 if TYPE_CHECKING:
@@ -51,12 +52,15 @@ class ChatTemplate:
                 raise EngineError(INVALID_ARGUMENT, "it makes no text of a message")
         except EngineError as error:
             raise ModelError(
-                f"{file or header.path}: the chat template cannot be used ({_reason(error)}); give another "
+                f"{file or header.path}: the chat template cannot be used ({error}); give another "
                 "one with --chat-template-file, or complete plain text with pyspac run -p"
             ) from error
 
     def text(self, messages: Sequence[Message]) -> str:
-        """All of them, and the beginning of the answer. Raises ModelError if the template refuses them."""
+        """All of them, and the beginning of the answer.
+
+        Raises ModelError if the template refuses them, NotTextError for half of a character.
+        """
         try:
             return self._apply(messages)
         except EngineError as error:  # one that took a message may refuse others
@@ -68,6 +72,8 @@ class ChatTemplate:
     def _apply(self, messages: Sequence[Message]) -> str:
         from pyspac._native import check, ffi, lib  # late: --help needs no library
 
+        for message in messages:
+            utf8(message.content, "a message")
         text, n_bytes = ffi.new("char **"), ffi.new("int64_t *")
         rows = json.dumps([asdict(message) for message in messages])
         try:
@@ -93,7 +99,10 @@ def _open(source: str, bos: str, eos: str) -> object:
     from pyspac._native import check, ffi, lib  # late, as above
 
     out = ffi.new("spac_chat_template **")
-    check(lib.spac_chat_template_open(source.encode(), bos.encode(), eos.encode(), out))
+    try:
+        check(lib.spac_chat_template_open(source.encode(), bos.encode(), eos.encode(), out))
+    except EngineError as error:
+        raise EngineError(error.status, _reason(error)) from error
     return ffi.gc(out[0], lib.spac_chat_template_close)
 
 

@@ -65,6 +65,8 @@ class _Sums:
     prompt_s: float = 0.0
     n_tokens: int = 0
     s: float = 0.0
+    n_draft: int = 0
+    n_accepted: int = 0
 
     def add(self, metrics: Metrics) -> None:
         if metrics.n_tokens == 0:  # the end token came first
@@ -73,6 +75,8 @@ class _Sums:
         self.prompt_s += metrics.first_token_s - metrics.start_s
         self.n_tokens += metrics.n_tokens - 1
         self.s += metrics.last_token_s - metrics.first_token_s
+        self.n_draft += metrics.totals.n_draft
+        self.n_accepted += metrics.totals.n_accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,12 @@ class Turns:
     def prompts(self) -> Speeds:
         """Of processing prompts, the first token included."""
         return self._speeds(None, lambda sums: (sums.n_prompt, sums.prompt_s))
+
+    def acceptance(self, way: str) -> float | None:
+        """The share of its drafts that held, after all prompts; None: nothing was drafted."""
+        sums = [sums for of_round in self._rounds[way] for sums in of_round.values()]
+        n_draft = sum(one.n_draft for one in sums)
+        return sum(one.n_accepted for one in sums) / n_draft if n_draft else None
 
     def _speeds(self, prompt: str | None, part: Callable[[_Sums], tuple[int, float]]) -> Speeds:
         def speed(of_round: dict[str, _Sums]) -> float:

@@ -60,6 +60,11 @@ def drafting_note(header: GgufHeader) -> str | None:
     return f"has an MTP head: --spec-type {DRAFT_MTP}" if has_head(header) else None
 
 
+def spec_type_of(draft: GgufHeader) -> str | None:
+    """The one way in which a file can draft; None: it is a model, which drafts in more than one."""
+    return next(iter(_DRAFT_ARCHITECTURES.get(draft.architecture, ())), None)
+
+
 def check_is_target(header: GgufHeader) -> None:
     """Raise ModelError for a draft that cannot run by itself; llama.cpp would fail while loading it."""
     if wanted := _DRAFT_ARCHITECTURES.get(header.architecture):

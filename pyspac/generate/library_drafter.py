@@ -50,6 +50,7 @@ class Handle:
         self._ptr = out[0]
         self._drafted = ffi.new("int32_t[]", N_DRAFT_MAX)
         self._n = ffi.new("int32_t *")
+        self._token = ffi.new("int32_t *")
 
     def begin(self, n_keep: int) -> int:
         """A new sequence, the same as the last one for `n_keep` tokens; how many of these it has."""
@@ -61,9 +62,11 @@ class Handle:
         """The target has computed `tokens`, of which the first stands at `pos`, in its last batch."""
         check(lib.spac_drafter_process(self._live(), ffi.new("int32_t[]", tokens), len(tokens), pos))
 
-    def defer(self, tokens: Sequence[int], pos: int) -> None:
-        """The same, of a batch without drafts: it is looked at when the next draft is made."""
-        check(lib.spac_drafter_defer(self._live(), ffi.new("int32_t[]", tokens), len(tokens), pos))
+    def defer(self, token: int, pos: int) -> None:
+        """The same of one token, in every plain step: it is looked at when the next draft is made."""
+        self._token[0] = token
+        if status := lib.spac_drafter_defer(self._live(), self._token, 1, pos):
+            check(status)
 
     def draft(self, token: int, pos: int, n_max: int) -> list[int]:
         """What follows `token`, which stands at `pos` and is not processed yet."""
@@ -148,7 +151,7 @@ class LibraryDrafter(Drafter):
 
     def accept(self, n: int) -> None:
         if len(self._batch) == 1:
-            return self.handle.defer(self._batch, self._pos)
+            return self.handle.defer(self._batch[0], self._pos)
         self.handle.process(self._batch, self._pos)
         return self.handle.accept(n)
 

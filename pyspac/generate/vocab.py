@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from pyspac.generate.encoding import utf8
 from pyspac.generate.libllama import lib
 
 
@@ -19,8 +20,11 @@ class Vocab:
         self._piece_buffer = ctypes.create_string_buffer(256)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids; `add_special`: BOS if the model wants it; `parse_special`: read "<|im_end|>" etc."""
-        data = text.encode("utf-8")
+        """Token ids; `add_special`: BOS if the model wants it; `parse_special`: read "<|im_end|>" etc.
+
+        Raises NotTextError for half of a character.
+        """
+        data = utf8(text, "the text")
         tokens = (lib.llama_token * (len(data) + 8))()
         n = self._tokenize_into(tokens, data, add_special, parse_special)
         if n < 0:  # more tokens than bytes

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import eagle_models
+import gguf_models
 import input_models
 import mask_adapters
 import pytest
@@ -173,9 +175,11 @@ def test_bench(models: Path, tmp_path: Path) -> None:
     row: dict[str, Any] = json.loads(row_file.read_text())
     assert list(row["ways"]) == [
         *("llama.cpp", "llama.cpp, weights as in the file", "pyspac, split", "pyspac, no device"),
-        *("llama.cpp, drafts", "pyspac, split, drafts"),
+        *("llama.cpp, draft", "pyspac, split, draft"),
     ]
-    for way in row["ways"].values():
+    for name, way in row["ways"].items():
+        acceptance = way.pop("acceptance")
+        assert acceptance is None or (name.endswith(", draft") and 0 <= acceptance <= 1)
         for spread in way.values():
             assert 0 < spread["low"] <= spread["median"] <= spread["high"]
     assert row["winner"] in row["ways"]
@@ -194,15 +198,36 @@ def test_an_adapter_and_experts_on_disk(models: Path, tmp_path: Path) -> None:
     result = invoke("bench", "-m", model, "--mtp", adapter, "--ram", "auto", "--json", row_file, *SHORT)
     assert result.exit_code == 0, result.output
     row: dict[str, Any] = json.loads(row_file.read_text())
-    assert list(row["ways"])[-2:] == ["pyspac, drafts", "pyspac, adapter"]
+    assert list(row["ways"])[-2:] == ["pyspac, ngram", "pyspac, draft-lora"]
     assert (row["mtp"], row["ram"]) == ("mtp.gguf", "auto")
-    options = RunOptions(model=model, mtp=adapter, ram="4")
-    ways = find_ways(options, Loading.of(options))
+    options = RunOptions(model=model, ram="4")
+    ways = find_ways(options, Loading.of(options), adapter)
     assert {name for name, way in ways.items() if way.options.ram == "4"} == {
-        "pyspac", "pyspac, drafts", "pyspac, adapter",
+        "pyspac", "pyspac, ngram", "pyspac, draft-lora",
     }  # fmt: skip
-    assert {name for name, way in ways.items() if way.options.mtp} == {"pyspac, adapter"}
-    assert ways["pyspac, adapter"].flags == f"--device none --ram 4 --mtp {adapter}"
+    assert {name for name, way in ways.items() if way.options.mtp} == {"pyspac, draft-lora"}
+    assert ways["pyspac, draft-lora"].flags == f"--device none --ram 4 --mtp {adapter}"
+
+
+def test_a_head_beside_an_adapter(tmp_path: Path) -> None:
+    """Ways by what drafts; the flags of each are those that `pyspac run` takes."""
+    model = gguf_models.write_model(tmp_path / "t.gguf", "qwen3moe")
+    head = eagle_models.write_eagle3(tmp_path / "head.gguf", "qwen3moe")
+    adapter = mask_adapters.write_adapter(tmp_path / "mtp.gguf", model)
+    row_file = tmp_path / "row.json"
+    result = invoke("bench", "-m", model, "-md", head, "--mtp", adapter, "--json", row_file, *SHORT)
+    assert result.exit_code == 0, result.output
+    row: dict[str, Any] = json.loads(row_file.read_text())
+    assert list(row["ways"])[-3:] == ["llama.cpp, draft-eagle3", "pyspac, draft-eagle3", "pyspac, draft-lora"]
+    assert (row["draft"], row["mtp"]) == ("head.gguf", "mtp.gguf")
+    ways = find_ways(
+        RunOptions(model=model, draft=head, spec_type="draft-eagle3"),
+        Loading.of(RunOptions(model=model)),
+        adapter,
+    )
+    assert ways["pyspac, draft-eagle3"].flags == f"--device none -md {head} --spec-type draft-eagle3"
+    result = invoke("bench", "-m", model, "-md", head, "--mtp", model, *SHORT)  # no adapter
+    assert result.exit_code == 2, result.output
 
 
 def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

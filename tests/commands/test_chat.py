@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import input_models
@@ -83,9 +84,20 @@ def test_a_pipe_is_read_line_by_line(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count("[-n tokens are reached]") == 2
     assert "answer 1: " in result.stdout
+    assert "drafted" not in result.stdout
     assert "> " not in result.stdout
     assert "\x1b" not in result.stdout
     assert not (tmp_path / "chat-history").exists()
+
+
+@pytest.mark.model
+def test_stats_say_what_was_drafted(tmp_path: Path) -> None:
+    drafts = ["--spec-type", "ngram", "--draft-max", "2"]
+    arguments = ["chat", "-m", str(TARGET), "--temp", "0", "-n", "30", "-t", "1", *drafts]
+    environment = {"PYSPAC_CACHE_DIR": str(tmp_path)}
+    result = CliRunner().invoke(app, arguments, input="a = 1\n/stats\n", env=environment)
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"; \d+ drafted, \d+ of them accepted", " ".join(result.stdout.split()))
 
 
 @pytest.mark.parametrize(

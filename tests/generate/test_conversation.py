@@ -85,6 +85,26 @@ NO_SYSTEM = (
 )
 
 
+def test_what_a_template_says_is_cut_once() -> None:
+    """llama.cpp's words before it, and none of its own."""
+    source = "{{ raise_exception('Jinja Exception: two') }}"
+    with pytest.raises(ModelError, match=r"\(Jinja Exception: two\)"):
+        ChatTemplate(header_with(chat_template=source))
+
+
+def test_half_of_a_character_is_no_message() -> None:
+    template = ChatTemplate(header_with(chat_template=TEMPLATE))
+    with pytest.raises(PyspacError, match=r"a message has half of a character, U\+DCFF, behind 'caf'"):
+        template.text([Message("user", "caf\udcff")])
+    with Session(RunOptions(model=TARGET, n_predict=4, n_threads=1)) as session:
+        with pytest.raises(PyspacError, match=r"the text has half of a character, U\+D83D, behind ''"):
+            session.tokenize("\ud83d")
+        conversation = Conversation(session, template)
+        with pytest.raises(PyspacError, match="half of a character"):
+            conversation.ask("\udcff")
+        assert conversation.ask("x").text  # what failed is forgotten
+
+
 def test_a_template_that_refuses_messages() -> None:
     template = ChatTemplate(header_with(chat_template=NO_SYSTEM))
     with pytest.raises(ModelError, match=r"refuses what was said \(One message alone\)"):

@@ -49,7 +49,7 @@ class Paused(LibraryDrafter):
     """Drafts for some tokens, does not for some, and notes all it does."""
 
     def begin_notes(self) -> None:
-        self.drafts: list[tuple[int, list[int]]] = []
+        self.drafts: dict[tuple[int, ...], list[int]] = {}  # by the text before
         self.held: list[int] = []  # tokens that the draft's context has in a pause
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
@@ -58,7 +58,7 @@ class Paused(LibraryDrafter):
         if is_paused:
             self.held.append(int(lib.llama_memory_seq_pos_max(self.context.memory, 0)))
         else:
-            self.drafts.append((len(tokens), found.tokens))
+            self.drafts[tuple(tokens)] = found.tokens
         return found
 
 
@@ -93,11 +93,11 @@ def test_drafts_after_a_pause_are_those_without_one(
     deferred, prompt, outputs = generate(options, Paused)
     at_once, _, same = generate(options, AtOnce)
     assert outputs == same
-    # by place and length of the text: behind a near tie a few drafts begin at other tokens
-    one, other = set(map(str, deferred.drafts)), set(map(str, at_once.drafts))
-    alike = len(one & other) / max(len(one), len(other))
-    assert alike > 0.85  # near ties: a wide batch rounds otherwise; with wrong tokens it is 0.62 at most
-    assert sum(len(tokens) for _, tokens in deferred.drafts) > 50
+    both = deferred.drafts.keys() & at_once.drafts.keys()  # a draft that differs is another place of the next
+    assert len(both) > 0.8 * len(at_once.drafts)
+    alike = sum(deferred.drafts[text] == at_once.drafts[text] for text in both) / len(both)
+    assert alike > 0.95  # near ties: a wide batch rounds otherwise; with wrong states it is 0.8 at most
+    assert sum(len(tokens) for tokens in deferred.drafts.values()) > 50
     assert margins(options.model, prompt, outputs[0]).max() < NEAR_TIE
     # in a pause nothing is read
     assert len(set(deferred.held)) <= 8 < len(deferred.held) / 4
@@ -122,19 +122,19 @@ def test_texts_that_go_back_into_a_pause(tmp_path: Path) -> None:
         handle.begin(0)
         handle.process(text[:10], 0)
         for i in range(10, 39):
-            handle.defer(text[i : i + 1], i)
+            handle.defer(text[i], i)
         assert handle.draft(text[39], 39, 4) == wanted[0]
         handle.begin(0)
         handle.process(text[:10], 0)
         for i in range(10, 30):
-            handle.defer(text[i : i + 1], i)
+            handle.defer(text[i], i)
         assert handle.begin(20) == 20
         handle.process([9, 9], 20)  # a prompt's piece
         assert handle.draft(9, 22, 4) == wanted[1]
         handle.begin(0)
         n_ctx = session.drafter.context.n_ctx
         for i in range(n_ctx + 10):
-            handle.defer([5 + i % 7], i)
+            handle.defer(5 + i % 7, i)
         assert handle.draft(9, n_ctx + 10, 4) == []
         with pytest.raises(EngineError, match="none may be left out"):
-            handle.defer([9], n_ctx + 12)
+            handle.defer(9, n_ctx + 12)

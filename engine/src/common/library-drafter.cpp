@@ -9,6 +9,7 @@
 #include "llama.h"
 #include "log.h"
 #include "speculative.h"
+#include "target-states.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -86,60 +87,9 @@ static common_params_speculative make_params(const spac_drafter_params & p) {
     return params;
 }
 
-// the target's hidden states that a head reads: a row for each token of the last batch, in buffers of n_batch rows
-struct target_states {
-    target_states() = default;
-
-    target_states(const types_t & types, llama_context * target, llama_context * draft) :
-        target(target) {
-        const llama_model * model_target = llama_get_model(target);
-        const uint32_t      n_layer      = llama_model_n_layer(model_target);
-        if (has(types, COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3)) {
-            const llama_model * model = llama_get_model(draft);
-            width                     = llama_model_n_embd(model_target);
-            for (uint32_t k = 0; k < llama_model_target_layer_ids_n(model); k++) {
-                const uint32_t il = llama_model_target_layer_ids(model)[k];
-                layers.push_back(il < n_layer ? (int32_t) il : NEXTN);
-            }
-        } else if (has(types, COMMON_SPECULATIVE_TYPE_DRAFT_MTP)) {
-            layers.push_back(NEXTN);
-            width = llama_model_n_embd_out(model_target);
-        }
-    }
-
-    size_t row_size() const { return layers.size() * width; }
-
-    // append the rows of the last batch's first tokens: [n_tokens][layer][width]
-    void save(int32_t n_tokens, std::vector<float> & rows) const {
-        const size_t n = rows.size();
-        rows.resize(n + n_tokens * row_size());
-        for (size_t k = 0; k < layers.size(); k++) {
-            const float * from = buffer(layers[k]);
-            for (int32_t i = 0; i < n_tokens; i++) {
-                std::copy_n(from + i * width, width, rows.data() + n + (i * layers.size() + k) * width);
-            }
-        }
-    }
-
-    // as if a batch of these tokens had just been computed
-    void restore(int32_t n_tokens, const float * rows) const {
-        for (size_t k = 0; k < layers.size(); k++) {
-            float * to = buffer(layers[k]);
-            for (int32_t i = 0; i < n_tokens; i++) {
-                std::copy_n(rows + (i * layers.size() + k) * width, width, to + i * width);
-            }
-        }
-    }
-
-  private:
-    static constexpr int32_t NEXTN = -1; // behind the last layer
-
-    float * buffer(int32_t il) const { return il == NEXTN ? llama_get_embeddings_nextn(target) : llama_get_embeddings_layer_inp(target, il); }
-
-    llama_context *      target = nullptr;
-    std::vector<int32_t> layers;
-    size_t               width = 0;
-};
+static bool reads_states(const types_t & types) {
+    return has(types, COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3) || has(types, COMMON_SPECULATIVE_TYPE_DRAFT_MTP);
+}
 
 struct library_drafter : spac_drafter {
     library_drafter(const spac_drafter_params & p) :
@@ -149,8 +99,10 @@ struct library_drafter : spac_drafter {
         check_contexts(params.types, p.target, p.draft);
         open();
         if (draft_ctx) {
-            batch       = common_batch(draft_ctx);
-            states      = target_states(params.types, target, draft_ctx);
+            batch = common_batch(draft_ctx);
+            if (reads_states(params.types)) {
+                states = spac_target_states(target, llama_get_model(draft_ctx));
+            }
             n_piece_max = (int32_t) std::min(llama_n_batch(target), llama_n_batch(draft_ctx));
         }
     }
@@ -188,7 +140,7 @@ struct library_drafter : spac_drafter {
         rewind_or_throw(pos);
         const bool is_next = draft_ctx && n_read + n_deferred() == pos;
         if (is_next && pos + n_tokens <= (int32_t) llama_n_ctx(draft_ctx)) {
-            states.save(n_tokens, rows);
+            states.save(0, n_tokens, rows);
             deferred.insert(deferred.end(), tokens, tokens + n_tokens);
         }
         sequence.insert(sequence.end(), tokens, tokens + n_tokens);
@@ -314,7 +266,7 @@ struct library_drafter : spac_drafter {
     common_speculative_ptr    spec;
     common_batch              batch; // as the target's last one
     llama_tokens              sequence;
-    target_states             states;
+    spac_target_states        states;
     llama_tokens              deferred; // behind the first n_read tokens
     std::vector<float>        rows;     // their states
     int32_t                   n_piece_max = 0;
