@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from llama_helpers import (
     new_context,
     offloaded_model,
     place,
+    shares,
     split_layers,
 )
 
@@ -32,12 +32,6 @@ from pyspac.engine.params import EngineParams
 from pyspac.errors import EngineError
 
 WIDTHS = (40, *range(1, 17), 5, 1)
-
-
-def shares(*parts: float) -> Any:
-    """llama_model_params.tensor_split; the array outlives the call that loads."""
-    values = (ctypes.c_float * 16)(*parts)
-    return {"tensor_split": ctypes.cast(values, ctypes.POINTER(ctypes.c_float))}
 
 
 @contextmanager
