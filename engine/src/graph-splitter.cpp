@@ -107,14 +107,19 @@ bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
 }
 
 // a context has one backend of each device
-ggml_backend_t spac_graph_splitter::backend_of_calls(const llama_moe_hook_params & p) const {
-    for (int i = 0; plan.host_mode == SPAC_HOST_IN_STREAM && i < ggml_backend_sched_get_n_backends(p.sched); i++) {
+ggml_backend_t spac_graph_splitter::backend_of_device(const llama_moe_hook_params & p) const {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(p.sched); i++) {
         ggml_backend_t backend = ggml_backend_sched_get_backend(p.sched, i);
         if (ggml_backend_get_device(backend) == plan.device_of(*nodes.at(p.il).layer)) {
             return backend;
         }
     }
-    return p.backend_cpu;
+    return nullptr;
+}
+
+ggml_backend_t spac_graph_splitter::backend_of_calls(const llama_moe_hook_params & p) const {
+    ggml_backend_t device = plan.host_mode == SPAC_HOST_IN_STREAM ? backend_of_device(p) : nullptr;
+    return device ? device : p.backend_cpu;
 }
 
 ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
@@ -127,7 +132,10 @@ ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
     }
     const spac_slot_group & group = *groups[node->layer->group];
     if (plan.has_executor()) {
-        return spac_build_split_executor(p, node, group, backend_of_calls(p));
+        // After a node of the CPU, ggml's scheduler leaves it to the next device, where the next layer is on another one: all
+        // rows of the experts would go there instead of their sum.
+        ggml_backend_t merging = plan.devices.size() > 1 ? backend_of_device(p) : nullptr;
+        return spac_build_split_executor(p, node, group, backend_of_calls(p), merging);
     }
     return node->layer->own_kernels ? spac_build_split_kernels(p, node, &group) : spac_build_split_in_graph(p, node, group);
 }

@@ -34,10 +34,11 @@ struct spac_graph_splitter {
     int32_t n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
 
   private:
-    void          note_graph(const llama_moe_hook_params & p);
-    ggml_tensor * split(const llama_moe_hook_params & p);
-    ggml_tensor * build_wide(const llama_moe_hook_params & p);
-    ggml_tensor * build_whole(const llama_moe_hook_params & p);
+    void           note_graph(const llama_moe_hook_params & p);
+    ggml_tensor *  split(const llama_moe_hook_params & p);
+    ggml_tensor *  build_wide(const llama_moe_hook_params & p);
+    ggml_tensor *  build_whole(const llama_moe_hook_params & p);
+    ggml_backend_t backend_of_device(const llama_moe_hook_params & p) const; // which has the layer's slots; NULL: not in this context
     // where the nodes are that call the engine
     ggml_backend_t backend_of_calls(const llama_moe_hook_params & p) const;
     bool           can_split(const llama_moe_hook_params & p);

@@ -269,7 +269,8 @@ static ggml_tensor * build_call(const llama_moe_hook_params & p, ggml_backend_t 
     return call;
 }
 
-ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group, ggml_backend_t backend) {
+ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group, ggml_backend_t backend,
+                                        ggml_backend_t merging) {
     const spac_moe_layer & layer  = *node->layer;
     const int64_t          n_used = layer.n_expert_used, n_tokens = p.cur->ne[1];
     const split_inputs     in = make_inputs(p, layer);
@@ -291,7 +292,11 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
     ggml_tensor * host   = ggml_custom_4d(p.ctx, GGML_TYPE_F32, layer.n_embd, n_used, n_tokens, 1, &ids, n_args, collect_executor, 1, node);
     ggml_build_forward_expand(p.gf, build_call(p, backend, host, "spac_collect"));
 
-    return build_sum(p, layer, ggml_add(p.ctx, device, host));
+    ggml_tensor * rows = ggml_add(p.ctx, device, host);
+    if (merging) {
+        ggml_backend_sched_set_tensor_backend(p.sched, rows, merging);
+    }
+    return build_sum(p, layer, rows);
 }
 
 // ---- whole layers

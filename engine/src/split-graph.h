@@ -41,8 +41,10 @@ struct spac_split_node {
 ggml_tensor * spac_build_split_in_graph(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group);
 // the same with the engine's own kernels for the host's experts; group: NULL if all of them are the host's
 ggml_tensor * spac_build_split_kernels(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group * group);
-// backend: of the nodes that call ops, the CPU's or the device's
-ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group, ggml_backend_t backend);
+// backend: of the nodes that call ops, the CPU's or the device's; merging: of the one that adds both sides' rows, and so of what
+// follows it; NULL: as ggml's scheduler has it
+ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group, ggml_backend_t backend,
+                                        ggml_backend_t merging);
 
 // a layer whose experts are all in slots, in their order from slot `first` on: llama.cpp's own nodes, with the router's ids
 // on_cpu: the device is the CPU

@@ -273,7 +273,7 @@ static std::vector<float> run_built(const spac_moe_layer & layer, spac_split_ops
 static std::vector<float> run(const spac_moe_layer & layer, mini_engine * engine, const forward_input & in, int n_threads, fake_gpu * gpu = nullptr) {
     const auto build = [&](const llama_moe_hook_params & p, spac_split_node * node) {
         return !engine            ? build_stock(p, layer)
-               : engine->executor ? spac_build_split_executor(p, node, engine->group, p.backend_cpu)
+               : engine->executor ? spac_build_split_executor(p, node, engine->group, p.backend_cpu, nullptr)
                                   : spac_build_split_in_graph(p, node, engine->group);
     };
     return run_built(layer, engine, build, in, n_threads, gpu, nullptr);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import gguf_models as models
 import numpy as np
 import pytest
+from conftest import ROOT
 from gguf import GGMLQuantizationType as Type
 from llama_helpers import (
     Sequence0,
@@ -22,6 +25,7 @@ from llama_helpers import (
     new_context,
     offloaded_model,
     place,
+    shares,
     split_layers,
 )
 
@@ -30,14 +34,11 @@ from pyspac.engine import engine as native
 from pyspac.engine.device_stats import read_devices
 from pyspac.engine.params import EngineParams
 from pyspac.errors import EngineError
+from tools.rpc_servers import rpc_server
+
+DEMO = ROOT / "pyspac" / "models" / "demo-moe.gguf"
 
 WIDTHS = (40, *range(1, 17), 5, 1)
-
-
-def shares(*parts: float) -> Any:
-    """llama_model_params.tensor_split; the array outlives the call that loads."""
-    values = (ctypes.c_float * 16)(*parts)
-    return {"tensor_split": ctypes.cast(values, ctypes.POINTER(ctypes.c_float))}
 
 
 @contextmanager
@@ -197,6 +198,22 @@ def test_auto_leaves_out_what_has_no_moe_layer(
         assert_stocks_logits(stock, split, engine, seed=5)
     says = f"gives {rpc_devices[1 - left].name} no MoE layer of this model: it holds no experts"
     assert capfd.readouterr().err.count(says) == 1
+
+
+def test_one_row_crosses_to_the_next_device() -> None:
+    """The sum of a layer's experts, not their rows: the log has the inputs of a graph's parts."""
+    with rpc_server() as first, rpc_server() as second:
+        rpc = f"127.0.0.1:{first},127.0.0.1:{second}"
+        options = ["--rpc", rpc, "-ts", "3,4", "--cache", "50%", "-p", "a", "-n", "2", "--verbose"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pyspac", "run", "-m", str(DEMO), *options],
+            env=os.environ | {"GGML_SCHED_DEBUG": "1"}, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    parts = [line for line in done.stderr.splitlines() if "SPLIT #" in line and f":{second}]" in line]
+    assert not [line for line in parts if "[spac_collect-2" in line]  # of the first server's last layer
+    assert [line for line in parts if "[l_out-2" in line]
+    assert [line for line in parts if "[spac_collect-3" in line]
 
 
 def test_links_of_their_own(rpc_devices: list[Any], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def why_not() -> str | None:
 
 
 def environment(library: Path) -> dict[str, str]:
-    """Variables that load the backend and let it see lavapipe alone.
+    """Variables that load the backend and let it see lavapipe alone, as two devices.
 
     Half floats are not used: lavapipe has them, emulated, and compiles twice as long.
     """
@@ -39,7 +39,7 @@ def environment(library: Path) -> dict[str, str]:
         "GGML_BACKEND_PATH": str(library),
         "VK_DRIVER_FILES": str(driver()),
         "VK_ICD_FILENAMES": str(driver()),  # the same for loaders before 1.3.207
-        "GGML_VK_VISIBLE_DEVICES": "0",
+        "GGML_VK_VISIBLE_DEVICES": "0,0",
         "GGML_VK_DISABLE_F16": "1",
         "GGML_VK_DISABLE_COOPMAT": "1",
     }

@@ -7,28 +7,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final
-
-TWO_DEVICES: Final = "pytest, two GPUs"  # lavapipe twice
 
 
 def run_tests(build_dir: Path, root: Path, variables: dict[str, str]) -> int:
     """How many failed; one after the other, as each has a thread per core already."""
     programs = build_dir / "tests"
-    pytest = [sys.executable, "-m", "pytest", "-q", "-m", "vulkan"]
     tests = {
         "test-negative-ids": [str(programs / "test-negative-ids"), "Vulkan0"],
         "test-backend-ops": [str(programs / "test-backend-ops"), "test", "-b", "Vulkan0", "-p", "skip=1"],
         "test-copies": [str(programs / "test-copies"), "Vulkan0"],
-        "pytest -m vulkan": [*pytest, str(root / "tests")],
-        TWO_DEVICES: [*pytest, str(root / "tests" / "engine" / "test_auto_devices.py")],
+        "pytest -m vulkan": [sys.executable, "-m", "pytest", "-q", "-m", "vulkan", str(root / "tests")],
     }
     n_failed = 0
     for name, command in tests.items():
         start = time.monotonic()
-        twice = {"GGML_VK_VISIBLE_DEVICES": "0,0"} if name == TWO_DEVICES else {}
-        environment = os.environ | variables | twice
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
         print(
             f"  {'FAILED' if done.returncode else 'ok':6} {name}, {time.monotonic() - start:.0f} s",
             flush=True,
