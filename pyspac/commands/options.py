@@ -265,8 +265,8 @@ SpecTypeName = Annotated[
         metavar="NAME",
         help="What proposes tokens: draft (the draft model), ngram (the text so far), draft-lora (--mtp's "
         f"adapter), none, or one of llama.cpp's: {', '.join(LLAMA)} ({' and '.join(SERVER_ONLY)} in `pyspac "
-        "serve` alone); of a list of these the first that finds something. Default: draft with -md, draft-lora"
-        " with --mtp, else none.",
+        "serve` alone); of a list of these the first that finds something. Default: draft with -md,"
+        " draft-lora with --mtp, else none.",
         rich_help_panel=DRAFTING,
     ),
 ]
