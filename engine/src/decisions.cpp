@@ -11,7 +11,7 @@ static constexpr uint64_t DECISION_LIFE_US = 10'000'000;
 // of the time between two forwards, as much as may have been decoding; the rest was waiting for a request
 static constexpr uint64_t FORWARD_MAX_US = 1'000'000;
 
-spac_decisions::spac_decisions(spac_board & board, const spac_expert_caches & cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy) :
+spac_decisions::spac_decisions(spac_board & board, const spac_device_caches & cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy) :
     board(board), cache(cache), tier(tier), policy(std::move(policy)) {}
 
 // nothing that is read here is trusted: the board may be written by another process

@@ -3,7 +3,7 @@
 
 #include "board.h"
 #include "default-policy.h"
-#include "expert-caches.h"
+#include "device-caches.h"
 #include "tier/memory-tier.h"
 
 #include <atomic>
@@ -14,7 +14,7 @@ struct spac_decisions {
     // cache: empty where the device is "none": decisions are read, and move nothing
     // tier: of experts on disk, where the device is "none": a decision's loads are read ahead into memory; or NULL
     // policy: NULL where a scheduler of the engine's own process decides
-    spac_decisions(spac_board & board, const spac_expert_caches & cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy);
+    spac_decisions(spac_board & board, const spac_device_caches & cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy);
 
     void    take_over();                            // the board's decision, if it is new and whole; by the graph, the worker or the ABI
     void    begin_forward();                        // takes over, and looks after a scheduler that may be gone
@@ -27,7 +27,7 @@ struct spac_decisions {
     void read_ahead();
 
     spac_board &                               board;
-    const spac_expert_caches                   cache;
+    const spac_device_caches                   cache;
     spac_memory_tier * const                   tier;
     const std::unique_ptr<spac_default_policy> policy;
 

@@ -10,7 +10,7 @@
 
 static constexpr double WEIGHT = 0.2; // of the latest drafting in averages
 
-spac_draft_gate::spac_draft_gate(llama_context * draft, spac_board & board, const spac_expert_caches & cache, const std::vector<const spac_moe_layer *> & layers,
+spac_draft_gate::spac_draft_gate(llama_context * draft, spac_board & board, const spac_device_caches & cache, const std::vector<const spac_moe_layer *> & layers,
                                  int n_slots, int max_batch, spac_memory_tier * tier) :
     hook(draft), cache(cache), tier(tier), stats(board.ahead()[SPAC_AHEAD_DRAFT_GATE]), routers(layers), max_batch(max_batch), n_copies(routers.layers().size(), 0),
     n_absent(routers.layers().size()) {

@@ -5,7 +5,7 @@
 #include "board.h"
 #include "context-hook.h"
 #include "cutoff.h"
-#include "expert-caches.h"
+#include "device-caches.h"
 #include "job-thread.h"
 #include "routers.h"
 #include "tier/memory-tier.h"
@@ -19,7 +19,7 @@ struct spac_draft_gate {
     // draft: the draft model's context, whose graphs get one node per MoE layer that reads the router's input, and nothing else
     // layers: that are split, of the target; n_slots: of the device; tier: of experts on disk, or NULL
     // all outlive it, but the draft's context may go first; throws SPAC_STATUS_INVALID_ARGUMENT where the two models do not fit
-    spac_draft_gate(llama_context * draft, spac_board & board, const spac_expert_caches & cache, const std::vector<const spac_moe_layer *> & layers, int n_slots,
+    spac_draft_gate(llama_context * draft, spac_board & board, const spac_device_caches & cache, const std::vector<const spac_moe_layer *> & layers, int n_slots,
                     int max_batch, spac_memory_tier * tier = nullptr);
     ~spac_draft_gate();
 
@@ -51,7 +51,7 @@ struct spac_draft_gate {
     void work_off(const job & j);
 
     spac_context_hook        hook;
-    const spac_expert_caches cache;
+    const spac_device_caches cache;
     spac_memory_tier *       tier;
     spac_ahead_stats &       stats;
     spac_routers             routers;

@@ -81,7 +81,7 @@ std::vector<std::unique_ptr<spac_expert_cache>> spac_engine::make_caches() {
     return caches;
 }
 
-static spac_expert_caches all_of(const std::vector<std::unique_ptr<spac_expert_cache>> & cache_of, const spac_board & board) {
+static spac_device_caches all_of(const std::vector<std::unique_ptr<spac_expert_cache>> & cache_of, const spac_board & board) {
     std::vector<spac_expert_cache *> caches;
     for (const auto & cache : cache_of) {
         caches.push_back(cache.get());
@@ -105,7 +105,7 @@ static std::unique_ptr<spac_dense_matmul> make_dense(llama_context * ctx, const 
     return std::make_unique<spac_dense_matmul>(weights, kernels);
 }
 
-static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, const spac_expert_caches & cache, const spac_layers & layers, const spac_plan & plan,
+static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, const spac_device_caches & cache, const spac_layers & layers, const spac_plan & plan,
                                                         spac_memory_tier * tier, const spac_engine_params & params) {
     if (params.next_layer == 0) {
         return nullptr;
@@ -145,7 +145,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     cache_of(make_caches()),
     cache(all_of(cache_of, *board)),
     tier(make_tier(plan, layers, settings)),
-    decisions(*board, plan.has_slots ? cache : spac_expert_caches(), plan.has_slots ? nullptr : tier.get(),
+    decisions(*board, plan.has_slots ? cache : spac_device_caches(), plan.has_slots ? nullptr : tier.get(),
               free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),

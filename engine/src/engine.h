@@ -5,9 +5,9 @@
 #include "board.h"
 #include "context-hook.h"
 #include "decisions.h"
+#include "device-caches.h"
 #include "draft-gate.h"
 #include "engine-params.h"
-#include "expert-caches.h"
 #include "forward.h"
 #include "graph-splitter.h"
 #include "head-states.h"
@@ -68,7 +68,7 @@ struct spac_engine {
     std::mutex                               cache_mutex;
     // of each device
     const std::vector<std::unique_ptr<spac_expert_cache>> cache_of;
-    const spac_expert_caches                              cache;
+    const spac_device_caches                              cache;
     const std::unique_ptr<spac_memory_tier>               tier; // where memory holds a part of the experts alone
     spac_decisions                                        decisions;
     spac_host_work                                        host;

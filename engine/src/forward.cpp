@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-spac_forward::spac_forward(spac_board & board, const spac_expert_caches & cache, spac_decisions & decisions, spac_host_work & host,
+spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
                            spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish) :
     board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), fills(fills),
     il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}

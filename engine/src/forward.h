@@ -5,7 +5,7 @@
 #include "activations.h"
 #include "board.h"
 #include "decisions.h"
-#include "expert-caches.h"
+#include "device-caches.h"
 #include "host-work.h"
 #include "routing-log.h"
 #include "split-graph.h"
@@ -19,7 +19,7 @@ struct spac_forward : spac_split_ops {
     // fills: whether experts that were just used take free slots
     // tier: of experts on disk, or NULL
     // il_to_publish: the layer after which the board is published; -1: a worker does that between forwards
-    spac_forward(spac_board & board, const spac_expert_caches & cache, spac_decisions & decisions, spac_host_work & host,
+    spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
                  spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish);
 
     bool is_running() const { return in_progress; } // the worker asks too
@@ -51,7 +51,7 @@ struct spac_forward : spac_split_ops {
     void write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
 
     spac_board &             board;
-    const spac_expert_caches cache;
+    const spac_device_caches cache;
     spac_decisions &         decisions;
     spac_host_work &         host;
     spac_memory_tier * const tier;

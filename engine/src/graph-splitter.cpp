@@ -3,7 +3,7 @@
 #include "host/openmp-team.h"
 #include "status.h"
 
-spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_expert_caches & cache, const spac_host_work & host,
+spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_device_caches & cache, const spac_host_work & host,
                                          const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
                                          spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch) :
     plan(plan), groups(groups), cache(cache), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), wide(wide),

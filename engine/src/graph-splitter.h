@@ -1,7 +1,7 @@
 // What the hook does with the graphs of a context while its engine is at work: which layers are split, and how.
 #pragma once
 
-#include "expert-caches.h"
+#include "device-caches.h"
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
@@ -22,7 +22,7 @@
 struct spac_graph_splitter {
     // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
     // next_layer: NULL unless it was asked for
-    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_expert_caches & cache, const spac_host_work & host,
+    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_device_caches & cache, const spac_host_work & host,
                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch);
 
@@ -47,7 +47,7 @@ struct spac_graph_splitter {
 
     const spac_plan &               plan;
     const spac_slot_groups &        groups;
-    const spac_expert_caches        cache;
+    const spac_device_caches        cache;
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
     spac_prompt_counts &            prompts;

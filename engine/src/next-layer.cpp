@@ -8,7 +8,7 @@
 static constexpr int64_t MAX_TOKENS_TIER = 32;  // a wider batch reads the next layer as a whole
 static constexpr double  TIME_WEIGHT     = 0.1; // of the latest forward in a layer's time
 
-spac_next_layer::spac_next_layer(spac_board & board, const spac_expert_caches & cache, const std::vector<const spac_moe_layer *> & layers, int distance,
+spac_next_layer::spac_next_layer(spac_board & board, const spac_device_caches & cache, const std::vector<const spac_moe_layer *> & layers, int distance,
                                  spac_memory_tier * tier) :
     cache(cache), stats(board.ahead()[SPAC_AHEAD_NEXT_LAYER]), tier(tier), routers(layers), distance(distance), layer_us(routers.layers().size(), 0) {
     for (size_t i = 0; i < routers.layers().size(); i++) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "board.h"
-#include "expert-caches.h"
+#include "device-caches.h"
 #include "job-thread.h"
 #include "routers.h"
 #include "tier/memory-tier.h"
@@ -15,7 +15,7 @@
 struct spac_next_layer {
     // layers: that are split, in the order of a graph; distance: in those of them with a router, at least 1
     // tier: of experts on disk, or NULL; all outlive it, as do graphs with its nodes; throws as spac_routers does
-    spac_next_layer(spac_board & board, const spac_expert_caches & cache, const std::vector<const spac_moe_layer *> & layers, int distance,
+    spac_next_layer(spac_board & board, const spac_device_caches & cache, const std::vector<const spac_moe_layer *> & layers, int distance,
                     spac_memory_tier * tier = nullptr);
 
     // one node on the CPU that reads the router's input, and nothing else; does nothing for layers without a router
@@ -46,7 +46,7 @@ struct spac_next_layer {
     uint64_t due_us(size_t index, uint64_t now) const;
     void     work_off(const job & j);
 
-    const spac_expert_caches cache;
+    const spac_device_caches cache;
     spac_ahead_stats &       stats;
     spac_memory_tier *       tier;
     spac_routers             routers;

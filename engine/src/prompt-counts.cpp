@@ -5,7 +5,7 @@
 
 #include <map>
 
-spac_prompt_counts::spac_prompt_counts(spac_board & board, const spac_expert_caches & cache, const spac_layers & layers, spac_routing_log & log, bool fills) :
+spac_prompt_counts::spac_prompt_counts(spac_board & board, const spac_device_caches & cache, const spac_layers & layers, spac_routing_log & log, bool fills) :
     board(board), cache(cache), log(log), fills(fills), activations(board.geometry().n_expert) {
     std::map<int, int> n_layers_of; // by layout group
     for (const spac_moe_layer * layer : layers.split()) {

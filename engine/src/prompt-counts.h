@@ -4,7 +4,7 @@
 
 #include "activations.h"
 #include "board.h"
-#include "expert-caches.h"
+#include "device-caches.h"
 #include "layers.h"
 #include "prompt-way.h"
 #include "routing-log.h"
@@ -14,7 +14,7 @@
 
 struct spac_prompt_counts {
     // all outlive it, as do graphs with its nodes
-    spac_prompt_counts(spac_board & board, const spac_expert_caches & cache, const spac_layers & layers, spac_routing_log & log, bool fills);
+    spac_prompt_counts(spac_board & board, const spac_device_caches & cache, const spac_layers & layers, spac_routing_log & log, bool fills);
 
     // one node on the CPU that reads ids, and nothing else: the layer itself stays stock's; does nothing for other layers
     void add_node(const llama_moe_hook_params & p);
@@ -35,7 +35,7 @@ struct spac_prompt_counts {
     static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
 
     spac_board &             board;
-    const spac_expert_caches cache;
+    const spac_device_caches cache;
     spac_routing_log &       log;
     const bool               fills;
 

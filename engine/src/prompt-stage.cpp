@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <numeric>
 
-static int choose_mode(const spac_expert_caches & cache, bool has_device, int stage) {
+static int choose_mode(const spac_device_caches & cache, bool has_device, int stage) {
     return has_device && cache.can_stage() ? stage : (int) SPAC_STAGE_NEVER;
 }
 
-spac_prompt_stage::spac_prompt_stage(spac_board & board, const spac_expert_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers,
+spac_prompt_stage::spac_prompt_stage(spac_board & board, const spac_device_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers,
                                      const spac_slot_groups & groups, const std::vector<ggml_backend_dev_t> & devices, int stage) :
     board(board), cache(cache), prompts(prompts), groups(groups), devices(devices), mode(choose_mode(cache, !devices.empty(), stage)), way(prompts.way) {
     for (const spac_moe_layer * layer : layers.split()) {

@@ -2,7 +2,7 @@
 // copied while the layer before is computed, where llama.cpp copies a layer's experts first and computes it then.
 #pragma once
 
-#include "expert-caches.h"
+#include "device-caches.h"
 #include "layers.h"
 #include "prompt-counts.h"
 #include "split-graph.h"
@@ -15,7 +15,7 @@
 
 struct spac_prompt_stage {
     // stage: spac_stage; devices: none: nothing is staged; all outlive it, as do graphs with its nodes
-    spac_prompt_stage(spac_board & board, const spac_expert_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers, const spac_slot_groups & groups,
+    spac_prompt_stage(spac_board & board, const spac_device_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers, const spac_slot_groups & groups,
                       const std::vector<ggml_backend_dev_t> & devices, int stage);
 
     // one layer of a wide batch's graph; NULL: it stays llama.cpp's, and is counted alone. The first layer that is asked
@@ -43,7 +43,7 @@ struct spac_prompt_stage {
     void stage_after(int il);
 
     spac_board &                          board;
-    const spac_expert_caches              cache;
+    const spac_device_caches              cache;
     spac_prompt_counts &                  prompts;
     const spac_slot_groups &              groups;
     const std::vector<ggml_backend_dev_t> devices;

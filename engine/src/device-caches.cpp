@@ -1,16 +1,16 @@
-#include "expert-caches.h"
+#include "device-caches.h"
 
 #include "clock.h"
 
 #include <algorithm>
 #include <numeric>
 
-bool spac_expert_caches::can_stage() const {
+bool spac_device_caches::can_stage() const {
     return std::all_of(caches.begin(), caches.end(), [](spac_expert_cache * cache) { return cache->can_stage(); });
 }
 
 // each takes the loads of its own layers
-void spac_expert_caches::apply(const uint8_t * utility, const uint8_t * tau, const uint32_t * load, size_t n_load,
+void spac_device_caches::apply(const uint8_t * utility, const uint8_t * tau, const uint32_t * load, size_t n_load,
                                const std::vector<uint64_t> & byte_budgets) const {
     for (size_t i = 0; i < caches.size(); i++) {
         caches[i]->apply(utility, tau, load, n_load, i < byte_budgets.size() ? byte_budgets[i] : UINT64_MAX);
@@ -18,13 +18,13 @@ void spac_expert_caches::apply(const uint8_t * utility, const uint8_t * tau, con
 }
 
 // each looks at its own layers
-void spac_expert_caches::want_whole(const uint8_t * wanted) const {
+void spac_device_caches::want_whole(const uint8_t * wanted) const {
     for (spac_expert_cache * cache : caches) {
         cache->want_whole(wanted);
     }
 }
 
-std::vector<int32_t> spac_expert_caches::whole_layers(uint64_t & version) const {
+std::vector<int32_t> spac_device_caches::whole_layers(uint64_t & version) const {
     std::vector<int32_t> first;
     version = 0;
     for (spac_expert_cache * cache : caches) {
@@ -38,41 +38,41 @@ std::vector<int32_t> spac_expert_caches::whole_layers(uint64_t & version) const 
 }
 
 // rises whenever one of theirs does
-uint64_t spac_expert_caches::whole_version() const {
+uint64_t spac_device_caches::whole_version() const {
     return std::accumulate(caches.begin(), caches.end(), (uint64_t) 0, [](uint64_t sum, const spac_expert_cache * cache) { return sum + cache->whole_version(); });
 }
 
-void spac_expert_caches::enter_graph(const std::vector<int32_t> & whole, bool may_reserve) const {
+void spac_device_caches::enter_graph(const std::vector<int32_t> & whole, bool may_reserve) const {
     for (spac_expert_cache * cache : caches) {
         cache->enter_graph(whole, may_reserve);
     }
 }
 
-void spac_expert_caches::cancel() const {
+void spac_device_caches::cancel() const {
     for (spac_expert_cache * cache : caches) {
         cache->cancel();
     }
 }
 
-void spac_expert_caches::unpin_all() const {
+void spac_device_caches::unpin_all() const {
     for (spac_expert_cache * cache : caches) {
         cache->unpin_all();
     }
 }
 
-void spac_expert_caches::begin_forward() const {
+void spac_device_caches::begin_forward() const {
     for (spac_expert_cache * cache : caches) {
         cache->begin_forward();
     }
 }
 
-void spac_expert_caches::idle() const {
+void spac_device_caches::idle() const {
     for (spac_expert_cache * cache : caches) {
         cache->idle();
     }
 }
 
-bool spac_expert_caches::wait_idle(int32_t timeout_ms) const {
+bool spac_device_caches::wait_idle(int32_t timeout_ms) const {
     const uint64_t end = spac_now_us() + 1000ull * std::max(0, timeout_ms);
     return std::all_of(caches.begin(), caches.end(), [&](spac_expert_cache * cache) {
         const uint64_t now = spac_now_us();
@@ -80,7 +80,7 @@ bool spac_expert_caches::wait_idle(int32_t timeout_ms) const {
     });
 }
 
-void spac_expert_caches::check() const {
+void spac_device_caches::check() const {
     for (spac_expert_cache * cache : caches) {
         cache->check();
     }

@@ -1,7 +1,7 @@
 // The caches of several devices: each has the layers of its own, all write one set of counters.
 #include "check.h"
 #include "clock.h"
-#include "expert-caches.h"
+#include "device-caches.h"
 #include "prefetch-worker.h"
 
 #include <atomic>
@@ -20,7 +20,7 @@ struct two_devices {
     spac_device_stats                  stats[2]  = {};
     std::mutex                         mutex;
     std::unique_ptr<spac_expert_cache> caches[2];
-    spac_expert_caches                 cache;
+    spac_device_caches                 cache;
     std::vector<uint8_t>               utility = std::vector<uint8_t>(N_LAYER * N_EXPERT, 1), tau = std::vector<uint8_t>(N_LAYER, 1);
 
     two_devices() {

@@ -7,15 +7,15 @@
 #include <cstdint>
 #include <vector>
 
-struct spac_expert_caches {
-    spac_expert_caches() = default; // without a device
-    spac_expert_caches(spac_expert_cache & only) :
-        spac_expert_caches(&only) {}
-    spac_expert_caches(spac_expert_cache * only) : // NULL: none
+struct spac_device_caches {
+    spac_device_caches() = default; // without a device
+    spac_device_caches(spac_expert_cache & only) :
+        spac_device_caches(&only) {}
+    spac_device_caches(spac_expert_cache * only) : // NULL: none
         caches(only ? 1 : 0, only) {}
 
     // of_layer: [n_layer] which of them
-    spac_expert_caches(std::vector<spac_expert_cache *> caches, std::vector<uint32_t> of_layer) :
+    spac_device_caches(std::vector<spac_expert_cache *> caches, std::vector<uint32_t> of_layer) :
         caches(std::move(caches)), of_layer(std::move(of_layer)) {}
 
     bool empty() const { return caches.empty(); }
