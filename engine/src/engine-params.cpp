@@ -192,6 +192,9 @@ static ggml_backend_dev_t find_device(const std::string & name, const std::vecto
                                                      gpus.empty() ? "" : ", ", names_of(gpus).c_str()));
 }
 
+// ggml's scheduler has 16 backends (GGML_SCHED_MAX_BACKENDS, ggml-backend.cpp), and one is the CPU's
+static const size_t N_DEVICES_MAX = SPAC_N_DEVICES - 1;
+
 static bool is_rpc(ggml_backend_dev_t device) {
     return std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device))).rfind("RPC", 0) == 0; // RPC[host:port]
 }
@@ -227,7 +230,7 @@ std::vector<ggml_backend_dev_t> spac_choose_devices(const std::string & names, c
     }
     if (kind == SPAC_DEVICE_AUTO) {
         std::vector<ggml_backend_dev_t> gpus = gpus_of(devices);
-        gpus.resize(std::min<size_t>(gpus.size(), SPAC_N_DEVICES));
+        gpus.resize(std::min<size_t>(gpus.size(), N_DEVICES_MAX));
         return gpus;
     }
     std::vector<ggml_backend_dev_t> chosen;
@@ -238,8 +241,8 @@ std::vector<ggml_backend_dev_t> spac_choose_devices(const std::string & names, c
         }
         chosen.push_back(device);
     }
-    if (chosen.size() > SPAC_N_DEVICES) {
-        throw spac_error(SPAC_STATUS_DEVICE, spac_format("--device names %zu devices: name %d at most", chosen.size(), SPAC_N_DEVICES));
+    if (chosen.size() > N_DEVICES_MAX) {
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("--device names %zu devices: name %zu at most", chosen.size(), N_DEVICES_MAX));
     }
     return chosen;
 }

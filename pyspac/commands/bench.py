@@ -25,6 +25,7 @@ from pyspac.commands.common import (
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
+from pyspac.commands.stuck import ends_where_stuck
 from pyspac.errors import UsageError
 from pyspac.generate.compare import take_turns
 from pyspac.generate.draft_files import spec_type_of
@@ -45,6 +46,7 @@ Save = Annotated[
 
 
 @reports_errors
+@ends_where_stuck
 def bench(
     model: o.ModelIfAny = None,
     hf_repo: o.HfRepo = None,
@@ -78,8 +80,8 @@ def bench(
         check_target("--png", png)
         check_can_draw()
     if profile:
-        if rpc:
-            raise UsageError("--profile keeps no addresses of servers: leave it out, or --rpc")
+        if rpc or tensor_split:
+            raise UsageError("--profile keeps neither servers nor shares: leave it out, or --rpc and -ts")
         saved_defaults.check_can_save()
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     spec_type = None if draft is None else spec_type_of(read_header(draft))

@@ -110,11 +110,15 @@ def find_ways(options: RunOptions, loading: Loading, mtp: Path | None = None) ->
 def _own_ways(options: RunOptions, *, has_cache: bool) -> dict[str, Way]:
     """Without drafts: the split first, where there is a device."""
     ram = "" if options.ram is None else f" --ram {options.ram}"
-    on_host = replace(options, device="none", cache=CacheSize(text="auto"))
+    on_host = replace(options, device="none", rpc=None, tensor_split=(), cache=CacheSize(text="auto"))
     host = Way(f"--device none{ram}", on_host, True)
     if not has_cache:
         return {"pyspac": host}
-    split = Way(f"--device {options.device} --cache {options.cache.text}{ram}", options, True)
+    rpc = "" if options.rpc is None else f" --rpc {options.rpc}"
+    numbers = ",".join(f"{number:g}" for number in options.tensor_split)
+    shares = f" -ts {numbers}" if numbers else ""
+    flags = f"--device {options.device}{rpc}{shares} --cache {options.cache.text}{ram}"
+    split = Way(flags, options, True)
     return {"pyspac, split": split, "pyspac, no device": host}
 
 

@@ -12,6 +12,7 @@ from pyspac.commands.chat_view import ChatView
 from pyspac.commands.common import error_console, loading_bar, reports_errors, say_what_has_no_effect
 from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
+from pyspac.commands.stuck import ends_where_stuck
 from pyspac.generate.chat import Conversation
 from pyspac.generate.chat_template import ChatTemplate
 from pyspac.generate.decode import Interrupt
@@ -31,6 +32,7 @@ System = Annotated[
 
 
 @reports_errors
+@ends_where_stuck
 def chat(
     command: typer.Context,
     model: o.ModelIfAny = None,

@@ -23,6 +23,7 @@ from pyspac.commands.common import (
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.run import generate_shown
+from pyspac.commands.stuck import ends_where_stuck
 from pyspac.errors import ModelError, PyspacError
 from pyspac.generate.compare import Speeds, compare, stock_and_own
 from pyspac.generate.decode import Generation, Interrupt
@@ -42,6 +43,7 @@ DraftMax = Annotated[int, typer.Option("--draft-max", metavar="N", help="Tokens 
 
 
 @reports_errors
+@ends_where_stuck
 def demo(
     n_predict: o.NPredict = 128,
     cache: o.Cache = "25%",

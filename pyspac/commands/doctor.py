@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pyspac.checks import check_int
@@ -15,6 +16,7 @@ from pyspac.commands.common import check_json_target, output_console, reports_er
 from pyspac.commands.demo import TARGET
 from pyspac.commands.findings import Finding, examine, has_problem, to_dict
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.stuck import ends_where_stuck
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.rpc import split_endpoint
 from pyspac.model.checks import check_model_file
@@ -24,6 +26,7 @@ STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
 @reports_errors
+@ends_where_stuck
 def doctor(
     model: Annotated[
         Path | None,
@@ -61,5 +64,6 @@ def _show(console: Console, findings: list[Finding]) -> None:
     table.add_column(overflow="fold")
     for finding in findings:
         mend = f"\n-> {finding.mend}" if finding.mend else ""
-        table.add_row(f"[{STYLES[finding.level]}]{finding.level}[/]", finding.what, finding.detail + mend)
+        level = f"[{STYLES[finding.level]}]{finding.level}[/]"
+        table.add_row(level, escape(finding.what), escape(finding.detail + mend))
     console.print(table)

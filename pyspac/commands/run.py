@@ -22,6 +22,7 @@ from pyspac.commands.common import (
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
+from pyspac.commands.stuck import ends_where_stuck
 from pyspac.generate.chat_template import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.loading import Loading
@@ -71,6 +72,7 @@ CopyGbS = Annotated[
 
 
 @reports_errors
+@ends_where_stuck
 def run(
     command: typer.Context,
     model: o.ModelIfAny = None,

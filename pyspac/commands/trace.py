@@ -19,6 +19,7 @@ from pyspac.commands.common import (
     read_prompt,
     reports_errors,
 )
+from pyspac.commands.stuck import ends_where_stuck
 from pyspac.errors import UsageError
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import RunOptions
@@ -51,6 +52,7 @@ NoDisplay = Annotated[bool, typer.Option("--no-display", help="Do not show the t
 
 
 @reports_errors
+@ends_where_stuck
 def trace(
     model: o.Model,
     output: Output,

@@ -16,6 +16,7 @@ from pyspac.commands.common import (
     reports_errors,
 )
 from pyspac.commands.json_file import write_json
+from pyspac.commands.stuck import ends_where_stuck
 from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import UsageError
 from pyspac.generate.memory_tier import given_ram
@@ -73,6 +74,7 @@ ReportEvery = Annotated[
 
 
 @reports_errors
+@ends_where_stuck
 def train_head(
     model: ModelFile,
     output: Output,
