@@ -46,16 +46,16 @@ app.command(cls=ModelCommand)(chat)
 app.command(cls=GroupedCommand)(demo)
 app.command(cls=ModelCommand)(bench)
 app.command(cls=ModelCommand)(profile)
-app.command(cls=GroupedCommand)(inspect)
+app.command(cls=ModelCommand)(inspect)
 app.command(cls=GroupedCommand)(models)
-app.command(cls=GroupedCommand)(doctor)
+app.command(cls=ModelCommand)(doctor)
 app.command(cls=ServeCommand, context_settings={"allow_extra_args": True})(
     serve
 )  # after --: for llama-server
 app.command(cls=GroupedCommand)(attach)
 app.command(cls=GroupedCommand)(top)
 app.command(cls=ModelCommand)(trace)
-app.command(cls=GroupedCommand)(train_head)
+app.command(cls=ModelCommand)(train_head)
 app.add_typer(lab)
 
 

@@ -8,6 +8,6 @@ GIB: Final = 1 << 30
 
 def size_text(n_bytes: float) -> str:
     """Say a size for people: in MiB below 1 GiB, else in GiB."""
-    if n_bytes < GIB:
+    if round(n_bytes / MIB) < GIB // MIB:
         return f"{n_bytes / MIB:.4g} MiB"
     return f"{n_bytes / GIB:,.2f}".rstrip("0").rstrip(".") + " GiB"

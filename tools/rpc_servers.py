@@ -25,8 +25,8 @@ def wait_until_it_listens(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 @contextmanager
-def start_rpc_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A fresh one, which is stopped by its own process id."""
+def start_rpc_server(port: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A fresh one, with further `arguments`, which is stopped by its own process id."""
     from pyspac._native import bin_dir
 
     command = [
@@ -37,6 +37,7 @@ def start_rpc_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
         str(port),
         "--threads",
         "1",
+        *arguments,
     ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

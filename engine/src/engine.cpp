@@ -6,6 +6,7 @@
 #include "llama-model.h"
 #include "llama.h"
 
+#include <cassert>
 #include <numeric>
 #include <vector>
 
@@ -187,7 +188,8 @@ spac_engine::~spac_engine() {
 }
 
 double spac_engine::copy_gb_s(size_t device) const {
-    const double own = settings.params.device_copy_gb_s[plan.places[device]]; // at most SPAC_N_DEVICES
+    assert(plan.places[device] < SPAC_N_DEVICES); // spac_choose_devices gives no more
+    const double own = settings.params.device_copy_gb_s[plan.places[device]];
     return own > 0 ? own : settings.params.copy_gb_s;
 }
 

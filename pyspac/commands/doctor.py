@@ -18,10 +18,16 @@ from pyspac.commands.findings import Finding, examine, has_problem, to_dict
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.stuck import ends_where_stuck
 from pyspac.engine.cpus import default_n_threads
-from pyspac.engine.rpc import split_endpoint
+from pyspac.engine.rpc_servers import places_of
 from pyspac.model.checks import check_model_file
 
 EXIT_PROBLEM: Final = 1
+Rpc = Annotated[
+    str | None,
+    typer.Option(
+        "--rpc", metavar="HOST:PORT", help="Look at a ggml-rpc-server and its devices; several with commas."
+    ),
+]
 STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
@@ -33,7 +39,7 @@ def doctor(
         typer.Argument(metavar="[MODEL]", help="A GGUF file whose disk is measured. Default: the demo's."),
     ] = None,
     threads: o.Threads = None,
-    rpc: o.Rpc = None,
+    rpc: Rpc = None,
     json_file: o.JsonFile = None,
 ) -> None:
     """Look at this machine.
@@ -45,10 +51,9 @@ def doctor(
     check_json_target(json_file)
     if threads is not None:
         check_int("-t", threads, 1)
-    for endpoint in rpc.split(",") if rpc else ():
-        split_endpoint(endpoint.strip())
+    servers = [] if rpc is None else list(places_of(rpc).values())
     path = check_model_file(model).path if model else TARGET
-    findings = examine(threads or default_n_threads(), path, rpc)
+    findings = examine(threads or default_n_threads(), path, servers)
     if json_file is not None:
         write_json(json_file, to_dict(findings))
     if json_file != STDOUT:

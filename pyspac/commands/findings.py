@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -42,17 +42,17 @@ class Finding:
     mend: str = ""
 
 
-def examine(n_threads: int, model: Path, rpc: str | None = None) -> list[Finding]:
+def examine(n_threads: int, model: Path, servers: Sequence[str] = ()) -> list[Finding]:
     """All checks, in the order of a reader's interest. Measuring, also of `model`'s disk, takes seconds.
 
-    `rpc`: servers, "HOST:PORT,HOST:PORT"; their devices are looked at as those of the machine are.
+    `servers`: HOST:PORT of RPC servers; their devices are looked at as those of the machine are.
     """
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": _versions,
         "bindings": _bindings,
         "engine": _engine,
         "memory": _memory,
-        "RPC servers": lambda: _servers(rpc),
+        "RPC servers": lambda: _servers(servers),
         "devices": _devices,
         "bandwidth": lambda: _bandwidths(n_threads),
         "disk": lambda: _disk(model),
@@ -152,13 +152,13 @@ def _memory() -> Iterator[Finding]:
         )
 
 
-def _servers(rpc: str | None) -> Iterator[Finding]:
+def _servers(servers: Sequence[str]) -> Iterator[Finding]:
     """Those that fit are added to the devices."""
     from pyspac.engine.devices import choose_device
     from pyspac.engine.rpc import greet
 
     good = []
-    for endpoint in (text.strip() for text in rpc.split(",")) if rpc else ():
+    for endpoint in servers:
         try:
             found = greet(endpoint)
             found.check_can_skip()

@@ -36,6 +36,10 @@ _ADVICE: Final[tuple[tuple[str, str], ...]] = (
         "name the devices with --device, such as --device CUDA0,CUDA1; whole layers are shared out, as "
         "--tensor-split says",
     ),
+    (
+        "-ts --tensor-split",
+        "leave it out: run, chat, bench, profile and trace take shares of the layers, and serve after --",
+    ),
     ("-ngl --gpu-layers --n-gpu-layers", "leave it out: all layers that can be are on the GPU"),
     (
         "--repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --typical --typical-p "

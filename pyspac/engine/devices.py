@@ -6,18 +6,14 @@ of the split. Either way nothing of a graphics card is touched.
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import psutil
 
 from pyspac.engine.memory import free_memory
-from pyspac.engine.rpc import Greeting, greet, split_endpoint
+from pyspac.engine.rpc_servers import add_servers
 from pyspac.engine.values import read_device_kind
-from pyspac.errors import PyspacError, UsageError
 
 if TYPE_CHECKING:
     from pyspac.engine.engine import DeviceInfo
@@ -87,7 +83,7 @@ def choose_device(names: str, rpc: str | None = None, *, is_split: bool = True) 
 
     "auto": those of the servers `rpc` ("HOST:PORT,HOST:PORT"), else all GPUs, else none. `is_split`: servers
     have to be of this build, as experts may be elsewhere. Raises UsageError if there is no device of that
-    name, or one is named twice, ConfigError or UsageError for a server that is not there or does not fit.
+    name, or one is named twice, or a server does not fit, NoAnswerError if one is not there.
     """
     from pyspac.engine import engine  # loads the native library
 
@@ -96,7 +92,7 @@ def choose_device(names: str, rpc: str | None = None, *, is_split: bool = True) 
             return cpu_device(has_cache=False)
         case "emulated":
             return cpu_device()
-    of_servers = _add_servers(rpc, is_split=is_split) if rpc else []
+    of_servers = [] if rpc is None else add_servers(rpc, is_split=is_split)
     is_theirs = read_device_kind(names) == "auto" and of_servers
     indices = engine.find_devices(",".join(of_servers) if is_theirs else names)
     all_devices = engine.devices() if indices else []
@@ -119,66 +115,3 @@ def _together(parts: list[Device]) -> Device:
         memory_total=sum(part.memory_total for part in parts),
         parts=tuple(parts),
     )
-
-
-def _add_servers(rpc: str, *, is_split: bool) -> list[str]:
-    """Register the devices of all servers; their names."""
-    endpoints = [endpoint.strip() for endpoint in rpc.split(",")]
-    places = [_place(endpoint) for endpoint in endpoints]
-    if twice := next((e for i, e in enumerate(endpoints) if places[i] in places[:i]), None):
-        # a server takes one client at a time: the second of our own connections would wait for the first
-        raise UsageError(f"--rpc {rpc} names {twice} twice: name each server once")
-    pairs = zip(places, endpoints, strict=True)
-    servers = [_KNOWN.get(place) or _Server(greet(endpoint)) for place, endpoint in pairs]
-    for server in servers if is_split else []:
-        server.greeting.check_can_skip()
-    _KNOWN.update(zip(places, servers, strict=True))
-    return [name for server in servers for name in server.device_names()]
-
-
-def servers_that_fail(rpc: str) -> dict[str, str]:
-    """Those of "HOST:PORT,HOST:PORT" that do not answer as servers of this build do, and why.
-
-    All are asked at once, as each may take as long as `greet` waits.
-    """
-
-    def why(endpoint: str) -> str:
-        try:
-            greet(endpoint).check_can_skip()
-        except PyspacError as error:
-            return str(error)
-        return ""
-
-    endpoints = rpc.split(",")
-    with ThreadPoolExecutor(len(endpoints)) as pool:
-        return {e: reason for e, reason in zip(endpoints, pool.map(why, endpoints), strict=True) if reason}
-
-
-def _place(endpoint: str) -> tuple[str, int]:
-    """Address and port, the same for all ways to spell them. Raises ConfigError if it is no endpoint."""
-    host, port = split_endpoint(endpoint)
-    with contextlib.suppress(OSError, UnicodeError):
-        host = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    return host, port
-
-
-@dataclass(slots=True)
-class _Server:
-    """One that has answered."""
-
-    greeting: Greeting
-    names: list[str] = field(default_factory=list)  # of its devices; []: ggml does not know it yet
-
-    def device_names(self) -> list[str]:
-        """Of its devices, which ggml keeps; it aborts the process where it cannot connect."""
-        from pyspac.engine import engine
-
-        if not self.names:
-            n_before = engine.device_count()
-            engine.add_rpc(self.greeting.endpoint)
-            self.names = [info.name for info in engine.devices()[n_before:]]
-        return self.names
-
-
-# by place; one may serve this process just now, and takes nobody else, so none is asked twice
-_KNOWN: Final[dict[tuple[str, int], _Server]] = {}

@@ -25,8 +25,17 @@ _CAPABILITIES: Final = bytes(24)  # none, RDMA's among them
 _REQUEST: Final = struct.pack("<BQ", _HELLO, len(_CAPABILITIES)) + _CAPABILITIES
 _ANSWER: Final = struct.Struct("<Q3Bx24x")  # size; major, minor and patch of the protocol's version
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER
+_WANTED: Final = "HOST:PORT, such as 192.168.1.7:50052; several with commas"
+_WANTED_IPV4: Final = (
+    "HOST:PORT with an IPv4 address, or a name that has one, as llama.cpp's RPC knows no IPv6; several with "
+    "commas"
+)
 PROTOCOL: Final = (7, 0)  # RPC_PROTO_MAJOR_VERSION and _MINOR_VERSION of ggml-rpc.h
 SKIPS_NEGATIVE_IDS: Final = 1  # the patch level from which a server does (patches/upstream/0005)
+
+
+class NoAnswerError(UsageError):
+    """There is no server at an address, or it does not answer: later it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +67,50 @@ class Greeting:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host, without brackets, and port. Raises ConfigError if it is not HOST:PORT."""
+    """Host and port. Raises ConfigError if it is not HOST:PORT, or an IPv6 address.
+
+    ggml splits at the first colon, and aborts the process where what is left is no port.
+    """
     host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError("--rpc", endpoint, "HOST:PORT, such as 192.168.1.7:50052; several with commas")
-    return host.strip("[]"), int(port)
+    if set(host) & set(":[]"):
+        raise ConfigError("--rpc", endpoint, _WANTED_IPV4)
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise ConfigError("--rpc", endpoint, _WANTED)
+    return host, int(port)
+
+
+def split_endpoints(rpc: str) -> list[str]:
+    """The servers of "HOST:PORT,HOST:PORT". Raises ConfigError if one is none."""
+    endpoints = [endpoint.strip() for endpoint in rpc.split(",")]
+    for endpoint in endpoints:
+        split_endpoint(endpoint)
+    return endpoints
 
 
 def greet(endpoint: str, deadline_s: float = DEADLINE_S) -> Greeting:
     """Ask the server for its version.
 
-    Raises ConfigError where nobody listens, UsageError where nobody answers within `deadline_s` seconds, or
-    the answer is not that of a server of this protocol.
+    Raises NoAnswerError where nobody listens, or answers within `deadline_s` seconds, UsageError where the
+    answer is not that of a server of this protocol.
     """
     host, port = split_endpoint(endpoint)
     start_s = time.monotonic()
     try:
-        with socket.create_connection((host, port), deadline_s) as connection:
+        address = socket.gethostbyname(host)  # IPv4, as ggml does
+        with socket.create_connection((address, port), deadline_s) as connection:
             answer = _ask(connection, endpoint, start_s + deadline_s)
     except TimeoutError:
         raise _silent(endpoint, deadline_s) from None
     except (OSError, UnicodeError) as error:
-        wanted = f"the address of a running ggml-rpc-server (connecting failed: {error})"
-        raise ConfigError("--rpc", endpoint, wanted) from error
+        raise NoAnswerError(
+            f"--rpc cannot be {endpoint!r}: give the address of a running ggml-rpc-server (connecting "
+            f"failed: {error})"
+        ) from error
     return _read(answer, endpoint, time.monotonic() - start_s)
 
 
 def _ask(connection: socket.socket, endpoint: str, end_s: float) -> bytes:
-    """The answer. Raises TimeoutError after `end_s`, UsageError where the server ends the connection."""
+    """The answer. Raises TimeoutError after `end_s`, NoAnswerError where the server ends the connection."""
     answer = b""
     try:
         connection.sendall(_REQUEST)
@@ -93,21 +118,21 @@ def _ask(connection: socket.socket, endpoint: str, end_s: float) -> bytes:
             connection.settimeout(max(1e-3, end_s - time.monotonic()))
             piece = connection.recv(_ANSWER.size - len(answer))
             if not piece:
-                raise _no_server(endpoint, "it closed the connection")
+                raise NoAnswerError(_no_server(endpoint, "it closed the connection"))
             answer += piece
     except TimeoutError:
         # reset: a stock server that comes to this connection later would be ended by answering it
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         raise
     except ConnectionError as error:
-        raise _no_server(endpoint, str(error)) from error
+        raise NoAnswerError(_no_server(endpoint, str(error))) from error
     return answer
 
 
 def _read(answer: bytes, endpoint: str, seconds: float) -> Greeting:
     size, major, minor, patch = _ANSWER.unpack(answer)
     if size != _ANSWER.size - 8:
-        raise _no_server(endpoint, f"its answer has {size} bytes")
+        raise UsageError(_no_server(endpoint, f"its answer has {size} bytes"))
     found = Greeting(endpoint, major, minor, patch, seconds)
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:
         raise UsageError(
@@ -117,16 +142,16 @@ def _read(answer: bytes, endpoint: str, seconds: float) -> Greeting:
     return found
 
 
-def _silent(endpoint: str, deadline_s: float) -> UsageError:
-    return UsageError(
+def _silent(endpoint: str, deadline_s: float) -> NoAnswerError:
+    return NoAnswerError(
         f"the RPC server at {endpoint} does not answer ({deadline_s:.0f} s): it serves another client, as "
         "it takes one at a time, or it hangs, or the machine cannot be reached; wait for the other client's "
         "end, start the server again, or leave it out of --rpc"
     )
 
 
-def _no_server(endpoint: str, why: str) -> UsageError:
-    return UsageError(
+def _no_server(endpoint: str, why: str) -> str:
+    return (
         f"what listens at {endpoint} is no ggml-rpc-server of this protocol ({why}): start this build's "
         "there, or leave it out of --rpc"
     )

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+from pyspac.engine.attached import not_by_environment
 from pyspac.engine.params import EngineParams
 from pyspac.errors import PyspacError
 from pyspac.generate import llama
@@ -23,7 +24,7 @@ from pyspac.generate.drafting import Drafter, ModelDrafter
 from pyspac.generate.drop_in_errors import DecodeError, InputError, as_input_error
 from pyspac.generate.drop_in_masks import MaskedEvals, check_alone, n_draft_that_fits
 from pyspac.generate.drop_in_steps import DropInSteps, ForeignDrafter
-from pyspac.generate.drop_in_values import text_of_names, text_of_sizes
+from pyspac.generate.drop_in_values import text_of_names, text_of_sizes, with_shares
 from pyspac.generate.libllama import LlamaError
 from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
@@ -115,11 +116,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         """
         self._stack = ExitStack()  # __del__ closes it, whatever fails
         _check_known(kwargs)
+        kwargs = with_shares(kwargs)
         self._given = {
             "cache": text_of_sizes("cache", cache), "ram": None if ram is None else str(ram),
-            "device": text_of_names("device", device or "auto"),
+            "device": text_of_names("device", "auto" if device is None else device),
             "draft_model": draft_model, "mtp": mtp, "draft_max": draft_max, "host_kernels": host_kernels,
-            "stock": stock, "rpc": text_of_names("rpc", rpc) if rpc else None,
+            "stock": stock, "rpc": None if rpc is None else text_of_names("rpc", rpc),
             "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch,
             "verbose": verbose, **kwargs,
         }  # fmt: skip
@@ -131,7 +133,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         model_path = os.fspath(model_path)
         self._loading = None if kwargs.get("vocab_only") else self._plan(model_path)
         llama.set_verbose(verbose)
-        super().__init__(model_path, verbose=verbose, **self._base_arguments(kwargs))
+        with not_by_environment():
+            super().__init__(model_path, verbose=verbose, **self._base_arguments(kwargs))
         try:
             with as_input_error():
                 self._attach()

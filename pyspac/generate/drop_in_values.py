@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspac.generate.drop_in_errors import InputError
+from pyspac.generate.drop_in_errors import InputError, as_input_error
+from pyspac.generate.tensor_split import parse_tensor_split
 
 
 def text_of_names(name: str, value: Any) -> str:
@@ -17,8 +18,19 @@ def text_of_sizes(name: str, value: Any) -> str:
     return _text(name, value, (str, int, float), "a size")
 
 
+def with_shares(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The same with `tensor_split`, a list or text, as numbers. Raises InputError for what are no shares."""
+    shares = kwargs.get("tensor_split")
+    if shares is None:
+        return kwargs
+    with as_input_error():
+        text = _text("tensor_split", shares, (str, int, float), "shares of the layers")
+        return kwargs | {"tensor_split": list(parse_tensor_split(text))}
+
+
 def _text(name: str, value: Any, kinds: tuple[type, ...], what: str) -> str:
     parts = value if isinstance(value, list | tuple) else (value,)
-    if not parts or any(isinstance(part, bool) or not isinstance(part, kinds) for part in parts):
+    is_wrong = any(isinstance(part, bool) or not isinstance(part, kinds) or part == "" for part in parts)
+    if not parts or is_wrong:
         raise InputError(f"{name} cannot be {value!r}: give {what}, or a list with one for each device")
     return ",".join(str(part) for part in parts)

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from pyspac.engine.attached import not_by_environment
 from pyspac.errors import ModelError, PyspacError
 from pyspac.generate.libllama import LlamaError, lib
 from pyspac.generate.vocab import Vocab
@@ -228,7 +229,8 @@ class Context:
         self.model = model
         self.params = params
         self._batch = lib.llama_batch_init(params.n_ubatch, 0, 1)
-        self.ptr: int | None = lib.llama_init_from_model(model.ptr, self._c_params())
+        with not_by_environment():
+            self.ptr: int | None = lib.llama_init_from_model(model.ptr, self._c_params())
         if not self.ptr:
             lib.llama_batch_free(self._batch)
             raise LlamaError(

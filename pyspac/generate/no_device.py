@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import UsageError
+from pyspac.generate.tensor_split import text_of
 from pyspac.scheduler.config import SchedulerConfig
 
 _DEFAULTS = SchedulerConfig()
@@ -21,7 +22,7 @@ def check_no_device(
     host_kernels: str,
     cache: str,
     scheduler: SchedulerConfig,
-    copy_gb_s: float = 0.0,
+    copy_gb_s: Sequence[float] = (),
     without_engine: str,
 ) -> None:
     """Raise UsageError for a setting that needs a device; `without_engine`: how to run ggml's kernels.
@@ -60,7 +61,7 @@ def check_can_predict(predict: Iterable[str], ram: str | None, *, can: bool) -> 
     return f"--predict {names} has no effect, as all experts are in memory with --ram {ram}"
 
 
-def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float) -> Iterator[str]:
+def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: Sequence[float]) -> Iterator[str]:
     if cache not in ("auto", "0"):
         yield f"--cache {cache}"
     if scheduler.estimator != _DEFAULTS.estimator:
@@ -71,5 +72,5 @@ def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: float) -> Iterat
         yield f"--without {','.join(parts)}"
     if scheduler.link_gb_s is not None:
         yield f"--link-gb-s {scheduler.link_gb_s:g}"
-    if copy_gb_s:
-        yield f"--copy-gb-s {copy_gb_s:g}"
+    if any(copy_gb_s):
+        yield f"--copy-gb-s {text_of(copy_gb_s)}"

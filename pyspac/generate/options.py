@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from pyspac.checks import check_range
 from pyspac.engine.ahead import NEXT_LAYERS, check_in_engine
 from pyspac.engine.params import HOST_KERNELS, EngineParams
+from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate import spec_types
@@ -125,6 +126,8 @@ class RunOptions:
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
         check_ram(self.ram)
+        if self.rpc is not None:
+            split_endpoints(self.rpc)  # or it raises
         self._check_speculation()
         self._check_mode()
         self.scheduler_config()
@@ -180,7 +183,7 @@ class RunOptions:
         if self.is_host_only:
             check_no_device(
                 host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.scheduler_config(),
-                copy_gb_s=max(self.copy_gb_s, *self.device_copy_gb_s, 0.0), without_engine="add --stock",
+                copy_gb_s=self.device_copy_gb_s or (self.copy_gb_s,), without_engine="add --stock",
             )  # fmt: skip
         elif self.cache.is_zero:
             raise ConfigError("--cache", self.cache.text, "more than 0; to run without a cache, add --stock")
@@ -192,6 +195,8 @@ class RunOptions:
 
     def _check_lists(self, device: Device) -> None:
         """Where something is given for each device, it has to be for all of them."""
+        if not (device.has_cache or self.stock):
+            return  # `check_no_device` says what is wrong
         if not (self.stock or self.is_host_only):
             self.cache.of_devices(len(device.each))
         speeds = self.device_copy_gb_s[1:] and self.device_copy_gb_s
@@ -306,8 +311,8 @@ def _check_at_least(name: str, value: float | None, low: float) -> None:
 
 
 def parse_numbers(flag: str, text: str) -> tuple[float, ...]:
-    """The numbers of "3,1"; none of "". Raises ConfigError."""
+    """The numbers of "20,2"; none of "". Raises ConfigError."""
     try:
         return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:
-        raise ConfigError(flag, text, "a number, or several with commas, such as 3,1") from None
+        raise ConfigError(flag, text, "a number, or several with commas, such as 20,2") from None

@@ -38,12 +38,19 @@ def check_shares(shares: Sequence[float]) -> None:
 
 def check_n_numbers(flag: str, values: Sequence[float], n: int, device: Device) -> None:
     """Raise UsageError unless there is one for each of `n` devices, or none."""
-    if values and len(values) != n:
-        there = "is 1 device" if n == 1 else f"are {n} devices"
+    if not values or len(values) == n:
+        return
+    if n == 0:
         raise UsageError(
-            f"{flag} {text_of(values)} has {len(values)} numbers, and there {there} with layers "
-            f"({device.name}): give one for each, or leave it out"
+            f"{flag} {text_of(values)} needs a device with layers, and there is none (no GPU was found, or "
+            "--device none or emulated was given): leave it out"
         )
+    given = "1 number" if len(values) == 1 else f"{len(values)} numbers"
+    there = "is 1 device" if n == 1 else f"are {n} devices"
+    raise UsageError(
+        f"{flag} {text_of(values)} has {given}, and there {there} with layers ({device.name}): give one for "
+        "each, or leave it out"
+    )
 
 
 def check_reach(
@@ -54,6 +61,11 @@ def check_reach(
         return
     of_layers = device_of_layers(shares, geometry.n_layer, n_gpu_layers)
     used = {of_layers[layer.il] for layer in geometry.moe_layers}
+    if used == {None}:
+        raise UsageError(
+            f"-ngl {n_gpu_layers} puts no MoE layer of this model on a device (the output counts as one "
+            f"layer more), so {FLAG} {text_of(shares)} shares out nothing: raise -ngl, or leave both out"
+        )
     for i, part in enumerate(part for part in device.parts if not part.is_cpu):
         if i not in used:
             raise UsageError(

@@ -11,6 +11,7 @@ from typing import Final
 
 from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.generate.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
 from pyspac.generate.no_device import can_predict
@@ -31,6 +32,8 @@ class Launch:
     port: int
     board: str
     cache: str  # as llama-server's --spac-cache takes it
+    devices: str | None = None  # what auto stands for, by name: servers' devices, or several GPUs
+    n_devices: tuple[int, ...] = ()  # of each RPC server
     n_ctx: int | None = None  # None: llama-server's own choice
     is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
     has_engine: bool = True  # False: llama-server as it is
@@ -53,8 +56,8 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     if launch.has_engine:
         argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
     argv += ["--host", options.host, "--port", str(launch.port), "--metrics"]
-    argv += _device_arguments(options) + _load_arguments(options, launch) + _page_arguments(options, launch)
-    return argv + list(options.passed)
+    argv += _device_arguments(options, launch) + _load_arguments(options, launch)
+    return argv + _page_arguments(options, launch) + list(options.passed)
 
 
 def _draft_arguments(options: ServeOptions) -> list[str]:
@@ -75,16 +78,16 @@ def _draft_arguments(options: ServeOptions) -> list[str]:
     return argv
 
 
-def _device_arguments(options: ServeOptions) -> list[str]:
+def _device_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """An emulated device, or none, means that no other one is touched."""
     match read_device_kind(options.device):
-        case "auto" if options.found is None:
+        case "auto" if launch.devices is None:
             return []
         case "emulated" | "none":
             return ["--device", "none"]
-    servers = ["--rpc", options.rpc] if options.rpc else []
+    servers = [] if options.rpc is None else ["--rpc", ",".join(split_endpoints(options.rpc))]
     names = [
-        name for name in (options.found or options.device).split(",") if read_device_kind(name) == "named"
+        name for name in (launch.devices or options.device).split(",") if read_device_kind(name) == "named"
     ]
     return [*servers, "--device", ",".join(names)]
 
@@ -119,7 +122,10 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
 
 def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str, str]:
     """What the engine reads from the environment, beside its flags; `ram_mib`: as of the launch."""
-    env = {"PYSPAC_MAX_BATCH": str(options.max_batch or DEFAULT_MAX_BATCH)}
+    env = {
+        "PYSPAC_MAX_BATCH": str(options.max_batch or DEFAULT_MAX_BATCH),
+        "PYSPAC_DEVICE": options.device,  # auto too: it leaves out those that have no MoE layer
+    }
     if options.mtp is not None:
         env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
     if ram_mib is not None:
@@ -130,8 +136,6 @@ def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str,
         env["PYSPAC_FILL"] = "0"
     if {"prefetch", "prompt", "stage"} & options.attach.scheduler.without:
         env["PYSPAC_STAGE"] = "0"
-    if options.found or read_device_kind(options.device) != "auto":
-        env["PYSPAC_DEVICE"] = options.device
     if options.host_kernels != "auto":
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
     if options.cpu_range is not None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import Final, TypeAlias
 
 from pyspac.engine.devices import Device, choose_device, cpu_device
+from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.values import read_cache_size, read_device_kind
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.generate.options import CacheSize
@@ -23,20 +24,24 @@ from pyspac.units import MIB
 
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
 _PROBE_TIMEOUT_S: Final = 120
+_EXIT_NO_ANSWER: Final = 3  # of the probe
 Shares: TypeAlias = tuple[float, ...]
 
 
 def probe_device(names: str, rpc: str | None = None) -> Device:
     """The device and its free memory, asked in a process of its own: a process that has asked a GPU holds
-    memory of it until it ends, and the supervisor lives long. Raises ConfigError if there is no such device.
+    memory of it until it ends, and the supervisor lives long. Raises ConfigError if there is no such device,
+    NoAnswerError if there is no such server.
     """
     match read_device_kind(names):
         case "none":
             return cpu_device(has_cache=False)
         case "emulated":
             return cpu_device()
-    argv = [sys.executable, "-m", "pyspac.server.memory", names, *([rpc] if rpc else [])]
+    argv = [sys.executable, "-m", "pyspac.server.memory", names, *([] if rpc is None else [rpc])]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
+    if done.returncode == _EXIT_NO_ANSWER:
+        raise NoAnswerError(done.stdout.strip())
     if done.returncode == ConfigError.exit_code:
         raise UsageError(done.stdout.strip())
     if done.returncode != 0:
@@ -48,6 +53,9 @@ def probe_device(names: str, rpc: str | None = None) -> Device:
 def _answer_probe(names: str, rpc: str | None = None) -> int:
     try:
         print(json.dumps(asdict(choose_device(names, rpc))))
+    except NoAnswerError as error:
+        print(error)
+        return _EXIT_NO_ANSWER
     except ConfigError as error:
         print(error)
         return error.exit_code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import check_in_engine
+from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate import spec_types
@@ -54,6 +55,7 @@ _OURS: Final = {
 MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
 GPU_LAYERS_FLAGS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 TENSOR_SPLIT_FLAGS: Final = ("-ts", TENSOR_SPLIT)
+SPLIT_MODE_FLAGS: Final = ("-sm", "--split-mode")
 DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
 
 
@@ -105,7 +107,6 @@ class ServeOptions:
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     device: str = "auto"
     rpc: str | None = None  # HOST:PORT of ggml-rpc-servers, with commas
-    found: str | None = None  # what auto stands for, by name: servers' devices, or several GPUs
     host_kernels: str = "auto"
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     n_ctx: int | None = None
@@ -121,6 +122,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         check_host_kernels(self.host_kernels)
         check_ram(self.ram)
+        if self.rpc is not None:
+            split_endpoints(self.rpc)  # or it raises
         if self.rpc and read_device_kind(self.device) in ("emulated", "none"):
             raise UsageError(f"--rpc needs --device auto or its device's name, not {self.device}")
         if self.cpu_range is not None:
@@ -160,6 +163,12 @@ class ServeOptions:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
             if flag in DRAFT_FLAGS and self.draft is not None:
                 raise UsageError(f"there are two draft models, -md {self.draft} and {text}: give one")
+        for flag, value in pairwise(self.passed):
+            if flag in SPLIT_MODE_FLAGS and value in ("row", "tensor"):  # a layer would have no one device
+                raise UsageError(
+                    f"{flag} {value} cannot come after --, as whole layers are shared out: leave it out; -ts "
+                    "says which share each device gets"
+                )
         parse_tensor_split(self.passed_value(*TENSOR_SPLIT_FLAGS))  # or it raises
         if self.spec_type is not None and self.passed_value("--spec-type"):
             raise UsageError("--spec-type stands before and after --: give it before")
@@ -203,10 +212,10 @@ class ServeOptions:
         if device.has_cache and not self.is_host_only:
             self.cache.of_devices(len(device.each))
         check_n_numbers(TENSOR_SPLIT, self.tensor_split, len(device.handles), device)
-        if device.parts or self.rpc:  # by the names that llama-server gives them too
-            is_auto = read_device_kind(self.device) == "auto"
-            return replace(self, found=device.name) if is_auto else replace(self, device=device.name)
-        return self if device.has_cache or self.is_host_only else replace(self, device="none")
+        if not device.has_cache and not self.is_host_only:
+            return replace(self, device="none")
+        is_auto = read_device_kind(self.device) == "auto"
+        return self if is_auto or not (device.parts or self.rpc) else replace(self, device=device.name)
 
     @property
     def is_host_only(self) -> bool:

@@ -11,8 +11,10 @@ from typing import Final
 
 from pyspac._native import bin_dir
 from pyspac.engine.ahead import DRAFT_GATE
-from pyspac.engine.devices import Device, fits_memory, servers_that_fail
+from pyspac.engine.devices import Device, fits_memory
 from pyspac.engine.limits import check_max_batch
+from pyspac.engine.rpc import split_endpoints
+from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import UsageError
 from pyspac.generate.draft_files import check_drafter
@@ -78,6 +80,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     if options.attach.metrics_port:
         choose_port(options.attach.metrics_host, options.attach.metrics_port, "--metrics-port")
     device = probe_device(options.device, options.rpc)
+    is_auto = read_device_kind(options.device) == "auto"
     options = options.on(device)
     files = find_models(options, folder, is_stopped)
     sizes = _sizes(options, files, device)
@@ -87,6 +90,8 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
         port=port,
         board=board,
         cache=sizes.cache,
+        devices=device.name if is_auto and (device.parts or options.rpc) else None,
+        n_devices=_n_devices(options.rpc, device),
         n_ctx=sizes.n_ctx,
         is_copied=sizes.is_copied,
         has_page=extras.ui,
@@ -97,36 +102,44 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     return Plan(options=options, launch=launch)
 
 
-def without_lost(given: ServeOptions) -> ServeOptions:
+def _n_devices(rpc: str | None, device: Device) -> tuple[int, ...]:
+    """How many each server has of those that were found: ggml describes them by their server's address."""
+    endpoints = [] if rpc is None else split_endpoints(rpc)
+    return tuple(sum(part.description == endpoint for part in device.each) for endpoint in endpoints)
+
+
+def without_lost(given: ServeOptions, n_devices: Sequence[int]) -> ServeOptions:
     """The same without RPC servers that do not answer any more, as long as one does.
 
-    Where devices are named nobody is left out: the names of those that stay would change.
+    `n_devices`: of each server, when all were there: what is given for each device goes with them. Where
+    devices are named nobody is left out: the names of those that stay would change.
     """
-    endpoints = [endpoint.strip() for endpoint in given.rpc.split(",")] if given.rpc else []
+    endpoints = [] if given.rpc is None else split_endpoints(given.rpc)
     if len(endpoints) < 2 or read_device_kind(given.device) != "auto":
         return given
-    failing = servers_that_fail(",".join(endpoints))
+    failing = servers_that_fail(endpoints)
     stays = [endpoint not in failing for endpoint in endpoints]
     if not any(stays) or all(stays):
         return given
+    of_devices = [stay for stay, n in zip(stays, n_devices, strict=True) for _ in range(n)]
     lost = ", ".join(failing)
     log.warning(f"going on without {lost}: {'; '.join(failing.values())}", event="rpc_lost", endpoints=lost)
     return replace(
         given,
         rpc=",".join(compress(endpoints, stays)),
-        cache=CacheSize(text=_of_those(given.cache.text, stays)),
-        passed=_passed_to(given, stays),
+        cache=CacheSize(text=_of_those(given.cache.text, of_devices)),
+        passed=_passed_to(given, of_devices),
     )
 
 
 def _of_those(text: str, stays: Sequence[bool]) -> str:
-    """Of a list with a value for each server those that stay; else the same."""
+    """Of a list with a value for each device those that stay; else the same."""
     values = text.split(",")
     return ",".join(compress(values, stays)) if len(values) == len(stays) else text
 
 
 def _passed_to(given: ServeOptions, stays: Sequence[bool]) -> tuple[str, ...]:
-    """What is passed on, with the layers' shares of the servers that stay."""
+    """What is passed on, with the layers' shares of the devices that stay."""
     before = ("", *given.passed)
     return tuple(
         _of_those(text.replace("/", ","), stays) if flag in TENSOR_SPLIT_FLAGS else text

@@ -16,7 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from pyspac.engine.attached import not_by_environment
 from pyspac.engine.cpus import kept_within
+from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.server import board_file, log
@@ -79,6 +81,7 @@ class Supervisor:
         self.options = options
         self.launch = launch
         self._given = given or options
+        self._n_devices = launch.n_devices  # of all RPC servers that were given
         self.signals = signals
         self.server: Child | None = None
         self.scheduler: Child | None = None
@@ -118,7 +121,7 @@ class Supervisor:
         public = without_secrets(argv)
         log.event(f"starting {shlex.join(public)}", argv=public)
         self._is_ready = False
-        with self._on_its_cores():
+        with self._on_its_cores(), not_by_environment():
             self.server = Child("llama-server", argv, env=server_env(self.options, self.launch.ram_mib))
 
     def _on_its_cores(self) -> contextlib.AbstractContextManager[None]:
@@ -184,11 +187,15 @@ class Supervisor:
         """With the RPC servers that there are now, where it ran before; False: they are too few.
 
         It is not started then: llama-server would wait without end for one that takes connections alone.
+        Raises PyspacError for what waiting does not mend.
         """
         try:
-            given = replace(without_lost(self._given), port=self.launch.port, board=self.launch.board)
+            given = without_lost(self._given, self._n_devices)
+            given = replace(given, port=self.launch.port, board=self.launch.board)
             plan = plan_launch(given, is_stopped=lambda: bool(self.signals))
-        except PyspacError as error:
+        except StoppedError:
+            return False
+        except NoAnswerError as error:
             log.warning(f"not started yet: {error}", event="rpc_missing")
             return False
         self.options, self.launch = plan.options, plan.launch

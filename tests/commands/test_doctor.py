@@ -114,8 +114,17 @@ def test_rpc_servers(tmp_path: Path) -> None:
     assert any(text.endswith("GB/s to RPC0, from ordinary memory") for text in found["link"])
 
 
-@pytest.mark.parametrize("rpc", ["host", "127.0.0.1:1,host:x"])
-def test_what_is_no_server(rpc: str) -> None:
+@pytest.mark.parametrize(
+    ("rpc", "why"),
+    [
+        ("host", "give HOST:PORT"),
+        ("127.0.0.1:1,host:x", "give HOST:PORT"),
+        ("", "--rpc cannot be '': give HOST:PORT"),
+        ("[::1]:5", "IPv4"),
+        ("127.0.0.1:5,127.0.0.1:5", "names 127.0.0.1:5 twice: name each server once"),
+    ],
+)
+def test_what_is_no_server(rpc: str, why: str) -> None:
     result = CliRunner().invoke(app, ["doctor", "--rpc", rpc])
     assert result.exit_code == 2
-    assert "give HOST:PORT" in result.stderr
+    assert why in result.stderr

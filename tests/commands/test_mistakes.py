@@ -233,7 +233,49 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "shares of nothing: serve": (("serve", "-m", str(TARGET), "--", "-ts", "0,0"), NO_SHARES),
     "shares without devices: profile": (
         ("profile", "-m", str(TARGET), "-ts", "1,1"),
-        "--tensor-split 1,1 has 2 numbers, and there are 0 devices with layers",
+        "--tensor-split 1,1 needs a device with layers, and there is none (no GPU was found, or --device "
+        "none or emulated was given): leave it out",
+    ),
+    "two sizes without a device": (
+        (*RUN, str(TARGET), "--cache", "10,20"),
+        "--cache 10,20 needs a device that holds experts, and there is none",
+    ),
+    "two sizes without a device: serve": (
+        ("serve", "-m", str(TARGET), "--cache", "10,20"),
+        "--cache 10,20 needs a device that holds experts, and there is none",
+    ),
+    "two links without a device": (
+        (*RUN, str(TARGET), "--copy-gb-s", "1,2"),
+        "--copy-gb-s 1,2 needs a device that holds experts, and there is none",
+    ),
+    "links that are no numbers": (
+        (*RUN, str(TARGET), "--copy-gb-s", "1,x"),
+        "give a number, or several with commas, such as 20,2",
+    ),
+    "an RPC server by IPv6": (
+        (*RUN, str(TARGET), "--rpc", "[::1]:50052"),
+        "HOST:PORT with an IPv4 address, or a name that has one, as llama.cpp's RPC knows no IPv6",
+    ),
+    "a server's RPC server by IPv6": (
+        ("serve", "-m", str(TARGET), "--rpc", "[::1]:50052"),
+        "as llama.cpp's RPC knows no IPv6",
+    ),
+    "an empty RPC server": ((*RUN, str(TARGET), "--rpc", ""), "--rpc cannot be '': give HOST:PORT"),
+    "an empty RPC server of stock": (
+        (*RUN, str(TARGET), "--stock", "--rpc", ""),
+        "--rpc cannot be '': give HOST:PORT",
+    ),
+    "an empty RPC server: serve": (
+        ("serve", "-m", str(TARGET), "--rpc", ""),
+        "--rpc cannot be '': give HOST:PORT",
+    ),
+    "rows of a server": (
+        ("serve", "-m", str(TARGET), "--", "-sm", "row"),
+        "-sm row cannot come after --, as whole layers are shared out: leave it out",
+    ),
+    "tensors of a server": (
+        ("serve", "-m", str(TARGET), "--", "--split-mode", "tensor"),
+        "--split-mode tensor cannot come after --",
     ),
     "a word for a number": ((*RUN, str(TARGET), "-n", "many"), "-n cannot be 'many': give a whole number"),
 }
@@ -330,6 +372,8 @@ FOREIGN: dict[str, tuple[str, str]] = {
     "run --lora x.gguf": ("--lora", "pyspac serve -m FILE -- --lora ..."),
     "run --draft 8": ("--draft", "give --draft-max N"),
     "run --port 8080": ("--port", "pyspac serve"),
+    "train-head -ts 1": ("-ts", "leave it out: run, chat, bench"),
+    "inspect -ts 1,1": ("-ts", "leave it out: run, chat, bench"),
     "bench -p 512": ("-p", "four prompts of its own"),
     "chat -p hello": ("-p", "pyspac run --chat -p TEXT"),
 }
@@ -338,7 +382,8 @@ FOREIGN: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("line", "flag", "says"), [(k, *v) for k, v in FOREIGN.items()], ids=list(FOREIGN))
 def test_a_flag_of_llama_cpp(line: str, flag: str, says: str) -> None:
     command, *arguments = line.split()
-    text = refusal(command, "-m", str(TARGET), *arguments)
+    model = [str(TARGET)] if command in ("train-head", "inspect") else ["-m", str(TARGET)]
+    text = refusal(command, *model, *arguments)
     assert text.startswith(f"pyspac: error: {command} has no option {flag}: ")
     check(text, says)
 

@@ -10,14 +10,18 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from fake_rpc import HOST, fake_server, says
 
-from pyspac.engine import devices, rpc
+from pyspac.engine import devices, engine, rpc, rpc_servers
 from pyspac.errors import ConfigError, UsageError
 from tools.rpc_servers import rpc_server, start_rpc_server
 from tools.served import free_port
+
+STOPPED_S = 3.0
 
 
 def test_a_server_of_this_build() -> None:
@@ -46,11 +50,18 @@ def test_another_version_is_refused_and_nothing_is_sent(version: tuple[int, int,
     assert received == rpc._REQUEST
 
 
-def test_without_a_split_a_stock_server_will_do() -> None:
-    """It is not asked for what only a split needs."""
+def test_without_a_split_a_stock_server_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not asked for what only a split needs. ggml does not connect here: this one cannot compute."""
+    added: list[str] = []
+    monkeypatch.setattr(engine, "add_rpc", added.append)
+    monkeypatch.setattr(rpc_servers, "_KNOWN", {})
     with fake_server(says(7, 0, 0)) as (endpoint, _):
-        assert not rpc.greet(endpoint).can_skip
-        assert list(devices.servers_that_fail(endpoint)) == [endpoint]
+        with pytest.raises(UsageError, match="cannot skip absent experts"):
+            devices.choose_device("auto", endpoint)
+        assert added == []
+        assert list(rpc_servers.servers_that_fail([endpoint])) == [endpoint]
+        devices.choose_device("auto", endpoint, is_split=False)
+        assert added == [endpoint]
 
 
 @pytest.mark.parametrize(
@@ -87,19 +98,24 @@ def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "hangs" in text
 
 
-def test_a_server_that_is_stopped_is_the_one_that_is_named() -> None:
+def test_servers_that_are_stopped_are_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP: the kernel takes the connection, nobody answers. Two are asked in the time of one."""
-    with rpc_server() as port, start_rpc_server(stopped_port := free_port()) as stopped:
-        good, bad = f"{HOST}:{port}", f"{HOST}:{stopped_port}"
-        os.kill(stopped.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(UsageError) as caught:
-                rpc.greet(bad, 0.5)
-            failing = devices.servers_that_fail(f"{good},{bad}")
-        finally:
-            os.kill(stopped.pid, signal.SIGCONT)
-    assert bad in str(caught.value)
-    assert list(failing) == [bad]
+    monkeypatch.setattr(rpc_servers, "greet", lambda endpoint: rpc.greet(endpoint, STOPPED_S))
+    with rpc_server() as port, ExitStack() as stack:
+        ports = [free_port() for _ in range(2)]
+        stopped = [stack.enter_context(start_rpc_server(port)) for port in ports]
+        good, bad = f"{HOST}:{port}", [f"{HOST}:{port}" for port in ports]
+        for server in stopped:
+            os.kill(server.pid, signal.SIGSTOP)
+            stack.callback(os.kill, server.pid, signal.SIGCONT)
+        with pytest.raises(rpc.NoAnswerError) as caught:
+            rpc.greet(bad[0], 0.5)
+        start = time.monotonic()
+        failing = rpc_servers.servers_that_fail([bad[0], good, bad[1]])
+        assert STOPPED_S <= time.monotonic() - start < 1.7 * STOPPED_S
+    assert bad[0] in str(caught.value)
+    assert list(failing) == bad
+    assert all(endpoint in why for endpoint, why in failing.items())
 
 
 def test_a_server_that_serves_another_client() -> None:
@@ -127,7 +143,8 @@ def test_a_client_that_goes_while_it_waits_does_not_end_the_server() -> None:
         assert rpc.greet(f"{HOST}:{port}").can_skip
 
 
-ENDPOINTS = ("host", "host:", "host:0", "host:65536", ":x", "a:b:c", "host:-1", ":5")
+ENDPOINTS = ("host", "host:", "host:0", "host:65536", ":x", "a:b:c", "host:-1", ":5", "host:\u0665", "")
+IPV6 = ("[::1]:50052", "::1:50052", "[fe80::1%eth0]:5", "[host]:5", "[::1]", "::1")
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -136,7 +153,56 @@ def test_what_is_no_endpoint(endpoint: str) -> None:
         rpc.greet(endpoint)
 
 
+@pytest.mark.parametrize("endpoint", IPV6)
+def test_ipv6_is_refused(endpoint: str) -> None:
+    """ggml would split it at the first colon, and abort the process."""
+    with pytest.raises(ConfigError, match=r"IPv4 address, .* as llama.cpp's RPC knows no IPv6"):
+        rpc.split_endpoints(f"{HOST}:1,{endpoint}")
+
+
+@pytest.fixture
+def prefers_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose localhost is ::1 first."""
+    look_up = socket.getaddrinfo
+
+    def found(host: str, port: int | None, family: int = 0, *args: int, **kwargs: int) -> list[Any]:
+        rows = look_up(host, port, family, *args, **kwargs)
+        of_ipv6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port or 0, 0, 0))
+        return [of_ipv6, *rows] if host == "localhost" and family == 0 else rows
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+
+
+@pytest.mark.usefixtures("prefers_ipv6")
+def test_one_server_by_two_names_is_named_twice() -> None:
+    with pytest.raises(UsageError, match=f"names {HOST}:5 twice"):
+        rpc_servers.places_of(f"localhost:5,{HOST}:5")
+    assert len(rpc_servers.places_of(f"localhost:5,{HOST}:6, {HOST}:7")) == 3
+
+
+@pytest.mark.usefixtures("prefers_ipv6")
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_who_listens_at_ipv6_alone_is_not_there() -> None:
+    """ggml connects by IPv4, and aborts the process where it cannot."""
+    with (
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as listener,
+        pytest.raises(rpc.NoAnswerError, match="connecting failed"),
+    ):
+        rpc.greet(f"localhost:{listener.getsockname()[1]}", 0.5)
+
+
 @pytest.mark.parametrize("endpoint", [f"{HOST}:1", "no.such.host.invalid:50052", "a..b:50052"])
 def test_nobody_there(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="connecting failed"):
+    with pytest.raises(rpc.NoAnswerError, match="connecting failed"):
         rpc.greet(endpoint)
+
+
+def test_whoever_may_come_back_is_told_from_who_is_another_one() -> None:
+    """By the error's type: only for the first is it worth to wait."""
+    ends = fake_server(lambda client: client.shutdown(socket.SHUT_RDWR))
+    with ends as (endpoint, _), pytest.raises(rpc.NoAnswerError):
+        rpc.greet(endpoint)
+    for serve in (says(6, 0, 0), lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(40))):
+        with fake_server(serve) as (endpoint, _), pytest.raises(UsageError) as caught:
+            rpc.greet(endpoint)
+        assert not isinstance(caught.value, rpc.NoAnswerError)

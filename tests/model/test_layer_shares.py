@@ -40,21 +40,28 @@ def test_layers_of_devices(
 
 
 def test_they_are_llama_cpps(rpc_devices: list[Any], tmp_path: Path) -> None:
-    """Of random shares, as the engine sees its layers."""
+    """Of random shares and numbers of layers, as the engine sees its layers; the host's are the CPU's.
+
+    The engine is given those devices that have a layer: others it would refuse.
+    """
     path, rng = models.write_model(tmp_path / "model.gguf", "qwen3moe", n_layer=7), np.random.default_rng(1)
-    for _ in range(12):
+    kinds = set()
+    for n_gpu_layers in (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, -1):
         shares = rng.choice([0.1, 0.3, 1.0, 2.0, 3.0, 7.0], 2)
-        expected = device_of_layers(shares.tolist(), 7)
-        if set(expected) != {0, 1}:
-            continue
+        expected = device_of_layers(shares.tolist(), 7, n_gpu_layers)
+        used = sorted(set(expected), key=lambda i: len(rpc_devices) if i is None else i)
+        kinds.add(tuple(used))
+        names = ["emulated" if i is None else rpc_devices[i].name for i in used]
         array = (ctypes.c_float * 16)(*shares)
         fields = {"tensor_split": ctypes.cast(array, ctypes.POINTER(ctypes.c_float))}
         with (
-            offloaded_model(path, *rpc_devices, **fields) as model,
+            offloaded_model(path, *rpc_devices, n_gpu_layers=n_gpu_layers, **fields) as model,
             new_context(model) as ctx,
-            attached_engine(ctx, device=",".join(d.name for d in rpc_devices), cache="25%") as engine,
+            attached_engine(ctx, device=",".join(names), cache="25%") as engine,
         ):
-            assert engine.board.layer_device[split_layers(engine)].tolist() == expected, shares
+            found = engine.board.layer_device[split_layers(engine)].tolist()
+        assert [used[i] for i in found] == expected, (shares, n_gpu_layers)
+    assert kinds >= {(0, 1), (0, 1, None), (None,)}
 
 
 @pytest.mark.parametrize("text", ["0", "0,0", "1,x", "1,", ",", "-1,2", "nan,1", "inf,1", "1 2", "1;2"])

@@ -103,51 +103,78 @@ def test_what_does_not_fit_is_refused(arguments: list[str], why: str, rpc: str, 
     assert done.stdout == ""
 
 
-def test_what_auto_stands_for_is_named_to_llama_server() -> None:
+def test_what_auto_stands_for_is_named_to_llama_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not to the engine: it leaves out those that have no MoE layer."""
     parts = [
-        Device(name=name, description="", handle=1 + i, memory_free=1, memory_total=1)
+        Device(name=name, description="", handle=1 + i, memory_free=1 << 34, memory_total=1 << 34)
         for i, name in enumerate(("CUDA0", "CUDA1"))
     ]
     both = replace(parts[0], name="CUDA0,CUDA1", parts=tuple(parts))
-    auto = ServeOptions(model=Path("m.gguf")).on(both)
-    argv = server_argv(auto, Launch(port=1, board="b", cache="25%"), Path())
-    assert argv[argv.index("--device") + 1] == "CUDA0,CUDA1"
-    assert server_env(auto)["PYSPAC_DEVICE"] == "auto"
-    named = ServeOptions(model=Path("m.gguf"), device="CUDA0,CUDA1").on(both)
-    assert server_env(named)["PYSPAC_DEVICE"] == "CUDA0,CUDA1"
+    monkeypatch.setattr(plan, "probe_device", lambda names, rpc: both)
+    auto, named = (
+        plan.plan_launch(ServeOptions(model=TARGET, device=device), lambda: False)
+        for device in ("auto", "cuda0,CUDA1")
+    )
+    for found, in_engine in ((auto, "auto"), (named, "CUDA0,CUDA1")):
+        argv = server_argv(found.options, found.launch, Path())
+        assert argv[argv.index("--device") + 1] == "CUDA0,CUDA1"
+        assert server_env(found.options)["PYSPAC_DEVICE"] == in_engine
+
+
+def test_servers_are_named_to_llama_server_without_spaces() -> None:
+    options = ServeOptions(model=Path("m.gguf"), rpc="a:1, b:2")
+    argv = server_argv(options, Launch(port=1, board="b", cache="25%", devices="RPC0,RPC1"), Path())
+    assert argv[argv.index("--rpc") + 1] == "a:1,b:2"
 
 
 @pytest.mark.parametrize("shares", ["1,2,3", "1/2/3"])
-def test_what_is_given_for_each_server_goes_with_it(shares: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rpc", "n_devices", "lost", "left"),
+    [
+        ("a:1, b:2,c:3", (1, 1, 1), "b:2", ("a:1,c:3", "10%,30%", (1, 3))),
+        ("a:1,b:2", (2, 1), "b:2", ("a:1", "10%,20%", (1, 2))),
+        ("a:1,b:2", (2, 1), "a:1", ("b:2", "30%", (3,))),
+        ("a:1,b:2,c:3", (0, 3, 0), "c:3", ("a:1,b:2", "10%,20%,30%", (1, 2, 3))),
+    ],
+)
+def test_what_is_given_for_each_device_goes_with_its_server(
+    rpc: str,
+    n_devices: tuple[int, ...],
+    lost: str,
+    left: tuple[object, ...],
+    shares: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given = ServeOptions(
         model=Path("m.gguf"),
-        rpc="a:1, b:2,c:3",
+        rpc=rpc,
         cache=CacheSize(text="10%,20%,30%"),
         passed=("-np", "1", "-ts", shares),
     )
-    monkeypatch.setattr(plan, "servers_that_fail", lambda rpc: {"b:2": "b:2 hangs"})
-    left = plan.without_lost(given)
-    assert (left.rpc, left.cache.text, left.tensor_split) == ("a:1,c:3", "10%,30%", (1, 3))
-    assert left.passed[:2] == ("-np", "1")
-    monkeypatch.setattr(plan, "servers_that_fail", lambda rpc: dict.fromkeys(rpc.split(","), "hangs"))
-    assert plan.without_lost(given) == given
+    monkeypatch.setattr(plan, "servers_that_fail", lambda endpoints: {lost: f"{lost} hangs"})
+    found = plan.without_lost(given, n_devices)
+    assert (found.rpc, found.cache.text, found.tensor_split) == left
+    assert found.passed[:2] == ("-np", "1")
+    monkeypatch.setattr(plan, "servers_that_fail", lambda endpoints: dict.fromkeys(endpoints, "hangs"))
+    assert plan.without_lost(given, n_devices) == given
     named = replace(given, device="RPC0,RPC1,RPC2")
-    assert plan.without_lost(named) == named
+    assert plan.without_lost(named, n_devices) == named
 
 
 @pytest.mark.parametrize(
     ("passed", "why"),
     [
         (["-ts", "1,2,3"], "has 3 numbers, and there are 2 devices with layers (RPC0,RPC1)"),
-        (["-ts", "1"], "has 1 numbers, and there are 2 devices"),
+        (["-ts", "1"], "has 1 number, and there are 2 devices"),
         (["--tensor-split", "1,x"], "--tensor-split cannot be '1,x': give a share"),
         (["-ts", "0/0"], "--tensor-split cannot be '0,0': give a share"),
         (["-ts", "1,-1"], "not all 0"),
         (["-ts", "nan,1"], "not all 0"),
         (["-ts", "0,1"], "gives RPC0 no MoE layer of this model"),
         (["-ts", "6/1"], "gives RPC1 no MoE layer of this model"),
-        (["-ts", "1,1", "-ngl", "1"], "gives RPC0 no MoE layer of this model"),
+        (["-ts", "1,1", "-ngl", "1"], "-ngl 1 puts no MoE layer of this model on a device"),
+        (["-ts", "1,1", "-ngl", "0"], "so --tensor-split 1,1 shares out nothing: raise -ngl"),
+        (["-ts", "1,1", "-ngl", "2"], "gives RPC1 no MoE layer of this model"),
     ],
 )
 def test_serve_refuses_shares_before_anything_starts(
@@ -239,15 +266,58 @@ def test_serve_over_two_servers_and_on_with_one(tmp_path: Path) -> None:
             assert serve.event("rpc_lost")["endpoints"] == servers[0][0]  # type: ignore[index]
 
 
+def test_serve_goes_on_with_a_server_of_two_devices(tmp_path: Path) -> None:
+    """And with as many sizes and shares as it has devices."""
+    a, b = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
+    with (
+        start_rpc_server(int(a.rpartition(":")[2]), "-d", "CPU,CPU"),
+        start_rpc_server(int(b.rpartition(":")[2])) as of_b,
+        Serve(
+            tmp_path, "--rpc", f"{a},{b}", "--cache", "10%,20%,30%", "--restart",
+            draft=False, device="auto", passed=("-ts", "1,2,3"),
+        ) as serve,
+    ):  # fmt: skip
+        serve.wait_ready()
+        text = complete(serve.port, 24)["content"]
+        of_b.kill()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            complete(serve.port, 24)
+        serve.wait_ready(1)
+        assert complete(serve.port, 24)["content"] == text
+        starts = [event["argv"] for event in serve.events if "argv" in event]
+    sizes = [argv[argv.index("--spac-cache") + 1] for argv in starts]
+    shares = [argv[argv.index("-ts") + 1] for argv in starts]
+    assert (sizes[0], shares[0]) == ("10%,20%,30%", "1,2,3")
+    assert (sizes[-1], shares[-1]) == ("10%,20%", "1,2")
+
+
+def test_serve_waits_for_no_other_thing_than_servers(tmp_path: Path) -> None:
+    """What is wrong for another reason ends it, as it would have ended the first start."""
+    model = tmp_path / "model.gguf"
+    model.write_bytes(TARGET.read_bytes())
+    with two_servers() as ((first, _), (second, server)):
+        flags = ("--rpc", f"{first},{second}", "--cache", "25%", "--restart")
+        with Serve(tmp_path, *flags, draft=False, device="auto", pair=(model, model)) as serve:
+            serve.wait_ready()
+            model.unlink()
+            server.kill()
+            os.kill(serve.server_pid, signal.SIGKILL)
+            assert serve.wait() == 2
+            assert serve.event("rpc_missing") is None
+            assert f"{model}: there is no such file" in serve.log()
+
+
 def test_the_drop_in_over_two_servers(rpc: str, tmp_path: Path) -> None:
     """In a process of its own, as ggml keeps the servers' devices for good."""
     program = f"""
 import pyspac
-lists = {{"rpc": {rpc.split(",")!r}, "cache": ["25%", "50%"], "tensor_split": [3, 4]}}
-with pyspac.Llama({str(TARGET)!r}, verbose=False, **lists) as llm:
-    assert llm({PROMPT!r}, max_tokens=8, temperature=0.0)["choices"][0]["text"]
-    print([(device["name"], device["n_layers"]) for device in llm.stats()["devices"]])
-for name, value in (("cache", "1,2,3"), *(("tensor_split", v) for v in ([1, 2, 3], [0, 0], [0, 1]))):
+lists = {{"rpc": {rpc.split(",")!r}, "cache": ["25%", "50%"]}}
+for shares in ([3, 4], "1,6", ["4", "3"]):
+    with pyspac.Llama({str(TARGET)!r}, verbose=False, tensor_split=shares, **lists) as llm:
+        assert llm({PROMPT!r}, max_tokens=8, temperature=0.0)["choices"][0]["text"]
+        print([(device["name"], device["n_layers"]) for device in llm.stats()["devices"]])
+wrong = ([1, 2, 3], [0, 0], [0, 1], "1,x", ["1", "y"], [None], [], "", 7, True, [[1, 2]])
+for name, value in (("cache", "1,2,3"), *(("tensor_split", v) for v in wrong)):
     try:
         pyspac.Llama({str(TARGET)!r}, rpc={rpc!r}, verbose=False, **{{name: value}})
     except ValueError as error:
@@ -261,12 +331,21 @@ for name, value in (("cache", "1,2,3"), *(("tensor_split", v) for v in ([1, 2, 3
         env=environment(tmp_path),
     )
     assert done.returncode == 0, done.stderr
-    assert "[('RPC0', 3), ('RPC1', 3)]" in done.stdout
+    for first, second in ((3, 3), (1, 5), (4, 2)):
+        assert f"[('RPC0', {first}), ('RPC1', {second})]" in done.stdout
     for said in (
         "cache 1,2,3 has 3 sizes, and there are 2 devices",
         "tensor_split 1,2,3 has 3 numbers, and there are 2 devices",
         "tensor_split cannot be '0,0'",
         "tensor_split 0,1 gives RPC0 no MoE layer",
+        "tensor_split cannot be '1,x': give a share of the layers for each device",
+        "tensor_split cannot be '1,y'",
+        "tensor_split cannot be [None]: give shares of the layers",
+        "tensor_split cannot be []",
+        "tensor_split cannot be ''",
+        "tensor_split 7 has 1 number, and there are 2 devices",
+        "tensor_split cannot be True",
+        "tensor_split cannot be [[1, 2]]",
     ):
         assert said in done.stdout
 

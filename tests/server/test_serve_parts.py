@@ -67,6 +67,7 @@ def test_servers_command_line() -> None:
         "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none -np 4"
     )
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}
+    assert server_env(replace(options, device="auto"))["PYSPAC_DEVICE"] == "auto"  # never the user's own
 
 
 @pytest.mark.parametrize("without", ["prompt", "prefetch"])
