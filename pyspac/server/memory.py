@@ -6,16 +6,12 @@ is more than it may take. What comes later is subtracted here.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from typing import Final, TypeAlias
 
-from pyspac.engine.devices import Device, choose_device, cpu_device
-from pyspac.engine.rpc import NoAnswerError
-from pyspac.engine.values import read_cache_size, read_device_kind
-from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.engine.devices import Device
+from pyspac.engine.values import read_cache_size
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.options import CacheSize
 from pyspac.model.device_needs import Needs
 from pyspac.model.geometry import MoeGeometry
@@ -23,43 +19,7 @@ from pyspac.server.options import SERVER_N_CTX, ServeOptions
 from pyspac.units import MIB
 
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
-_PROBE_TIMEOUT_S: Final = 120
-_EXIT_NO_ANSWER: Final = 3  # of the probe
 Shares: TypeAlias = tuple[float, ...]
-
-
-def probe_device(names: str, rpc: str | None = None) -> Device:
-    """The device and its free memory, asked in a process of its own: a process that has asked a GPU holds
-    memory of it until it ends, and the supervisor lives long. Raises ConfigError if there is no such device,
-    NoAnswerError if there is no such server.
-    """
-    match read_device_kind(names):
-        case "none":
-            return cpu_device(has_cache=False)
-        case "emulated":
-            return cpu_device()
-    argv = [sys.executable, "-m", "pyspac.server.memory", names, *([] if rpc is None else [rpc])]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
-    if done.returncode == _EXIT_NO_ANSWER:
-        raise NoAnswerError(done.stdout.strip())
-    if done.returncode == ConfigError.exit_code:
-        raise UsageError(done.stdout.strip())
-    if done.returncode != 0:
-        raise PyspacError(f"the devices could not be listed: {done.stderr.strip()[-500:]}")
-    fields = json.loads(done.stdout)
-    return Device(**fields | {"parts": tuple(Device(**part) for part in fields["parts"])})
-
-
-def _answer_probe(names: str, rpc: str | None = None) -> int:
-    try:
-        print(json.dumps(asdict(choose_device(names, rpc))))
-    except NoAnswerError as error:
-        print(error)
-        return _EXIT_NO_ANSWER
-    except ConfigError as error:
-        print(error)
-        return error.exit_code
-    return 0
 
 
 def check_n_ctx(options: ServeOptions, geometry: MoeGeometry) -> None:
@@ -139,7 +99,3 @@ def _too_little(needs: Needs, device: Device) -> str:
         f"{device.name} has {device.memory_free / MIB:.0f} MiB free, and beside the experts' slots "
         f"{needs.total / MIB:.0f} are needed ({listed}); use a smaller --cache, context (-c) or draft model"
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(_answer_probe(*sys.argv[1:]))

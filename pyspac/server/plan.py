@@ -31,6 +31,7 @@ from pyspac.model.gguf_header import GgufHeader
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
+from pyspac.server.device_probe import probe_device
 from pyspac.server.download import ModelFiles, find_models
 from pyspac.server.health import choose_port
 from pyspac.server.masks import fit_masks
@@ -38,7 +39,6 @@ from pyspac.server.memory import (
     check_n_ctx,
     choose_cache,
     choose_n_ctx,
-    probe_device,
     why_tight,
 )
 from pyspac.server.options import GPU_LAYERS_FLAGS, TENSOR_SPLIT_FLAGS, ServeOptions
@@ -79,7 +79,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     board_file.check_free(board)
     if options.attach.metrics_port:
         choose_port(options.attach.metrics_host, options.attach.metrics_port, "--metrics-port")
-    device = probe_device(options.device, options.rpc)
+    device = probe_device(options.device, options.rpc, is_stopped)
     is_auto = read_device_kind(options.device) == "auto"
     options = options.on(device)
     files = find_models(options, folder, is_stopped)

@@ -19,6 +19,7 @@ import gguf_models
 import numpy as np
 import pytest
 import typer
+from fake_rpc import GREETING_BYTES, fake_server, says
 from gguf import GGMLQuantizationType as Type
 from serving import DRAFT, HOST, TARGET, run_pyspac, wait_for
 from typer.testing import CliRunner
@@ -27,6 +28,7 @@ from pyspac.cli import app
 from pyspac.engine.board import BoardGeometry, LayerMode, LocalBoard, Residency
 from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
+from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.options import CacheSize
@@ -36,11 +38,11 @@ from pyspac.model.gguf_header import read_header
 from pyspac.scheduler.activations import ActivationDrain
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
-from pyspac.server import board_file, log, memory, plan
+from pyspac.server import board_file, device_probe, log, memory, plan
 from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env, without_secrets
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
-from pyspac.server.download import ModelFiles
+from pyspac.server.download import ModelFiles, StoppedError
 from pyspac.server.exporter import serve_metrics
 from pyspac.server.health import choose_port, get_json, is_healthy
 from pyspac.server.options import AttachOptions, ServeOptions, choose_drafting, drafting_of, scheduler_config
@@ -451,9 +453,18 @@ def test_the_cache_takes_what_is_left() -> None:
 
 
 def test_the_device_is_asked_in_a_process_of_its_own() -> None:
-    assert memory.probe_device("auto").memory_free > 0
+    assert device_probe.probe_device("auto", None, lambda: False).memory_free > 0
     with pytest.raises(ConfigError, match="auto, none or emulated"):
-        memory.probe_device("no-such-device")
+        device_probe.probe_device("no-such-device", None, lambda: False)
+
+
+def test_a_server_that_hangs_behind_its_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_server(says(7, 0, 1)) as (endpoint, received):
+        with pytest.raises(StoppedError):
+            device_probe.probe_device("auto", endpoint, lambda: len(received) > 2 * GREETING_BYTES)
+        monkeypatch.setattr(device_probe, "_RPC_TIMEOUT_S", 3.0)
+        with pytest.raises(NoAnswerError, match=f"{endpoint} has answered the greeting and then nothing"):
+            device_probe.probe_device("auto", endpoint, lambda: False)
 
 
 # ---- ports, names, children

@@ -1,0 +1,96 @@
+"""What devices there are, asked in a process of its own.
+
+A process that has asked a GPU holds memory of it until it ends, and the supervisor lives long. And whoever
+asks an RPC server through llama.cpp waits for it without end: that process can be ended.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Final
+
+from pyspac.engine.devices import Device, choose_device, cpu_device
+from pyspac.engine.rpc import NoAnswerError
+from pyspac.engine.values import read_device_kind
+from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.server.download import StoppedError
+
+_POLL_S: Final = 0.1
+_GPU_TIMEOUT_S: Final = 120.0  # drivers of several GPUs take up to a minute to come up
+_RPC_TIMEOUT_S: Final = 30.0  # 10 for the first greeting that fails (engine/rpc.py); the rest are round trips
+_EXIT_NO_ANSWER: Final = 3  # of the probe
+
+
+def probe_device(names: str, rpc: str | None, is_stopped: Callable[[], bool]) -> Device:
+    """The device and its free memory.
+
+    Raises ConfigError if there is no such device, NoAnswerError if there is no such server or it does not
+    answer, StoppedError if `is_stopped` says so.
+    """
+    match read_device_kind(names):
+        case "none":
+            return cpu_device(has_cache=False)
+        case "emulated":
+            return cpu_device()
+    argv = [sys.executable, "-m", __name__, names, *([] if rpc is None else [rpc])]
+    exit_code, said, complaint = _run(argv, rpc, is_stopped)
+    if exit_code == _EXIT_NO_ANSWER:
+        raise NoAnswerError(said.strip())
+    if exit_code == ConfigError.exit_code:
+        raise UsageError(said.strip())
+    if exit_code != 0:
+        raise PyspacError(f"the devices could not be listed: {complaint.strip()[-500:]}")
+    fields = json.loads(said)
+    return Device(**fields | {"parts": tuple(Device(**part) for part in fields["parts"])})
+
+
+def _run(argv: list[str], rpc: str | None, is_stopped: Callable[[], bool]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the probe; it never outlives this."""
+    timeout_s = _GPU_TIMEOUT_S if rpc is None else _RPC_TIMEOUT_S
+    end_s = time.monotonic() + timeout_s
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as probe:
+        try:
+            while True:
+                try:
+                    said, complaint = probe.communicate(timeout=_POLL_S)
+                    return probe.returncode, said, complaint
+                except subprocess.TimeoutExpired:
+                    _check_goes_on(rpc, timeout_s, is_late=time.monotonic() > end_s, is_stopped=is_stopped())
+        finally:
+            probe.kill()
+
+
+def _check_goes_on(rpc: str | None, timeout_s: float, *, is_late: bool, is_stopped: bool) -> None:
+    if is_stopped:
+        raise StoppedError("the devices were not listed: stopped")
+    if is_late and rpc is not None:
+        raise NoAnswerError(
+            f"one of the RPC servers {rpc} has answered the greeting and then nothing for {timeout_s:.0f} s: "
+            "start it again, or leave it out of --rpc (ask them one by one with pyspac doctor --rpc)"
+        )
+    if is_late:
+        raise PyspacError(
+            f"the devices did not answer for {timeout_s:.0f} s: see whether the GPU's own tools do, or give "
+            "--device none"
+        )
+
+
+def _answer(names: str, rpc: str | None = None) -> int:
+    try:
+        print(json.dumps(asdict(choose_device(names, rpc))))
+    except NoAnswerError as error:
+        print(error)
+        return _EXIT_NO_ANSWER
+    except ConfigError as error:
+        print(error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_answer(*sys.argv[1:]))
