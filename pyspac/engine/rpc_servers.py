@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
+
+import psutil
 
 from pyspac.engine.rpc import Greeting, greet, split_endpoint, split_endpoints
 from pyspac.errors import PyspacError, UsageError
@@ -23,8 +25,7 @@ def add_servers(rpc: str, *, is_split: bool) -> list[str]:
     `is_split`: they have to be of this build. Raises ConfigError for what is no list of servers, UsageError
     for one that is named twice or does not fit, NoAnswerError for one that is not there.
     """
-    by_place = places_of(rpc)
-    servers = {place: _KNOWN.get(place) or _Server(greet(endpoint)) for place, endpoint in by_place.items()}
+    servers = {place: _ask(place, endpoint) for place, endpoint in places_of(rpc).items()}
     for server in servers.values() if is_split else ():
         server.greeting.check_can_skip()
     _KNOWN.update(servers)
@@ -89,5 +90,18 @@ class _Server:
         return self.names
 
 
-# by place; one may serve this process just now, and takes nobody else, so none is asked twice
 _KNOWN: Final[dict[Place, _Server]] = {}
+
+
+def _ask(place: Place, endpoint: str) -> _Server:
+    """Greets it, unless it serves this process just now: it takes nobody else meanwhile."""
+    known = _KNOWN.get(place)
+    if known is not None and _serves_us(place):
+        return known
+    greeting = greet(endpoint)
+    return _Server(greeting) if known is None else replace(known, greeting=greeting)
+
+
+def _serves_us(place: Place) -> bool:
+    connections = psutil.Process().net_connections("tcp4")
+    return any(c.raddr == place and c.status == psutil.CONN_ESTABLISHED for c in connections)

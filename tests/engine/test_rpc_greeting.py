@@ -206,3 +206,14 @@ def test_whoever_may_come_back_is_told_from_who_is_another_one() -> None:
         with fake_server(serve) as (endpoint, _), pytest.raises(UsageError) as caught:
             rpc.greet(endpoint)
         assert not isinstance(caught.value, rpc.NoAnswerError)
+
+
+def test_a_known_server_is_asked_again_unless_it_serves_us() -> None:
+    with rpc_server() as port:
+        endpoint = f"{HOST}:{port}"
+        names = [part.name for part in devices.choose_device("auto", endpoint).each]
+        with socket.create_connection((HOST, port)):  # of this process, as a model's is
+            assert [part.name for part in devices.choose_device("auto", endpoint).each] == names
+        assert [part.name for part in devices.choose_device("auto", endpoint).each] == names
+    with pytest.raises(rpc.NoAnswerError, match=endpoint):
+        devices.choose_device("auto", endpoint)
