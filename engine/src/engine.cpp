@@ -244,14 +244,23 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.give_states = [](void * engine, llama_context * head, int32_t slot, llama_pos * pos, llama_pos end) {
         return ((spac_engine *) engine)->head_states.give(head, slot, pos, end);
     };
+    h.forget = [](void * engine, int32_t slot, bool is_replaced) { ((spac_engine *) engine)->forget(slot, is_replaced); };
     if (masks) {
         h.draft = [](void * engine, int32_t slot, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
             return ((spac_engine *) engine)->masks->draft(slot, id_last, pos, n_max, drafted);
         };
         h.process = [](void * engine, llama_batch_ext * batch) { return ((spac_engine *) engine)->masks->process(batch); };
-        h.forget  = [](void * engine, int32_t slot) { ((spac_engine *) engine)->masks->forget(slot); };
     }
     return h;
+}
+
+void spac_engine::forget(int32_t server_slot, bool is_replaced) {
+    if (masks) {
+        masks->forget(server_slot);
+    }
+    if (is_replaced) {
+        head_states.drop(server_slot);
+    }
 }
 
 void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {

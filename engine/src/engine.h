@@ -53,6 +53,9 @@ struct spac_engine {
     // of the next forwards' tokens the first n_tokens are learned from; 0: all
     void count_first(int32_t n_tokens);
 
+    // what is kept of a server slot's sequence; see llama_moe_hook
+    void forget(int32_t server_slot, bool is_replaced);
+
     // the context is going away, and the model may go next: nothing of the engine's may touch the weights any more
     void forget_context();
 

@@ -17,6 +17,7 @@ struct spac_head_states {
     // llama_moe_hook's, of the same names
     bool    keep(const llama_context * head, int32_t slot, llama_pos pos, int32_t row);
     int32_t give(const llama_context * head, int32_t slot, llama_pos * pos, llama_pos end);
+    void    drop(int32_t slot) { slots.erase(slot); } // its text is another one
 
   private:
     struct kept {

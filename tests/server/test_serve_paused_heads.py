@@ -243,3 +243,23 @@ def test_a_text_out_of_the_prompt_cache(tmp_path: Path, spec_type: str) -> None:
                 first = int(board.n_records[0])
                 served.ask([*text, 9, 8, 7], 30)
                 assert sum(step.n_draft for step in records(board, first)) > 20
+
+
+def test_states_of_another_text_are_not_those_of_a_restored_one(served: Served) -> None:
+    """What is kept goes with the text: behind a restored one the head begins anew."""
+    ids, others = served.tokenize(PROMPT), served.tokenize("another text, another one")
+    with Board.open(served.serve.board) as board:
+
+        def go_on(text: list[int]) -> int:
+            board.n_draft_max[0] = NO_LIMIT
+            served.ask(text, 10, id_slot=0)
+            return len(served.head_has(0))
+
+        board.n_draft_max[0] = 0
+        text = ids + served.ask(ids, 60, id_slot=0)
+        post(served.serve.port, "/slots/0?action=save", {"filename": "text.bin"})
+        n_whole = go_on(text)
+        board.n_draft_max[0] = 0
+        served.ask(others, 80, id_slot=0)
+        post(served.serve.port, "/slots/0?action=restore", {"filename": "text.bin"})
+        assert go_on(text) < n_whole / 2
