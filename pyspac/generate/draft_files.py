@@ -93,12 +93,31 @@ def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) 
             _check_states(target, draft)
         if reads_like_target(spec_type):
             check_same_vocab(target, draft)
+        else:
+            _check_is_of(target, draft, names)
     if DRAFT_MTP in names and not has_head(draft or target):
         raise ModelError(
             f"{(draft or target).path}: this model has no head that predicts further tokens, which "
             f"{DRAFT_MTP} needs; use a file that has one, or --spec-type {NGRAM}; an adapter with mask "
             "tokens needs no head, but --mtp alone"
         )
+
+
+def _check_is_of(target: GgufHeader, head: GgufHeader, names: list[str]) -> None:
+    """Raise ModelError for a head of another model; llama.cpp would abort at a token that is new to it."""
+    give = "give the head of this model with -md"
+    if DRAFT_MTP in names and head.architecture != target.architecture:
+        raise ModelError(
+            f"{head.path}: this head is of the architecture {head.architecture}, and {target.path.name} of "
+            f"{target.architecture}; {give}"
+        )
+    known, needed = (len(header.metadata.get("tokenizer.ggml.tokens") or []) for header in (head, target))
+    if 0 < known < needed:
+        raise ModelError(
+            f"{head.path}: this head knows {known} tokens, and {target.path.name} has {needed}; {give}"
+        )
+    if int(head.get("block_count", 1)) < 1:
+        raise ModelError(f"{head.path}: a head without layers (block_count is 0), which is not whole; {give}")
 
 
 def _check_states(target: GgufHeader, draft: GgufHeader) -> None:
