@@ -211,9 +211,9 @@ def test_whoever_may_come_back_is_told_from_who_is_another_one() -> None:
 def test_a_known_server_is_asked_again_unless_it_serves_us() -> None:
     with rpc_server() as port:
         endpoint = f"{HOST}:{port}"
-        names = [part.name for part in devices.choose_device("auto", endpoint).each]
-        with socket.create_connection((HOST, port)):  # of this process, as a model's is
-            assert [part.name for part in devices.choose_device("auto", endpoint).each] == names
-        assert [part.name for part in devices.choose_device("auto", endpoint).each] == names
+        names = rpc_servers.add_servers(endpoint, is_split=True)
+        with socket.create_connection((HOST, port)):  # our own: a greeting would not be answered
+            assert rpc_servers.add_servers(endpoint, is_split=True) == names
+        assert rpc_servers.add_servers(endpoint, is_split=True) == names
     with pytest.raises(rpc.NoAnswerError, match=endpoint):
-        devices.choose_device("auto", endpoint)
+        rpc_servers.add_servers(endpoint, is_split=True)

@@ -1,4 +1,4 @@
-"""Heads of other models are refused by their headers, before llama.cpp meets a token that it does not know."""
+"""Heads of other models are refused by their headers, before llama.cpp meets a token that is new to it."""
 
 from __future__ import annotations
 
