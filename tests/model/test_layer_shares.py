@@ -70,6 +70,23 @@ def test_what_are_no_shares(text: str) -> None:
         parse_tensor_split(text)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("text", ["1e39,1e39", "1e39,1", "3e38,3e38", "1e-46,1e-46", "1e-46"])
+def test_what_are_no_shares_in_32_bits(text: str) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"--tensor-split cannot be .*32-bit floats, and there the sum of these is 0 or not finite",
+    ):
+        parse_tensor_split(text)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("text", ["1e38,1e38", "1e-38,1e-38", "1e-46,1"])
+def test_shares_at_the_ends_of_32_bits(text: str) -> None:
+    shares = parse_tensor_split(text)
+    assert None not in device_of_layers(shares, 3)
+
+
 @pytest.mark.parametrize(
     ("text", "shares"), [("", ()), ("3,1", (3, 1)), ("3/1", (3, 1)), ("0,.5", (0, 0.5)), ("1e-1", (0.1,))]
 )
