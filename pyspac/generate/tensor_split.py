@@ -28,6 +28,10 @@ def parse_tensor_split(text: str) -> tuple[float, ...]:
     """The numbers of "3,1", or of "3/1" as llama.cpp takes it; none of "". Raises ConfigError."""
     if not text:
         return ()
+    if (
+        "_" in text or not text.isascii()
+    ):  # Python reads 1_0 and other scripts' digits; llama.cpp's C does not
+        raise ConfigError(FLAG, text, _WANTED)
     try:
         shares = tuple(float(part) for part in re.split("[,/]", text))
     except ValueError:

@@ -64,7 +64,9 @@ def test_they_are_llama_cpps(rpc_devices: list[Any], tmp_path: Path) -> None:
     assert kinds >= {(0, 1), (0, 1, None), (None,)}
 
 
-@pytest.mark.parametrize("text", ["0", "0,0", "1,x", "1,", ",", "-1,2", "nan,1", "inf,1", "1 2", "1;2"])
+@pytest.mark.parametrize(
+    "text", ["0", "0,0", "1,x", "1,", ",", "-1,2", "nan,1", "inf,1", "1 2", "1;2", "1_0,10", "١,1"]
+)
 def test_what_are_no_shares(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--tensor-split cannot be .*: give a share of the layers"):
         parse_tensor_split(text)
