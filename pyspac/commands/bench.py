@@ -35,6 +35,9 @@ from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.tensor_split import parse_tensor_split
 from pyspac.model.gguf_header import read_header
 
+NPredict = Annotated[
+    int, typer.Option("-n", "--n-predict", metavar="N", help="Tokens to generate per prompt; 2 or more.")
+]
 Save = Annotated[
     bool,
     typer.Option(
@@ -53,7 +56,7 @@ def bench(
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
     mtp: o.Mtp = None,
-    n_predict: o.NPredict = 64,
+    n_predict: NPredict = 64,
     rounds: o.Rounds = 5,
     ctx_size: o.CtxSize = None,
     threads: o.Threads = None,

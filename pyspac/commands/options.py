@@ -72,12 +72,7 @@ HfRepoDraft = Annotated[
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
 PromptFile = Annotated[
     Path | None,
-    typer.Option(
-        "-f",
-        "--file",
-        metavar="FILE",
-        help="A text file that holds the prompt; -: stdin.",
-    ),
+    typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt; -: stdin."),
 ]
 ChatTemplateFile = Annotated[
     Path | None,

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from pyspac.errors import ConfigError, UsageError
 from pyspac.model.layer_shares import device_of_layers
 
@@ -16,12 +18,20 @@ if TYPE_CHECKING:
 
 FLAG: Final = "--tensor-split"
 _WANTED: Final = "a share of the layers for each device, such as 3,1: numbers of 0 or more, and not all 0"
+_WANTED_FLOATS: Final = (
+    "shares of the size of 3,1, as llama.cpp takes them as 32-bit floats, and there the sum of these is 0 or "
+    "not finite"
+)
 
 
 def parse_tensor_split(text: str) -> tuple[float, ...]:
     """The numbers of "3,1", or of "3/1" as llama.cpp takes it; none of "". Raises ConfigError."""
     if not text:
         return ()
+    if (
+        "_" in text or not text.isascii()
+    ):  # Python reads 1_0 and other scripts' digits; llama.cpp's C does not
+        raise ConfigError(FLAG, text, _WANTED)
     try:
         shares = tuple(float(part) for part in re.split("[,/]", text))
     except ValueError:
@@ -34,6 +44,10 @@ def check_shares(shares: Sequence[float]) -> None:
     """Raise ConfigError for what are no shares; () is as good as none given."""
     if any(not math.isfinite(share) or share < 0 for share in shares) or (shares and not any(shares)):
         raise ConfigError(FLAG, text_of(shares), _WANTED)
+    with np.errstate(over="ignore"):
+        total = np.asarray(shares, np.float32).sum(dtype=np.float32)
+    if shares and not 0 < total < math.inf:
+        raise ConfigError(FLAG, text_of(shares), _WANTED_FLOATS)
 
 
 def check_n_numbers(flag: str, values: Sequence[float], n: int, device: Device) -> None:

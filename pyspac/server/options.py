@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -56,7 +56,19 @@ MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "
 GPU_LAYERS_FLAGS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 TENSOR_SPLIT_FLAGS: Final = ("-ts", TENSOR_SPLIT)
 SPLIT_MODE_FLAGS: Final = ("-sm", "--split-mode")
+# what llama-server would take from the environment, and has to be known here
+VARIABLES: Final = {"LLAMA_ARG_TENSOR_SPLIT": "-ts", "LLAMA_ARG_SPLIT_MODE": "-sm"}
 DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Raise UsageError for what llama-server would take from there, past every check."""
+    for name, flag in VARIABLES.items():
+        if name in environ:
+            raise UsageError(
+                f"{name}={environ[name]} in the environment cannot be checked: unset it, and give {flag} "
+                "after --, if it is needed"
+            )
 
 
 def names_draft(passed: Sequence[str]) -> bool:
@@ -163,12 +175,12 @@ class ServeOptions:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
             if flag in DRAFT_FLAGS and self.draft is not None:
                 raise UsageError(f"there are two draft models, -md {self.draft} and {text}: give one")
-        for flag, value in pairwise(self.passed):
-            if flag in SPLIT_MODE_FLAGS and value in ("row", "tensor"):  # a layer would have no one device
-                raise UsageError(
-                    f"{flag} {value} cannot come after --, as whole layers are shared out: leave it out; -ts "
-                    "says which share each device gets"
-                )
+        mode = self.passed_value(*SPLIT_MODE_FLAGS)
+        if mode in ("row", "tensor"):  # a layer would have no one device
+            raise UsageError(
+                f"-sm {mode} cannot come after --, as whole layers are shared out: leave it out; -ts says "
+                "which share each device gets"
+            )
         parse_tensor_split(self.passed_value(*TENSOR_SPLIT_FLAGS))  # or it raises
         if self.spec_type is not None and self.passed_value("--spec-type"):
             raise UsageError("--spec-type stands before and after --: give it before")
@@ -209,6 +221,11 @@ class ServeOptions:
 
     def on(self, device: Device) -> Self:
         """The same on the device that was found. Raises UsageError for what it cannot have."""
+        if len(device.handles) > 1 and self.passed_value(*SPLIT_MODE_FLAGS) == "none":
+            raise UsageError(
+                f"-sm none uses one device, and there are {len(device.handles)} ({device.name}): name one "
+                "device with --device, and leave out -sm and -mg"
+            )
         if device.has_cache and not self.is_host_only:
             self.cache.of_devices(len(device.each))
         check_n_numbers(TENSOR_SPLIT, self.tensor_split, len(device.handles), device)
@@ -239,11 +256,9 @@ class ServeOptions:
         return int(text) if text.isdecimal() else SERVER_SLOTS
 
     def passed_value(self, *flags: str, default: str = "") -> str:
-        """The value after one of `flags` in what is passed on."""
-        for flag, value in pairwise((*self.passed, default)):
-            if flag in flags:
-                return value
-        return default
+        """The value after one of `flags` in what is passed on: the last, as llama-server takes it."""
+        pairs = pairwise((*self.passed, default))
+        return next((value for flag, value in reversed(list(pairs)) if flag in flags), default)
 
 
 def choose_drafting(speculation: str | None, draft_max: int | None, *, lowest: int = 1) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from pyspac.server.memory import (
     choose_n_ctx,
     why_tight,
 )
-from pyspac.server.options import GPU_LAYERS_FLAGS, TENSOR_SPLIT_FLAGS, ServeOptions
+from pyspac.server.options import GPU_LAYERS_FLAGS, TENSOR_SPLIT_FLAGS, ServeOptions, check_environment
 
 _PARSE_TIMEOUT_S: Final = 20.0
 
@@ -69,6 +70,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
     if options.max_batch is not None:
         check_max_batch("--max-batch", options.max_batch)
+    check_environment(os.environ)
     folder = bin_dir()
     extras = build_extras(folder)
     check_passed(folder, options.passed)

@@ -275,7 +275,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "tensors of a server": (
         ("serve", "-m", str(TARGET), "--", "--split-mode", "tensor"),
-        "--split-mode tensor cannot come after --",
+        "-sm tensor cannot come after --",
     ),
     "a word for a number": ((*RUN, str(TARGET), "-n", "many"), "-n cannot be 'many': give a whole number"),
 }

@@ -26,6 +26,7 @@ DIFFERENT = {
     "--file",  # profile: a text to measure on, not a prompt
     "--json",  # top: a switch
     "--k",  # lab sweep: a list
+    "--n-predict",  # bench: 2 or more, as speeds need
     "--output",  # of trace, lab sweep and lab report: each writes something else
     "--predict",  # attach: those of a scheduler alone; lab: recorded
     "--ram",  # inspect: the same text, but it only predicts, and takes several to compare

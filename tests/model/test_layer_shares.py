@@ -64,10 +64,29 @@ def test_they_are_llama_cpps(rpc_devices: list[Any], tmp_path: Path) -> None:
     assert kinds >= {(0, 1), (0, 1, None), (None,)}
 
 
-@pytest.mark.parametrize("text", ["0", "0,0", "1,x", "1,", ",", "-1,2", "nan,1", "inf,1", "1 2", "1;2"])
+@pytest.mark.parametrize(
+    "text", ["0", "0,0", "1,x", "1,", ",", "-1,2", "nan,1", "inf,1", "1 2", "1;2", "1_0,10", "١,1"]
+)
 def test_what_are_no_shares(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--tensor-split cannot be .*: give a share of the layers"):
         parse_tensor_split(text)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("text", ["1e39,1e39", "1e39,1", "3e38,3e38", "1e-46,1e-46", "1e-46"])
+def test_what_are_no_shares_in_32_bits(text: str) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"--tensor-split cannot be .*32-bit floats, and there the sum of these is 0 or not finite",
+    ):
+        parse_tensor_split(text)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("text", ["1e38,1e38", "1e-38,1e-38", "1e-46,1"])
+def test_shares_at_the_ends_of_32_bits(text: str) -> None:
+    shares = parse_tensor_split(text)
+    assert None not in device_of_layers(shares, 3)
 
 
 @pytest.mark.parametrize(

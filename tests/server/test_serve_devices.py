@@ -175,6 +175,10 @@ def test_what_is_given_for_each_device_goes_with_its_server(
         (["-ts", "1,1", "-ngl", "1"], "-ngl 1 puts no MoE layer of this model on a device"),
         (["-ts", "1,1", "-ngl", "0"], "so --tensor-split 1,1 shares out nothing: raise -ngl"),
         (["-ts", "1,1", "-ngl", "2"], "gives RPC1 no MoE layer of this model"),
+        (["-ts", "1,1", "--tensor-split", "0,1"], "gives RPC0 no MoE layer of this model"),
+        (["-ts", "1_0,10"], "--tensor-split cannot be '1_0,10': give a share"),
+        (["-sm", "none"], "-sm none uses one device, and there are 2 (RPC0,RPC1): name one device with"),
+        (["-sm", "layer", "--split-mode", "none", "-mg", "1"], "-sm none uses one device"),
     ],
 )
 def test_serve_refuses_shares_before_anything_starts(
@@ -186,6 +190,15 @@ def test_serve_refuses_shares_before_anything_starts(
     )
     assert done.returncode == 2, done.stderr
     assert why in done.stderr
+    assert "starting" not in done.stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("TENSOR_SPLIT", "0,1"), ("SPLIT_MODE", "none")])
+def test_serve_refuses_what_gets_around_the_checks(name: str, value: str, tmp_path: Path) -> None:
+    variable = {f"LLAMA_ARG_{name}": value}
+    done = run_pyspac("serve", "-m", str(TARGET), cache_dir=tmp_path, timeout_s=60, variables=variable)
+    assert done.returncode == 2, done.stderr
+    assert f"LLAMA_ARG_{name}={value} in the environment cannot be checked: unset it" in done.stderr
     assert "starting" not in done.stderr
 
 
