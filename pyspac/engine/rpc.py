@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,17 +88,19 @@ def split_endpoints(rpc: str) -> list[str]:
     return endpoints
 
 
-def greet(endpoint: str, deadline_s: float = DEADLINE_S) -> Greeting:
+def greet(endpoint: str, deadline_s: float = DEADLINE_S, *, hold: ExitStack | None = None) -> Greeting:
     """Ask the server for its version.
 
-    Raises NoAnswerError where nobody listens, or answers within `deadline_s` seconds, UsageError where the
-    answer is not that of a server of this protocol.
+    `hold`: who closes the connection; until then the server is silent to all others. Raises NoAnswerError
+    where nobody listens, or answers within `deadline_s` seconds, UsageError where the answer is not that of a
+    server of this protocol.
     """
     host, port = split_endpoint(endpoint)
     start_s = time.monotonic()
     try:
         address = socket.gethostbyname(host)  # IPv4, as ggml does
-        with socket.create_connection((address, port), deadline_s) as connection:
+        with ExitStack() as own:
+            connection = (hold or own).enter_context(socket.create_connection((address, port), deadline_s))
             answer = _ask(connection, endpoint, start_s + deadline_s)
     except TimeoutError:
         raise _silent(endpoint, deadline_s) from None
@@ -145,8 +148,8 @@ def _read(answer: bytes, endpoint: str, seconds: float) -> Greeting:
 def _silent(endpoint: str, deadline_s: float) -> NoAnswerError:
     return NoAnswerError(
         f"the RPC server at {endpoint} does not answer ({deadline_s:.0f} s): it serves another client, as "
-        "it takes one at a time, or it hangs, or the machine cannot be reached; wait for the other client's "
-        "end, start the server again, or leave it out of --rpc"
+        "it takes one at a time (perhaps this one, by another of its addresses), or it hangs, or the machine "
+        "cannot be reached; wait for the other client's end, start the server again, or leave it out of --rpc"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -25,7 +26,8 @@ def add_servers(rpc: str, *, is_split: bool) -> list[str]:
     `is_split`: they have to be of this build. Raises ConfigError for what is no list of servers, UsageError
     for one that is named twice or does not fit, NoAnswerError for one that is not there.
     """
-    servers = {place: _ask(place, endpoint) for place, endpoint in places_of(rpc).items()}
+    with ExitStack() as hold:  # all at once, so that one with two addresses is silent at the second
+        servers = {place: _ask(place, endpoint, hold) for place, endpoint in places_of(rpc).items()}
     for server in servers.values() if is_split else ():
         server.greeting.check_can_skip()
     _KNOWN.update(servers)
@@ -93,12 +95,12 @@ class _Server:
 _KNOWN: Final[dict[Place, _Server]] = {}
 
 
-def _ask(place: Place, endpoint: str) -> _Server:
+def _ask(place: Place, endpoint: str, hold: ExitStack) -> _Server:
     """Greets it, unless it serves this process just now: it takes nobody else meanwhile."""
     known = _KNOWN.get(place)
     if known is not None and _serves_us(place):
         return known
-    greeting = greet(endpoint)
+    greeting = greet(endpoint, hold=hold)
     return _Server(greeting) if known is None else replace(known, greeting=greeting)
 
 

@@ -217,3 +217,12 @@ def test_a_known_server_is_asked_again_unless_it_serves_us() -> None:
         assert rpc_servers.add_servers(endpoint, is_split=True) == names
     with pytest.raises(rpc.NoAnswerError, match=endpoint):
         rpc_servers.add_servers(endpoint, is_split=True)
+
+
+def test_one_server_by_two_addresses() -> None:
+    """It would serve the first connection, and the second would wait for it without end."""
+    port = free_port()
+    with start_rpc_server(port, "--host", "0.0.0.0"):
+        with pytest.raises(rpc.NoAnswerError, match=r"127\.0\.0\.2:.*by another of its addresses"):
+            rpc_servers.add_servers(f"127.0.0.1:{port},127.0.0.2:{port}", is_split=True)
+        assert rpc.greet(f"127.0.0.2:{port}").can_skip
