@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -36,11 +38,15 @@ from typing import Any, Final
 import machine
 from bench_speculation import OFF, Results, Timing, count_request, use_cpu_clock
 
+from pyspac.commands.common import EXIT_INTERRUPTED
 from pyspac.commands.demo import DRAFT, MODELS, TARGET
+from pyspac.commands.json_file import STDOUT, can_write
+from pyspac.errors import PyspacError
 from pyspac.generate.metrics import Metrics
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
+from pyspac.generate.spec_types import DRAFT_EAGLE3, LLAMA, OWN, SERVER_ONLY
 from pyspac.model.gguf_header import read_header
 from pyspac.train.corpus import read_stdlib
 
@@ -51,6 +57,7 @@ REPEATED: Final = "repeated"
 N_SEEN: Final = 3  # tokens of a piece that came earlier, or did not
 LORA: Final = "draft-lora"
 HEAD: Final = "head"
+KNOWN: Final = (*OWN, *(name for name in LLAMA if name not in (DRAFT_EAGLE3, *SERVER_ONLY)), HEAD)
 DEFAULT_DRAFTERS: Final = ("ngram", "draft", LORA)  # and a head, if there is one
 DEFAULT_LENGTHS: Final = (2, 4, 8)
 LORA_LENGTHS: Final = (2, 4)  # unless --lengths says which
@@ -269,64 +276,119 @@ def show(found: list[dict[str, Any]]) -> None:
 # ---- the command -----------------------------------------------------------------------------------
 
 
-def positive(text: str) -> int:
-    if (n := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
-    return n
+def at_least(low: int, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) >= low):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of {low} or more")
+    return int(text)
+
+
+positive = partial(at_least, 1)
+
+
+def names(text: str) -> list[str]:
+    if not (found := list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))):
+        raise argparse.ArgumentTypeError(f"{text!r} names none: give one or more, with commas")
+    return found
+
+
+def drafters(text: str) -> list[str]:
+    for name in (found := names(text)):
+        if name not in KNOWN:
+            raise argparse.ArgumentTypeError(f"there is no drafter {name!r}: give some of {', '.join(KNOWN)}")
+    return found
+
+
+def lengths(text: str) -> list[int]:
+    return list(dict.fromkeys(map(positive, names(text))))
+
+
+def json_target(text: str) -> str:
+    """A file that can be appended to, or that can be made; before anything is measured."""
+    path = Path(text)
+    is_good = path.is_file() and os.access(path, os.W_OK) if path.exists() else can_write(path)
+    if text != STDOUT and not (text and is_good):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a file that can be written to, or - for stdout")
+    return text
+
+
+def temperature(text: str) -> float:
+    try:
+        return SamplingParams(temp=float(text)).temp
+    except (ValueError, PyspacError):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number from 0 to 100") from None
 
 
 def parse() -> argparse.Namespace:
-    def names(text: str) -> list[str]:
-        return [name.strip() for name in text.split(",") if name.strip()]
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = f"names of --spec-type, and {HEAD}"
-    parser.add_argument("--drafters", type=names, help=known)
-    parser.add_argument("--lengths", type=lambda text: [positive(n) for n in names(text)])
+    parser.add_argument("--drafters", type=drafters, help=f"some of {', '.join(KNOWN)}")
+    parser.add_argument("--lengths", type=lengths)
     parser.add_argument("--draft-max", type=positive, default=8, help="the most that auto drafts")
     parser.add_argument("--model", type=Path, default=TARGET)
     parser.add_argument("--model-draft", type=Path, default=DRAFT)
     parser.add_argument("--mtp", type=Path, default=MODELS / "demo-mtp.gguf", help="a gated LoRA")
     parser.add_argument("--head", type=Path, help="an EAGLE-3 draft, or a file with an MTP head")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=2, help="per kind of text")
-    parser.add_argument("--predict", type=int, default=128, help="tokens per request")
-    parser.add_argument("--prompt-tokens", type=int, default=200)
-    parser.add_argument("--temp", type=float, default=0.0, help="0: greedy; sampled texts repeat less")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--requests", type=positive, default=2, help="per kind of text")
+    parser.add_argument("--predict", type=partial(at_least, 2), default=128, help="tokens per request")
+    parser.add_argument("--prompt-tokens", type=positive, default=200)
+    parser.add_argument("--temp", type=temperature, default=0.0, help="0: greedy; sampled texts repeat less")
+    parser.add_argument("--threads", type=positive)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", default="auto")
     clock = "cpu: time of the decoding thread alone, for a machine that others use too; with --threads 1"
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=clock)
-    parser.add_argument("--json", metavar="FILE", help="append a line of JSON per row; - for stdout")
+    parser.add_argument(
+        "--json", type=json_target, metavar="FILE", help="append a line of JSON per row; - for stdout"
+    )
     args = parser.parse_args()
+    if args.head is not None and not args.head.is_file():
+        parser.error(f"argument --head: there is no file {args.head}")
+    if args.clock == "cpu" and args.threads != 1:
+        parser.error("--clock cpu needs --threads 1: other threads' time would be missing")
     args.drafters = args.drafters or [*DEFAULT_DRAFTERS, *([HEAD] if args.head else [])]
     return args
 
 
-def main() -> int:
-    args = parse()
+def write(path: Path, lines: str) -> None:
+    """Append them. Raises PyspacError."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+    except OSError as error:
+        raise PyspacError(f"{path}: the rows were not written ({error.strerror})") from error
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, and show. Raises PyspacError."""
     if args.clock == "cpu":
-        if args.threads != 1:
-            sys.exit("--clock cpu needs --threads 1: other threads' time would be missing")
         use_cpu_clock()
     about = machine.describe()
     found = list(contenders(args))
     result = list(rows(found, *measure(found, args)))
-    if args.json != "-":
+    if args.json != STDOUT:
         print(machine.one_line(about))
         show(result)
     if args.json:
         how = {"benchmark": "drafters", "model": args.model.name, "n_rounds": args.rounds}
         how |= {"temp": args.temp, "n_threads": args.threads, "clock": args.clock, "machine": about}
         lines = "".join(json.dumps(row | how) + "\n" for row in result)
-        if args.json == "-":
+        if args.json == STDOUT:
             print(lines, end="")
         else:
-            with Path(args.json).open("a", encoding="utf-8") as file:
-                file.write(lines)
+            write(Path(args.json), lines)
+
+
+def main() -> int:
+    try:
+        run(parse())
+    except PyspacError as error:
+        print(f"bench_drafters: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("bench_drafters: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return 0
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -90,7 +92,9 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
     assert "draft-lora is left out: there is no file /nowhere/mtp.gguf" in run.stderr
     assert "head is left out: give its file with --head FILE" in run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines()]
-    kinds = ["code", "prose", "tables", "imports", "all"]
+    divided = [kind for kind in ("new", "repeated") if kind in {row["text"] for row in rows}]
+    assert divided
+    kinds = ["code", "prose", "tables", "imports", "all", *divided]
     contenders = [("none", "0"), ("ngram", "3"), ("ngram", "auto")]
     assert [(row["drafter"], row["length"], row["text"]) for row in rows] == [
         (*contender, kind) for contender in contenders for kind in kinds
@@ -101,6 +105,74 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
         assert (row["ratio"] == 1) or row["drafter"] != "none"
         assert ("of_best" in row) == (row["length"] == "auto")
         assert row["machine"]["cpu"]
+
+
+DEMO = ROOT / "pyspac/models/demo-moe.gguf"
+WRONG = {
+    "--head /nope": "there is no file /nope",
+    f"--drafters head --head {DEMO}": "this model has no head",
+    f"--head {__file__}": "not a GGUF file",
+    "--temp -1": "give a number from 0 to 100",
+    "--temp nan": "give a number from 0 to 100",
+    "--threads 0": "give a whole number of 1 or more",
+    "--rounds 0": "give a whole number of 1 or more",
+    "--rounds -1": "give a whole number of 1 or more",
+    "--requests 0": "give a whole number of 1 or more",
+    "--requests -1": "give a whole number of 1 or more",
+    "--predict 0": "give a whole number of 2 or more",
+    "--predict 1": "give a whole number of 2 or more",
+    "--prompt-tokens 0": "give a whole number of 1 or more",
+    "--model /nope": "/nope: there is no such file",
+    "--drafters bogus": "there is no drafter 'bogus': give some of",
+    "--drafters none": "there is no drafter 'none'",
+    "--drafters draft-eagle3": "head",
+    "--drafters ,": "names none",
+    "--lengths ,": "names none",
+    "--lengths 2,x": "'x': give a whole number",
+    "--lengths 999": "--draft-max cannot be 999",
+    "--json /nope/x": "'/nope/x': give a file that can be written to",
+    "--json /dev/full": "'/dev/full': give a file that can be written to",
+    "--json=": "give a file that can be written to",
+    "--clock cpu": "--clock cpu needs --threads 1",
+}
+
+
+@pytest.fixture
+def bench_drafters(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("bench_drafters")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("line", WRONG)
+def test_drafters_refuses_what_is_wrong(
+    line: str,
+    bench_drafters: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a line, before anything is measured."""
+    monkeypatch.setattr("sys.argv", ["bench_drafters.py", *line.split()])
+    monkeypatch.setattr(bench_drafters, "Requests", None)
+    try:
+        code = bench_drafters.main()
+    except SystemExit as exit:
+        code = exit.code
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert code == 2, said
+    assert WRONG[line] in said
+
+
+def test_drafters_can_be_interrupted(
+    bench_drafters: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["bench_drafters.py"])
+    monkeypatch.setattr(bench_drafters, "measure", interrupt)
+    assert bench_drafters.main() == 130
+    assert capsys.readouterr().err == "bench_drafters: interrupted\n"
 
 
 def test_an_installed_package_names_no_commit_of_others(

@@ -24,7 +24,7 @@ from pyspac.generate.drafting import Drafter, ModelDrafter
 from pyspac.generate.drop_in_errors import DecodeError, InputError, as_input_error
 from pyspac.generate.drop_in_masks import MaskedEvals, check_alone, n_draft_that_fits
 from pyspac.generate.drop_in_steps import DropInSteps, ForeignDrafter
-from pyspac.generate.drop_in_values import text_of_names, text_of_sizes, with_shares
+from pyspac.generate.drop_in_values import draft_file, file_of, text_of_names, text_of_sizes, with_shares
 from pyspac.generate.libllama import LlamaError
 from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
@@ -156,12 +156,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     def _options(self, model: Path) -> RunOptions:
         given, draft, mtp = self._given, self._given["draft_model"], self._given["mtp"]
         if mtp is not None:
-            check_alone(has_lora=bool(given.get("lora_path")), embeds=bool(given.get("embedding")))
+            embeds, has_lora = bool(given.get("embedding")), bool(given.get("lora_path"))
+            check_alone(has_lora=has_lora, embeds=embeds, has_draft=draft is not None)
         is_foreign = isinstance(draft, LlamaDraftModel)
         max_batch = EngineParams().max_batch
         return RunOptions(
-            model=model, draft=None if draft is None or is_foreign else Path(draft),
-            mtp=None if mtp is None else Path(mtp), spec_type="ngram" if is_foreign else None,
+            model=model, draft=None if is_foreign else draft_file(draft),
+            mtp=file_of("mtp", mtp), spec_type="ngram" if is_foreign else None,
             draft_max=max_batch - 1 if is_foreign and given["draft_max"] is None else given["draft_max"],
             cache=CacheSize(text=given["cache"]), ram=given["ram"], device=given["device"],
             host_kernels=given["host_kernels"], rpc=given["rpc"],

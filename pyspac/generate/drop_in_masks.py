@@ -101,8 +101,9 @@ def n_draft_that_fits(n_draft_max: int, n_batch: int) -> int:
     return max((n for n in range(n_draft_max + 1) if masked_width(n, n) <= n_batch), default=0)
 
 
-def check_alone(*, has_lora: bool, embeds: bool) -> None:
+def check_alone(*, has_lora: bool, embeds: bool, has_draft: bool) -> None:
     """Raise UsageError for what cannot be beside an adapter with mask tokens."""
-    for given, name in ((has_lora, "lora_path"), (embeds, "embedding=True")):
+    others = ((has_lora, "lora_path"), (embeds, "embedding=True"), (has_draft, "draft_model"))
+    for given, name in others:
         if given:
             raise UsageError(f"{name} and mtp cannot be given together: leave one of them out")

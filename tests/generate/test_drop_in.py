@@ -14,6 +14,7 @@ from typing import Any
 import gguf_models
 import numpy as np
 import pytest
+from eagle_models import write_demo_head
 from mask_adapters import write_adapter
 from near_ties import margins
 
@@ -466,7 +467,14 @@ def test_langchain(theirs: Any) -> None:
         (DRAFT, {"mtp": ADAPTER}, "trained on another model"),
         (MODEL, {"mtp": ADAPTER, "lora_path": "x.gguf"}, "lora_path and mtp cannot be given together"),
         (MODEL, {"mtp": ADAPTER, "embedding": True}, "embedding=True and mtp cannot be given together"),
-        (MODEL, {"mtp": ADAPTER, "draft_model": DRAFT}, "leave out"),
+        (MODEL, {"mtp": ADAPTER, "draft_model": DRAFT}, "^draft_model and mtp cannot be given together"),
+        (MODEL, {"mtp": ADAPTER, "draft_model": LOOKUP}, "^draft_model and mtp cannot be given together"),
+        (MODEL, {"mtp": 1}, "^mtp cannot be 1: give the path of a GGUF file$"),
+        (MODEL, {"mtp": b"x"}, "^mtp cannot be b'x': give the path"),
+        (MODEL, {"draft_model": 1}, "^draft_model cannot be 1: give the path of a GGUF file$"),
+        (MODEL, {"mtp": DRAFT}, ", and mtp takes an adapter .*; give a draft model with draft_model$"),
+        (MODEL, {"draft_model": DRAFT, "draft_max": 99}, "^draft_max cannot be 99: .* from 1 to [0-9]+$"),
+        (DRAFT, {"device": "emulated"}, r'\(device="none"\), or in plain llama.cpp \(stock=True\)'),
         (MODEL, {"draft_max": 3}, "^draft_max 3 .* model with draft_model, or LlamaPromptLookupDecoding"),
         (MODEL, {"n_threads": -1}, "^n_threads cannot be -1"),
         (MODEL, {"lora_path": "/nowhere.gguf"}, "lora_path /nowhere.gguf: there is no such file"),
@@ -479,6 +487,17 @@ def test_bad_input_is_a_value_error(model: str, fields: dict[str, Any], said: st
         Llama(model, **QUIET | fields)
     assert isinstance(caught.value, PyspacError)
     assert caught.value.exit_code == 2
+
+
+def test_a_head_is_for_the_command_line(tmp_path: Path) -> None:
+    head = write_demo_head(tmp_path / "head.gguf", Path(MODEL))
+    for fields, said in (
+        ({"model_path": MODEL, "draft_model": head}, r"^draft_model .*: this draft \(eagle3\) reads hidden"),
+        ({"model_path": head}, "cannot run by itself; give that model$"),
+    ):
+        with pytest.raises(ValueError, match=said) as caught:
+            Llama(**QUIET | fields)
+        assert "--" not in str(caught.value)
 
 
 def test_model_that_cannot_take_back_tokens(tmp_path: Path) -> None:
