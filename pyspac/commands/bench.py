@@ -21,11 +21,10 @@ from pyspac.commands.common import (
     check_target,
     error_console,
     output_console,
-    reports_errors,
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
-from pyspac.commands.stuck import ends_where_stuck
+from pyspac.commands.stuck import computes
 from pyspac.errors import UsageError
 from pyspac.generate.compare import take_turns
 from pyspac.generate.draft_files import spec_type_of
@@ -48,8 +47,7 @@ Save = Annotated[
 ]
 
 
-@reports_errors
-@ends_where_stuck
+@computes
 def bench(
     model: o.ModelIfAny = None,
     hf_repo: o.HfRepo = None,

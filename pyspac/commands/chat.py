@@ -9,10 +9,10 @@ import typer
 
 from pyspac.commands import options as o
 from pyspac.commands.chat_view import ChatView
-from pyspac.commands.common import error_console, loading_bar, reports_errors, say_what_has_no_effect
+from pyspac.commands.common import error_console, loading_bar, say_what_has_no_effect
 from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
-from pyspac.commands.stuck import ends_where_stuck
+from pyspac.commands.stuck import computes
 from pyspac.generate.chat import Conversation
 from pyspac.generate.chat_template import ChatTemplate
 from pyspac.generate.decode import Interrupt
@@ -31,8 +31,7 @@ System = Annotated[
 ]
 
 
-@reports_errors
-@ends_where_stuck
+@computes
 def chat(
     command: typer.Context,
     model: o.ModelIfAny = None,

@@ -19,11 +19,10 @@ from pyspac.commands.common import (
     check_json_target,
     error_console,
     loading_bar,
-    reports_errors,
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.run import generate_shown
-from pyspac.commands.stuck import ends_where_stuck
+from pyspac.commands.stuck import computes
 from pyspac.errors import ModelError, PyspacError
 from pyspac.generate.compare import Speeds, compare, stock_and_own
 from pyspac.generate.decode import Generation, Interrupt
@@ -42,8 +41,7 @@ N_ROUNDS: Final = 12
 DraftMax = Annotated[int, typer.Option("--draft-max", metavar="N", help="Tokens to draft per step.")]
 
 
-@reports_errors
-@ends_where_stuck
+@computes
 def demo(
     n_predict: o.NPredict = 128,
     cache: o.Cache = "25%",

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from pyspac.checks import check_int
 from pyspac.commands import options as o
-from pyspac.commands.common import check_json_target, output_console, reports_errors
+from pyspac.commands.common import check_json_target, output_console
 from pyspac.commands.demo import TARGET
 from pyspac.commands.findings import Finding, examine, has_problem, to_dict
 from pyspac.commands.json_file import STDOUT, write_json
-from pyspac.commands.stuck import ends_where_stuck
+from pyspac.commands.stuck import computes
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.rpc_servers import places_of
 from pyspac.model.checks import check_model_file
@@ -31,8 +31,7 @@ Rpc = Annotated[
 STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
-@reports_errors
-@ends_where_stuck
+@computes
 def doctor(
     model: Annotated[
         Path | None,

@@ -19,13 +19,12 @@ from pyspac.commands.common import (
     loading_bar,
     output_console,
     read_prompt,
-    reports_errors,
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.profile_figure import draw
 from pyspac.commands.profile_sweep import Places, check_alone, report_rounds, show_sweep
-from pyspac.commands.stuck import ends_where_stuck
+from pyspac.commands.stuck import computes
 from pyspac.generate import decode
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import CacheSize, RunOptions
@@ -69,8 +68,7 @@ ContextsList = Annotated[
 ]
 
 
-@reports_errors
-@ends_where_stuck
+@computes
 def profile(
     model: o.ModelIfAny = None,
     hf_repo: o.HfRepo = None,

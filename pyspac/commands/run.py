@@ -16,13 +16,12 @@ from pyspac.commands.common import (
     error_console,
     loading_bar,
     read_prompt,
-    reports_errors,
     say_what_has_no_effect,
 )
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.saved_defaults import with_saved
-from pyspac.commands.stuck import ends_where_stuck
+from pyspac.commands.stuck import computes
 from pyspac.generate.chat_template import ChatTemplate, Message
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.loading import Loading
@@ -71,8 +70,7 @@ CopyGbS = Annotated[
 ]
 
 
-@reports_errors
-@ends_where_stuck
+@computes
 def run(
     command: typer.Context,
     model: o.ModelIfAny = None,

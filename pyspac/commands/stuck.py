@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, ParamSpec
 
-from pyspac.commands.common import EXIT_INTERRUPTED
+from pyspac.commands.common import EXIT_INTERRUPTED, reports_errors
 
 P = ParamSpec("P")
 _GRACE_S: Final = 0.5  # a signal may wake the main thread, which then comes to its next instruction
@@ -42,6 +42,11 @@ def ends_where_stuck(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
 
     return wrapper
+
+
+def computes(command: Callable[P, None]) -> Callable[P, None]:
+    """`reports_errors` for a command that computes."""
+    return reports_errors(ends_where_stuck(command))
 
 
 @contextmanager

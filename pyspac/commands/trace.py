@@ -17,9 +17,8 @@ from pyspac.commands.common import (
     error_console,
     loading_bar,
     read_prompt,
-    reports_errors,
 )
-from pyspac.commands.stuck import ends_where_stuck
+from pyspac.commands.stuck import computes
 from pyspac.errors import UsageError
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import RunOptions
@@ -51,8 +50,7 @@ DraftGate = Annotated[
 NoDisplay = Annotated[bool, typer.Option("--no-display", help="Do not show the text.")]
 
 
-@reports_errors
-@ends_where_stuck
+@computes
 def trace(
     model: o.Model,
     output: Output,

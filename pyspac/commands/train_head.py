@@ -13,10 +13,9 @@ from pyspac.commands.common import (
     check_json_target,
     check_target,
     error_console,
-    reports_errors,
 )
 from pyspac.commands.json_file import write_json
-from pyspac.commands.stuck import ends_where_stuck
+from pyspac.commands.stuck import computes
 from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import UsageError
 from pyspac.generate.memory_tier import given_ram
@@ -73,8 +72,7 @@ ReportEvery = Annotated[
 ]
 
 
-@reports_errors
-@ends_where_stuck
+@computes
 def train_head(
     model: ModelFile,
     output: Output,
