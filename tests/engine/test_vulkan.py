@@ -82,10 +82,13 @@ def test_a_server_answers(tmp_path: Path) -> None:
 def test_doctor_measures_the_link() -> None:
     command = [sys.executable, "-m", "pyspac", "doctor", "--json", "-"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120).stdout)
-    details = {finding["what"]: finding["detail"] for finding in found["findings"]}
-    assert "Vulkan0" in details["link"]
-    assert "pinned" in details["link"]
-    assert "Vulkan0" in details["device"]
+    links, names = (
+        [finding["detail"] for finding in found["findings"] if finding["what"] == what]
+        for what in ("link", "device")
+    )
+    assert any("Vulkan0" in link for link in links)
+    assert all("pinned" in link for link in links)
+    assert any("Vulkan0" in name for name in names)
 
 
 def test_a_cache_that_does_not_fit_is_refused() -> None:
