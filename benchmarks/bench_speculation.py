@@ -38,8 +38,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
+from pyspac.generate.drafting import Drafter, FreeDrafter, ModelDrafter
 from pyspac.generate.metrics import Metrics
+from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.speculation.manager import Speculation
 from pyspac.speculation.static import Static
@@ -105,28 +106,27 @@ def _usual_s(rounds: list[Timing]) -> float:
 # --------------------------------------------------------------------------------------------- drafters
 
 
-class ScriptedDrafter(NgramDrafter):
+class ScriptedDrafter(FreeDrafter):
     """Knows that the model counts: t, t + 1, ...; drafts hold by chance, the same for everyone at a position.
 
     Free, as an n-gram drafter is, so that controllers may watch it in the shadow.
     """
 
     def __init__(self, kind: str, seed: int, n_vocab: int) -> None:
-        super().__init__()
         self.acceptance, self.hit_rate = CURVES[kind]
         self.seed, self.n_vocab = seed, n_vocab
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+    def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
         acceptance = self.acceptance
-        rng = random.Random(self.seed * 1_000_003 + len(tokens))
+        rng = random.Random(self.seed * 1_000_003 + end)
         if rng.random() >= self.hit_rate:
-            return DraftResult()
+            return []
         n_held, n = 0, max(n_max, N_SCRIPTED)  # the same work whatever is asked for
         while rng.random() < acceptance[min(n_held, len(acceptance) - 1)] and n_held < n:
             n_held += 1
-        right = [self._wrapped(tokens[-1] + 1 + i) for i in range(n)]
+        right = [self._wrapped(tokens[end - 1] + 1 + i) for i in range(n)]
         drafted = [t if i < n_held else self._wrapped(t + 7) for i, t in enumerate(right)]
-        return DraftResult(drafted[:n_max])
+        return drafted[:n_max]
 
     def _wrapped(self, token: int) -> int:
         """The lowest ids are control tokens."""
@@ -207,6 +207,11 @@ def count_request(metrics: Metrics, timing: Timing) -> None:
     timing.draft_us += totals.draft_us + totals.process_us
 
 
+def _speculation(controller: str, args: argparse.Namespace) -> Speculation:
+    has_matches = args.what == "demo" and args.drafter == "ngram"
+    return Speculation(_maker(controller), n_draft_max=args.draft_max, has_matches=has_matches)
+
+
 def interleave(
     results: Results,
     stream: str,
@@ -220,7 +225,7 @@ def interleave(
     rounds = [*([0] if args.keep else []), *range(args.rounds)]
     for n, i in enumerate(track(rounds, description=stream, console=console, transient=True)):
         if n == 0 or not args.keep:
-            speculations = {name: Speculation(_maker(name), n_draft_max=args.draft_max) for name in names}
+            speculations = {name: _speculation(name, args) for name in names}
         timings = {name: Timing() for name in names}
         for request in requests(i):
             for name in rng.sample(names, len(names)):

@@ -29,10 +29,12 @@ from rich.console import Console
 from rich.progress import track
 
 from pyspac.engine.step import StepRecord
-from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
+from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter
+from pyspac.generate.match_limit import MatchLimit
+from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import RunOptions
-from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.manager import MakeController, Speculation, parse_controller
+from pyspac.speculation.match_forecast import MatchForecast
 
 # us of a step of 1 .. 9 tokens: the demo pair on one thread, where wide passes are dear, and on two
 COSTS: Final = {
@@ -128,15 +130,14 @@ def request_us(speculation: Speculation, text: Text, drafter_name: str, clock: C
     controller = speculation.begin()
     drafter: Drafter = ReplayedDrafter(text)
     if drafter_name == "ngram":
-        drafter = NgramDrafter()
-        if controller.wants_shadow:
-            drafter = shadow = ShadowDrafter(drafter, N_DRAFT_MAX, controller.observe_shadow)
-            controller.compare_shadow = shadow.compare
+        ngram = NgramDrafter()
+        drafter = MatchLimit(ngram, controller) if isinstance(controller, MatchForecast) else ngram
     total_us, step = 0.0, 0
     known = tokens[: len(text.prompt) + 1]
     while (n_known := len(known)) < len(tokens):
         limit = min(controller.next_n_draft(), len(tokens) - n_known - 1)
-        drafted = drafter.draft(known, limit).tokens
+        draft = drafter.draft(known, limit)
+        drafted = draft.tokens
         n_held = _n_held(drafted, tokens[n_known:])
         known += tokens[n_known : n_known + n_held + 1]
         draft_us, verify_us = clock.step_us(len(drafted))
@@ -147,6 +148,7 @@ def request_us(speculation: Speculation, text: Text, drafter_name: str, clock: C
                 n_draft=len(drafted),
                 n_accepted=n_held,
                 n_tokens=1 + len(drafted),
+                n_matched=draft.n_matched,
                 draft_us=draft_us,
                 verify_us=verify_us,
             )
@@ -170,7 +172,8 @@ class Setting:
 
     def stream_us(self, make: MakeController, texts: list[Text], seed: int) -> float:
         """A stream of requests through one `Speculation` that starts with nothing known."""
-        speculation = Speculation(make, n_draft_max=N_DRAFT_MAX)
+        has_matches = self.drafter == "ngram"
+        speculation = Speculation(make, n_draft_max=N_DRAFT_MAX, has_matches=has_matches)
         costs = COSTS[self.drafter][self.costs]
         clocks = (Clock(self.drafter, costs, self.switch_us, 1000 * seed + i) for i in range(len(texts)))
         return sum(

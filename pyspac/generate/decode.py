@@ -197,6 +197,7 @@ class DecodeLoop:
                 n_accepted=verdict.n_accepted,
                 n_tokens=len(logits) + draft.n_masks,
                 n_masks=draft.n_masks,
+                n_matched=draft.n_matched,
                 draft_us=t1 - t0,
                 verify_us=t2 - t1,
                 sample_us=t3 - t2,

@@ -25,11 +25,13 @@ class DraftResult:
     """Drafted tokens; `probs`: the distribution [n_vocab] of each, None if the drafter is deterministic.
 
     `n_masks`: tokens that the pass which verifies them has besides, to draft the next ones.
+    `n_matched`: of a draft that is copied from the text, how many tokens before its source are those before it.
     """
 
     tokens: list[int] = field(default_factory=list)
     probs: list[Probs] | None = None
     n_masks: int = 0
+    n_matched: int = 0
 
 
 class Drafter(ABC):
@@ -73,44 +75,6 @@ class FreeDrafter(Drafter):
     @abstractmethod
     def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
         """What is drafted where the sequence is `tokens[:end]`; `end` only grows."""
-
-
-class NgramDrafter(FreeDrafter):
-    """Prompt lookup: what followed the last time the sequence's last tokens stood somewhere before.
-
-    The longest match counts, from `n_match_max` tokens down to `n_match_min`, the latest occurrence of it.
-    The index grows with the sequence: O(1) per token and length. llama.cpp's n-gram drafters match one
-    length only, 12 tokens and more, so that they are silent in most texts.
-    """
-
-    def __init__(self, n_match_max: int = 4, n_match_min: int = 2) -> None:
-        self.lengths = range(n_match_max, n_match_min - 1, -1)
-        self._follower: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
-        self._n_indexed = 0
-
-    def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
-        """See FreeDrafter."""
-        self._index(tokens, end)
-        for n in self.lengths:
-            start = self._follower.get(tuple(tokens[end - n : end])) if end > n else None
-            if start is not None:
-                return list(tokens[start : min(start + n_max, end)])
-        return []
-
-    def keep(self, n: int) -> int:
-        """See Drafter."""
-        if n < self._n_indexed:  # later occurrences may have taken the place of earlier ones
-            self._follower.clear()
-            self._n_indexed = 0
-        return n
-
-    def _index(self, tokens: Sequence[int], n_known: int) -> None:
-        """Add all n-grams that have a follower: those ending before the last token."""
-        for end in range(max(1, self._n_indexed), n_known):
-            for n in self.lengths:
-                if end >= n:
-                    self._follower[tuple(tokens[end - n : end])] = end
-        self._n_indexed = n_known
 
 
 class ModelDrafter(Drafter):

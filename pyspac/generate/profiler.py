@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.drafting import Drafter, NgramDrafter
+from pyspac.generate.drafting import Drafter
+from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.speculation.tolerance import Profile, Samples
 
 if TYPE_CHECKING:

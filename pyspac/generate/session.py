@@ -17,8 +17,9 @@ from pyspac.engine.devices import Device
 from pyspac.errors import PyspacError
 from pyspac.generate import spec_types
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
-from pyspac.generate.drafting import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from pyspac.generate.drafting import Drafter, ModelDrafter, NoDrafter
 from pyspac.generate.loading import Loading, Progress
+from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight
 from pyspac.generate.sampling import Sampler, SamplingParams
@@ -142,6 +143,7 @@ class Session:
             self.options.controller,
             n_draft_max=self.options.effective_draft_max,
             table=MaskCosts() if self.options.uses_masks else None,
+            has_matches=self.options.effective_spec_type == spec_types.NGRAM,
         )
 
     def _speculation_hook(self) -> SpeculationHook | None:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.drafting import Drafter, FreeDrafter
+from pyspac.generate.match_limit import MatchLimit
+from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.controller import Controller
 from pyspac.speculation.manager import Speculation
+from pyspac.speculation.match_forecast import MatchForecast
 
 if TYPE_CHECKING:
     from pyspac.generate.decode import StepHook
@@ -36,7 +39,9 @@ class SpeculationHook:
         self._last_ns = time.perf_counter_ns()
 
     def _wrapped(self, drafter: Drafter) -> Drafter:
-        """Watch a drafter that costs nothing in the shadow, if the controller looks at it."""
+        """Have a free drafter's finds limited or watched in the shadow, as the controller wants it."""
+        if isinstance(drafter, NgramDrafter) and isinstance(self.controller, MatchForecast):
+            return MatchLimit(drafter, self.controller)
         if isinstance(drafter, FreeDrafter) and self.controller.wants_shadow:
             shadow = ShadowDrafter(drafter, self.controller.n_draft_max, self.controller.observe_shadow)
             self.controller.compare_shadow = shadow.compare

@@ -100,10 +100,11 @@ class Controller(ABC):
     def observe_shadow(self, n_draft: int, n_held: int) -> None:  # noqa: B027  most do not look
         """A draft of `n_draft` tokens was compared with the text: the first `n_held` would have held."""
 
-    def _decide(self, phase: Phase, n_draft: int, **details: object) -> None:
-        """Keep a decision that holds from the next step on."""
+    def _decide(self, phase: Phase, n_draft: int, step: int | None = None, **details: object) -> None:
+        """Keep a decision that holds from this step on; None: from the next one that is learned."""
+        first = self.n_steps if step is None else step
         self.decisions.append(
-            Decision(step=self.n_steps, phase=phase, n_draft=n_draft, **details)  # type: ignore[arg-type]
+            Decision(step=first, phase=phase, n_draft=n_draft, **details)  # type: ignore[arg-type]
         )
 
 

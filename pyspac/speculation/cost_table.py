@@ -25,9 +25,9 @@ from pyspac.engine.step import StepRecord
 NOISE: Final = 0.03
 # Of the level, per pass: another program comes or goes within seconds, and ten passes should follow it.
 LEVEL_DRIFT: Final = 0.004
-# Of a shape, per pass since it was seen: a context grows, a cache warms up. After a hundred passes without a
-# look a time is in doubt by as much as after its first sample.
-SHAPE_DRIFT: Final = 0.0003
+# Of a shape, per pass since it was seen: a context grows, a cache warms up. After 150 passes without a look a
+# time is in doubt by as much as after its first sample.
+SHAPE_DRIFT: Final = 0.0002
 # Standard deviations that are believed of a sample: what lies beyond is an accident (a page fault, a lost
 # time slice) until it repeats.
 FAR: Final = 2.0
@@ -77,8 +77,7 @@ class TimeCurve:
         self._level_variance += LEVEL_DRIFT
         error = x - self._level - shape.mean
         if (surprise := error * error / (FAR * FAR * self._doubt(shape, noise))) > 1.0:
-            self._level_variance *= surprise
-            shape.variance *= surprise
+            self._level_variance *= surprise  # all passes became longer or shorter, rather than this width's
             if error > 0.0:
                 return  # an accident, until it repeats; nothing makes a pass too short
         total = self._doubt(shape, noise)
@@ -97,7 +96,7 @@ class TimeCurve:
         least, most = self._bounds(n) or (x, x)
         mean, variance = max(least, min(x, most)), (most - least) ** 2 / 12.0
         if least == most:
-            variance = noise
+            variance = _BEGUN
         elif mean == x:
             weight = variance / (variance + noise)
             mean = (1.0 - weight) * 0.5 * (least + most) + weight * x
@@ -121,16 +120,20 @@ class TimeCurve:
         return least, most
 
     def _variance(self, shape: _Shape) -> float:
-        """Now. What the level has moved by since may have been another width's alone."""
-        moved = self._level - shape.level
+        """Now."""
         drift = min(SHAPE_DRIFT * (self.n_observed - shape.seen), 100.0)  # a server runs for years
-        return shape.variance + drift + moved * moved
+        return shape.variance + drift
+
+    def _doubt_of(self, shape: _Shape) -> float:
+        """Variance, for a choice: what the level has moved by since may have been other widths' alone."""
+        moved = self._level - shape.level
+        return self._variance(shape) + moved * moved
 
     def estimate(self, n: int) -> Estimate | None:
         """T(n): measured, or between what it is at least and at most; None: nothing was measured."""
         shape = self._shapes.get(n)
         if shape is not None:
-            return Estimate(math.exp(self._level + shape.mean), self._variance(shape))
+            return Estimate(math.exp(self._level + shape.mean), self._doubt_of(shape))
         bounds = self._bounds(n)
         if bounds is None:
             return None

@@ -53,7 +53,7 @@ class ForecastMemory:
     n_held: int = 0  # of them, those whose first token held
 
 
-class _Option(NamedTuple):
+class Option(NamedTuple):
     """A draft length, judged."""
 
     n_draft: int
@@ -61,6 +61,15 @@ class _Option(NamedTuple):
     score: float  # log(utility), and the appetite's share of its standard deviation
     loss: float  # plain steps that a step may lose, if its time is far from what was thought
     once: float = 0.0  # that the first step loses besides
+
+
+class Choice(NamedTuple):
+    """A draft length, chosen."""
+
+    n_draft: int
+    phase: Phase
+    why: str
+    utilities: dict[int, float]  # of all lengths
 
 
 def candidates(n_max: int) -> list[int]:
@@ -85,7 +94,6 @@ class Forecast(Controller):
         n, held = self.memory.n_drafts, self.memory.n_held
         self.acceptance = AcceptanceCurve(self.n_draft_max, *((1.0, held / n) if n else ()))
         self.lengths = candidates(self.n_draft_max)
-        self.utilities: dict[int, float] = {0: 1.0}
         self._has_shadow = False
         self._n_others = 0  # tokens of other sequences in the batch
         self._gathered: list[StepRecord] = []  # steps since the choice
@@ -95,6 +103,7 @@ class Forecast(Controller):
         self._plain_us = 0.0  # a plain step, when it was made; 0: not known
         self._n_draft = 0
         self._phase: Phase = "choose"
+        self._said: tuple[Phase, int] | None = None  # the last decision kept
         self._choose()
 
     def next_n_draft(self) -> int:
@@ -120,10 +129,15 @@ class Forecast(Controller):
     def _reconsider(self) -> None:
         """Learn from what was gathered, and choose again."""
         stood_us, before = self._stood_us, self._n_draft
+        is_sure = self._is_sure()
         self.learn_gathered()
         self._choose()
-        is_kept = self._n_draft == before and self._phase != "baseline"
+        is_kept = self._n_draft == before and is_sure
         self._keep_us = min(2.0 * stood_us, CHOICE_US) if is_kept else 0.0
+
+    def _is_sure(self) -> bool:
+        """Whether the choice that was kept so far may be kept for longer, if it is the next one, too."""
+        return self._phase != "baseline"
 
     def learn_gathered(self) -> None:
         """See Controller."""
@@ -136,6 +150,10 @@ class Forecast(Controller):
     def _observe(self, record: StepRecord) -> None:
         self._n_others = record.n_others
         self._book(record)
+        self._learn_drafts(record)
+
+    def _learn_drafts(self, record: StepRecord) -> None:
+        """Take in which of its drafts held."""
         is_beginning = record.n_draft == 0 and not record.is_plain  # it drafts, for the next step
         if (self._n_draft > 0 or not self._has_shadow) and not is_beginning:
             self._learn_acceptance(self._n_draft, record.n_draft, record.n_accepted)
@@ -173,17 +191,18 @@ class Forecast(Controller):
     def _choose(self) -> None:
         """Decide the next steps' draft length. O(n_draft_max), some 20 us; 100 with cold caches."""
         if self.n_draft_max == 0:
-            return self._set(0, "choose", "the cap is 0")
+            return self._set(Choice(0, "choose", "the cap is 0", {0: 1.0}))
         plain = self.shared.table.step(0, self._n_others)
         self._plain_us = plain.us if plain else 0.0
         if plain is None or (self._phase == "baseline" and plain.variance >= NOISE):
-            return self._set(0, "baseline", "the plain step's time is not sure")
-        options = self._judge(plain)
-        self.utilities = {option.n_draft: option.utility for option in options}
-        best, phase, why = self._pick(options)
-        return self._set(best.n_draft, phase, why)
+            return self._set(Choice(0, "baseline", "the plain step's time is not sure", {0: 1.0}))
+        return self._choose_with(plain)
 
-    def _judge(self, plain: Estimate) -> list[_Option]:
+    def _choose_with(self, plain: Estimate) -> None:
+        """Choose, now that what a plain step takes is known."""
+        self._set(self._pick(self._judge(plain)))
+
+    def _judge(self, plain: Estimate) -> list[Option]:
         """All lengths, the plain step first. Costs are in plain steps."""
         table, n_others = self.shared.table, self._n_others
         tokens, chances, doubt = self.acceptance.forecast()
@@ -191,7 +210,7 @@ class Forecast(Controller):
         change = 0.0 if n_others else table.change_us() / plain.us
         n_missed = 0 if self._n_draft else self.n_missed
         stays = 1.0 / (1.0 + change / HALF_LIFE * (self._n_draft > 0))
-        options = [_Option(0, stays, math.log(stays) + appetite * math.sqrt(plain.variance), 0.0)]
+        options = [Option(0, stays, math.log(stays) + appetite * math.sqrt(plain.variance), 0.0)]
         # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
         # in a row end alike; `longer`: the chance of all others
         longer = chances[1]
@@ -208,30 +227,38 @@ class Forecast(Controller):
             unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)
             score = math.log(gained / cost) + appetite * math.sqrt(step.variance + (unsure / gained) ** 2)
             loss = cost * math.exp(FAR * math.sqrt(step.variance)) - (gained - unsure)
-            options.append(_Option(k, gained / cost, score, loss, once))
+            options.append(Option(k, gained / cost, score, loss, once))
             if k < self.n_draft_max:
                 ends, longer = longer - chances[k + 1], chances[k + 1]
                 shorter += ends * price
                 alike += ends * ends
         return options
 
-    def _pick(self, options: list[_Option]) -> tuple[_Option, Phase, str]:
-        """The choice, what it is called, and why: the best forecast, or the least risk that may be better."""
+    def _pick(self, options: list[Option]) -> Choice:
+        """Choose the best forecast, or the least risk that may be better."""
         can_lose = self.memory.ledger.can_lose
         allowed = [option for option in options if option.n_draft == 0 or can_lose(option.loss, option.once)]
         likeliest = max(allowed, key=lambda option: option.utility)
         bolder = [option for option in allowed if option.score > likeliest.score]
         best = min(bolder, key=lambda option: option.loss) if bolder else likeliest
         boldest = max(options, key=lambda option: option.score)
+        phase: Phase = "probe"
+        why = f"may be better than K = {likeliest.n_draft}: that is not sure"
         if best.n_draft == 0 and boldest.n_draft > 0:
-            return best, "hold", f"the loss ledger does not allow K = {boldest.n_draft}, which may pay"
-        if best is likeliest:
-            return best, "choose", "the best forecast"
-        if best.n_draft == 0:
-            return best, "baseline", "the plain step's time is not sure"
-        return best, "probe", f"may be better than K = {likeliest.n_draft}: that is not sure"
+            phase, why = "hold", f"the loss ledger does not allow K = {boldest.n_draft}, which may pay"
+        elif best is likeliest:
+            phase, why = "choose", "the best forecast"
+        elif best.n_draft == 0:
+            phase, why = "baseline", "the plain step's time is not sure"
+        return Choice(best.n_draft, phase, why, {option.n_draft: option.utility for option in options})
 
-    def _set(self, n_draft: int, phase: Phase, why: str) -> None:
-        if (phase, n_draft) != (self._phase, self._n_draft) or not self.decisions:
-            self._decide(phase, n_draft, utilities=dict(self.utilities), why=why)
-        self._phase, self._n_draft = phase, n_draft
+    def _set(self, choice: Choice) -> None:
+        self._phase, self._n_draft = choice.phase, choice.n_draft
+        self._say(choice)
+
+    def _say(self, choice: Choice) -> None:
+        """Keep it among the decisions, if it is another one."""
+        n_draft, phase, why, utilities = choice
+        if self._said != (phase, n_draft):
+            self._said = (phase, n_draft)
+            self._decide(phase, n_draft, self.n_steps + len(self._gathered), utilities=utilities, why=why)

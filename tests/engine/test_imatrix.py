@@ -30,7 +30,7 @@ def run_imatrix(bin_dir: Path, text: Path, out: Path, **variables: str) -> str:
         timeout=120,
     )
     assert run.returncode == 0, (run.stdout + run.stderr)[-2000:]
-    return run.stdout + run.stderr
+    return f"{run.stdout}\n{run.stderr}"
 
 
 def test_llama_imatrix_writes_the_same_file(bin_dir: Path, tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_llama_imatrix_writes_the_same_file(bin_dir: Path, tmp_path: Path) -> No
     stock, beside = tmp_path / "stock.gguf", tmp_path / "beside.gguf"
     run_imatrix(bin_dir, text, stock)
     log = run_imatrix(bin_dir, text, beside, PYSPAC_CACHE="25%", PYSPAC_DEVICE="cpu")
-    said = [line for line in log.splitlines() if line.startswith("spac: ")]
+    said = [line for line in log.splitlines() if "spac: " in line]  # llama.cpp logs from another thread
     assert len(said) == 1, said
     assert "cb_eval" in said[0]
     assert "stays as it is" in said[0]

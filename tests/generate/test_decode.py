@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation, Interrupt, PromptError, check_prompt
-from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter, NoDrafter
+from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NoDrafter
 from pyspac.generate.llama import Context
+from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
 
 PROMPT = [1, 2, 3]

@@ -1,4 +1,4 @@
-"""pyspac.generate.drafting: prompt lookup worked by hand; a draft model's cache follows the target."""
+"""pyspac.generate.drafting: a draft model's cache follows the target."""
 
 from __future__ import annotations
 
@@ -10,38 +10,9 @@ from fake_context import EOG, FakeContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspac.generate.drafting import ModelDrafter, NgramDrafter, NoDrafter
+from pyspac.generate.drafting import ModelDrafter, NoDrafter
 from pyspac.generate.llama import Context
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
-
-# ---- n-grams --------------------------------------------------------------------------------------
-
-
-def test_ngram_by_hand() -> None:
-    """The last two tokens, 1 2, stood at the start, followed by 3 4."""
-    assert NgramDrafter(2, 2).draft([1, 2, 3, 4, 9, 1, 2], 2).tokens == [3, 4]
-
-
-def test_ngram_prefers_the_longest_then_the_latest_match() -> None:
-    tokens = [1, 2, 3, 5, 2, 3, 6, 1, 2, 3]
-    assert NgramDrafter(3, 2).draft(tokens, 1).tokens == [5]  # after 1 2 3
-    assert NgramDrafter(2, 2).draft(tokens, 1).tokens == [6]  # after the latest 2 3
-
-
-def test_ngram_does_not_match_itself() -> None:
-    assert NgramDrafter(2, 1).draft([1, 2, 3], 4).tokens == []
-    assert NgramDrafter(2, 1).draft([1], 4).tokens == []
-
-
-def test_ngram_without_room() -> None:
-    assert NgramDrafter(1, 1).draft([1, 1, 1], 0).tokens == []
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 39), st.integers(1, 5))
-def test_ngram_index_grows_like_one_built_at_once(tokens: list[int], cut: int, n_max: int) -> None:
-    grown = NgramDrafter(3, 1)
-    grown.draft(tokens[: 1 + cut % len(tokens)], n_max)
-    assert grown.draft(tokens, n_max) == NgramDrafter(3, 1).draft(tokens, n_max)
 
 
 def test_no_drafter() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import pytest
 from fake_context import FakeContext
 from hypothesis import given, settings
@@ -13,13 +14,17 @@ from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation
-from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter, NgramDrafter
+from pyspac.generate.drafting import DraftResult, FreeDrafter, ModelDrafter
 from pyspac.generate.llama import Context
+from pyspac.generate.match_limit import MatchLimit
+from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS, Speculation
+from pyspac.speculation.match_forecast import MatchForecast
+from pyspac.speculation.matches import N_MATCHED_MAX
 
 PROMPT = [1, 2, 3]
 SIZES = {"seed": 11, "n_vocab": 97, "n_ctx": 200}
@@ -116,22 +121,25 @@ def test_off_drafts_nothing() -> None:
     assert draft_context.widths == [len(PROMPT)]
 
 
-class Known(Drafter):
+class Known(FreeDrafter):
     """Always drafts the truth, but for one wrong token at a position that depends on the place."""
 
     def __init__(self, context: FakeContext) -> None:
         self.context = context
 
-    def draft(self, tokens: list[int], n_max: int) -> DraftResult:  # type: ignore[override]
-        sequence = list(tokens)
+    def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
+        sequence = list(tokens[:end])
         for _ in range(n_max):
             sequence.append(argmax(self.context.logits_after(sequence)))
-        draft = sequence[len(tokens) :]
-        wrong = len(tokens) % 9
-        return DraftResult([t + (i == wrong) for i, t in enumerate(draft)])
+        return [t + (i == end % 9) for i, t in enumerate(sequence[end:])]
+
+
+class Again(FreeDrafter):
+    """What followed the last token when it stood there the last time."""
 
     def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
-        return self.draft(list(tokens[:end]), n_max).tokens
+        before = [i for i in range(1, end) if tokens[i - 1] == tokens[end - 1]]
+        return list(tokens[before[-1] : min(end, before[-1] + n_max)]) if before else []
 
 
 @settings(max_examples=30, deadline=None)
@@ -140,7 +148,7 @@ def test_shadows_say_what_verification_would_have_said(n_drafts: list[int], ever
     """Of plain steps the true length of agreement is reported, whenever it is asked for; steps that draft
     need no shadow."""
     context = FakeContext(**SIZES)
-    known, heard = cast(NgramDrafter, Known(context)), []
+    known, heard = Known(context), []
     shadow = ShadowDrafter(known, 5, lambda n_draft, n_held: heard.append((n_draft, n_held)))
     sequence = list(PROMPT)
     expected = []
@@ -162,7 +170,7 @@ def test_shadows_say_what_verification_would_have_said(n_drafts: list[int], ever
 
 def test_shadow_hears_of_silence() -> None:
     heard: list[tuple[int, int]] = []
-    shadow = ShadowDrafter(NgramDrafter(), 4, lambda *what: heard.append(what))
+    shadow = ShadowDrafter(Again(), 4, lambda *what: heard.append(what))
     shadow.draft([1, 2, 3], 0)
     assert heard == [], "between two passes nothing is looked up"
     shadow.compare()
@@ -173,8 +181,8 @@ def test_shadow_hears_of_silence() -> None:
 
 @given(tokens=st.lists(st.integers(0, 3), min_size=2, max_size=40), every=st.integers(1, 15))
 def test_shadow_drafts_are_those_of_the_time(tokens: list[int], every: int) -> None:
-    """Asked late, an n-gram drafter says what it would have said then: it has not seen what came after."""
-    at_once, late = NgramDrafter(), NgramDrafter()
+    """Asked late, a drafter says what it would have said then: it has not seen what came after."""
+    at_once, late = Again(), Again()
     heard: list[tuple[int, int]] = []
     shadow = ShadowDrafter(late, 3, lambda *what: heard.append(what))
     expected = []
@@ -193,9 +201,58 @@ def test_shadow_drafts_are_those_of_the_time(tokens: list[int], every: int) -> N
     assert Counter(heard) == Counter(expected)
 
 
-def test_only_free_drafters_are_shadowed() -> None:
+def test_who_is_limited_and_who_is_shadowed() -> None:
+    """By `forecast` alone: n-grams by their matches, other free drafters in the shadow."""
+    speculation = Speculation("forecast", n_draft_max=4, has_matches=True)
+    assert isinstance(SpeculationHook(speculation, NgramDrafter()).drafter, MatchLimit)
     speculation = Speculation("forecast", n_draft_max=4)
-    assert isinstance(SpeculationHook(speculation, NgramDrafter()).drafter, ShadowDrafter)
+    assert isinstance(SpeculationHook(speculation, Again()).drafter, ShadowDrafter)
     assert isinstance(SpeculationHook(speculation, model_drafter()[0]).drafter, ModelDrafter)
-    cascade = Speculation("cascade", n_draft_max=4)
+    cascade = Speculation("cascade", n_draft_max=4, has_matches=True)
     assert isinstance(SpeculationHook(cascade, NgramDrafter()).drafter, NgramDrafter)
+
+
+class Times(FakeContext):
+    """Text that repeats itself: token t is followed by t + 1, and the last one by the first."""
+
+    def logits_after(self, sequence: Sequence[int]) -> np.ndarray:
+        logits = np.zeros(SIZES["n_vocab"], np.float32)
+        logits[sequence[-1] % 9 + 1] = 1.0
+        return logits
+
+
+def test_text_with_matches_is_that_without() -> None:
+    """Drafts behind matches, limited by the controller: the text is plain decoding's, in fewer steps."""
+    speculation = Speculation("forecast", n_draft_max=8, has_matches=True)
+    hook = SpeculationHook(speculation, NgramDrafter())
+    drafted = generate(Times(**SIZES), hook, 150)
+    assert drafted.token_ids == generate(Times(**SIZES), None, 150).token_ids
+    matches = [step.n_matched for step in drafted.metrics.steps]
+    assert max(matches) == N_MATCHED_MAX
+    assert all(step.n_matched > 0 for step in drafted.metrics.steps if step.n_draft)
+
+
+class Finds(NgramDrafter):
+    """Always a match of five tokens, followed by 7."""
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        return DraftResult([7] * n_max, n_matched=5) if n_max else DraftResult()
+
+
+def test_what_is_passed_over_is_compared_with_the_text() -> None:
+    """Its first token, once; nothing is said of drafts that were made, or could not be."""
+    controller = MatchForecast(Shared(n_draft_max=4))
+    heard: list[tuple[int, bool]] = []
+    controller.observe_passed_over = lambda *what: heard.append(what)  # type: ignore[method-assign]
+    limits = iter([0, 0, 2, 0])
+    controller.n_draft_for = lambda n_matched: next(limits)  # type: ignore[method-assign]
+    drafter = MatchLimit(Finds(), controller)
+    assert drafter.draft([1], 4) == DraftResult([], n_matched=5)
+    assert drafter.draft([1, 7], 4) == DraftResult([], n_matched=5)
+    assert heard == [(5, True)]
+    assert drafter.draft([1, 7, 8], 4) == DraftResult([7, 7], n_matched=5)
+    assert heard == [(5, True), (5, False)]
+    assert drafter.draft([1, 7, 8, 7], 4).tokens == []
+    assert drafter.draft([1, 7, 8, 7, 7], 0).tokens == []
+    assert drafter.draft([1, 7, 8, 7, 7, 7], 0).tokens == []
+    assert heard == [(5, True), (5, False), (5, True)]

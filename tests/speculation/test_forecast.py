@@ -264,14 +264,14 @@ def test_new_requests_start_from_what_others_saw() -> None:
     """Drafts held for nobody so far: the next request begins without."""
     shared = Shared(n_draft_max=8)
     play(Forecast(shared), 200, MOE, always(0))
-    assert Forecast(shared).utilities[1] < forecast_utility_of_a_first_request()
+    assert Forecast(shared).decisions[-1].utilities[1] < forecast_utility_of_a_first_request()
 
 
 def forecast_utility_of_a_first_request() -> float:
     """At the same costs."""
     shared = Shared(n_draft_max=8)
     play(Forecast(shared), 200, MOE, always(8))
-    return Forecast(shared).utilities[1]
+    return Forecast(shared).decisions[-1].utilities[1]
 
 
 def test_explains_itself() -> None:

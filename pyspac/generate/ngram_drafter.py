@@ -1,0 +1,82 @@
+"""Prompt lookup: the last tokens stood somewhere before, and what followed there is the draft.
+
+In: the sequence so far. Out: a draft, and how many tokens before it match those before its source, which says
+how far it will hold (pyspac/speculation/matches.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspac.generate.drafting import Drafter, DraftResult
+from pyspac.speculation.matches import N_MATCHED_MAX
+
+
+class NgramDrafter(Drafter):
+    """Copies from the place whose preceding tokens match longest: the last draft's, going on, or the latest.
+
+    The latest is that of the longest n-gram, of `n_match_max` tokens down to `n_match_min`. The index grows
+    with the sequence: O(1) per token and length. llama.cpp's n-gram drafters match one length only, 12 tokens
+    and more, so that they are silent in most texts.
+    """
+
+    def __init__(self, n_match_max: int = 4, n_match_min: int = 2) -> None:
+        self.lengths = range(n_match_max, n_match_min - 1, -1)
+        self._follower: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
+        self._n_indexed = 0
+        self._distance = 0  # from the end of the text back to the last draft's source; 0: there was none
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        """See Drafter. A source that comes to the end of the text goes on with what was copied."""
+        if n_max <= 0:
+            return DraftResult()
+        self._index(tokens)
+        n_matched, self._distance = self._longest(tokens)
+        if not n_matched:
+            return DraftResult()
+        start = len(tokens) - self._distance
+        drafted = list(tokens[start : start + n_max])
+        while len(drafted) < n_max:
+            drafted += drafted[: n_max - len(drafted)]
+        return DraftResult(drafted, n_matched=n_matched)
+
+    def keep(self, n: int) -> int:
+        """See Drafter."""
+        if n < self._n_indexed:  # later occurrences may have taken the place of earlier ones
+            self._follower.clear()
+            self._n_indexed = 0
+        return n
+
+    def _longest(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """(tokens that match, distance back to what followed them); (0, 0): nothing does."""
+        end = len(tokens)
+        for n in self.lengths:
+            start = self._follower.get(tuple(tokens[end - n :])) if end > n else None
+            if start is not None:
+                latest = (_n_matched(tokens, start), end - start)
+                return max(
+                    latest, (self._n_still_matched(tokens), self._distance), key=lambda found: found[0]
+                )
+        return 0, 0
+
+    def _n_still_matched(self, tokens: Sequence[int]) -> int:
+        """Behind the last draft's source, as far from the end as it was then."""
+        return _n_matched(tokens, len(tokens) - self._distance) if 0 < self._distance < len(tokens) else 0
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Add all n-grams that have a follower: those ending before the last token."""
+        for end in range(max(1, self._n_indexed), len(tokens)):
+            for n in self.lengths:
+                if end >= n:
+                    self._follower[tuple(tokens[end - n : end])] = end
+        self._n_indexed = len(tokens)
+
+
+def _n_matched(tokens: Sequence[int], start: int) -> int:
+    """How many tokens before `start` are those before the end; N_MATCHED_MAX at most."""
+    if start >= N_MATCHED_MAX and tokens[start - N_MATCHED_MAX : start] == tokens[-N_MATCHED_MAX:]:
+        return N_MATCHED_MAX
+    n = 0
+    while n < start and tokens[start - 1 - n] == tokens[-1 - n]:
+        n += 1
+    return min(n, N_MATCHED_MAX)

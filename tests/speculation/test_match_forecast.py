@@ -1,0 +1,150 @@
+"""pyspac.speculation: what a match is worth, by how long it is; choices for drafts found in the text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspac.engine.step import StepRecord
+from pyspac.ledger import CAPACITY, SHARE
+from pyspac.speculation.controller import Shared
+from pyspac.speculation.match_forecast import MatchForecast
+from pyspac.speculation.matches import N_GUESSED, N_MATCHED_MAX, MatchCurve
+
+STEP = 10_000.0  # of a plain step, microseconds
+MOE = [STEP * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]  # the union of experts
+DEAR = [STEP * (1 + 0.97 * k) for k in range(9)]
+
+# ---- the curve ------------------------------------------------------------------------------------
+
+
+def test_first_guess() -> None:
+    """The n-th part of all matches is longer than n: of those of 4, 3/4 come to 5 tokens and 3/5 to 6."""
+    curve = MatchCurve()
+    assert [curve.goes_on(n) for n in (1, 2, 4)] == [0.0, 0.5, 0.75]
+    assert curve.goes_on(1000) == curve.goes_on(N_MATCHED_MAX) == 1 - 1 / N_MATCHED_MAX
+    assert curve.tokens(4, 2) == pytest.approx([1.0, 1.75, 1.75 + 3 / 5])
+
+
+def test_evidence_by_hand() -> None:
+    """A draft of four behind a match of 2 held for two tokens: at 2 and 3 it went on, at 4 it did not."""
+    curve = MatchCurve()
+    curve.observe(2, 4, 2)
+    assert curve.goes_on(2) == pytest.approx((1 + N_GUESSED / 2) / (1 + N_GUESSED))
+    assert curve.goes_on(3) == pytest.approx((1 + N_GUESSED * 2 / 3) / (1 + N_GUESSED))
+    assert curve.goes_on(4) == pytest.approx((N_GUESSED * 3 / 4) / (1 + N_GUESSED))
+    assert curve.goes_on(8) == 1 - 1 / 8, "nothing was seen there"
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.integers(0, 12), st.integers(0, 12)), max_size=40))
+def test_chances_are_chances(seen: list[tuple[int, int, int]]) -> None:
+    curve = MatchCurve()
+    for n_matched, n_draft, n_held in seen:
+        curve.observe(n_matched, n_draft, min(n_draft, n_held))
+    for n in (1, 2, 3, 5, 31, 32, 33, 200):
+        tokens = curve.tokens(n, 8)
+        gains = [b - a for a, b in pairwise(tokens)]
+        assert all(0.0 <= b <= a for a, b in pairwise([1.0, *gains]))
+
+
+@pytest.mark.parametrize("chance", [0.2, 0.9])
+def test_learns_what_matches_are_worth(chance: float) -> None:
+    curve, rng = MatchCurve(), random.Random(0)
+    for _ in range(2000):
+        curve.observe(5, 1, int(rng.random() < chance))
+    assert curve.goes_on(5) == pytest.approx(chance, abs=0.06)
+
+
+# ---- choices --------------------------------------------------------------------------------------
+
+
+def play(
+    c: MatchForecast, n_steps: int, costs: list[float], n_matched: int, holds: Callable[[int], int]
+) -> list[int]:
+    """Every step finds a match as long; of a draft so many tokens hold. Returns the lengths."""
+    n_drafts = []
+    for step in range(n_steps):
+        n = c.n_draft_for(n_matched) if c.next_n_draft() else 0
+        n_held = min(n, holds(step))
+        c.observe(StepRecord(n_draft=n, n_accepted=n_held, n_matched=n_matched * (n > 0), verify_us=costs[n]))
+        if n == 0:
+            c.observe_passed_over(n_matched, holds(step) > 0)
+        n_drafts.append(n)
+    return n_drafts
+
+
+def match_forecast(n_draft_max: int = 8) -> MatchForecast:
+    return MatchForecast(Shared(n_draft_max=n_draft_max))
+
+
+def test_starts_with_plain_steps() -> None:
+    """What they take has to be known: one after the prompt, which is none to measure, and two that are."""
+    assert play(match_forecast(), 4, MOE, 32, lambda _: 8)[:3] == [0, 0, 0]
+
+
+def test_nothing_is_drafted_at_a_cap_of_0() -> None:
+    assert play(match_forecast(0), 20, MOE, 32, lambda _: 8) == [0] * 20
+
+
+def test_long_matches_are_drafted_to_the_end_and_short_ones_not() -> None:
+    """At once behind 32 tokens, where widths cost what a union of experts does."""
+    c = match_forecast()
+    assert play(c, 40, MOE, N_MATCHED_MAX, lambda _: 8)[10:].count(8) >= 28
+    c.memory.ledger.level = 0.0  # nothing is left to try with
+    assert c.n_draft_for(N_MATCHED_MAX) == 8
+    assert c.n_draft_for(2) == 0, "half a token for 0.6 of a step"
+
+
+def test_what_a_match_is_worth_is_kept_for_the_next_request() -> None:
+    shared = Shared(n_draft_max=8)
+    play(MatchForecast(shared), 200, MOE, 4, lambda _: 0)
+    assert MatchForecast(shared).n_draft_for(4) == 0
+    assert MatchForecast(shared).matches.goes_on(4) < 0.3
+
+
+def test_long_matches_that_fail_are_not_drafted() -> None:
+    n_drafts = play(match_forecast(), 400, MOE, 16, lambda _: 0)
+    assert n_drafts[100:].count(0) >= 290
+
+
+def test_where_nothing_holds_little_is_lost() -> None:
+    """The ledger's bound: a share of all steps, its capacity, and what single steps overdraw."""
+    for costs in (MOE, DEAR):
+        n_drafts = play(match_forecast(), 500, costs, 32, lambda _: 0)
+        lost = sum(costs[n] / STEP - 1 for n in n_drafts)
+        assert lost <= SHARE * 1.2 * 500 + 2 * CAPACITY
+
+
+def test_where_passes_cost_as_much_as_their_tokens_nothing_pays() -> None:
+    """A draft that holds gains 3 % of a token: less than what a mistake costs."""
+    n_drafts = play(match_forecast(), 300, DEAR, 6, lambda step: step % 3)
+    assert n_drafts[100:].count(0) >= 180
+
+
+def test_widths_that_stay_are_not_charged_for_changing() -> None:
+    """Graphs take half a step when widths change. Behind a long match the length does not change again, so
+    it is worth coming to; behind a match of three it is not."""
+    c = match_forecast()
+    n_last = 0
+    for step in range(300):
+        is_long = step % 60 < 50
+        n = c.n_draft_for(32 if is_long else 3) if c.next_n_draft() else 0
+        us = MOE[n] + 0.5 * STEP * (n != n_last)
+        c.observe(StepRecord(n_draft=n, n_accepted=n if is_long else 0, n_matched=32, verify_us=us))
+        n_last = n
+    assert c.n_draft_for(32) == 8
+    assert c.n_draft_for(3) == 0
+
+
+def test_decisions_say_what_was_found() -> None:
+    c = match_forecast()
+    play(c, 40, MOE, 20, lambda _: 8)
+    assert any("a match of 20 tokens" in decision.why for decision in c.decisions)
+    steps = [decision.step for decision in c.decisions]
+    assert steps == sorted(steps)
+    assert len(steps) < 40
