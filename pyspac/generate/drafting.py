@@ -25,7 +25,7 @@ class DraftResult:
     """Drafted tokens; `probs`: the distribution [n_vocab] of each, None if the drafter is deterministic.
 
     `n_masks`: tokens that the pass which verifies them has besides, to draft the next ones.
-    `n_matched`: of a draft that is copied from the text, how many tokens before its source are those before it.
+    `n_matched`: of a draft copied from the text, how many tokens before its source are those before it.
     """
 
     tokens: list[int] = field(default_factory=list)
