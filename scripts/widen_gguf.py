@@ -3,9 +3,9 @@
 
     MODEL.gguf -> the same with expert_feed_forward_length x N
 
-The new columns of `ffn_gate_exps` and `ffn_up_exps` are random and those of `ffn_down_exps` are zero: they are
-read and computed like any others, and add nothing. So a small model with real text gets steps as long as a
-large one's, with the same routing, drafts and acceptances: for measuring what depends on both.
+The new columns of `ffn_gate_exps` and `ffn_up_exps` are random and those of `ffn_down_exps` are zero: they
+are read and computed like any others, and add nothing. So a small model with real text gets steps as long as
+a large one's, with the same routing, drafts and acceptances: for measuring what depends on both.
 """
 
 from __future__ import annotations
