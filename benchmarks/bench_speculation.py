@@ -42,13 +42,16 @@ from pyspac.generate.drafting import Drafter, FreeDrafter, ModelDrafter
 from pyspac.generate.metrics import Metrics
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import Speculation
+from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 from pyspac.speculation.static import Static
 
 OFF = "off"
 CONTROLLERS = (OFF, "static-1", "static-3", "static-8", "cascade", "per-k-ema", "forecast")
 STREAMS = ("code", "prose", "lists", "mix")
 MIX = ("code", "prose", "lists", "prose")
+FORECASTS = {"ngram": MatchForecast, "draft": ModelForecast}
 N_SCRIPTED = 8  # tokens that a scripted drafter prepares
 
 
@@ -208,8 +211,8 @@ def count_request(metrics: Metrics, timing: Timing) -> None:
 
 
 def _speculation(controller: str, args: argparse.Namespace) -> Speculation:
-    has_matches = args.what == "demo" and args.drafter == "ngram"
-    return Speculation(_maker(controller), n_draft_max=args.draft_max, has_matches=has_matches)
+    forecast = FORECASTS[args.drafter] if args.what == "demo" else Forecast
+    return Speculation(_maker(controller), n_draft_max=args.draft_max, forecast=forecast)
 
 
 def interleave(

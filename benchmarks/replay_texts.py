@@ -23,18 +23,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from bench_speculation import STREAMS, prompts
+from bench_speculation import FORECASTS, STREAMS, prompts
 from replay_speculation import FIXED_LENGTHS, N_DRAFT_MAX, SWITCH_US, WANTED, WANTED_MIX, static_length
 from rich.console import Console
 from rich.progress import track
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter
-from pyspac.generate.match_limit import MatchLimit
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import RunOptions
+from pyspac.generate.speculation_hook import steered
 from pyspac.speculation.manager import MakeController, Speculation, parse_controller
-from pyspac.speculation.match_forecast import MatchForecast
 
 # us of a step of 1 .. 9 tokens: the demo pair on one thread, where wide passes are dear, and on two
 COSTS: Final = {
@@ -128,10 +127,9 @@ def request_us(speculation: Speculation, text: Text, drafter_name: str, clock: C
     """Time to emit the continuation."""
     tokens = text.prompt + text.continuation
     controller = speculation.begin()
-    drafter: Drafter = ReplayedDrafter(text)
-    if drafter_name == "ngram":
-        ngram = NgramDrafter()
-        drafter = MatchLimit(ngram, controller) if isinstance(controller, MatchForecast) else ngram
+    drafter: Drafter = NgramDrafter() if drafter_name == "ngram" else ReplayedDrafter(text)
+    drafter = steered(drafter, controller)
+    drafter.prepare(text.prompt)
     total_us, step = 0.0, 0
     known = tokens[: len(text.prompt) + 1]
     while (n_known := len(known)) < len(tokens):
@@ -172,8 +170,7 @@ class Setting:
 
     def stream_us(self, make: MakeController, texts: list[Text], seed: int) -> float:
         """A stream of requests through one `Speculation` that starts with nothing known."""
-        has_matches = self.drafter == "ngram"
-        speculation = Speculation(make, n_draft_max=N_DRAFT_MAX, has_matches=has_matches)
+        speculation = Speculation(make, n_draft_max=N_DRAFT_MAX, forecast=FORECASTS[self.drafter])
         costs = COSTS[self.drafter][self.costs]
         clocks = (Clock(self.drafter, costs, self.switch_us, 1000 * seed + i) for i in range(len(texts)))
         return sum(

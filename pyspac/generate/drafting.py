@@ -25,7 +25,7 @@ class DraftResult:
     """Drafted tokens; `probs`: the distribution [n_vocab] of each, None if the drafter is deterministic.
 
     `n_masks`: tokens that the pass which verifies them has besides, to draft the next ones.
-    `n_matched`: of a draft copied from the text, how many tokens before its source are those before it.
+    `n_matched`: how many of the tokens before it stood together before, in a copied draft: before its source.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -57,6 +57,31 @@ class Drafter(ABC):
 
     def accept(self, n: int) -> None:  # noqa: B027
         """The first `n` tokens of the last draft were accepted."""
+
+
+class DrafterAround(Drafter):
+    """Another one, of which something is different."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+
+    def prepare(self, tokens: Sequence[int]) -> None:
+        self.inner.prepare(tokens)
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        return self.inner.draft(tokens, n_max)
+
+    def verify(self, context: Context, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        return self.inner.verify(context, tokens)
+
+    def read(self, tokens: Sequence[int], n_past: int) -> None:
+        self.inner.read(tokens, n_past)
+
+    def keep(self, n: int) -> int:
+        return self.inner.keep(n)
+
+    def accept(self, n: int) -> None:
+        self.inner.accept(n)
 
 
 class NoDrafter(Drafter):

@@ -28,17 +28,19 @@ class NgramDrafter(Drafter):
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         """See Drafter. A source that comes to the end of the text goes on with what was copied."""
-        if n_max <= 0:
-            return DraftResult()
-        self._index(tokens)
-        n_matched, self._distance = self._longest(tokens)
-        if not n_matched:
+        if n_max <= 0 or not (n_matched := self.match(tokens)):
             return DraftResult()
         start = len(tokens) - self._distance
         drafted = list(tokens[start : start + n_max])
         while len(drafted) < n_max:
             drafted += drafted[: n_max - len(drafted)]
         return DraftResult(drafted, n_matched=n_matched)
+
+    def match(self, tokens: Sequence[int]) -> int:
+        """How many of the last tokens stand before the source, N_MATCHED_MAX at most; 0: there is none."""
+        self._index(tokens)
+        n_matched, self._distance = self._longest(tokens)
+        return n_matched
 
     def keep(self, n: int) -> int:
         """See Drafter."""

@@ -25,7 +25,9 @@ from pyspac.generate.preflight import Preflight
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.cost_table import MaskCosts
+from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import Speculation
+from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 
 if TYPE_CHECKING:
     from pyspac.generate.llama import Context, Model
@@ -143,8 +145,14 @@ class Session:
             self.options.controller,
             n_draft_max=self.options.effective_draft_max,
             table=MaskCosts() if self.options.uses_masks else None,
-            has_matches=self.options.effective_spec_type == spec_types.NGRAM,
+            forecast=self._forecast(),
         )
+
+    def _forecast(self) -> type[Forecast]:
+        """The kind that suits the drafter."""
+        if self.options.effective_spec_type == spec_types.NGRAM:
+            return MatchForecast
+        return Forecast if spec_types.is_free(self.options.effective_spec_type) else ModelForecast
 
     def _speculation_hook(self) -> SpeculationHook | None:
         if self.speculation is None:

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pyspac.generate.drafting import Drafter, DraftResult, FreeDrafter
+from pyspac.generate.drafting import DrafterAround, DraftResult, FreeDrafter
 
 OnShadow = Callable[[int, int], None]  # (n_draft, n_held)
 
 
-class ShadowDrafter(Drafter):
+class ShadowDrafter(DrafterAround):
     """A drafter around another; nothing in most steps, O(n_cap) per plain step when it is asked."""
 
     def __init__(self, inner: FreeDrafter, n_cap: int, on_shadow: OnShadow) -> None:
         """`on_shadow` hears of every shadow once it is decided, of an empty one as (0, 0)."""
-        self.inner = inner
+        super().__init__(inner)
+        self.free = inner
         self.n_cap = n_cap
         self.on_shadow = on_shadow
         self._tokens: Sequence[int] = ()  # the loop's own list: grows
@@ -30,7 +31,7 @@ class ShadowDrafter(Drafter):
 
     def prepare(self, tokens: Sequence[int]) -> None:
         self._forget()
-        self.inner.prepare(tokens)
+        super().prepare(tokens)
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         if n_max > 0:
@@ -40,9 +41,6 @@ class ShadowDrafter(Drafter):
         self._waiting.append(len(tokens))
         return DraftResult()
 
-    def accept(self, n: int) -> None:
-        self.inner.accept(n)
-
     def _forget(self) -> None:
         self._waiting.clear()
         self._open.clear()
@@ -50,7 +48,7 @@ class ShadowDrafter(Drafter):
     def compare(self) -> None:
         """Draft at all plain steps since the last call, and tell of what the text has decided."""
         for end in self._waiting:
-            shadow = self.inner.draft_at(self._tokens, end, self.n_cap)
+            shadow = self.free.draft_at(self._tokens, end, self.n_cap)
             if shadow:
                 self._open.append((end, shadow))
             else:

@@ -12,15 +12,29 @@ from typing import TYPE_CHECKING
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.drafting import Drafter, FreeDrafter
-from pyspac.generate.match_limit import MatchLimit
 from pyspac.generate.ngram_drafter import NgramDrafter
+from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.controller import Controller
 from pyspac.speculation.manager import Speculation
-from pyspac.speculation.match_forecast import MatchForecast
+from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 
 if TYPE_CHECKING:
     from pyspac.generate.decode import StepHook
+
+
+def steered(drafter: Drafter, controller: Controller) -> Drafter:
+    """The drafter, with drafts limited by place or watched in the shadow, as the controller wants it."""
+    if isinstance(controller, MatchForecast):
+        assert isinstance(drafter, NgramDrafter)
+        return MatchLimit(drafter, controller)
+    if isinstance(controller, ModelForecast):
+        return PlaceLimit(drafter, controller)
+    if isinstance(drafter, FreeDrafter) and controller.wants_shadow:
+        shadow = ShadowDrafter(drafter, controller.n_draft_max, controller.observe_shadow)
+        controller.compare_shadow = shadow.compare
+        return shadow
+    return drafter
 
 
 class SpeculationHook:
@@ -35,18 +49,8 @@ class SpeculationHook:
         self.speculation = speculation
         self.controller: Controller = speculation.begin()
         self.inner = inner
-        self.drafter = self._wrapped(drafter)
+        self.drafter = steered(drafter, self.controller)
         self._last_ns = time.perf_counter_ns()
-
-    def _wrapped(self, drafter: Drafter) -> Drafter:
-        """Have a free drafter's finds limited or watched in the shadow, as the controller wants it."""
-        if isinstance(drafter, NgramDrafter) and isinstance(self.controller, MatchForecast):
-            return MatchLimit(drafter, self.controller)
-        if isinstance(drafter, FreeDrafter) and self.controller.wants_shadow:
-            shadow = ShadowDrafter(drafter, self.controller.n_draft_max, self.controller.observe_shadow)
-            self.controller.compare_shadow = shadow.compare
-            return shadow
-        return drafter
 
     def n_draft_limit(self) -> int | None:
         """See StepHook: the smaller of the controller's and the inner hook's."""

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 # steps until an observation counts half. Phases of a text (a list, a quotation) are a few dozen steps long,
 # and evidence should not outlast one.
 HALF_LIFE: Final = 10.0
+GUESS: Final = 0.5  # the chance that a token holds, before anything was seen
 
 
 class TokenForecast(NamedTuple):
@@ -31,8 +32,9 @@ class TokenForecast(NamedTuple):
 class AcceptanceCurve:
     """Per-position conditional acceptance, positions 1 .. n_max."""
 
-    def __init__(self, n_max: int, n_tried: float = 0.0, n_held: float = 0.0) -> None:
-        """What is thought of position 1 at first: n_held of n_tried drafts held there."""
+    def __init__(self, n_max: int, n_tried: float = 0.0, n_held: float = 0.0, guess: float = GUESS) -> None:
+        """What is thought of position 1 at first: n_held of n_tried drafts held there, and `guess` of one."""
+        self.guess = guess
         self.keep = 0.5 ** (1.0 / HALF_LIFE)
         self._now = 1.0  # what an observation of this step counts; those before keep theirs
         self._tried = [0.0] * n_max  # in such counts, [n_max]
@@ -63,7 +65,7 @@ class AcceptanceCurve:
 
     def forecast(self) -> TokenForecast:
         """Expected tokens. The doubt is that of position 1, through which all drafts go."""
-        now, expected, reach, chance, rate = self._now, 1.0, 1.0, 1.0, 0.5
+        now, expected, reach, chance, rate = self._now, 1.0, 1.0, 1.0, self.guess
         tokens, chances = [1.0], [1.0]
         for tried, held, goes_on in zip(self._tried, self._held, self._goes_on, strict=True):
             rate = (held + rate * now) / (tried + now)
@@ -79,5 +81,5 @@ class AcceptanceCurve:
         if not self._tried:
             return 0.0
         n = self._tried[0] / self._now + 1.0
-        rate = (self._held[0] / self._now + 0.5) / n
+        rate = (self._held[0] / self._now + self.guess) / n
         return math.sqrt((1.0 - rate) / (rate * (n + 1.0)))

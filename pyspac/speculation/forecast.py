@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import LossLedger
-from pyspac.speculation.acceptance import HALF_LIFE, AcceptanceCurve
+from pyspac.speculation.acceptance import GUESS, HALF_LIFE, AcceptanceCurve
 from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 
@@ -49,8 +49,9 @@ class ForecastMemory:
     """What all requests of a run share."""
 
     ledger: LossLedger = field(default_factory=LossLedger)
-    n_drafts: int = 0
-    n_held: int = 0  # of them, those whose first token held
+    seen: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # place -> drafts, and of how many any held
 
 
 class Option(NamedTuple):
@@ -91,8 +92,7 @@ class Forecast(Controller):
         """Plain steps first, if what they take is not known yet."""
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
-        n, held = self.memory.n_drafts, self.memory.n_held
-        self.acceptance = AcceptanceCurve(self.n_draft_max, *((1.0, held / n) if n else ()))
+        self.acceptance = self._new_curve()
         self.lengths = candidates(self.n_draft_max)
         self._has_shadow = False
         self._n_others = 0  # tokens of other sequences in the batch
@@ -105,6 +105,11 @@ class Forecast(Controller):
         self._phase: Phase = "choose"
         self._said: tuple[Phase, int] | None = None  # the last decision kept
         self._choose()
+
+    def _new_curve(self, place: int = 0, guess: float = GUESS) -> AcceptanceCurve:
+        """Of a new request, which begins with what drafts of others were worth in such a place."""
+        n, n_held = self.memory.seen.get(place, (0, 0))
+        return AcceptanceCurve(self.n_draft_max, *((1.0, n_held / n) if n else (0.0, 0.0)), guess)
 
     def next_n_draft(self) -> int:
         return self._n_draft
@@ -156,17 +161,19 @@ class Forecast(Controller):
         """Take in which of its drafts held."""
         is_beginning = record.n_draft == 0 and not record.is_plain  # it drafts, for the next step
         if (self._n_draft > 0 or not self._has_shadow) and not is_beginning:
-            self._learn_acceptance(self._n_draft, record.n_draft, record.n_accepted)
+            self._learn_acceptance(self.acceptance, self._n_draft, record.n_draft, record.n_accepted)
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
         """See Controller."""
         self._has_shadow = True
-        self._learn_acceptance(self.n_draft_max, n_draft, n_held)
+        self._learn_acceptance(self.acceptance, self.n_draft_max, n_draft, n_held)
 
-    def _learn_acceptance(self, n_asked: int, n_draft: int, n_held: int) -> None:
-        self.acceptance.observe(n_asked, n_draft, n_held)
-        self.memory.n_drafts += n_draft > 0
-        self.memory.n_held += n_held > 0
+    def _learn_acceptance(
+        self, acceptance: AcceptanceCurve, n_asked: int, n_draft: int, n_held: int, place: int = 0
+    ) -> None:
+        acceptance.observe(n_asked, n_draft, n_held)
+        n, n_good = self.memory.seen.get(place, (0, 0))
+        self.memory.seen[place] = n + (n_draft > 0), n_good + (n_held > 0)
 
     def _book(self, record: StepRecord) -> None:
         """Charge what the step took, but for accidents. A plain step is a loss only after a draft."""
@@ -200,16 +207,16 @@ class Forecast(Controller):
 
     def _choose_with(self, plain: Estimate) -> None:
         """Choose, now that what a plain step takes is known."""
-        self._set(self._pick(self._judge(plain)))
+        self._set(self._pick(self._judge(plain, self.acceptance, self._n_draft)))
 
-    def _judge(self, plain: Estimate) -> list[Option]:
-        """All lengths, the plain step first. Costs are in plain steps."""
+    def _judge(self, plain: Estimate, acceptance: AcceptanceCurve, n_last: int) -> list[Option]:
+        """All lengths, the plain step first; `n_last`: the present one. Costs are in plain steps."""
         table, n_others = self.shared.table, self._n_others
-        tokens, chances, doubt = self.acceptance.forecast()
+        tokens, chances, doubt = acceptance.forecast()
         appetite = self.memory.ledger.appetite()
         change = 0.0 if n_others else table.change_us() / plain.us
-        n_missed = 0 if self._n_draft else self.n_missed
-        stays = 1.0 / (1.0 + change / HALF_LIFE * (self._n_draft > 0))
+        n_missed = 0 if n_last else self.n_missed
+        stays = 1.0 / (1.0 + change / HALF_LIFE * (n_last > 0))
         options = [Option(0, stays, math.log(stays) + appetite * math.sqrt(plain.variance), 0.0)]
         # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
         # in a row end alike; `longer`: the chance of all others
@@ -221,7 +228,7 @@ class Forecast(Controller):
             step = table.step(k, n_others) or plain
             price = max(price, step.us / plain.us)  # no step is shorter than one with fewer tokens
             cost = shorter + longer * price + change * (1.0 - alike - longer * longer)
-            once = (change + table.backlog_us(n_missed, k) / plain.us) * (k != self._n_draft)
+            once = (change + table.backlog_us(n_missed, k) / plain.us) * (k != n_last)
             cost += once / HALF_LIFE  # it is earned while the choice's evidence lasts
             gained = self._gained(tokens[k])
             unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)

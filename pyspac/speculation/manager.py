@@ -15,7 +15,6 @@ from pyspac.speculation.cascade import OPTIMISATIONS, Cascade, CascadeConfig
 from pyspac.speculation.controller import Controller, Decision, Shared
 from pyspac.speculation.cost_table import CostTable
 from pyspac.speculation.forecast import Forecast
-from pyspac.speculation.match_forecast import MatchForecast
 from pyspac.speculation.per_k_ema import PerKEma
 from pyspac.speculation.static import Off, Static
 
@@ -68,14 +67,14 @@ class Speculation:
         n_draft_max: int,
         lag_steps: int = 0,
         table: CostTable | None = None,
-        has_matches: bool = False,
+        forecast: type[Forecast] = Forecast,
     ) -> None:
         """`n_draft_max`: the cap; `lag_steps`: steps until a new limit takes effect; `table`: a new one.
 
-        `has_matches`: the drafter finds drafts in the text, and asks what to draft of them.
+        `forecast`: which kind, where that is the controller: one of placed_forecast.py asks in each step.
         """
         make = parse_controller(controller) if isinstance(controller, str) else controller
-        self.make: MakeController = MatchForecast if has_matches and make is Forecast else make
+        self.make: MakeController = forecast if make is Forecast else make
         self.shared = Shared(n_draft_max=n_draft_max, lag_steps=lag_steps, table=table or CostTable())
         self.slots: dict[int, Controller] = {}
 

@@ -16,15 +16,15 @@ from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation
 from pyspac.generate.drafting import DraftResult, FreeDrafter, ModelDrafter
 from pyspac.generate.llama import Context
-from pyspac.generate.match_limit import MatchLimit
 from pyspac.generate.ngram_drafter import NgramDrafter
+from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.generate.speculation_hook import SpeculationHook
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS, Speculation
-from pyspac.speculation.match_forecast import MatchForecast
 from pyspac.speculation.matches import N_MATCHED_MAX
+from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 
 PROMPT = [1, 2, 3]
 SIZES = {"seed": 11, "n_vocab": 97, "n_ctx": 200}
@@ -203,12 +203,14 @@ def test_shadow_drafts_are_those_of_the_time(tokens: list[int], every: int) -> N
 
 def test_who_is_limited_and_who_is_shadowed() -> None:
     """By `forecast` alone: n-grams by their matches, other free drafters in the shadow."""
-    speculation = Speculation("forecast", n_draft_max=4, has_matches=True)
+    speculation = Speculation("forecast", n_draft_max=4, forecast=MatchForecast)
     assert isinstance(SpeculationHook(speculation, NgramDrafter()).drafter, MatchLimit)
     speculation = Speculation("forecast", n_draft_max=4)
     assert isinstance(SpeculationHook(speculation, Again()).drafter, ShadowDrafter)
     assert isinstance(SpeculationHook(speculation, model_drafter()[0]).drafter, ModelDrafter)
-    cascade = Speculation("cascade", n_draft_max=4, has_matches=True)
+    speculation = Speculation("forecast", n_draft_max=4, forecast=ModelForecast)
+    assert isinstance(SpeculationHook(speculation, model_drafter()[0]).drafter, PlaceLimit)
+    cascade = Speculation("cascade", n_draft_max=4, forecast=MatchForecast)
     assert isinstance(SpeculationHook(cascade, NgramDrafter()).drafter, NgramDrafter)
 
 
@@ -223,7 +225,7 @@ class Times(FakeContext):
 
 def test_text_with_matches_is_that_without() -> None:
     """Drafts behind matches, limited by the controller: the text is plain decoding's, in fewer steps."""
-    speculation = Speculation("forecast", n_draft_max=8, has_matches=True)
+    speculation = Speculation("forecast", n_draft_max=8, forecast=MatchForecast)
     hook = SpeculationHook(speculation, NgramDrafter())
     drafted = generate(Times(**SIZES), hook, 150)
     assert drafted.token_ids == generate(Times(**SIZES), None, 150).token_ids

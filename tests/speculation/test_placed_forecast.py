@@ -1,4 +1,4 @@
-"""pyspac.speculation: what a match is worth, by how long it is; choices for drafts found in the text."""
+"""pyspac.speculation: what a match is worth, by how long it is; choices by place in the text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.match_forecast import MatchForecast
 from pyspac.speculation.matches import N_GUESSED, N_MATCHED_MAX, MatchCurve
+from pyspac.speculation.placed_forecast import N_REPEATED, MatchForecast, ModelForecast
 
 STEP = 10_000.0  # of a plain step, microseconds
 MOE = [STEP * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]  # the union of experts
@@ -60,7 +60,7 @@ def test_learns_what_matches_are_worth(chance: float) -> None:
     assert curve.goes_on(5) == pytest.approx(chance, abs=0.06)
 
 
-# ---- choices --------------------------------------------------------------------------------------
+# ---- drafts found in the text ---------------------------------------------------------------------
 
 
 def play(
@@ -148,3 +148,60 @@ def test_decisions_say_what_was_found() -> None:
     steps = [decision.step for decision in c.decisions]
     assert steps == sorted(steps)
     assert len(steps) < 40
+
+
+# ---- a model's drafts -----------------------------------------------------------------------------
+
+
+def play_model(
+    c: ModelForecast, matches: list[int], costs: list[float], holds: Callable[[int], int]
+) -> list[int]:
+    """Every step has a match; of a draft so many tokens hold, by match. Returns the lengths."""
+    n_drafts = []
+    for n_matched in matches:
+        n = c.n_draft_for(n_matched) if c.next_n_draft() else 0
+        n_held = min(n, holds(n_matched))
+        c.observe(StepRecord(n_draft=n, n_accepted=n_held, n_matched=n_matched, verify_us=costs[n]))
+        n_drafts.append(n)
+    return n_drafts
+
+
+def test_a_model_drafts_where_text_repeats() -> None:
+    """In turns of ten: what is new never holds, what repeats always does. Both are known, and stay known."""
+    c, matches = ModelForecast(Shared(n_draft_max=8)), ([0] * 10 + [N_REPEATED] * 10) * 20
+    n_drafts = play_model(c, matches, MOE, lambda n_matched: 8 if n_matched else 0)
+    late = list(zip(matches, n_drafts, strict=True))[200:]
+    assert sum(n == 8 for n_matched, n in late if n_matched) >= 90
+    assert sum(n == 0 for n_matched, n in late if not n_matched) >= 90
+
+
+def test_where_all_text_is_alike_places_cost_nothing() -> None:
+    c = ModelForecast(Shared(n_draft_max=8))
+    assert play_model(c, [0] * 100, MOE, lambda _: 8)[30:].count(8) >= 60
+
+
+def test_a_models_next_request_begins_with_what_places_were_worth() -> None:
+    shared = Shared(n_draft_max=8)
+    matches = ([0] * 10 + [N_REPEATED] * 10) * 20
+    play_model(ModelForecast(shared), matches, MOE, lambda n_matched: 8 if n_matched else 0)
+    c = ModelForecast(shared)
+    new, repeated = (curve.forecast().tokens[1] for curve in c.curves)
+    assert repeated > 1.75 > 1.5 > new
+
+
+def test_a_models_drafts_that_never_hold_lose_little() -> None:
+    for costs in (MOE, DEAR):
+        matches = [0, 0, 9, 9, 9] * 100
+        n_drafts = play_model(ModelForecast(Shared(n_draft_max=8)), matches, costs, lambda _: 0)
+        assert sum(costs[n] / STEP - 1 for n in n_drafts) <= SHARE * 1.2 * 500 + 2 * CAPACITY
+
+
+def test_a_drafter_that_ends_drafts_is_not_thought_to_fail() -> None:
+    """Asked for eight it drafts two, which hold: that is what a step of any length yields."""
+    c = ModelForecast(Shared(n_draft_max=8))
+    for _ in range(60):
+        n = min(2, c.n_draft_for(9) if c.next_n_draft() else 0)
+        c.observe(StepRecord(n_draft=n, n_accepted=n, n_matched=9, verify_us=MOE[n]))
+    tokens, chances, _ = c.curves[1].forecast()
+    assert tokens[8] == pytest.approx(tokens[2], abs=0.2)
+    assert chances[3] < 0.1

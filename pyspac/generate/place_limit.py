@@ -1,0 +1,68 @@
+"""Drafts as long as their place in the text is worth: the drafter asks the controller in each step.
+
+A place is how many of the last tokens stood together before: the match (pyspac/speculation/matches.py).
+`MatchLimit` cuts what the n-gram drafter copied from behind it, `PlaceLimit` has a model's drafts made no
+longer than the place is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pyspac.generate.drafting import Drafter, DrafterAround, DraftResult
+from pyspac.generate.ngram_drafter import NgramDrafter
+from pyspac.speculation.placed_forecast import N_REPEATED, MatchForecast, ModelForecast
+
+
+class MatchLimit(DrafterAround):
+    """Around the n-gram drafter, for one generation.
+
+    Tells the controller whether what it passed over would have held: the first token of a draft that was not
+    made is compared with the text once that has come. Under greedy decoding that is what verification would
+    have said. Under sampling it has the same chance: a deterministic draft x is accepted with probability
+    p(x), and x is drawn with probability p(x).
+    """
+
+    def __init__(self, inner: NgramDrafter, controller: MatchForecast) -> None:
+        super().__init__(inner)
+        self.controller = controller
+        self._passed: tuple[int, int, int] | None = None  # position, match, and token of a draft not made
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        """See Drafter."""
+        self._tell(tokens)
+        found = self.inner.draft(tokens, n_max)
+        if not found.tokens:
+            return found
+        n_draft = self.controller.n_draft_for(found.n_matched)
+        if n_draft == 0:
+            self._passed = (len(tokens), found.n_matched, found.tokens[0])
+        return DraftResult(found.tokens[:n_draft], n_matched=found.n_matched)
+
+    def _tell(self, tokens: Sequence[int]) -> None:
+        """Whether what was passed over holds."""
+        if self._passed is not None:
+            position, n_matched, token = self._passed
+            self.controller.observe_passed_over(n_matched, tokens[position] == token)
+            self._passed = None
+
+
+class PlaceLimit(DrafterAround):
+    """Around a drafter with a model, for one generation."""
+
+    def __init__(self, inner: Drafter, controller: ModelForecast) -> None:
+        super().__init__(inner)
+        self.controller = controller
+        self.text = NgramDrafter(N_REPEATED, N_REPEATED)
+
+    def prepare(self, tokens: Sequence[int]) -> None:
+        """See Drafter."""
+        super().prepare(tokens)
+        self.text.match(tokens)
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        """See Drafter."""
+        n_matched = self.text.match(tokens)
+        n_draft = min(n_max, self.controller.n_draft_for(n_matched)) if n_max > 0 else 0
+        return replace(self.inner.draft(tokens, n_draft), n_matched=n_matched)

@@ -1,0 +1,162 @@
+"""`forecast` where the text says what a draft is worth: a length for each place, by how far it repeats.
+
+How many of the last tokens stood together before, the match, tells how predictable the next ones are,
+whoever drafts. So the drafter asks in each step, with the match, and choices are kept by place.
+`MatchForecast` is for drafts that are copied from behind the match, `ModelForecast` for those that a model
+makes. Times, the ledger and the rule are `forecast.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import deque
+from typing import Final
+
+from pyspac.engine.step import StepRecord
+from pyspac.speculation.controller import Shared
+from pyspac.speculation.cost_table import FAR, Estimate
+from pyspac.speculation.forecast import Choice, Forecast, Option
+from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
+
+# Tokens of a match from which on text counts as repeated. Of the demo's draft model the first token holds
+# with chances of 0.58 behind no match, 0.74 behind 2 or 3 tokens, 0.87 behind 4 to 7, and 0.95 and more
+# behind longer ones. A third kind of place, from 16 on, gained nothing in replays.
+N_REPEATED: Final = 4
+
+
+class PlacedForecast(Forecast):
+    """One request's choices. `next_n_draft` is how far to look, `n_draft_for` what to draft."""
+
+    wants_shadow = False
+
+    def __init__(self, shared: Shared) -> None:
+        """See Forecast."""
+        self._chosen: dict[tuple[int, int], Choice] = {}  # by place and the last step's length
+        self._n_last = 0  # drafted by the last step
+        super().__init__(shared)
+
+    def n_draft_for(self, n_matched: int) -> int:
+        """The longest draft where the text's last `n_matched` tokens stood before; 0: none."""
+        key = (self.place(n_matched), self._n_last)
+        if key not in self._chosen:
+            plain = self.shared.table.step(0, self._n_others)
+            assert plain is not None, "nothing is asked before a plain step was timed"
+            choice = self._pick(self._judge_place(plain, *key))
+            self._chosen[key] = choice._replace(why=f"{choice.why}; {self.named(key[0])}")
+        choice = self._chosen[key]
+        self._say(choice)
+        return choice.n_draft
+
+    @abstractmethod
+    def place(self, n_matched: int) -> int:
+        """What has one choice."""
+
+    @abstractmethod
+    def named(self, place: int) -> str:
+        """For `--explain`."""
+
+    @abstractmethod
+    def _judge_place(self, plain: Estimate, place: int, n_last: int) -> list[Option]:
+        """All lengths, the plain step first; see Forecast._judge."""
+
+    def observe(self, record: StepRecord) -> None:
+        """See Controller."""
+        self._n_last = record.n_draft
+        super().observe(record)
+
+    def _is_sure(self) -> bool:
+        """See Forecast."""
+        return self._phase != "baseline" and all(c.phase != "probe" for c in self._chosen.values())
+
+    def _choose_with(self, plain: Estimate) -> None:
+        """See Forecast. The drafter looks as far as it may, and asks what its place is worth."""
+        self._chosen.clear()
+        self._phase, self._n_draft = "choose", self.n_draft_max
+
+
+class MatchForecast(PlacedForecast):
+    """Of a free drafter, which copies what followed the match."""
+
+    def __init__(self, shared: Shared) -> None:
+        """See Forecast."""
+        self.matches = shared.memory(MatchCurve)
+        super().__init__(shared)
+
+    def place(self, n_matched: int) -> int:
+        """See PlacedForecast: the match's length."""
+        return min(n_matched, N_MATCHED_MAX)
+
+    def named(self, place: int) -> str:
+        """See PlacedForecast."""
+        return f"a match of {place} tokens" + " or more" * (place == N_MATCHED_MAX)
+
+    def observe_passed_over(self, n_matched: int, is_held: bool) -> None:
+        """The text has come to the first token of a draft that was not made."""
+        self.matches.observe(n_matched, 1, int(is_held))
+
+    def _learn_drafts(self, record: StepRecord) -> None:
+        """See Forecast."""
+        if record.n_draft:
+            self.matches.observe(record.n_matched, record.n_draft, record.n_accepted)
+
+    def _judge_place(self, plain: Estimate, place: int, n_last: int) -> list[Option]:
+        """See PlacedForecast."""
+        table, n_others = self.shared.table, self._n_others
+        tokens = self.matches.tokens(place, self.n_draft_max)
+        appetite = self.memory.ledger.appetite()
+        change = 0.0 if n_others else table.change_us() / plain.us
+        # a change of widths is paid once for as long as matches hold: so many times the chance that one ends
+        cost = 1.0 + change * (n_last > 0) * (2.0 - tokens[1])
+        options = [Option(0, 1.0 / cost, appetite * math.sqrt(plain.variance) - math.log(cost), 0.0)]
+        price = 1.0
+        for k in self.lengths:
+            step = table.step(k, n_others) or plain
+            price = max(price, step.us / plain.us)  # no step is shorter than one with fewer tokens
+            ends = 1.0 - (tokens[k] - tokens[k - 1])  # not all hold: the next step has another width again
+            cost = price + change * ends * (1.0 + (k != n_last))
+            gained = self._gained(tokens[k])
+            score = math.log(gained / cost) + appetite * math.sqrt(step.variance)
+            loss = cost * math.exp(FAR * math.sqrt(step.variance)) - gained
+            options.append(Option(k, gained / cost, score, loss))
+        return options
+
+
+class ModelForecast(PlacedForecast):
+    """Of a drafter that computes: what its drafts are worth in text that is new, and in text that repeats."""
+
+    def __init__(self, shared: Shared) -> None:
+        """See Forecast."""
+        self._asked: deque[int] = deque()  # of each step that was gathered: the longest draft
+        self._n_asked = 0  # in the step under way
+        super().__init__(shared)
+        self.curves = [self._new_curve(0), self._new_curve(1, guess=1.0 - 1.0 / N_REPEATED)]
+
+    def place(self, n_matched: int) -> int:
+        """See PlacedForecast."""
+        return int(n_matched >= N_REPEATED)
+
+    def named(self, place: int) -> str:
+        """See PlacedForecast."""
+        return "the text repeats itself" if place else "the text is new"
+
+    def n_draft_for(self, n_matched: int) -> int:
+        """See PlacedForecast."""
+        self._n_asked = super().n_draft_for(n_matched)
+        return self._n_asked
+
+    def observe(self, record: StepRecord) -> None:
+        """See Controller."""
+        self._asked.append(self._n_asked)
+        self._n_asked = 0
+        super().observe(record)
+
+    def _learn_drafts(self, record: StepRecord) -> None:
+        """See Forecast."""
+        n_asked, place = self._asked.popleft(), self.place(record.n_matched)
+        if record.n_draft or record.is_plain:  # else it begins: it drafts, for the next step
+            self._learn_acceptance(self.curves[place], n_asked, record.n_draft, record.n_accepted, place)
+
+    def _judge_place(self, plain: Estimate, place: int, n_last: int) -> list[Option]:
+        """See PlacedForecast."""
+        return self._judge(plain, self.curves[place], n_last)
