@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import deque
+from functools import cached_property
 from typing import Final
 
 from pyspac.engine.step import StepRecord
+from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.controller import Shared
 from pyspac.speculation.cost_table import FAR, Estimate
 from pyspac.speculation.forecast import Choice, Forecast, Option
@@ -23,6 +25,7 @@ from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 # with chances of 0.58 behind no match, 0.74 behind 2 or 3 tokens, 0.87 behind 4 to 7, and 0.95 and more
 # behind longer ones. A third kind of place, from 16 on, gained nothing in replays.
 N_REPEATED: Final = 4
+NOT_ASKED: Final = -1
 
 
 class PlacedForecast(Forecast):
@@ -38,15 +41,19 @@ class PlacedForecast(Forecast):
 
     def n_draft_for(self, n_matched: int) -> int:
         """The longest draft where the text's last `n_matched` tokens stood before; 0: none."""
-        key = (self.place(n_matched), self._n_last)
+        choice = self._choice(self.place(n_matched))
+        self._say(choice)
+        return choice.n_draft
+
+    def _choice(self, place: int) -> Choice:
+        """Its choice now; made when it is asked for."""
+        key = (place, self._n_last)
         if key not in self._chosen:
             plain = self.shared.table.step(0, self._n_others)
             assert plain is not None, "nothing is asked before a plain step was timed"
             choice = self._pick(self._judge_place(plain, *key))
-            self._chosen[key] = choice._replace(why=f"{choice.why}; {self.named(key[0])}")
-        choice = self._chosen[key]
-        self._say(choice)
-        return choice.n_draft
+            self._chosen[key] = choice._replace(why=f"{choice.why}; {self.named(place)}")
+        return self._chosen[key]
 
     @abstractmethod
     def place(self, n_matched: int) -> int:
@@ -72,7 +79,11 @@ class PlacedForecast(Forecast):
     def _choose_with(self, plain: Estimate) -> None:
         """See Forecast. The drafter looks as far as it may, and asks what its place is worth."""
         self._chosen.clear()
-        self._phase, self._n_draft = "choose", self.n_draft_max
+        self._phase, self._n_draft = "choose", self._limit()
+
+    def _limit(self) -> int:
+        """How far it may look."""
+        return self.n_draft_max
 
 
 class MatchForecast(PlacedForecast):
@@ -128,9 +139,13 @@ class ModelForecast(PlacedForecast):
     def __init__(self, shared: Shared) -> None:
         """See Forecast."""
         self._asked: deque[int] = deque()  # of each step that was gathered: the longest draft
-        self._n_asked = 0  # in the step under way
+        self._n_asked = NOT_ASKED  # in the step under way
         super().__init__(shared)
-        self.curves = [self._new_curve(0), self._new_curve(1, guess=1.0 - 1.0 / N_REPEATED)]
+
+    @cached_property
+    def curves(self) -> tuple[AcceptanceCurve, AcceptanceCurve]:
+        """What is known of new text, and of text that repeats itself."""
+        return self._new_curve(0), self._new_curve(1, guess=1.0 - 1.0 / N_REPEATED)
 
     def place(self, n_matched: int) -> int:
         """See PlacedForecast."""
@@ -140,6 +155,14 @@ class ModelForecast(PlacedForecast):
         """See PlacedForecast."""
         return "the text repeats itself" if place else "the text is new"
 
+    def _limit(self) -> int:
+        """See PlacedForecast. 0 where no place is worth a draft: then it need not look where it is."""
+        choices = [self._choice(place) for place in range(len(self.curves))]
+        best = max(choices, key=lambda choice: choice.n_draft)
+        if best.n_draft == 0:
+            self._say(best)
+        return best.n_draft
+
     def n_draft_for(self, n_matched: int) -> int:
         """See PlacedForecast."""
         self._n_asked = super().n_draft_for(n_matched)
@@ -148,13 +171,16 @@ class ModelForecast(PlacedForecast):
     def observe(self, record: StepRecord) -> None:
         """See Controller."""
         self._asked.append(self._n_asked)
-        self._n_asked = 0
+        self._n_asked = NOT_ASKED
         super().observe(record)
 
     def _learn_drafts(self, record: StepRecord) -> None:
         """See Forecast."""
         n_asked, place = self._asked.popleft(), self.place(record.n_matched)
-        if record.n_draft or record.is_plain:  # else it begins: it drafts, for the next step
+        if n_asked == NOT_ASKED:  # no look, and nobody knows where
+            for curve in self.curves:
+                curve.observe(0, 0, 0)
+        elif record.n_draft or record.is_plain:  # else it begins: it drafts, for the next step
             self._learn_acceptance(self.curves[place], n_asked, record.n_draft, record.n_accepted, place)
 
     def _judge_place(self, plain: Estimate, place: int, n_last: int) -> list[Option]:
