@@ -63,6 +63,8 @@ class PlaceLimit(DrafterAround):
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         """See Drafter."""
+        if n_max <= 0:
+            return self.inner.draft(tokens, 0)
         n_matched = self.text.match(tokens)
-        n_draft = min(n_max, self.controller.n_draft_for(n_matched)) if n_max > 0 else 0
+        n_draft = min(n_max, self.controller.n_draft_for(n_matched))
         return replace(self.inner.draft(tokens, n_draft), n_matched=n_matched)

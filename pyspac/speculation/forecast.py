@@ -64,6 +64,14 @@ class Option(NamedTuple):
     once: float = 0.0  # that the first step loses besides
 
 
+class Price(NamedTuple):
+    """What a step takes that drafts so many tokens."""
+
+    n_draft: int
+    cost: float  # plain steps; no step is shorter than one with fewer tokens
+    variance: float  # of its logarithm
+
+
 class Choice(NamedTuple):
     """A draft length, chosen."""
 
@@ -101,6 +109,9 @@ class Forecast(Controller):
         self._balance = 0.0  # what they gained, in plain steps
         self._keep_us = 0.0  # for which the choice is kept: doubles as it is confirmed
         self._plain_us = 0.0  # a plain step, when it was made; 0: not known
+        self._plain_doubt = 0.0  # standard deviation of its logarithm
+        self._change = 0.0  # plain steps that a change of widths takes
+        self._prices: list[Price] = []
         self._n_draft = 0
         self._phase: Phase = "choose"
         self._said: tuple[Phase, int] | None = None  # the last decision kept
@@ -203,37 +214,43 @@ class Forecast(Controller):
         self._plain_us = plain.us if plain else 0.0
         if plain is None or (self._phase == "baseline" and plain.variance >= NOISE):
             return self._set(Choice(0, "baseline", "the plain step's time is not sure", {0: 1.0}))
-        return self._choose_with(plain)
+        self._prices, self._plain_doubt = self._price(plain), math.sqrt(plain.variance)
+        self._change = 0.0 if self._n_others else self.shared.table.change_us() / plain.us
+        return self._choose_priced()
 
-    def _choose_with(self, plain: Estimate) -> None:
-        """Choose, now that what a plain step takes is known."""
-        self._set(self._pick(self._judge(plain, self.acceptance, self._n_draft)))
+    def _choose_priced(self) -> None:
+        """Choose, now that prices are known."""
+        self._set(self._pick(self._judge(self.acceptance, self._n_draft)))
 
-    def _judge(self, plain: Estimate, acceptance: AcceptanceCurve, n_last: int) -> list[Option]:
+    def _price(self, plain: Estimate) -> list[Price]:
+        """All lengths above 0, ascending."""
+        table, prices, cost = self.shared.table, [], 1.0
+        for k in self.lengths:
+            step = table.step(k, self._n_others) or plain
+            cost = max(cost, step.us / plain.us)
+            prices.append(Price(k, cost, step.variance))
+        return prices
+
+    def _judge(self, acceptance: AcceptanceCurve, n_last: int) -> list[Option]:
         """All lengths, the plain step first; `n_last`: the present one. Costs are in plain steps."""
-        table, n_others = self.shared.table, self._n_others
         tokens, chances, doubt = acceptance.forecast()
-        appetite = self.memory.ledger.appetite()
-        change = 0.0 if n_others else table.change_us() / plain.us
+        appetite, change = self.memory.ledger.appetite(), self._change
         n_missed = 0 if n_last else self.n_missed
         stays = 1.0 / (1.0 + change / HALF_LIFE * (n_last > 0))
-        options = [Option(0, stays, math.log(stays) + appetite * math.sqrt(plain.variance), 0.0)]
+        options = [Option(0, stays, math.log(stays) + appetite * self._plain_doubt, 0.0)]
         # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
         # in a row end alike; `longer`: the chance of all others
         longer = chances[1]
         shorter = 1.0 - longer
         alike = shorter * shorter
-        price = 1.0
-        for k in self.lengths:
-            step = table.step(k, n_others) or plain
-            price = max(price, step.us / plain.us)  # no step is shorter than one with fewer tokens
+        for k, price, variance in self._prices:
             cost = shorter + longer * price + change * (1.0 - alike - longer * longer)
-            once = (change + table.backlog_us(n_missed, k) / plain.us) * (k != n_last)
+            once = (change + self.shared.table.backlog_us(n_missed, k) / self._plain_us) * (k != n_last)
             cost += once / HALF_LIFE  # it is earned while the choice's evidence lasts
             gained = self._gained(tokens[k])
             unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)
-            score = math.log(gained / cost) + appetite * math.sqrt(step.variance + (unsure / gained) ** 2)
-            loss = cost * math.exp(FAR * math.sqrt(step.variance)) - (gained - unsure)
+            score = math.log(gained / cost) + appetite * math.sqrt(variance + (unsure / gained) ** 2)
+            loss = cost * math.exp(FAR * math.sqrt(variance)) - (gained - unsure)
             options.append(Option(k, gained / cost, score, loss, once))
             if k < self.n_draft_max:
                 ends, longer = longer - chances[k + 1], chances[k + 1]

@@ -17,7 +17,7 @@ from typing import Final
 from pyspac.engine.step import StepRecord
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.cost_table import FAR, Estimate
+from pyspac.speculation.cost_table import FAR
 from pyspac.speculation.forecast import Choice, Forecast, Option
 from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 
@@ -49,9 +49,7 @@ class PlacedForecast(Forecast):
         """Its choice now; made when it is asked for."""
         key = (place, self._n_last)
         if key not in self._chosen:
-            plain = self.shared.table.step(0, self._n_others)
-            assert plain is not None, "nothing is asked before a plain step was timed"
-            choice = self._pick(self._judge_place(plain, *key))
+            choice = self._pick(self._judge_place(*key))
             self._chosen[key] = choice._replace(why=f"{choice.why}; {self.named(place)}")
         return self._chosen[key]
 
@@ -64,7 +62,7 @@ class PlacedForecast(Forecast):
         """For `--explain`."""
 
     @abstractmethod
-    def _judge_place(self, plain: Estimate, place: int, n_last: int) -> list[Option]:
+    def _judge_place(self, place: int, n_last: int) -> list[Option]:
         """All lengths, the plain step first; see Forecast._judge."""
 
     def observe(self, record: StepRecord) -> None:
@@ -76,7 +74,7 @@ class PlacedForecast(Forecast):
         """See Forecast."""
         return self._phase != "baseline" and all(c.phase != "probe" for c in self._chosen.values())
 
-    def _choose_with(self, plain: Estimate) -> None:
+    def _choose_priced(self) -> None:
         """See Forecast. The drafter looks as far as it may, and asks what its place is worth."""
         self._chosen.clear()
         self._phase, self._n_draft = "choose", self._limit()
@@ -111,24 +109,19 @@ class MatchForecast(PlacedForecast):
         if record.n_draft:
             self.matches.observe(record.n_matched, record.n_draft, record.n_accepted)
 
-    def _judge_place(self, plain: Estimate, place: int, n_last: int) -> list[Option]:
+    def _judge_place(self, place: int, n_last: int) -> list[Option]:
         """See PlacedForecast."""
-        table, n_others = self.shared.table, self._n_others
         tokens = self.matches.tokens(place, self.n_draft_max)
-        appetite = self.memory.ledger.appetite()
-        change = 0.0 if n_others else table.change_us() / plain.us
+        appetite, change = self.memory.ledger.appetite(), self._change
         # a change of widths is paid once for as long as matches hold: so many times the chance that one ends
         cost = 1.0 + change * (n_last > 0) * (2.0 - tokens[1])
-        options = [Option(0, 1.0 / cost, appetite * math.sqrt(plain.variance) - math.log(cost), 0.0)]
-        price = 1.0
-        for k in self.lengths:
-            step = table.step(k, n_others) or plain
-            price = max(price, step.us / plain.us)  # no step is shorter than one with fewer tokens
+        options = [Option(0, 1.0 / cost, appetite * self._plain_doubt - math.log(cost), 0.0)]
+        for k, price, variance in self._prices:
             ends = 1.0 - (tokens[k] - tokens[k - 1])  # not all hold: the next step has another width again
             cost = price + change * ends * (1.0 + (k != n_last))
             gained = self._gained(tokens[k])
-            score = math.log(gained / cost) + appetite * math.sqrt(step.variance)
-            loss = cost * math.exp(FAR * math.sqrt(step.variance)) - gained
+            score = math.log(gained / cost) + appetite * math.sqrt(variance)
+            loss = cost * math.exp(FAR * math.sqrt(variance)) - gained
             options.append(Option(k, gained / cost, score, loss))
         return options
 
@@ -183,6 +176,6 @@ class ModelForecast(PlacedForecast):
         elif record.n_draft or record.is_plain:  # else it begins: it drafts, for the next step
             self._learn_acceptance(self.curves[place], n_asked, record.n_draft, record.n_accepted, place)
 
-    def _judge_place(self, plain: Estimate, place: int, n_last: int) -> list[Option]:
+    def _judge_place(self, place: int, n_last: int) -> list[Option]:
         """See PlacedForecast."""
-        return self._judge(plain, self.curves[place], n_last)
+        return self._judge(self.curves[place], n_last)
