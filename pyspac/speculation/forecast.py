@@ -40,7 +40,7 @@ from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 
 # A choice is kept for so long at most, unless it loses a plain step before; one that was just made for as
 # long as it has stood. Choosing takes 250 us with cold caches, as between two passes: 0.8 % of the time. In
-# replays of texts draft models gained up to 0.8 % with 15 ms, and n-grams nothing. Steps are gathered meanwhile.
+# replays of texts draft models gained up to 0.8 % with 15 ms, n-grams nothing. Steps are gathered meanwhile.
 CHOICE_US: Final = 30_000.0
 
 
