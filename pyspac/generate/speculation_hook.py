@@ -1,6 +1,6 @@
 """Speculation control in the decode loop, as a `StepHook` around the split's.
 
-In: a controller's name, the drafter, the hook of the split (or none). Out: a hook that limits drafts and
+In: a `Speculation`, the drafter, the hook of the split (or none). Out: a hook that limits drafts and
 hears of every step; `drafter` is what the loop must draft with.
 """
 
