@@ -20,8 +20,9 @@ from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
 from pyspac.generate.shadow import ShadowDrafter
-from pyspac.generate.speculation_hook import SpeculationHook
+from pyspac.generate.speculation_hook import SpeculationHook, forecast_for
 from pyspac.speculation.controller import Controller, Shared
+from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import CONTROLLERS, Speculation
 from pyspac.speculation.matches import N_MATCHED_MAX
 from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
@@ -201,6 +202,13 @@ def test_shadow_drafts_are_those_of_the_time(tokens: list[int], every: int) -> N
     assert Counter(heard) == Counter(expected)
 
 
+def test_forecasts_suit_their_drafters() -> None:
+    """N-grams by their matches; llama.cpp's, which are shadowed, by none; a list with a model by its place."""
+    names = ["ngram", "none", "ngram-simple", "ngram-mod,ngram-cache", "draft", "ngram-mod,draft-simple"]
+    kinds = [MatchForecast, Forecast, Forecast, Forecast, ModelForecast, ModelForecast]
+    assert [forecast_for(name) for name in names] == kinds
+
+
 def test_who_is_limited_and_who_is_shadowed() -> None:
     """By `forecast` alone: n-grams by their matches, other free drafters in the shadow."""
     speculation = Speculation("forecast", n_draft_max=4, forecast=MatchForecast)
@@ -224,7 +232,7 @@ class Times(FakeContext):
 
 
 def test_text_with_matches_is_that_without() -> None:
-    """Drafts behind matches, limited by the controller: the text is plain decoding's, in fewer steps."""
+    """Drafts behind matches, limited by the controller: the text is plain decoding's."""
     speculation = Speculation("forecast", n_draft_max=8, forecast=MatchForecast)
     hook = SpeculationHook(speculation, NgramDrafter())
     drafted = generate(Times(**SIZES), hook, 150)
