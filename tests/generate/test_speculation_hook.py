@@ -203,7 +203,7 @@ def test_shadow_drafts_are_those_of_the_time(tokens: list[int], every: int) -> N
 
 
 def test_forecasts_suit_their_drafters() -> None:
-    """N-grams by their matches; llama.cpp's, which are shadowed, by none; a list with a model by its place."""
+    """One for copies from the text, one for models; llama.cpp's n-gram drafters are watched instead."""
     names = ["ngram", "none", "ngram-simple", "ngram-mod,ngram-cache", "draft", "ngram-mod,draft-simple"]
     kinds = [MatchForecast, Forecast, Forecast, Forecast, ModelForecast, ModelForecast]
     assert [forecast_for(name) for name in names] == kinds
