@@ -271,17 +271,10 @@ class Forecast(Controller):
         if best.n_draft == 0 and boldest.n_draft > 0:
             phase, why = "hold", f"the loss ledger does not allow K = {boldest.n_draft}, which may pay"
         elif best is likeliest:
-            phase, why = "choose", "the best forecast" + self._ruled_out(best, options)
+            phase, why = "choose", "the best forecast" + _ruled_out(best, options)
         elif best.n_draft == 0:
             phase, why = "baseline", "the plain step's time is not sure"
         return Choice(best.n_draft, phase, why, {option.n_draft: option.utility for option in options})
-
-    @staticmethod
-    def _ruled_out(best: Option, options: list[Option]) -> str:
-        """For `--explain`: a length that would be better, but for the ledger."""
-        likeliest = max(options, key=lambda option: option.utility)
-        is_best = likeliest.utility <= best.utility
-        return "" if is_best else f"; the loss ledger does not allow K = {likeliest.n_draft}"
 
     def _set(self, choice: Choice) -> None:
         self._phase, self._n_draft = choice.phase, choice.n_draft
@@ -293,3 +286,11 @@ class Forecast(Controller):
         if self._said != (phase, n_draft):
             self._said = (phase, n_draft)
             self._decide(phase, n_draft, self.n_steps + len(self._gathered), utilities=utilities, why=why)
+
+
+def _ruled_out(best: Option, options: list[Option]) -> str:
+    """For `--explain`: the length that has a higher utility, if there is one."""
+    likeliest = max(options, key=lambda option: option.utility)
+    if likeliest.utility <= best.utility:
+        return ""
+    return f" but for K = {likeliest.n_draft}, which the loss ledger does not allow"

@@ -99,7 +99,7 @@ class MatchForecast(PlacedForecast):
 
     def named(self, place: int) -> str:
         """See PlacedForecast."""
-        return f"a match of {place} tokens" + " or more" * (place == N_MATCHED_MAX)
+        return f"after a match of {place} tokens" + " or more" * (place == N_MATCHED_MAX)
 
     def observe_passed_over(self, n_matched: int, is_held: bool) -> None:
         """The text has come to the first token of a draft that was not made."""
@@ -148,7 +148,7 @@ class ModelForecast(PlacedForecast):
 
     def named(self, place: int) -> str:
         """See PlacedForecast."""
-        return "the text repeats itself" if place else "the text is new"
+        return "in text that repeats itself" if place else "in new text"
 
     def _limit(self) -> int:
         """See PlacedForecast. 0 where no place is worth a draft: then it need not look where it is."""

@@ -288,7 +288,7 @@ def test_says_which_better_length_the_ledger_does_not_allow() -> None:
     options = [Option(0, 1.0, 0.0, 0.0), Option(5, 1.6, 0.5, -0.1), Option(8, 1.7, 0.6, 2.0)]
     assert c._pick(options)[:3] == (8, "choose", "the best forecast")
     c.memory.ledger.level = 1.0
-    why = "the best forecast; the loss ledger does not allow K = 8"
+    why = "the best forecast but for K = 8, which the loss ledger does not allow"
     assert c._pick(options)[:3] == (5, "choose", why)
 
 
