@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation
-from pyspac.generate.drafting import DraftResult, FreeDrafter, ModelDrafter
+from pyspac.generate.drafting import Drafter, DraftResult, FreeDrafter, ModelDrafter
 from pyspac.generate.llama import Context
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.place_limit import MatchLimit, PlaceLimit
@@ -240,6 +240,34 @@ def test_text_with_matches_is_that_without() -> None:
     matches = [step.n_matched for step in drafted.metrics.steps]
     assert max(matches) == N_MATCHED_MAX
     assert all(step.n_matched > 0 for step in drafted.metrics.steps if step.n_draft)
+
+
+class Asked(Drafter):
+    """Drafts as many as it may, and notes how many that were."""
+
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        self.limits.append(n_max)
+        return DraftResult([7] * n_max)
+
+
+def test_a_model_drafts_no_more_than_its_place_is_worth() -> None:
+    """The controller is asked with the match, unless nothing may be drafted; the draft has it, too."""
+    controller = ModelForecast(Shared(n_draft_max=8))
+    heard: list[int] = []
+    limits = iter([3, 8])
+    controller.n_draft_for = lambda n_matched: heard.append(n_matched) or next(limits)  # type: ignore
+    inner = Asked()
+    drafter = PlaceLimit(inner, controller)
+    text = [1, 2, 3, 4, 5, 6, 2, 3, 4, 5]
+    drafter.prepare(text[:5])
+    assert drafter.draft(text[:6], 8) == DraftResult([7, 7, 7])
+    assert drafter.draft(text, 5) == DraftResult([7] * 5, n_matched=4)
+    assert drafter.draft(text, 0) == DraftResult()
+    assert heard == [0, 4]
+    assert inner.limits == [3, 5, 0]
 
 
 class Finds(NgramDrafter):
