@@ -179,6 +179,15 @@ def test_decisions_say_what_was_found() -> None:
     assert len(steps) < 40
 
 
+def test_decisions_name_the_step_under_way() -> None:
+    """Also while a choice stands, when steps before it have not been learned."""
+    c = match_forecast()
+    play(c, 100, [cost / 50 for cost in MOE], N_MATCHED_MAX, lambda _: 8)
+    assert c.n_steps < 100, "some are gathered"
+    assert c.n_draft_for(2) == 0
+    assert c.decisions[-1].step == 100
+
+
 # ---- a model's drafts -----------------------------------------------------------------------------
 
 
