@@ -184,7 +184,7 @@ def test_decisions_name_the_step_under_way() -> None:
     c = match_forecast()
     play(c, 100, [cost / 50 for cost in MOE], N_MATCHED_MAX, lambda _: 8)
     assert c.n_steps < 100, "some are gathered"
-    assert c.n_draft_for(2) == 0
+    assert c.n_draft_for(2) < 8, "another choice"
     assert c.decisions[-1].step == 100
 
 
