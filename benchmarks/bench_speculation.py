@@ -42,16 +42,15 @@ from pyspac.generate.drafting import Drafter, FreeDrafter, ModelDrafter
 from pyspac.generate.metrics import Metrics
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.speculation_hook import SpeculationHook, forecast_for
 from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import Speculation
-from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 from pyspac.speculation.static import Static
 
 OFF = "off"
 CONTROLLERS = (OFF, "static-1", "static-3", "static-8", "cascade", "per-k-ema", "forecast")
 STREAMS = ("code", "prose", "lists", "mix")
 MIX = ("code", "prose", "lists", "prose")
-FORECASTS = {"ngram": MatchForecast, "draft": ModelForecast}
 N_SCRIPTED = 8  # tokens that a scripted drafter prepares
 
 
@@ -168,7 +167,6 @@ class ModelBench:
         """One request."""
         from pyspac.generate.decode import DecodeLoop
         from pyspac.generate.sampling import Sampler, SamplingParams
-        from pyspac.generate.speculation_hook import SpeculationHook
 
         session, split = self.session, self.session.split
         session.context.rollback(0)
@@ -211,7 +209,7 @@ def count_request(metrics: Metrics, timing: Timing) -> None:
 
 
 def _speculation(controller: str, args: argparse.Namespace) -> Speculation:
-    forecast = FORECASTS[args.drafter] if args.what == "demo" else Forecast
+    forecast = forecast_for(args.drafter) if args.what == "demo" else Forecast
     return Speculation(_maker(controller), n_draft_max=args.draft_max, forecast=forecast)
 
 

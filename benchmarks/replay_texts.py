@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from bench_speculation import FORECASTS, STREAMS, prompts
+from bench_speculation import STREAMS, prompts
 from replay_speculation import FIXED_LENGTHS, N_DRAFT_MAX, SWITCH_US, WANTED, WANTED_MIX, static_length
 from rich.console import Console
 from rich.progress import track
@@ -32,7 +32,7 @@ from pyspac.engine.step import StepRecord
 from pyspac.generate.drafting import Drafter, DraftResult, ModelDrafter
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import RunOptions
-from pyspac.generate.speculation_hook import steered
+from pyspac.generate.speculation_hook import forecast_for, steered
 from pyspac.speculation.manager import MakeController, Speculation, parse_controller
 
 # us of a step of 1 .. 9 tokens: the demo pair on one thread, where wide passes are dear, and on two
@@ -170,7 +170,7 @@ class Setting:
 
     def stream_us(self, make: MakeController, texts: list[Text], seed: int) -> float:
         """A stream of requests through one `Speculation` that starts with nothing known."""
-        speculation = Speculation(make, n_draft_max=N_DRAFT_MAX, forecast=FORECASTS[self.drafter])
+        speculation = Speculation(make, n_draft_max=N_DRAFT_MAX, forecast=forecast_for(self.drafter))
         costs = COSTS[self.drafter][self.costs]
         clocks = (Clock(self.drafter, costs, self.switch_us, 1000 * seed + i) for i in range(len(texts)))
         return sum(

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Write a MoE model whose experts are N times as wide, and which says what the model says.
+"""Write a MoE model that says the same as another, with experts N times as wide.
 
     MODEL.gguf -> the same with expert_feed_forward_length x N
 
 The new columns of `ffn_gate_exps` and `ffn_up_exps` are random and those of `ffn_down_exps` are zero: they
 are read and computed like any others, and add nothing. So a small model with real text gets steps as long as
-a large one's, with the same routing, drafts and acceptances: for measuring what depends on both.
+a large one's, with the same routing, drafts and acceptances: for measuring what depends on both. The new
+model is put together in memory.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: the demo's text at some 10 ms a step\n"
+        epilog="example: the demo's text in steps of 5 to 10 ms on one or two cores\n"
         "  widen_gguf.py pyspac/models/demo-moe.gguf build/demo-wide.gguf --times 32",
     )
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")

@@ -183,8 +183,9 @@ def show(console: Console, measured: Profile) -> None:
             table.add_row(*row)
         console.print(table)
     console.print(
-        "n: tokens in a pass, n - 1 of them drafted; +-: half the quartiles' distance; experts: distinct\n"
-        "ones per layer; share: of T(n); S: speedup at that acceptance; from: acceptance from which it pays",
+        "n: tokens in a pass, n - 1 of them drafted; +-: half the quartiles' distance; tau: T(1) / T(n); "
+        "experts: distinct ones per layer; share: of T(n), theirs; S: speedup at that acceptance; from: "
+        "acceptance from which it pays; delta: a drafted token's time / T(1)",
         style="dim",
     )
 

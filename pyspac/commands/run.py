@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final, TextIO
 
 import typer
+from rich.console import Console
 
 from pyspac.commands import options as o
 from pyspac.commands.chat import talk
@@ -200,12 +201,24 @@ def show_result(session: Session, generation: Generation, json_file: str | None)
         )
     console.print()
     print_table(console, session, generation)
-    if session.options.explain and session.speculation is None:
+    if session.options.explain:
+        show_decisions(console, session)
+    if json_file is not None:
+        write_json(json_file, run_dict(session, generation))
+
+
+def show_decisions(console: Console, session: Session) -> None:
+    """For `--explain`: what was decided, or why there was nothing to decide."""
+    if session.speculation:
+        for line in explain_lines(session.speculation.decisions()):
+            console.print(line, style="dim", markup=False, soft_wrap=True)
+    elif session.options.effective_draft_max:
+        console.print(
+            f"the draft length is fixed at {session.options.effective_draft_max}, so there is nothing to "
+            "explain: have it chosen with --speculation auto",
+            style="yellow",
+        )
+    else:
         console.print(
             "nothing drafts, so there is nothing to explain: give -md or --spec-type", style="yellow"
         )
-    if session.options.explain and session.speculation:
-        for line in explain_lines(session.speculation.decisions()):
-            console.print(line, style="dim", markup=False, soft_wrap=True)
-    if json_file is not None:
-        write_json(json_file, run_dict(session, generation))

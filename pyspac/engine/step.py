@@ -36,7 +36,7 @@ class StepRecord:
     n_masks: _Int32 = 0  # tokens of the batch that only draft the next ones
     # this is not on the board
     overhead_us: float = 0  # what else the step took: scheduling, the loop itself
-    n_matched: int = 0  # tokens before the drafts that stood before their source, too; 0: not known
+    n_matched: int = 0  # of the tokens before its drafts: see DraftResult; 0: none, or not looked for
 
     @property
     def width(self) -> int:

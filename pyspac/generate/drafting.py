@@ -25,7 +25,8 @@ class DraftResult:
     """Drafted tokens; `probs`: the distribution [n_vocab] of each, None if the drafter is deterministic.
 
     `n_masks`: tokens that the pass which verifies them has besides, to draft the next ones.
-    `n_matched`: how many of the tokens before it stood together before, in a copied draft: before its source.
+    `n_matched`: how many of the last tokens stood together before, where that was looked for; else 0. Of a
+    copied draft: those before its source.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Drafter(ABC):
 
 
 class DrafterAround(Drafter):
-    """Another one, of which something is different."""
+    """Hands everything on to another drafter; a subclass changes a part."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner

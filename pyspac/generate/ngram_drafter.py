@@ -13,21 +13,23 @@ from pyspac.speculation.matches import N_MATCHED_MAX
 
 
 class NgramDrafter(Drafter):
-    """Copies from the place whose preceding tokens match longest: the last draft's, going on, or the latest.
+    """Copies from one of two sources, the one with the longer match.
 
-    The latest is that of the longest n-gram, of `n_match_max` tokens down to `n_match_min`. The index grows
-    with the sequence: O(1) per token and length. llama.cpp's n-gram drafters match one length only, 12 tokens
-    and more, so that they are silent in most texts.
+    One follows the latest occurrence of the last n tokens, with the largest n of `n_match_max` down to
+    `n_match_min` that occurs. The other is where the last draft was copied from, as many tokens further as
+    the text has grown. The index grows with the sequence: O(1) per token and length. llama.cpp's n-gram
+    drafters match one length only, 12 tokens and more, so that they are silent in most texts. No FreeDrafter:
+    what it drafts depends on what it drafted before.
     """
 
     def __init__(self, n_match_max: int = 4, n_match_min: int = 2) -> None:
         self.lengths = range(n_match_max, n_match_min - 1, -1)
         self._follower: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
         self._n_indexed = 0
-        self._distance = 0  # from the end of the text back to the last draft's source; 0: there was none
+        self._distance = 0  # from the end of the text back to the last source; 0: there was none
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
-        """See Drafter. A source that comes to the end of the text goes on with what was copied."""
+        """See Drafter. Where the source comes to the end of the text, the draft's own tokens are copied."""
         if n_max <= 0 or not (n_matched := self.match(tokens)):
             return DraftResult()
         start = len(tokens) - self._distance
@@ -50,7 +52,7 @@ class NgramDrafter(Drafter):
         return n
 
     def _longest(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """(tokens that match, distance back to what followed them); (0, 0): nothing does."""
+        """(tokens that match, distance back to the source); (0, 0): no n-gram has occurred before."""
         end = len(tokens)
         for n in self.lengths:
             start = self._follower.get(tuple(tokens[end - n :])) if end > n else None
@@ -62,7 +64,7 @@ class NgramDrafter(Drafter):
         return 0, 0
 
     def _n_still_matched(self, tokens: Sequence[int]) -> int:
-        """Behind the last draft's source, as far from the end as it was then."""
+        """Tokens that match before the last source, which is as far from the end as it was then."""
         return _n_matched(tokens, len(tokens) - self._distance) if 0 < self._distance < len(tokens) else 0
 
     def _index(self, tokens: Sequence[int]) -> None:
@@ -77,8 +79,8 @@ class NgramDrafter(Drafter):
 def _n_matched(tokens: Sequence[int], start: int) -> int:
     """How many tokens before `start` are those before the end; N_MATCHED_MAX at most."""
     if start >= N_MATCHED_MAX and tokens[start - N_MATCHED_MAX : start] == tokens[-N_MATCHED_MAX:]:
-        return N_MATCHED_MAX
+        return N_MATCHED_MAX  # at once; else fewer match
     n = 0
     while n < start and tokens[start - 1 - n] == tokens[-1 - n]:
         n += 1
-    return min(n, N_MATCHED_MAX)
+    return n

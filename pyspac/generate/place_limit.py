@@ -1,8 +1,8 @@
-"""Drafts as long as their place in the text is worth: the drafter asks the controller in each step.
+"""Drafts as long as pays at their place in the text: the drafter asks the controller in each step.
 
-A place is how many of the last tokens stood together before: the match (pyspac/speculation/matches.py).
-`MatchLimit` cuts what the n-gram drafter copied from behind it, `PlaceLimit` has a model's drafts made no
-longer than the place is worth.
+The place follows from the match: how many of the last tokens stood together before
+(pyspac/speculation/placed_forecast.py). `MatchLimit` cuts what the n-gram drafter copied, `PlaceLimit` has a
+model draft no more than that.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class PlaceLimit(DrafterAround):
     def __init__(self, inner: Drafter, controller: ModelForecast) -> None:
         super().__init__(inner)
         self.controller = controller
-        self.text = NgramDrafter(N_REPEATED, N_REPEATED)
+        self.matcher = NgramDrafter(N_REPEATED, N_REPEATED)  # drafts nothing
 
     def prepare(self, tokens: Sequence[int]) -> None:
         """See Drafter."""
         super().prepare(tokens)
-        self.text.match(tokens)
+        self.matcher.match(tokens)
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         """See Drafter."""
         if n_max <= 0:
             return self.inner.draft(tokens, 0)
-        n_matched = self.text.match(tokens)
+        n_matched = self.matcher.match(tokens)
         n_draft = min(n_max, self.controller.n_draft_for(n_matched))
         return replace(self.inner.draft(tokens, n_draft), n_matched=n_matched)

@@ -23,11 +23,9 @@ from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight
 from pyspac.generate.sampling import Sampler, SamplingParams
-from pyspac.generate.speculation_hook import SpeculationHook
+from pyspac.generate.speculation_hook import SpeculationHook, forecast_for
 from pyspac.speculation.cost_table import MaskCosts
-from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import Speculation
-from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 
 if TYPE_CHECKING:
     from pyspac.generate.llama import Context, Model
@@ -145,14 +143,8 @@ class Session:
             self.options.controller,
             n_draft_max=self.options.effective_draft_max,
             table=MaskCosts() if self.options.uses_masks else None,
-            forecast=self._forecast(),
+            forecast=forecast_for(self.options.effective_spec_type),
         )
-
-    def _forecast(self) -> type[Forecast]:
-        """The kind that suits the drafter."""
-        if self.options.effective_spec_type == spec_types.NGRAM:
-            return MatchForecast
-        return Forecast if spec_types.is_free(self.options.effective_spec_type) else ModelForecast
 
     def _speculation_hook(self) -> SpeculationHook | None:
         if self.speculation is None:

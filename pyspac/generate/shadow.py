@@ -19,10 +19,11 @@ OnShadow = Callable[[int, int], None]  # (n_draft, n_held)
 class ShadowDrafter(DrafterAround):
     """A drafter around another; nothing in most steps, O(n_cap) per plain step when it is asked."""
 
+    inner: FreeDrafter
+
     def __init__(self, inner: FreeDrafter, n_cap: int, on_shadow: OnShadow) -> None:
         """`on_shadow` hears of every shadow once it is decided, of an empty one as (0, 0)."""
         super().__init__(inner)
-        self.free = inner
         self.n_cap = n_cap
         self.on_shadow = on_shadow
         self._tokens: Sequence[int] = ()  # the loop's own list: grows
@@ -48,7 +49,7 @@ class ShadowDrafter(DrafterAround):
     def compare(self) -> None:
         """Draft at all plain steps since the last call, and tell of what the text has decided."""
         for end in self._waiting:
-            shadow = self.free.draft_at(self._tokens, end, self.n_cap)
+            shadow = self.inner.draft_at(self._tokens, end, self.n_cap)
             if shadow:
                 self._open.append((end, shadow))
             else:

@@ -1,6 +1,6 @@
 """Speculation control in the decode loop, as a `StepHook` around the split's.
 
-In: a controller's name, the drafter, the hook of the split (or none). Out: a hook that limits drafts and
+In: a `Speculation`, the drafter, the hook of the split (or none). Out: a hook that limits drafts and
 hears of every step; `drafter` is what the loop must draft with.
 """
 
@@ -11,16 +11,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspac.engine.step import StepRecord
+from pyspac.generate import spec_types
 from pyspac.generate.drafting import Drafter, FreeDrafter
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.controller import Controller
+from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import Speculation
 from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 
 if TYPE_CHECKING:
     from pyspac.generate.decode import StepHook
+
+
+def forecast_for(spec_type: str) -> type[Forecast]:
+    """Which `forecast` suits the drafter of this name; `steered` has the drafter ask it."""
+    if spec_type == spec_types.NGRAM:
+        return MatchForecast
+    return Forecast if spec_types.is_free(spec_type) else ModelForecast
 
 
 def steered(drafter: Drafter, controller: Controller) -> Drafter:

@@ -3,8 +3,8 @@
 In: (n_asked, n_draft, n_accepted) of steps, or of shadow drafts. Out: expected tokens per step for any draft
 length, and how sure that is. Position i is only seen if all before it held, so what is estimated is the
 chance that it holds given that; a draft that held to its end says nothing about the positions beyond (they
-are censored), and those are thought as good as the last one that was seen. Before anything was seen, chances
-are even, and that is worth one observation.
+are censored), and those are thought as good as the last one that was seen. Before anything was seen there is
+a guess, even chances if no other is given, which is worth one observation.
 
 Drafters end drafts on their own: an n-gram drafter finds nothing, a model is not sure of the next token. So
 there is a second curve, the chance that a draft of i tokens goes on to i + 1 where more are asked for.

@@ -76,19 +76,19 @@ class TimeCurve:
         shape.variance = self._variance(shape)
         self._level_variance += LEVEL_DRIFT
         error = x - self._level - shape.mean
-        if (surprise := error * error / (FAR * FAR * self._doubt(shape, noise))) > 1.0:
+        if (surprise := error * error / (FAR * FAR * self._sample_variance(shape, noise))) > 1.0:
             self._level_variance *= surprise  # all passes became longer or shorter, rather than this width's
             if error > 0.0:
                 return  # an accident, until it repeats; nothing makes a pass too short
-        total = self._doubt(shape, noise)
+        total = self._sample_variance(shape, noise)
         to_level, to_shape = self._level_variance / total, shape.variance / total
         self._level += to_level * error
         shape.mean += to_shape * error
         self._level_variance *= 1.0 - to_level
         shape.variance *= 1.0 - to_shape
 
-    def _doubt(self, shape: _Shape, noise: float) -> float:
-        """Variance of a sample."""
+    def _sample_variance(self, shape: _Shape, noise: float) -> float:
+        """Of the logarithm of a measured time."""
         return self._level_variance + shape.variance + noise
 
     def _add(self, n: int, x: float, noise: float) -> None:
@@ -120,12 +120,12 @@ class TimeCurve:
         return least, most
 
     def _variance(self, shape: _Shape) -> float:
-        """Now."""
+        """The shape's, by now."""
         drift = min(SHAPE_DRIFT * (self.n_observed - shape.seen), 100.0)  # a server runs for years
         return shape.variance + drift
 
-    def _doubt_of(self, shape: _Shape) -> float:
-        """Variance, for a choice: what the level has moved by since may have been other widths' alone."""
+    def _choice_variance(self, shape: _Shape) -> float:
+        """The same for a choice: what the level has moved by since may have been other widths' alone."""
         moved = self._level - shape.level
         return self._variance(shape) + moved * moved
 
@@ -133,7 +133,7 @@ class TimeCurve:
         """T(n): measured, or between what it is at least and at most; None: nothing was measured."""
         shape = self._shapes.get(n)
         if shape is not None:
-            return Estimate(math.exp(self._level + shape.mean), self._doubt_of(shape))
+            return Estimate(math.exp(self._level + shape.mean), self._choice_variance(shape))
         bounds = self._bounds(n)
         if bounds is None:
             return None
@@ -158,7 +158,7 @@ class CostTable:
         self.passes = TimeCurve()  # by tokens in the batch; verification, sampling, and the loop around them
         self.returns = TimeCurve()  # plain passes after one of another width
         self.drafts = TimeCurve()  # of one token
-        self._draft_us = 0.0  # read off it
+        self._draft_us = 0.0  # what it says
         self.backlogs = TimeCurve()  # by tokens that the drafter has missed, a power of two
 
     def observe(self, record: StepRecord, before: StepRecord | None, n_missed: int = 0) -> None:
@@ -177,8 +177,8 @@ class CostTable:
             self.passes.observe(width, us)
         elif not is_plain and us > 0.0:
             change_us = min(self.change_us(), 0.5 * us)
-            doubt = math.log(us / (us - change_us)) ** 2 if self.returns.n_observed else _BEGUN
-            self.passes.observe(width, us - change_us, NOISE + doubt)
+            variance = math.log(us / (us - change_us)) ** 2 if self.returns.n_observed else _BEGUN
+            self.passes.observe(width, us - change_us, NOISE + variance)
         elif before is not None and is_plain:
             self.returns.observe(1, us)
         if n_draft:
@@ -200,10 +200,7 @@ class CostTable:
 
     def step(self, n_draft: int, n_others: int = 0) -> Estimate | None:
         """A whole step that drafts `n_draft` tokens, beside `n_others` of other sequences."""
-        a_pass = self.passes.estimate(self.width(n_draft) + n_others)
-        if a_pass is None:
-            return None
-        return Estimate(a_pass.us + n_draft * self._draft_us, a_pass.variance)
+        return self._estimate(self.width(n_draft) + n_others, n_draft)
 
     def width(self, n_draft: int) -> int:
         """Tokens of a pass that verifies so many drafts."""
@@ -211,10 +208,14 @@ class CostTable:
 
     def usual(self, record: StepRecord) -> Estimate | None:
         """What a step like this one takes."""
-        a_pass = self.passes.estimate(record.width)
+        return self._estimate(record.width, record.n_draft)
+
+    def _estimate(self, width: int, n_draft: int) -> Estimate | None:
+        """Of a pass of this width, and `n_draft` drafted tokens."""
+        a_pass = self.passes.estimate(width)
         if a_pass is None:
             return None
-        return Estimate(a_pass.us + record.n_draft * self._draft_us, a_pass.variance)
+        return Estimate(a_pass.us + n_draft * self._draft_us, a_pass.variance)
 
     def change_us(self) -> float:
         """What a pass takes more if the one before had another width, with one sequence."""

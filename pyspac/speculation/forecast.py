@@ -15,8 +15,9 @@ With an empty ledger nothing is drafted until it has earned something. A length 
 judged, and a jump of T(n) is no hill to climb.
 
 What else there is, and why:
-- with a drafter that costs nothing (n-gram), drafts are compared with the text while speculation is off (the
-  shadow), so that acceptance is never in doubt;
+- drafts of llama.cpp's n-gram drafters, which cost nothing, are compared with the text while speculation is
+  off (the shadow), so that their acceptance is never in doubt;
+- `pyspac run` and its like choose a length for each place in the text (`placed_forecast.py`);
 - drafters end drafts by themselves, and each change of widths sets up a graph anew: E[time] has both;
 - what a new length takes to begin with (a graph, caches, what the drafter has missed) is paid once, so two
   steps are taken before it is judged; while a choice stands, steps are put down and learned from later;
@@ -49,9 +50,8 @@ class ForecastMemory:
     """What all requests of a run share."""
 
     ledger: LossLedger = field(default_factory=LossLedger)
-    seen: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # place -> drafts, and of how many any held
+    # place -> how many drafts were seen, and of how many the first token held
+    seen: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Option(NamedTuple):
@@ -207,7 +207,7 @@ class Forecast(Controller):
     # ------------------------------------------------------------------------------------- choosing
 
     def _choose(self) -> None:
-        """Decide the next steps' draft length. O(n_draft_max), some 20 us; 100 with cold caches."""
+        """Decide the next steps' draft length. O(n_draft_max); CHOICE_US says what it takes."""
         if self.n_draft_max == 0:
             return self._set(Choice(0, "choose", "the cap is 0", {0: 1.0}))
         plain = self.shared.table.step(0, self._n_others)
@@ -271,7 +271,7 @@ class Forecast(Controller):
         if best.n_draft == 0 and boldest.n_draft > 0:
             phase, why = "hold", f"the loss ledger does not allow K = {boldest.n_draft}, which may pay"
         elif best is likeliest:
-            phase, why = "choose", "the best forecast"
+            phase, why = "choose", "the best forecast" + _ruled_out(best, options)
         elif best.n_draft == 0:
             phase, why = "baseline", "the plain step's time is not sure"
         return Choice(best.n_draft, phase, why, {option.n_draft: option.utility for option in options})
@@ -286,3 +286,11 @@ class Forecast(Controller):
         if self._said != (phase, n_draft):
             self._said = (phase, n_draft)
             self._decide(phase, n_draft, self.n_steps + len(self._gathered), utilities=utilities, why=why)
+
+
+def _ruled_out(best: Option, options: list[Option]) -> str:
+    """For `--explain`: the length that has a higher utility, if there is one."""
+    likeliest = max(options, key=lambda option: option.utility)
+    if likeliest.utility <= best.utility:
+        return ""
+    return f" but for K = {likeliest.n_draft}, which the loss ledger does not allow"

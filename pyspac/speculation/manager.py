@@ -69,9 +69,10 @@ class Speculation:
         table: CostTable | None = None,
         forecast: type[Forecast] = Forecast,
     ) -> None:
-        """`n_draft_max`: the cap; `lag_steps`: steps until a new limit takes effect; `table`: a new one.
+        """`n_draft_max`: the cap; `lag_steps`: steps until a new limit takes effect.
 
-        `forecast`: which kind, where that is the controller: one of placed_forecast.py asks in each step.
+        `table`: what steps cost, by default an empty `CostTable`. `forecast`: the class that "forecast" and
+        "auto" stand for; those of placed_forecast.py need a drafter that asks them (`steered`).
         """
         make = parse_controller(controller) if isinstance(controller, str) else controller
         self.make: MakeController = forecast if make is Forecast else make

@@ -1,8 +1,8 @@
 """How far a repetition goes on: the chance that a draft from a matching place holds, by how long it matches.
 
-In: how many tokens before a draft stood before its source too, and how many of the draft held. Out: expected
-tokens per step for any draft length. A token that holds makes the match longer by itself, so one curve says
-both: whether a draft is worth its pass, and how many of its tokens are.
+In: how many tokens before a draft stood before its source, too (the match), and how many of the draft held.
+Out: expected tokens per step for any draft length. A token that holds makes the match longer by itself, so
+one curve says both: whether a draft is worth its pass, and how many of its tokens are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ HALF_LIFE: Final = 200.0
 # Observations that the first guess is worth: in replays 2 to 16 were alike.
 N_GUESSED: Final = 8.0
 _KEEP: Final = 0.5 ** (1.0 / HALF_LIFE)
-_CLASS: Final = [n if n < 4 else 1 + n.bit_length() for n in range(N_MATCHED_MAX + 1)]  # 1 2 3 4-7 8-15 ..
+# By tokens matched: 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, and more are counted apart.
+_BUCKET: Final = [n if n < 4 else 1 + n.bit_length() for n in range(N_MATCHED_MAX + 1)]
 
 
 class MatchCurve:
@@ -30,24 +31,24 @@ class MatchCurve:
 
     def __init__(self) -> None:
         """Nothing seen."""
-        self._tried = [0.0] * (1 + _CLASS[-1])
-        self._held = [0.0] * (1 + _CLASS[-1])
+        self._tried = [0.0] * (1 + _BUCKET[-1])
+        self._held = [0.0] * (1 + _BUCKET[-1])
 
     def observe(self, n_matched: int, n_draft: int, n_held: int) -> None:
         """Of a draft of `n_draft` tokens behind a match of `n_matched` the first `n_held` held."""
         for i in range(min(n_draft, n_held + 1)):
-            kind = _CLASS[min(n_matched + i, N_MATCHED_MAX)]
-            self._tried[kind] = self._tried[kind] * _KEEP + 1.0
-            self._held[kind] = self._held[kind] * _KEEP + (i < n_held)
+            bucket = _BUCKET[min(n_matched + i, N_MATCHED_MAX)]
+            self._tried[bucket] = self._tried[bucket] * _KEEP + 1.0
+            self._held[bucket] = self._held[bucket] * _KEEP + (i < n_held)
 
     def goes_on(self, n_matched: int) -> float:
         """The chance that the token after a match of `n_matched` > 0 tokens holds."""
         n = min(n_matched, N_MATCHED_MAX)
-        kind = _CLASS[n]
-        return (self._held[kind] + N_GUESSED * (1.0 - 1.0 / n)) / (self._tried[kind] + N_GUESSED)
+        bucket = _BUCKET[n]
+        return (self._held[bucket] + N_GUESSED * (1.0 - 1.0 / n)) / (self._tried[bucket] + N_GUESSED)
 
     def tokens(self, n_matched: int, n_max: int) -> list[float]:
-        """[1 + n_max]: tokens that a step emits which drafts 0, 1, ... tokens behind such a match."""
+        """[1 + n_max]: expected tokens of a step that drafts 0, 1, ... tokens behind such a match (> 0)."""
         reach, expected = 1.0, [1.0]
         for i in range(n_max):
             reach *= self.goes_on(n_matched + i)

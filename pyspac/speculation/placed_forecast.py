@@ -1,9 +1,10 @@
-"""`forecast` where the text says what a draft is worth: a length for each place, by how far it repeats.
+"""`forecast` with a draft length for each place in the text, by how far the text repeats itself there.
 
 How many of the last tokens stood together before, the match, tells how predictable the next ones are,
-whoever drafts. So the drafter asks in each step, with the match, and choices are kept by place.
-`MatchForecast` is for drafts that are copied from behind the match, `ModelForecast` for those that a model
-makes. Times, the ledger and the rule are `forecast.py`'s.
+whoever drafts. A place is what has one draft length: of drafts that are copied (`MatchForecast`) the length
+of the match, of those that a model makes (`ModelForecast`) whether the text is new or repeats itself. The
+drafter asks in each step, with the match (pyspac/generate/place_limit.py). Times, the ledger and the rule
+are `forecast.py`'s.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 # with chances of 0.58 behind no match, 0.74 behind 2 or 3 tokens, 0.87 behind 4 to 7, and 0.95 and more
 # behind longer ones. In replays 8, 10 and 12 were alike, 4 and 16 gained 1 to 2 % less, more kinds no more.
 N_REPEATED: Final = 8
-NOT_ASKED: Final = -1
+NOT_ASKED: Final = -1  # tokens: the drafter did not ask for a length
 
 
 class PlacedForecast(Forecast):
@@ -55,7 +56,7 @@ class PlacedForecast(Forecast):
 
     @abstractmethod
     def place(self, n_matched: int) -> int:
-        """What has one choice."""
+        """The place that such a match stands for."""
 
     @abstractmethod
     def named(self, place: int) -> str:
@@ -85,7 +86,7 @@ class PlacedForecast(Forecast):
 
 
 class MatchForecast(PlacedForecast):
-    """Of a free drafter, which copies what followed the match."""
+    """Of the n-gram drafter, which copies what followed the match."""
 
     def __init__(self, shared: Shared) -> None:
         """See Forecast."""
@@ -98,7 +99,7 @@ class MatchForecast(PlacedForecast):
 
     def named(self, place: int) -> str:
         """See PlacedForecast."""
-        return f"a match of {place} tokens" + " or more" * (place == N_MATCHED_MAX)
+        return f"after a match of {place} tokens" + " or more" * (place == N_MATCHED_MAX)
 
     def observe_passed_over(self, n_matched: int, is_held: bool) -> None:
         """The text has come to the first token of a draft that was not made."""
@@ -113,11 +114,12 @@ class MatchForecast(PlacedForecast):
         """See PlacedForecast."""
         tokens = self.matches.tokens(place, self.n_draft_max)
         appetite, change = self.memory.ledger.appetite(), self._change
-        # a change of widths is paid once for as long as matches hold: so many times the chance that one ends
+        # a plain step after drafts changes widths; in a text that repeats that comes once, when the match
+        # ends: it is charged with the chance that it ends here
         cost = 1.0 + change * (n_last > 0) * (2.0 - tokens[1])
         options = [Option(0, 1.0 / cost, appetite * self._plain_doubt - math.log(cost), 0.0)]
         for k, price, variance in self._prices:
-            ends = 1.0 - (tokens[k] - tokens[k - 1])  # not all hold: the next step has another width again
+            ends = 1.0 - (tokens[k] - tokens[k - 1])  # not all hold: the next step changes widths again
             cost = price + change * ends * (1.0 + (k != n_last))
             gained = self._gained(tokens[k])
             score = math.log(gained / cost) + appetite * math.sqrt(variance)
@@ -131,8 +133,8 @@ class ModelForecast(PlacedForecast):
 
     def __init__(self, shared: Shared) -> None:
         """See Forecast."""
-        self._asked: deque[int] = deque()  # of each step that was gathered: the longest draft
-        self._n_asked = NOT_ASKED  # in the step under way
+        self._asked: deque[int] = deque()  # of each gathered step: the longest draft, or NOT_ASKED
+        self._n_asked = NOT_ASKED  # the same of the step under way
         super().__init__(shared)
 
     @cached_property
@@ -146,7 +148,7 @@ class ModelForecast(PlacedForecast):
 
     def named(self, place: int) -> str:
         """See PlacedForecast."""
-        return "the text repeats itself" if place else "the text is new"
+        return "in text that repeats itself" if place else "in new text"
 
     def _limit(self) -> int:
         """See PlacedForecast. 0 where no place is worth a draft: then it need not look where it is."""
@@ -170,7 +172,7 @@ class ModelForecast(PlacedForecast):
     def _learn_drafts(self, record: StepRecord) -> None:
         """See Forecast."""
         n_asked, place = self._asked.popleft(), self.place(record.n_matched)
-        if n_asked == NOT_ASKED:  # no look, and nobody knows where
+        if n_asked == NOT_ASKED:  # nobody looked which place it was
             for curve in self.curves:
                 curve.observe(0, 0, 0)
         elif record.n_draft or record.is_plain:  # else it begins: it drafts, for the next step

@@ -218,6 +218,24 @@ def test_an_unknown_predictor_is_refused(models: Path) -> None:
     assert "predict cannot be 'tokens': give one or more of token, next-layer," in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "nothing drafts, so there is nothing to explain"),
+        (("--spec-type", "ngram", "--draft-max", "3"), "the draft length is fixed at 3, so there is nothing"),
+        (("--spec-type", "ngram", "--speculation", "off"), "utility by K; why"),
+        (("--spec-type", "ngram"), "the plain step's time is not sure"),
+    ],
+)
+def test_explain_says_what_there_is_to_say(
+    options: tuple[str, ...], message: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = invoke("run", "-m", models / "target.gguf", "-p", "x", "-n", "6", "--explain", *options)
+    assert result.exit_code == 0
+    assert message in result.stderr
+
+
 def test_all_layers_declined_is_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def attach(*_: object) -> Engine:
         raise EngineError(lib.SPAC_STATUS_NOTHING_TO_SPLIT, "no MoE layer can be split: LoRA (3 layers)")

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation
-from pyspac.generate.drafting import DraftResult, FreeDrafter, ModelDrafter
+from pyspac.generate.drafting import Drafter, DraftResult, FreeDrafter, ModelDrafter
 from pyspac.generate.llama import Context
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
 from pyspac.generate.shadow import ShadowDrafter
-from pyspac.generate.speculation_hook import SpeculationHook
+from pyspac.generate.speculation_hook import SpeculationHook, forecast_for
 from pyspac.speculation.controller import Controller, Shared
+from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import CONTROLLERS, Speculation
 from pyspac.speculation.matches import N_MATCHED_MAX
 from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
@@ -201,6 +202,13 @@ def test_shadow_drafts_are_those_of_the_time(tokens: list[int], every: int) -> N
     assert Counter(heard) == Counter(expected)
 
 
+def test_forecasts_suit_their_drafters() -> None:
+    """One for copies from the text, one for models; llama.cpp's n-gram drafters are watched instead."""
+    names = ["ngram", "none", "ngram-simple", "ngram-mod,ngram-cache", "draft", "ngram-mod,draft-simple"]
+    kinds = [MatchForecast, Forecast, Forecast, Forecast, ModelForecast, ModelForecast]
+    assert [forecast_for(name) for name in names] == kinds
+
+
 def test_who_is_limited_and_who_is_shadowed() -> None:
     """By `forecast` alone: n-grams by their matches, other free drafters in the shadow."""
     speculation = Speculation("forecast", n_draft_max=4, forecast=MatchForecast)
@@ -224,7 +232,7 @@ class Times(FakeContext):
 
 
 def test_text_with_matches_is_that_without() -> None:
-    """Drafts behind matches, limited by the controller: the text is plain decoding's, in fewer steps."""
+    """Drafts behind matches, limited by the controller: the text is plain decoding's."""
     speculation = Speculation("forecast", n_draft_max=8, forecast=MatchForecast)
     hook = SpeculationHook(speculation, NgramDrafter())
     drafted = generate(Times(**SIZES), hook, 150)
@@ -232,6 +240,34 @@ def test_text_with_matches_is_that_without() -> None:
     matches = [step.n_matched for step in drafted.metrics.steps]
     assert max(matches) == N_MATCHED_MAX
     assert all(step.n_matched > 0 for step in drafted.metrics.steps if step.n_draft)
+
+
+class Asked(Drafter):
+    """Drafts as many as it may, and notes how many that were."""
+
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        self.limits.append(n_max)
+        return DraftResult([7] * n_max)
+
+
+def test_a_model_drafts_no_more_than_its_place_is_worth() -> None:
+    """The controller is asked with the match, unless nothing may be drafted; the draft has it, too."""
+    controller = ModelForecast(Shared(n_draft_max=8))
+    heard: list[int] = []
+    limits = iter([3, 8])
+    controller.n_draft_for = lambda n_matched: heard.append(n_matched) or next(limits)  # type: ignore
+    inner = Asked()
+    drafter = PlaceLimit(inner, controller)
+    text = [1, 2, 3, 4, 5, 6, 2, 3, 4, 5]
+    drafter.prepare(text[:5])
+    assert drafter.draft(text[:6], 8) == DraftResult([7, 7, 7])
+    assert drafter.draft(text, 5) == DraftResult([7] * 5, n_matched=4)
+    assert drafter.draft(text, 0) == DraftResult()
+    assert heard == [0, 4]
+    assert inner.limits == [3, 5, 0]
 
 
 class Finds(NgramDrafter):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
 from pyspac.speculation.controller import Shared
+from pyspac.speculation.forecast import Price
 from pyspac.speculation.matches import N_GUESSED, N_MATCHED_MAX, MatchCurve
 from pyspac.speculation.placed_forecast import N_REPEATED, MatchForecast, ModelForecast
 
@@ -96,6 +97,7 @@ def test_long_matches_are_drafted_to_the_end_and_short_ones_not() -> None:
     c = match_forecast()
     assert play(c, 40, MOE, N_MATCHED_MAX, lambda _: 8)[10:].count(8) >= 28
     c.memory.ledger.level = 0.0  # nothing is left to try with
+    c._choose()
     assert c.n_draft_for(N_MATCHED_MAX) == 8
     assert c.n_draft_for(2) == 0, "half a token for 0.6 of a step"
 
@@ -126,6 +128,32 @@ def test_where_passes_cost_as_much_as_their_tokens_nothing_pays() -> None:
     assert n_drafts[100:].count(0) >= 180
 
 
+def priced(*costs: float, change: float) -> MatchForecast:
+    """One that knows what 1, 2, ... drafted tokens cost, in plain steps, and a change of widths."""
+    c = match_forecast()
+    c._prices = [Price(1 + i, cost, 0.0) for i, cost in enumerate(costs)]
+    c._change, c._plain_doubt = change, 0.0
+    return c
+
+
+def test_changes_of_widths_by_hand() -> None:
+    """Half of all matches of two go on, two thirds of those of three: 1.5 and 1.83 tokens."""
+    c = priced(1.6, 2.1, change=0.5)
+    from_plain = [option.utility for option in c._judge_place(2, 0)]
+    assert from_plain == pytest.approx([1.0, 1.5 / (1.6 + 0.5), (11 / 6) / (2.1 + 2 / 3)])
+    drafting = [option.utility for option in c._judge_place(2, 1)]
+    assert drafting == pytest.approx([1.0 / 1.25, 1.5 / (1.6 + 0.25), (11 / 6) / (2.1 + 2 / 3)])
+
+
+def test_a_choice_depends_on_the_width_before() -> None:
+    c = priced(1.2, change=0.5)
+    assert c.n_draft_for(2) == 0, "1.5 tokens for 1.7 steps"
+    c._n_last = 1
+    assert c.n_draft_for(2) == 1, "1.5 tokens for 1.45 steps, and a plain step would take 1.25"
+    c._n_last = 0
+    assert c.n_draft_for(2) == 0
+
+
 def test_widths_that_stay_are_not_charged_for_changing() -> None:
     """Graphs take half a step when widths change. Behind a long match the length does not change again, so
     it is worth coming to; behind a match of three it is not."""
@@ -135,7 +163,8 @@ def test_widths_that_stay_are_not_charged_for_changing() -> None:
         is_long = step % 60 < 50
         n = c.n_draft_for(32 if is_long else 3) if c.next_n_draft() else 0
         us = MOE[n] + 0.5 * STEP * (n != n_last)
-        c.observe(StepRecord(n_draft=n, n_accepted=n if is_long else 0, n_matched=32, verify_us=us))
+        n_matched = 32 if is_long else 3
+        c.observe(StepRecord(n_draft=n, n_accepted=n * is_long, n_matched=n_matched * (n > 0), verify_us=us))
         n_last = n
     assert c.n_draft_for(32) == 8
     assert c.n_draft_for(3) == 0
@@ -148,6 +177,15 @@ def test_decisions_say_what_was_found() -> None:
     steps = [decision.step for decision in c.decisions]
     assert steps == sorted(steps)
     assert len(steps) < 40
+
+
+def test_decisions_name_the_step_under_way() -> None:
+    """Also while a choice stands, when steps before it have not been learned."""
+    c = match_forecast()
+    play(c, 100, [cost / 50 for cost in MOE], N_MATCHED_MAX, lambda _: 8)
+    assert c.n_steps < 100, "some are gathered"
+    assert c.n_draft_for(2) < 8, "another choice"
+    assert c.decisions[-1].step == 100
 
 
 # ---- a model's drafts -----------------------------------------------------------------------------
@@ -194,6 +232,41 @@ def test_a_models_drafts_that_never_hold_lose_little() -> None:
         matches = [0, 0, 9, 9, 9] * 100
         n_drafts = play_model(ModelForecast(Shared(n_draft_max=8)), matches, costs, lambda _: 0)
         assert sum(costs[n] / STEP - 1 for n in n_drafts) <= SHARE * 1.2 * 500 + 2 * CAPACITY
+
+
+def test_where_no_place_is_worth_a_draft_the_text_is_not_looked_at() -> None:
+    c = ModelForecast(Shared(n_draft_max=8))
+    n_looks = 0
+    for step in range(300):
+        n_looks += step >= 100 and c.next_n_draft() > 0
+        play_model(c, [9 * (step % 2)], DEAR, lambda _: 0)
+        assert c.next_n_draft() > 0 or c.decisions[-1].n_draft == 0, "that is said"
+    assert n_looks <= 20
+
+
+def test_without_a_look_places_fade() -> None:
+    """Nobody knows where those steps were."""
+    c = ModelForecast(Shared(n_draft_max=8))
+    for curve in c.curves:
+        for _ in range(20):
+            curve.observe(1, 1, 0)
+    known = [curve.forecast().tokens[1] for curve in c.curves]
+    for _ in range(100):
+        c.observe(StepRecord(verify_us=STEP))
+    c.learn_gathered()
+    faded = [curve.forecast().tokens[1] for curve in c.curves]
+    assert known == pytest.approx([1.0, 1.0], abs=0.15)
+    assert faded == pytest.approx([1.5, 1.75], abs=0.15)
+
+
+def test_a_step_with_masks_alone_says_nothing_of_drafts() -> None:
+    """It could not draft: its drafts come with the next step."""
+    c = ModelForecast(Shared(n_draft_max=4))
+    c.n_draft_for(0)
+    c._n_asked = 4
+    c.observe(StepRecord(n_tokens=5, n_masks=4, verify_us=STEP))
+    c.learn_gathered()
+    assert c.curves[0].forecast().chances == [1.0] * 5
 
 
 def test_a_drafter_that_ends_drafts_is_not_thought_to_fail() -> None:
