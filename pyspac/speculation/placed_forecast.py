@@ -26,6 +26,7 @@ from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 # behind longer ones. A third kind of place, from 16 on, gained nothing in replays.
 N_REPEATED: Final = 4
 NOT_ASKED: Final = -1
+NO_LIMIT: Final = 1 << 30
 
 
 class PlacedForecast(Forecast):
@@ -156,9 +157,9 @@ class ModelForecast(PlacedForecast):
             self._say(best)
         return best.n_draft
 
-    def n_draft_for(self, n_matched: int) -> int:
-        """See PlacedForecast."""
-        self._n_asked = super().n_draft_for(n_matched)
+    def n_draft_for(self, n_matched: int, n_max: int = NO_LIMIT) -> int:
+        """See PlacedForecast. `n_max`: what others allow; that a draft is no longer says nothing of it."""
+        self._n_asked = min(n_max, super().n_draft_for(n_matched))
         return self._n_asked
 
     def observe(self, record: StepRecord) -> None:

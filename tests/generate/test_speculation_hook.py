@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation
-from pyspac.generate.drafting import DraftResult, FreeDrafter, ModelDrafter
+from pyspac.generate.drafting import Drafter, DraftResult, FreeDrafter, ModelDrafter
 from pyspac.generate.llama import Context
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.place_limit import MatchLimit, PlaceLimit
@@ -258,3 +258,22 @@ def test_what_is_passed_over_is_compared_with_the_text() -> None:
     assert drafter.draft([1, 7, 8, 7, 7], 0).tokens == []
     assert drafter.draft([1, 7, 8, 7, 7, 7], 0).tokens == []
     assert heard == [(5, True), (5, False), (5, True)]
+
+
+class Drafts(Drafter):
+    """As many as it may."""
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        return DraftResult([1] * n_max)
+
+
+def test_drafts_that_others_cut_short_are_not_thought_to_end() -> None:
+    """The end of the output, or the split, allows two tokens: nothing is said of those beyond."""
+    controller = ModelForecast(Shared(n_draft_max=8))
+    drafter = PlaceLimit(Drafts(), controller)
+    for step in range(80):
+        n = len(drafter.draft([1] * 9, min(controller.next_n_draft(), 8 if step < 40 else 2)).tokens)
+        controller.observe(StepRecord(n_draft=n, n_accepted=n, n_matched=8, verify_us=1e4 * (1 + 0.2 * n)))
+    assert n == 2
+    controller.learn_gathered()
+    assert min(controller.curves[1].forecast().chances) > 0.9
