@@ -32,6 +32,7 @@ INNER: Final = ("ffn_down_exps",)  # [n_expert, n_embd, n_ff]
 ARCHITECTURE: Final = "general.architecture"
 ALIGNMENT: Final = "general.alignment"
 LENGTH: Final = "expert_feed_forward_length"
+DENSE_LENGTH: Final = "feed_forward_length"
 SHARED_LENGTH: Final = "expert_shared_feed_forward_length"
 
 
@@ -60,15 +61,19 @@ def widened(tensor: ReaderTensor, times: int, rng: np.random.Generator) -> Array
 
 
 def copy_metadata(reader: GGUFReader, writer: GGUFWriter, times: int) -> None:
-    """All keys; lengths of experts times `times`."""
+    """All keys; lengths of experts times `times`.
+
+    Without dense layers their length is that of experts too: some architectures read that one.
+    """
+    lengths = (LENGTH,) if has_dense(reader) else (LENGTH, DENSE_LENGTH)
     if reader.alignment != GGUF_DEFAULT_ALIGNMENT:
         writer.add_custom_alignment(reader.alignment)
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name in (ARCHITECTURE, ALIGNMENT):
             continue  # the writer's own
         value, kind, of = _content(field)
-        if field.name.endswith(f".{LENGTH}"):
-            value *= times
+        if field.name.endswith(tuple(f".{length}" for length in lengths)):
+            value = [n * times for n in value] if isinstance(value, list) else value * times
         writer.add_key_value(field.name, value, kind, sub_type=of)
 
 
@@ -98,6 +103,11 @@ def check(reader: GGUFReader, path: Path) -> None:
             raise UsageError(
                 f"{path}: {tensor.name} is {tensor.tensor_type.name}, which has no random blocks."
             )
+
+
+def has_dense(reader: GGUFReader) -> bool:
+    """Whether a layer has a feed-forward part without experts."""
+    return any(part_of(tensor.name) == "ffn_down" for tensor in reader.tensors)
 
 
 def _has(reader: GGUFReader, key: str) -> bool:

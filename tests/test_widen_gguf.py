@@ -60,6 +60,14 @@ def test_logits_stay(types: tuple[Type, ...], tmp_path: Path) -> None:
     assert before.fields.keys() == after.fields.keys()
 
 
+@pytest.mark.parametrize("name", ["olmoe", "granitemoe", "grok", "nemotron-h-moe"])
+def test_whichever_length_an_architecture_reads(name: str, tmp_path: Path) -> None:
+    """OLMoE and Granite read that of dense layers, Grok has both kinds, Nemotron-H one for each layer."""
+    model = gguf_models.write_model(tmp_path / "model.gguf", name)
+    assert widen(model, tmp_path / "wide.gguf", "--times", "2") == 0
+    np.testing.assert_allclose(logits(tmp_path / "wide.gguf"), logits(model), rtol=1e-3, atol=1e-3)
+
+
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     biased = gguf_models.write_model(tmp_path / "gpt-oss.gguf", "gpt-oss")
     shared = gguf_models.write_model(tmp_path / "deepseek3.gguf", "deepseek3")
