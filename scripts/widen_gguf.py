@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, GGUFValueType, GGUFWriter, ReaderField, ReaderTensor
+from gguf import GGUF_DEFAULT_ALIGNMENT, GGUFReader, GGUFValueType, GGUFWriter, ReaderField, ReaderTensor
 from random_blocks import SUPPORTED, random_blocks
 from rich.progress import track
 
@@ -29,7 +30,10 @@ from pyspac.model.checks import check_model_file
 Array = npt.NDArray[Any]
 OUTER: Final = ("ffn_gate_exps", "ffn_up_exps")  # [n_expert, n_ff, n_embd]
 INNER: Final = ("ffn_down_exps",)  # [n_expert, n_embd, n_ff]
+ARCHITECTURE: Final = "general.architecture"
+ALIGNMENT: Final = "general.alignment"
 LENGTH: Final = "expert_feed_forward_length"
+DENSE_LENGTH: Final = "feed_forward_length"
 SHARED_LENGTH: Final = "expert_shared_feed_forward_length"
 
 
@@ -58,13 +62,19 @@ def widened(tensor: ReaderTensor, times: int, rng: np.random.Generator) -> Array
 
 
 def copy_metadata(reader: GGUFReader, writer: GGUFWriter, times: int) -> None:
-    """All keys; lengths of experts times `times`."""
+    """All keys; lengths of experts times `times`.
+
+    Without dense layers their length is that of experts too: some architectures read that one.
+    """
+    lengths = (LENGTH,) if has_dense(reader) else (LENGTH, DENSE_LENGTH)
+    if reader.alignment != GGUF_DEFAULT_ALIGNMENT:
+        writer.add_custom_alignment(reader.alignment)
     for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+        if field.name.startswith("GGUF.") or field.name in (ARCHITECTURE, ALIGNMENT):
             continue  # the writer's own
         value, kind, of = _content(field)
-        if field.name.endswith(f".{LENGTH}"):
-            value *= times
+        if field.name.endswith(tuple(f".{length}" for length in lengths)):
+            value = [n * times for n in value] if isinstance(value, list) else value * times
         writer.add_key_value(field.name, value, kind, sub_type=of)
 
 
@@ -96,16 +106,21 @@ def check(reader: GGUFReader, path: Path) -> None:
             )
 
 
+def has_dense(reader: GGUFReader) -> bool:
+    """Whether a layer has a feed-forward part without experts."""
+    return any(part_of(tensor.name) == "ffn_down" for tensor in reader.tensors)
+
+
 def _has(reader: GGUFReader, key: str) -> bool:
     return any(name.endswith(f".{key}") for name in reader.fields)
 
 
 def write(reader: GGUFReader, path: Path, times: int) -> None:
-    """Write it under a temporary name, then rename."""
-    partial = path.with_name(path.name + ".part")
-    writer = GGUFWriter(partial, reader.fields["general.architecture"].contents())
+    """Write it in a folder beside `path`, then move it there."""
     rng = np.random.default_rng(0)
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+        partial = Path(scratch) / path.name
+        writer = GGUFWriter(partial, reader.fields[ARCHITECTURE].contents())
         copy_metadata(reader, writer, times)
         for tensor in track(reader.tensors, path.name):
             data = widened(tensor, times, rng)
@@ -115,8 +130,6 @@ def write(reader: GGUFReader, path: Path, times: int) -> None:
         writer.write_tensors_to_file()
         writer.close()
         partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -138,6 +151,8 @@ def open_model(args: argparse.Namespace) -> GGUFReader:
     if not 2 <= args.times <= 256:
         raise UsageError(f"--times {args.times}: give 2 to 256.")
     check_model_file(args.model)
+    if args.path.exists() and not args.path.is_file():
+        raise UsageError(f"{args.path} is no file that could be replaced. Choose another name.")
     if args.path.exists() and not args.force:
         raise UsageError(f"{args.path} exists. Choose another name, or overwrite it with --force.")
     if not args.path.parent.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import gguf_models
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 from llama_helpers import Batch, decode, loaded_model, new_context
 from serving import TARGET
 
@@ -59,6 +60,14 @@ def test_logits_stay(types: tuple[Type, ...], tmp_path: Path) -> None:
     assert before.fields.keys() == after.fields.keys()
 
 
+@pytest.mark.parametrize("name", ["olmoe", "granitemoe", "grok", "nemotron-h-moe"])
+def test_whichever_length_an_architecture_reads(name: str, tmp_path: Path) -> None:
+    """OLMoE and Granite read that of dense layers, Grok has both kinds, Nemotron-H one for each layer."""
+    model = gguf_models.write_model(tmp_path / "model.gguf", name)
+    assert widen(model, tmp_path / "wide.gguf", "--times", "2") == 0
+    np.testing.assert_allclose(logits(tmp_path / "wide.gguf"), logits(model), rtol=1e-3, atol=1e-3)
+
+
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     biased = gguf_models.write_model(tmp_path / "gpt-oss.gguf", "gpt-oss")
     shared = gguf_models.write_model(tmp_path / "deepseek3.gguf", "deepseek3")
@@ -96,6 +105,44 @@ def test_experts_as_wide_as_dense_layers(tmp_path: Path) -> None:
     del reader.fields["qwen3moe.expert_feed_forward_length"]
     with pytest.raises(widen_gguf.UsageError, match="does not say expert_feed_forward_length"):
         widen_gguf.check(reader, tmp_path)
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also with --force: a device would be gone for all."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        assert widen(TARGET, path, "--force", "--times", "2") == 2
+        assert "is no file that could be replaced" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_files_beside_it_are_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (tmp_path / "out.gguf.part").symlink_to(other)
+    assert widen(TARGET, tmp_path / "out.gguf", "--times", "2") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out.gguf", "out.gguf.part"]
+    assert other.read_text() == "mine"
+
+
+def test_a_models_own_alignment_stays(tmp_path: Path) -> None:
+    reader = GGUFReader(gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe", (Type.F16, Type.F32)))
+    writer = GGUFWriter(tmp_path / "aligned.gguf", "qwen3moe")
+    reader.alignment = 256
+    widen_gguf.copy_metadata(reader, writer, 1)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert GGUFReader(tmp_path / "aligned.gguf").alignment == 256
+    assert widen(tmp_path / "aligned.gguf", tmp_path / "wide.gguf", "--times", "2") == 0
+    np.testing.assert_allclose(
+        logits(tmp_path / "wide.gguf"), logits(tmp_path / "model.gguf"), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,5 +66,5 @@ class PlaceLimit(DrafterAround):
         if n_max <= 0:
             return self.inner.draft(tokens, 0)
         n_matched = self.matcher.match(tokens)
-        n_draft = min(n_max, self.controller.n_draft_for(n_matched))
+        n_draft = self.controller.n_draft_for(n_matched, n_max)
         return replace(self.inner.draft(tokens, n_draft), n_matched=n_matched)

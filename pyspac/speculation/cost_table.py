@@ -8,9 +8,10 @@ T(n) = level * shape(n). The level is that of the moment: it moves with whatever
 shorter (another program on the same core, a longer context, more experts resident), and is learned from
 every sample. The shape of a width is its own, and settles. A sample that is not what was expected is divided
 between both in proportion to what is uncertain about each (a Kalman filter of two logarithms), so widths that
-were not seen lately are right in the mean when they are used again. A width that was never seen takes as
-long as the next narrower one, or up to n / n' times as long: no pass is shorter than a narrower one, and n
-tokens at once cost no more than one by one.
+were not seen lately are right in the mean when they are used again. One that is far off moves the level at
+first, and the shape when it repeats while others are as expected. A width that was never seen takes as long
+as the next narrower one, or up to n / n' times as long: no pass is shorter than a narrower one, and n tokens
+at once cost no more than one by one.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class _Shape:
     variance: float
     seen: int = 0  # value of n_observed
     level: float = 0.0  # when it was seen
+    surprised: int = 0  # value of n_observed, when it was not as expected; 0: its last sample was
 
 
 class TimeCurve:
@@ -58,6 +60,7 @@ class TimeCurve:
         self._shapes: dict[int, _Shape] = {}  # ascending
         self._level = 0.0
         self._level_variance = 0.0
+        self._n_expected = 0  # value of n_observed, when a sample was last as expected
 
     def observe(self, n: int, us: float, noise: float = NOISE) -> None:
         """Take in one measured time of width `n`, and the variance of its logarithm; 0 us: none was taken."""
@@ -78,8 +81,13 @@ class TimeCurve:
         error = x - self._level - shape.mean
         if (surprise := error * error / (FAR * FAR * self._sample_variance(shape, noise))) > 1.0:
             self._level_variance *= surprise  # all passes became longer or shorter, rather than this width's
+            if 0 < shape.surprised < self._n_expected:
+                shape.variance *= surprise  # others were as expected meanwhile
+            shape.surprised = self.n_observed
             if error > 0.0:
                 return  # an accident, until it repeats; nothing makes a pass too short
+        else:
+            shape.surprised, self._n_expected = 0, self.n_observed
         total = self._sample_variance(shape, noise)
         to_level, to_shape = self._level_variance / total, shape.variance / total
         self._level += to_level * error

@@ -27,6 +27,7 @@ from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 # behind longer ones. In replays 8, 10 and 12 were alike, 4 and 16 gained 1 to 2 % less, more kinds no more.
 N_REPEATED: Final = 8
 NOT_ASKED: Final = -1  # tokens: the drafter did not ask for a length
+NO_LIMIT: Final = 1 << 30
 
 
 class PlacedForecast(Forecast):
@@ -158,9 +159,9 @@ class ModelForecast(PlacedForecast):
             self._say(best)
         return best.n_draft
 
-    def n_draft_for(self, n_matched: int) -> int:
-        """See PlacedForecast."""
-        self._n_asked = super().n_draft_for(n_matched)
+    def n_draft_for(self, n_matched: int, n_max: int = NO_LIMIT) -> int:
+        """See PlacedForecast. `n_max`: what others allow; that a draft is no longer says nothing of it."""
+        self._n_asked = min(n_max, super().n_draft_for(n_matched))
         return self._n_asked
 
     def observe(self, record: StepRecord) -> None:

@@ -258,15 +258,15 @@ def test_a_model_drafts_no_more_than_its_place_is_worth() -> None:
     controller = ModelForecast(Shared(n_draft_max=8))
     heard: list[int] = []
     limits = iter([3, 8])
-    controller.n_draft_for = lambda n_matched: heard.append(n_matched) or next(limits)  # type: ignore
+    controller.n_draft_for = lambda n, n_max: heard.append(n) or min(n_max, next(limits))  # type: ignore
     inner = Asked()
     drafter = PlaceLimit(inner, controller)
-    text = [1, 2, 3, 4, 5, 6, 2, 3, 4, 5]
+    text = [*range(1, 11), *range(2, 10)]
     drafter.prepare(text[:5])
-    assert drafter.draft(text[:6], 8) == DraftResult([7, 7, 7])
-    assert drafter.draft(text, 5) == DraftResult([7] * 5, n_matched=4)
+    assert drafter.draft(text[:9], 8) == DraftResult([7, 7, 7])
+    assert drafter.draft(text, 5) == DraftResult([7] * 5, n_matched=8)
     assert drafter.draft(text, 0) == DraftResult()
-    assert heard == [0, 4]
+    assert heard == [0, 8]
     assert inner.limits == [3, 5, 0]
 
 
@@ -294,3 +294,22 @@ def test_what_is_passed_over_is_compared_with_the_text() -> None:
     assert drafter.draft([1, 7, 8, 7, 7], 0).tokens == []
     assert drafter.draft([1, 7, 8, 7, 7, 7], 0).tokens == []
     assert heard == [(5, True), (5, False), (5, True)]
+
+
+class Drafts(Drafter):
+    """As many as it may."""
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
+        return DraftResult([1] * n_max)
+
+
+def test_drafts_that_others_cut_short_are_not_thought_to_end() -> None:
+    """The end of the output, or the split, allows two tokens: nothing is said of those beyond."""
+    controller = ModelForecast(Shared(n_draft_max=8))
+    drafter = PlaceLimit(Drafts(), controller)
+    for step in range(80):
+        n = len(drafter.draft([1] * 9, min(controller.next_n_draft(), 8 if step < 40 else 2)).tokens)
+        controller.observe(StepRecord(n_draft=n, n_accepted=n, n_matched=8, verify_us=1e4 * (1 + 0.2 * n)))
+    assert n == 2
+    controller.learn_gathered()
+    assert min(controller.curves[1].forecast().chances) > 0.9

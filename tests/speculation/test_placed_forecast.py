@@ -154,6 +154,17 @@ def test_a_choice_depends_on_the_width_before() -> None:
     assert c.n_draft_for(2) == 0
 
 
+def test_wide_passes_that_become_dear_lose_little() -> None:
+    """Matches are rare and hold for a token; after a while a pass with drafts takes four times as long."""
+    c, rng, lost = match_forecast(), random.Random(0), 0.0
+    for step in range(2000):
+        n = c.n_draft_for(10) if c.next_n_draft() and rng.random() < 0.3 else 0
+        us = STEP * ((1.0 + 0.06 * n) * (1 if step < 500 else 4) if n else 1.0)
+        c.observe(StepRecord(n_draft=n, n_accepted=min(n, 1), n_matched=10 * (n > 0), verify_us=us))
+        lost += us / STEP - 1 - min(n, 1)
+    assert lost <= SHARE * 2000 + 2 * CAPACITY
+
+
 def test_widths_that_stay_are_not_charged_for_changing() -> None:
     """Graphs take half a step when widths change. Behind a long match the length does not change again, so
     it is worth coming to; behind a match of three it is not."""

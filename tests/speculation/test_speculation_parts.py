@@ -135,6 +135,18 @@ class TestTimeCurve:
             curve.observe(2, us)
         assert curve.us(2) == pytest.approx(200, rel=0.02)
 
+    @pytest.mark.parametrize("every", [2, 4, 10])
+    def test_a_width_that_changes_beside_others_is_not_an_accident_for_long(self, every: int) -> None:
+        """Each wide pass takes three times as long from here on, and those between as long as ever."""
+        curve = TimeCurve()
+        for _ in range(20):
+            curve.observe(1, 100)
+            curve.observe(9, 150)
+        for i in range(12 * every):
+            curve.observe(*((9, 450) if i % every == 0 else (1, 100)))
+        assert curve.us(9) == pytest.approx(450, rel=0.15)
+        assert curve.us(1) == pytest.approx(100, rel=0.15)
+
 
 def variance(curve: TimeCurve, n: int) -> float:
     estimate = curve.estimate(n)
