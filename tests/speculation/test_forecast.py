@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,6 +191,35 @@ def test_drafter_with_nothing_to_say_costs_nothing() -> None:
         c.next_n_draft()
         c.observe(StepRecord(n_draft=0, n_accepted=0, verify_us=STEP))
     assert c.memory.ledger.level == pytest.approx(CAPACITY)
+
+
+def play_with_accidents(times: float, is_for_all: bool) -> tuple[list[int], float]:
+    """Every tenth pass, of wide ones or of all, takes so many times as long; all drafts of two hold and gain.
+
+    Returns the lengths, and the time in plain steps per token.
+    """
+    c, rng, costs = forecast(2), random.Random(0), [STEP, 1.3 * STEP, 1.5 * STEP]
+    n_drafts, us, n_tokens = [], 0.0, 0
+    for _ in range(3000):
+        n = c.next_n_draft()
+        is_accident = rng.random() < 0.1 and (n > 0 or is_for_all)
+        step_us = costs[n] * (times if is_accident else 1)
+        c.observe(StepRecord(n_draft=n, n_accepted=n, verify_us=step_us))
+        n_drafts.append(n)
+        us, n_tokens = us + step_us, n_tokens + 1 + n
+    return n_drafts, us / n_tokens / STEP
+
+
+def test_accidents_of_wide_passes_are_charged() -> None:
+    """Three tokens would take 1.5 steps, were it not for them: with them they take 4.35."""
+    _, us = play_with_accidents(20.0, is_for_all=False)
+    assert us <= 1.15
+
+
+def test_accidents_of_all_passes_are_nobodys_fault() -> None:
+    """Once what plain steps take with theirs is known, which few plain steps tell."""
+    n_drafts, _ = play_with_accidents(10.0, is_for_all=True)
+    assert n_drafts[1500:].count(2) >= 1400
 
 
 class TestShadow:
