@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspac.errors import EngineError, PyspacError
+from pyspac.waiting import spin_environment
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _PRESETS: Final = ("cuda", "cpu", "debug")  # of a checkout; the first one that is built
@@ -109,6 +110,7 @@ else:
     _point_bindings_at(lib_dir())
     if lib_dir() == _PACKAGE / "bin":
         _point_openssl_at_certificates()
+    os.environ.update(spin_environment())  # OpenMP reads it when it is loaded
     _ffi = _load(lib_dir())
     _check_abi(_ffi)
     ffi, lib = _ffi.ffi, _ffi.lib

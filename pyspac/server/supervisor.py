@@ -31,6 +31,7 @@ from pyspac.server.health import is_healthy
 from pyspac.server.options import ServeOptions
 from pyspac.server.plan import plan_launch, without_lost
 from pyspac.server.settings import to_json
+from pyspac.waiting import spin_environment
 
 TICK_S: Final = 0.1
 HEALTH_PERIOD_S: Final = 0.2
@@ -122,7 +123,8 @@ class Supervisor:
         log.event(f"starting {shlex.join(public)}", argv=public)
         self._is_ready = False
         with self._on_its_cores(), not_by_environment():
-            self.server = Child("llama-server", argv, env=server_env(self.options, self.launch.ram_mib))
+            env = spin_environment() | server_env(self.options, self.launch.ram_mib)
+            self.server = Child("llama-server", argv, env=env)
 
     def _on_its_cores(self) -> contextlib.AbstractContextManager[None]:
         """What starts meanwhile stays on --cpu-range."""
