@@ -46,7 +46,8 @@ FOLDERS: Final = {
         "train",
     },
 }
-SHARED: Final = ("checks", "errors", "ledger", "units")  # for all folders; they import each other alone
+# for all folders; they import each other alone
+SHARED: Final = ("checks", "errors", "ledger", "units", "waiting")
 FRONT: Final = ("__main__", "cli")  # they start the commands
 
 # they run without the native library, the lab for the most part: all that they know of the engine

@@ -27,8 +27,9 @@ def test_a_row_of_the_ring_is_the_record(record: StepRecord) -> None:
     assert StepRecord.from_row(ring[1]) == record
 
 
-def test_only_python_knows_the_overhead() -> None:
-    assert {f.name for f in fields(StepRecord)} - set(RECORD_DTYPE.names or ()) == {"overhead_us"}
+def test_only_python_knows_the_overhead_and_the_match() -> None:
+    names = {f.name for f in fields(StepRecord)}
+    assert names - set(RECORD_DTYPE.names or ()) == {"overhead_us", "n_matched"}
     assert RECORD_DTYPE.itemsize == 48  # a board's ring has its place
 
 
