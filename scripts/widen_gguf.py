@@ -30,6 +30,7 @@ from pyspac.model.checks import check_model_file
 Array = npt.NDArray[Any]
 OUTER: Final = ("ffn_gate_exps", "ffn_up_exps")  # [n_expert, n_ff, n_embd]
 INNER: Final = ("ffn_down_exps",)  # [n_expert, n_embd, n_ff]
+EXPERTS: Final = (*OUTER, *INNER)
 ARCHITECTURE: Final = "general.architecture"
 ALIGNMENT: Final = "general.alignment"
 LENGTH: Final = "expert_feed_forward_length"
@@ -88,9 +89,7 @@ def check(reader: GGUFReader, path: Path) -> None:
     parts = {part_of(tensor.name): tensor for tensor in reader.tensors}
     if not parts.keys() & set(INNER) or not parts.keys() & set(OUTER):
         raise UsageError(f"{path} has no experts. Give a MoE model.")
-    others = [
-        t.name for t in reader.tensors if "_exps." in t.name and part_of(t.name) not in (*OUTER, *INNER)
-    ]
+    others = [t.name for t in reader.tensors if "_exps." in t.name and part_of(t.name) not in EXPERTS]
     if others:
         raise UsageError(f"{path} has {others[0]}, which this program cannot make wider.")
     if not _has(reader, LENGTH):
@@ -162,8 +161,7 @@ def open_model(args: argparse.Namespace) -> GGUFReader:
     reader = GGUFReader(args.model)
     check(reader, args.model)
     n_bytes = sum(
-        tensor.n_bytes * (args.times if part_of(tensor.name) in (*OUTER, *INNER) else 1)
-        for tensor in reader.tensors
+        tensor.n_bytes * (args.times if part_of(tensor.name) in EXPERTS else 1) for tensor in reader.tensors
     )
     if (free := shutil.disk_usage(args.path.parent).free) < n_bytes:
         raise UsageError(

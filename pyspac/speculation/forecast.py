@@ -55,8 +55,8 @@ class ForecastMemory:
     """What all requests of a run share."""
 
     ledger: LossLedger = field(default_factory=LossLedger)
-    # place -> how many drafts were seen, and of how many the first token held
     plain_mean: float = 1.0  # what a plain step takes, accidents included, by what the table says
+    # place -> how many drafts were seen, and of how many the first token held
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -200,7 +200,8 @@ class Forecast(Controller):
         """
         n_others = record.n_others
         table = self.shared.table
-        plain, usual = table.step(0, n_others), table.usual(record)
+        plain = table.step(0, n_others)
+        usual = plain if record.is_plain else table.usual(record)
         if plain is None or usual is None:
             return  # no times are told
         n_steps = min(record.total_us, usual.us + MOST_BOOKED * plain.us) / plain.us
