@@ -60,6 +60,7 @@ class DropInSteps(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python ha
         self.n_draft_max = n_draft_max
         self.n_ctx = n_ctx
         self.totals = StepTotals()
+        self._hook: StepHook | None = None
         self.begin()
         self._seen: TokenIds = np.empty(
             0, np.intc
@@ -70,11 +71,13 @@ class DropInSteps(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python ha
 
         `must_repeat`: draft lengths must not follow times, which differ.
         """
+        if isinstance(self._hook, SpeculationHook):
+            self._hook.finish()
         speculation = None if must_repeat else self.speculation
         hook = SpeculationHook(speculation, self.drafter, self.split) if speculation else None
         is_fixed = speculation is not self.speculation
         self._n_draft_max = min(self.n_draft_max, DEFAULT_DRAFT_MAX) if is_fixed else self.n_draft_max
-        self._hook: StepHook | None = hook or self.split
+        self._hook = hook or self.split
         self._drafter = hook.drafter if hook else self.drafter
         self._is_new = True
         self._drafted: StepRecord | None = None  # drafts that wait for their eval

@@ -184,6 +184,8 @@ class Session:
         try:
             return loop.run(prompt, self.options.n_predict if self.options.n_predict >= 0 else UNTIL_EOG)
         finally:
+            if hook:
+                hook.finish()
             self._held = loop.sequence[: self.context.n_past]
 
     def _keep_prefix(self, prompt: list[int]) -> None:

@@ -44,10 +44,8 @@ class AcceptanceCurve:
             self._tried[0], self._held[0] = n_tried, n_held
 
     def observe(self, n_asked: int, n_draft: int, n_accepted: int) -> None:
-        """A step: of n_asked tokens n_draft were drafted and the first n_accepted held; 0, 0, 0: no look."""
-        self._now /= self.keep
-        if self._now > 1e30:
-            self._restart()
+        """A step: of n_asked tokens n_draft were drafted and the first n_accepted held."""
+        self.fade(1)
         tried, held, goes_on = self._tried, self._held, self._goes_on
         n_max = len(tried)
         for i in range(min(n_draft, n_accepted + 1, n_max)):
@@ -56,6 +54,12 @@ class AcceptanceCurve:
             held[i] += self._now
         for i in range(min(n_asked, n_draft + 1, n_max)):
             goes_on[i] += (1.0 - self.keep) * ((n_draft > i) - goes_on[i])
+
+    def fade(self, n_steps: int) -> None:
+        """So many steps pass, seen or not."""
+        self._now /= self.keep ** min(n_steps, 10.0 * HALF_LIFE)
+        if self._now > 1e30:
+            self._restart()
 
     def _restart(self) -> None:
         """Count from 1 again, before numbers become too large."""

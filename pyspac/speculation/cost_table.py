@@ -74,6 +74,11 @@ class TimeCurve:
             self._add(n, x, noise)
         self._shapes[n].seen, self._shapes[n].level = self.n_observed, self._level
 
+    def pass_over(self, n_passes: int) -> None:
+        """So many passes were not looked at."""
+        self.n_observed += n_passes
+        self._level_variance += LEVEL_DRIFT * n_passes
+
     def _learn(self, shape: _Shape, x: float, noise: float) -> None:
         """Divide what was not expected between the level and the shape."""
         shape.variance = self._variance(shape)
@@ -191,6 +196,10 @@ class CostTable:
             self.returns.observe(1, us)
         if n_draft:
             self._observe_draft(record.draft_us, n_draft, n_missed)
+
+    def pass_over(self, n_steps: int) -> None:
+        """So many plain steps were not looked at."""
+        self.passes.pass_over(n_steps)
 
     def _observe_draft(self, us: float, n_draft: int, n_missed: int) -> None:
         """What a draft takes more after a pause is the backlog's: as much as a token, at first."""

@@ -20,7 +20,8 @@ What else there is, and why:
 - `pyspac run` and its like choose a length for each place in the text (`placed_forecast.py`);
 - drafters end drafts by themselves, and each change of widths sets up a graph anew: E[time] has both;
 - what a new length takes to begin with (a graph, caches, what the drafter has missed) is paid once, so two
-  steps are taken before it is judged; while a choice stands, steps are put down and learned from later;
+  steps are taken before it is judged; while a choice stands, steps are put down and learned from later,
+  and plain ones need not be told of before (the rest);
 - a choice that differs from the present one must earn a change of widths while its evidence lasts;
 - the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
 - the others in a batch wait for our drafts, so tokens and losses are counted per batch;
@@ -43,10 +44,16 @@ from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 # long as it has stood. Choosing takes 250 us with cold caches, as between two passes: 0.8 % of the time. In
 # replays of texts draft models gained up to 0.8 % with 15 ms, n-grams nothing. Steps are gathered meanwhile.
 CHOICE_US: Final = 30_000.0
+# A plain step is chosen for so long, at first and at most, if no shadow tells of drafts meanwhile: only time
+# changes what is thought of them. In replays 7.5 and 30 ms at first were as good, and 120 at most.
+REST_US: Final = (15_000.0, 60_000.0)
 # Plain steps that an accident may take and be charged: a lost time slice or a page from a disk, not a machine
 # that slept. Where accidents hit wide passes alone 5 lost up to half of the time in replays and 10 a tenth;
 # where another program comes and goes draft models gained half a percent less.
 MOST_BOOKED: Final = 10.0
+# Steps at the end of a rest that are looked at: as many as it takes to believe that all passes take three
+# times as long now.
+N_LOOKED_AT: Final = 8
 PLAIN_WEIGHT: Final = 0.01  # of a plain step, in what they take in the mean: accidents are one in a hundred
 
 
@@ -122,6 +129,9 @@ class Forecast(Controller):
         self._phase: Phase = "choose"
         self._said: tuple[Phase, int] | None = None  # the last decision kept
         self._choose()
+        if self._is_sure():
+            self._keep_us = self._time_to_keep(0.0)
+            self._rest()
 
     def _new_curve(self, place: int = 0, guess: float = GUESS) -> AcceptanceCurve:
         """Of a new request, which begins with what drafts of others were worth in such a place."""
@@ -140,9 +150,14 @@ class Forecast(Controller):
         self._stood_us += us
         if self._plain_us:
             self._balance += self._gained(record.n_emitted) - us / self._plain_us
-        is_due = self._stood_us >= self._keep_us or self._balance < -1.0
-        if is_due and not (record.n_draft and self._is_first_of_length()):
+        if self._is_due(record) and not (record.n_draft and self._is_first_of_length()):
             self._reconsider()
+
+    def _is_due(self, record: StepRecord) -> bool:
+        """Whether to choose again."""
+        if self.n_rest:
+            return record.width > 1 or len(self._gathered) >= self.n_rest
+        return self._stood_us >= self._keep_us or self._balance < -1.0
 
     def _is_first_of_length(self) -> bool:
         """Whether the step was the first of a new length: the second tells what it takes from then on."""
@@ -155,7 +170,20 @@ class Forecast(Controller):
         self.learn_gathered()
         self._choose()
         is_kept = self._n_draft == before and is_sure
-        self._keep_us = min(2.0 * stood_us, CHOICE_US) if is_kept else 0.0
+        self._keep_us = self._time_to_keep(2.0 * stood_us) if is_kept else 0.0
+        self._rest()
+
+    def _time_to_keep(self, us: float) -> float:
+        """`us`, within what is allowed of such a choice."""
+        if self._n_draft == 0 and not self._has_shadow:
+            least, most = REST_US
+            return max(least, min(us, most))
+        return min(us, CHOICE_US)
+
+    def _rest(self) -> None:
+        """Have plain steps told of together, while they are chosen."""
+        is_resting = self._n_draft == 0 and self._plain_us and not self._n_others
+        self.n_rest = int(self._keep_us / self._plain_us) if is_resting else 0
 
     def _is_sure(self) -> bool:
         """Whether the choice that was kept so far may be kept for longer, if it is the next one, too."""
@@ -164,10 +192,38 @@ class Forecast(Controller):
     def learn_gathered(self) -> None:
         """See Controller."""
         self.compare_shadow()
-        for record in self._gathered:
+        n = self._n_passed_over()
+        if n:
+            self._pass_over(self._gathered[:n])
+        for record in self._gathered[n:]:
             self._learn_step(record)
         self._gathered.clear()
         self._stood_us = self._balance = 0.0
+
+    def _n_passed_over(self) -> int:
+        """How many steps come before those that tell what plain steps take now."""
+        n = max(0, len(self._gathered) - N_LOOKED_AT)
+        is_alike = self._n_draft == 0 and all(record.width == 1 for record in self._gathered[:n])
+        return n if is_alike and not self.was_drafting else 0
+
+    def _pass_over(self, records: list[StepRecord]) -> None:
+        """Take in plain steps behind plain steps, as far as they are no news."""
+        n = len(records)
+        self.shared.table.pass_over(n)
+        if self._plain_us:
+            most = (1.0 + MOST_BOOKED) * self._plain_us
+            mean = sum(min(record.total_us, most) for record in records) / (n * self._plain_us)
+            weight = 1.0 - (1.0 - PLAIN_WEIGHT) ** n
+            self.memory.plain_mean += weight * (mean - self.memory.plain_mean)
+        self.memory.ledger.book(n, n)
+        self._fade(n)
+        self.n_missed += n
+        self.n_steps += n
+
+    def _fade(self, n_steps: int) -> None:
+        """So many steps have passed without a draft."""
+        if not self._has_shadow:
+            self.acceptance.fade(n_steps)
 
     def _observe(self, record: StepRecord) -> None:
         self._n_others = record.n_others

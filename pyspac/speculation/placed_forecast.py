@@ -174,10 +174,20 @@ class ModelForecast(PlacedForecast):
         """See Forecast."""
         n_asked, place = self._asked.popleft(), self.place(record.n_matched)
         if n_asked == NOT_ASKED:  # nobody looked which place it was
-            for curve in self.curves:
-                curve.observe(0, 0, 0)
+            self._fade(1)
         elif record.n_draft or record.is_plain:  # else it begins: it drafts, for the next step
             self._learn_acceptance(self.curves[place], n_asked, record.n_draft, record.n_accepted, place)
+
+    def _fade(self, n_steps: int) -> None:
+        """See Forecast."""
+        for curve in self.curves:
+            curve.fade(n_steps)
+
+    def _pass_over(self, records: list[StepRecord]) -> None:
+        """See Forecast."""
+        super()._pass_over(records)
+        for _ in records:
+            self._asked.popleft()
 
     def _judge_place(self, place: int, n_last: int) -> list[Option]:
         """See PlacedForecast."""

@@ -105,6 +105,45 @@ def test_the_controller_gets_the_loops_records() -> None:
     assert any(record.overhead_us > 0 for record in records)
 
 
+class Resting(Scripted):
+    """Plain steps, five of which may be told of at a time."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared, [0])
+        self.n_rest = 5
+        self.n_told: list[int] = []
+
+    def observe(self, record: StepRecord) -> None:
+        self.n_told.append(record.step)
+        super().observe(record)
+
+
+def test_while_the_controller_rests_steps_are_told_of_together() -> None:
+    """All of them, in their order, the last ones at the end; each with its share of the time between them."""
+    speculation = Speculation(Resting, n_draft_max=8)
+    hook = SpeculationHook(speculation, model_drafter()[0])
+    controller = hook.controller
+    assert isinstance(controller, Resting)
+    result = generate(FakeContext(**SIZES), hook, n_predict=18)
+    assert controller.n_told == list(range(15)), "17 steps behind the prompt's token"
+    hook.finish()
+    assert all(a is b for a, b in zip(result.metrics.steps, controller.records, strict=True))
+    overheads = [record.overhead_us for record in controller.records]
+    assert min(overheads) > 0.0
+    assert [len(set(overheads[i : i + 5])) for i in (0, 5, 10)] == [1, 1, 1]
+    assert overheads[15] == overheads[14], "nobody knows the end of the last step"
+
+
+def test_nothing_is_told_before_a_rest_is_over() -> None:
+    hook = SpeculationHook(Speculation(Resting, n_draft_max=8), model_drafter()[0])
+    assert isinstance(hook.controller, Resting)
+    for step in range(4):
+        hook.after_step(StepRecord(step=step))
+    assert not hook.controller.n_told
+    hook.after_step(StepRecord(step=4))
+    assert hook.controller.n_told == [0, 1, 2, 3, 4]
+
+
 def test_draft_model_catches_up_in_one_batch() -> None:
     """Off for a long while, then on: the drafter reads all it missed in one decode, not token by token."""
     drafter, draft_context = model_drafter()

@@ -85,6 +85,83 @@ def test_steps_are_gathered_while_a_choice_stands() -> None:
     assert c.n_steps == 202, "a step that took as long as twenty is looked at"
 
 
+def resting(step_us: float = 1000.0) -> Forecast:
+    """One whose drafts never hold, and that has chosen plain steps for a while."""
+    c = forecast()
+    for _ in range(1000):
+        play(c, 1, [step_us * cost / STEP for cost in MOE], always(0))
+        if c.n_rest and not c._gathered:
+            return c
+    raise AssertionError("it never rests")
+
+
+def test_a_rest_grows_and_ends_with_its_last_step() -> None:
+    """Nothing is asked meanwhile, whatever steps take; 15 ms at first, and 60 at most."""
+    c, rests = resting(), []
+    for _ in range(60):
+        if c.n_rest == 0:
+            play(c, 1, MOE, always(0))
+            continue
+        rests.append(c.n_rest)
+        for i in range(c.n_rest):
+            assert c.next_n_draft() == 0
+            assert len(c._gathered) == i
+            c.observe(StepRecord(verify_us=1e3))
+        assert not c._gathered
+    assert min(rests) >= 14
+    assert 55 <= max(rests) <= 62
+
+
+@pytest.mark.parametrize("step_us", [61_000.0, 20_000.0])
+def test_long_steps_leave_no_time_to_rest(step_us: float) -> None:
+    c = forecast()
+    play(c, 60, [step_us * cost / STEP for cost in MOE], always(0))
+    assert c.n_rest <= 60_000 / step_us
+
+
+def test_drafts_end_a_rest() -> None:
+    """A server's limit takes effect a step later."""
+    c = resting()
+    before = c.acceptance.forecast().tokens[2]
+    c.observe(StepRecord(verify_us=1e3))
+    for _ in range(2):  # the first of a length is not judged by
+        c.observe(StepRecord(n_draft=2, n_accepted=2, verify_us=2e3))
+    assert c.last is not None
+    assert c.last.n_draft == 2
+    assert c.acceptance.forecast().tokens[2] > before
+
+
+def test_plain_steps_that_are_passed_over_count_as_much() -> None:
+    """In the ledger, in time, and for what a plain step takes with its accidents."""
+    a, b = resting(), resting()
+    a.memory.ledger.level = b.memory.ledger.level = 1.0
+    records = [StepRecord(verify_us=5e3 if i == 3 else 1e3) for i in range(40)]
+    for record in records:
+        a._learn_step(record)
+    b._pass_over(records)
+    assert (b.n_steps, b.n_missed) == (a.n_steps, a.n_missed)
+    assert b.memory.ledger.level == pytest.approx(a.memory.ledger.level)
+    assert b.memory.plain_mean == pytest.approx(a.memory.plain_mean, rel=0.02)
+    assert b.memory.plain_mean > 1.02
+    assert b.acceptance.forecast().tokens == pytest.approx(a.acceptance.forecast().tokens)
+    assert b.acceptance.forecast().doubt == pytest.approx(a.acceptance.forecast().doubt)
+    assert b.shared.table.passes.n_observed == a.shared.table.passes.n_observed
+    wide_a, wide_b = a.shared.table.step(8), b.shared.table.step(8)
+    assert wide_a is not None
+    assert wide_b is not None
+    assert wide_b.variance == pytest.approx(wide_a.variance, rel=0.2), "as long without a look"
+
+
+def test_a_level_that_moved_is_seen_after_a_rest() -> None:
+    """All passes take three times as long from now on."""
+    c = resting()
+    for _ in range(c.n_rest):
+        c.observe(StepRecord(verify_us=3e3))
+    plain = c.shared.table.step(0)
+    assert plain is not None
+    assert plain.us == pytest.approx(3e3, rel=0.2)
+
+
 def test_new_length_is_judged_by_its_second_step() -> None:
     """The first takes three times as long: a graph, cold caches, a drafter that reads what it missed."""
     c, last, n_firsts, n_drafts = forecast(), 0, 0, []
