@@ -5,18 +5,27 @@ it, losses drain it, and it never holds more than its capacity: so over any stre
 `capacity + share * n` usual steps are lost, and what the last step overdrew. Where a gain is all but certain
 it may be overdrawn, by the capacity once more: then nothing is lost unless the forecast is wrong.
 
+The share depends on what became of it. Who has gained lately may try more than who has only lost.
+
 Speculation has one against plain decoding, and who tries to do without copies another.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
-# Speculation's share of all time, earned. A stream of 500 tokens loses this, CAPACITY's 1 % and what single
-# steps overdraw: 5 % at worst in replays. With 0.04 it was 6 %, and draft models gained half a percent more;
-# with 0.02 it was 4 %, and they gained one less.
+# Speculation's share of all time, earned while it has gained more than it has lost, and else. A stream of 500
+# tokens loses the latter, CREDIT or CAPACITY, and what single steps overdraw: 4 % at worst in replays. With
+# 0.03 for both it was 5 %, and nobody gained more; with 0.02 for both draft models gained one percent less.
 SHARE: Final = 0.03
+SHARE_IN_DEBT: Final = 0.015
+# plain steps. What all may lose before that shows: with none draft models gained one percent less in texts,
+# and 20 were as good as no difference of shares.
+CREDIT: Final = 10.0
+# usual steps after which a gain or loss counts a third: some requests, as a kind of text lasts
+GAIN_LIFE: Final = 1000.0
 # plain steps. What it takes to find out what eight widths cost and whether drafts hold: in replays 4 was too
 # little to begin with drafts that paid, 6 lost a percent more.
 CAPACITY: Final = 5.0
@@ -28,13 +37,17 @@ class LossLedger:
 
     level: float = CAPACITY  # usual steps
     share: float = SHARE
+    share_in_debt: float = SHARE_IN_DEBT
+    gain: float = CREDIT  # usual steps, lately
 
     def book(self, n_steps: float, n_gained: float, n_sharers: int = 1) -> None:
         """A step took as long as `n_steps` usual ones and emitted as much as `n_gained` of them.
 
         `n_sharers`: how many book steps of the same time, as the sequences of a batch do.
         """
-        earned = self.share * n_steps / n_sharers
+        share = self.share if self.gain > 0.0 else self.share_in_debt
+        earned = share * n_steps / n_sharers
+        self.gain = self.gain * math.exp(-n_steps / GAIN_LIFE) + n_gained - n_steps
         self.level = min(CAPACITY, self.level + earned + n_gained - n_steps)
 
     def can_lose(self, n_steps: float, n_once: float = 0.0) -> bool:

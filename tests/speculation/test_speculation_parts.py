@@ -12,7 +12,7 @@ from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.generate.options import RunOptions
 from pyspac.generate.sampling import SamplingParams
-from pyspac.ledger import CAPACITY, SHARE, LossLedger
+from pyspac.ledger import CAPACITY, CREDIT, SHARE, SHARE_IN_DEBT, LossLedger
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.cascade import CascadeMemory
 from pyspac.speculation.controller import Shared
@@ -269,6 +269,27 @@ def test_ledger() -> None:
     assert not ledger.can_lose(0.0)
     assert not ledger.can_lose(-1.0)
     assert ledger.appetite() == 0.0
+
+
+def test_who_has_only_lost_earns_half() -> None:
+    """The credit is for all; then it takes gains, and it takes them again when they are long past."""
+    ledger = LossLedger()
+    ledger.book(2.0, 1.0)
+    ledger.book(1.0 + CREDIT, 1.0)
+    level = ledger.level
+    ledger.book(1.0, 1.0)
+    assert ledger.level == pytest.approx(level + SHARE_IN_DEBT)
+    ledger.level = 0.0
+    ledger.book(1.0, 3.0)
+    level = ledger.level
+    ledger.book(1.0, 1.0)
+    assert ledger.level == pytest.approx(level + SHARE)
+    for _ in range(2000):
+        ledger.book(1.0, 1.0)
+    level = ledger.level = 0.0
+    ledger.book(2.0, 1.0)
+    ledger.book(1.0, 1.0)
+    assert ledger.level == pytest.approx(level - 1.0 + 2.0 * SHARE + SHARE_IN_DEBT)
 
 
 def test_a_sure_gain_may_overdraw_the_ledger_once() -> None:
