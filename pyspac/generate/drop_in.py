@@ -30,10 +30,9 @@ from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.report import engine_dict, run_as_dict
 from pyspac.generate.sampling import Sampler, SamplingParams
+from pyspac.generate.speculation_hook import new_speculation
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
-from pyspac.speculation.cost_table import MaskCosts
-from pyspac.speculation.manager import Speculation
 
 import llama_cpp  # isort: skip  # after ours, which say where libllama is
 from llama_cpp.llama_speculative import LlamaDraftModel
@@ -226,11 +225,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         if options.uses_masks:
             drafter = self._open_masks(loading)
             n_draft_max = n_draft_that_fits(n_draft_max, self.n_batch)
-        is_controlled = options.has_controller and not isinstance(drafter, ForeignDrafter)
-        table = MaskCosts() if options.uses_masks else None
-        speculation = (
-            Speculation(options.controller, n_draft_max=n_draft_max, table=table) if is_controlled else None
-        )
+        is_foreign = isinstance(drafter, ForeignDrafter)
+        speculation = None if is_foreign else new_speculation(options, n_draft_max)
         self._steps = DropInSteps(
             self._split,
             drafter,

@@ -105,6 +105,7 @@ class DropInSteps(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python ha
             n_draft=len(draft.tokens),
             n_tokens=1 + len(draft.tokens) + draft.n_masks,
             n_masks=draft.n_masks,
+            n_matched=draft.n_matched,
             draft_us=_us_since(start_ns),
         )
         drafted = np.array(draft.tokens, np.intc)

@@ -78,7 +78,9 @@ class NgramDrafter(Drafter):
 
 def _n_matched(tokens: Sequence[int], start: int) -> int:
     """How many tokens before `start` are those before the end; N_MATCHED_MAX at most."""
-    if start >= N_MATCHED_MAX and tokens[start - N_MATCHED_MAX : start] == tokens[-N_MATCHED_MAX:]:
+    # as lists: tokens may be an array, which is equal token by token
+    before = tokens[max(0, start - N_MATCHED_MAX) : start]
+    if start >= N_MATCHED_MAX and list(before) == list(tokens[-N_MATCHED_MAX:]):
         return N_MATCHED_MAX  # at once; else fewer match
     n = 0
     while n < start and tokens[start - 1 - n] == tokens[-1 - n]:

@@ -23,9 +23,7 @@ from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight
 from pyspac.generate.sampling import Sampler, SamplingParams
-from pyspac.generate.speculation_hook import SpeculationHook, forecast_for
-from pyspac.speculation.cost_table import MaskCosts
-from pyspac.speculation.manager import Speculation
+from pyspac.generate.speculation_hook import SpeculationHook, new_speculation
 
 if TYPE_CHECKING:
     from pyspac.generate.llama import Context, Model
@@ -47,7 +45,7 @@ class Session:
         self.options = self.loading.options
         self.sampler = Sampler(options.sampling)
         self.split: Split | None = None
-        self.speculation = self._new_speculation()
+        self.speculation = new_speculation(self.options, self.options.effective_draft_max)
         self._held: list[int] = []  # tokens in the context
         self._stack = ExitStack()
         with ExitStack() as stack:  # closes what is open if the rest fails
@@ -134,17 +132,6 @@ class Session:
     def _draft_sampling(self) -> SamplingParams:
         """The target's, with a seed of its own that follows from the target's."""
         return replace(self.options.sampling, seed=self.sampler.seed + 1)
-
-    def _new_speculation(self) -> Speculation | None:
-        """None: the draft length is fixed."""
-        if not self.options.has_controller:
-            return None
-        return Speculation(
-            self.options.controller,
-            n_draft_max=self.options.effective_draft_max,
-            table=MaskCosts() if self.options.uses_masks else None,
-            forecast=forecast_for(self.options.effective_spec_type),
-        )
 
     def _speculation_hook(self) -> SpeculationHook | None:
         if self.speculation is None:

@@ -18,12 +18,14 @@ from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.controller import Controller
+from pyspac.speculation.cost_table import MaskCosts
 from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import Speculation
 from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 
 if TYPE_CHECKING:
     from pyspac.generate.decode import StepHook
+    from pyspac.generate.options import RunOptions
 
 
 def forecast_for(spec_type: str) -> type[Forecast]:
@@ -31,6 +33,15 @@ def forecast_for(spec_type: str) -> type[Forecast]:
     if spec_type == spec_types.NGRAM:
         return MatchForecast
     return Forecast if spec_types.is_free(spec_type) else ModelForecast
+
+
+def new_speculation(options: RunOptions, n_draft_max: int) -> Speculation | None:
+    """Draft lengths of all generations of a session; None: they are fixed."""
+    if not options.has_controller:
+        return None
+    table = MaskCosts() if options.uses_masks else None
+    forecast = forecast_for(options.effective_spec_type)
+    return Speculation(options.controller, n_draft_max=n_draft_max, table=table, forecast=forecast)
 
 
 def steered(drafter: Drafter, controller: Controller) -> Drafter:

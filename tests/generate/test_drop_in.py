@@ -20,8 +20,13 @@ from near_ties import margins
 
 import pyspac
 from pyspac import Llama
+from pyspac.engine.step import StepRecord
 from pyspac.errors import PyspacError
 from pyspac.generate.options import DEFAULT_DRAFT_MAX
+from pyspac.generate.speculation_hook import SpeculationHook
+from pyspac.speculation.controller import Controller
+from pyspac.speculation.matches import N_MATCHED_MAX
+from pyspac.speculation.placed_forecast import ModelForecast
 
 import llama_cpp  # isort: skip  # after ours, which say where libllama is
 from llama_cpp import LlamaGrammar, llama_cpp as bindings  # isort: skip
@@ -277,6 +282,32 @@ def test_first_of_several_generations_does_not_spoil_the_drafts() -> None:
         before = llm.stats()["n_accepted"]
         assert text(llm) == fresh
         assert llm.stats()["n_accepted"] - before == n_first
+
+
+def test_the_draft_length_follows_the_place() -> None:
+    """As in `pyspac run`: a length where text repeats itself, and another where it is new."""
+    with Llama(MODEL, draft_model=DRAFT, **QUIET | SAME_KERNELS) as llm:
+        records: list[StepRecord] = []
+        hook = llm._steps._hook
+        assert isinstance(hook, SpeculationHook)
+        speculation = hook.speculation
+        begin = speculation.begin
+
+        def watched(slot: int = 0) -> Controller:
+            controller = begin(slot)
+            assert isinstance(controller, ModelForecast)
+            observe = controller.observe
+            controller.next_n_draft = lambda: 2  # type: ignore[method-assign]
+            controller.observe = lambda record: (records.append(record), observe(record))[1]  # type: ignore
+            return controller
+
+        speculation.begin = watched  # type: ignore[method-assign]
+        prompt = "values = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1,"
+        assert text(llm, prompt) == text(llm, prompt)
+    drafted = [record for record in records if record.n_draft]
+    assert drafted
+    assert all(record.n_draft <= 2 for record in drafted)
+    assert max(record.n_matched for record in records) == N_MATCHED_MAX
 
 
 def greedy(llm: Any, prompt: str, n: int) -> tuple[list[int], list[int]]:
