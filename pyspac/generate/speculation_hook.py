@@ -90,7 +90,7 @@ class SpeculationHook:
         self._step_us()  # what looking takes is not the draft length's fault
 
     def finish(self) -> None:
-        """Tell of all steps that the controller does not know of: at the end, nobody else will."""
+        """The output has come to its end."""
         for record in self._untold:
             record.overhead_us = self._overhead_us
             self.controller.observe(record)
