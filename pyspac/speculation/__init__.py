@@ -12,6 +12,7 @@
 - matches          the same of drafts copied from the text
 - `pyspac.ledger`  what speculation may still lose against plain decoding
 - forecast         the default: both curves, and the best of their quotient with its doubt
+- choice           which of judged lengths is taken, as the ledger allows
 - placed_forecast  the same with a length for each place in the text
 - cascade          the paper's test-and-set
 - per_k_ema        an average for each draft length
