@@ -87,7 +87,7 @@ class ForecastBase(Controller):
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
         self.lengths = candidates(self.n_draft_max)
-        self._has_shadow = False  # drafts are compared with the text while none are made
+        self._has_shadow = False
         self._n_others = 0  # tokens of other sequences in the batch
         self._gathered: list[StepRecord] = []  # steps since the choice
         self._stood_us = 0.0  # they took
