@@ -27,7 +27,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -318,12 +318,18 @@ def temperature(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number from 0 to 100") from None
 
 
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--drafters", type=drafters, help=f"some of {', '.join(KNOWN)}")
-    parser.add_argument("--lengths", type=lengths)
+    usual = f"default: {','.join(DEFAULT_DRAFTERS)}, and {HEAD} with --head"
+    parser.add_argument("--drafters", type=drafters, help=f"some of {', '.join(KNOWN)}; {usual}")
+    usual = f"default: {_listed(DEFAULT_LENGTHS)}; {LORA}: {_listed(LORA_LENGTHS)}"
+    parser.add_argument("--lengths", type=lengths, help=f"the fixed ones, with commas; {usual}")
     parser.add_argument("--draft-max", type=positive, default=8, help="the most that auto drafts")
     parser.add_argument("--model", type=Path, default=TARGET)
     parser.add_argument("--model-draft", type=Path, default=DRAFT)

@@ -5,7 +5,7 @@ it, losses drain it, and it never holds more than its capacity: so over any stre
 `capacity + share * n` usual steps are lost, and what the last step overdrew. Where a gain is all but certain
 it may be overdrawn, by the capacity once more: then nothing is lost unless the forecast is wrong.
 
-The share depends on what became of it. Who has gained lately may try more than who has only lost.
+The share is smaller in debt: for who has lost more than CREDIT beyond what was gained lately.
 
 Speculation has one against plain decoding, and who tries to do without copies another.
 """
@@ -16,15 +16,15 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-# Speculation's share of all time, earned while it has gained more than it has lost, and else. A stream of 500
-# tokens loses the latter, CREDIT or CAPACITY, and what single steps overdraw: 4 % at worst in replays. With
-# 0.03 for both it was 5 %, and nobody gained more; with 0.02 for both draft models gained one percent less.
+# Speculation's share of all time: until it is in debt, and in debt. A stream in which nothing pays loses
+# CREDIT, and the latter of what follows: of 500 tokens 4 % at worst in replays. With 0.03 for both it was
+# 5 %, and nobody gained more; with 0.02 for both draft models gained one percent less.
 SHARE: Final = 0.03
 SHARE_IN_DEBT: Final = 0.015
-# plain steps. What all may lose before that shows: with none draft models gained one percent less in texts,
-# and 20 were as good as no difference of shares.
+# plain steps that all may lose before they are in debt: with none draft models gained one percent less in
+# texts, and 20 were as good as no difference of shares.
 CREDIT: Final = 10.0
-# usual steps after which a gain or loss counts a third: some requests, as a kind of text lasts
+# usual steps after which a gain, a loss, or the credit counts a third: some requests, as a kind of text lasts
 GAIN_LIFE: Final = 1000.0
 # plain steps. What it takes to find out what eight widths cost and whether drafts hold: in replays 4 was too
 # little to begin with drafts that paid, 6 lost a percent more.
@@ -38,7 +38,7 @@ class LossLedger:
     level: float = CAPACITY  # usual steps
     share: float = SHARE
     share_in_debt: float = SHARE_IN_DEBT
-    gain: float = CREDIT  # usual steps, lately
+    gain: float = CREDIT  # usual steps gained lately, less those lost, and the credit; not above 0: in debt
 
     def book(self, n_steps: float, n_gained: float, n_sharers: int = 1) -> None:
         """A step took as long as `n_steps` usual ones and emitted as much as `n_gained` of them.

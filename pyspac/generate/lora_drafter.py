@@ -28,7 +28,7 @@ class LoraDrafter(Drafter):
         self.sampler = sampler
         self._n_masks = 0  # behind each token of the next pass
         self._n_known = 0  # tokens of the sequence that `_rows` follow
-        self._rows: Logits | None = None  # of the masks: [n_tokens, n_masks, n_vocab], once accepted of one
+        self._rows: Logits | None = None  # of the masks: [n_tokens, n_masks, n_vocab]; accepted: [1, ...]
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         drafted = self._read(tokens, n_max)

@@ -19,9 +19,8 @@ class MatchLimit(DrafterAround):
     """Around the n-gram drafter, for one generation.
 
     Tells the controller whether what it passed over would have held: the first token of a draft that was not
-    made is compared with the text once that has come. Under greedy decoding that is what verification would
-    have said. Under sampling it has the same chance: a deterministic draft x is accepted with probability
-    p(x), and x is drawn with probability p(x).
+    made is compared with the text once that has come. That says what verification would have said (see
+    shadow.py).
     """
 
     def __init__(self, inner: NgramDrafter, controller: MatchForecast) -> None:
@@ -54,7 +53,7 @@ class PlaceLimit(DrafterAround):
     def __init__(self, inner: Drafter, controller: ModelForecast) -> None:
         super().__init__(inner)
         self.controller = controller
-        self.matcher = NgramDrafter(N_REPEATED, N_REPEATED)  # drafts nothing
+        self.matcher = NgramDrafter(N_REPEATED, N_REPEATED)  # finds matches; its drafts are not asked for
 
     def prepare(self, tokens: Sequence[int]) -> None:
         """See Drafter."""

@@ -19,7 +19,7 @@ from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.speculation.controller import Controller
 from pyspac.speculation.cost_table import MaskCosts
-from pyspac.speculation.forecast import Forecast
+from pyspac.speculation.forecast import Forecast, ForecastBase
 from pyspac.speculation.manager import Speculation
 from pyspac.speculation.placed_forecast import MatchForecast, ModelForecast
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspac.generate.options import RunOptions
 
 
-def forecast_for(spec_type: str) -> type[Forecast]:
+def forecast_for(spec_type: str) -> type[ForecastBase]:
     """Which `forecast` suits the drafter of this name; `steered` has the drafter ask it."""
     if spec_type == spec_types.NGRAM:
         return MatchForecast

@@ -4,16 +4,21 @@
                  -> acceptance / utility -> controller -> draft length of the next step
                  -> loss ledger          /
 
-- controller       what a controller sees and says; `Speculation` holds one per sequence
+- controller       what a controller sees and says
+- manager          `Speculation`: one controller per sequence, and what they share
 - cost_table       what steps take by width, learned online, kept across requests
 - utility          Cascade's utility, and equation 1 of gamma-tolerance
 - acceptance       expected tokens per step for any draft length
+- matches          the same of drafts copied from the text
 - `pyspac.ledger`  what speculation may still lose against plain decoding
 - forecast         the default: both curves, and the best of their quotient with its doubt
+- choice           which of judged lengths is taken, as the ledger allows
+- placed_forecast  the same with a length for each place in the text
 - cascade          the paper's test-and-set
 - per_k_ema        an average for each draft length
 - static           a fixed length, and none
-- tolerance        what `pyspac profile` found, and what follows from it
+- tolerance        what `pyspac profile` found, and what follows from it; sweep: at several places
+- simulator        streams with known costs and acceptances
 - explain          decisions as text
 
 The decode loop's side is `pyspac.generate.speculation_hook`, a server's `pyspac.server.board_speculation`.

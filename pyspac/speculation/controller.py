@@ -90,19 +90,19 @@ class Controller(ABC):
     def _learn_step(self, record: StepRecord) -> None:
         self.shared.table.observe(record, self.last, self.n_missed)
         self.n_missed = self.n_missed + 1 if record.is_plain else 0
+        self.n_steps += 1
         self._observe(record)
         self.last = record
-        self.n_steps += 1
 
     @abstractmethod
     def _observe(self, record: StepRecord) -> None:
-        """The policy's own part; the cost table is already renewed."""
+        """The policy's own part; the cost table is already renewed, and the step counted."""
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:  # noqa: B027  most do not look
         """A draft of `n_draft` tokens was compared with the text: the first `n_held` would have held."""
 
     def _decide(self, phase: Phase, n_draft: int, step: int | None = None, **details: object) -> None:
-        """Keep a decision that holds from this step on; None: from the next one that is learned."""
+        """Keep a decision that holds from this step on; None: from the one after those learned."""
         first = self.n_steps if step is None else step
         self.decisions.append(
             Decision(step=first, phase=phase, n_draft=n_draft, **details)  # type: ignore[arg-type]

@@ -31,12 +31,14 @@ What else there is, and why:
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import LossLedger
 from pyspac.speculation.acceptance import GUESS, HALF_LIFE, AcceptanceCurve
+from pyspac.speculation.choice import Choice, Option, Price, candidates, pick
 from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 
@@ -66,54 +68,24 @@ class ForecastMemory:
     # place -> how many drafts were seen, and of how many the first token held
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-
-class Option(NamedTuple):
-    """A draft length, judged."""
-
-    n_draft: int
-    utility: float  # expected tokens per plain step's time
-    score: float  # log(utility), and the appetite's share of its standard deviation
-    loss: float  # plain steps that a step may lose, if its time is far from what was thought
-    once: float = 0.0  # that the first step loses besides
+    def new_curve(self, n_max: int, place: int = 0, guess: float = GUESS) -> AcceptanceCurve:
+        """Of a new request, which begins with what drafts of others were worth in such a place."""
+        n, n_held = self.seen.get(place, (0, 0))
+        return AcceptanceCurve(n_max, *((1.0, n_held / n) if n else (0.0, 0.0)), guess)
 
 
-class Price(NamedTuple):
-    """What a step takes that drafts so many tokens."""
-
-    n_draft: int
-    cost: float  # plain steps; no step is shorter than one with fewer tokens
-    variance: float  # of its logarithm
-
-
-class Choice(NamedTuple):
-    """A draft length, chosen."""
-
-    n_draft: int
-    phase: Phase
-    why: str
-    utilities: dict[int, float]  # of all lengths
-
-
-def candidates(n_max: int) -> list[int]:
-    """1 2 3 5 8 13 ... and the cap: lengths between two of them gain too little to change widths for."""
-    lengths, k, after = [], 1, 2
-    while k < n_max:
-        lengths.append(k)
-        k, after = after, k + after
-    return [*lengths, n_max] if n_max else []
-
-
-class Forecast(Controller):
-    """One request's choices."""
+class ForecastBase(Controller):
+    """One request's choices: times, the ledger and the rule. What drafts are worth, a subclass learns."""
 
     name = "forecast"
-    wants_shadow = True
 
     def __init__(self, shared: Shared) -> None:
-        """Plain steps first, if what they take is not known yet."""
+        """Plain steps first, if what they take is not known yet.
+
+        It chooses at once, so a subclass has its curves before it calls this.
+        """
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
-        self.acceptance = self._new_curve()
         self.lengths = candidates(self.n_draft_max)
         self._has_shadow = False
         self._n_others = 0  # tokens of other sequences in the batch
@@ -132,11 +104,6 @@ class Forecast(Controller):
         if self._is_sure():
             self._keep_us = self._time_to_keep(0.0)
             self._rest()
-
-    def _new_curve(self, place: int = 0, guess: float = GUESS) -> AcceptanceCurve:
-        """Of a new request, which begins with what drafts of others were worth in such a place."""
-        n, n_held = self.memory.seen.get(place, (0, 0))
-        return AcceptanceCurve(self.n_draft_max, *((1.0, n_held / n) if n else (0.0, 0.0)), guess)
 
     def next_n_draft(self) -> int:
         return self._n_draft
@@ -220,26 +187,18 @@ class Forecast(Controller):
         self.n_missed += n
         self.n_steps += n
 
+    @abstractmethod
     def _fade(self, n_steps: int) -> None:
         """So many steps have passed without a draft."""
-        if not self._has_shadow:
-            self.acceptance.fade(n_steps)
 
     def _observe(self, record: StepRecord) -> None:
         self._n_others = record.n_others
         self._book(record)
         self._learn_drafts(record)
 
+    @abstractmethod
     def _learn_drafts(self, record: StepRecord) -> None:
         """Take in which of its drafts held."""
-        is_beginning = record.n_draft == 0 and not record.is_plain  # it drafts, for the next step
-        if (self._n_draft > 0 or not self._has_shadow) and not is_beginning:
-            self._learn_acceptance(self.acceptance, self._n_draft, record.n_draft, record.n_accepted)
-
-    def observe_shadow(self, n_draft: int, n_held: int) -> None:
-        """See Controller."""
-        self._has_shadow = True
-        self._learn_acceptance(self.acceptance, self.n_draft_max, n_draft, n_held)
 
     def _learn_acceptance(
         self, acceptance: AcceptanceCurve, n_asked: int, n_draft: int, n_held: int, place: int = 0
@@ -286,9 +245,9 @@ class Forecast(Controller):
         self._change = 0.0 if self._n_others else self.shared.table.change_us() / plain.us
         return self._choose_priced()
 
+    @abstractmethod
     def _choose_priced(self) -> None:
         """Choose, now that prices are known."""
-        self._set(self._pick(self._judge(self.acceptance, self._n_draft)))
 
     def _price(self, plain: Estimate) -> list[Price]:
         """All lengths above 0, ascending."""
@@ -317,32 +276,21 @@ class Forecast(Controller):
             cost += once / HALF_LIFE  # it is earned while the choice's evidence lasts
             gained = self._gained(tokens[k])
             unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)
-            score = math.log(gained / cost) + appetite * math.sqrt(variance + (unsure / gained) ** 2)
-            loss = cost * math.exp(FAR * math.sqrt(variance)) - (gained - unsure)
-            options.append(Option(k, gained / cost, score, loss, once))
+            options.append(self._option(k, gained, unsure, cost, variance, once))
             if k < self.n_draft_max:
                 ends, longer = longer - chances[k + 1], chances[k + 1]
                 shorter += ends * price
                 alike += ends * ends
         return options
 
-    def _pick(self, options: list[Option]) -> Choice:
-        """Choose the best forecast, or the least risk that may be better."""
-        can_lose = self.memory.ledger.can_lose
-        allowed = [option for option in options if option.n_draft == 0 or can_lose(option.loss, option.once)]
-        likeliest = max(allowed, key=lambda option: option.utility)
-        bolder = [option for option in allowed if option.score > likeliest.score]
-        best = min(bolder, key=lambda option: option.loss) if bolder else likeliest
-        boldest = max(options, key=lambda option: option.score)
-        phase: Phase = "probe"
-        why = f"may be better than K = {likeliest.n_draft}: that is not sure"
-        if best.n_draft == 0 and boldest.n_draft > 0:
-            phase, why = "hold", f"the loss ledger does not allow K = {boldest.n_draft}, which may pay"
-        elif best is likeliest:
-            phase, why = "choose", "the best forecast" + _ruled_out(best, options)
-        elif best.n_draft == 0:
-            phase, why = "baseline", "the plain step's time is not sure"
-        return Choice(best.n_draft, phase, why, {option.n_draft: option.utility for option in options})
+    def _option(
+        self, n_draft: int, gained: float, unsure: float, cost: float, variance: float, once: float = 0.0
+    ) -> Option:
+        """One length. In plain steps: `gained`, its standard deviation `unsure`, and `cost`."""
+        appetite = self.memory.ledger.appetite()
+        score = math.log(gained / cost) + appetite * math.sqrt(variance + (unsure / gained) ** 2)
+        loss = cost * math.exp(FAR * math.sqrt(variance)) - (gained - unsure)
+        return Option(n_draft, gained / cost, score, loss, once)
 
     def _set(self, choice: Choice) -> None:
         self._phase, self._n_draft = choice.phase, choice.n_draft
@@ -356,9 +304,32 @@ class Forecast(Controller):
             self._decide(phase, n_draft, self.n_steps + len(self._gathered), utilities=utilities, why=why)
 
 
-def _ruled_out(best: Option, options: list[Option]) -> str:
-    """For `--explain`: the length that has a higher utility, if there is one."""
-    likeliest = max(options, key=lambda option: option.utility)
-    if likeliest.utility <= best.utility:
-        return ""
-    return f" but for K = {likeliest.n_draft}, which the loss ledger does not allow"
+class Forecast(ForecastBase):
+    """With one length for the whole text."""
+
+    wants_shadow = True
+
+    def __init__(self, shared: Shared) -> None:
+        """See ForecastBase."""
+        self.acceptance = shared.memory(ForecastMemory).new_curve(shared.n_draft_max)
+        super().__init__(shared)
+
+    def observe_shadow(self, n_draft: int, n_held: int) -> None:
+        """See Controller."""
+        self._has_shadow = True
+        self._learn_acceptance(self.acceptance, self.n_draft_max, n_draft, n_held)
+
+    def _learn_drafts(self, record: StepRecord) -> None:
+        """See ForecastBase."""
+        is_beginning = record.n_draft == 0 and not record.is_plain  # it drafts, for the next step
+        if (self._n_draft > 0 or not self._has_shadow) and not is_beginning:
+            self._learn_acceptance(self.acceptance, self._n_draft, record.n_draft, record.n_accepted)
+
+    def _fade(self, n_steps: int) -> None:
+        """See ForecastBase."""
+        if not self._has_shadow:
+            self.acceptance.fade(n_steps)
+
+    def _choose_priced(self) -> None:
+        """See ForecastBase."""
+        self._set(pick(self._judge(self.acceptance, self._n_draft), self.memory.ledger))

@@ -14,7 +14,7 @@ from pyspac.errors import ConfigError
 from pyspac.speculation.cascade import OPTIMISATIONS, Cascade, CascadeConfig
 from pyspac.speculation.controller import Controller, Decision, Shared
 from pyspac.speculation.cost_table import CostTable
-from pyspac.speculation.forecast import Forecast
+from pyspac.speculation.forecast import Forecast, ForecastBase
 from pyspac.speculation.per_k_ema import PerKEma
 from pyspac.speculation.static import Off, Static
 
@@ -67,7 +67,7 @@ class Speculation:
         n_draft_max: int,
         lag_steps: int = 0,
         table: CostTable | None = None,
-        forecast: type[Forecast] = Forecast,
+        forecast: type[ForecastBase] = Forecast,
     ) -> None:
         """`n_draft_max`: the cap; `lag_steps`: steps until a new limit takes effect.
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import deque
-from functools import cached_property
 from typing import Final
 
 from pyspac.engine.step import StepRecord
-from pyspac.speculation.acceptance import AcceptanceCurve
+from pyspac.speculation.choice import Choice, Option, pick
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.cost_table import FAR
-from pyspac.speculation.forecast import Choice, Forecast, Option
+from pyspac.speculation.forecast import ForecastBase, ForecastMemory
 from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 
 # Tokens of a match from which on text counts as repeated. Of the demo's draft model the first token holds
@@ -30,13 +28,11 @@ NOT_ASKED: Final = -1  # tokens: the drafter did not ask for a length
 NO_LIMIT: Final = 1 << 30
 
 
-class PlacedForecast(Forecast):
+class PlacedForecast(ForecastBase):
     """One request's choices. `next_n_draft` is how far to look, `n_draft_for` what to draft."""
 
-    wants_shadow = False
-
     def __init__(self, shared: Shared) -> None:
-        """See Forecast."""
+        """See ForecastBase."""
         self._chosen: dict[tuple[int, int], Choice] = {}  # by place and the last step's length
         self._n_last = 0  # drafted by the last step
         super().__init__(shared)
@@ -51,7 +47,7 @@ class PlacedForecast(Forecast):
         """Its choice now; made when it is asked for."""
         key = (place, self._n_last)
         if key not in self._chosen:
-            choice = self._pick(self._judge_place(*key))
+            choice = pick(self._judge_place(*key), self.memory.ledger)
             self._chosen[key] = choice._replace(why=f"{choice.why}; {self.named(place)}")
         return self._chosen[key]
 
@@ -65,7 +61,7 @@ class PlacedForecast(Forecast):
 
     @abstractmethod
     def _judge_place(self, place: int, n_last: int) -> list[Option]:
-        """All lengths, the plain step first; see Forecast._judge."""
+        """All lengths, the plain step first; see ForecastBase._judge."""
 
     def observe(self, record: StepRecord) -> None:
         """See Controller."""
@@ -73,11 +69,11 @@ class PlacedForecast(Forecast):
         super().observe(record)
 
     def _is_sure(self) -> bool:
-        """See Forecast."""
+        """See ForecastBase."""
         return self._phase != "baseline" and all(c.phase != "probe" for c in self._chosen.values())
 
     def _choose_priced(self) -> None:
-        """See Forecast. The drafter looks as far as it may, and asks what its place is worth."""
+        """See ForecastBase. The drafter looks as far as it may, and asks what its place is worth."""
         self._chosen.clear()
         self._phase, self._n_draft = "choose", self._limit()
 
@@ -90,7 +86,7 @@ class MatchForecast(PlacedForecast):
     """Of the n-gram drafter, which copies what followed the match."""
 
     def __init__(self, shared: Shared) -> None:
-        """See Forecast."""
+        """See ForecastBase."""
         self.matches = shared.memory(MatchCurve)
         super().__init__(shared)
 
@@ -107,9 +103,12 @@ class MatchForecast(PlacedForecast):
         self.matches.observe(n_matched, 1, int(is_held))
 
     def _learn_drafts(self, record: StepRecord) -> None:
-        """See Forecast."""
+        """See ForecastBase."""
         if record.n_draft:
             self.matches.observe(record.n_matched, record.n_draft, record.n_accepted)
+
+    def _fade(self, n_steps: int) -> None:
+        """See ForecastBase. What a match is worth fades by matches seen, not by steps."""
 
     def _judge_place(self, place: int, n_last: int) -> list[Option]:
         """See PlacedForecast."""
@@ -122,10 +121,7 @@ class MatchForecast(PlacedForecast):
         for k, price, variance in self._prices:
             ends = 1.0 - (tokens[k] - tokens[k - 1])  # not all hold: the next step changes widths again
             cost = price + change * ends * (1.0 + (k != n_last))
-            gained = self._gained(tokens[k])
-            score = math.log(gained / cost) + appetite * math.sqrt(variance)
-            loss = cost * math.exp(FAR * math.sqrt(variance)) - gained
-            options.append(Option(k, gained / cost, score, loss))
+            options.append(self._option(k, self._gained(tokens[k]), 0.0, cost, variance))
         return options
 
 
@@ -133,15 +129,13 @@ class ModelForecast(PlacedForecast):
     """Of a drafter that computes: what its drafts are worth in text that is new, and in text that repeats."""
 
     def __init__(self, shared: Shared) -> None:
-        """See Forecast."""
+        """See ForecastBase."""
+        memory, n_max = shared.memory(ForecastMemory), shared.n_draft_max
+        # by place: of new text, and of text that repeats itself
+        self.curves = memory.new_curve(n_max), memory.new_curve(n_max, 1, guess=1.0 - 1.0 / N_REPEATED)
         self._asked: deque[int] = deque()  # of each gathered step: the longest draft, or NOT_ASKED
         self._n_asked = NOT_ASKED  # the same of the step under way
         super().__init__(shared)
-
-    @cached_property
-    def curves(self) -> tuple[AcceptanceCurve, AcceptanceCurve]:
-        """What is known of new text, and of text that repeats itself."""
-        return self._new_curve(0), self._new_curve(1, guess=1.0 - 1.0 / N_REPEATED)
 
     def place(self, n_matched: int) -> int:
         """See PlacedForecast."""
@@ -171,7 +165,7 @@ class ModelForecast(PlacedForecast):
         super().observe(record)
 
     def _learn_drafts(self, record: StepRecord) -> None:
-        """See Forecast."""
+        """See ForecastBase."""
         n_asked, place = self._asked.popleft(), self.place(record.n_matched)
         if n_asked == NOT_ASKED:  # nobody looked which place it was
             self._fade(1)
@@ -179,12 +173,12 @@ class ModelForecast(PlacedForecast):
             self._learn_acceptance(self.curves[place], n_asked, record.n_draft, record.n_accepted, place)
 
     def _fade(self, n_steps: int) -> None:
-        """See Forecast."""
+        """See ForecastBase."""
         for curve in self.curves:
             curve.fade(n_steps)
 
     def _pass_over(self, records: list[StepRecord]) -> None:
-        """See Forecast."""
+        """See ForecastBase."""
         super()._pass_over(records)
         for _ in records:
             self._asked.popleft()

@@ -124,6 +124,14 @@ class TestWithout:
             CascadeConfig(without=frozenset({"speed"}))
 
 
+def test_decisions_name_the_first_step_for_which_they_hold() -> None:
+    c = cascade()
+    n_drafts = play(c, 200, LINEAR, always(1)).n_drafts
+    for decision in c.decisions:
+        n_steps = min(decision.n_steps or 0, 200 - decision.step)
+        assert n_drafts[decision.step : decision.step + n_steps] == [decision.n_draft] * n_steps
+
+
 def test_baseline_is_renewed_about_every_hundred_steps() -> None:
     c = cascade()
     play(c, 400, FLAT, lambda step, k: k)

@@ -11,8 +11,9 @@ from scripted import always, play
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
+from pyspac.speculation.choice import Option, pick
 from pyspac.speculation.controller import Controller, Shared
-from pyspac.speculation.forecast import Forecast, Option
+from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import CONTROLLERS
 
 STEP = 10_000.0  # of a plain step, microseconds
@@ -394,10 +395,10 @@ def test_says_which_better_length_the_ledger_does_not_allow() -> None:
     """K = 8 has the higher utility, and may lose two plain steps a step."""
     c = forecast()
     options = [Option(0, 1.0, 0.0, 0.0), Option(5, 1.6, 0.5, -0.1), Option(8, 1.7, 0.6, 2.0)]
-    assert c._pick(options)[:3] == (8, "choose", "the best forecast")
+    assert pick(options, c.memory.ledger)[:3] == (8, "choose", "the best forecast")
     c.memory.ledger.level = 1.0
     why = "the best forecast but for K = 8, which the loss ledger does not allow"
-    assert c._pick(options)[:3] == (5, "choose", why)
+    assert pick(options, c.memory.ledger)[:3] == (5, "choose", why)
 
 
 CURVES = st.lists(st.floats(0.0, 1.0), min_size=8, max_size=8)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
+from pyspac.speculation.choice import Price
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.forecast import Price
 from pyspac.speculation.matches import N_GUESSED, N_MATCHED_MAX, MatchCurve
 from pyspac.speculation.placed_forecast import N_REPEATED, MatchForecast, ModelForecast
 
