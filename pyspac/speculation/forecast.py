@@ -210,15 +210,24 @@ class Forecast(Controller):
         """Take in plain steps behind plain steps, as far as they are no news."""
         n = len(records)
         self.shared.table.pass_over(n)
-        if self._plain_us:
-            most = (1.0 + MOST_BOOKED) * self._plain_us
-            mean = sum(min(record.total_us, most) for record in records) / (n * self._plain_us)
-            weight = 1.0 - (1.0 - PLAIN_WEIGHT) ** n
-            self.memory.plain_mean += weight * (mean - self.memory.plain_mean)
+        for first in range(0, n, N_LOOKED_AT):
+            self._learn_mean([record.total_us for record in records[first : first + N_LOOKED_AT]])
         self.memory.ledger.book(n, n)
         self._fade(n)
         self.n_missed += n
         self.n_steps += n
+
+    def _learn_mean(self, times: list[float]) -> None:
+        """Take in what some plain steps took in the mean, accidents included, by what was usual among them.
+
+        By the table's time they would all be accidents if another program has come.
+        """
+        usual = sorted(times)[len(times) // 2]
+        if usual > 0.0:
+            most = (1.0 + MOST_BOOKED) * usual
+            mean = sum(min(us, most) for us in times) / (len(times) * usual)
+            weight = 1.0 - (1.0 - PLAIN_WEIGHT) ** len(times)
+            self.memory.plain_mean += weight * (mean - self.memory.plain_mean)
 
     def _fade(self, n_steps: int) -> None:
         """So many steps have passed without a draft."""

@@ -162,6 +162,20 @@ def test_a_level_that_moved_is_seen_after_a_rest() -> None:
     assert plain.us == pytest.approx(3e3, rel=0.2)
 
 
+def test_a_level_that_moved_in_a_rest_is_no_accident() -> None:
+    """All passes take ten times as long: drafts are not charged beside that."""
+    c = resting()
+    c._pass_over([StepRecord(verify_us=1e3 if i < 11 else 1e4) for i in range(60)])
+    assert c.memory.plain_mean < 1.4
+
+
+def test_steps_of_no_time_may_be_passed_over() -> None:
+    c = resting()
+    before = c.memory.plain_mean
+    c._pass_over([StepRecord() for _ in range(20)])
+    assert c.memory.plain_mean == before
+
+
 def test_new_length_is_judged_by_its_second_step() -> None:
     """The first takes three times as long: a graph, cold caches, a drafter that reads what it missed."""
     c, last, n_firsts, n_drafts = forecast(), 0, 0, []
