@@ -42,7 +42,7 @@ def steered(drafter: Drafter, controller: Controller) -> Drafter:
         return PlaceLimit(drafter, controller)
     if isinstance(drafter, FreeDrafter) and controller.wants_shadow:
         shadow = ShadowDrafter(drafter, controller.n_draft_max, controller.observe_shadow)
-        controller.compare_shadow = shadow.compare
+        controller.watch_shadow(shadow.compare)
         return shadow
     return drafter
 

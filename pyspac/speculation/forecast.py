@@ -31,6 +31,7 @@ What else there is, and why:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -115,7 +116,8 @@ class Forecast(Controller):
         self.memory = shared.memory(ForecastMemory)
         self.acceptance = self._new_curve()
         self.lengths = candidates(self.n_draft_max)
-        self._has_shadow = False
+        self._is_watched = False  # whether somebody drafts in the shadow
+        self._has_shadow = False  # whether it told of a draft
         self._n_others = 0  # tokens of other sequences in the batch
         self._gathered: list[StepRecord] = []  # steps since the choice
         self._stood_us = 0.0  # they took
@@ -175,7 +177,7 @@ class Forecast(Controller):
 
     def _time_to_keep(self, us: float) -> float:
         """`us`, within what is allowed of such a choice."""
-        if self._n_draft == 0 and not self._has_shadow:
+        if self._n_draft == 0 and not (self._is_watched or self._has_shadow):
             least, most = REST_US
             return max(least, min(us, most))
         return min(us, CHOICE_US)
@@ -244,6 +246,12 @@ class Forecast(Controller):
         is_beginning = record.n_draft == 0 and not record.is_plain  # it drafts, for the next step
         if (self._n_draft > 0 or not self._has_shadow) and not is_beginning:
             self._learn_acceptance(self.acceptance, self._n_draft, record.n_draft, record.n_accepted)
+
+    def watch_shadow(self, compare: Callable[[], None]) -> None:
+        """See Controller. Drafts that hold are news, so the first choice is looked at after a step."""
+        super().watch_shadow(compare)
+        self._is_watched, self._keep_us = True, 0.0
+        self._rest()
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
         """See Controller."""

@@ -131,6 +131,24 @@ def test_drafts_end_a_rest() -> None:
     assert c.acceptance.forecast().tokens[2] > before
 
 
+def test_a_request_with_a_shadow_looks_at_it_from_the_first_step_on() -> None:
+    """A request may be shorter than a rest, and its text may repeat itself from the beginning."""
+    shared = resting().shared
+    assert Forecast(shared).n_rest >= 14
+    c, looks = Forecast(shared), []
+
+    def look() -> None:
+        looks.append(len(c._gathered))
+        c.observe_shadow(1, 0)
+
+    c.watch_shadow(look)
+    for _ in range(15):
+        assert c.next_n_draft() == 0
+        c.observe(StepRecord(verify_us=1e3))
+    assert looks[0] == 1
+    assert 3 <= len(looks) <= 5, "a choice that is confirmed stands twice as long"
+
+
 def test_plain_steps_that_are_passed_over_count_as_much() -> None:
     """In the ledger, in time, and for what a plain step takes with its accidents."""
     a, b = resting(), resting()
