@@ -185,7 +185,7 @@ class Forecast(Controller):
     def _rest(self) -> None:
         """Have plain steps told of together, while they are chosen."""
         is_resting = self._n_draft == 0 and self._plain_us and not self._n_others
-        self.n_rest = int(self._keep_us / self._plain_us) if is_resting else 0
+        self.n_rest = math.ceil(self._keep_us / self._plain_us) if is_resting else 0
 
     def _is_sure(self) -> bool:
         """Whether the choice that was kept so far may be kept for longer, if it is the next one, too."""

@@ -116,7 +116,17 @@ def test_a_rest_grows_and_ends_with_its_last_step() -> None:
 def test_long_steps_leave_no_time_to_rest(step_us: float) -> None:
     c = forecast()
     play(c, 60, [step_us * cost / STEP for cost in MOE], always(0))
-    assert c.n_rest <= 60_000 / step_us
+    assert c.n_rest < 60_000 / step_us + 1
+
+
+@pytest.mark.parametrize("step_us", [999.0, 1001.0])
+def test_a_rest_grows_also_where_steps_take_longer_than_thought(step_us: float) -> None:
+    """With a shadow it begins with a single step: twice as long is two, not one step and the rest of one."""
+    c = resting()
+    c.watch_shadow(lambda: c.observe_shadow(1, 0))
+    for _ in range(100):
+        c.observe(StepRecord(verify_us=step_us))
+    assert 25 <= c.n_rest <= 32
 
 
 def test_drafts_end_a_rest() -> None:
