@@ -48,6 +48,7 @@ CHOICE_US: Final = 30_000.0
 # A plain step is chosen for so long, at first and at most, if no shadow tells of drafts meanwhile: only time
 # changes what is thought of them. In replays 7.5 and 30 ms at first were as good, and 120 at most.
 REST_US: Final = (15_000.0, 60_000.0)
+N_REST_MAX: Final = 1000  # steps; of a time near 0 it would be tens of thousands, whatever they take then
 # Plain steps that an accident may take and be charged: a lost time slice or a page from a disk, not a machine
 # that slept. Where accidents hit wide passes alone 5 lost up to half of the time in replays and 10 a tenth;
 # where another program comes and goes draft models gained half a percent less.
@@ -185,7 +186,7 @@ class Forecast(Controller):
     def _rest(self) -> None:
         """Have plain steps told of together, while they are chosen."""
         is_resting = self._n_draft == 0 and self._plain_us and not self._n_others
-        self.n_rest = math.ceil(self._keep_us / self._plain_us) if is_resting else 0
+        self.n_rest = min(math.ceil(self._keep_us / self._plain_us), N_REST_MAX) if is_resting else 0
 
     def _is_sure(self) -> bool:
         """Whether the choice that was kept so far may be kept for longer, if it is the next one, too."""

@@ -129,6 +129,17 @@ def test_a_rest_grows_also_where_steps_take_longer_than_thought(step_us: float) 
     assert 25 <= c.n_rest <= 32
 
 
+def test_a_rest_has_an_end_also_where_steps_seemed_to_take_no_time() -> None:
+    """A clock stood still, and goes again: no rest of minutes."""
+    c = resting(step_us=1.0)
+    assert 100 < c.n_rest <= 1000
+    for _ in range(c.n_rest):
+        c.observe(StepRecord(verify_us=1e4))
+    plain = c.shared.table.step(0)
+    assert plain is not None
+    assert plain.us > 1e3
+
+
 def test_drafts_end_a_rest() -> None:
     """A server's limit takes effect a step later."""
     c = resting()
