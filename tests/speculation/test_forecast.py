@@ -201,6 +201,54 @@ def test_a_level_that_moved_is_seen_after_a_rest() -> None:
     assert plain.us == pytest.approx(3e3, rel=0.2)
 
 
+PLAIN = [StepRecord(verify_us=1e3)] * 20
+
+
+def test_nobody_rests_beside_others() -> None:
+    """Their drafts and ours are in one batch, whose time is news."""
+    c = forecast()
+    for _ in range(200):
+        n = c.next_n_draft()
+        c.observe(StepRecord(n_draft=n, n_tokens=3 + n, verify_us=MOE[n]))
+        assert c.n_rest == 0
+
+
+def test_steps_of_a_drafter_that_finds_nothing_are_looked_at() -> None:
+    """They are plain, but drafts were asked for."""
+    c = resting()
+    c._n_draft, c._gathered = 4, list(PLAIN)
+    c.learn_gathered()
+    assert c.acceptance.forecast().chances[1] < 0.5
+
+
+def test_a_draft_among_plain_steps_is_looked_at() -> None:
+    c = resting()
+    n_before, _ = c.memory.seen[0]
+    c._gathered = [StepRecord(n_draft=2, n_accepted=2, verify_us=2e3), *PLAIN]
+    c.learn_gathered()
+    assert c.memory.seen[0][0] == n_before + 1
+
+
+def test_the_plain_step_behind_a_draft_is_looked_at() -> None:
+    """A change of widths is what drafts cost."""
+    c = resting()
+    c.last = StepRecord(n_draft=2, verify_us=2e3)
+    c.memory.ledger.level = 3.0
+    c._gathered = [StepRecord(verify_us=5e3), *PLAIN]
+    c.learn_gathered()
+    assert c.memory.ledger.level < 0.5
+
+
+def test_what_plain_steps_take_beside_their_usual_time_are_accidents() -> None:
+    """Not what they scatter by; and of an accident no more than is booked."""
+    c = resting()
+    c.memory.plain_mean = 1.0
+    c._pass_over([StepRecord(verify_us=1e3 + 100 * (i % 2)) for i in range(80)])
+    assert c.memory.plain_mean <= 1.0
+    c._pass_over([StepRecord(verify_us=1e9 if i == 3 else 1e3) for i in range(8)])
+    assert 1.0 < c.memory.plain_mean < 1.12
+
+
 def test_a_level_that_moved_in_a_rest_is_no_accident() -> None:
     """All passes take ten times as long: drafts are not charged beside that."""
     c = resting()
