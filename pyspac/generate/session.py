@@ -171,9 +171,9 @@ class Session:
         try:
             return loop.run(prompt, self.options.n_predict if self.options.n_predict >= 0 else UNTIL_EOG)
         finally:
+            self._held = loop.sequence[: self.context.n_past]
             if hook:
                 hook.finish()
-            self._held = loop.sequence[: self.context.n_past]
 
     def _keep_prefix(self, prompt: list[int]) -> None:
         """Of what the context holds, only that with which `prompt` begins; its last token gives logits."""

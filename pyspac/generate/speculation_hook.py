@@ -53,7 +53,7 @@ def steered(drafter: Drafter, controller: Controller) -> Drafter:
         return PlaceLimit(drafter, controller)
     if isinstance(drafter, FreeDrafter) and controller.wants_shadow:
         shadow = ShadowDrafter(drafter, controller.n_draft_max, controller.observe_shadow)
-        controller.compare_shadow = shadow.compare
+        controller.watch_shadow(shadow.compare)
         return shadow
     return drafter
 
@@ -72,8 +72,8 @@ class SpeculationHook:
         self.inner = inner
         self.drafter = steered(drafter, self.controller)
         self._last_ns = time.perf_counter_ns()
-        self._untold: list[StepRecord] = []  # steps that the controller does not know of yet
-        self._overhead_us = 0.0  # of the last step that was told
+        # steps that the controller does not know of yet, and how long each ended behind the one before
+        self._untold: list[tuple[StepRecord, float]] = []
 
     def n_draft_limit(self) -> int | None:
         """See StepHook: the smaller of the controller's and the inner hook's."""
@@ -89,23 +89,17 @@ class SpeculationHook:
     def after_step(self, record: StepRecord) -> None:
         if self.inner:
             self.inner.after_step(record)
-        self._untold.append(record)
+        self._untold.append((record, self._step_us()))
         if len(self._untold) >= self.controller.n_rest:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Have the controller look at the steps since the last time."""
-        us = self._step_us() - sum(record.total_us for record in self._untold)
-        self._overhead_us = max(0.0, us) / len(self._untold)
-        self.finish()
-        self._step_us()  # what looking takes is not the draft length's fault
+            self.finish()
+            self._step_us()  # what looking takes is not the draft length's fault
 
     def finish(self) -> None:
-        """The output has come to its end."""
-        for record in self._untold:
-            record.overhead_us = self._overhead_us
+        """Have the controller look at the steps since the last time; also once the output is at its end."""
+        steps, self._untold = self._untold, []
+        for record, us in steps:
+            record.overhead_us = max(0.0, us - record.total_us)
             self.controller.observe(record)
-        self._untold.clear()
 
     def look_ahead(self, tokens: Sequence[int]) -> None:
         if self.inner:

@@ -98,6 +98,10 @@ class Controller(ABC):
     def _observe(self, record: StepRecord) -> None:
         """The policy's own part; the cost table is already renewed, and the step counted."""
 
+    def watch_shadow(self, compare: Callable[[], None]) -> None:
+        """Unverified drafts are compared with the text; `compare` has `observe_shadow` told of them."""
+        self.compare_shadow = compare
+
     def observe_shadow(self, n_draft: int, n_held: int) -> None:  # noqa: B027  most do not look
         """A draft of `n_draft` tokens was compared with the text: the first `n_held` would have held."""
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,6 +50,7 @@ CHOICE_US: Final = 30_000.0
 # A plain step is chosen for so long, at first and at most, if no shadow tells of drafts meanwhile: only time
 # changes what is thought of them. In replays 7.5 and 30 ms at first were as good, and 120 at most.
 REST_US: Final = (15_000.0, 60_000.0)
+N_REST_MAX: Final = 1000  # steps; of a time near 0 it would be tens of thousands, whatever they take then
 # Plain steps that an accident may take and be charged: a lost time slice or a page from a disk, not a machine
 # that slept. Where accidents hit wide passes alone 5 lost up to half of the time in replays and 10 a tenth;
 # where another program comes and goes draft models gained half a percent less.
@@ -87,7 +89,8 @@ class ForecastBase(Controller):
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
         self.lengths = candidates(self.n_draft_max)
-        self._has_shadow = False
+        self._is_watched = False  # whether somebody drafts in the shadow
+        self._has_shadow = False  # whether it told of a draft
         self._n_others = 0  # tokens of other sequences in the batch
         self._gathered: list[StepRecord] = []  # steps since the choice
         self._stood_us = 0.0  # they took
@@ -142,7 +145,7 @@ class ForecastBase(Controller):
 
     def _time_to_keep(self, us: float) -> float:
         """`us`, within what is allowed of such a choice."""
-        if self._n_draft == 0 and not self._has_shadow:
+        if self._n_draft == 0 and not (self._is_watched or self._has_shadow):
             least, most = REST_US
             return max(least, min(us, most))
         return min(us, CHOICE_US)
@@ -150,7 +153,7 @@ class ForecastBase(Controller):
     def _rest(self) -> None:
         """Have plain steps told of together, while they are chosen."""
         is_resting = self._n_draft == 0 and self._plain_us and not self._n_others
-        self.n_rest = int(self._keep_us / self._plain_us) if is_resting else 0
+        self.n_rest = min(math.ceil(self._keep_us / self._plain_us), N_REST_MAX) if is_resting else 0
 
     def _is_sure(self) -> bool:
         """Whether the choice that was kept so far may be kept for longer, if it is the next one, too."""
@@ -177,15 +180,24 @@ class ForecastBase(Controller):
         """Take in plain steps behind plain steps, as far as they are no news."""
         n = len(records)
         self.shared.table.pass_over(n)
-        if self._plain_us:
-            most = (1.0 + MOST_BOOKED) * self._plain_us
-            mean = sum(min(record.total_us, most) for record in records) / (n * self._plain_us)
-            weight = 1.0 - (1.0 - PLAIN_WEIGHT) ** n
-            self.memory.plain_mean += weight * (mean - self.memory.plain_mean)
+        for first in range(0, n, N_LOOKED_AT):
+            self._learn_mean([record.total_us for record in records[first : first + N_LOOKED_AT]])
         self.memory.ledger.book(n, n)
         self._fade(n)
         self.n_missed += n
         self.n_steps += n
+
+    def _learn_mean(self, times: list[float]) -> None:
+        """Take in what some plain steps took in the mean, accidents included, by what was usual among them.
+
+        By the table's time they would all be accidents if another program has come.
+        """
+        usual = sorted(times)[len(times) // 2]
+        if usual > 0.0:
+            most = (1.0 + MOST_BOOKED) * usual
+            mean = sum(min(us, most) for us in times) / (len(times) * usual)
+            weight = 1.0 - (1.0 - PLAIN_WEIGHT) ** len(times)
+            self.memory.plain_mean += weight * (mean - self.memory.plain_mean)
 
     @abstractmethod
     def _fade(self, n_steps: int) -> None:
@@ -313,6 +325,12 @@ class Forecast(ForecastBase):
         """See ForecastBase."""
         self.acceptance = shared.memory(ForecastMemory).new_curve(shared.n_draft_max)
         super().__init__(shared)
+
+    def watch_shadow(self, compare: Callable[[], None]) -> None:
+        """See Controller. Drafts that hold are news, so the first choice is looked at after a step."""
+        super().watch_shadow(compare)
+        self._is_watched, self._keep_us = True, 0.0
+        self._rest()
 
     def observe_shadow(self, n_draft: int, n_held: int) -> None:
         """See Controller."""

@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from fake_context import FakeContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +16,13 @@ from hypothesis import strategies as st
 from pyspac.engine.step import StepRecord
 from pyspac.generate.decode import DecodeLoop, Generation
 from pyspac.generate.drafting import Drafter, DraftResult, FreeDrafter, ModelDrafter
+from pyspac.generate.drop_in_steps import DropInSteps
 from pyspac.generate.llama import Context
 from pyspac.generate.ngram_drafter import NgramDrafter
+from pyspac.generate.options import RunOptions
 from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.sampling import Sampler, SamplingParams, argmax
+from pyspac.generate.session import Session
 from pyspac.generate.shadow import ShadowDrafter
 from pyspac.generate.speculation_hook import SpeculationHook, forecast_for
 from pyspac.speculation.controller import Controller, Shared
@@ -119,7 +123,7 @@ class Resting(Scripted):
 
 
 def test_while_the_controller_rests_steps_are_told_of_together() -> None:
-    """All of them, in their order, the last ones at the end; each with its share of the time between them."""
+    """All of them, in their order, the last ones at the end."""
     speculation = Speculation(Resting, n_draft_max=8)
     hook = SpeculationHook(speculation, model_drafter()[0])
     controller = hook.controller
@@ -128,10 +132,94 @@ def test_while_the_controller_rests_steps_are_told_of_together() -> None:
     assert controller.n_told == list(range(15)), "17 steps behind the prompt's token"
     hook.finish()
     assert all(a is b for a, b in zip(result.metrics.steps, controller.records, strict=True))
-    overheads = [record.overhead_us for record in controller.records]
-    assert min(overheads) > 0.0
-    assert [len(set(overheads[i : i + 5])) for i in (0, 5, 10)] == [1, 1, 1]
-    assert overheads[15] == overheads[14], "nobody knows the end of the last step"
+    assert min(record.overhead_us for record in controller.records) > 0.0
+
+
+def test_each_step_of_a_rest_has_the_time_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader who pauses for three seconds holds up one step: the others are no longer for that."""
+    now_us, told = [0.0], []
+    monkeypatch.setattr("time.perf_counter_ns", lambda: int(1e3 * now_us[0]))
+    hook = SpeculationHook(Speculation(Resting, n_draft_max=8), model_drafter()[0])
+    hook.after_prompt()
+    for us in (110.0, 120.0, 3e6, 130.0, 140.0, 150.0, 160.0):
+        now_us[0] += us
+        told.append(StepRecord(verify_us=100))
+        hook.after_step(told[-1])
+    now_us[0] += 1e6  # of what comes behind the last step
+    hook.finish()
+    assert [record.overhead_us for record in told] == pytest.approx([10, 20, 3e6 - 100, 30, 40, 50, 60])
+
+
+def test_what_looking_takes_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_us = [0.0]
+
+    class Slow(Resting):
+        def observe(self, record: StepRecord) -> None:
+            super().observe(record)
+            now_us[0] += 1e5
+
+    monkeypatch.setattr("time.perf_counter_ns", lambda: int(1e3 * now_us[0]))
+    hook = SpeculationHook(Speculation(Slow, n_draft_max=8), model_drafter()[0])
+    for _ in range(10):
+        now_us[0] += 10.0
+        hook.after_step(StepRecord(verify_us=8))
+    now_us[0] += 10.0
+    late = StepRecord(verify_us=50)
+    hook.after_step(late)
+    hook.finish()
+    assert isinstance(hook.controller, Slow)
+    assert [record.overhead_us for record in hook.controller.records[:10]] == pytest.approx([2.0] * 10)
+    assert late.overhead_us == 0.0, "clocks differ; no time is below 0"
+
+
+def test_who_drafts_in_the_shadow_is_asked_from_the_beginning() -> None:
+    hook = SpeculationHook(Speculation(Forecast, n_draft_max=8), Again())
+    assert isinstance(hook.drafter, ShadowDrafter)
+    assert hook.controller.compare_shadow == hook.drafter.compare
+
+
+def test_a_session_tells_of_all_steps() -> None:
+    """The output ends in a rest."""
+    options = RunOptions(model=ROOT / "pyspac/models/demo-moe.gguf", n_predict=9)
+    with Session(options) as session:
+        session.speculation = Speculation(Resting, n_draft_max=0)
+        n = len(session.generate(session.tokenize("Once")).metrics.steps)
+        controller = session.speculation.slot()
+        assert isinstance(controller, Resting)
+        assert controller.n_told == list(range(n))
+        assert n % controller.n_rest, "else it shows nothing"
+
+
+def test_a_new_generation_of_the_drop_in_tells_of_the_last_ones_steps() -> None:
+    steps = DropInSteps(None, NgramDrafter(), Speculation(Resting, n_draft_max=4), n_draft_max=4, n_ctx=99)
+    assert isinstance(steps._hook, SpeculationHook)
+    controller = steps._hook.controller
+    assert isinstance(controller, Resting)
+    for _ in range(3):
+        steps.after_eval(1, 5.0)
+    assert not controller.n_told
+    steps.begin()
+    assert controller.n_told == [0, 1, 2]
+
+
+def test_a_step_is_told_of_once_whatever_becomes_of_it() -> None:
+    """Ctrl-C may come between; what ends the output has the rest told."""
+
+    class Interrupted(Resting):
+        def observe(self, record: StepRecord) -> None:
+            super().observe(record)
+            if record.step == 3:
+                raise KeyboardInterrupt
+
+    hook = SpeculationHook(Speculation(Interrupted, n_draft_max=8), model_drafter()[0])
+    controller = hook.controller
+    assert isinstance(controller, Interrupted)
+    for step in range(4):
+        hook.after_step(StepRecord(step=step))
+    with pytest.raises(KeyboardInterrupt):
+        hook.after_step(StepRecord(step=4))
+    hook.finish()
+    assert controller.n_told == [0, 1, 2, 3]
 
 
 def test_nothing_is_told_before_a_rest_is_over() -> None:

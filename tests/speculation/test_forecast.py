@@ -117,7 +117,28 @@ def test_a_rest_grows_and_ends_with_its_last_step() -> None:
 def test_long_steps_leave_no_time_to_rest(step_us: float) -> None:
     c = forecast()
     play(c, 60, [step_us * cost / STEP for cost in MOE], always(0))
-    assert c.n_rest <= 60_000 / step_us
+    assert c.n_rest < 60_000 / step_us + 1
+
+
+@pytest.mark.parametrize("step_us", [999.0, 1001.0])
+def test_a_rest_grows_also_where_steps_take_longer_than_thought(step_us: float) -> None:
+    """With a shadow it begins with a single step: twice as long is two, not one step and the rest of one."""
+    c = resting()
+    c.watch_shadow(lambda: c.observe_shadow(1, 0))
+    for _ in range(100):
+        c.observe(StepRecord(verify_us=step_us))
+    assert 25 <= c.n_rest <= 32
+
+
+def test_a_rest_has_an_end_also_where_steps_seemed_to_take_no_time() -> None:
+    """A clock stood still, and goes again: no rest of minutes."""
+    c = resting(step_us=1.0)
+    assert 100 < c.n_rest <= 1000
+    for _ in range(c.n_rest):
+        c.observe(StepRecord(verify_us=1e4))
+    plain = c.shared.table.step(0)
+    assert plain is not None
+    assert plain.us > 1e3
 
 
 def test_drafts_end_a_rest() -> None:
@@ -130,6 +151,24 @@ def test_drafts_end_a_rest() -> None:
     assert c.last is not None
     assert c.last.n_draft == 2
     assert c.acceptance.forecast().tokens[2] > before
+
+
+def test_a_request_with_a_shadow_looks_at_it_from_the_first_step_on() -> None:
+    """A request may be shorter than a rest, and its text may repeat itself from the beginning."""
+    shared = resting().shared
+    assert Forecast(shared).n_rest >= 14
+    c, looks = Forecast(shared), []
+
+    def look() -> None:
+        looks.append(len(c._gathered))
+        c.observe_shadow(1, 0)
+
+    c.watch_shadow(look)
+    for _ in range(15):
+        assert c.next_n_draft() == 0
+        c.observe(StepRecord(verify_us=1e3))
+    assert looks[0] == 1
+    assert 3 <= len(looks) <= 5, "a choice that is confirmed stands twice as long"
 
 
 def test_plain_steps_that_are_passed_over_count_as_much() -> None:
@@ -161,6 +200,68 @@ def test_a_level_that_moved_is_seen_after_a_rest() -> None:
     plain = c.shared.table.step(0)
     assert plain is not None
     assert plain.us == pytest.approx(3e3, rel=0.2)
+
+
+PLAIN = [StepRecord(verify_us=1e3)] * 20
+
+
+def test_nobody_rests_beside_others() -> None:
+    """Their drafts and ours are in one batch, whose time is news."""
+    c = forecast()
+    for _ in range(200):
+        n = c.next_n_draft()
+        c.observe(StepRecord(n_draft=n, n_tokens=3 + n, verify_us=MOE[n]))
+        assert c.n_rest == 0
+
+
+def test_steps_of_a_drafter_that_finds_nothing_are_looked_at() -> None:
+    """They are plain, but drafts were asked for."""
+    c = resting()
+    c._n_draft, c._gathered = 4, list(PLAIN)
+    c.learn_gathered()
+    assert c.acceptance.forecast().chances[1] < 0.5
+
+
+def test_a_draft_among_plain_steps_is_looked_at() -> None:
+    c = resting()
+    n_before, _ = c.memory.seen[0]
+    c._gathered = [StepRecord(n_draft=2, n_accepted=2, verify_us=2e3), *PLAIN]
+    c.learn_gathered()
+    assert c.memory.seen[0][0] == n_before + 1
+
+
+def test_the_plain_step_behind_a_draft_is_looked_at() -> None:
+    """A change of widths is what drafts cost."""
+    c = resting()
+    c.last = StepRecord(n_draft=2, verify_us=2e3)
+    c.memory.ledger.level = 3.0
+    c._gathered = [StepRecord(verify_us=5e3), *PLAIN]
+    c.learn_gathered()
+    assert c.memory.ledger.level < 0.5
+
+
+def test_what_plain_steps_take_beside_their_usual_time_are_accidents() -> None:
+    """Not what they scatter by; and of an accident no more than is booked."""
+    c = resting()
+    c.memory.plain_mean = 1.0
+    c._pass_over([StepRecord(verify_us=1e3 + 100 * (i % 2)) for i in range(80)])
+    assert c.memory.plain_mean <= 1.0
+    c._pass_over([StepRecord(verify_us=1e9 if i == 3 else 1e3) for i in range(8)])
+    assert 1.0 < c.memory.plain_mean < 1.12
+
+
+def test_a_level_that_moved_in_a_rest_is_no_accident() -> None:
+    """All passes take ten times as long: drafts are not charged beside that."""
+    c = resting()
+    c._pass_over([StepRecord(verify_us=1e3 if i < 11 else 1e4) for i in range(60)])
+    assert c.memory.plain_mean < 1.4
+
+
+def test_steps_of_no_time_may_be_passed_over() -> None:
+    c = resting()
+    before = c.memory.plain_mean
+    c._pass_over([StepRecord() for _ in range(20)])
+    assert c.memory.plain_mean == before
 
 
 def test_new_length_is_judged_by_its_second_step() -> None:

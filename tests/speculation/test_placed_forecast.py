@@ -15,7 +15,7 @@ from pyspac.ledger import CAPACITY, SHARE
 from pyspac.speculation.choice import Price
 from pyspac.speculation.controller import Shared
 from pyspac.speculation.matches import N_GUESSED, N_MATCHED_MAX, MatchCurve
-from pyspac.speculation.placed_forecast import N_REPEATED, MatchForecast, ModelForecast
+from pyspac.speculation.placed_forecast import N_REPEATED, NOT_ASKED, MatchForecast, ModelForecast
 
 STEP = 10_000.0  # of a plain step, microseconds
 MOE = [STEP * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]  # the union of experts
@@ -289,3 +289,13 @@ def test_a_drafter_that_ends_drafts_is_not_thought_to_fail() -> None:
     tokens, chances, _ = c.curves[1].forecast()
     assert tokens[8] == pytest.approx(tokens[2], abs=0.2)
     assert chances[3] < 0.1
+
+
+def test_what_was_asked_in_steps_that_are_passed_over_is_forgotten_with_them() -> None:
+    c = ModelForecast(Shared(n_draft_max=8))
+    for _ in range(20):
+        c.observe(StepRecord())
+    c._n_draft, c._gathered = 0, [StepRecord(verify_us=1e3)] * 20
+    c._asked.extend([NOT_ASKED] * 20)
+    c.learn_gathered()
+    assert not c._asked

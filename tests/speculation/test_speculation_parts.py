@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -269,6 +270,37 @@ def test_ledger() -> None:
     assert not ledger.can_lose(0.0)
     assert not ledger.can_lose(-1.0)
     assert ledger.appetite() == 0.0
+
+
+def test_evidence_fades_for_as_long_as_one_likes() -> None:
+    """All at once or little by little: what is left is the guess."""
+    at_once, slowly = AcceptanceCurve(2), AcceptanceCurve(2)
+    for curve in (at_once, slowly):
+        curve.observe(2, 2, 2)
+    at_once.fade(1_000_000)
+    for _ in range(300):
+        slowly.fade(100)
+    for curve in (at_once, slowly):
+        assert curve.forecast().tokens == pytest.approx([1.0, 1.5, 1.75], rel=0.01)
+
+
+def test_after_passes_without_a_look_the_level_follows_at_once() -> None:
+    curve = TimeCurve()
+    for _ in range(50):
+        curve.observe(1, 1e3)
+    curve.pass_over(50)
+    curve.observe(1, 1.3e3)
+    assert curve.us(1) == pytest.approx(1.3e3, rel=0.05)
+
+
+def test_gains_fade_with_the_steps_that_are_booked() -> None:
+    """However many are booked at once."""
+    a, b = LossLedger(gain=100.0), LossLedger(gain=100.0)
+    a.book(3000.0, 3000.0)
+    for _ in range(3000):
+        b.book(1.0, 1.0)
+    assert a.gain == pytest.approx(100.0 / math.e**3)
+    assert b.gain == pytest.approx(a.gain)
 
 
 def test_who_has_only_lost_earns_half() -> None:
