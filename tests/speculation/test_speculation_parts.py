@@ -303,7 +303,7 @@ def test_gains_fade_with_the_steps_that_are_booked() -> None:
     assert b.gain == pytest.approx(a.gain)
 
 
-def test_who_has_only_lost_earns_half() -> None:
+def test_who_has_only_lost_earns_less() -> None:
     """The credit is for all; then it takes gains, and it takes them again when they are long past."""
     ledger = LossLedger()
     ledger.book(2.0, 1.0)
