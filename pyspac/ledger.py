@@ -41,6 +41,10 @@ class LossLedger:
     share_in_debt: float = SHARE_IN_DEBT
     gain: float = CREDIT  # usual steps gained lately, less those lost, and the credit; not above 0: in debt
 
+    def begin_request(self) -> None:
+        """Another request is another text: nobody is in debt before it has lost a step."""
+        self.gain = max(self.gain, 1.0)
+
     def book(self, n_steps: float, n_gained: float, n_sharers: int = 1) -> None:
         """A step took as long as `n_steps` usual ones and emitted as much as `n_gained` of them.
 

@@ -29,14 +29,21 @@ class NgramDrafter(Drafter):
         self._distance = 0  # from the end of the text back to the last source; 0: there was none
 
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
-        """See Drafter. Where the source comes to the end of the text, the draft's own tokens are copied."""
+        """See Drafter."""
         if n_max <= 0 or not (n_matched := self.match(tokens)):
             return DraftResult()
+        return DraftResult(self.copy(tokens, n_max), n_matched=n_matched)
+
+    def copy(self, tokens: Sequence[int], n: int) -> list[int]:
+        """The `n` tokens behind the source of the last match.
+
+        Where it comes to the end of the text, the draft's own tokens are copied.
+        """
         start = len(tokens) - self._distance
-        drafted = list(tokens[start : start + n_max])
-        while len(drafted) < n_max:
-            drafted += drafted[: n_max - len(drafted)]
-        return DraftResult(drafted, n_matched=n_matched)
+        drafted = list(tokens[start : start + n])
+        while len(drafted) < n:
+            drafted += drafted[: n - len(drafted)]
+        return drafted
 
     def match(self, tokens: Sequence[int]) -> int:
         """How many of the last tokens stand before the source, N_MATCHED_MAX at most; 0: there is none."""

@@ -23,6 +23,8 @@ class MatchLimit(DrafterAround):
     shadow.py).
     """
 
+    inner: NgramDrafter
+
     def __init__(self, inner: NgramDrafter, controller: MatchForecast) -> None:
         super().__init__(inner)
         self.controller = controller
@@ -31,13 +33,13 @@ class MatchLimit(DrafterAround):
     def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
         """See Drafter."""
         self._tell(tokens)
-        found = self.inner.draft(tokens, n_max)
-        if not found.tokens:
-            return found
-        n_draft = self.controller.n_draft_for(found.n_matched)
+        if n_max <= 0 or not (n_matched := self.inner.match(tokens)):
+            return DraftResult()
+        n_draft = self.controller.n_draft_for(n_matched)
         if n_draft == 0:
-            self._passed = (len(tokens), found.n_matched, found.tokens[0])
-        return DraftResult(found.tokens[:n_draft], n_matched=found.n_matched)
+            self._passed = (len(tokens), n_matched, self.inner.copy(tokens, 1)[0])
+            return DraftResult(n_matched=n_matched)
+        return DraftResult(self.inner.copy(tokens, min(n_draft, n_max)), n_matched=n_matched)
 
     def _tell(self, tokens: Sequence[int]) -> None:
         """Whether what was passed over holds."""

@@ -74,6 +74,7 @@ class SpeculationHook:
         self._last_ns = time.perf_counter_ns()
         # steps that the controller does not know of yet, and how long each ended behind the one before
         self._untold: list[tuple[StepRecord, float]] = []
+        self._was_plain = True  # the last step
 
     def n_draft_limit(self) -> int | None:
         """See StepHook: the smaller of the controller's and the inner hook's."""
@@ -90,13 +91,18 @@ class SpeculationHook:
         if self.inner:
             self.inner.after_step(record)
         self._untold.append((record, self._step_us()))
-        if len(self._untold) >= self.controller.n_rest:
+        n_untold, is_plain = len(self._untold), record.is_plain
+        if n_untold >= self.controller.n_rest or not (is_plain and self._was_plain):
             self.finish()
             self._step_us()  # what looking takes is not the draft length's fault
+        else:
+            self.controller.n_untold = n_untold
+        self._was_plain = is_plain
 
     def finish(self) -> None:
         """Have the controller look at the steps since the last time; also once the output is at its end."""
         steps, self._untold = self._untold, []
+        self.controller.n_untold = 0
         for record, us in steps:
             record.overhead_us = max(0.0, us - record.total_us)
             self.controller.observe(record)

@@ -6,10 +6,14 @@ one with the highest utility, unless others have a higher score: of these the on
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from pyspac.ledger import LossLedger
 from pyspac.speculation.controller import Phase
+
+NOT_SURE: Final = "the plain step's time is not sure"
 
 
 class Option(NamedTuple):
@@ -22,21 +26,57 @@ class Option(NamedTuple):
     once: float = 0.0  # that the first step loses besides
 
 
+PLAIN: Final = Option(0, 1.0, 0.0, 0.0)
+
+
 class Price(NamedTuple):
     """What a step takes that drafts so many tokens."""
 
     n_draft: int
     cost: float  # plain steps; no step is shorter than one with fewer tokens
     variance: float  # of its logarithm
+    far: float  # how many times as long it takes, if its time is far from what was thought
 
 
 class Choice(NamedTuple):
-    """A draft length, chosen."""
+    """A draft length, chosen. It explains itself when it is asked: most choices are made and not kept."""
 
     n_draft: int
     phase: Phase
-    why: str
-    utilities: dict[int, float]  # of all lengths
+    options: list[Option]  # of which it is one
+    other: int = 0  # the length that it was preferred to, or that would have been
+    place: str = ""  # of the text, that it holds for
+
+    @property
+    def utilities(self) -> dict[int, float]:
+        """Of all lengths."""
+        return {option.n_draft: option.utility for option in self.options}
+
+    @property
+    def why(self) -> str:
+        """For `--explain`."""
+        why = {
+            "probe": f"may be better than K = {self.other}: that is not sure",
+            "hold": f"the loss ledger does not allow K = {self.other}, which may pay",
+            "choose": "the best forecast" + self._ruled_out(),
+            "baseline": NOT_SURE,
+        }[self.phase]
+        return f"{why}; {self.place}" if self.place else why
+
+    def _ruled_out(self) -> str:
+        """The length that has a higher utility, if there is one."""
+        if self.other == self.n_draft:
+            return ""
+        return f" but for K = {self.other}, which the loss ledger does not allow"
+
+
+def judged(
+    price: Price, gained: float, unsure: float, cost: float, appetite: float, once: float = 0.0
+) -> Option:
+    """A length above 0. In plain steps: what it gained, the standard deviation of that, and the cost."""
+    utility = gained / cost
+    score = math.log(utility) + appetite * math.sqrt(price.variance + (unsure / gained) ** 2)
+    return Option(price.n_draft, utility, score, cost * price.far - (gained - unsure), once)
 
 
 def candidates(n_max: int) -> list[int]:
@@ -48,29 +88,21 @@ def candidates(n_max: int) -> list[int]:
     return [*lengths, n_max] if n_max else []
 
 
-def pick(options: list[Option], ledger: LossLedger) -> Choice:
+_utility, _score, _loss = attrgetter("utility"), attrgetter("score"), attrgetter("loss")
+
+
+def pick(options: list[Option], ledger: LossLedger, place: str = "") -> Choice:
     """Choose the best forecast, or the least risk that may be better."""
-    allowed = [
-        option for option in options if option.n_draft == 0 or ledger.can_lose(option.loss, option.once)
-    ]
-    likeliest = max(allowed, key=lambda option: option.utility)
+    can_lose = ledger.can_lose
+    allowed = [option for option in options if option.n_draft == 0 or can_lose(option.loss, option.once)]
+    likeliest = max(allowed, key=_utility)
     bolder = [option for option in allowed if option.score > likeliest.score]
-    best = min(bolder, key=lambda option: option.loss) if bolder else likeliest
-    boldest = max(options, key=lambda option: option.score)
-    phase: Phase = "probe"
-    why = f"may be better than K = {likeliest.n_draft}: that is not sure"
-    if best.n_draft == 0 and boldest.n_draft > 0:
-        phase, why = "hold", f"the loss ledger does not allow K = {boldest.n_draft}, which may pay"
-    elif best is likeliest:
-        phase, why = "choose", "the best forecast" + _ruled_out(best, options)
-    elif best.n_draft == 0:
-        phase, why = "baseline", "the plain step's time is not sure"
-    return Choice(best.n_draft, phase, why, {option.n_draft: option.utility for option in options})
-
-
-def _ruled_out(best: Option, options: list[Option]) -> str:
-    """For `--explain`: the length that has a higher utility, if there is one."""
-    likeliest = max(options, key=lambda option: option.utility)
-    if likeliest.utility <= best.utility:
-        return ""
-    return f" but for K = {likeliest.n_draft}, which the loss ledger does not allow"
+    best = min(bolder, key=_loss) if bolder else likeliest
+    if best.n_draft == 0 and (boldest := max(options, key=_score)).n_draft > 0:
+        return Choice(0, "hold", options, boldest.n_draft, place)
+    if best is likeliest:
+        dearer = max(options, key=_utility)
+        is_ruled_out = dearer.utility > best.utility
+        other = dearer.n_draft if is_ruled_out else best.n_draft
+        return Choice(best.n_draft, "choose", options, other, place)
+    return Choice(best.n_draft, "probe" if best.n_draft else "baseline", options, likeliest.n_draft, place)

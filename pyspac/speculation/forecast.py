@@ -39,7 +39,7 @@ from typing import Final
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import LossLedger
 from pyspac.speculation.acceptance import GUESS, HALF_LIFE, AcceptanceCurve
-from pyspac.speculation.choice import Choice, Option, Price, candidates, pick
+from pyspac.speculation.choice import PLAIN, Choice, Option, Price, candidates, judged, pick
 from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 
@@ -88,6 +88,7 @@ class ForecastBase(Controller):
         """
         super().__init__(shared)
         self.memory = shared.memory(ForecastMemory)
+        self.memory.ledger.begin_request()
         self.lengths = candidates(self.n_draft_max)
         self._is_watched = False  # whether somebody drafts in the shadow
         self._has_shadow = False  # whether it told of a draft
@@ -102,7 +103,7 @@ class ForecastBase(Controller):
         self._prices: list[Price] = []
         self._n_draft = 0
         self._phase: Phase = "choose"
-        self._said: tuple[Phase, int] | None = None  # the last decision kept
+        self._said: dict[str, tuple[int, Phase]] = {}  # by place: its last decision
         self._choose()
         if self._is_sure():
             self._keep_us = self._time_to_keep(0.0)
@@ -125,7 +126,7 @@ class ForecastBase(Controller):
 
     def _is_due(self, record: StepRecord) -> bool:
         """Whether to choose again."""
-        if self.n_rest:
+        if self.n_rest and self._n_draft == 0:
             return record.width > 1 or len(self._gathered) >= self.n_rest
         return self._stood_us >= self._keep_us or self._balance < -1.0
 
@@ -152,8 +153,8 @@ class ForecastBase(Controller):
 
     def _rest(self) -> None:
         """Have plain steps told of together, while they are chosen."""
-        is_resting = self._n_draft == 0 and self._plain_us and not self._n_others
-        self.n_rest = min(math.ceil(self._keep_us / self._plain_us), N_REST_MAX) if is_resting else 0
+        can_rest = self._passes_over() and self._plain_us and not self._n_others
+        self.n_rest = min(math.ceil(self._keep_us / self._plain_us), N_REST_MAX) if can_rest else 0
 
     def _is_sure(self) -> bool:
         """Whether the choice that was kept so far may be kept for longer, if it is the next one, too."""
@@ -162,42 +163,54 @@ class ForecastBase(Controller):
     def learn_gathered(self) -> None:
         """See Controller."""
         self.compare_shadow()
-        n = self._n_passed_over()
-        if n:
-            self._pass_over(self._gathered[:n])
-        for record in self._gathered[n:]:
+        passed, n = dict.fromkeys(self._alike()[:-N_LOOKED_AT]), 0
+        for i, record in enumerate(self._gathered):
+            if i in passed:
+                n += 1
+                continue
+            if n:
+                self._pass_over(n)
+                n = 0
             self._learn_step(record)
+        self._learn_mean([self._gathered[i].total_us for i in passed])
         self._gathered.clear()
         self._stood_us = self._balance = 0.0
 
-    def _n_passed_over(self) -> int:
-        """How many steps come before those that tell what plain steps take now."""
-        n = max(0, len(self._gathered) - N_LOOKED_AT)
-        is_alike = self._n_draft == 0 and all(record.width == 1 for record in self._gathered[:n])
-        return n if is_alike and not self.was_drafting else 0
+    def _alike(self) -> list[int]:
+        """Which of the gathered steps are plain ones behind plain ones, of which the last tell enough."""
+        if not self._passes_over():
+            return []
+        before, alike = self.was_drafting, []
+        for i, record in enumerate(self._gathered):
+            if not (before or record.width > 1):
+                alike.append(i)
+            before = record.width > 1
+        return alike
 
-    def _pass_over(self, records: list[StepRecord]) -> None:
-        """Take in plain steps behind plain steps, as far as they are no news."""
-        n = len(records)
+    def _passes_over(self) -> bool:
+        """Whether plain steps are no news, but for what they take."""
+        return self._n_draft == 0
+
+    def _pass_over(self, n: int) -> None:
+        """Take in so many plain steps behind plain steps, but for what they take."""
         self.shared.table.pass_over(n)
-        for first in range(0, n, N_LOOKED_AT):
-            self._learn_mean([record.total_us for record in records[first : first + N_LOOKED_AT]])
         self.memory.ledger.book(n, n)
         self._fade(n)
         self.n_missed += n
         self.n_steps += n
 
     def _learn_mean(self, times: list[float]) -> None:
-        """Take in what some plain steps took in the mean, accidents included, by what was usual among them.
+        """Take in what plain steps took in the mean, accidents included, by what was usual around them.
 
         By the table's time they would all be accidents if another program has come.
         """
-        usual = sorted(times)[len(times) // 2]
-        if usual > 0.0:
-            most = (1.0 + MOST_BOOKED) * usual
-            mean = sum(min(us, most) for us in times) / (len(times) * usual)
-            weight = 1.0 - (1.0 - PLAIN_WEIGHT) ** len(times)
-            self.memory.plain_mean += weight * (mean - self.memory.plain_mean)
+        for first in range(0, len(times), N_LOOKED_AT):
+            some = sorted(times[first : first + N_LOOKED_AT])
+            if usual := some[len(some) // 2]:
+                most = (1.0 + MOST_BOOKED) * usual
+                mean = sum(min(us, most) for us in some) / (len(some) * usual)
+                weight = 1.0 - (1.0 - PLAIN_WEIGHT) ** len(some)
+                self.memory.plain_mean += weight * (mean - self.memory.plain_mean)
 
     @abstractmethod
     def _fade(self, n_steps: int) -> None:
@@ -248,11 +261,11 @@ class ForecastBase(Controller):
     def _choose(self) -> None:
         """Decide the next steps' draft length. O(n_draft_max); CHOICE_US says what it takes."""
         if self.n_draft_max == 0:
-            return self._set(Choice(0, "choose", "the cap is 0", {0: 1.0}))
+            return self._set(Choice(0, "choose", [PLAIN], place="the cap is 0"))
         plain = self.shared.table.step(0, self._n_others)
         self._plain_us = plain.us if plain else 0.0
         if plain is None or (self._phase == "baseline" and plain.variance >= NOISE):
-            return self._set(Choice(0, "baseline", "the plain step's time is not sure", {0: 1.0}))
+            return self._set(Choice(0, "baseline", [PLAIN]))
         self._prices, self._plain_doubt = self._price(plain), math.sqrt(plain.variance)
         self._change = 0.0 if self._n_others else self.shared.table.change_us() / plain.us
         return self._choose_priced()
@@ -267,7 +280,7 @@ class ForecastBase(Controller):
         for k in self.lengths:
             step = table.step(k, self._n_others) or plain
             cost = max(cost, step.us / plain.us)
-            prices.append(Price(k, cost, step.variance))
+            prices.append(Price(k, cost, step.variance, math.exp(FAR * math.sqrt(step.variance))))
         return prices
 
     def _judge(self, acceptance: AcceptanceCurve, n_last: int) -> list[Option]:
@@ -282,27 +295,19 @@ class ForecastBase(Controller):
         longer = chances[1]
         shorter = 1.0 - longer
         alike = shorter * shorter
-        for k, price, variance in self._prices:
-            cost = shorter + longer * price + change * (1.0 - alike - longer * longer)
+        for price in self._prices:
+            k = price.n_draft
+            cost = shorter + longer * price.cost + change * (1.0 - alike - longer * longer)
             once = (change + self.shared.table.backlog_us(n_missed, k) / self._plain_us) * (k != n_last)
             cost += once / HALF_LIFE  # it is earned while the choice's evidence lasts
             gained = self._gained(tokens[k])
             unsure = 0.0 if self._has_shadow else doubt * (gained - 1.0)
-            options.append(self._option(k, gained, unsure, cost, variance, once))
+            options.append(judged(price, gained, unsure, cost, appetite, once))
             if k < self.n_draft_max:
                 ends, longer = longer - chances[k + 1], chances[k + 1]
-                shorter += ends * price
+                shorter += ends * price.cost
                 alike += ends * ends
         return options
-
-    def _option(
-        self, n_draft: int, gained: float, unsure: float, cost: float, variance: float, once: float = 0.0
-    ) -> Option:
-        """One length. In plain steps: `gained`, its standard deviation `unsure`, and `cost`."""
-        appetite = self.memory.ledger.appetite()
-        score = math.log(gained / cost) + appetite * math.sqrt(variance + (unsure / gained) ** 2)
-        loss = cost * math.exp(FAR * math.sqrt(variance)) - (gained - unsure)
-        return Option(n_draft, gained / cost, score, loss, once)
 
     def _set(self, choice: Choice) -> None:
         self._phase, self._n_draft = choice.phase, choice.n_draft
@@ -310,10 +315,12 @@ class ForecastBase(Controller):
 
     def _say(self, choice: Choice) -> None:
         """Keep it among the decisions, if it is another one."""
-        n_draft, phase, why, utilities = choice
-        if self._said != (phase, n_draft):
-            self._said = (phase, n_draft)
-            self._decide(phase, n_draft, self.n_steps + len(self._gathered), utilities=utilities, why=why)
+        decided = choice.n_draft, choice.phase
+        if self._said.get(choice.place) != decided:
+            self._said[choice.place] = decided
+            step = self.n_steps + len(self._gathered) + self.n_untold
+            self._decide(choice.phase, choice.n_draft, step, utilities=choice.utilities, why=choice.why)
+
 
 
 class Forecast(ForecastBase):

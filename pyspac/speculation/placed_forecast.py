@@ -15,9 +15,9 @@ from collections import deque
 from typing import Final
 
 from pyspac.engine.step import StepRecord
-from pyspac.speculation.choice import Choice, Option, pick
+from pyspac.speculation.choice import Choice, Option, judged, pick
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.forecast import ForecastBase, ForecastMemory
+from pyspac.speculation.forecast import CHOICE_US, REST_US, ForecastBase, ForecastMemory
 from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 
 # Tokens of a match from which on text counts as repeated. Of the demo's draft model the first token holds
@@ -46,10 +46,11 @@ class PlacedForecast(ForecastBase):
     def _choice(self, place: int) -> Choice:
         """Its choice now; made when it is asked for."""
         key = (place, self._n_last)
-        if key not in self._chosen:
-            choice = pick(self._judge_place(*key), self.memory.ledger)
-            self._chosen[key] = choice._replace(why=f"{choice.why}; {self.named(place)}")
-        return self._chosen[key]
+        choice = self._chosen.get(key)
+        if choice is None:
+            choice = pick(self._judge_place(*key), self.memory.ledger, self.named(place))
+            self._chosen[key] = choice
+        return choice
 
     @abstractmethod
     def place(self, n_matched: int) -> int:
@@ -98,6 +99,23 @@ class MatchForecast(PlacedForecast):
         """See PlacedForecast."""
         return f"after a match of {place} tokens" + " or more" * (place == N_MATCHED_MAX)
 
+    def _is_due(self, record: StepRecord) -> bool:
+        """See ForecastBase. Places are many, so it is a probe that was drafted that is looked at, not made."""
+        has_probed = record.n_draft > 0 and any(c.phase == "probe" for c in self._chosen.values())
+        return has_probed or super()._is_due(record)
+
+    def _is_sure(self) -> bool:
+        """See ForecastBase."""
+        return self._phase != "baseline"
+
+    def _time_to_keep(self, us: float) -> float:
+        """See ForecastBase."""
+        return CHOICE_US if self.was_drafting else REST_US[1]
+
+    def _passes_over(self) -> bool:
+        """See ForecastBase. What it would have drafted it is told of at once."""
+        return True
+
     def observe_passed_over(self, n_matched: int, is_held: bool) -> None:
         """The text has come to the first token of a draft that was not made."""
         self.matches.observe(n_matched, 1, int(is_held))
@@ -118,10 +136,11 @@ class MatchForecast(PlacedForecast):
         # ends: it is charged with the chance that it ends here
         cost = 1.0 + change * (n_last > 0) * (2.0 - tokens[1])
         options = [Option(0, 1.0 / cost, appetite * self._plain_doubt - math.log(cost), 0.0)]
-        for k, price, variance in self._prices:
+        for price in self._prices:
+            k = price.n_draft
             ends = 1.0 - (tokens[k] - tokens[k - 1])  # not all hold: the next step changes widths again
-            cost = price + change * ends * (1.0 + (k != n_last))
-            options.append(self._option(k, self._gained(tokens[k]), 0.0, cost, variance))
+            dear = price.cost + change * ends * (1.0 + (k != n_last))
+            options.append(judged(price, self._gained(tokens[k]), 0.0, dear, appetite))
         return options
 
 
@@ -148,10 +167,11 @@ class ModelForecast(PlacedForecast):
     def _limit(self) -> int:
         """See PlacedForecast. 0 where no place is worth a draft: then it need not look where it is."""
         choices = [self._choice(place) for place in range(len(self.curves))]
-        best = max(choices, key=lambda choice: choice.n_draft)
-        if best.n_draft == 0:
-            self._say(best)
-        return best.n_draft
+        if n_draft := max(choice.n_draft for choice in choices):
+            return n_draft
+        for choice in choices:  # nobody asks for them
+            self._say(choice)
+        return 0
 
     def n_draft_for(self, n_matched: int, n_max: int = NO_LIMIT) -> int:
         """See PlacedForecast. `n_max`: what others allow; that a draft is no longer says nothing of it."""
@@ -177,10 +197,10 @@ class ModelForecast(PlacedForecast):
         for curve in self.curves:
             curve.fade(n_steps)
 
-    def _pass_over(self, records: list[StepRecord]) -> None:
+    def _pass_over(self, n: int) -> None:
         """See ForecastBase."""
-        super()._pass_over(records)
-        for _ in records:
+        super()._pass_over(n)
+        for _ in range(n):
             self._asked.popleft()
 
     def _judge_place(self, place: int, n_last: int) -> list[Option]:

@@ -400,8 +400,11 @@ def test_a_model_drafts_no_more_than_its_place_is_worth() -> None:
 class Finds(NgramDrafter):
     """Always a match of five tokens, followed by 7."""
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
-        return DraftResult([7] * n_max, n_matched=5) if n_max else DraftResult()
+    def match(self, tokens: Sequence[int]) -> int:
+        return 5
+
+    def copy(self, tokens: Sequence[int], n: int) -> list[int]:
+        return [7] * n
 
 
 def test_what_is_passed_over_is_compared_with_the_text() -> None:

@@ -11,7 +11,7 @@ from scripted import always, play
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
-from pyspac.speculation.choice import Option, pick
+from pyspac.speculation.choice import Choice, Option, pick
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import CONTROLLERS
@@ -178,7 +178,8 @@ def test_plain_steps_that_are_passed_over_count_as_much() -> None:
     records = [StepRecord(verify_us=5e3 if i == 3 else 1e3) for i in range(40)]
     for record in records:
         a._learn_step(record)
-    b._pass_over(records)
+    b._pass_over(len(records))
+    b._learn_mean([record.total_us for record in records])
     assert (b.n_steps, b.n_missed) == (a.n_steps, a.n_missed)
     assert b.memory.ledger.level == pytest.approx(a.memory.ledger.level)
     assert b.memory.plain_mean == pytest.approx(a.memory.plain_mean, rel=0.02)
@@ -244,23 +245,23 @@ def test_what_plain_steps_take_beside_their_usual_time_are_accidents() -> None:
     """Not what they scatter by; and of an accident no more than is booked."""
     c = resting()
     c.memory.plain_mean = 1.0
-    c._pass_over([StepRecord(verify_us=1e3 + 100 * (i % 2)) for i in range(80)])
+    c._learn_mean([1e3 + 100 * (i % 2) for i in range(80)])
     assert c.memory.plain_mean <= 1.0
-    c._pass_over([StepRecord(verify_us=1e9 if i == 3 else 1e3) for i in range(8)])
+    c._learn_mean([1e9 if i == 3 else 1e3 for i in range(8)])
     assert 1.0 < c.memory.plain_mean < 1.12
 
 
 def test_a_level_that_moved_in_a_rest_is_no_accident() -> None:
     """All passes take ten times as long: drafts are not charged beside that."""
     c = resting()
-    c._pass_over([StepRecord(verify_us=1e3 if i < 11 else 1e4) for i in range(60)])
+    c._learn_mean([1e3 if i < 11 else 1e4 for i in range(60)])
     assert c.memory.plain_mean < 1.4
 
 
 def test_steps_of_no_time_may_be_passed_over() -> None:
     c = resting()
     before = c.memory.plain_mean
-    c._pass_over([StepRecord() for _ in range(20)])
+    c._learn_mean([0.0] * 20)
     assert c.memory.plain_mean == before
 
 
@@ -496,10 +497,14 @@ def test_says_which_better_length_the_ledger_does_not_allow() -> None:
     """K = 8 has the higher utility, and may lose two plain steps a step."""
     c = forecast()
     options = [Option(0, 1.0, 0.0, 0.0), Option(5, 1.6, 0.5, -0.1), Option(8, 1.7, 0.6, 2.0)]
-    assert pick(options, c.memory.ledger)[:3] == (8, "choose", "the best forecast")
+    assert said(pick(options, c.memory.ledger)) == (8, "choose", "the best forecast")
     c.memory.ledger.level = 1.0
     why = "the best forecast but for K = 8, which the loss ledger does not allow"
-    assert pick(options, c.memory.ledger)[:3] == (5, "choose", why)
+    assert said(pick(options, c.memory.ledger)) == (5, "choose", why)
+
+
+def said(choice: Choice) -> tuple[int, str, str]:
+    return choice.n_draft, choice.phase, choice.why
 
 
 CURVES = st.lists(st.floats(0.0, 1.0), min_size=8, max_size=8)

@@ -131,7 +131,7 @@ def test_where_passes_cost_as_much_as_their_tokens_nothing_pays() -> None:
 def priced(*costs: float, change: float) -> MatchForecast:
     """One that knows what 1, 2, ... drafted tokens cost, in plain steps, and a change of widths."""
     c = match_forecast()
-    c._prices = [Price(1 + i, cost, 0.0) for i, cost in enumerate(costs)]
+    c._prices = [Price(1 + i, cost, 0.0, 1.0) for i, cost in enumerate(costs)]
     c._change, c._plain_doubt = change, 0.0
     return c
 
