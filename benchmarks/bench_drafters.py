@@ -10,9 +10,11 @@ per second, tokens per step, the speed as a share of plain decoding's, and what 
 Texts: four kinds of places in those modules of the standard library that the demo models were not trained on
 (pyspac/train/corpus.py); greedy, or sampled with `--temp`: each request has a seed of its own then, the same
 for all contenders and rounds; each drafter's text is another even so, as drafts draw random numbers, too.
-Every request is run by every contender before the next one, in another order each round; the first round is
-not measured. A session is kept over all rounds, so `auto` knows what it learned before, as in a process
-that runs for longer. `of_best` is the speed of `auto` as a share of the best fixed length's with the same
+Every request is run by every contender before the next one, in another order each round. Two sessions of one
+contender differ by up to 4 %, for where their memory lies, so all are opened `--sessions` times, with
+`--rounds` rounds each after one that is not measured. `auto` hands on what it learned, as in a process that
+runs for longer. `none again` is plain decoding in a second session: what it is off by says how much a ratio
+may be. `of_best` is the speed of `auto` as a share of the best fixed length's with the same
 drafter, none included.
 
 The requests are also divided by what plain decoding makes of them: `new`, if fewer than half of the threes of
@@ -48,9 +50,11 @@ from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.generate.spec_types import DRAFT_EAGLE3, LLAMA, OWN, SERVER_ONLY
 from pyspac.model.gguf_header import read_header
+from pyspac.speculation.manager import Speculation
 from pyspac.train.corpus import read_stdlib
 
 AUTO: Final = "auto"
+AGAIN: Final = "again"
 ALL: Final = "all"  # texts together
 NEW: Final = "new"
 REPEATED: Final = "repeated"
@@ -133,12 +137,13 @@ class Contender:
 
     @property
     def name(self) -> str:
-        return OFF if self.drafter == "none" else f"{self.drafter} {self.length}"
+        return OFF if self.length == "0" else f"{self.drafter} {self.length}"
 
 
 def contenders(args: argparse.Namespace) -> Iterator[Contender]:
     """Plain decoding first; a line on stderr for a drafter that has no file."""
     yield Contender("none", "0", {})
+    yield Contender("none", AGAIN, {})
     for drafter in args.drafters:
         path, fields = _drafter_fields(drafter, args)
         if path is not None and not path.is_file():
@@ -184,11 +189,13 @@ def open_session(contender: Contender, args: argparse.Namespace) -> Session:
 class Requests:
     """Every request by every contender in turn, in another order each round."""
 
-    def __init__(self, sessions: dict[str, Session], args: argparse.Namespace) -> None:
-        self.sessions, self.args = sessions, args
+    def __init__(
+        self, sessions: dict[str, Session], shares: dict[str, list[float]], args: argparse.Namespace
+    ) -> None:
+        """`shares` gets those of each text, by contender: see `repeats`."""
+        self.sessions, self.shares, self.args = sessions, shares, args
         self.requests = [(kind, text) for kind, of_kind in texts(args.requests).items() for text in of_kind]
         self.rng = random.Random(0)
-        self.shares: dict[str, list[float]] = {name: [] for name in sessions}  # of each text: repeats()
 
     def run(self, name: str, text: str, seed: int) -> Metrics:
         session = self.sessions[name]
@@ -213,15 +220,19 @@ class Requests:
 
 def measure(found: list[Contender], args: argparse.Namespace) -> tuple[Results, dict[str, float]]:
     """All of them in turn on every request; see the top. And by contender what share of its texts repeats."""
-    results = Results("")
-    with ExitStack() as stack:
-        sessions = {c.name: stack.enter_context(open_session(c, args)) for c in found}
-        requests = Requests(sessions, args)
-        for i in range(1 + args.rounds):
-            for name, by_kind in requests.round().items():
-                for kind, timing in by_kind.items() if i else ():
-                    results.add(kind, name, timing)
-    return results, {name: fmean(shares) for name, shares in requests.shares.items()}
+    results, learned = Results(""), dict[str, Speculation | None]()
+    shares: dict[str, list[float]] = {contender.name: [] for contender in found}
+    for _ in range(args.sessions):
+        with ExitStack() as stack:
+            sessions = {c.name: stack.enter_context(open_session(c, args)) for c in found}
+            for name, session in sessions.items():
+                session.speculation = learned.setdefault(name, session.speculation)
+            requests = Requests(sessions, shares, args)
+            for i in range(1 + args.rounds):
+                for name, by_kind in requests.round().items():
+                    for kind, timing in by_kind.items() if i else ():
+                        results.add(kind, name, timing)
+    return results, {name: fmean(some) for name, some in shares.items()}
 
 
 # ---- rows ------------------------------------------------------------------------------------------
@@ -254,7 +265,7 @@ def rows(found: list[Contender], results: Results, shares: dict[str, float]) -> 
 
 def _of_best(found: list[Contender], results: Results, kind: str, auto: Contender) -> float:
     """The speed of `auto` as a share of that of the best fixed length of its drafter, none included."""
-    fixed = [c.name for c in found if c.drafter in (auto.drafter, "none") and c.length != AUTO]
+    fixed = [c.name for c in found if c.drafter in (auto.drafter, "none") and c.length not in (AUTO, AGAIN)]
     return results.speedup(kind, auto.name) / max(results.speedup(kind, name) for name in fixed)
 
 
@@ -335,7 +346,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model-draft", type=Path, default=DRAFT)
     parser.add_argument("--mtp", type=Path, default=MODELS / "demo-mtp.gguf", help="a gated LoRA")
     parser.add_argument("--head", type=Path, help="an EAGLE-3 draft, or a file with an MTP head")
-    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--rounds", type=positive, default=2, help="measured ones of each session")
+    parser.add_argument("--sessions", type=positive, default=3, help="how often all contenders are opened")
     parser.add_argument("--requests", type=positive, default=2, help="per kind of text")
     parser.add_argument("--predict", type=partial(at_least, 2), default=128, help="tokens per request")
     parser.add_argument("--prompt-tokens", type=positive, default=200)
@@ -377,7 +389,8 @@ def run(args: argparse.Namespace) -> None:
         print(machine.one_line(about))
         show(result)
     if args.json:
-        how = {"benchmark": "drafters", "model": args.model.name, "n_rounds": args.rounds}
+        how = {"benchmark": "drafters", "model": args.model.name}
+        how |= {"n_sessions": args.sessions, "n_rounds": args.rounds}
         how |= {"temp": args.temp, "n_threads": args.threads, "clock": args.clock, "machine": about}
         lines = "".join(json.dumps(row | how) + "\n" for row in result)
         if args.json == STDOUT:

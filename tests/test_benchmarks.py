@@ -84,7 +84,7 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
     """A drafter whose file is absent is a line, and no error; `auto` says how near it is to the best."""
     run = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/bench_drafters.py"), "--json", "-", "--threads", "1",
-         "--rounds", "1", "--requests", "1", "--predict", "16", "--prompt-tokens", "64", "--lengths", "3",
+         "--sessions", "2", "--rounds", "1", "--requests", "1", "--predict", "16", "--prompt-tokens", "64", "--lengths", "3",
          "--drafters", "ngram,draft-lora,head", "--mtp", "/nowhere/mtp.gguf"],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
@@ -95,14 +95,15 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
     divided = [kind for kind in ("new", "repeated") if kind in {row["text"] for row in rows}]
     assert divided
     kinds = ["code", "prose", "tables", "imports", "all", *divided]
-    contenders = [("none", "0"), ("ngram", "3"), ("ngram", "auto")]
+    contenders = [("none", "0"), ("none", "again"), ("ngram", "3"), ("ngram", "auto")]
     assert [(row["drafter"], row["length"], row["text"]) for row in rows] == [
         (*contender, kind) for contender in contenders for kind in kinds
     ]
     for row in rows:
         assert row["tps"] > 0 < row["ratio"]
         assert 1 <= row["tokens_per_step"] <= 1 + 3 * (row["length"] == "3") + 8 * (row["length"] == "auto")
-        assert (row["ratio"] == 1) or row["drafter"] != "none"
+        assert (row["ratio"] == 1) or row["length"] != "0"
+        assert row["n_sessions"] == 2
         assert ("of_best" in row) == (row["length"] == "auto")
         assert row["machine"]["cpu"]
 
@@ -117,6 +118,7 @@ WRONG = {
     "--threads 0": "give a whole number of 1 or more",
     "--rounds 0": "give a whole number of 1 or more",
     "--rounds -1": "give a whole number of 1 or more",
+    "--sessions 0": "give a whole number of 1 or more",
     "--requests 0": "give a whole number of 1 or more",
     "--requests -1": "give a whole number of 1 or more",
     "--predict 0": "give a whole number of 2 or more",

@@ -322,7 +322,6 @@ class ForecastBase(Controller):
             self._decide(choice.phase, choice.n_draft, step, utilities=choice.utilities, why=choice.why)
 
 
-
 class Forecast(ForecastBase):
     """With one length for the whole text."""
 
