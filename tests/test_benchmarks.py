@@ -84,8 +84,8 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
     """A drafter whose file is absent is a line, and no error; `auto` says how near it is to the best."""
     run = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/bench_drafters.py"), "--json", "-", "--threads", "1",
-         "--sessions", "2", "--rounds", "1", "--requests", "1", "--predict", "16", "--prompt-tokens", "64", "--lengths", "3",
-         "--drafters", "ngram,draft-lora,head", "--mtp", "/nowhere/mtp.gguf"],
+         "--sessions", "2", "--rounds", "1", "--requests", "1", "--predict", "16", "--prompt-tokens", "64",
+         "--lengths", "3", "--drafters", "ngram,draft-lora,head", "--mtp", "/nowhere/mtp.gguf"],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
