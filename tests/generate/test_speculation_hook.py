@@ -232,6 +232,21 @@ def test_nothing_is_told_before_a_rest_is_over() -> None:
     assert hook.controller.n_told == [0, 1, 2, 3, 4]
 
 
+def test_drafts_and_steps_behind_them_are_told_of_at_once() -> None:
+    """With the plain steps before them; and the controller knows how many it was not told of."""
+    hook = SpeculationHook(Speculation(Resting, n_draft_max=8), model_drafter()[0])
+    controller = hook.controller
+    assert isinstance(controller, Resting)
+    told = []
+    for step, n_draft in enumerate([0, 0, 2, 3, 0, 0, 0]):
+        hook.after_step(StepRecord(step=step, n_draft=n_draft))
+        told.append((len(controller.n_told), controller.n_untold))
+    assert told == [(0, 1), (0, 2), (3, 0), (4, 0), (5, 0), (5, 1), (5, 2)]
+    assert controller.n_told == [0, 1, 2, 3, 4]
+    hook.finish()
+    assert controller.n_untold == 0
+
+
 def test_draft_model_catches_up_in_one_batch() -> None:
     """Off for a long while, then on: the drafter reads all it missed in one decode, not token by token."""
     drafter, draft_context = model_drafter()

@@ -324,6 +324,20 @@ def test_who_has_only_lost_earns_less() -> None:
     assert ledger.level == pytest.approx(level - 1.0 + 2.0 * SHARE + SHARE_IN_DEBT)
 
 
+def test_a_new_request_is_not_in_debt_until_it_has_lost_a_step() -> None:
+    ledger = LossLedger(level=0.0, gain=-100.0)
+    ledger.begin_request()
+    ledger.book(1.0, 1.0)
+    assert ledger.level == pytest.approx(SHARE)
+    ledger.book(3.0, 1.0)
+    level = ledger.level
+    ledger.book(1.0, 1.0)
+    assert ledger.level == pytest.approx(level + SHARE_IN_DEBT)
+    rich = LossLedger(gain=50.0)
+    rich.begin_request()
+    assert rich.gain == 50.0
+
+
 def test_a_sure_gain_may_overdraw_the_ledger_once() -> None:
     ledger = LossLedger(level=-0.5 * CAPACITY)
     assert not ledger.can_lose(0.0)
