@@ -7,7 +7,6 @@ one with the highest utility, unless others have a higher score: of these the on
 from __future__ import annotations
 
 import math
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 from pyspac.ledger import LossLedger
@@ -88,20 +87,17 @@ def candidates(n_max: int) -> list[int]:
     return [*lengths, n_max] if n_max else []
 
 
-_utility, _score, _loss = attrgetter("utility"), attrgetter("score"), attrgetter("loss")
-
-
 def pick(options: list[Option], ledger: LossLedger, place: str = "") -> Choice:
     """Choose the best forecast, or the least risk that may be better."""
     can_lose = ledger.can_lose
     allowed = [option for option in options if option.n_draft == 0 or can_lose(option.loss, option.once)]
-    likeliest = max(allowed, key=_utility)
+    likeliest = max(allowed, key=lambda option: option.utility)
     bolder = [option for option in allowed if option.score > likeliest.score]
-    best = min(bolder, key=_loss) if bolder else likeliest
-    if best.n_draft == 0 and (boldest := max(options, key=_score)).n_draft > 0:
+    best = min(bolder, key=lambda option: option.loss) if bolder else likeliest
+    if best.n_draft == 0 and (boldest := max(options, key=lambda option: option.score)).n_draft > 0:
         return Choice(0, "hold", options, boldest.n_draft, place)
     if best is likeliest:
-        dearer = max(options, key=_utility)
+        dearer = max(options, key=lambda option: option.utility)
         is_ruled_out = dearer.utility > best.utility
         other = dearer.n_draft if is_ruled_out else best.n_draft
         return Choice(best.n_draft, "choose", options, other, place)
