@@ -232,6 +232,8 @@ def measure(found: list[Contender], args: argparse.Namespace) -> tuple[Results, 
                 for name, by_kind in requests.round().items():
                     for kind, timing in by_kind.items() if i else ():
                         results.add(kind, name, timing)
+            for speculation in filter(None, learned.values()):
+                speculation.end()  # while the drafters are open that it learns from
     return results, {name: fmean(some) for name, some in shares.items()}
 
 

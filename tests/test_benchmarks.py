@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,7 +86,7 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
     run = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/bench_drafters.py"), "--json", "-", "--threads", "1",
          "--sessions", "2", "--rounds", "1", "--requests", "1", "--predict", "16", "--prompt-tokens", "64",
-         "--lengths", "3", "--drafters", "ngram,draft-lora,head", "--mtp", "/nowhere/mtp.gguf"],
+         "--lengths", "3", "--drafters", "ngram,ngram-simple,draft-lora,head", "--mtp", "/nowhere/mtp.gguf"],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
@@ -95,7 +96,7 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
     divided = [kind for kind in ("new", "repeated") if kind in {row["text"] for row in rows}]
     assert divided
     kinds = ["code", "prose", "tables", "imports", "all", *divided]
-    contenders = [("none", "0"), ("none", "again"), ("ngram", "3"), ("ngram", "auto")]
+    contenders = [("none", "0"), ("none", "again"), *product(("ngram", "ngram-simple"), ("3", "auto"))]
     assert [(row["drafter"], row["length"], row["text"]) for row in rows] == [
         (*contender, kind) for contender in contenders for kind in kinds
     ]

@@ -86,6 +86,12 @@ class Speculation:
         self.slots[slot] = self.make(self.shared)
         return self.slots[slot]
 
+    def end(self) -> None:
+        """All requests are over, and their drafters may go. What was learned stays."""
+        for controller in self.slots.values():
+            controller.learn_gathered()
+        self.slots.clear()
+
     def follow(self, first: StepRecord) -> None:
         """A new request in its server slot, heard of by its first step, whose length was decided before it.
 

@@ -422,6 +422,29 @@ class Finds(NgramDrafter):
         return [7] * n
 
 
+def test_requests_that_were_ended_need_no_drafter() -> None:
+    """A `Speculation` that goes on behind another drafter asks the first one, which is closed, no more."""
+
+    class Closes(Again):
+        is_closed = False
+
+        def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
+            assert not self.is_closed
+            return super().draft_at(tokens, end, n_max)
+
+    speculation, drafter = Speculation(n_draft_max=8), Closes()
+    hook = SpeculationHook(speculation, drafter)
+    assert isinstance(hook.controller, Forecast)
+    text = [1, 2, 1]
+    hook.drafter.draft(text, 0)
+    text.append(3)
+    speculation.end()
+    assert hook.controller.memory.seen == {0: (1, 0)}, "learned"
+    assert not speculation.slots, "nobody is asked any more"
+    drafter.is_closed = True
+    assert SpeculationHook(speculation, Again()).controller is not hook.controller
+
+
 def test_what_is_passed_over_is_compared_with_the_text() -> None:
     """Its first token, once; nothing is said of drafts that were made, or could not be."""
     controller = MatchForecast(Shared(n_draft_max=4))
