@@ -494,7 +494,7 @@ def test_explains_itself() -> None:
 
 
 def test_says_which_better_length_the_ledger_does_not_allow() -> None:
-    """K = 7 and K = 8 have higher utilities, and may lose two plain steps a step: the best of both is named."""
+    """K = 7 and K = 8 have higher utilities, and may lose two plain steps a step: the better one is named."""
     c = forecast()
     options = [Option(0, 1.0, 0.0, 0.0), Option(5, 1.6, 0.5, -0.1), Option(7, 1.65, 0.55, 2.0)]
     options.append(Option(8, 1.7, 0.6, 2.0))
