@@ -5,7 +5,8 @@ it, losses drain it, and it never holds more than its capacity: so over any stre
 `capacity + share * n` usual steps are lost, and what the last step overdrew. Where a gain is all but certain
 it may be overdrawn, by the capacity once more: then nothing is lost unless the forecast is wrong.
 
-The share is smaller in debt: for who has lost more than CREDIT beyond what was gained lately.
+The share is smaller in debt: for who has lost more than CREDIT beyond what was gained lately. Another request
+is out of debt until it has lost a step.
 
 Speculation has one against plain decoding, and who tries to do without copies another.
 """
