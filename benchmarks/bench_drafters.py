@@ -12,10 +12,10 @@ Texts: four kinds of places in those modules of the standard library that the de
 for all contenders and rounds; each drafter's text is another even so, as drafts draw random numbers, too.
 Every request is run by every contender before the next one, in another order each round. Two sessions of one
 contender differ by up to 4 %, for where their memory lies, so all are opened `--sessions` times, with
-`--rounds` rounds each after one that is not measured. `auto` hands on what it learned, as in a process that
-runs for longer. `none again` is plain decoding in a second session: what it is off by says how much a ratio
-may be. `of_best` is the speed of `auto` as a share of the best fixed length's with the same
-drafter, none included.
+`--rounds` rounds each time after one that is not measured. What `auto` learned goes from one session to the
+next, as in a process that runs for longer. `none again` is plain decoding in another session: how far its
+`ratio` is from 1 says how far others may be off by chance. `of_best` is the speed of `auto` as a share of the
+best fixed length's with the same drafter, none included.
 
 The requests are also divided by what plain decoding makes of them: `new`, if fewer than half of the threes of
 tokens that end in its continuation came earlier in prompt or continuation, else `repeated`. (Threes, as
@@ -129,7 +129,7 @@ def repeats(prompt: list[int], text: list[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One drafter at one length; `length`: a number of tokens, or `auto`."""
+    """One drafter at one length; `length`: a number of tokens, `auto`, or `again`: plain decoding again."""
 
     drafter: str
     length: str
@@ -141,7 +141,7 @@ class Contender:
 
 
 def contenders(args: argparse.Namespace) -> Iterator[Contender]:
-    """Plain decoding first; a line on stderr for a drafter that has no file."""
+    """Plain decoding first, twice; a line on stderr for a drafter that has no file."""
     yield Contender("none", "0", {})
     yield Contender("none", AGAIN, {})
     for drafter in args.drafters:
@@ -348,8 +348,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model-draft", type=Path, default=DRAFT)
     parser.add_argument("--mtp", type=Path, default=MODELS / "demo-mtp.gguf", help="a gated LoRA")
     parser.add_argument("--head", type=Path, help="an EAGLE-3 draft, or a file with an MTP head")
-    parser.add_argument("--rounds", type=positive, default=2, help="measured ones of each session")
-    parser.add_argument("--sessions", type=positive, default=3, help="how often all contenders are opened")
+    usual = "measured rounds each time that all are opened; default: %(default)s"
+    parser.add_argument("--rounds", type=positive, default=2, help=usual)
+    usual = "how often all contenders are opened anew; default: %(default)s"
+    parser.add_argument("--sessions", type=positive, default=3, help=usual)
     parser.add_argument("--requests", type=positive, default=2, help="per kind of text")
     parser.add_argument("--predict", type=partial(at_least, 2), default=128, help="tokens per request")
     parser.add_argument("--prompt-tokens", type=positive, default=200)

@@ -5,7 +5,8 @@ it, losses drain it, and it never holds more than its capacity: so over any stre
 `capacity + share * n` usual steps are lost, and what the last step overdrew. Where a gain is all but certain
 it may be overdrawn, by the capacity once more: then nothing is lost unless the forecast is wrong.
 
-The share is smaller in debt: for who has lost more than CREDIT beyond what was gained lately.
+The share is smaller in debt: for who has lost more than CREDIT beyond what was gained lately. Another request
+is out of debt until it has lost a step.
 
 Speculation has one against plain decoding, and who tries to do without copies another.
 """
@@ -16,13 +17,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-# Speculation's share of all time: until it is in debt, and in debt. A stream in which nothing pays loses
-# CREDIT, and the latter of what follows. In replays with 0.03 for both the worst loss was 5 % instead of 4,
-# and nobody gained more. 0.015 in debt lost half a percent less, and took twice as long to find out that
-# drafts pay again; with 0.02 for both draft models gained one percent less.
+# Speculation's share of all time: until it is in debt, and in debt. A first request in which nothing pays
+# loses CREDIT, and the latter of what follows; each request after it one step at the former. In replays with
+# 0.03 for both up to half a percent more was lost at worst, and nobody gained more. 0.015 in debt lost half a
+# percent less, and took twice as long to find out that drafts pay again; with 0.02 for both draft models
+# gained one percent less.
 SHARE: Final = 0.03
 SHARE_IN_DEBT: Final = 0.02
-# plain steps that all may lose before they are in debt: with none draft models gained one percent less in
+# plain steps that may be lost before anybody is in debt: with none draft models gained one percent less in
 # texts, and 20 were as good as no difference of shares.
 CREDIT: Final = 10.0
 # usual steps after which a gain, a loss, or the credit counts a third: some requests, as a kind of text lasts

@@ -35,9 +35,9 @@ class NgramDrafter(Drafter):
         return DraftResult(self.copy(tokens, n_max), n_matched=n_matched)
 
     def copy(self, tokens: Sequence[int], n: int) -> list[int]:
-        """The `n` tokens behind the source of the last match.
+        """The `n` tokens behind the source that the last `match` found; it has to have found one.
 
-        Where it comes to the end of the text, the draft's own tokens are copied.
+        Where they come to the end of the text, the draft's own tokens are copied.
         """
         start = len(tokens) - self._distance
         drafted = list(tokens[start : start + n])

@@ -1,8 +1,8 @@
 """Drafts as long as pays at their place in the text: the drafter asks the controller in each step.
 
 The place follows from the match: how many of the last tokens stood together before
-(pyspac/speculation/placed_forecast.py). `MatchLimit` cuts what the n-gram drafter copied, `PlaceLimit` has a
-model draft no more than that.
+(pyspac/speculation/placed_forecast.py). `MatchLimit` has the n-gram drafter copy no more than that, and
+`PlaceLimit` a model draft no more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Speculation control in the decode loop, as a `StepHook` around the split's.
 
 In: a `Speculation`, the drafter, the hook of the split (or none). Out: a hook that limits drafts and
-hears of every step; `drafter` is what the loop must draft with. While the controller rests, steps are put
-down and told of together: between two passes caches are cold, and looking takes tens of microseconds.
+hears of every step; `drafter` is what the loop must draft with. While the controller rests, plain steps are
+put down and told of together: between two passes caches are cold, and looking takes tens of microseconds.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SpeculationHook:
         self._last_ns = time.perf_counter_ns()
         # steps that the controller does not know of yet, and how long each ended behind the one before
         self._untold: list[tuple[StepRecord, float]] = []
-        self._was_plain = True  # the last step
+        self._was_plain = True  # whether the last step was plain
 
     def n_draft_limit(self) -> int | None:
         """See StepHook: the smaller of the controller's and the inner hook's."""

@@ -13,7 +13,7 @@
 - `pyspac.ledger`  what speculation may still lose against plain decoding
 - forecast         the default: both curves, and the best of their quotient with its doubt
 - choice           which of judged lengths is taken, as the ledger allows
-- placed_forecast  the same with a length for each place in the text
+- placed_forecast  `forecast` with a length for each place in the text
 - cascade          the paper's test-and-set
 - per_k_ema        an average for each draft length
 - static           a fixed length, and none

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 from pyspac.ledger import LossLedger
 from pyspac.speculation.controller import Phase
 
-NOT_SURE: Final = "the plain step's time is not sure"
-
 
 class Option(NamedTuple):
     """A draft length, judged."""
@@ -43,7 +41,7 @@ class Choice(NamedTuple):
     n_draft: int
     phase: Phase
     options: list[Option]  # of which it is one
-    other: int = 0  # the length that it was preferred to, or that would have been
+    other: int = 0  # the length that it was preferred to, or that the ledger ruled out; itself: none was
     place: str = ""  # of the text, that it holds for
 
     @property
@@ -58,15 +56,15 @@ class Choice(NamedTuple):
             "probe": f"may be better than K = {self.other}: that is not sure",
             "hold": f"the loss ledger does not allow K = {self.other}, which may pay",
             "choose": "the best forecast" + self._ruled_out(),
-            "baseline": NOT_SURE,
+            "baseline": "the plain step's time is not sure",
         }[self.phase]
         return f"{why}; {self.place}" if self.place else why
 
     def _ruled_out(self) -> str:
-        """The length that has a higher utility, if there is one."""
+        """The length with the highest utility, if it is another one."""
         if self.other == self.n_draft:
             return ""
-        return f" but for K = {self.other}, which the loss ledger does not allow"
+        return f" that the loss ledger allows: without it K = {self.other}"
 
 
 def judged(

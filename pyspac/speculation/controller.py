@@ -62,8 +62,8 @@ class Controller(ABC):
         self.shared = shared
         self.n_steps = 0
         self.n_missed = 0  # tokens since the last draft
-        self.n_rest = 0  # plain steps that may be told of together, when they are done; 0: each at once
-        self.n_untold = 0  # that are done, and it was not told of yet
+        self.n_rest = 0  # plain steps behind plain steps that may be told of together; 0: each at once
+        self.n_untold = 0  # steps that are done, and that it was not told of yet
         self.last: StepRecord | None = None  # its last step, but for the one that is looked at
         self.decisions: deque[Decision] = deque(maxlen=N_DECISIONS_KEPT)
         self.compare_shadow: Callable[[], None] = _nothing  # have `observe_shadow` told what there is to tell

@@ -21,7 +21,7 @@ What else there is, and why:
 - drafters end drafts by themselves, and each change of widths sets up a graph anew: E[time] has both;
 - what a new length takes to begin with (a graph, caches, what the drafter has missed) is paid once, so two
   steps are taken before it is judged; while a choice stands, steps are put down and learned from later,
-  and plain ones need not be told of before (the rest);
+  and plain ones need not be told of before (a rest);
 - a choice that differs from the present one must earn a change of widths while its evidence lasts;
 - the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
 - the others in a batch wait for our drafts, so tokens and losses are counted per batch;
@@ -43,20 +43,22 @@ from pyspac.speculation.choice import PLAIN, Choice, Option, Price, candidates, 
 from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import FAR, NOISE, Estimate
 
-# A choice is kept for so long at most, unless it loses a plain step before; one that was just made for as
-# long as it has stood. Choosing takes 250 us with cold caches, as between two passes: 0.8 % of the time. In
-# replays of texts draft models gained up to 0.8 % with 15 ms, n-grams nothing. Steps are gathered meanwhile.
+# A choice is kept for so long at most, unless it loses a plain step before: one step at first, and twice as
+# long each time that it is confirmed. Choosing takes 250 us with cold caches, as between two passes: 0.8 % of
+# the time. In replays of texts draft models gained up to 0.8 % with 15 ms, n-grams nothing. Steps are
+# gathered meanwhile.
 CHOICE_US: Final = 30_000.0
 # A plain step is chosen for so long, at first and at most, if no shadow tells of drafts meanwhile: only time
-# changes what is thought of them. In replays 7.5 and 30 ms at first were as good, and 120 at most.
+# changes what is thought of them. In replays 7.5 and 30 ms at first were as good, and 120 at most. `ngram`
+# keeps its choices for the latter, unless its last step drafted (placed_forecast.py).
 REST_US: Final = (15_000.0, 60_000.0)
 N_REST_MAX: Final = 1000  # steps; of a time near 0 it would be tens of thousands, whatever they take then
 # Plain steps that an accident may take and be charged: a lost time slice or a page from a disk, not a machine
 # that slept. Where accidents hit wide passes alone 5 lost up to half of the time in replays and 10 a tenth;
 # where another program comes and goes draft models gained half a percent less.
 MOST_BOOKED: Final = 10.0
-# Steps at the end of a rest that are looked at: as many as it takes to believe that all passes take three
-# times as long now.
+# Plain steps behind plain steps that are looked at, the last ones since the choice; the others are passed
+# over. As many as it takes to believe that all passes take three times as long now.
 N_LOOKED_AT: Final = 8
 PLAIN_WEIGHT: Final = 0.01  # of a plain step, in what they take in the mean: accidents are one in a hundred
 
@@ -152,7 +154,7 @@ class ForecastBase(Controller):
         return min(us, CHOICE_US)
 
     def _rest(self) -> None:
-        """Have plain steps told of together, while they are chosen."""
+        """Have plain steps told of together, where they are no news."""
         can_rest = self._passes_over() and self._plain_us and not self._n_others
         self.n_rest = min(math.ceil(self._keep_us / self._plain_us), N_REST_MAX) if can_rest else 0
 
@@ -177,7 +179,7 @@ class ForecastBase(Controller):
         self._stood_us = self._balance = 0.0
 
     def _alike(self) -> list[int]:
-        """Which of the gathered steps are plain ones behind plain ones, of which the last tell enough."""
+        """Which of the gathered steps are plain ones behind plain ones: the last of them tell enough."""
         if not self._passes_over():
             return []
         before, alike = self.was_drafting, []

@@ -494,12 +494,13 @@ def test_explains_itself() -> None:
 
 
 def test_says_which_better_length_the_ledger_does_not_allow() -> None:
-    """K = 8 has the higher utility, and may lose two plain steps a step."""
+    """K = 7 and K = 8 have higher utilities, and may lose two plain steps a step: the better one is named."""
     c = forecast()
-    options = [Option(0, 1.0, 0.0, 0.0), Option(5, 1.6, 0.5, -0.1), Option(8, 1.7, 0.6, 2.0)]
+    options = [Option(0, 1.0, 0.0, 0.0), Option(5, 1.6, 0.5, -0.1), Option(7, 1.65, 0.55, 2.0)]
+    options.append(Option(8, 1.7, 0.6, 2.0))
     assert said(pick(options, c.memory.ledger)) == (8, "choose", "the best forecast")
     c.memory.ledger.level = 1.0
-    why = "the best forecast but for K = 8, which the loss ledger does not allow"
+    why = "the best forecast that the loss ledger allows: without it K = 8"
     assert said(pick(options, c.memory.ledger)) == (5, "choose", why)
 
 
