@@ -13,7 +13,7 @@ from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
 from pyspac.speculation.choice import Choice, Option, pick
 from pyspac.speculation.controller import Controller, Shared
-from pyspac.speculation.forecast import Forecast
+from pyspac.speculation.forecast import N_LOOKED_AT, Forecast
 from pyspac.speculation.manager import CONTROLLERS
 
 STEP = 10_000.0  # of a plain step, microseconds
@@ -249,6 +249,16 @@ def test_what_plain_steps_take_beside_their_usual_time_are_accidents() -> None:
     assert c.memory.plain_mean <= 1.0
     c._learn_mean([1e9 if i == 3 else 1e3 for i in range(8)])
     assert 1.0 < c.memory.plain_mean < 1.12
+
+
+def test_accidents_in_a_rest_are_taken_in_after_it() -> None:
+    """Though none of its steps is looked at."""
+    c = resting()
+    before = c.memory.plain_mean
+    c._gathered = [StepRecord(verify_us=5e3 if i % 8 == 3 else 1e3) for i in range(40)]
+    c._gathered += PLAIN[:N_LOOKED_AT]
+    c.learn_gathered()
+    assert c.memory.plain_mean > before + 0.1
 
 
 def test_a_level_that_moved_in_a_rest_is_no_accident() -> None:
