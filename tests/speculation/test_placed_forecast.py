@@ -91,7 +91,9 @@ def test_starts_with_plain_steps() -> None:
 
 
 def test_nothing_is_drafted_at_a_cap_of_0() -> None:
-    assert play(match_forecast(0), 20, MOE, 32, lambda _: 8) == [0] * 20
+    c = match_forecast(0)
+    assert play(c, 20, MOE, 32, lambda _: 8) == [0] * 20
+    assert [decision.why for decision in c.decisions] == ["the best forecast; the cap is 0"]
 
 
 def test_long_matches_are_drafted_to_the_end_and_short_ones_not() -> None:
@@ -257,6 +259,9 @@ def test_choices_stand_for_longer_while_nothing_is_drafted() -> None:
     c._chosen[2, 0] = Choice(2, "probe", [])
     assert c._is_due(StepRecord(n_draft=2))
     assert not c._is_due(StepRecord())
+    c.last = StepRecord()
+    c._reconsider()
+    assert c.n_rest * STEP == pytest.approx(REST_US[1], abs=STEP), "it was not drafted"
 
 
 # ---- a model's drafts -----------------------------------------------------------------------------
