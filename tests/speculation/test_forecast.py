@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from scripted import always, play
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
-from pyspac.speculation.choice import Choice, Option, pick
+from pyspac.speculation.choice import Choice, Option, Price, judged, pick
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.forecast import N_LOOKED_AT, Forecast
 from pyspac.speculation.manager import CONTROLLERS
@@ -511,6 +512,13 @@ def test_says_which_better_length_the_ledger_does_not_allow() -> None:
     c.memory.ledger.level = 1.0
     why = "the best forecast but for K = 8, which the loss ledger does not allow"
     assert said(pick(options, c.memory.ledger)) == (5, "choose", why)
+
+
+def test_what_an_option_may_lose_by_hand() -> None:
+    """A step of two plain ones that may take half as long again, and gains 1.5, give or take a fifth."""
+    option = judged(Price(2, 2.0, 0.04, 1.5), 1.5, 0.3, 2.0, appetite=0.5, once=0.25)
+    score = math.log(0.75) + 0.5 * math.sqrt(0.08)
+    assert option == (2, 0.75, pytest.approx(score), pytest.approx(1.8), 0.25)
 
 
 def said(choice: Choice) -> tuple[int, str, str]:
