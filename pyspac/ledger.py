@@ -42,16 +42,23 @@ class LossLedger:
     share: float = SHARE
     share_in_debt: float = SHARE_IN_DEBT
     gain: float = CREDIT  # usual steps gained lately, less those lost, and the credit; not above 0: in debt
+    n_sharers: int = 1  # of the last step
 
     def begin_request(self) -> None:
-        """Another request is another text: nobody is in debt before it has lost a step."""
-        self.gain = max(self.gain, 1.0)
+        """Another request is another text: nobody is in debt before it has lost a step.
+
+        In a batch the others' debts stay: what they lose together each of them sees a part of, and one of
+        three that always drafted in vain, in short requests, lost 8 % of the time in replays instead of 5.
+        """
+        if self.n_sharers == 1:
+            self.gain = max(self.gain, 1.0)
 
     def book(self, n_steps: float, n_gained: float, n_sharers: int = 1) -> None:
         """A step took as long as `n_steps` usual ones and emitted as much as `n_gained` of them.
 
         `n_sharers`: how many book steps of the same time, as the sequences of a batch do.
         """
+        self.n_sharers = n_sharers
         share = self.share if self.gain > 0.0 else self.share_in_debt
         earned = share * n_steps / n_sharers
         self.gain = self.gain * math.exp(-n_steps / GAIN_LIFE) + n_gained - n_steps

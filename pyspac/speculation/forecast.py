@@ -165,8 +165,9 @@ class ForecastBase(Controller):
     def learn_gathered(self) -> None:
         """See Controller."""
         self.compare_shadow()
-        passed, n = dict.fromkeys(self._alike()[:-N_LOOKED_AT]), 0
-        for i, record in enumerate(self._gathered):
+        gathered, self._gathered = self._gathered, []  # first: an interrupt must not have one learned twice
+        passed, n = dict.fromkeys(self._alike(gathered)[:-N_LOOKED_AT]), 0
+        for i, record in enumerate(gathered):
             if i in passed:
                 n += 1
                 continue
@@ -174,16 +175,15 @@ class ForecastBase(Controller):
                 self._pass_over(n)
                 n = 0
             self._learn_step(record)
-        self._learn_mean([self._gathered[i].total_us for i in passed])
-        self._gathered.clear()
+        self._learn_mean([gathered[i].total_us for i in passed])
         self._stood_us = self._balance = 0.0
 
-    def _alike(self) -> list[int]:
-        """Which of the gathered steps are plain ones behind plain ones: the last of them tell enough."""
+    def _alike(self, gathered: list[StepRecord]) -> list[int]:
+        """Which of these steps are plain ones behind plain ones: the last of them tell enough."""
         if not self._passes_over():
             return []
         before, alike = self.was_drafting, []
-        for i, record in enumerate(self._gathered):
+        for i, record in enumerate(gathered):
             if not (before or record.width > 1):
                 alike.append(i)
             before = record.width > 1

@@ -464,6 +464,13 @@ def test_what_is_passed_over_is_compared_with_the_text() -> None:
     assert heard == [(5, True), (5, False), (5, True)]
 
 
+def test_no_more_is_copied_than_others_allow() -> None:
+    """The end of the output, or of the context."""
+    controller = MatchForecast(Shared(n_draft_max=4))
+    controller.n_draft_for = lambda n_matched: 4  # type: ignore[method-assign]
+    assert MatchLimit(Finds(), controller).draft([1], 2) == DraftResult([7, 7], n_matched=5)
+
+
 class Drafts(Drafter):
     """As many as it may."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -11,9 +12,9 @@ from scripted import always, play
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
-from pyspac.speculation.choice import Choice, Option, pick
+from pyspac.speculation.choice import Choice, Option, Price, judged, pick
 from pyspac.speculation.controller import Controller, Shared
-from pyspac.speculation.forecast import Forecast
+from pyspac.speculation.forecast import N_LOOKED_AT, Forecast
 from pyspac.speculation.manager import CONTROLLERS
 
 STEP = 10_000.0  # of a plain step, microseconds
@@ -249,6 +250,16 @@ def test_what_plain_steps_take_beside_their_usual_time_are_accidents() -> None:
     assert c.memory.plain_mean <= 1.0
     c._learn_mean([1e9 if i == 3 else 1e3 for i in range(8)])
     assert 1.0 < c.memory.plain_mean < 1.12
+
+
+def test_accidents_in_a_rest_are_taken_in_after_it() -> None:
+    """Though none of its steps is looked at."""
+    c = resting()
+    before = c.memory.plain_mean
+    c._gathered = [StepRecord(verify_us=5e3 if i % 8 == 3 else 1e3) for i in range(40)]
+    c._gathered += PLAIN[:N_LOOKED_AT]
+    c.learn_gathered()
+    assert c.memory.plain_mean > before + 0.1
 
 
 def test_a_level_that_moved_in_a_rest_is_no_accident() -> None:
@@ -502,6 +513,13 @@ def test_says_which_better_length_the_ledger_does_not_allow() -> None:
     c.memory.ledger.level = 1.0
     why = "the best forecast that the loss ledger allows: without it K = 8"
     assert said(pick(options, c.memory.ledger)) == (5, "choose", why)
+
+
+def test_what_an_option_may_lose_by_hand() -> None:
+    """A step of two plain ones that may take half as long again, and gains 1.5, give or take a fifth."""
+    option = judged(Price(2, 2.0, 0.04, 1.5), 1.5, 0.3, 2.0, appetite=0.5, once=0.25)
+    score = math.log(0.75) + 0.5 * math.sqrt(0.08)
+    assert option == (2, 0.75, pytest.approx(score), pytest.approx(1.8), 0.25)
 
 
 def said(choice: Choice) -> tuple[int, str, str]:

@@ -15,6 +15,7 @@ from pyspac.ledger import CAPACITY, SHARE
 from pyspac.speculation.choice import Choice, Price
 from pyspac.speculation.controller import Shared
 from pyspac.speculation.forecast import CHOICE_US, N_LOOKED_AT, REST_US
+from pyspac.speculation.manager import Speculation
 from pyspac.speculation.matches import N_GUESSED, N_MATCHED_MAX, MatchCurve
 from pyspac.speculation.placed_forecast import N_REPEATED, NOT_ASKED, MatchForecast, ModelForecast
 
@@ -90,7 +91,9 @@ def test_starts_with_plain_steps() -> None:
 
 
 def test_nothing_is_drafted_at_a_cap_of_0() -> None:
-    assert play(match_forecast(0), 20, MOE, 32, lambda _: 8) == [0] * 20
+    c = match_forecast(0)
+    assert play(c, 20, MOE, 32, lambda _: 8) == [0] * 20
+    assert [decision.why for decision in c.decisions] == ["the best forecast; the cap is 0"]
 
 
 def test_long_matches_are_drafted_to_the_end_and_short_ones_not() -> None:
@@ -256,6 +259,9 @@ def test_choices_stand_for_longer_while_nothing_is_drafted() -> None:
     c._chosen[2, 0] = Choice(2, "probe", [])
     assert c._is_due(StepRecord(n_draft=2))
     assert not c._is_due(StepRecord())
+    c.last = StepRecord()
+    c._reconsider()
+    assert c.n_rest * STEP == pytest.approx(REST_US[1], abs=STEP), "it was not drafted"
 
 
 # ---- a model's drafts -----------------------------------------------------------------------------
@@ -358,3 +364,24 @@ def test_what_was_asked_in_steps_that_are_passed_over_is_forgotten_with_them() -
     c._asked.extend([NOT_ASKED] * 20)
     c.learn_gathered()
     assert not c._asked
+
+
+def test_after_an_interrupt_the_next_request_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C came while steps were learned: none of them is learned again, as nobody knows what was asked."""
+    speculation = Speculation(n_draft_max=8, forecast=ModelForecast)
+    c = speculation.begin()
+    assert isinstance(c, ModelForecast)
+    c._gathered = [StepRecord(verify_us=1e3)] * 5
+    c._asked.extend([NOT_ASKED] * 5)
+    learned = []
+
+    def interrupted(record: StepRecord) -> None:
+        learned.append(record)
+        if len(learned) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(c, "_book", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        c.learn_gathered()
+    assert speculation.begin() is not c
+    assert len(learned) == 3

@@ -338,6 +338,18 @@ def test_a_new_request_is_not_in_debt_until_it_has_lost_a_step() -> None:
     assert rich.gain == 50.0
 
 
+def test_a_new_request_in_a_batch_stays_in_debt() -> None:
+    """Or thousands of short requests, three at a time, would never be in debt at all."""
+    ledger = LossLedger(level=0.0, gain=-100.0)
+    ledger.book(1.0, 1.0, 3)
+    gain = ledger.gain
+    ledger.begin_request()
+    assert ledger.gain == gain < 0.0
+    ledger.book(1.0, 1.0)
+    ledger.begin_request()
+    assert ledger.gain > 0.0, "alone"
+
+
 def test_a_sure_gain_may_overdraw_the_ledger_once() -> None:
     ledger = LossLedger(level=-0.5 * CAPACITY)
     assert not ledger.can_lose(0.0)
