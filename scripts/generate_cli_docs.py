@@ -68,7 +68,7 @@ measured is `null`; without slots on a device (`mode` other than `split`) all of
 | `scheduler.whole` | [whole layers](gpu.md#whole-layers); `null`: there can be none |
 | `.layers`, `.predicted_gain` | which ones; 0.05: predicted to be 5 % faster than none |
 | `.saved_us`, `.n_changes` | measured: what one saves per forward, by device; times others were wanted |
-| `decisions`, `costs` | with `--explain`: each change of the draft length; the times it rests on |
+| `decisions`, `costs` | with `--explain`: each change of mind, by place; the times it rests on |
 """
 
 

@@ -1,7 +1,8 @@
 """What a speculation controller sees and says: records of steps in, a draft length out.
 
 One controller per sequence (request, server slot). Each step: `next_n_draft()`, then `observe()` of what
-happened. What several sequences share is in `Shared`.
+happened; plain steps may be told of later, some together (`n_rest`). What several sequences share is in
+`Shared`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Decision:
     step: int  # of this sequence, from 0: the first step it holds for
     phase: Phase
     n_draft: int
-    n_steps: int | None = None  # how long it holds at most; None: until the next one
+    n_steps: int | None = None  # how long it holds at most; None: until the next one for its place
     utilities: dict[int, float] = field(default_factory=dict)  # by draft length
     why: str = ""
 

@@ -316,7 +316,7 @@ class ForecastBase(Controller):
         self._say(choice)
 
     def _say(self, choice: Choice) -> None:
-        """Keep it among the decisions, if it is another one."""
+        """Keep it among the decisions, if it is another one than the last for its place."""
         decided = choice.n_draft, choice.phase
         if self._said.get(choice.place) != decided:
             self._said[choice.place] = decided
