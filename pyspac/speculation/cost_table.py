@@ -9,9 +9,11 @@ shorter (another program on the same core, a longer context, more experts reside
 every sample. The shape of a width is its own, and settles. A sample that is not what was expected is divided
 between both in proportion to what is uncertain about each (a Kalman filter of two logarithms), so widths that
 were not seen lately are right in the mean when they are used again. One that is far off moves the level at
-first, and the shape when it repeats while others are as expected. A width that was never seen takes as long
-as the next narrower one, or up to n / n' times as long: no pass is shorter than a narrower one, and n tokens
-at once cost no more than one by one.
+first, and the shape when it repeats while others are as expected. What plain passes take is the level, once
+their shape is settled (some ten samples): a rise moves the level alone, so if their shape took its part of each
+fall, it would sink with every program that comes and goes, and other widths be thought dearer without end. A
+width that was never seen takes as long as the next narrower one, or up to n / n' times as long: no pass is
+shorter than a narrower one, and n tokens at once cost no more than one by one.
 """
 
 from __future__ import annotations
@@ -62,14 +64,17 @@ class TimeCurve:
         self._level_variance = 0.0
         self._n_expected = 0  # value of n_observed, when a sample was last as expected
 
-    def observe(self, n: int, us: float, noise: float = NOISE) -> None:
-        """Take in one measured time of width `n`, and the variance of its logarithm; 0 us: none was taken."""
+    def observe(self, n: int, us: float, noise: float = NOISE, is_plain: bool = False) -> None:
+        """Take in one measured time of width `n`, and the variance of its logarithm; 0 us: none was taken.
+
+        `is_plain`: whether it is what others are compared with.
+        """
         if us <= 0.0:
             return
         self.n_observed += 1
         x = math.log(max(us, 1.0))  # no clock tells less
         if n in self._shapes:
-            self._learn(self._shapes[n], x, noise)
+            self._learn(self._shapes[n], x, noise, is_plain)
         else:
             self._add(n, x, noise)
         self._shapes[n].seen, self._shapes[n].level = self.n_observed, self._level
@@ -79,9 +84,10 @@ class TimeCurve:
         self.n_observed += n_passes
         self._level_variance += LEVEL_DRIFT * n_passes
 
-    def _learn(self, shape: _Shape, x: float, noise: float) -> None:
+    def _learn(self, shape: _Shape, x: float, noise: float, is_plain: bool) -> None:
         """Divide what was not expected between the level and the shape."""
-        shape.variance = self._variance(shape)
+        if not is_plain:
+            shape.variance = self._variance(shape)
         self._level_variance += LEVEL_DRIFT
         error = x - self._level - shape.mean
         if (surprise := error * error / (FAR * FAR * self._sample_variance(shape, noise))) > 1.0:
@@ -95,6 +101,8 @@ class TimeCurve:
             shape.surprised, self._n_expected = 0, self.n_observed
         total = self._sample_variance(shape, noise)
         to_level, to_shape = self._level_variance / total, shape.variance / total
+        if is_plain and shape.variance <= LEVEL_DRIFT:
+            to_shape = 0.0  # see the top
         self._level += to_level * error
         shape.mean += to_shape * error
         self._level_variance *= 1.0 - to_level
@@ -187,7 +195,7 @@ class CostTable:
         width, n_draft, is_plain = record.width, record.n_draft, record.is_plain
         us = record.total_us - record.draft_us
         if record.n_others or (before is not None and width == before.width):
-            self.passes.observe(width, us)
+            self.passes.observe(width, us, is_plain=is_plain)
         elif not is_plain and us > 0.0:
             change_us = min(self.change_us(), 0.5 * us)
             variance = math.log(us / (us - change_us)) ** 2 if self.returns.n_observed else _BEGUN

@@ -60,6 +60,9 @@ MOST_BOOKED: Final = 10.0
 # Plain steps behind plain steps that are looked at, the last ones since the choice; the others are passed
 # over. As many as it takes to believe that all passes take three times as long now.
 N_LOOKED_AT: Final = 8
+# Times as long as thought that a step is charged in advance, at most. With more a full ledger could not afford
+# a draft of one token, which costs two plain steps, and a width that is in doubt would never be measured again.
+FARTHEST: Final = 3.0
 PLAIN_WEIGHT: Final = 0.01  # of a plain step, in what they take in the mean: accidents are one in a hundred
 
 
@@ -282,7 +285,8 @@ class ForecastBase(Controller):
         for k in self.lengths:
             step = table.step(k, self._n_others) or plain
             cost = max(cost, step.us / plain.us)
-            prices.append(Price(k, cost, step.variance, math.exp(FAR * math.sqrt(step.variance))))
+            far = min(math.exp(FAR * math.sqrt(step.variance)), FARTHEST)
+            prices.append(Price(k, cost, step.variance, far))
         return prices
 
     def _judge(self, acceptance: AcceptanceCurve, n_last: int) -> list[Option]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
-from pyspac.speculation.choice import Choice, Price
+from pyspac.speculation.choice import Choice, Price, judged
 from pyspac.speculation.controller import Shared
 from pyspac.speculation.forecast import CHOICE_US, N_LOOKED_AT, REST_US
 from pyspac.speculation.manager import Speculation
@@ -183,6 +183,43 @@ def test_widths_that_stay_are_not_charged_for_changing() -> None:
         n_last = n
     assert c.n_draft_for(32) == 8
     assert c.n_draft_for(3) == 0
+
+
+def busy_then_calm(seed: int) -> list[int]:
+    """Three requests whose drafts hold; six in vain, beside a program that comes and goes; three more."""
+    shared, rng, n_drafts = Shared(n_draft_max=8), random.Random(seed), []
+    for request in range(12):
+        c, is_vain, factor = MatchForecast(shared), 3 <= request < 9, 1.0
+        for _ in range(500):
+            if is_vain and rng.random() < 0.2:
+                factor = 3.0 if rng.random() < 0.3 else 1.0
+            n = min(c.next_n_draft(), c.n_draft_for(8))
+            us = 1e3 * factor * (1 + 0.25 * n) * rng.uniform(0.95, 1.05)
+            n_held = 0 if is_vain else min(n, 4)
+            c.observe(StepRecord(n_draft=n, n_accepted=n_held, n_matched=8 * (n > 0), verify_us=us))
+            if n == 0:
+                c.observe_passed_over(8, not is_vain)
+            n_drafts.append(n)
+    return n_drafts
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_come_back_when_another_program_has_gone(seed: int) -> None:
+    n_drafts = busy_then_calm(seed)
+    assert sum(n > 0 for n in n_drafts[:1500]) > 1400
+    assert sum(n > 0 for n in n_drafts[4500:]) > 1100
+
+
+def test_a_width_in_doubt_can_be_tried_by_a_full_ledger() -> None:
+    """However long nobody has seen it, and though it costs two plain steps."""
+    c = match_forecast()
+    play(c, 100, DEAR, N_MATCHED_MAX, lambda _: 8)
+    c.shared.table.passes.pass_over(10**6)
+    c.memory.ledger.level = CAPACITY
+    c._choose()
+    one = judged(c._prices[0], gained=1.0, unsure=0.0, cost=c._prices[0].cost, appetite=1.0)
+    assert 4.0 < one.loss <= CAPACITY
+    assert c.memory.ledger.can_lose(one.loss)
 
 
 def test_decisions_say_what_was_found() -> None:

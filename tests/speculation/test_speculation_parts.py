@@ -257,6 +257,24 @@ class TestFormulas:
         assert pytest.approx(1.0, abs=0.03) == 3 * 0.34
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_plain_passes_that_another_program_slows_say_nothing_of_wider_ones(seed: int) -> None:
+    """It comes and goes for five steps at a time; nothing is drafted for three thousand steps."""
+    curve, rng, factor = TimeCurve(), random.Random(seed), 1.0
+    for _ in range(30):
+        curve.observe(1, 1e3, is_plain=True)
+        curve.observe(9, 3e3)
+    for _ in range(3000):
+        if rng.random() < 0.2:
+            factor = 3.0 if rng.random() < 0.3 else 1.0
+        curve.observe(1, 1e3 * factor * rng.uniform(0.95, 1.05), is_plain=True)
+    for _ in range(50):
+        curve.observe(1, 1e3, is_plain=True)
+    plain, wide = curve.us(1), curve.us(9)
+    assert plain == pytest.approx(1e3, rel=0.05)
+    assert wide == pytest.approx(3e3, rel=0.25)
+
+
 def test_ledger() -> None:
     ledger = LossLedger()
     ledger.book(2.0, 1.0)  # lost one plain step, earned SHARE of two
