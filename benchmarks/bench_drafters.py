@@ -190,12 +190,15 @@ class Requests:
     """Every request by every contender in turn, in another order each round."""
 
     def __init__(
-        self, sessions: dict[str, Session], shares: dict[str, list[float]], args: argparse.Namespace
+        self,
+        sessions: dict[str, Session],
+        shares: dict[str, list[float]],
+        args: argparse.Namespace,
+        rng: random.Random,
     ) -> None:
-        """`shares` gets those of each text, by contender: see `repeats`."""
-        self.sessions, self.shares, self.args = sessions, shares, args
+        """`shares` gets those of each text, by contender: see `repeats`. `rng`: of the orders."""
+        self.sessions, self.shares, self.args, self.rng = sessions, shares, args, rng
         self.requests = [(kind, text) for kind, of_kind in texts(args.requests).items() for text in of_kind]
-        self.rng = random.Random(0)
 
     def run(self, name: str, text: str, seed: int) -> Metrics:
         session = self.sessions[name]
@@ -220,14 +223,14 @@ class Requests:
 
 def measure(found: list[Contender], args: argparse.Namespace) -> tuple[Results, dict[str, float]]:
     """All of them in turn on every request; see the top. And by contender what share of its texts repeats."""
-    results, learned = Results(""), dict[str, Speculation | None]()
+    results, learned, rng = Results(""), dict[str, Speculation | None](), random.Random(0)
     shares: dict[str, list[float]] = {contender.name: [] for contender in found}
     for _ in range(args.sessions):
         with ExitStack() as stack:
             sessions = {c.name: stack.enter_context(open_session(c, args)) for c in found}
             for name, session in sessions.items():
                 session.speculation = learned.setdefault(name, session.speculation)
-            requests = Requests(sessions, shares, args)
+            requests = Requests(sessions, shares, args, rng)
             for i in range(1 + args.rounds):
                 for name, by_kind in requests.round().items():
                     for kind, timing in by_kind.items() if i else ():

@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -164,6 +165,25 @@ def test_drafters_refuses_what_is_wrong(
     said = capsys.readouterr().err.splitlines()[-1]
     assert code == 2, said
     assert WRONG[line] in said
+
+
+def test_no_two_rounds_of_drafters_have_the_same_order(
+    bench_drafters: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do sessions repeat each other's."""
+    orders = []
+
+    def note_order(requests: Any) -> dict[str, Any]:
+        orders.append(tuple(requests.rng.sample(range(20), 20)))
+        requests.shares[bench_drafters.OFF].append(0.0)
+        return {}
+
+    session = nullcontext(SimpleNamespace(speculation=None))
+    monkeypatch.setattr(bench_drafters, "open_session", lambda contender, args: session)
+    monkeypatch.setattr(bench_drafters.Requests, "round", note_order)
+    args = SimpleNamespace(sessions=3, rounds=1, requests=1)
+    bench_drafters.measure([bench_drafters.Contender("none", "0", {})], args)
+    assert len(set(orders)) == len(orders) == 6
 
 
 def test_drafters_can_be_interrupted(

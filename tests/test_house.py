@@ -72,6 +72,7 @@ PURE: Final = {
     "functools",
     "itertools",
     "math",
+    "operator",
     "numpy",
     "statistics",
     "typing",

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scripted import always, play
 
 from pyspac.engine.step import StepRecord
-from pyspac.ledger import CAPACITY, SHARE
-from pyspac.speculation.choice import Choice, Option, Price, judged, pick
+from pyspac.ledger import CAPACITY, SHARE, LossLedger
+from pyspac.speculation.choice import NOT_SURE, Choice, Option, Price, judged, pick
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.forecast import N_LOOKED_AT, Forecast
 from pyspac.speculation.manager import CONTROLLERS
@@ -513,6 +513,16 @@ def test_says_which_better_length_the_ledger_does_not_allow() -> None:
     c.memory.ledger.level = 1.0
     why = "the best forecast that the loss ledger allows: without it K = 8"
     assert said(pick(options, c.memory.ledger)) == (5, "choose", why)
+
+
+def test_a_length_as_good_that_is_not_allowed_is_not_named() -> None:
+    options = [Option(0, 1.0, 0.0, 0.0), Option(5, 1.6, 0.5, 9.0), Option(8, 1.6, 0.5, -0.1)]
+    assert said(pick(options, LossLedger())) == (8, "choose", "the best forecast")
+
+
+def test_the_plain_step_is_measured_where_it_may_be_better() -> None:
+    options = [Option(0, 1.0, 0.3, 0.0), Option(2, 1.1, 0.2, 0.1)]
+    assert said(pick(options, LossLedger())) == (0, "baseline", NOT_SURE)
 
 
 def test_what_an_option_may_lose_by_hand() -> None:
