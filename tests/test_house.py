@@ -72,7 +72,6 @@ PURE: Final = {
     "functools",
     "itertools",
     "math",
-    "operator",
     "numpy",
     "statistics",
     "typing",

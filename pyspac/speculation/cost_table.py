@@ -10,10 +10,10 @@ every sample. The shape of a width is its own, and settles. A sample that is not
 between both in proportion to what is uncertain about each (a Kalman filter of two logarithms), so widths that
 were not seen lately are right in the mean when they are used again. One that is far off moves the level at
 first, and the shape when it repeats while others are as expected. What plain passes take is the level, once
-their shape is settled (some ten samples): a rise moves the level alone, so if their shape took its part of each
-fall, it would sink with every program that comes and goes, and other widths be thought dearer without end. A
-width that was never seen takes as long as the next narrower one, or up to n / n' times as long: no pass is
-shorter than a narrower one, and n tokens at once cost no more than one by one.
+their shape is settled (some ten samples): a rise moves the level alone, so if their shape took its part of
+each fall, it would sink with every program that comes and goes, and other widths be thought dearer without
+end. A width that was never seen takes as long as the next narrower one, or up to n / n' times as long: no
+pass is shorter than a narrower one, and n tokens at once cost no more than one by one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from scripted import always, play
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE, LossLedger
-from pyspac.speculation.choice import NOT_SURE, Choice, Option, Price, judged, pick
+from pyspac.speculation.choice import Choice, Option, Price, judged, pick
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.forecast import N_LOOKED_AT, Forecast
 from pyspac.speculation.manager import CONTROLLERS
@@ -522,7 +522,7 @@ def test_a_length_as_good_that_is_not_allowed_is_not_named() -> None:
 
 def test_the_plain_step_is_measured_where_it_may_be_better() -> None:
     options = [Option(0, 1.0, 0.3, 0.0), Option(2, 1.1, 0.2, 0.1)]
-    assert said(pick(options, LossLedger())) == (0, "baseline", NOT_SURE)
+    assert said(pick(options, LossLedger())) == (0, "baseline", "the plain step's time is not sure")
 
 
 def test_what_an_option_may_lose_by_hand() -> None:

@@ -218,7 +218,7 @@ def test_a_width_in_doubt_can_be_tried_by_a_full_ledger() -> None:
     c.memory.ledger.level = CAPACITY
     c._choose()
     one = judged(c._prices[0], gained=1.0, unsure=0.0, cost=c._prices[0].cost, appetite=1.0)
-    assert 4.0 < one.loss <= CAPACITY
+    assert 2.0 < one.loss <= CAPACITY
     assert c.memory.ledger.can_lose(one.loss)
 
 
