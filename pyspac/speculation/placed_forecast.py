@@ -100,7 +100,7 @@ class MatchForecast(PlacedForecast):
         return f"after a match of {place} tokens" + " or more" * (place == N_MATCHED_MAX)
 
     def _is_due(self, record: StepRecord) -> bool:
-        """See ForecastBase. A probe is looked at once it was drafted: its place may not come again soon."""
+        """See ForecastBase. A probe is due once it was drafted: its place may not come again soon."""
         has_probed = record.n_draft > 0 and any(c.phase == "probe" for c in self._chosen.values())
         return has_probed or super()._is_due(record)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
-from pyspac.speculation.choice import Choice, Price, judged
+from pyspac.speculation.choice import Choice, Price
 from pyspac.speculation.controller import Shared
 from pyspac.speculation.forecast import CHOICE_US, N_LOOKED_AT, REST_US
 from pyspac.speculation.manager import Speculation
@@ -211,15 +211,15 @@ def test_drafts_come_back_when_another_program_has_gone(seed: int) -> None:
 
 
 def test_a_width_in_doubt_can_be_tried_by_a_full_ledger() -> None:
-    """However long nobody has seen it, and though it costs two plain steps."""
-    c = match_forecast()
-    play(c, 100, DEAR, N_MATCHED_MAX, lambda _: 8)
-    c.shared.table.passes.pass_over(10**6)
-    c.memory.ledger.level = CAPACITY
+    """However long nobody has seen it: a token that holds is worth the risk."""
+    c = match_forecast(1)
+    play(c, 100, MOE, N_MATCHED_MAX, lambda _: 1)
+    c.shared.table.pass_over(10**6)
     c._choose()
-    one = judged(c._prices[0], gained=1.0, unsure=0.0, cost=c._prices[0].cost, appetite=1.0)
+    assert c.memory.ledger.level == CAPACITY
+    _, one = c._judge_place(N_MATCHED_MAX, 0)
     assert 2.0 < one.loss <= CAPACITY
-    assert c.memory.ledger.can_lose(one.loss)
+    assert c.n_draft_for(N_MATCHED_MAX) == 1
 
 
 def test_decisions_say_what_was_found() -> None:
