@@ -160,7 +160,7 @@ class ForecastBase(Controller):
 
     def _rest(self) -> None:
         """Have plain steps told of together, where they are no news."""
-        can_rest = self._passes_over() and self._plain_us and not self._n_others
+        can_rest = self._can_pass_over() and self._plain_us and not self._n_others
         self.n_rest = min(math.ceil(self._keep_us / self._plain_us), N_REST_MAX) if can_rest else 0
 
     def _is_sure(self) -> bool:
@@ -185,7 +185,7 @@ class ForecastBase(Controller):
 
     def _alike(self, gathered: list[StepRecord]) -> list[int]:
         """Which of these steps are plain ones behind plain ones: the last of them tell enough."""
-        if not self._passes_over():
+        if not self._can_pass_over():
             return []
         before, alike = self.was_drafting, []
         for i, record in enumerate(gathered):
@@ -194,7 +194,7 @@ class ForecastBase(Controller):
             before = record.width > 1
         return alike
 
-    def _passes_over(self) -> bool:
+    def _can_pass_over(self) -> bool:
         """Whether plain steps are no news, but for what they take."""
         return self._n_draft == 0
 

@@ -69,10 +69,6 @@ class PlacedForecast(ForecastBase):
         self._n_last = record.n_draft
         super().observe(record)
 
-    def _is_sure(self) -> bool:
-        """See ForecastBase."""
-        return self._phase != "baseline" and all(c.phase != "probe" for c in self._chosen.values())
-
     def _choose_priced(self) -> None:
         """See ForecastBase. The drafter looks as far as it may, and asks what its place is worth."""
         self._chosen.clear()
@@ -104,15 +100,11 @@ class MatchForecast(PlacedForecast):
         has_probed = record.n_draft > 0 and any(c.phase == "probe" for c in self._chosen.values())
         return has_probed or super()._is_due(record)
 
-    def _is_sure(self) -> bool:
-        """See ForecastBase."""
-        return self._phase != "baseline"
-
     def _time_to_keep(self, us: float) -> float:
         """See ForecastBase."""
         return CHOICE_US if self.was_drafting else REST_US[1]
 
-    def _passes_over(self) -> bool:
+    def _can_pass_over(self) -> bool:
         """See ForecastBase. What it would have drafted it is told of at once."""
         return True
 
@@ -163,6 +155,10 @@ class ModelForecast(PlacedForecast):
     def named(self, place: int) -> str:
         """See PlacedForecast."""
         return "in text that repeats itself" if place else "in new text"
+
+    def _is_sure(self) -> bool:
+        """See ForecastBase."""
+        return super()._is_sure() and all(c.phase != "probe" for c in self._chosen.values())
 
     def _limit(self) -> int:
         """See PlacedForecast. 0 where no place is worth a draft: then it need not look where it is."""
