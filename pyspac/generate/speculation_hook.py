@@ -91,13 +91,11 @@ class SpeculationHook:
         if self.inner:
             self.inner.after_step(record)
         self._untold.append((record, self._step_us()))
-        n_untold, is_plain = len(self._untold), record.is_plain
-        if n_untold >= self.controller.n_rest or not (is_plain and self._was_plain):
+        self.controller.n_untold = len(self._untold)
+        was_plain, self._was_plain = self._was_plain, record.is_plain
+        if len(self._untold) >= self.controller.n_rest or not (was_plain and record.is_plain):
             self.finish()
             self._step_us()  # what looking takes is not the draft length's fault
-        else:
-            self.controller.n_untold = n_untold
-        self._was_plain = is_plain
 
     def finish(self) -> None:
         """Have the controller look at the steps since the last time; also once the output is at its end."""
