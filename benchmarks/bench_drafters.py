@@ -32,7 +32,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -100,6 +100,7 @@ KINDS: Final[dict[str, Callable[[list[str]], float]]] = {
 }
 
 
+@cache
 def texts(n_requests: int) -> dict[str, list[str]]:
     """By kind: the places of the held-out modules that are most of that kind, one of a module at most."""
     modules = [module.text.splitlines() for module in read_stdlib() if module.is_held_out]
