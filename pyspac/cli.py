@@ -21,9 +21,10 @@ from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
 from pyspac.commands.llama_flags import ModelCommand
 from pyspac.commands.models import models
+from pyspac.commands.passing import ServerCommand
 from pyspac.commands.profile import profile
 from pyspac.commands.run import run
-from pyspac.commands.serve import ServeCommand, serve
+from pyspac.commands.serve import serve
 from pyspac.commands.top import top
 from pyspac.commands.trace import trace
 from pyspac.commands.train_head import train_head
@@ -41,17 +42,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command(cls=ModelCommand)(run)
-app.command(cls=ModelCommand)(chat)
+app.command(cls=ServerCommand)(run)
+app.command(cls=ServerCommand)(chat)
 app.command(cls=GroupedCommand)(demo)
-app.command(cls=ModelCommand)(bench)
+app.command(cls=ServerCommand)(bench)
 app.command(cls=ModelCommand)(profile)
 app.command(cls=ModelCommand)(inspect)
 app.command(cls=GroupedCommand)(models)
 app.command(cls=ModelCommand)(doctor)
-app.command(cls=ServeCommand, context_settings={"allow_extra_args": True})(
-    serve
-)  # after --: for llama-server
+app.command(cls=ServerCommand)(serve)
 app.command(cls=GroupedCommand)(attach)
 app.command(cls=GroupedCommand)(top)
 app.command(cls=ModelCommand)(trace)

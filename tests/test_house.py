@@ -34,7 +34,9 @@ FOLDERS: Final = {
     "train": {"_native", "engine", "model", "generate"},
     "lab": {"_native", "engine", "model", "scheduler", "generate"},
     "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
+    "talk": {"engine", "model", "scheduler", "speculation", "generate", "server"},
     "commands": {
+        "talk",
         "_native",
         "engine",
         "model",

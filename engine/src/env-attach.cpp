@@ -7,6 +7,8 @@
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
 //   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)
 //   PYSPAC_STAGE    0: the experts of prompts do not pass through the slots (1: where that is faster)
+//   PYSPAC_EVICT    0: a full pool stays as it is, for comparison (1)
+//   PYSPAC_COPY_GB_S  copies no faster than this, in 1e9 bytes/s: another machine's link; with commas one for each device
 //   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between
 //                   them, or none
 //   PYSPAC_MTP      an adapter with mask tokens, which drafts for llama-server; it is loaded with --lora
@@ -23,6 +25,7 @@
 #include <iterator>
 #include <sstream>
 #include <string>
+#include <vector>
 
 static std::atomic<bool>          attached{ false }; // to the first MoE context; later ones are drafts
 static std::atomic<spac_engine *> target{ nullptr }; // its engine
@@ -58,6 +61,25 @@ static bool checked_switch(const char * name) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s \"%s\": give 0 or 1", name, text.c_str()));
     }
     return text == "1";
+}
+
+// the speeds of all devices, or of each
+static void read_copy_speeds(const char * text, spac_engine_params & params) {
+    std::istringstream  numbers(text);
+    std::vector<double> found;
+    for (std::string one; std::getline(numbers, one, ',');) {
+        char *       end = nullptr;
+        const double n   = strtod(one.c_str(), &end);
+        if (end == one.c_str() || *end || !(n >= 0.0 && n <= 1e6) || found.size() == SPAC_N_DEVICES) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_COPY_GB_S \"%s\": give a speed in 1e9 bytes/s, or with commas one for each device", text));
+        }
+        found.push_back(n);
+    }
+    if (found.size() == 1) {
+        params.copy_gb_s = found[0];
+    } else {
+        std::copy(found.begin(), found.end(), params.device_copy_gb_s);
+    }
 }
 
 struct predictors {
@@ -100,6 +122,8 @@ static void attach(llama_context * ctx) {
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
     params.ram                = env_or("PYSPAC_RAM", nullptr);
     params.fill               = checked_switch("PYSPAC_FILL");
+    params.evict              = checked_switch("PYSPAC_EVICT");
+    read_copy_speeds(env_or("PYSPAC_COPY_GB_S", ""), params);
     params.stage              = checked_switch("PYSPAC_STAGE") ? SPAC_STAGE_AUTO : SPAC_STAGE_NEVER;
 
     const predictors p = checked_predictors(env_or("PYSPAC_PREDICT", ""));

@@ -65,7 +65,9 @@ def attach(
     else:
         controller, n_draft_max = choose_drafting(speculation, draft_max, lowest=0)
         options = AttachOptions(
-            scheduler=scheduler_config(estimator, threshold, without, predict, link_gb_s, n_draft_max),
+            scheduler=scheduler_config(
+                estimator, threshold, without, predict, link_gb_s, n_draft_max=n_draft_max
+            ),
             metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
             speculation=controller, warm_start=warm_start, model=model, log_json=log_json,
         )  # fmt: skip

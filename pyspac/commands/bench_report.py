@@ -6,23 +6,25 @@ import io
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.commands.bench_ways import PROMPTS, Way
+from pyspac.commands.bench_ways import PROMPTS, Given, Way
 from pyspac.commands.json_file import write_result
 from pyspac.errors import PyspacError
-from pyspac.generate.compare import Speeds, Spread, Turns
-from pyspac.generate.options import RunOptions
+from pyspac.talk.turns import Speeds, Spread, Turns
+
+AUTO_SPLIT: Final = "--device auto --cache auto"  # what `pyspac run` does by itself
+MIN_ROUNDS: Final = 5  # of a comparison whose winner is saved
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Of one model on this machine; `options`: what the user gave."""
+    """Of one model on this machine; `given`: what the user gave."""
 
-    options: RunOptions
+    given: Given
     ways: dict[str, Way]
     turns: Turns
     at_once: bool
@@ -61,7 +63,32 @@ class Findings:
                 f"slower. '{self.winner}' has the better median."
             )
         way = self.ways[self.winner]
-        return f"{text}\nUse: {way.program} -m {shlex.quote(str(self.options.model))} {way.flags}"
+        return f"{text}\nUse: pyspac run -m {shlex.quote(str(self.given.model))} {way.flags}"
+
+    def why_not_saved(self) -> str | None:
+        """Why the winner does not become the model's defaults; None: it does.
+
+        The rule: it was faster, in every one of MIN_ROUNDS rounds or more, than its rival and than what
+        `pyspac run` does by itself, which is pyspac's first way.
+        """
+        speeds = self.turns.generation()
+        plain = next(name for name, way in self.ways.items() if way.is_own)
+        if self.winner == plain and not self._says_how:
+            return f"'{plain}' is what pyspac run does by itself"
+        own, other, _ = self.rivals(speeds)
+        if (n_rounds := len(speeds.tps[own])) < MIN_ROUNDS:
+            return f"{n_rounds} rounds say too little, {MIN_ROUNDS} are needed"
+        rival = other if self.winner == own else own
+        for name in sorted({rival, plain} - {self.winner}):
+            ratio = speeds.ratio(self.winner, name)
+            if ratio.least <= 1.0:
+                return f"'{self.winner}' is {_times(ratio)} as fast as '{name}', not faster in every round"
+        return None
+
+    @property
+    def _says_how(self) -> bool:
+        """Whether pyspac's first way has flags of the user's, so that `pyspac run` alone is another."""
+        return bool(self.given.ram) or self.given.split != AUTO_SPLIT
 
     def prompt_verdict(self) -> str:
         """The same of prompts, which may have other rivals."""
@@ -73,10 +100,10 @@ class Findings:
         generation, prompts = self.turns.generation(), self.turns.prompts()
         own, other, ratio = self.rivals(generation)
         return {
-            "model": self.options.model.name,
-            "draft": self.options.draft.name if self.options.draft else None,
-            "mtp": next((way.options.mtp.name for way in self.ways.values() if way.options.mtp), None),
-            "ram": self.options.ram,
+            "model": self.given.model.name,
+            "draft": next((way.options.draft.name for way in self.ways.values() if way.options.draft), None),
+            "mtp": self.given.mtp.name if self.given.mtp else None,
+            "ram": self.given.ram.removeprefix("--ram ") or None,
             "winner": self.winner,
             "rivals": [own, other],
             "ratio": asdict(ratio),
@@ -139,7 +166,7 @@ def draw(findings: Findings, path: Path) -> None:
     figure_of = _figure_class()
     figure = figure_of(figsize=(10, 1.2 + 0.45 * len(findings.ways)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    figure.suptitle(f"{findings.options.model.name}: {findings.machine['cpu']}")
+    figure.suptitle(f"{findings.given.model.name}: {findings.machine['cpu']}")
     _draw_bars(panels[0], findings, findings.turns.generation(), "generation, tokens per second")
     _draw_bars(panels[1], findings, findings.turns.prompts(), "prompts, tokens per second")
     panels[0].invert_yaxis()

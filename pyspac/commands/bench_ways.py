@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pyspac.commands.run_flags import parse_run
+from pyspac.commands.server_options import own_options
 from pyspac.engine.devices import fits_memory
-from pyspac.generate.loading import Loading
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.session import Session
 from pyspac.generate.spec_types import DRAFT_LORA
-from pyspac.model.geometry import LayerGeometry
+from pyspac.model.geometry import LayerGeometry, MoeGeometry
+from pyspac.server.options import ServeOptions
+from pyspac.server.plan import Plan
+from pyspac.talk.interrupt import Interrupt
+from pyspac.talk.own_server import OwnServer
 
 # four kinds of text: code, prose, a list of records, a talk
 PROMPTS: Final = {
@@ -73,74 +77,67 @@ Mechanic:""",
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One of them; `flags`: those of `program` for it."""
+    """One of them; `flags`: those of `pyspac run` for it."""
 
     flags: str
-    options: RunOptions
+    options: ServeOptions
     is_own: bool
-    program: str = "pyspac run"
 
 
-def find_ways(options: RunOptions, loading: Loading, mtp: Path | None = None) -> dict[str, Way]:
-    """By their names. `options`: of pyspac, with a draft, if there is one; `loading`: of these."""
-    plain = replace(options, draft=None, spec_type=None)
-    stock = replace(plain, stock=True, ram=None)
-    repacked = replace(stock, repack=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the user gave, as flags of `pyspac run`: with a device, where there is one, and drafting."""
+
+    model: Path
+    common: str = ""  # of all ways
+    split: str = "--device auto"  # where experts are
+    ram: str = ""
+    drafting: str = "--spec-type ngram"
+    mtp: Path | None = None
+
+    def way(self, *flags: str, is_own: bool) -> Way:
+        """Raises ConfigError."""
+        text = " ".join(filter(None, flags))
+        given = shlex.split(f"-m {shlex.quote(str(self.model))} {self.common} {text}")
+        return Way(text, own_options(*parse_run(given)), is_own)
+
+
+def find_ways(given: Given, plan: Plan, geometry: MoeGeometry) -> dict[str, Way]:
+    """By their names, pyspac's own best guess first among its ways. `plan`: of what was given.
+
+    Raises PyspacError.
+    """
     ways = {
-        "llama.cpp": Way("--stock", repacked, False),
-        "llama.cpp, weights as in the file": Way("--stock --no-repack", stock, False),
+        "llama.cpp": given.way("--stock", is_own=False),
+        "llama.cpp, weights as in the file": given.way("--stock --no-repack", is_own=False),
     }
-    if not loading.device.is_cpu:
-        n = n_cpu_moe(loading.preflight.geometry.moe_layers, _pool_bytes(plain))
-        tuned = replace(stock, n_cpu_moe=n)
-        ways[f"llama.cpp, --n-cpu-moe {n}"] = Way(f"-ngl 99 --n-cpu-moe {n}", tuned, False, "llama-cli")
-    own = _own_ways(plain, has_cache=loading.device.has_cache)
-    ways |= own
+    if not plan.launch.is_cpu:
+        n = n_cpu_moe(geometry.moe_layers, _pool_bytes(given.way(given.split, is_own=True).options))
+        name = f"llama.cpp, --n-cpu-moe {n}"
+        ways[name] = given.way(f"--stock --n-cpu-moe {n}", is_own=False)
+    host = given.way("--device none", given.ram, is_own=True)
+    own = {"pyspac": host}
+    if not plan.options.is_host_only:
+        split = given.way(given.split, given.ram, is_own=True)
+        own = {"pyspac, split": split, "pyspac, no device": host}
     best = next(iter(own))
+    ways |= own
     for name in ("llama.cpp", best):
-        way = _with_drafts(ways[name], options)
+        way = given.way(ways[name].flags, given.drafting, is_own=ways[name].is_own)
         ways[f"{name}, {way.options.wanted_spec_type}"] = way
-    if mtp is not None:
-        way = ways[best]
-        flags = f"{way.flags} --mtp {shlex.quote(str(mtp))}"
-        ways[f"{best}, {DRAFT_LORA}"] = replace(way, flags=flags, options=replace(way.options, mtp=mtp))
+    if given.mtp is not None:
+        mtp = f"--mtp {shlex.quote(str(given.mtp))}"
+        ways[f"{best}, {DRAFT_LORA}"] = given.way(ways[best].flags, mtp, is_own=True)
     return ways
 
 
-def _own_ways(options: RunOptions, *, has_cache: bool) -> dict[str, Way]:
-    """Without drafts: the split first, where there is a device."""
-    ram = "" if options.ram is None else f" --ram {options.ram}"
-    on_host = replace(options, device="none", rpc=None, tensor_split=(), cache=CacheSize(text="auto"))
-    host = Way(f"--device none{ram}", on_host, True)
-    if not has_cache:
-        return {"pyspac": host}
-    rpc = "" if options.rpc is None else f" --rpc {options.rpc}"
-    numbers = ",".join(f"{number:g}" for number in options.tensor_split)
-    shares = f" -ts {numbers}" if numbers else ""
-    flags = f"--device {options.device}{rpc}{shares} --cache {options.cache.text}{ram}"
-    split = Way(flags, options, True)
-    return {"pyspac, split": split, "pyspac, no device": host}
-
-
-def _with_drafts(way: Way, options: RunOptions) -> Way:
-    """By the draft model or head, or from the text so far."""
-    if options.draft is None:
-        flags, drafting = "--spec-type ngram", replace(way.options, spec_type="ngram")
-    else:
-        flags = f"-md {shlex.quote(str(options.draft))}"
-        if options.spec_type is not None:
-            flags += f" --spec-type {options.spec_type}"
-        drafting = replace(way.options, draft=options.draft, spec_type=options.spec_type)
-    return replace(way, flags=f"{way.flags} {flags}", options=drafting)
-
-
-def _pool_bytes(options: RunOptions) -> int:
+def _pool_bytes(options: ServeOptions) -> int:
     """Device memory that the split takes for experts."""
-    with Session(options) as session:
-        return session.split.info.pool_bytes if session.split else 0
+    with Interrupt.watch() as interrupt, OwnServer(options, interrupt) as own:
+        return int(own.board.devices["pool_bytes"].sum()) if own.board else 0
 
 
-def n_cpu_moe(layers: tuple[LayerGeometry, ...], pool_bytes: int) -> int:
+def n_cpu_moe(layers: Sequence[LayerGeometry], pool_bytes: int) -> int:
     """The least N for llama.cpp's --n-cpu-moe with which the experts of the other layers fit."""
     room = pool_bytes
     for layer in reversed(layers):
@@ -150,10 +147,9 @@ def n_cpu_moe(layers: tuple[LayerGeometry, ...], pool_bytes: int) -> int:
     return 0
 
 
-def fit_together(ways: dict[str, Way], loading: Loading) -> bool:
+def fit_together(ways: dict[str, Way], plan: Plan, geometry: MoeGeometry) -> bool:
     """Whether all of them may be loaded at the same time."""
-    if not loading.device.is_cpu or loading.ram_mib is not None:
+    if not plan.launch.is_cpu or plan.launch.ram_mib is not None:
         return False  # each takes the device's memory that is free, or the memory that the others left
-    n_bytes = loading.preflight.geometry.model_bytes * len(ways)
     drafts = [way.options.draft.stat().st_size for way in ways.values() if way.options.draft]
-    return fits_memory(n_bytes + sum(drafts))
+    return fits_memory(geometry.model_bytes * len(ways) + sum(drafts))

@@ -1,7 +1,7 @@
 """The terminal of a chat: reads lines, shows answers as they come, obeys /commands.
 
 In: a `Conversation`. prompt_toolkit edits the lines and keeps their history, rich shows the answers; markdown
-is left as the model wrote it, reasoning is dimmed.
+is left as the model wrote it, reasoning is dimmed, and tool calls are shown, not carried out.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
 from pyspac.engine.step import StepTotals
-from pyspac.errors import ConfigError, PyspacError, UsageError
-from pyspac.generate.chat import Conversation, Turn
-from pyspac.generate.decode import Interrupt
-from pyspac.generate.reasoning import Reasoning
-from pyspac.generate.sampling import SamplingParams
+from pyspac.errors import PyspacError, UsageError
 from pyspac.server.warm_start import cache_folder
+from pyspac.talk.answer import Answer
+from pyspac.talk.client import LostError
+from pyspac.talk.conversation import SETTINGS, Conversation
+from pyspac.talk.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-SETTINGS: Final = {"temp": float, "top_k": int, "top_p": float, "min_p": float, "seed": int}
 EXITS: Final = (["/exit"], ["/quit"], ["/bye"])
 HELP: Final = """\
 /set              what can be set, and how it is
@@ -71,34 +69,35 @@ class ChatView:
                 self._obey(line)
             else:
                 self._answer(line.removeprefix("/"))
+        except LostError:
+            raise
         except PyspacError as error:
             self.console.print(str(error), style="red", markup=False)
         except KeyboardInterrupt:  # the second one of an answer
             self.console.print("\\[stopped]", style="dim")
 
     def _answer(self, question: str) -> None:
-        thinks = Reasoning(self.conversation.begun_reasoning)
+        def show(text: str, style: str | None = None) -> None:
+            self.console.print(text, end="", style=style, markup=False, soft_wrap=True)
 
-        def show(part: str, *, is_last: bool = False) -> None:
-            for text, is_reasoning in thinks.feed(part, is_last=is_last):
-                style = "dim" if is_reasoning else None
-                self.console.print(text, end="", style=style, markup=False, soft_wrap=True)
+        def show_reasoning(text: str) -> None:
+            show(text, "dim")
 
         with Interrupt.watch() as interrupt:
-            turn = self.conversation.ask(question, show, interrupt)
-        show("", is_last=True)
+            answer = self.conversation.ask(question, show, show_reasoning, interrupt)
         self.console.print()
-        self._say_why_it_ended(turn)
+        for call in answer.tool_calls:
+            self._confirm(f"calls {call['name']}({call['arguments']})")
+        self._say_why_it_ended(answer)
 
-    def _say_why_it_ended(self, turn: Turn) -> None:
-        reason, advice = turn.generation.stop_reason, self.conversation.session.context.room_advice
+    def _say_why_it_ended(self, answer: Answer) -> None:
         texts = {
             "interrupted": "[stopped]",
             "length": "[-n tokens are reached]",
-            "context": f"[the context is full: /clear begins a new chat; {advice}]",
+            "context": "[the context is full: /clear begins a new chat; a larger one with -c]",
         }
-        if reason in texts:
-            self.console.print(texts[reason], style="dim", markup=False)
+        if answer.stop_reason in texts:
+            self.console.print(texts[answer.stop_reason], style="dim", markup=False)
 
     # ---- commands
 
@@ -119,56 +118,34 @@ class ChatView:
 
     def _set(self, text: str) -> None:
         name, value = (*text.split(maxsplit=1), "", "")[:2]
-        sampling = self.conversation.session.sampler.params
         if name == "system":
             self.conversation.set_system(value or None)
             self._confirm(f"system is {value or 'none'}, and a new chat begins")
         elif name:
-            changed = _changed(sampling, name, value)
-            self.conversation.session.set_sampling(changed)
-            self._confirm(f"{name} is {_value(changed, name)}")
+            self.conversation.set(name, value)
+            self._confirm(f"{name} is {self._value(name)}")
         else:
-            shown = "  ".join(f"{field} {_value(sampling, field)}" for field in SETTINGS)
+            shown = "  ".join(f"{field} {self._value(field)}" for field in SETTINGS)
             self.console.print(f"{shown}\nsystem {self.conversation.system or 'none'}", markup=False)
+
+    def _value(self, name: str) -> str:
+        value = self.conversation.value(name)
+        return str(value) if isinstance(value, int) else f"{value:g}"
 
     def _confirm(self, text: str) -> None:
         self.console.print(f"[{text}]", style="dim", markup=False)
 
 
-def _changed(sampling: SamplingParams, name: str, value: str) -> SamplingParams:
-    """Raises ConfigError or UsageError."""
-    if name not in SETTINGS:
-        raise UsageError(f"{name} cannot be set: give one of {', '.join(SETTINGS)} or system")
-    number: Any = None
-    with contextlib.suppress(ValueError):
-        number = SETTINGS[name](value)
-    if number is None:
-        kind = "whole number" if SETTINGS[name] is int else "number"
-        raise UsageError(f"{name} needs a {kind}: /set {name} {_value(sampling, name)}")
-    try:
-        return replace(sampling, **{name: number})
-    except ConfigError as error:  # which names the flag
-        raise UsageError(str(error).removeprefix("--").replace("-", "_", 1 if "_" in name else 0)) from error
-
-
-def _value(sampling: SamplingParams, name: str) -> str:
-    value = getattr(sampling, name)
-    return str(value) if isinstance(value, int) else f"{value:g}"
-
-
 def stats_lines(conversation: Conversation) -> list[str]:
     """A line per answer, and the context."""
     lines = []
-    for i, turn in enumerate(conversation.turns, 1):
-        metrics = turn.generation.metrics
-        speed = "-" if metrics.tps is None else f"{metrics.tps:.1f} tokens/s"
+    for i, answer in enumerate(conversation.answers, 1):
+        speed = "-" if answer.tps is None else f"{answer.tps:.1f} tokens/s"
         lines.append(
-            f"answer {i}: {turn.n_processed} new tokens processed, {turn.n_kept} kept from before; "
-            f"{metrics.n_tokens} generated, {speed}{_drafts(metrics.totals)}"
+            f"answer {i}: {answer.n_prompt - answer.n_cached} new tokens processed, {answer.n_cached} kept "
+            f"from before; {answer.n_tokens} generated, {speed}{_drafts(answer.totals)}"
         )
-    context = conversation.session.context
-    n_held = context.n_past if conversation.turns else 0
-    return [*lines, f"context: {n_held} of {context.n_ctx} tokens"]
+    return [*lines, f"context: {conversation.n_held} of {conversation.n_ctx} tokens"]
 
 
 def _drafts(totals: StepTotals) -> str:

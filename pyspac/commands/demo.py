@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from email import parser
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,21 +14,19 @@ from rich.table import Table
 
 import pyspac
 from pyspac.commands import options as o
-from pyspac.commands.common import (
-    EXIT_INTERRUPTED,
-    check_json_target,
-    error_console,
-    loading_bar,
-)
+from pyspac.commands.common import EXIT_INTERRUPTED, check_json_target, error_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
-from pyspac.commands.run import generate_shown
-from pyspac.commands.stuck import computes
+from pyspac.commands.own import open_server
+from pyspac.commands.run import answer_shown
+from pyspac.commands.server_options import own_options
 from pyspac.errors import ModelError, PyspacError
-from pyspac.generate.compare import Speeds, compare, stock_and_own
-from pyspac.generate.decode import Generation, Interrupt
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.report import device_text, print_table, run_dict
-from pyspac.generate.session import Session
+from pyspac.server import log
+from pyspac.server.options import ServeOptions
+from pyspac.talk.answer import Answer
+from pyspac.talk.figures import Figures
+from pyspac.talk.interrupt import Interrupt
+from pyspac.talk.report import device_text, print_table, run_dict
+from pyspac.talk.turns import Speeds, compare, stock_and_own
 
 MODELS: Final = Path(pyspac.__file__).parent / "models"
 TARGET: Final = MODELS / "demo-moe.gguf"
@@ -41,7 +39,7 @@ N_ROUNDS: Final = 12
 DraftMax = Annotated[int, typer.Option("--draft-max", metavar="N", help="Tokens to draft per step.")]
 
 
-@computes
+@reports_errors
 def demo(
     n_predict: o.NPredict = 128,
     cache: o.Cache = "25%",
@@ -59,20 +57,15 @@ def demo(
     """
     check_json_target(json_file)
     _check_models()
-    options = RunOptions(
-        model=TARGET,
-        draft=DRAFT,
-        n_predict=n_predict,
-        n_threads=threads,
-        device="emulated",
-        cache=CacheSize(text=cache),
-        draft_max=draft_max,
-        verbose=verbose,
-    )
-    split = _run_shown(options, "split", json_file)
-    stock = _run_shown(replace(options, stock=True), "stock", json_file)
+    log.set_up("demo", as_json=False, is_quiet=not verbose)
+    passed = ["--temp", "0", *([] if threads is None else ["--threads", str(threads)])]
+    drafts = {"model": TARGET, "model_draft": DRAFT, "draft_max": draft_max}
+    options = own_options(drafts | {"device": "emulated", "cache": cache}, passed)
+    split = _run_shown(options, "split", n_predict, json_file, verbose=verbose)
+    plain = own_options(drafts | {"stock": True}, [*passed, "--no-repack"])
+    stock = _run_shown(plain, "stock", n_predict, json_file, verbose=verbose)
     _show_verdict(split, stock)
-    speeds = _compare_speeds(threads)
+    speeds = _compare_speeds(passed)
     _show_speeds(speeds)
     if json_file is not None:
         result = {"equal": _is_equal(split, stock), "split": split.report, "stock": stock.report}
@@ -87,7 +80,7 @@ def demo(
 class _Shown:
     """One of the two runs, after it was shown."""
 
-    generation: Generation
+    answer: Answer
     report: dict[str, Any]
     device: str
 
@@ -105,25 +98,25 @@ def demo_prompt() -> str:
     return "".join(inspect.getsource(parser).splitlines(keepends=True)[:N_PROMPT_LINES])
 
 
-def _run_shown(options: RunOptions, title: str, json_file: str | None) -> _Shown:
+def _run_shown(
+    options: ServeOptions, title: str, n_predict: int, json_file: str | None, *, verbose: bool
+) -> _Shown:
     out = sys.stderr if json_file == STDOUT else sys.stdout
     console = error_console()
     console.print(f"\n[bold]{title}[/]\n")
-    with Interrupt.watch() as interrupt:
-        with loading_bar(interrupt) as progress:
-            session = Session(options, progress)
-        with session:
-            generation = generate_shown(session, session.tokenize(demo_prompt()), interrupt, out)
-            console.print()
-            print_table(console, session, generation)
-            shown = _Shown(generation, run_dict(session, generation), device_text(session))
-    if generation.stop_reason == "interrupted":
+    with Interrupt.watch() as interrupt, open_server(options, interrupt, verbose=verbose) as own:
+        figures = Figures(own)
+        answer = answer_shown(own.client, demo_prompt(), interrupt, out, n_predict, figures)
+        console.print()
+        print_table(console, answer, own, figures)
+        shown = _Shown(answer, run_dict(own, figures, answer), device_text(own))
+    if answer.stop_reason == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
     return shown
 
 
 def _is_equal(split: _Shown, stock: _Shown) -> bool:
-    return split.generation.token_ids == stock.generation.token_ids
+    return split.answer.token_ids == stock.answer.token_ids
 
 
 def _show_verdict(split: _Shown, stock: _Shown) -> None:
@@ -141,10 +134,10 @@ def _show_verdict(split: _Shown, stock: _Shown) -> None:
     )
 
 
-def _compare_speeds(threads: int | None) -> Speeds:
+def _compare_speeds(passed: list[str]) -> Speeds:
     """One token per step, without drafts: the kernels alone."""
-    options = RunOptions(model=TARGET, n_predict=N_TIMED, n_threads=threads, device="none")
-    return compare(stock_and_own(options), demo_prompt(), N_ROUNDS)
+    options = own_options({"model": TARGET, "device": "none"}, passed)
+    return compare(stock_and_own(options), demo_prompt(), N_ROUNDS, N_TIMED)
 
 
 def _show_speeds(speeds: Speeds) -> None:

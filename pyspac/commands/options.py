@@ -69,6 +69,14 @@ HfRepoDraft = Annotated[
         rich_help_panel=DRAFTING,
     ),
 ]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="Ask the server that runs there, instead of starting one; a key is read from LLAMA_API_KEY.",
+    ),
+]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
 PromptFile = Annotated[
     Path | None,
@@ -334,6 +342,17 @@ Predictors = Annotated[
         "--predict",
         metavar="LIST",
         help=f"How to guess the experts of the next tokens: {', '.join(PREDICTORS)}, or {NO_PREDICTOR}.",
+        rich_help_panel=SCHEDULER,
+    ),
+]
+CopyGbS = Annotated[
+    str,
+    typer.Option(
+        "--copy-gb-s",
+        metavar="GB/S",
+        show_default=False,
+        help="Slow copies down to this speed, to emulate another link, with commas one for each "
+        "device; 0: full speed.",
         rich_help_panel=SCHEDULER,
     ),
 ]

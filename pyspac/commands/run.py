@@ -1,13 +1,11 @@
-"""`pyspac run`: generate text after a prompt, split or stock."""
+"""`pyspac run`: what follows a prompt, from a llama-server of its own or from one that runs already."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
-from rich.console import Console
 
 from pyspac.commands import options as o
 from pyspac.commands.chat import talk
@@ -15,38 +13,17 @@ from pyspac.commands.common import (
     EXIT_INTERRUPTED,
     check_json_target,
     error_console,
-    loading_bar,
     read_prompt,
-    say_what_has_no_effect,
+    reports_errors,
 )
 from pyspac.commands.json_file import STDOUT, write_json
-from pyspac.commands.model_names import find_files
-from pyspac.commands.saved_defaults import with_saved
-from pyspac.commands.stuck import computes
-from pyspac.generate.chat_template import ChatTemplate, Message
-from pyspac.generate.decode import Generation, Interrupt
-from pyspac.generate.loading import Loading
-from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize, RunOptions, parse_numbers, parse_threshold
-from pyspac.generate.report import print_table, run_dict
-from pyspac.generate.sampling import SamplingParams
-from pyspac.generate.session import Session
-from pyspac.generate.spec_types import parse_spec_type
-from pyspac.generate.tensor_split import parse_tensor_split
-from pyspac.scheduler.config import parse_ablations, parse_predictors
-from pyspac.speculation.explain import explain as explain_lines
+from pyspac.commands.own import Connection, connected
+from pyspac.talk.answer import Answer, complete
+from pyspac.talk.client import Client
+from pyspac.talk.figures import Figures
+from pyspac.talk.interrupt import Interrupt
+from pyspac.talk.report import answer_dict, print_decisions, print_table, run_dict
 
-SAMPLING: Final = SamplingParams()  # the defaults
-
-DraftPMin = Annotated[
-    float,
-    typer.Option(
-        "--draft-p-min",
-        metavar="P",
-        help="End a draft where the draft model's likeliest next token has a lower probability.",
-        rich_help_panel=o.DRAFTING,
-    ),
-]
 Chat = Annotated[
     bool, typer.Option("--chat", help="The prompt is a message: apply the model's chat template to it.")
 ]
@@ -58,167 +35,109 @@ Explain = Annotated[
         rich_help_panel=o.DRAFTING,
     ),
 ]
-CopyGbS = Annotated[
-    str,
-    typer.Option(
-        "--copy-gb-s",
-        metavar="GB/S",
-        show_default=False,
-        help="Slow copies down to this speed, to emulate another link, with commas one for each "
-        "device; 0: full speed.",
-        rich_help_panel=o.SCHEDULER,
-    ),
-]
 
 
-@computes
+@reports_errors
 def run(
     command: typer.Context,
     model: o.ModelIfAny = None,
     hf_repo: o.HfRepo = None,
+    server: o.Server = None,
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
     mtp: o.Mtp = None,
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
     chat: Chat = False,
-    chat_template_file: o.ChatTemplateFile = None,
     n_predict: o.NPredict = -1,
     ctx_size: o.CtxSize = None,
-    threads: o.Threads = None,
     cpu_range: o.CpuRange = None,
-    gpu_layers: o.GpuLayers = None,
-    temp: o.Temp = SAMPLING.temp,
-    top_k: o.TopK = SAMPLING.top_k,
-    top_p: o.TopP = SAMPLING.top_p,
-    min_p: o.MinP = SAMPLING.min_p,
-    seed: o.Seed = SAMPLING.seed,
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,
-    tensor_split: o.TensorSplit = "",
     spec_type: o.SpecTypeName = None,
     draft_max: o.DraftMax = None,
-    draft_p_min: DraftPMin = 0.0,
     speculation: o.SpeculationName = None,
     explain: Explain = False,
     estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
     threshold: o.Threshold = "auto",
     without: o.Without = "",
     predict: o.Predictors = o.DEFAULT_PREDICTORS,
-    copy_gb_s: CopyGbS = "",
+    copy_gb_s: o.CopyGbS = "",
     link_gb_s: o.LinkGbS = None,
     stock: o.Stock = False,
-    repack: o.Repack = None,
     json_file: o.JsonFile = None,
     verbose: o.Verbose = False,
 ) -> None:
     """Generate text after a prompt; without one, on a terminal, it is a chat.
 
-    Experts are split between GPU and host, if there is a GPU. Example: pyspac run -m MODEL.gguf -p Once -n 9
+    A llama-server of its own runs the model, with experts split between GPU and host if there is a GPU, and
+    ends with the command. Other flags are llama-server's: --temp 0, --grammar-file FILE, --lora FILE ...
+    Example: pyspac run -m MODEL.gguf -p Once -n 9
     """
-    text = prompt_or_chat(prompt, file, json_file)
-    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
-    options = RunOptions(
-        model=target, n_gpu_layers=gpu_layers, host_kernels=host_kernels, without=parse_ablations(without),
-        mtp=mtp, n_predict=n_predict, cpu_range=cpu_range, speculation=speculation, draft_p_min=draft_p_min,
-        n_ctx=ctx_size, sampling=SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
-        n_threads=threads, explain=explain, draft_max=draft_max, estimator=estimator, link_gb_s=link_gb_s,
-        cache=CacheSize(text=cache), threshold=parse_threshold(threshold), predict=parse_predictors(predict),
-        device=device, tensor_split=parse_tensor_split(tensor_split), spec_type=parse_spec_type(spec_type),
-        device_copy_gb_s=parse_numbers("--copy-gb-s", copy_gb_s), repack=stock if repack is None else repack,
-        draft=draft, rpc=rpc, stock=stock, ram=given_ram(ram, is_stock=stock), verbose=verbose)  # fmt: skip
-    run_or_talk(with_saved(options, command), text, json_file, chat, chat_template_file)
-
-
-def prompt_or_chat(prompt: str | None, file: Path | None, json_file: str | None) -> str | None:
-    """The prompt; None: there is none, and somebody who can talk. Raises ConfigError."""
     check_json_target(json_file)
     can_talk = json_file is None and sys.stdin.isatty() and sys.stdout.isatty()
-    return None if prompt is None and file is None and can_talk else read_prompt(prompt, file)
-
-
-def run_or_talk(
-    options: RunOptions, prompt: str | None, json_file: str | None, as_chat: bool, template: Path | None
-) -> None:
-    if prompt is None:
-        talk(options, template_file=template)
-    elif (
-        run_once(options, prompt, json_file, as_chat or template is not None, template).stop_reason
-        == "interrupted"
-    ):
+    if prompt is None and file is None and can_talk:
+        talk(command, n_predict=n_predict)
+        return
+    text = read_prompt(prompt, file)
+    with Interrupt.watch() as interrupt, connected(command, interrupt) as connection:
+        if chat:
+            text = with_template(connection.client, text)
+        out = sys.stderr if json_file == STDOUT else sys.stdout
+        figures = Figures(connection.own) if connection.own else None
+        answer = answer_shown(connection.client, text, interrupt, out, n_predict, figures)
+        show_result(connection, figures, answer, json_file, explains=explain)
+    if answer.stop_reason == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def run_once(
-    options: RunOptions,
+def with_template(client: Client, message: str) -> str:
+    """The prompt that the model's chat template makes of a message."""
+    messages = [{"role": "user", "content": message}]
+    return str(client.post("/apply-template", {"messages": messages})["prompt"])
+
+
+def answer_shown(
+    client: Client,
     prompt: str,
-    json_file: str | None,
-    as_chat: bool = False,
-    template_file: Path | None = None,
-) -> Generation:
-    """Load, generate while showing the text, then show the table and write the JSON."""
-    out = sys.stderr if json_file == STDOUT else sys.stdout
-    loading = Loading.of(options)
-    if as_chat:  # a template that cannot be used is found before anything is loaded
-        template = ChatTemplate(loading.preflight.header, template_file)
-        prompt = template.text([Message("user", prompt)])
-    with Interrupt.watch() as interrupt:
-        with loading_bar(interrupt) as progress:
-            session = Session(options, progress, loading)
-        with session:
-            say_what_has_no_effect(session)
-            vocab = session.model.vocab
-            tokens = template.tokens(prompt, vocab) if as_chat else vocab.tokenize(prompt)
-            generation = generate_shown(session, tokens, interrupt, out)
-            show_result(session, generation, json_file)
-    return generation
+    interrupt: Interrupt,
+    out: TextIO,
+    n_predict: int = -1,
+    figures: Figures | None = None,
+) -> Answer:
+    """What follows `prompt`, written to `out` as it comes."""
 
-
-def generate_shown(session: Session, prompt: list[int], interrupt: Interrupt, out: TextIO) -> Generation:
-    """Generate after the tokens `prompt`, and write the text to `out` as it comes."""
-    stream = session.text_stream()
-
-    def show(token: int) -> None:
-        out.write(stream.feed(token))
+    def show(text: str) -> None:
+        out.write(text)
         out.flush()
 
-    generation = session.generate(prompt, show, interrupt)
-    out.write(stream.finish() + "\n")
-    out.flush()
-    return generation
+    settings: dict[str, Any] = {} if n_predict < 0 else {"n_predict": n_predict}
+    on_first = figures.after_prompt if figures else (lambda: None)
+    answer = complete(client, prompt, show, interrupt, settings, on_first)
+    show("\n")
+    return answer
 
 
-def show_result(session: Session, generation: Generation, json_file: str | None) -> None:
-    console = error_console()
-    if generation.stop_reason == "context":
+def show_result(
+    connection: Connection, figures: Figures | None, answer: Answer, json_file: str | None, *, explains: bool
+) -> None:
+    console, own = error_console(), connection.own
+    if answer.stop_reason == "context":
         console.print(
-            f"stopped: the context is full ({session.context.n_ctx} tokens of prompt and text); "
-            f"{session.context.room_advice}",
+            f"stopped: the context is full ({answer.n_prompt + answer.n_tokens} tokens of prompt and text); "
+            "a larger one with -c, up to the one that the model was trained with (-c 0)",
             style="yellow",
         )
     console.print()
-    print_table(console, session, generation)
-    if session.options.explain:
-        show_decisions(console, session)
-    if json_file is not None:
-        write_json(json_file, run_dict(session, generation))
-
-
-def show_decisions(console: Console, session: Session) -> None:
-    """For `--explain`: what was decided, or why there was nothing to decide."""
-    if session.speculation:
-        for line in explain_lines(session.speculation.decisions()):
-            console.print(line, style="dim", markup=False, soft_wrap=True)
-    elif session.options.effective_draft_max:
-        console.print(
-            f"the draft length is fixed at {session.options.effective_draft_max}, so there is nothing to "
-            "explain: have it chosen with --speculation auto",
-            style="yellow",
-        )
+    print_table(console, answer, own, figures)
+    if explains and own is not None:
+        print_decisions(console, own)
+    if json_file is None:
+        return
+    if own is None or figures is None:
+        write_json(json_file, {"mode": "server", "server": connection.client.address, **answer_dict(answer)})
     else:
-        console.print(
-            "nothing drafts, so there is nothing to explain: give -md or --spec-type", style="yellow"
-        )
+        write_json(json_file, run_dict(own, figures, answer, with_decisions=explains))

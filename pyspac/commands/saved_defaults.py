@@ -1,4 +1,4 @@
-"""A model's defaults, as `pyspac bench --profile` found them: how to run it, unless the user says how.
+"""A model's defaults, as `pyspac bench --profile` found them: flags of `pyspac run`, unless others are given.
 
 One small JSON file per model in the cache folder, named by the model's content.
 """
@@ -6,7 +6,7 @@ One small JSON file per model in the cache folder, named by the model's content.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shlex
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,57 +14,72 @@ import typer
 
 from pyspac.commands.common import error_console
 from pyspac.commands.json_file import can_write, json_text, write_whole
+from pyspac.commands.model_names import find_files
+from pyspac.commands.server_options import own_options
 from pyspac.errors import PyspacError
-from pyspac.generate.loading import Loading
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server.warm_start import cache_folder, model_hash
 
-FIELDS: Final = ("stock", "repack", "n_cpu_moe", "device", "spec_type", "ram")  # of RunOptions
-FILES: Final = {"draft": "draft model", "mtp": "adapter"}  # of RunOptions as well, and what they are
+MODE: Final = 0o600  # it names folders of the user's
+_FILES: Final = {"model_draft": "draft model", "mtp": "adapter"}  # parameters that name a file
 
-MAX_LAYERS: Final = 4096
-
-_TEXT_OR_NONE: Final = (str, type(None))
-_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "stock": (bool,),
-    "repack": (bool,),
-    "n_cpu_moe": (int, type(None)),
-    "device": (str,),
-    "spec_type": _TEXT_OR_NONE,
-    "ram": _TEXT_OR_NONE,
-    "draft": _TEXT_OR_NONE,
-    "mtp": _TEXT_OR_NONE,
-    "cache": (str,),
-    "flags": (str,),
-}
-
-# flags of how a model is run: whoever gives one of them decides, and nothing that was saved is used
-HOW: Final = frozenset({
-    "stock", "repack", "device", "rpc", "tensor_split", "cache", "ram", "gpu_layers", "host_kernels",
-    "copy_gb_s", "link_gb_s", "model_draft", "hf_repo_draft", "mtp", "spec_type", "draft_max", "draft_p_min",
-    "speculation", "explain", "estimator", "threshold", "without", "predict",
-})  # fmt: skip
+# parameters of how a model is run: whoever gives one of them decides, and nothing that was saved is used
+HOW: Final = (
+    "stock", "device", "rpc", "cache", "ram", "host_kernels", "copy_gb_s", "link_gb_s", "model_draft",
+    "hf_repo_draft", "mtp", "spec_type", "draft_max", "speculation", "explain", "estimator", "threshold",
+    "without", "predict",
+)  # fmt: skip
 
 
 def folder() -> Path:
     return cache_folder() / "defaults"
 
 
-def save(options: RunOptions, flags: str) -> Path:
-    """Make `options` the defaults of its model; `flags`: the same as a user would type it."""
-    fields = {name: getattr(options, name) for name in FIELDS} | {"cache": options.cache.text}
-    for name in FILES:
-        file = getattr(options, name)
-        fields[name] = str(file.absolute()) if file else None
-    path = folder() / f"{model_hash(options.model)}.json"
+def save(model: Path, flags: str) -> Path:
+    """Make `flags`, as a user would type them, the defaults of a model. Raises PyspacError."""
+    path = _path(model)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json_text(fields | {"flags": flags})
-        write_whole(path, text.encode())
+        text = json_text({"flags": flags, "model": str(model.absolute())})
+        write_whole(path, text.encode(), mode=MODE)
     except OSError as error:
         raise _not_saved(path, error.strerror) from error
     return path
+
+
+def _path(model: Path) -> Path:
+    return folder() / f"{model_hash(model)}.json"
+
+
+def forget(model: Path) -> str:
+    """Run the model as if nothing had been saved for it; returns what to say. Raises PyspacError."""
+    path = _path(model)
+    saved = _read(path)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return f"no defaults are saved for this model ({path})"
+    except OSError as error:
+        raise PyspacError(f"{path}: the defaults cannot be removed ({error.strerror})") from error
+    return f"forgot this model's defaults: {saved['flags'] if saved else 'unreadable ones'} ({path})"
+
+
+def all_saved() -> list[tuple[str, str]]:
+    """The models that have defaults, and these as flags."""
+    try:
+        paths = sorted(folder().glob("*.json"))
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return []
+    found = [saved for path in paths if (saved := _read(path))]
+    return [(saved["model"], saved["flags"]) for saved in found]
+
+
+def find(model: Path) -> str | None:
+    """The flags that are saved for a model; None: there are none that this version can read."""
+    try:
+        saved = _read(_path(model))
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return None
+    return saved["flags"] if saved else None
 
 
 def check_can_save() -> None:
@@ -82,32 +97,49 @@ def _not_saved(path: Path, why: str | None) -> PyspacError:
     )
 
 
-def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
-    """The defaults that were saved for the model, which is said; unless the command line says how to run."""
-    if any(_is_given(command, name) for name in HOW & command.params.keys()):
-        return options
-    saved = _read(options.model)
-    if saved is None:
-        return options
-    files = {name: Path(saved[name]) if saved[name] else None for name in FILES}
-    for name, file in files.items():
-        if file is not None and not file.is_file():
-            _say(f"the defaults saved for this model want the {FILES[name]} {file}, which is gone: not used")
-            return options
+def with_saved(command: typer.Context) -> tuple[dict[str, Any], list[str]]:
+    """The parameters of `command` and what it passes on, with the defaults that are saved for its model.
+
+    These are said; they are not used where the command line says how to run. Raises PyspacError.
+    """
+    given, passed = dict(command.params), list(command.args)
+    is_told = any(_is_given(command, name) for name in HOW if name in given)
+    if is_told or (given["model"] is None and given["hf_repo"] is None):
+        return given, passed
+    given["model"], _ = find_files(given["model"], given["hf_repo"])
+    given["hf_repo"] = None
+    flags = find(given["model"]) if given["model"].is_file() else None
+    found = None if flags is None else _parse(command, given, flags)
+    if found is None:
+        return given, passed
+    _say(
+        f"using the defaults that `pyspac bench --profile` saved for this model: {flags} (your own flags, "
+        "such as --stock or --device, replace them; `pyspac bench --forget` with the model forgets them)"
+    )
+    values, more = found
+    return given | {name: values[name] for name in HOW if name in values}, [*more, *passed]
+
+
+def _parse(
+    command: typer.Context, given: dict[str, Any], flags: str
+) -> tuple[dict[str, Any], list[str]] | None:
+    """As the command takes them; None, which is said: it does not, or a file is gone."""
     try:
-        result = replace(options, **{**saved["fields"], **files})
-        Loading.of(result)
-    except PyspacError as error:  # a device or a file is not what it was; or of somebody's editor
+        arguments = ["-m", str(given["model"]), *shlex.split(flags)]
+        context = command.command.make_context(command.info_name, arguments)
+        for name, what in _FILES.items():
+            file = context.params.get(name)
+            if file is not None and not file.is_file():
+                _say(f"the defaults saved for this model want the {what} {file}, which is gone: not used")
+                return None
+        own_options(context.params, context.args)
+    except (PyspacError, ValueError, typer.Exit) as error:  # of another version, or of somebody's editor
         _say(
             f"the defaults saved for this model cannot be used ({error}): not used; `pyspac bench --profile` "
             "saves new ones"
         )
-        return options
-    _say(
-        f"using the defaults that `pyspac bench --profile` saved for this model: {saved['flags']} "
-        "(your own flags, such as --stock or --device, replace them)"
-    )
-    return result
+        return None
+    return context.params, context.args
 
 
 def _is_given(command: typer.Context, name: str) -> bool:
@@ -115,23 +147,14 @@ def _is_given(command: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _read(model: Path) -> dict[str, Any] | None:
-    """`flags`, `fields` of RunOptions, and FILES; None: nothing was saved that this version can read."""
+def _read(path: Path) -> dict[str, str] | None:
+    """`flags` and `model`; None: nothing that this version can read."""
     try:
-        if not folder().is_dir():
-            return None
-        path = folder() / f"{model_hash(model)}.json"
-        saved = dict.fromkeys(_TYPES) | json.loads(path.read_text(encoding="utf-8"))
-        if any(type(saved[name]) not in types for name, types in _TYPES.items()):
-            return None
-        fields = {name: saved[name] for name in FIELDS}
-        if not 0 <= (saved["n_cpu_moe"] or 0) <= MAX_LAYERS:
-            return None
-        fields["cache"] = CacheSize(text=saved["cache"])
-        parse_spec_type(saved["spec_type"])
-        return {name: saved[name] for name in (*FILES, "flags")} | {"fields": fields}
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, PyspacError):
-        return None  # RuntimeError: no home folder; PyspacError: a name or a size that is none
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: saved[name] for name in ("flags", "model")}
+        return found if all(isinstance(value, str) for value in found.values()) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _say(text: str) -> None:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
-from pyspac.commands.grouped_help import GroupedCommand
-from pyspac.commands.llama_flags import check_short_options, find_flag, flags_with_value
-from pyspac.commands.model_names import hub_arguments
-from pyspac.errors import UsageError
-from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize
-from pyspac.generate.spec_types import parse_spec_type
+from pyspac.commands.server_options import serve_options
 from pyspac.server import log
-from pyspac.server.options import (
-    DEFAULT_CPU_SHARE,
-    DEFAULT_DRAIN_S,
-    DEFAULT_HOST,
-    AttachOptions,
-    ServeOptions,
-    drafting_of,
-    names_draft,
-    scheduler_config,
-)
+from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_DRAIN_S, DEFAULT_HOST
 
 Host = Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")]
 Port = Annotated[
@@ -58,37 +43,6 @@ Drain = Annotated[
         help="After SIGTERM: seconds for answers under way; /health says no, later new requests are refused.",
     ),
 ]
-
-
-class ServeCommand(GroupedCommand):
-    """Says where options of llama-server belong."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer; an option that is not known is named as it was given."""
-        given = list(args)
-        known = {name for parameter in self.params for name in parameter.opts}
-        if found := find_flag("serve", args, known, flags_with_value(self.params)):
-            raise _say_refused(found[0])
-        check_short_options(args, self.params)
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            # by its name: the class is click's or Typer's own, by Typer's version
-            if type(error).__name__ != "NoSuchOption":
-                raise
-            letter = getattr(error, "option_name", "")  # of -np the first
-            option = next((text for text in given if text.startswith(letter)), letter)
-            raise _say_refused(option) from error
-
-
-def _say_refused(option: str) -> typer.Exit:
-    """Say it; the exit to raise."""
-    typer.echo(
-        f"pyspac: error: serve has no option {option} (`pyspac serve -h` lists them); if it is one of "
-        f"llama-server, give it at the end, after --: pyspac serve ... -- {option} ...",
-        err=True,
-    )
-    return typer.Exit(UsageError.exit_code)
 
 
 @reports_errors
@@ -128,25 +82,12 @@ def serve(
 ) -> None:
     """Serve a model: llama-server with its experts split.
 
-    The scheduler runs beside it. It speaks OpenAI's API at http://HOST:PORT/v1; arguments after -- are for
-    llama-server. --speculation steers every drafter; one that is named after -- alone keeps llama-server's
-    lengths without it. Ctrl-C ends everything, SIGTERM lets answers under way finish first.
+    The scheduler runs beside it. It speaks OpenAI's API at http://HOST:PORT/v1. Other flags are
+    llama-server's, and go to it as they are. Ctrl-C ends everything, SIGTERM lets answers under way finish
+    first.
     """
     log.set_up("serve", as_json=log_json)
-    passed = (*context.args, *hub_arguments(hf_repo, hf_repo_draft))
-    has_draft = model_draft is not None or mtp is not None or names_draft(passed)
-    kind = parse_spec_type(spec_type)
-    controller, n_draft_max = drafting_of(kind, passed, speculation, draft_max, has_draft=has_draft)
-    attach = AttachOptions(
-        scheduler=scheduler_config(estimator, threshold, without, predict, link_gb_s, n_draft_max),
-        metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
-        speculation=controller, warm_start=warm_start, log_json=log_json,
-    )  # fmt: skip
-    options = ServeOptions(
-        model=model, draft=model_draft, mtp=mtp, spec_type=kind, cache=CacheSize(text=cache), rpc=rpc,
-        ram=given_ram(ram), device=device, host_kernels=host_kernels, cpu_range=cpu_range, n_ctx=ctx_size,
-        host=host, port=port, board=board, max_batch=max_batch, restart=restart, drain_s=drain,
-        passed=passed, attach=attach)  # fmt: skip
+    options = serve_options(context.params, context.args)
     from pyspac.server.supervisor import serve as run_server  # loads the engine
 
     if code := run_server(options):

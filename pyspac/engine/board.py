@@ -121,6 +121,10 @@ class BoardGeometry:
         )  # fmt: skip
 
 
+class About:  # STUB
+    pass
+
+
 class BoardView:
     """The arrays of a board. Names, order and meaning as in spac_board_view; the engine's are read-only."""
 
@@ -203,6 +207,11 @@ class BoardView:
             "looks_ahead": (np.uint32, (1,)),
             "fallback": (np.int32, (2,)),
         }
+
+    about: Any = None  # STUB
+
+    def declined_reasons(self) -> dict[int, str]:  # STUB
+        return {}
 
     def read_fallback(self) -> dict[str, Any] | None:
         """Return what the scheduler found about copies: `chosen` and `gain`; None: nothing yet."""

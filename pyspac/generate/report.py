@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.engine.board import STAGE_FIELDS
+from pyspac.engine.board_figures import NO_EXPERTS
 from pyspac.generate.decode import Generation
 from pyspac.generate.session import Session
 from pyspac.scheduler.fallback import copies_text
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
     from pyspac.generate.split import Split
 
 NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "copies", "whole"))
-
-# what `--json` says of a run without the engine
-NO_EXPERTS = dict.fromkeys(
-    (
-        "n_slots",
-        "pool_bytes",
-        "n_hit",
-        "n_miss",
-        "n_late",
-        "n_loads",
-        "n_evictions",
-        "loaded_bytes",
-        *STAGE_FIELDS,
-        "n_steps_with_both",
-    ),
-    0,
-)
 
 
 def run_dict(session: Session, generation: Generation) -> dict[str, Any]:

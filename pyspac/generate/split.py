@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspac.engine.ahead import ahead_dict, in_engine
-from pyspac.engine.board import STAGE_FIELDS
+from pyspac.engine.board_figures import coverage, experts_dict, time_us
 from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.engine import Engine
 from pyspac.engine.step import StepRecord
@@ -101,15 +101,8 @@ class Split:
             self.read_ahead.learn()
 
     def experts_dict(self) -> dict[str, int]:
-        """`experts` of the `--json` object; distinct (layer, expert) pairs per forward pass."""
-        counters = self.engine.board.counters[0]
-        names = ("n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes", *STAGE_FIELDS)
-        return {
-            "n_slots": self.info.n_slots,
-            "pool_bytes": self.info.pool_bytes,
-            **{name: int(counters[name]) for name in names},
-            "n_steps_with_both": int(counters["n_forward_both"]),
-        }
+        """`experts` of the `--json` object."""
+        return experts_dict(self.engine.board)
 
     def devices(self) -> list[DeviceFigures]:
         """What each device holds and did, in the order of their names; none without a device."""
@@ -150,18 +143,14 @@ class Split:
         ]
 
     def coverage(self) -> float | None:
-        """Share of (token, expert) activations whose expert was on the device; None before the first."""
-        counters = self.engine.board.counters[0]
-        n_hit = int(counters["n_hit_rows"])
-        n_all = n_hit + int(counters["n_miss_rows"]) + int(counters["n_late_rows"])
-        return n_hit / n_all if n_all else None
+        return coverage(self.engine.board)
 
     def steps_us(self, name: str) -> int:
         """Sum over layers of `host_us` or `device_us` of spac_layer_stats, since the last prompt."""
         return self._time_us(name) - self._prompt_us.get(name, 0)
 
     def _time_us(self, name: str) -> int:
-        return int(self.engine.board.layer_stats[name].sum())
+        return time_us(self.engine.board, name)
 
     def close(self) -> None:
         self.engine.close()

@@ -16,11 +16,13 @@ from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.generate.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
 from pyspac.generate.no_device import can_predict
 from pyspac.generate.spec_types import names_of
+from pyspac.generate.tensor_split import text_of
 from pyspac.server.options import DEFAULT_MAX_BATCH, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
+CPU: Final = "CPU"  # its name as a device
 HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that malloc takes
 _SECRETS: Final = ("--api-key", "-hft", "--hf-token")  # flags whose values do not belong into a log
 
@@ -38,8 +40,14 @@ class Launch:
     is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
     has_engine: bool = True  # False: llama-server as it is
     ram_mib: float | None = None  # memory for experts that stay on disk; None: all are loaded
+    device: str = ""  # the name of what was found
     has_page: bool = True  # the build's llama-server has its web page
     model: Path | None = None  # the model's file, where llama-server fetches it (-hf)
+
+    @property
+    def is_cpu(self) -> bool:
+        """No device was found, or it is emulated."""
+        return self.device == CPU
 
 
 def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str]:
@@ -55,9 +63,15 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
         argv += ["-c", str(launch.n_ctx)]
     if launch.has_engine:
         argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
-    argv += ["--host", options.host, "--port", str(launch.port), "--metrics"]
+    argv += _address_arguments(options, launch)
     argv += _device_arguments(options, launch) + _load_arguments(options, launch)
     return argv + _page_arguments(options, launch) + list(options.passed)
+
+
+def _address_arguments(options: ServeOptions, launch: Launch) -> list[str]:
+    if options.socket is not None:
+        return ["--host", str(options.socket)]
+    return ["--host", options.host, "--port", str(launch.port), "--metrics"]
 
 
 def _draft_arguments(options: ServeOptions) -> list[str]:
@@ -80,6 +94,12 @@ def _draft_arguments(options: ServeOptions) -> list[str]:
 
 def _device_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """An emulated device, or none, means that no other one is touched."""
+    if options.stock and not options.is_host_only and not options.passed_value("-ncmoe", "--n-cpu-moe"):
+        return ["--cpu-moe", *_named_devices(options, launch)]
+    return _named_devices(options, launch)
+
+
+def _named_devices(options: ServeOptions, launch: Launch) -> list[str]:
     match read_device_kind(options.device):
         case "auto" if launch.devices is None:
             return []
@@ -92,11 +112,17 @@ def _device_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     return [*servers, "--device", ",".join(names)]
 
 
+def n_threads(options: ServeOptions) -> int:
+    """As -t says; else no more than cores that the process may use: they would wait for each other, awake."""
+    if (text := options.passed_value("-t", "--threads")).isdecimal():
+        return int(text)
+    return default_n_threads(None if options.cpu_range is None else read_cpu_range(options.cpu_range))
+
+
 def _core_arguments(options: ServeOptions) -> list[str]:
-    """No more threads than cores that the process is kept on: they would wait for each other, awake."""
-    if options.cpu_range is None or options.passed_value("-t", "--threads"):
+    if options.passed_value("-t", "--threads"):
         return []
-    return ["--threads", str(default_n_threads(read_cpu_range(options.cpu_range)))]
+    return ["--threads", str(n_threads(options))]
 
 
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
@@ -122,6 +148,8 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
 
 def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str, str]:
     """What the engine reads from the environment, beside its flags; `ram_mib`: as of the launch."""
+    if options.stock:
+        return {}
     env = {
         "PYSPAC_MAX_BATCH": str(options.max_batch or DEFAULT_MAX_BATCH),
         "PYSPAC_DEVICE": options.device,  # auto too: it leaves out those that have no MoE layer
@@ -132,12 +160,16 @@ def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str,
         env[VARIABLE] = ram_text(ram_mib)
     elif VARIABLE in os.environ:
         env[VARIABLE] = ""  # none, as all experts are loaded
+    if "evict" in options.attach.scheduler.without:
+        env["PYSPAC_EVICT"] = "0"
     if {"prefetch", "prompt"} & options.attach.scheduler.without:
         env["PYSPAC_FILL"] = "0"
     if {"prefetch", "prompt", "stage"} & options.attach.scheduler.without:
         env["PYSPAC_STAGE"] = "0"
     if options.host_kernels != "auto":
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
+    if options.copy_gb_s:
+        env["PYSPAC_COPY_GB_S"] = text_of(options.copy_gb_s)
     if options.cpu_range is not None:
         env["PYSPAC_CPU_RANGE"] = options.cpu_range
     can = can_predict(is_host_only=options.is_host_only, ram_mib=ram_mib)

@@ -47,6 +47,7 @@ class Child:
         death_signal: signal.Signals = signal.SIGTERM,  # what it gets when we are gone, however we went
         pass_stdout: bool = False,
         stdout: IO[bytes] | None = None,  # where its stdout goes instead
+        output: IO[bytes] | None = None,  # where all that it writes goes instead
         is_quiet: bool = False,  # its output goes nowhere
         text: str = "",  # what it reads from stdin
     ) -> None:
@@ -64,8 +65,8 @@ class Child:
                 list(argv),
                 env={**os.environ, **(env or {})},
                 stdin=stdin,
-                stdout=stdout or (subprocess.DEVNULL if is_quiet else None if pass_stdout else 2),
-                stderr=subprocess.DEVNULL if is_quiet else None,
+                stdout=stdout or output or (subprocess.DEVNULL if is_quiet else None if pass_stdout else 2),
+                stderr=output or (subprocess.DEVNULL if is_quiet else None),
                 process_group=0,
                 preexec_fn=die_with_parent,
             )

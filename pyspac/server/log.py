@@ -28,8 +28,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**line, "message": record.getMessage(), **fields}, default=str)
 
 
-def set_up(source: str, *, as_json: bool) -> None:
-    """Send pyspac's log where it belongs; `source` is the command."""
+def set_up(source: str, *, as_json: bool, is_quiet: bool = False) -> None:
+    """Send pyspac's log where it belongs; `source` is the command; `is_quiet`: warnings only."""
     handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
     handler.setFormatter(
         JsonFormatter(source) if as_json else logging.Formatter(f"pyspac {source}: %(message)s")
@@ -37,7 +37,7 @@ def set_up(source: str, *, as_json: bool) -> None:
     logger = logging.getLogger(NAME)
     logger.handlers[:] = [handler]
     logger.propagate = False
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.WARNING if is_quiet else logging.INFO)
 
 
 def event(message: str, *, level: int = logging.INFO, **fields: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Final, TypeAlias
 from pyspac.engine.devices import Device
 from pyspac.engine.values import read_cache_size
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.options import CacheSize
+from pyspac.generate.options import DEFAULT_N_CTX, CacheSize
 from pyspac.model.device_needs import Needs
 from pyspac.model.geometry import MoeGeometry
-from pyspac.server.options import SERVER_N_CTX, ServeOptions
+from pyspac.server.options import SERVER_SLOTS, ServeOptions
 from pyspac.units import MIB
 
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
@@ -37,10 +37,11 @@ def check_n_ctx(options: ServeOptions, geometry: MoeGeometry) -> None:
         )
 
 
-def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
+def choose_n_ctx(wanted: int | None, geometry: MoeGeometry, n_server_slots: int = SERVER_SLOTS) -> int:
     """The context in tokens, over all server slots; 0 asks for the model's own."""
-    n_train = geometry.n_ctx_train or SERVER_N_CTX
-    return min(n_train, SERVER_N_CTX) if wanted is None else wanted or n_train
+    most = DEFAULT_N_CTX * n_server_slots
+    n_train = geometry.n_ctx_train or most
+    return min(n_train, most) if wanted is None else wanted or n_train
 
 
 def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device, shares: Shares = ()) -> str:

@@ -58,6 +58,7 @@ TENSOR_SPLIT_FLAGS: Final = ("-ts", TENSOR_SPLIT)
 SPLIT_MODE_FLAGS: Final = ("-sm", "--split-mode")
 # what llama-server would take from the environment, and has to be known here
 VARIABLES: Final = {"LLAMA_ARG_TENSOR_SPLIT": "-ts", "LLAMA_ARG_SPLIT_MODE": "-sm"}
+SEED_FLAGS: Final = ("-s", "--seed")
 DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
 
 
@@ -120,10 +121,13 @@ class ServeOptions:
     device: str = "auto"
     rpc: str | None = None  # HOST:PORT of ggml-rpc-servers, with commas
     host_kernels: str = "auto"
+    copy_gb_s: tuple[float, ...] = ()  # throttle of copies in 1e9 bytes/s, one of all devices or one of each
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     n_ctx: int | None = None
     host: str = DEFAULT_HOST
     port: int | None = None  # None: 8080 if it is free, else any
+    socket: Path | None = None  # listen there instead: a UNIX socket, *.sock
+    stock: bool = False  # plain llama.cpp, for comparison: no engine, experts on the host
     board: str | None = None  # None: server-PORT
     max_batch: int | None = None  # None: DEFAULT_MAX_BATCH, or what masks need
     restart: bool = False
@@ -136,19 +140,9 @@ class ServeOptions:
         check_ram(self.ram)
         if self.rpc is not None:
             split_endpoints(self.rpc)  # or it raises
-        if self.rpc and read_device_kind(self.device) in ("emulated", "none"):
-            raise UsageError(f"--rpc needs --device auto or its device's name, not {self.device}")
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
-        if self.is_host_only:
-            check_no_device(
-                host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.attach.scheduler,
-                without_engine="run llama-server by itself",
-            )  # fmt: skip
-        elif self.cache.is_zero:
-            raise ConfigError(
-                "--cache", self.cache.text, "more than 0; to run without a cache, use llama-server by itself"
-            )
+        self._check_mode()
         if self.n_ctx is not None:
             check_int("-c", self.n_ctx, 0)
         check_range("--drain", self.drain_s, 0, MAX_DRAIN_S)
@@ -160,6 +154,32 @@ class ServeOptions:
         has_draft = self.has_draft and spec_types.reads_like_target(self.wanted_spec_type)
         check_in_engine(self.attach.scheduler.predict, has_draft=has_draft)
 
+    def _check_mode(self) -> None:
+        """What goes with a device, without one, and with plain llama.cpp."""
+        if self.ram is not None and self.stock:
+            raise UsageError(
+                f"--ram {self.ram} has no effect with --stock, which maps the file: leave it out"
+            )
+        if self.ram is not None and self.host_kernels == "ggml":
+            raise UsageError(
+                f"--ram {self.ram} needs the engine's own kernels, as ggml's read experts from the mapped "
+                "file: leave out --host-kernels ggml"
+            )
+        if self.stock:
+            return
+        if self.rpc and read_device_kind(self.device) in ("emulated", "none"):
+            raise UsageError(f"--rpc needs --device auto or its device's name, not {self.device}")
+        if self.is_host_only:
+            check_no_device(
+                host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.attach.scheduler,
+                copy_gb_s=self.copy_gb_s, without_engine="use plain llama.cpp (`pyspac run --stock`)",
+            )  # fmt: skip
+        elif self.cache.is_zero:
+            raise ConfigError(
+                "--cache", self.cache.text, "more than 0; to run without a cache, use plain llama.cpp "
+                "(`pyspac run --stock`)"
+            )  # fmt: skip
+
     def _check_passed(self) -> None:
         if self.passed and not self.passed[0].startswith("-"):
             raise UsageError(
@@ -168,9 +188,7 @@ class ServeOptions:
         for text in self.passed:
             flag = text.partition("=")[0]
             if flag in _OURS:
-                raise UsageError(
-                    f"{text} cannot come after --, as pyspac has to know it: give {_OURS[flag]} before it"
-                )
+                raise UsageError(f"{text} cannot be passed on, as pyspac has to know it: give {_OURS[flag]}")
             if flag in MODEL_FLAGS and self.model is not None:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
             if flag in DRAFT_FLAGS and self.draft is not None:
@@ -209,6 +227,8 @@ class ServeOptions:
     @property
     def wanted_spec_type(self) -> str:
         """How to draft, by pyspac's names."""
+        if "sd" in self.attach.scheduler.without:
+            return spec_types.NONE
         if given := self.spec_type or self.passed_value("--spec-type"):
             return given
         if self.mtp is not None:
@@ -226,8 +246,9 @@ class ServeOptions:
                 f"-sm none uses one device, and there are {len(device.handles)} ({device.name}): name one "
                 "device with --device, and leave out -sm and -mg"
             )
-        if device.has_cache and not self.is_host_only:
+        if device.has_cache and not (self.is_host_only or self.stock):
             self.cache.of_devices(len(device.each))
+        check_n_numbers("--copy-gb-s", self.copy_gb_s[1:] and self.copy_gb_s, len(device.each), device)
         check_n_numbers(TENSOR_SPLIT, self.tensor_split, len(device.handles), device)
         if not device.has_cache and not self.is_host_only:
             return replace(self, device="none")
@@ -240,8 +261,15 @@ class ServeOptions:
         return is_host_only(self.device)
 
     @property
+    def is_emulated(self) -> bool:
+        """The CPU plays the device."""
+        return read_device_kind(self.device) == "emulated"
+
+    @property
     def has_scheduler(self) -> bool:
         """Without slots there are only draft lengths to choose, metrics to serve, experts to read ahead."""
+        if self.stock:
+            return False
         is_asked = (
             self.attach.has_controller
             or self.attach.metrics_port is not None
@@ -261,11 +289,13 @@ class ServeOptions:
         return next((value for flag, value in reversed(list(pairs)) if flag in flags), default)
 
 
-def choose_drafting(speculation: str | None, draft_max: int | None, *, lowest: int = 1) -> tuple[str, int]:
+def choose_drafting(
+    speculation: str | None, draft_max: int | None, *, lowest: int = 1, must_repeat: bool = False
+) -> tuple[str, int]:
     """Who decides how long to draft, and the limit, `lowest` or more. Raises ConfigError."""
     if draft_max is not None:
         check_int("--draft-max", draft_max, lowest, DRAFT_MAX)
-    controller = choose_controller(speculation, draft_max)
+    controller = choose_controller(speculation, draft_max, must_repeat=must_repeat)
     return controller, choose_draft_max(draft_max, controller)
 
 
@@ -286,7 +316,7 @@ def drafting_of(
     if drafts or (is_asked and spec_type is None and "--spec-type" in passed):
         if "ngram-cache" in (spec_type or "") and choose_controller(speculation, draft_max) == FIXED:
             _check_cache_length(draft_max)
-        return choose_drafting(speculation, draft_max)
+        return choose_drafting(speculation, draft_max, must_repeat=_has_seed(passed))
     if is_asked:
         flag, value = ("--draft-max", draft_max) if speculation is None else ("--speculation", speculation)
         raise UsageError(
@@ -294,6 +324,11 @@ def drafting_of(
             "--spec-type ngram"
         )
     return FIXED, 0
+
+
+def _has_seed(passed: Sequence[str]) -> bool:
+    """Whether sampled text has to repeat: drafts must not depend on measured times then."""
+    return any(flag in SEED_FLAGS and value != "-1" for flag, value in pairwise((*passed, "")))
 
 
 def _check_cache_length(draft_max: int | None) -> None:
@@ -306,15 +341,22 @@ def _check_cache_length(draft_max: int | None) -> None:
 
 
 def scheduler_config(
-    estimator: str, threshold: str, without: str, predict: str, link_gb_s: float | None, n_draft_max: int
+    estimator: str | None = None,
+    threshold: str | None = None,
+    without: str | None = None,
+    predict: str | None = None,
+    link_gb_s: float | None = None,
+    *,
+    n_draft_max: int,
 ) -> SchedulerConfig:
-    """From the options as text. Raises ConfigError."""
+    """From the options as text; None: not given. Raises ConfigError."""
     check_link_gb_s(link_gb_s)
+    default = SchedulerConfig()
     return SchedulerConfig(
-        estimator=estimator,
-        threshold=parse_threshold(threshold),
-        without=parse_ablations(without),
-        predict=parse_predictors(predict),
+        estimator=estimator or default.estimator,
+        threshold=parse_threshold(threshold or "auto"),
+        without=parse_ablations(without or ""),
+        predict=default.predict if predict is None else parse_predictors(predict),
         n_draft_max=n_draft_max,
         link_gb_s=link_gb_s,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     check_passed(folder, options.passed)
     if options.board is not None:
         board_file.check_free(options.board)
-    port = choose_port(options.host, options.port)
+    port = 0 if options.socket else choose_port(options.host, options.port)
     board = options.board or f"server-{port}"
     board_file.check_free(board)
     if options.attach.metrics_port:
@@ -100,6 +101,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
         has_engine=sizes.has_engine,
         ram_mib=sizes.ram_mib,
         model=files.model,
+        device=device.name,
     )
     return Plan(options=options, launch=launch)
 
@@ -150,7 +152,7 @@ def _passed_to(given: ServeOptions, stays: Sequence[bool]) -> tuple[str, ...]:
 
 
 def check_passed(folder: Path, passed: Sequence[str]) -> None:
-    """Raise UsageError if llama-server refuses what was given after --; it only parses it here."""
+    """Raise UsageError if llama-server refuses what is passed on to it; it only parses it here."""
     if not passed:
         return
     argv = [str(folder / "llama-server"), *passed, "--version"]
@@ -168,9 +170,15 @@ def check_passed(folder: Path, passed: Sequence[str]) -> None:
     lines = [line.strip() for line in done.stderr.splitlines() if "argument" in line]
     if done.returncode == 1 and lines:
         why = lines[0].removeprefix("error: ")
-        raise UsageError(
-            f"llama-server refuses what was given after -- ({why}); `llama-server --help` lists what it takes"
-        )
+        raise UsageError(f"llama-server refuses a flag that is not pyspac's own: {why}{_hint(why)}")
+
+
+def _hint(why: str) -> str:
+    """What to do about it."""
+    flag = why.rpartition(" ")[2]
+    if re.fullmatch(r"-[a-z][a-z-]+", flag):
+        return f"; long flags begin with two dashes: -{flag}"
+    return "; -h lists pyspac's own, llama-server --help the others"
 
 
 def _check_draft_gate(draft: GgufHeader) -> None:
@@ -191,7 +199,9 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
         _check_draft_gate(draft)
     geometry = read_geometry(header)
     check_n_ctx(options, geometry)
-    n_ctx = choose_n_ctx(options.n_ctx, geometry)
+    n_ctx = choose_n_ctx(options.n_ctx, geometry, options.n_server_slots)
+    if options.stock:
+        return Sizes(cache="", n_ctx=n_ctx, is_copied=not device.is_cpu, has_engine=False)
     needs = estimate_needs(header, draft, n_ctx, has_head=DRAFT_MTP in names_of(options.wanted_spec_type))
     ram = ram_mib(
         options.ram, geometry, device, needs, cache_bytes=options.cache.n_bytes(geometry.experts_bytes),
@@ -216,5 +226,5 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:
     """The checks of `pyspac run` but for the draft: a MoE model that is whole, a cache that fits."""
-    run = RunOptions(model=files.model, cache=options.cache, device=options.device)
+    run = RunOptions(model=files.model, cache=options.cache, device=options.device, stock=options.stock)
     return check_run(run, device)

@@ -7,22 +7,17 @@ a second; a signal only sets a flag.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from pyspac.engine.attached import not_by_environment
-from pyspac.engine.cpus import kept_within
 from pyspac.engine.rpc import NoAnswerError
-from pyspac.engine.values import read_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.server import board_file, log
-from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets
+from pyspac.server.arguments import Launch, attach_argv
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.download import StoppedError
@@ -31,7 +26,7 @@ from pyspac.server.health import is_healthy
 from pyspac.server.options import ServeOptions
 from pyspac.server.plan import plan_launch, without_lost
 from pyspac.server.settings import to_json
-from pyspac.waiting import spin_environment
+from pyspac.server.start import start_server
 
 TICK_S: Final = 0.1
 HEALTH_PERIOD_S: Final = 0.2
@@ -113,23 +108,8 @@ class Supervisor:
     # ---- the server
 
     def _start_server(self) -> None:
-        from pyspac._native import bin_dir  # finds the build; loads the small native module only
-
-        argv = server_argv(self.options, self.launch, bin_dir())
-        if not Path(argv[0]).is_file():
-            raise PyspacError(f"{argv[0]} is missing; run `make build` (or `pip install .`) again")
-        board_file.remove_stale(self.launch.board)
-        public = without_secrets(argv)
-        log.event(f"starting {shlex.join(public)}", argv=public)
         self._is_ready = False
-        with self._on_its_cores(), not_by_environment():
-            env = spin_environment() | server_env(self.options, self.launch.ram_mib)
-            self.server = Child("llama-server", argv, env=env)
-
-    def _on_its_cores(self) -> contextlib.AbstractContextManager[None]:
-        """What starts meanwhile stays on --cpu-range."""
-        text = self.options.cpu_range
-        return contextlib.nullcontext() if text is None else kept_within(read_cpu_range(text))
+        self.server = start_server(self.options, self.launch)
 
     def _wait_until_healthy(self) -> bool:
         """False: it died, or a signal came."""

@@ -65,7 +65,7 @@ def invoke(*arguments: str | Path) -> Result:
 def run_json(folder: Path, *arguments: str | Path) -> dict[str, Any]:
     """`pyspac run` on the target of `folder`; the JSON object."""
     out = folder / "out.json"
-    common = ("run", "-m", folder / "target.gguf", "--device", "cpu", "-t", "1", "--json", out)
+    common = ("run", "-m", folder / "target.gguf", "--device", "cpu", "-t", "1", "--temp", "0", "--json", out)
     result = invoke(*common, "-p", PROMPT, "-n", "40", *arguments)
     assert result.exit_code == 0, result.stderr
     return json.loads(out.read_text())

@@ -7,15 +7,17 @@ there is, one way runs after the other, and ratios say less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
+from typing import Any
 
 from pyspac.errors import PyspacError
-from pyspac.generate.metrics import Metrics
-from pyspac.generate.options import RunOptions
-from pyspac.generate.session import Session
+from pyspac.server.options import ServeOptions
+from pyspac.talk.client import Client
+from pyspac.talk.conversation import n_ctx_of
+from pyspac.talk.interrupt import Interrupt
 
 OnRound = Callable[[int], None]  # rounds done
 OnTurn = Callable[[], None]  # one more prompt done
@@ -68,15 +70,14 @@ class _Sums:
     n_draft: int = 0
     n_accepted: int = 0
 
-    def add(self, metrics: Metrics) -> None:
-        if metrics.n_tokens == 0:  # the end token came first
-            return
-        self.n_prompt += metrics.n_prompt - metrics.n_cached
-        self.prompt_s += metrics.first_token_s - metrics.start_s
-        self.n_tokens += metrics.n_tokens - 1
-        self.s += metrics.last_token_s - metrics.first_token_s
-        self.n_draft += metrics.totals.n_draft
-        self.n_accepted += metrics.totals.n_accepted
+    def add(self, timings: Mapping[str, Any]) -> None:
+        """A server's, of one answer."""
+        self.n_prompt += timings["prompt_n"]
+        self.prompt_s += timings["prompt_ms"] / 1e3
+        self.n_tokens += max(0, timings["predicted_n"] - 1)
+        self.s += timings["predicted_ms"] / 1e3
+        self.n_draft += timings.get("draft_n", 0)
+        self.n_accepted += timings.get("draft_n_accepted", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,11 @@ class Turns:
 
     _rounds: dict[str, list[dict[str, _Sums]]] = field(default_factory=dict)  # way -> round -> prompt
 
-    def add(self, way: str, i_round: int, prompt: str, metrics: Metrics) -> None:
+    def add(self, way: str, i_round: int, prompt: str, timings: Mapping[str, Any]) -> None:
         rounds = self._rounds.setdefault(way, [])
         while len(rounds) <= i_round:
             rounds.append({})
-        rounds[i_round].setdefault(prompt, _Sums()).add(metrics)
+        rounds[i_round].setdefault(prompt, _Sums()).add(timings)
 
     def generation(self, prompt: str | None = None) -> Speeds:
         """After one of the prompts; None: after all of them."""
@@ -117,14 +118,19 @@ class Turns:
         return Speeds({way: [speed(one) for one in rounds] for way, rounds in self._rounds.items()})
 
 
-def stock_and_own(options: RunOptions) -> dict[str, RunOptions]:
+def stock_and_own(options: ServeOptions) -> dict[str, ServeOptions]:
     """The ways that a user without a device has: llama.cpp in both layouts, and `options` as they are."""
     stock = replace(options, stock=True)
-    return {"stock": stock, "repacked": replace(stock, repack=True), "pyspac": options}
+    plain = replace(stock, passed=(*stock.passed, "--no-repack"))
+    return {"stock": plain, "repacked": stock, "pyspac": options}
 
 
 def compare(
-    ways: Mapping[str, RunOptions], prompt: str, n_rounds: int, on_round: OnRound = lambda n: None
+    ways: Mapping[str, ServeOptions],
+    prompt: str,
+    n_rounds: int,
+    n_predict: int,
+    on_round: OnRound = lambda n: None,
 ) -> Speeds:
     """Decoding after one prompt, every way once per round."""
     n_turns = 0
@@ -135,42 +141,59 @@ def compare(
         if n_turns % len(ways) == 0:
             on_round(n_turns // len(ways) - 1)
 
-    return take_turns(ways, {"": prompt}, n_rounds, on_turn).generation()
+    return take_turns(ways, {"": prompt}, n_rounds, n_predict, on_turn).generation()
 
 
 def take_turns(
-    ways: Mapping[str, RunOptions],
+    ways: Mapping[str, ServeOptions],
     prompts: Mapping[str, str],
     n_rounds: int,
+    n_predict: int,
     on_turn: OnTurn = lambda: None,
     *,
     at_once: bool = True,
 ) -> Turns:
-    """Run every way on every prompt once per round, after a first round that does not count.
+    """Run every way on every prompt once per round, greedily, after a first round that does not count.
 
     `at_once`: all are loaded together, and take turns in changing order; else one is done before the next.
-    With several prompts none is in the context when its turn comes, unless they begin alike.
+    Prompts are processed anew each time. Raises PyspacError.
     """
+    from pyspac.talk.own_server import OwnServer  # loads the engine
+
     turns = Turns()
-    groups = [list(ways)] if at_once else [[name] for name in ways]
-    for names in groups:
-        with ExitStack() as stack:
-            sessions = {name: stack.enter_context(Session(ways[name])) for name in names}
+    for names in [list(ways)] if at_once else [[name] for name in ways]:
+        with ExitStack() as stack, Interrupt.watch() as interrupt:
+            servers = {name: stack.enter_context(OwnServer(ways[name], interrupt)) for name in names}
+            texts = {name: _fitting(own.client, prompts, n_predict) for name, own in servers.items()}
             for i in range(n_rounds + 1):
-                for prompt, text in prompts.items():
+                for prompt in prompts:
                     for name in _rotated(names, i):
-                        session = sessions[name]
-                        metrics = session.generate(_fitting(session, text)).metrics
+                        timings = _time(servers[name].client, texts[name][prompt], n_predict, interrupt)
                         if i > 0:
-                            turns.add(name, i - 1, prompt, metrics)
+                            turns.add(name, i - 1, prompt, timings)
                         on_turn()
     return turns
 
 
-def _fitting(session: Session, text: str) -> list[int]:
-    """The tokens of a prompt, as many as leave room for what is generated."""
-    n_ctx, n_predict = session.context.n_ctx, session.options.n_predict
-    return session.tokenize(text)[: max(1, n_ctx - n_predict if n_predict >= 0 else n_ctx // 2)]
+def _time(client: Client, prompt: Sequence[int], n_predict: int, interrupt: Interrupt) -> dict[str, Any]:
+    """The server's times of one answer."""
+    body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "cache_prompt": False, "stream": True}
+    timings: dict[str, Any] = {}
+    with interrupt.cancels(client.cancel):
+        for event in client.stream("/completion", body):
+            timings = event.get("timings", timings)
+    if interrupt:
+        raise KeyboardInterrupt
+    return timings
+
+
+def _fitting(client: Client, prompts: Mapping[str, str], n_predict: int) -> dict[str, list[int]]:
+    """The tokens of prompts, as many as leave room for what is generated."""
+    room = max(1, n_ctx_of(client) - n_predict)
+    return {
+        name: client.post("/tokenize", {"content": text, "add_special": True})["tokens"][:room]
+        for name, text in prompts.items()
+    }
 
 
 def _rotated(names: list[str], n: int) -> Iterator[str]:

@@ -1,0 +1,83 @@
+"""The server that `run` and `chat` talk to: one of their own, or somebody else's (`--server URL`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from pyspac.commands.common import error_console
+from pyspac.commands.saved_defaults import with_saved
+from pyspac.commands.server_options import own_options
+from pyspac.errors import UsageError
+from pyspac.server import log
+from pyspac.server.options import ServeOptions
+from pyspac.talk.client import Client, LostError
+from pyspac.talk.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    from pyspac.talk.own_server import OwnServer
+
+MODEL_FIELDS = ("model", "hf_repo", "model_draft", "hf_repo_draft", "mtp")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A server that answers. `own` is None where it is somebody else's."""
+
+    client: Client
+    own: OwnServer | None = None
+
+
+@contextmanager
+def connected(command: typer.Context, interrupt: Interrupt) -> Iterator[Connection]:
+    """By the parameters of `command`, and what it passes on. Raises a PyspacError."""
+    given = command.params
+    if given.get("server") is not None:
+        _check_theirs(given, command.args)
+        client = Client(given["server"])
+        client.get("/health")
+        yield Connection(client)
+        return
+    log.set_up(command.info_name or "run", as_json=False, is_quiet=not given["verbose"])
+    options = own_options(*with_saved(command))
+    with open_server(options, interrupt, verbose=given["verbose"]) as own:
+        try:
+            yield Connection(own.client, own)
+        except LostError as error:
+            raise own.explain(error) from error
+
+
+def open_server(options: ServeOptions, interrupt: Interrupt, *, verbose: bool = False) -> OwnServer:
+    """With a progress bar on stderr while it loads."""
+    from pyspac.talk.own_server import OwnServer  # loads the engine
+
+    with loading_bar() as on_progress:
+        return OwnServer(options, interrupt, on_progress, verbose=verbose)
+
+
+@contextmanager
+def loading_bar() -> Iterator[Callable[[float], None]]:
+    console = error_console()
+    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("model", total=1.0)
+
+        def update(fraction: float) -> None:
+            bar.update(task, completed=fraction)  # type: ignore[arg-type]
+
+        yield update
+
+
+def _check_theirs(given: dict[str, Any], passed: list[str]) -> None:
+    """Raise UsageError for what a server that runs already cannot be told."""
+    flags = [f"--{name.replace('_', '-')}" for name in MODEL_FIELDS if given.get(name) is not None] + passed
+    if flags:
+        raise UsageError(
+            f"{flags[0]} has no effect with --server {given['server']}, which runs already: leave it out, or "
+            "give it where that server is started"
+        )

@@ -1,0 +1,41 @@
+"""Starting llama-server: options and a launch in, a running child out."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from pathlib import Path
+from typing import IO
+
+from pyspac.engine.attached import not_by_environment
+from pyspac.engine.cpus import kept_within
+from pyspac.engine.values import read_cpu_range
+from pyspac.errors import PyspacError
+from pyspac.server import board_file, log
+from pyspac.server.arguments import Launch, server_argv, server_env, without_secrets
+from pyspac.server.child import Child
+from pyspac.server.options import ServeOptions
+from pyspac.waiting import spin_environment
+
+
+def start_server(options: ServeOptions, launch: Launch, output: IO[bytes] | None = None) -> Child:
+    """llama-server, on its cores and with its environment; `output` takes its log instead of stderr.
+
+    Raises PyspacError if the program is missing.
+    """
+    from pyspac._native import bin_dir  # finds the build; loads the small native module only
+
+    argv = server_argv(options, launch, bin_dir())
+    if not Path(argv[0]).is_file():
+        raise PyspacError(f"{argv[0]} is missing; run `make build` (or `pip install .`) again")
+    board_file.remove_stale(launch.board)
+    public = without_secrets(argv)
+    log.event(f"starting {shlex.join(public)}", argv=public)
+    with _on_its_cores(options.cpu_range), not_by_environment():
+        env = spin_environment() | server_env(options, launch.ram_mib)
+        return Child("llama-server", argv, env=env, output=output)
+
+
+def _on_its_cores(cpu_range: str | None) -> contextlib.AbstractContextManager[None]:
+    """What starts meanwhile stays on --cpu-range."""
+    return contextlib.nullcontext() if cpu_range is None else kept_within(read_cpu_range(cpu_range))

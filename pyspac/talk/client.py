@@ -1,0 +1,155 @@
+"""HTTP to one llama-server: an address in, JSON and streams of JSON out.
+
+An address is `unix:PATH`, or a URL as of `--server`. One request at a time; `cancel` ends it from a signal
+handler, and the server stops computing it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pyspac.errors import ConfigError, PyspacError
+
+UNIX: Final = "unix:"
+KEY_VARIABLE: Final = "LLAMA_API_KEY"  # llama-server's own
+_DATA: Final = b"data: "
+_DONE: Final = b"[DONE]"
+
+
+class RefusedError(PyspacError):
+    """The server answered with an error. `status`: HTTP's; `kind`: llama-server's name of the error."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+        self.exit_code = 2 if status == http.client.BAD_REQUEST else 1
+
+
+class LostError(PyspacError):
+    """The server does not answer, or ended in the middle of an answer."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a UNIX socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(self._path)
+
+
+class Client:
+    """One server; a connection for each request."""
+
+    def __init__(self, address: str) -> None:
+        """Raises ConfigError for an address that is none."""
+        self.address = address
+        self._prefix = ""
+        self._sock: socket.socket | None = None  # of the request under way
+        if not address.startswith(UNIX):
+            url = urlsplit(address)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                raise ConfigError("--server", address, "a URL such as http://127.0.0.1:8080")
+            self._prefix = url.path.rstrip("/").removesuffix("/v1")
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self.address.startswith(UNIX):
+            return _UnixConnection(self.address.removeprefix(UNIX))
+        url = urlsplit(self.address)
+        assert url.hostname is not None
+        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        return kind(url.hostname, url.port)
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET. Raises RefusedError or LostError."""
+        return self._whole("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON of a POST. Raises RefusedError or LostError."""
+        return self._whole("POST", path, body)
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a POST with `stream`, as they come; it just ends after `cancel`.
+
+        Raises RefusedError, or LostError if the server is gone before it has ended the answer.
+        """
+        connection = self._connect()
+        try:
+            response = self._send(connection, "POST", path, body)
+            while line := response.readline():
+                if not line.startswith(_DATA):
+                    continue
+                data = line.removeprefix(_DATA).strip()
+                if data == _DONE:
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise _refused(response.status, event)
+                yield event
+                if event.get("stop") is True:
+                    return
+            if self._sock is not None:
+                raise self._lost("it ended in the middle of an answer")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if self._sock is not None:
+                raise self._lost(str(error)) from error
+        finally:
+            self._sock = None
+            connection.close()
+
+    def cancel(self) -> None:
+        """End the request under way; from a signal handler, too."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.shutdown(socket.SHUT_RDWR)
+
+    def _whole(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        connection = self._connect()
+        try:
+            return json.loads(self._send(connection, method, path, body).read() or b"null")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._lost(str(error)) from error
+        finally:
+            self._sock = None
+            connection.close()
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None
+    ) -> http.client.HTTPResponse:
+        connection.connect()
+        self._sock = connection.sock
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        connection.request(method, self._prefix + path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise _refused(response.status, _json_or_none(response.read()))
+        return response
+
+    def _lost(self, why: str) -> LostError:
+        return LostError(f"the server at {self.address} does not answer ({why})")
+
+
+def _json_or_none(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _refused(status: int, body: Any) -> RefusedError:
+    error = body.get("error", {}) if isinstance(body, dict) else {}
+    if not isinstance(error, dict):
+        error = {"message": str(error)}
+    message = str(error.get("message") or f"the server refused the request (HTTP {status})")
+    return RefusedError(status, str(error.get("type", "")), message)

@@ -1,0 +1,97 @@
+"""What happened behind an answer: the board and scheduler of an own server in, objects of `--json` out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pyspac.engine import board_figures
+from pyspac.engine.ahead import ahead_dict, in_engine
+from pyspac.engine.board import Board
+from pyspac.engine.board_figures import NO_EXPERTS
+from pyspac.engine.device_stats import DeviceFigures, read_devices
+from pyspac.engine.tier import read_tier, tier_dict
+
+if TYPE_CHECKING:
+    from pyspac.server.attachment import Attachment
+    from pyspac.talk.own_server import OwnServer
+
+NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "copies", "whole"))
+_TIMES = ("host_us", "device_us")
+
+
+class Figures:
+    """Of one server, since it began; `after_prompt` marks where decoding begins."""
+
+    def __init__(self, server: OwnServer) -> None:
+        self.options = server.options
+        self.board: Board | None = server.board
+        self.attachment: Attachment | None = server.attachment
+        self._prompt_us = dict.fromkeys(_TIMES, 0)
+        self.prompt_read_bytes = 0  # of experts on disk, until the last prompt was computed
+
+    def after_prompt(self) -> None:
+        """Its first token is there."""
+        if self.board is not None:
+            self._prompt_us = {name: board_figures.time_us(self.board, name) for name in _TIMES}
+            self.prompt_read_bytes = read_tier(self.board)["read_bytes"]
+
+    def steps_us(self, name: str) -> int:
+        """Sum over layers of `host_us` or `device_us`, since the last prompt."""
+        return 0 if self.board is None else board_figures.time_us(self.board, name) - self._prompt_us[name]
+
+    def experts(self) -> dict[str, int]:
+        return dict(NO_EXPERTS) if self.board is None else board_figures.experts_dict(self.board)
+
+    def coverage(self) -> float | None:
+        return None if self.board is None else board_figures.coverage(self.board)
+
+    def devices(self) -> list[DeviceFigures]:
+        return [] if self.board is None else read_devices(self.board)
+
+    def tier(self) -> dict[str, Any] | None:
+        return None if self.board is None else tier_dict(read_tier(self.board))
+
+    def declined(self) -> dict[str, int]:
+        """How many layers are left to llama.cpp, by the reason."""
+        return {} if self.board is None else dict(Counter(self.board.declined_reasons().values()))
+
+    def scheduler(self) -> dict[str, Any]:
+        """None in all fields without one, and before its first step."""
+        if self.attachment is None or self.board is None or not self.board.n_slots:
+            return dict(NO_SCHEDULER)
+        scheduler = self.attachment.scheduler
+        stats = scheduler.stats()
+        return {
+            "estimator": scheduler.config.estimator,
+            "step_us_p50": stats.step_p50_us,
+            "step_us_p99": stats.step_p99_us,
+            "copies": scheduler.fallback.to_dict() if scheduler.fallback else None,
+            "whole": scheduler.layers.to_dict() if scheduler.layers.is_on else None,
+        }
+
+    def predictors(self) -> list[dict[str, Any]]:
+        """What each said, and what came of it."""
+        if self.board is None:
+            return []
+        found = self.attachment and (self.attachment.read_ahead or self.attachment.scheduler.foresight)
+        names = in_engine(self.options.attach.scheduler.predict)
+        return [*([found.to_dict()] if found else []), *(ahead_dict(self.board, name) for name in names)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What engine and scheduler did since they were attached."""
+        about = self.board.about if self.board is not None else None
+        return {
+            "experts": self.experts(),
+            "devices": [device.as_json() for device in self.devices()],
+            "tier": self.tier(),
+            "prompt_read_bytes": self.prompt_read_bytes,
+            "layers": {
+                "split": about.n_layer_split if about else 0,
+                "declined": self.declined(),
+                "unpinned": about.n_layer_unpinned if about else 0,
+            },
+            "tau": [] if self.board is None else self.board.tau.tolist(),
+            "scheduler": self.scheduler(),
+            "predictors": self.predictors(),
+        }

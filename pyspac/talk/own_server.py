@@ -1,0 +1,186 @@
+"""A llama-server of this command's own: options in, a `Client` of it out, and everything ended at the end.
+
+It listens on a UNIX socket in a folder that only this user can open; the engine is inside, and the scheduler
+runs on its board in a thread of this process, as `pyspac serve` has it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import IO, Final, Self
+
+import psutil
+
+from pyspac.engine.board import Board
+from pyspac.errors import ModelError, PyspacError
+from pyspac.server import board_file
+from pyspac.server.arguments import n_threads
+from pyspac.server.attachment import Attachment
+from pyspac.server.child import Child
+from pyspac.server.options import ServeOptions
+from pyspac.server.plan import plan_launch
+from pyspac.server.start import start_server
+from pyspac.talk.client import UNIX, Client, LostError, RefusedError
+from pyspac.talk.interrupt import Interrupt
+from pyspac.talk.scheduling import scheduling
+
+Progress = Callable[[float], None]  # 0.0 .. 1.0 of the loading
+
+PREFIX: Final = "pyspac-server-"  # of the folders' names
+_LOCK: Final = "lock"
+_POLL_S: Final = 0.02
+_STOP_S: Final = 5.0
+_N_LINES: Final = 6  # of its log, where it fails
+_numbers: Final = count()
+
+
+class OwnServer:
+    """One running llama-server; a context manager. `launch` is what was chosen for it."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        interrupt: Interrupt | None = None,
+        on_progress: Progress = lambda fraction: None,
+        *,
+        verbose: bool = False,
+    ) -> None:
+        """Raises ConfigError or ModelError before anything is started; KeyboardInterrupt if `interrupt`."""
+        self._interrupt = interrupt or Interrupt()
+        self._stack = ExitStack()
+        self.board: Board | None = None  # None: there is no engine
+        self.attachment: Attachment | None = None  # None: nothing is to be decided
+        with self._stack:
+            folder = self._stack.enter_context(private_folder())
+            name = f"run-{os.getpid()}-{next(_numbers)}"
+            options = replace(options, socket=folder / "server.sock", board=name)
+            plan = plan_launch(options, is_stopped=lambda: bool(self._interrupt))
+            self.options, self.launch = plan.options, plan.launch
+            self._log: IO[bytes] | None = None if verbose else (folder / "log").open("w+b")
+            self.server = start_server(self.options, self.launch, self._log)
+            self._stack.callback(self._stop)
+            self.client = Client(f"{UNIX}{folder / 'server.sock'}")
+            self._wait(on_progress)
+            self._attach()
+            self._stack = self._stack.pop_all()
+
+    @property
+    def device_name(self) -> str:
+        return self.launch.device
+
+    @property
+    def n_threads(self) -> int:
+        return n_threads(self.options)
+
+    # ---- beginning
+
+    def _wait(self, on_progress: Progress) -> None:
+        """Until the model is loaded. Raises ModelError if it cannot be."""
+        assert self.launch.model is not None
+        n_bytes = max(1, self.launch.model.stat().st_size)
+        while not self._is_ready():
+            if self.server.exit_code() is not None:
+                raise ModelError(f"{self.server.end_text()} while it loaded the model{self._last_words()}")
+            if self._interrupt:
+                raise KeyboardInterrupt
+            on_progress(min(1.0, _memory_of(self.server) / n_bytes))
+            time.sleep(_POLL_S)
+        on_progress(1.0)
+
+    def _is_ready(self) -> bool:
+        try:
+            self.client.get("/health")
+        except (LostError, RefusedError):
+            return False
+        return True
+
+    def _attach(self) -> None:
+        if not self.launch.has_engine:
+            return
+        name = self.launch.board
+        self.board = self._stack.enter_context(Board.open(name))
+        if self.options.has_scheduler:
+            attach = replace(self.options.attach, model=self.launch.model)
+            self.attachment = self._stack.enter_context(scheduling(name, self.board, attach))
+
+    # ---- the end
+
+    def explain(self, error: LostError) -> PyspacError:
+        """`error` with what is known of its cause."""
+        if not self.server.wait(_STOP_S / 10):
+            return error
+        return PyspacError(f"{self.server.end_text()}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The end of the server's log, unless it was shown."""
+        if self._log is None:
+            return "; its log is above"
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        told = [line for line in lines if "spac:" in line or "error" in line.lower() or " E " in line]
+        return "".join(f"\n  {line}" for line in (told or lines)[-_N_LINES:])
+
+    def _stop(self) -> None:
+        self.server.send(signal.SIGTERM)
+        self.server.stop(_STOP_S)
+        board_file.remove_stale(self.launch.board)
+        if self._log is not None:
+            self._log.close()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def _memory_of(child: Child) -> int:
+    """Bytes that it has in memory: what was loaded of the model, for the most part."""
+    try:
+        return int(psutil.Process(child.pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new folder of mode 0700, removed at the end; those that killed commands left behind go as well."""
+    _remove_stale()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    with (folder / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_stale() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or gone
+            if folder.stat().st_uid == os.getuid() and _is_left(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether the command that made it is gone; one without a lock may be just being made."""
+    with (folder / _LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

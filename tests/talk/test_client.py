@@ -1,0 +1,135 @@
+"""The client against a small server on a UNIX socket: whole answers, streams, refusals, and what is cut off."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from pyspac.errors import ConfigError
+from pyspac.talk.client import KEY_VARIABLE, UNIX, Client, LostError, RefusedError
+
+seen: list[tuple[str, str | None]] = []  # path and key of each request
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Each path answers in its own way."""
+
+    def do_GET(self) -> None:
+        seen.append((self.path, self.headers.get("Authorization")))
+        self._json(200, {"path": self.path})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        match self.path:
+            case "/echo":
+                self._json(200, body)
+            case "/refuse":
+                error = {"code": 400, "message": "too long", "type": "exceed_context_size_error"}
+                self._json(400, {"error": error})
+            case "/plain":
+                self.send_error(500)
+            case _:
+                self._stream(self.path)
+
+    def _json(self, status: int, body: object) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _stream(self, path: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self._event({"content": "a", "stop": False})
+        match path:
+            case "/stop":
+                self._event({"content": "", "stop": True})
+            case "/done":
+                self.wfile.write(b"data: [DONE]\n\n")
+            case "/error":
+                self._event({"error": {"message": "broken", "type": "server_error"}})
+            case "/slow":
+                time.sleep(20)
+
+    def _event(self, event: object) -> None:
+        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+    def address_string(self) -> str:
+        return "unix"
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    path = tmp_path_factory.mktemp("talk") / "s.sock"
+    with Server(str(path), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Client(f"{UNIX}{path}")
+        server.shutdown()
+
+
+def test_whole_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    assert client.get("/health") == {"path": "/health"}
+    assert seen[-1] == ("/health", "Bearer secret")
+    assert client.post("/echo", {"a": "ä"}) == {"a": "ä"}
+
+
+def test_refusals_say_what_the_server_said(client: Client) -> None:
+    with pytest.raises(RefusedError, match="too long") as refused:
+        client.post("/refuse", {})
+    assert (refused.value.status, refused.value.kind) == (400, "exceed_context_size_error")
+    assert refused.value.exit_code == 2
+    with pytest.raises(RefusedError, match="HTTP 500") as failed:
+        client.post("/plain", {})
+    assert failed.value.exit_code == 1
+
+
+@pytest.mark.parametrize("path", ["/stop", "/done"])
+def test_a_stream_ends_as_it_says(client: Client, path: str) -> None:
+    events = list(client.stream(path, {}))
+    assert events[0] == {"content": "a", "stop": False}
+    assert len(events) == (2 if path == "/stop" else 1)
+
+
+def test_a_stream_that_is_cut_off_is_an_error(client: Client) -> None:
+    with pytest.raises(LostError, match="middle of an answer"):
+        list(client.stream("/cut", {}))
+    with pytest.raises(RefusedError, match="broken"):
+        list(client.stream("/error", {}))
+
+
+def test_cancel_ends_a_stream_quietly_and_at_once(client: Client) -> None:
+    start = time.monotonic()
+    events = []
+    for event in client.stream("/slow", {}):
+        events.append(event)
+        threading.Timer(0.1, client.cancel).start()
+    assert len(events) == 1
+    assert time.monotonic() - start < 10
+    client.cancel()  # nothing is under way
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    with pytest.raises(LostError, match="does not answer"):
+        Client(f"{UNIX}{tmp_path / 'none.sock'}").get("/health")
+
+
+@pytest.mark.parametrize("address", ["", "localhost:8080", "ftp://host", "http://"])
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(ConfigError, match="--server"):
+        Client(address)
