@@ -264,7 +264,7 @@ void spac_engine::forget(int32_t server_slot, bool is_replaced) {
 }
 
 void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
-    if (board->looks_ahead()) {
+    if (board->is_asked_ahead()) {
         board->look_ahead(tokens, n_tokens);
     }
 }
@@ -311,7 +311,7 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
     end_forward(); // its logits were read
 
     spac_step_record record = {};
-    record.step             = *board->view().n_records;
+    record.step             = *board->n_records();
     record.server_slot      = step.server_slot;
     record.request          = step.request;
     record.n_draft          = step.n_draft;
@@ -377,7 +377,6 @@ void spac_engine::log_attached() const {
 
 spac_engine_info spac_engine::info() const {
     spac_engine_info i = {};
-    i.size             = sizeof(i);
     i.is_emulated      = plan.has_slots && plan.any_is_cpu();
     i.n_device         = plan.has_slots ? (int32_t) plan.devices.size() : 0;
     i.host_mode        = plan.host_mode;

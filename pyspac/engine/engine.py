@@ -116,13 +116,6 @@ def _text(value: Any) -> str:
     return str(ffi.string(value).decode(errors="replace"))
 
 
-def _filled(struct: str) -> Any:
-    """Return a new zeroed struct whose size field is set."""
-    value = ffi.new(f"{struct} *")
-    value.size = ffi.sizeof(struct)
-    return value
-
-
 class Engine:
     """An engine attached to a context. Close it before the context; a context manager does."""
 
@@ -147,14 +140,14 @@ class Engine:
 
     def info(self) -> EngineInfo:
         """Return device, sizes and how many layers are split."""
-        info = _filled("spac_engine_info")
+        info = ffi.new("spac_engine_info *")
         check(lib.spac_engine_get_info(self._live(), info))
         fields = {name: getattr(info, name) for name in EngineInfo.__slots__}
         return EngineInfo(**{**fields, "device": _text(info.device), "kernels": _text(info.kernels)})
 
     def tier(self) -> TierInfo:
         """Return the figures of the memory tier; all zeros without one."""
-        info = _filled("spac_tier_info")
+        info = ffi.new("spac_tier_info *")
         check(lib.spac_engine_get_tier(self._live(), info))
         fields = {name: getattr(info, name) for name in TierInfo.__slots__}
         return TierInfo(**{**fields, "error": _text(info.error)})
@@ -196,7 +189,7 @@ class Engine:
 
     def record_step(self, record: StepRecord) -> None:
         """Append a step record to the board."""
-        check(lib.spac_engine_record_step(self._live(), ffi.new("spac_step_record *", record.to_row())))
+        self.board.record_step(record)
 
     def take_spans(self) -> list[Span]:
         """Return the executor's spans since the last call, by their ends; the first call starts recording."""
@@ -258,7 +251,7 @@ def devices() -> list[DeviceInfo]:
     load_backends()
     found = []
     for index in range(lib.spac_device_count()):
-        info = _filled("spac_device_info")
+        info = ffi.new("spac_device_info *")
         check(lib.spac_device_get_info(index, info))
         found.append(
             DeviceInfo(
