@@ -166,6 +166,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         if (masks) {
             masks->count_first = [this](int32_t n_tokens) { count_first(n_tokens); };
         }
+        show_info();
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
             board->share(settings.board_name); // whoever finds it finds an engine at work
@@ -372,6 +373,15 @@ void spac_engine::log_attached() const {
     if (i.n_layer_kernels + i.n_dense_kernels > 0) {
         spac_log("the engine's %s kernels compute the host's experts of %d layers, and %d other matrices", i.kernels, i.n_layer_kernels,
                  i.n_dense_kernels);
+    }
+}
+
+// what attaching decided, for whoever reads the board
+void spac_engine::show_info() const {
+    *board->info() = info();
+    for (int il = 0; il < layers.n_layer; il++) {
+        const char * reason = layers.declined_reason(il);
+        snprintf(board->declined()[il].text, sizeof(spac_reason::text), "%s", reason ? reason : "");
     }
 }
 

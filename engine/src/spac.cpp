@@ -57,13 +57,6 @@ void spac_engine_free(spac_engine * engine) {
     delete engine;
 }
 
-spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info) {
-    return spac_guard([&] {
-        require(engine && info, "spac_engine_get_info: no engine, or no info");
-        *info = engine->info();
-    });
-}
-
 spac_status spac_engine_get_tier(spac_engine * engine, spac_tier_info * info) {
     return spac_guard([&] {
         require(engine && info, "spac_engine_get_tier: no engine, or no info");
@@ -76,10 +69,6 @@ spac_status spac_engine_watch_draft(spac_engine * engine, struct llama_context *
         require(engine && draft, "spac_engine_watch_draft: no engine, or no context of a draft model");
         engine->watch_draft(draft);
     });
-}
-
-const char * spac_engine_declined_reason(spac_engine * engine, int32_t il) {
-    return engine ? engine->layers.declined_reason(il) : nullptr;
 }
 
 spac_board * spac_engine_board(spac_engine * engine) {
