@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pyspac.engine.board import STAGE_FIELDS, Board
 
@@ -65,7 +65,7 @@ def time_us(board: Board, name: str) -> int:
 def read_info(board: Board) -> EngineInfo:
     """What attaching decided."""
     row = board.info[0]
-    values = {name: row[name].item() for name in EngineInfo.__slots__}
+    values: dict[str, Any] = {name: row[name].item() for name in EngineInfo.__slots__}
     return EngineInfo(**{name: v.decode() if isinstance(v, bytes) else v for name, v in values.items()})
 
 
