@@ -52,7 +52,7 @@ def test_body_says_why(patch):
 
 def test_table_of_the_readme_is_current():
     assert readme_problems(PATCHES) == []
-    listed = re.findall(r"`((?:upstream|hooks)/[^`]+\.patch)`", README.read_text())
+    listed = re.findall(r"\]\(((?:upstream|hooks)/[^)]+\.patch)\)", README.read_text())
     assert listed == [patch.name for patch in PATCHES]
 
 

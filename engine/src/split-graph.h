@@ -5,6 +5,8 @@
 #include "slot-pool.h"
 
 // What the nodes call while the graph runs. layer: as given to spac_build_split_*(); all tensors are in host memory.
+// In-stream, a thread of CUDA's driver calls dispatch and collect: they must not call CUDA, nor wait for anything that waits for
+// the stream. So no thread holds the expert cache's mutex while it calls CUDA.
 struct spac_split_ops {
     // ids: [n_expert_used, n_tokens] as the router chose; ids_device: slots or -1; ids_host: experts or -1
     // cur: NULL in-graph; else the input of the host experts, to be handed to the executor

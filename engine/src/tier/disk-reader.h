@@ -1,6 +1,8 @@
 // Reads pieces of files, many at once, on threads of its own: a disk's speed is its queue's depth. Threads with pread
 // keep a queue of 32 as full as io_uring would, with pieces of a quarter megabyte and more; they need no library, and a
 // kernel that forbids io_uring, as containers' often do, is no case of its own.
+// Random reads around the page cache, a disk of 1 GB/s: 0.91 GB/s with threads and 1.00 with io_uring at 256 KiB, 0.86 both at
+// 1 MiB; io_uring saves 40 and 23 us of processor time per read.
 #pragma once
 
 #include <atomic>
