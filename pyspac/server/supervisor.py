@@ -22,7 +22,7 @@ from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.server import board_file, log
-from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env, without_secrets
+from pyspac.server.arguments import Launch, attach_argv, server_argv, server_env
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.download import StoppedError
@@ -119,8 +119,7 @@ class Supervisor:
         if not Path(argv[0]).is_file():
             raise PyspacError(f"{argv[0]} is missing; run `make build` (or `pip install .`) again")
         board_file.remove_stale(self.launch.board)
-        public = without_secrets(argv)
-        log.event(f"starting {shlex.join(public)}", argv=public)
+        log.event(f"starting {shlex.join(argv)}", argv=argv)
         self._is_ready = False
         with self._on_its_cores(), not_by_environment():
             env = spin_environment() | server_env(self.options, self.launch.ram_mib)
@@ -150,6 +149,11 @@ class Supervisor:
             f'ready: {url}, board "{self.launch.board}"',
             event="ready", url=url, board=self.launch.board, server_pid=self.server.pid,
         )  # fmt: skip
+        if self.options.is_open:
+            log.warning(
+                f"whoever reaches {url} may use it: give it a key (LLAMA_API_KEY), or leave out --host",
+                event="open",
+            )
         if not self.launch.has_engine:
             log.warning(
                 "the engine has no kernels for this model's types on this machine: llama.cpp's own serve it, "
@@ -169,6 +173,8 @@ class Supervisor:
         """Clean up after a server that died; raise, or wait before the next one starts."""
         assert self.server is not None
         text, age_s, pid = self.server.end_text(), self.server.age_s, self.server.pid
+        # its board says that the model was loaded, where nobody asked for its health in between
+        self._was_ready = self._was_ready or board_file.look_at(self.launch.board) is not None
         self._stop_scheduler()
         board_file.remove_stale(self.launch.board)
         self.server = None
