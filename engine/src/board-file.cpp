@@ -92,8 +92,8 @@ static int make_file(const void * content, size_t size, const std::string & path
         if (fd >= 0) {
             close(fd);
         }
-        throw spac_error(SPAC_STATUS_BOARD, spac_format("the board %s of %zu bytes cannot be made: %s%s", path.c_str(), size, strerror(error),
-                                                        error == ENOSPC ? "; free memory there (df /dev/shm)" : ""));
+        throw spac_error(error == ENOSPC ? SPAC_STATUS_OUT_OF_MEMORY : SPAC_STATUS_BOARD, spac_format("the board %s of %zu bytes cannot be made: %s%s", path.c_str(), size, strerror(error),
+                                                                                                      error == ENOSPC ? "; free memory there (df /dev/shm)" : ""));
     }
     return fd;
 }

@@ -169,7 +169,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         show_info();
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
-            board->share(settings.board_name); // whoever finds it finds an engine at work
+            share_board(); // whoever finds it finds an engine at work
         }
         start_workers();
     } catch (...) {
@@ -178,6 +178,18 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     }
     if (settings.params.verbose) {
         log_attached();
+    }
+}
+
+// without slots nobody has to decide anything on it
+void spac_engine::share_board() {
+    try {
+        board->share(settings.board_name);
+    } catch (const spac_error & e) {
+        if (plan.has_slots || e.status != SPAC_STATUS_OUT_OF_MEMORY) {
+            throw;
+        }
+        spac_log("%s; going on without it: no scheduler, and nothing to watch", e.what());
     }
 }
 

@@ -95,6 +95,7 @@ struct spac_engine {
     int32_t                                         before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's
     std::vector<std::unique_ptr<spac_expert_cache>> make_caches();
     double                                          copy_gb_s(size_t device) const;
+    void                                            share_board();
     void                                            start_workers();
     void                                            look_ahead(const llama_token * tokens, int32_t n_tokens);
     void                                            record_step(const llama_moe_hook_step & step);

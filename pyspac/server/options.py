@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -59,6 +61,7 @@ SPLIT_MODE_FLAGS: Final = ("-sm", "--split-mode")
 # what llama-server would take from the environment, and has to be known here
 VARIABLES: Final = {"LLAMA_ARG_TENSOR_SPLIT": "-ts", "LLAMA_ARG_SPLIT_MODE": "-sm"}
 SEED_FLAGS: Final = ("-s", "--seed")
+KEY_VARIABLES: Final = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE")
 DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
 
 
@@ -256,6 +259,12 @@ class ServeOptions:
         return self if is_auto or not (device.parts or self.rpc) else replace(self, device=device.name)
 
     @property
+    def is_open(self) -> bool:
+        """Whether other machines may use it, and no key is asked for."""
+        has_key = any(os.environ.get(name) for name in KEY_VARIABLES) or self.passed_value("--api-key-file")
+        return not has_key and not _is_loopback(self.host)
+
+    @property
     def is_host_only(self) -> bool:
         """No device: the engine's kernels compute every expert on the host, prompts included."""
         return is_host_only(self.device)
@@ -287,6 +296,13 @@ class ServeOptions:
         """The value after one of `flags` in what is passed on: the last, as llama-server takes it."""
         pairs = pairwise((*self.passed, default))
         return next((value for flag, value in reversed(list(pairs)) if flag in flags), default)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".sock")
 
 
 def choose_drafting(

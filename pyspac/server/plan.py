@@ -18,7 +18,7 @@ from pyspac.engine.limits import check_max_batch
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.engine.values import read_device_kind
-from pyspac.errors import UsageError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.draft_files import check_drafter
 from pyspac.generate.memory_tier import ram_mib
 from pyspac.generate.no_device import can_predict, check_can_predict
@@ -78,6 +78,9 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     if options.board is not None:
         board_file.check_free(options.board)
     port = 0 if options.socket else choose_port(options.host, options.port)
+    hosts = {options.host, options.attach.metrics_host}
+    if port == options.attach.metrics_port and (len(hosts) == 1 or hosts & {"0.0.0.0", "::"}):
+        raise ConfigError("--metrics-port", port, "another port: llama-server listens at this one (--port)")
     board = options.board or f"server-{port}"
     board_file.check_free(board)
     if options.attach.metrics_port:
