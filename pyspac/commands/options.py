@@ -18,7 +18,6 @@ from pyspac.speculation.manager import CONTROLLERS
 
 # ---- the groups of `--help`; the others come first, under "Options"
 
-SAMPLING: Final = "Sampling"
 DRAFTING: Final = "Drafting: tokens that are proposed, and verified together (docs/speculation.md)"
 EXPERTS: Final = "Experts: where they are, and who computes them"
 SCHEDULER: Final = "Scheduler: how experts are chosen for the device; defaults are fine (docs/policies.md)"
@@ -81,14 +80,6 @@ Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", he
 PromptFile = Annotated[
     Path | None,
     typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt; -: stdin."),
-]
-ChatTemplateFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--chat-template-file",
-        metavar="FILE",
-        help="A jinja template to use instead of the model's own chat template.",
-    ),
 ]
 NPredict = Annotated[
     int,
@@ -202,16 +193,6 @@ Stock = Annotated[
         rich_help_panel=EXPERTS,
     ),
 ]
-Repack = Annotated[
-    bool | None,
-    typer.Option(
-        "--repack/--no-repack",
-        show_default=False,
-        help="With --stock: whether llama.cpp may repack weights for the CPU; bits may then differ from the "
-        "split's. Default: it may, as it does by itself.",
-        rich_help_panel=EXPERTS,
-    ),
-]
 
 # ---- sampling and drafting
 
@@ -221,34 +202,6 @@ Temp = Annotated[
         "--temp",
         metavar="T",
         help="Temperature; 0: greedy.",
-        rich_help_panel=SAMPLING,
-    ),
-]
-TopK = Annotated[
-    int,
-    typer.Option(
-        "--top-k",
-        metavar="N",
-        help="Sample among the N best; 0: all.",
-        rich_help_panel=SAMPLING,
-    ),
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        "--top-p",
-        metavar="P",
-        help="Sample among the best tokens whose probabilities add up to P; 1: all.",
-        rich_help_panel=SAMPLING,
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        "--min-p",
-        metavar="P",
-        help="Leave out tokens less likely than P times the likeliest; 0: none.",
-        rich_help_panel=SAMPLING,
     ),
 ]
 Seed = Annotated[
@@ -258,7 +211,6 @@ Seed = Annotated[
         "--seed",
         metavar="N",
         help="Seed of sampling; -1: a random one.",
-        rich_help_panel=SAMPLING,
     ),
 ]
 SpecTypeName = Annotated[
