@@ -127,7 +127,7 @@ def _parse(command: typer.Context, given: dict[str, Any], flags: str) -> Saved |
     try:
         arguments = ["-m", str(given["model"]), *shlex.split(flags)]
         context = command.command.make_context(command.info_name, arguments)
-        values = {name: context.params[name] for name in HOW if name in given}
+        values: dict[str, Any] = {name: context.params[name] for name in HOW if name in given}
         for name, what in _FILES.items():
             file = values.get(name)
             if file is not None and not file.is_file():
