@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """`pyspac run -m MODEL -p TEXT` with no other flag, beside llama.cpp: weights as in the file, and repacked.
 
-The three are loaded in one process and take turns, round by round, on the same prompt: whole generations, one
-token per step, decoding timed alone. A ratio is the median over rounds of (pyspac's speed / the other's in
+Each has a llama-server, as `pyspac run` starts it, and they take turns, round by round, on the same prompt:
+whole generations, one token per step, decoding timed by the server. A ratio is the median over rounds of (pyspac's speed / the other's in
 the same round); `ratio` is the smaller one, that to the faster llama.cpp. Models: the demo's, and synthetic
 ones of 1.3 GB (scripts/make_synthetic_gguf.py), written to a temporary folder unless --folder names one.
 """
@@ -22,8 +22,9 @@ from typing import Any
 
 import machine
 
-from pyspac.generate.compare import Speeds, Spread, compare, stock_and_own
-from pyspac.generate.options import RunOptions
+from pyspac.commands.run_flags import parse_run
+from pyspac.commands.server_options import own_options
+from pyspac.talk.turns import Speeds, Spread, compare, stock_and_own
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "pyspac/models/demo-moe.gguf"
@@ -67,8 +68,9 @@ def model_of(name: str, folder: Path | None) -> Iterator[Path]:
 
 
 def measure(path: Path, prompt: str, args: argparse.Namespace) -> Speeds:
-    options = RunOptions(model=path, n_predict=args.tokens, n_threads=args.threads)
-    return compare(stock_and_own(options), prompt, args.rounds)
+    threads = [] if args.threads is None else ["--threads", str(args.threads)]
+    options = own_options(*parse_run(["-m", str(path), *threads]))
+    return compare(stock_and_own(options), prompt, args.rounds, args.tokens)
 
 
 def row_of(name: str, speeds: Speeds, args: argparse.Namespace) -> dict[str, Any]:

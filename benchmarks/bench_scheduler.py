@@ -76,7 +76,7 @@ class Bench:
         is_ready = board.residency == Residency.RESIDENT
         used = counts > 0
         n_host = np.count_nonzero(used & ~is_ready, axis=1)
-        board.counts += counts
+        board.counts[:] += counts
         stats = board.layer_stats
         stats["n_calls"] += np.uint64(1)
         stats["n_host_experts"] += n_host.astype(np.uint64)

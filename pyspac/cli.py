@@ -19,12 +19,12 @@ from pyspac.commands.doctor import doctor
 from pyspac.commands.grouped_help import GroupedCommand
 from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
-from pyspac.commands.llama_flags import ModelCommand
 from pyspac.commands.models import models
 from pyspac.commands.passing import ServerCommand
 from pyspac.commands.profile import profile
 from pyspac.commands.run import run
 from pyspac.commands.serve import serve
+from pyspac.commands.short_options import ModelCommand
 from pyspac.commands.top import top
 from pyspac.commands.trace import trace
 from pyspac.commands.train_head import train_head

@@ -6,8 +6,7 @@
 // and written in place. See docs/c-abi.md.
 //
 // Rules: handles are opaque; each _init/_attach/_open has one _free/_close; functions return a status and never throw;
-// spac_last_error() holds the text of the calling thread's last failure; structs begin with their size, so that a
-// newer library still reads an older caller.
+// spac_last_error() holds the text of the calling thread's last failure; a caller's SPAC_ABI_VERSION must be spac_abi_version().
 #pragma once
 
 #include <stdbool.h>
@@ -24,9 +23,49 @@
 extern "C" {
 #endif
 
+// The board's arrays, in their order: name, type of an element, dimensions, writer (SPAC_WRITER_...), meaning. Nothing else lists
+// them: layout, view, accessors (engine/src/board.h), numpy's arrays (pyspac/engine/board.py) and the table in docs/c-abi.md come
+// from here. Those of one writer FORWARD, and those of DECISION, follow each other.
+#define SPAC_BOARD_FIELDS(X)                                                                                                                                                                                    \
+    X(counts, uint32_t, (n_layer, n_expert), FORWARD, "activations in split forwards, ever; wraps")                                                                                                             \
+    X(prompt_counts, uint32_t, (n_layer, n_expert), FORWARD, "the same of batches wider than max_batch, which are not split: prompts")                                                                          \
+    X(residency, uint8_t, (n_layer, n_expert), FORWARD, "spac_residency")                                                                                                                                       \
+    X(expert_bytes, uint32_t, (n_layer), FORWARD, "of one expert; 0: the layer is not split")                                                                                                                   \
+    X(info, spac_engine_info, (1), FORWARD, "what attaching decided: devices, sizes, who computes") \
+    X(declined, spac_reason, (n_layer), FORWARD, "why llama.cpp computes a MoE layer by itself; empty: it does not") \
+    X(group, uint32_t, (n_layer), FORWARD, "layout group: slots are shared within a group only")                                                                                                                \
+    X(group_slots, uint32_t, (n_layer), FORWARD, "slots of that layer's group")                                                                                                                                 \
+    X(layer_device, uint32_t, (n_layer), FORWARD, "index of the device with the layer's experts")                                                                                                               \
+    X(layer_stats, spac_layer_stats, (n_layer), FORWARD, "experts and rows of each side, times; only grow")                                                                                                     \
+    X(counters, spac_counters, (1), FORWARD, "hits, misses, loads, bytes, waits; only grow")                                                                                                                    \
+    X(ahead, spac_ahead_stats, (SPAC_N_AHEAD), FORWARD, "by spac_ahead_source: what the engine's own predictors said, what it took, what became of the copies")                                                 \
+    X(devices, spac_device_stats, (n_device), FORWARD, "slots, loads and waits of each device")                                                                                                                 \
+    X(whole, uint8_t, (n_layer), FORWARD, "spac_layer_mode")                                                                                                                                                    \
+    X(tier, spac_tier_info, (1), FORWARD, "experts on disk, as of the last forward; zeros without")                                                                                                             \
+    X(in_memory, uint8_t, (n_layer, n_expert), FORWARD, "as of then: 1: the memory tier has the expert; zeros without one")                                                                                     \
+    X(records, spac_step_record, (SPAC_N_RECORDS), ENGINE, "a ring of decoding steps: the one with index i is at i % SPAC_N_RECORDS")                                                                           \
+    X(n_records, uint64_t, (1), ENGINE, "records ever written")                                                                                                                                                 \
+    X(routed_tokens, int32_t, (SPAC_N_ROUTED), ENGINE, "the routing log, a ring of tokens, written while looks_ahead is set: id of the vocabulary; -1: the input were embeddings, or the token is not counted") \
+    X(routed_experts, uint16_t, (SPAC_N_ROUTED, n_layer, n_expert_used), ENGINE, "what they used; 65535: none, or the layer did not run for all of the batch")                                                  \
+    X(n_routed, uint64_t, (2), ENGINE, "rows ever written; rows ever begun, which is raised first: others may be overwritten")                                                                                  \
+    X(upcoming, int32_t, (SPAC_N_UPCOMING), ENGINE, "ids of the tokens that a server's next batch computes, as far as they are known; told while looks_ahead is set")                                           \
+    X(n_upcoming, uint32_t, (1), ENGINE, "of these")                                                                                                                                                            \
+    X(n_looks, uint64_t, (1), ENGINE, "rises by two with each look ahead; odd while one is being written")                                                                                                      \
+    X(looks_ahead, uint32_t, (1), SCHEDULER, "not 0: keep the routing log, tell of upcoming tokens, and take decisions over between layers too")                                                                \
+    X(decision_seq, uint64_t, (1), SCHEDULER, "of spac_decision_begin and spac_decision_end alone: rises with each decision, odd while one is being written")                                                   \
+    X(utility, uint8_t, (n_layer, n_expert), DECISION, "expected demand")                                                                                                                                       \
+    X(tau, uint8_t, (n_layer), DECISION, "experts with utility >= tau belong on the device")                                                                                                                    \
+    X(load, uint32_t, (n_layer * n_expert), DECISION, "il * n_expert + ie, most wanted first")                                                                                                                  \
+    X(n_load, uint32_t, (1), DECISION, "of these")                                                                                                                                                              \
+    X(byte_budget, uint64_t, (n_device), DECISION, "bytes that may be copied per forward; UINT64_MAX: no limit")                                                                                                \
+    X(want_whole, uint8_t, (n_layer), DECISION, "1: the device shall have all of the layer's experts")                                                                                                          \
+    X(n_draft_max, int32_t, (SPAC_N_SERVER_SLOTS), SCHEDULER, "limit of the draft length by server slot, each entry a decision of its own; -1: none")                                                           \
+    X(fallback, int32_t, (2), SCHEDULER, "for whoever watches: whether copies pay, as measured: 0: not compared yet, 1: they go on, 2: there are none, 3: there are only whole layers, 4: they go on and no layer is whole; by how many thousandths of tokens/s that is faster")
+#define SPAC_VIEW_FIELD(name, type, shape, writer, meaning) type * name;
+
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     5
+#define SPAC_ABI_VERSION     6
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -108,7 +147,6 @@ typedef enum spac_stage {
 } spac_stage;
 
 typedef struct spac_engine_params {
-    size_t       size;                             // sizeof(spac_engine_params)
     const char * device;                           // "auto", "none", "emulated" ("cpu"), or a ggml name such as "CUDA0": see spac_device_kind; several with commas
     const char * cache;                            // slot pool: "17%" of its layers' experts, "4096" MiB, "auto" (free device memory); each device's, or with commas one for each; without a device "auto" or "0"
     const char * board_name;                       // NULL: private memory; else POSIX shared memory /NAME
@@ -124,12 +162,10 @@ typedef struct spac_engine_params {
     int32_t      next_layer;                       // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
     const char * ram;                              // memory for experts, which lie in mapped files: "25%" of all experts' bytes, or "4096" MiB; NULL: they are in memory
     int32_t      stage;                            // spac_stage
-    int32_t      reserved;                         // 0
     double       device_copy_gb_s[SPAC_N_DEVICES]; // copy_gb_s of each of several devices; 0: copy_gb_s
 } spac_engine_params;
 
 typedef struct spac_engine_info {
-    size_t   size;
     char     device[64];    // ggml's name of the device; of several, with commas
     bool     is_emulated;   // the device is the CPU itself, or the link is throttled
     int32_t  host_mode;     // spac_host_mode, as it was chosen
@@ -150,6 +186,10 @@ typedef struct spac_engine_info {
     int32_t  n_device;         // 0: "none"
 } spac_engine_info;
 
+typedef struct spac_reason {
+    char text[128];
+} spac_reason;
+
 // one of the devices: each has slots for the experts of its own layers. Counts are cumulative; what it computed is in the
 // layers' stats
 typedef struct spac_device_stats {
@@ -168,7 +208,6 @@ typedef struct spac_device_stats {
 
 // the memory tier: experts that lie in files, and the pool that holds some of them; counts are cumulative
 typedef struct spac_tier_info {
-    size_t   size;
     uint64_t pool_bytes;
     int32_t  n_slots;
     int32_t  n_resident; // of the slots: with an expert in it
@@ -262,57 +301,38 @@ typedef struct spac_step_record {
     int32_t  n_masks; // tokens of the batch that only draft this sequence's next ones
 } spac_step_record;
 
-// pointers into the board; valid until the board is closed or its engine freed
-// What an engine wrote reaches another process when a forward ends, and every 25 ms while there is nothing to copy.
-typedef struct spac_board_view {
-    size_t   size;
+typedef struct spac_board_geometry {
     uint32_t n_layer;
     uint32_t n_expert;
     uint32_t n_expert_used;
     uint32_t n_slots;
     uint32_t max_batch;
-    uint32_t n_load_max; // capacity of load
-    // written by the engine
-    const uint32_t *         counts;        // [n_layer, n_expert] cumulative activations, wraps
-    const uint32_t *         prompt_counts; // [n_layer, n_expert] the same, of batches wider than max_batch
-    const uint8_t *          residency;     // [n_layer, n_expert] spac_residency
-    const uint32_t *         expert_bytes;  // [n_layer] of one expert; 0: the layer is not split
-    const uint32_t *         group;         // [n_layer] layout group: slots are shared within a group only
-    const uint32_t *         group_slots;   // [n_layer] slots of that layer's group
-    const spac_layer_stats * layer_stats;   // [n_layer]
-    const spac_counters *    counters;
-    const spac_ahead_stats * ahead;     // [SPAC_N_AHEAD] by spac_ahead_source
-    const spac_step_record * records;   // [SPAC_N_RECORDS] ring; entry i holds step records with index % SPAC_N_RECORDS == i
-    const uint64_t *         n_records; // records ever written
-    // the routing log, a ring as well: row i is that of the tokens with index % SPAC_N_ROUTED == i; empty without a device
-    const int32_t *  routed_tokens;  // [SPAC_N_ROUTED] id of the vocabulary; -1: the batch's input were embeddings, or the token is not counted
-    const uint16_t * routed_experts; // [SPAC_N_ROUTED, n_layer, n_expert_used] 65535: none, or the layer did not run for all of the batch
-    const uint64_t * n_routed;       // [2] rows ever written; rows ever begun, which is raised first: others may be overwritten
-    // what a server's next batch computes, as far as it is known; told where looks_ahead is set
-    const int32_t *  upcoming;   // [SPAC_N_UPCOMING] ids of the vocabulary
-    const uint32_t * n_upcoming; // of these
-    const uint64_t * n_looks;    // rises by two with each look ahead; odd while one is being written
-    // written by the scheduler, between spac_decision_begin and spac_decision_end
-    uint8_t *  utility; // [n_layer, n_expert] expected demand, 0 .. 255
-    uint8_t *  tau;     // [n_layer] experts with utility >= tau belong on the device
-    uint32_t * load;    // [n_load_max] il * n_expert + ie, most wanted first
-    uint32_t * n_load;
-    uint64_t * byte_budget; // [n_device] bytes that may be copied per forward; UINT64_MAX: no limit
-    // written by the scheduler, each for itself and at any time
-    int32_t *  n_draft_max; // [SPAC_N_SERVER_SLOTS] draft-length limit per server slot; -1: none
-    uint32_t * looks_ahead; // not 0: tell of upcoming tokens, and take decisions over during forwards too
-    // written by the engine
-    const spac_tier_info * tier;      // as of the last forward; all zeros without one
-    const uint8_t *        in_memory; // [n_layer, n_expert] as of then: 1: the memory tier has it; 0: it has not, or there is none
-    // written by the scheduler, for whoever watches
-    int32_t * fallback; // [2] whether copies pay, as measured: 0 not compared yet, 1 they go on, 2 there are none, 3 there are only whole layers, 4 they go on and no layer is whole; by how many thousandths of tokens/s that is faster
-    // written by the engine
-    const uint8_t *           whole;        // [n_layer] spac_layer_mode
-    uint32_t                  n_device;     // at least 1: "none" counts as one
-    const uint32_t *          layer_device; // [n_layer] index of the device with the layer's experts
-    const spac_device_stats * devices;      // [n_device]
-    // written by the scheduler, between spac_decision_begin and spac_decision_end
-    uint8_t * want_whole; // [n_layer] 1: the device shall have all of them
+    uint32_t n_device; // at least 1: "none" counts as one
+} spac_board_geometry;
+
+typedef enum spac_board_writer {
+    SPAC_WRITER_FORWARD   = 0, // the engine; others see it when a forward ends, and every 25 ms while there is nothing to copy
+    SPAC_WRITER_ENGINE    = 1, // the engine; others see it at once
+    SPAC_WRITER_DECISION  = 2, // the scheduler, between spac_decision_begin and spac_decision_end
+    SPAC_WRITER_SCHEDULER = 3, // the scheduler, at any time
+} spac_board_writer;
+
+// one of SPAC_BOARD_FIELDS
+typedef struct spac_board_field {
+    const char * name;
+    const char * type;  // of an element
+    const char * shape; // "(n_layer, n_expert)"
+    const char * meaning;
+    int32_t      writer; // spac_board_writer
+    int32_t      n_dims;
+    uint32_t     dims[3];
+    uint64_t     n_bytes;
+    void *       data;
+} spac_board_field;
+
+typedef struct spac_board_view {
+    spac_board_geometry geometry;
+    SPAC_BOARD_FIELDS(SPAC_VIEW_FIELD) // pointers
 } spac_board_view;
 
 // who was at work; with the executor alone
@@ -332,7 +352,6 @@ typedef struct spac_span {
 } spac_span;
 
 typedef struct spac_device_info {
-    size_t   size;
     char     name[64];
     char     description[128];
     int32_t  type;        // enum ggml_backend_dev_type
@@ -344,7 +363,6 @@ typedef struct spac_device_info {
 
 // how llama.cpp guesses the next tokens of one sequence
 typedef struct spac_drafter_params {
-    size_t                 size;
     const char *           types;  // llama.cpp's names, "ngram-mod,draft-simple": the first that finds something drafts, n-grams before models
     struct llama_context * target; // of the model that verifies; n-grams alone need none
     struct llama_context * draft;  // of the draft model, or of the target's own head; n-grams alone need none
@@ -359,28 +377,28 @@ SPAC_API const char * spac_last_error(void); // text of this thread's last failu
 SPAC_API spac_engine_params spac_engine_default_params(void);
 SPAC_API spac_status        spac_engine_attach(struct llama_context * ctx, const spac_engine_params * params, spac_engine ** engine);
 SPAC_API void               spac_engine_free(spac_engine * engine); // stops the worker, removes the hook, frees the pools
-SPAC_API spac_status        spac_engine_get_info(spac_engine * engine, spac_engine_info * info);
-SPAC_API spac_status        spac_engine_get_tier(spac_engine * engine, spac_tier_info * info);           // all zeros without one
-SPAC_API spac_status        spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft); // the predictor draft-gate, from now on
-SPAC_API const char *       spac_engine_declined_reason(spac_engine * engine, int32_t il);               // NULL: split, or not MoE
-SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                                     // owned by the engine
-SPAC_API spac_status        spac_engine_apply(spac_engine * engine);                                     // take over the board's decision now (else at the next forward)
-SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms);             // until no load is queued or in flight
-SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                               // no forward is running: unpin, renew the byte budget
-SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                                    // drop queued loads; one in flight completes
-SPAC_API spac_status        spac_engine_count_first(spac_engine * engine, int32_t n_tokens);             // of the next forwards' tokens only the first ones are learned from; 0: all
-SPAC_API spac_status        spac_engine_record_step(spac_engine * engine, const spac_step_record * record);
+SPAC_API spac_status        spac_engine_get_tier(spac_engine * engine, spac_tier_info * info);                           // all zeros without one
+SPAC_API spac_status        spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft);                 // the predictor draft-gate, from now on
+SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                                                     // owned by the engine
+SPAC_API spac_status        spac_engine_apply(spac_engine * engine);                                                     // take over the board's decision now (else at the next forward)
+SPAC_API spac_status        spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms);                             // until no load is queued or in flight
+SPAC_API spac_status        spac_engine_end_forward(spac_engine * engine);                                               // no forward is running: unpin, renew the byte budget
+SPAC_API spac_status        spac_engine_cancel(spac_engine * engine);                                                    // drop queued loads; one in flight completes
+SPAC_API spac_status        spac_engine_count_first(spac_engine * engine, int32_t n_tokens);                             // of the next forwards' tokens only the first ones are learned from; 0: all
 SPAC_API spac_status        spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot);              // -1: not resident
 SPAC_API spac_status        spac_engine_take_spans(spac_engine * engine, spac_span * spans, int32_t n_max, int32_t * n); // since the last call; the first one starts recording
 
 // board
-SPAC_API spac_status spac_board_open(const char * name, spac_board ** board); // of a running engine, by another process
-SPAC_API void        spac_board_close(spac_board * board);
-SPAC_API spac_status spac_board_owner(const char * name, int32_t * pid); // process of its engine, as that one numbers itself; 0: it is gone
-SPAC_API spac_status spac_board_remove(const char * name);               // one that a killed process left behind; a running engine's stays
-SPAC_API spac_status spac_board_get_view(spac_board * board, spac_board_view * view);
-SPAC_API void        spac_decision_begin(spac_board * board);
-SPAC_API void        spac_decision_end(spac_board * board);
+SPAC_API spac_status             spac_board_open(const char * name, spac_board ** board); // of a running engine, by another process
+SPAC_API void                    spac_board_close(spac_board * board);
+SPAC_API spac_status             spac_board_owner(const char * name, int32_t * pid);                                // process of its engine, as that one numbers itself; 0: it is gone
+SPAC_API spac_status             spac_board_remove(const char * name);                                              // one that a killed process left behind; a running engine's stays
+SPAC_API spac_status             spac_board_make(const spac_board_geometry * geometry, spac_board ** board);        // of no engine, in private memory: for tests and simulations
+SPAC_API const spac_board_view * spac_board_get_view(spac_board * board);                                           // its arrays; valid until it is closed, or its engine freed
+SPAC_API bool                    spac_board_get_field(spac_board * board, int32_t index, spac_board_field * field); // one of them; false: there are no more
+SPAC_API spac_status             spac_board_record_step(spac_board * board, const spac_step_record * record);
+SPAC_API void                    spac_decision_begin(spac_board * board);
+SPAC_API void                    spac_decision_end(spac_board * board);
 
 // drafter: one sequence, used by one thread at a time; close it before the contexts. Positions count from the sequence's
 // begin; one that lies before the end takes back all from there on. Drafts are the likeliest tokens, without a

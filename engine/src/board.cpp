@@ -8,21 +8,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <functional>
+#include <numeric>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 static constexpr uint64_t BOARD_MAGIC = 0x3142444341505321; // "!SPACDB1"
 static constexpr size_t   ALIGN       = 64;
-
-// offsets follow from the geometry alone, so that a reader need not trust the writer's
-struct board_layout {
-    size_t counts, prompt_counts, residency, expert_bytes, group, group_slots, layer_device, layer_stats, counters, ahead, devices, tier,
-        in_memory, whole; // the engine's, with the header before them
-    size_t records, n_records, routed_tokens, routed_experts, n_routed, upcoming, n_upcoming, n_looks;
-    size_t decision_seq, utility, tau, load, n_load, byte_budget, want_whole, n_draft_max, looks_ahead, fallback; // the scheduler's
-    size_t size;
-};
 
 struct spac_board_header {
     uint64_t            magic;
@@ -32,53 +25,44 @@ struct spac_board_header {
     spac_board_geometry geometry;
 };
 
-static board_layout make_layout(const spac_board_geometry & g) {
-    const size_t n_layer = g.n_layer, n_cell = n_layer * g.n_expert, row_bytes = n_layer * g.n_expert_used * sizeof(uint16_t);
+static size_t aligned(size_t n_bytes) {
+    return (n_bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
 
-    board_layout l;
-    size_t       end = 0;
+static spac_board_field make_field(spac_board_field field, size_t n_bytes, std::initializer_list<uint32_t> dims) {
+    std::copy(dims.begin(), dims.end(), field.dims);
+    field.n_dims  = (int32_t) dims.size();
+    field.n_bytes = std::accumulate(dims.begin(), dims.end(), n_bytes, std::multiplies<size_t>());
+    return field;
+}
 
-    auto place = [&](size_t bytes) {
-        const size_t offset = end;
-        end                 = (end + bytes + ALIGN - 1) / ALIGN * ALIGN;
-        return offset;
-    };
+// the arrays follow from the geometry alone, so that a reader need not trust the writer's
+static std::vector<spac_board_field> list_fields(const spac_board_geometry & g) {
+    const auto [n_layer, n_expert, n_expert_used, n_slots, max_batch, n_device] = g;
 
-    place(sizeof(spac_board_header));
-    l.counts         = place(n_cell * sizeof(uint32_t));
-    l.prompt_counts  = place(n_cell * sizeof(uint32_t));
-    l.residency      = place(n_cell);
-    l.expert_bytes   = place(n_layer * sizeof(uint32_t));
-    l.group          = place(n_layer * sizeof(uint32_t));
-    l.group_slots    = place(n_layer * sizeof(uint32_t));
-    l.layer_device   = place(n_layer * sizeof(uint32_t));
-    l.layer_stats    = place(n_layer * sizeof(spac_layer_stats));
-    l.counters       = place(sizeof(spac_counters));
-    l.ahead          = place(SPAC_N_AHEAD * sizeof(spac_ahead_stats));
-    l.devices        = place(g.n_device * sizeof(spac_device_stats));
-    l.tier           = place(sizeof(spac_tier_info));
-    l.in_memory      = place(n_cell);
-    l.whole          = place(n_layer);
-    l.records        = place(SPAC_N_RECORDS * sizeof(spac_step_record));
-    l.n_records      = place(sizeof(uint64_t));
-    l.routed_tokens  = place(SPAC_N_ROUTED * sizeof(int32_t));
-    l.routed_experts = place(SPAC_N_ROUTED * row_bytes);
-    l.n_routed       = place(2 * sizeof(uint64_t));
-    l.upcoming       = place(SPAC_N_UPCOMING * sizeof(int32_t));
-    l.n_upcoming     = place(sizeof(uint32_t));
-    l.n_looks        = place(sizeof(uint64_t));
-    l.decision_seq   = place(sizeof(uint64_t));
-    l.utility        = place(n_cell);
-    l.tau            = place(n_layer);
-    l.load           = place(n_cell * sizeof(uint32_t));
-    l.n_load         = place(sizeof(uint32_t));
-    l.byte_budget    = place(g.n_device * sizeof(uint64_t));
-    l.want_whole     = place(n_layer);
-    l.n_draft_max    = place(SPAC_N_SERVER_SLOTS * sizeof(int32_t));
-    l.looks_ahead    = place(sizeof(uint32_t));
-    l.fallback       = place(2 * sizeof(int32_t));
-    l.size           = end;
-    return l;
+#define SPAC_DIMS(...) { __VA_ARGS__ }
+#define SPAC_FIELD(name, type, shape, writer, meaning) \
+    make_field({ #name, #type, #shape, meaning, SPAC_WRITER_##writer, 0, {}, 0, nullptr }, sizeof(type), SPAC_DIMS shape),
+    return { SPAC_BOARD_FIELDS(SPAC_FIELD) };
+#undef SPAC_FIELD
+#undef SPAC_DIMS
+}
+
+static size_t size_of(const std::vector<spac_board_field> & fields) {
+    return std::accumulate(fields.begin(), fields.end(), aligned(sizeof(spac_board_header)),
+                           [](size_t sum, const spac_board_field & field) { return sum + aligned(field.n_bytes); });
+}
+
+void spac_board::place() {
+    char * end = memory + aligned(sizeof(spac_board_header));
+    for (spac_board_field & field : list) {
+        field.data = end;
+        end += aligned(field.n_bytes);
+    }
+    const spac_board_field * field = list.data();
+#define SPAC_POINTER(name, type, shape, writer, meaning) arrays.name = (type *) (field++)->data;
+    SPAC_BOARD_FIELDS(SPAC_POINTER)
+#undef SPAC_POINTER
 }
 
 // ---- making and opening
@@ -107,25 +91,30 @@ static std::string name_owner(int fd) {
 spac_board::spac_board() = default;
 
 spac_board * spac_board::create(const spac_board_geometry & geometry) {
-    const board_layout          l = make_layout(geometry);
     std::unique_ptr<spac_board> board(new spac_board);
-    board->geo    = geometry;
-    board->memory = (char *) aligned_alloc(ALIGN, l.size);
+    board->arrays.geometry = geometry;
+    board->list            = list_fields(geometry);
+    const size_t size      = size_of(board->list);
+    board->memory          = (char *) aligned_alloc(ALIGN, size);
     if (!board->memory) {
-        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no memory for the board: %zu bytes for %u layers x %u experts", l.size,
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no memory for the board: %zu bytes for %u layers x %u experts", size,
                                                                 geometry.n_layer, geometry.n_expert));
     }
-    memset(board->memory, 0, l.size);
-    const spac_board_view v = board->view();
-    memset(v.tau, 1, geometry.n_layer);
-    std::fill_n(v.byte_budget, geometry.n_device, UINT64_MAX);
-    memset(v.n_draft_max, 0xff, SPAC_N_SERVER_SLOTS * sizeof(int32_t));
-    *board->at<spac_board_header>(0) = { BOARD_MAGIC, SPAC_ABI_VERSION, getpid(), l.size, geometry };
+    memset(board->memory, 0, size);
+    board->place();
+    memset(board->tau(), 1, geometry.n_layer);
+    std::fill_n(board->byte_budget(), geometry.n_device, UINT64_MAX);
+    std::fill_n(board->n_draft_max(), SPAC_N_SERVER_SLOTS, -1);
+    *(spac_board_header *) board->memory = { BOARD_MAGIC, SPAC_ABI_VERSION, getpid(), size, geometry };
     return board.release();
 }
 
 void spac_board::share(const std::string & name) {
-    file = std::make_unique<spac_board_file>(name, memory, make_layout(geo).size, name_owner);
+    file = std::make_unique<spac_board_file>(name, memory, size_of(list), name_owner);
+}
+
+bool spac_board::is_sane(const spac_board_geometry & g) {
+    return g.n_layer > 0 && g.n_layer <= 4096 && g.n_expert > 0 && g.n_expert <= 65536 && g.n_device > 0 && g.n_device <= SPAC_N_DEVICES;
 }
 
 static void check_header(const spac_board_header & header, size_t length, const std::string & name) {
@@ -133,17 +122,16 @@ static void check_header(const spac_board_header & header, size_t length, const 
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" has ABI version %u, this library %u: use the same build on both sides",
                                                         name.c_str(), header.abi_version, SPAC_ABI_VERSION));
     }
-    const spac_board_geometry & g    = header.geometry;
-    const bool                  sane = g.n_layer > 0 && g.n_layer <= 4096 && g.n_expert > 0 && g.n_expert <= 65536 && g.n_device > 0 && g.n_device <= SPAC_N_DEVICES;
-    if (!sane || header.size != length) {
+    const spac_board_geometry & g = header.geometry;
+    if (!spac_board::is_sane(g) || header.size != length) {
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" is damaged: %zu bytes, of which its header says %llu, for %u layers x %u experts; "
                                                         "start its server again",
                                                         name.c_str(), length, (unsigned long long) header.size, g.n_layer, g.n_expert));
     }
-    if (make_layout(g).size != length) { // builds of one ABI version, but not of one day
+    if (const size_t size = size_of(list_fields(g)); size != length) { // builds of one ABI version, but not of one day
         throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" comes from another build of pyspac: its %zu bytes for %u layers x %u experts are laid "
                                                         "out otherwise than here (%zu bytes); use the same build on both sides, and start its server again",
-                                                        name.c_str(), length, g.n_layer, g.n_expert, make_layout(g).size));
+                                                        name.c_str(), length, g.n_layer, g.n_expert, size));
     }
 }
 
@@ -163,11 +151,13 @@ spac_board * spac_board::open(const std::string & name) {
     const int                   fd = spac_board_file::open(name, O_RDWR);
     std::unique_ptr<spac_board> board(new spac_board);
     try {
-        size_t size = 0;
-        board->geo  = read_geometry(fd, name, size);
+        size_t size            = 0;
+        board->arrays.geometry = read_geometry(fd, name, size);
+        board->list            = list_fields(board->geometry());
         if (void * memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0); memory != MAP_FAILED) {
             board->memory = (char *) memory;
             board->mapped = size;
+            board->place();
         } else {
             throw spac_error(SPAC_STATUS_BOARD, spac_format("board \"%s\" of %zu bytes cannot be mapped: %s", name.c_str(), size, strerror(errno)));
         }
@@ -187,121 +177,19 @@ spac_board::~spac_board() {
     }
 }
 
-// ---- arrays
-
-uint32_t * spac_board::counts() const {
-    return at<uint32_t>(make_layout(geo).counts);
-}
-
-uint32_t * spac_board::prompt_counts() const {
-    return at<uint32_t>(make_layout(geo).prompt_counts);
-}
-uint8_t * spac_board::residency() const {
-    return at<uint8_t>(make_layout(geo).residency);
-}
-uint32_t * spac_board::expert_bytes() const {
-    return at<uint32_t>(make_layout(geo).expert_bytes);
-}
-uint32_t * spac_board::group() const {
-    return at<uint32_t>(make_layout(geo).group);
-}
-uint32_t * spac_board::group_slots() const {
-    return at<uint32_t>(make_layout(geo).group_slots);
-}
-uint32_t * spac_board::layer_device() const {
-    return at<uint32_t>(make_layout(geo).layer_device);
-}
-spac_device_stats * spac_board::devices() const {
-    return at<spac_device_stats>(make_layout(geo).devices);
-}
-spac_layer_stats * spac_board::layer_stats() const {
-    return at<spac_layer_stats>(make_layout(geo).layer_stats);
-}
-spac_ahead_stats * spac_board::ahead() const {
-    return at<spac_ahead_stats>(make_layout(geo).ahead);
-}
-
-spac_counters * spac_board::counters() const {
-    return at<spac_counters>(make_layout(geo).counters);
-}
-
-spac_tier_info * spac_board::tier() const {
-    return at<spac_tier_info>(make_layout(geo).tier);
-}
-
-uint8_t * spac_board::in_memory() const {
-    return at<uint8_t>(make_layout(geo).in_memory);
-}
-
-uint8_t * spac_board::whole() const {
-    return at<uint8_t>(make_layout(geo).whole);
-}
-
-int32_t * spac_board::routed_tokens() const {
-    return at<int32_t>(make_layout(geo).routed_tokens);
-}
-uint16_t * spac_board::routed_experts() const {
-    return at<uint16_t>(make_layout(geo).routed_experts);
-}
-
-spac_board_view spac_board::view() const {
-    const board_layout l = make_layout(geo);
-
-    spac_board_view v = {};
-    v.size            = sizeof(v);
-    v.n_layer         = geo.n_layer;
-    v.n_expert        = geo.n_expert;
-    v.n_expert_used   = geo.n_expert_used;
-    v.n_slots         = geo.n_slots;
-    v.max_batch       = geo.max_batch;
-    v.n_load_max      = geo.n_layer * geo.n_expert;
-    v.counts          = counts();
-    v.prompt_counts   = prompt_counts();
-    v.residency       = residency();
-    v.expert_bytes    = expert_bytes();
-    v.group           = group();
-    v.group_slots     = group_slots();
-    v.layer_stats     = layer_stats();
-    v.n_device        = geo.n_device;
-    v.layer_device    = layer_device();
-    v.devices         = devices();
-    v.counters        = counters();
-    v.ahead           = ahead();
-    v.records         = at<spac_step_record>(l.records);
-    v.n_records       = at<uint64_t>(l.n_records);
-    v.routed_tokens   = routed_tokens();
-    v.routed_experts  = routed_experts();
-    v.n_routed        = at<uint64_t>(l.n_routed);
-    v.upcoming        = at<int32_t>(l.upcoming);
-    v.n_upcoming      = at<uint32_t>(l.n_upcoming);
-    v.n_looks         = at<uint64_t>(l.n_looks);
-    v.utility         = at<uint8_t>(l.utility);
-    v.tau             = at<uint8_t>(l.tau);
-    v.load            = at<uint32_t>(l.load);
-    v.n_load          = at<uint32_t>(l.n_load);
-    v.byte_budget     = at<uint64_t>(l.byte_budget);
-    v.n_draft_max     = at<int32_t>(l.n_draft_max);
-    v.looks_ahead     = at<uint32_t>(l.looks_ahead);
-    v.fallback        = at<int32_t>(l.fallback);
-    v.tier            = tier();
-    v.in_memory       = in_memory();
-    v.whole           = whole();
-    v.want_whole      = at<uint8_t>(l.want_whole);
-    return v;
-}
-
 // ---- what passes between the two sides
 
-bool spac_board::write(size_t offset, size_t n) {
-    return file->write(offset, memory + offset, n);
+bool spac_board::write(const void * first, const void * end) {
+    return file->write((const char *) first - memory, first, (const char *) end - (const char *) first);
 }
 
 // from the file, if there is one: it is there that another process writes
-bool spac_board::read(size_t offset, void * to, size_t n) const {
+template <typename T>
+bool spac_board::read(const T * from, T * to, size_t n) const {
     if (file) {
-        return file->read(offset, to, n);
+        return file->read((const char *) from - memory, to, n * sizeof(T));
     }
-    std::copy_n(memory + offset, n, (char *) to); // of an empty decision nothing, to nowhere
+    std::copy_n(from, n, to); // of an empty decision nothing, to nowhere
     return true;
 }
 
@@ -309,55 +197,52 @@ void spac_board::publish(bool even_if_idle) {
     if (!file) {
         return;
     }
-    const board_layout          l = make_layout(geo);
     std::lock_guard<std::mutex> lock(file_mutex);
     is_torn = is_torn || !file->is_whole();
     if (is_torn) {
-        is_torn = !file->resize() || !write(0, l.size);
+        is_torn = !file->resize() || !write(memory, memory + size_of(list));
     } else if (even_if_idle || memcmp(&published, counters(), sizeof(published)) != 0) {
-        write(0, l.records);
+        const bool has_tier = tier()->n_slots > 0;
+        write(memory, has_tier ? (const void *) records() : tier()); // all of SPAC_WRITER_FORWARD, but what has nothing to say
     }
     published = *counters();
 }
 
 void spac_board::push_record(const spac_step_record & record) {
-    const board_layout l = make_layout(geo);
-    uint64_t *         n = at<uint64_t>(l.n_records);
-    const size_t       i = *n % SPAC_N_RECORDS;
+    uint64_t * const         n    = n_records();
+    spac_step_record * const here = records() + *n % SPAC_N_RECORDS;
 
-    at<spac_step_record>(l.records)[i] = record;
+    *here = record;
     __atomic_store_n(n, *n + 1, __ATOMIC_RELEASE);
     if (file) {
         std::lock_guard<std::mutex> lock(file_mutex);
-        write(l.records + i * sizeof(record), sizeof(record));
+        write(here, here + 1);
         std::atomic_thread_fence(std::memory_order_release);
-        write(l.n_records, sizeof(*n));
+        write(n, n + 1);
     }
 }
 
 uint64_t spac_board::begin_rows(int64_t n) {
-    const board_layout l      = make_layout(geo);
-    uint64_t * const   counts = at<uint64_t>(l.n_routed);
+    uint64_t * const counts = n_routed();
     __atomic_store_n(counts + 1, counts[0] + n, __ATOMIC_RELAXED);
     std::atomic_thread_fence(std::memory_order_release);
     if (file) {
         std::lock_guard<std::mutex> lock(file_mutex);
-        write(l.n_routed + sizeof(*counts), sizeof(*counts));
+        write(counts + 1, counts + 2);
     }
     return counts[0];
 }
 
 void spac_board::end_rows() {
-    const board_layout l      = make_layout(geo);
-    uint64_t * const   counts = at<uint64_t>(l.n_routed);
-    const uint64_t     begin = counts[0], end = counts[1];
+    uint64_t * const counts = n_routed();
+    const uint64_t   begin = counts[0], end = counts[1];
     if (file) {
         std::lock_guard<std::mutex> lock(file_mutex);
-        const size_t                row_bytes = (size_t) geo.n_layer * geo.n_expert_used * sizeof(uint16_t);
+        const size_t                n_cells = (size_t) geometry().n_layer * geometry().n_expert_used;
         for (uint64_t first = begin; first < end;) { // the ring's two ends
             const size_t slot = first % SPAC_N_ROUTED, n = std::min<uint64_t>(end - first, SPAC_N_ROUTED - slot);
-            write(l.routed_tokens + slot * sizeof(int32_t), n * sizeof(int32_t));
-            write(l.routed_experts + slot * row_bytes, n * row_bytes);
+            write(routed_tokens() + slot, routed_tokens() + slot + n);
+            write(routed_experts() + slot * n_cells, routed_experts() + (slot + n) * n_cells);
             first += n;
         }
         std::atomic_thread_fence(std::memory_order_release);
@@ -365,96 +250,97 @@ void spac_board::end_rows() {
     __atomic_store_n(counts, end, __ATOMIC_RELEASE);
     if (file) {
         std::lock_guard<std::mutex> lock(file_mutex);
-        write(l.n_routed, sizeof(*counts));
+        write(counts, counts + 1);
     }
 }
 
-bool spac_board::looks_ahead() const {
-    uint32_t is_set = 0;
-    return file && read(make_layout(geo).looks_ahead, &is_set, sizeof(is_set)) && is_set != 0;
+bool spac_board::is_asked_ahead() const {
+    return asks_ahead || __atomic_load_n(looks_ahead(), __ATOMIC_RELAXED) != 0;
 }
 
 void spac_board::look_ahead(const int32_t * tokens, int32_t n_tokens) {
-    const board_layout          l       = make_layout(geo);
-    uint64_t *                  n_looks = at<uint64_t>(l.n_looks);
+    if (!file) {
+        return;
+    }
     std::lock_guard<std::mutex> lock(file_mutex);
-    *at<uint32_t>(l.n_upcoming) = (uint32_t) std::clamp(n_tokens, 0, SPAC_N_UPCOMING);
-    std::copy_n(tokens, *at<uint32_t>(l.n_upcoming), at<int32_t>(l.upcoming));
-    ++*n_looks;
-    write(l.n_looks, sizeof(*n_looks));
+    *n_upcoming() = (uint32_t) std::clamp(n_tokens, 0, SPAC_N_UPCOMING);
+    std::copy_n(tokens, *n_upcoming(), upcoming());
+    ++*n_looks();
+    write(n_looks(), n_looks() + 1);
     std::atomic_thread_fence(std::memory_order_release);
-    write(l.upcoming, *at<uint32_t>(l.n_upcoming) * sizeof(int32_t));
-    write(l.n_upcoming, sizeof(uint32_t));
+    write(upcoming(), upcoming() + *n_upcoming());
+    write(n_upcoming(), n_upcoming() + 1);
     std::atomic_thread_fence(std::memory_order_release);
-    ++*n_looks;
-    write(l.n_looks, sizeof(*n_looks));
+    ++*n_looks();
+    write(n_looks(), n_looks() + 1);
 }
 
-bool spac_board::read_decision(uint64_t seen, spac_decision & decision) const {
-    const board_layout l   = make_layout(geo);
-    const uint64_t     seq = decision_seq();
+bool spac_board::read_decision(uint64_t seen, spac_decision & decision) {
+    const uint64_t seq = look_at_decision();
     if (seq == seen || seq == 0 || (seq & 1)) {
         return false;
     }
-    const size_t n_cell = (size_t) geo.n_layer * geo.n_expert;
-    decision.utility.resize(n_cell);
-    decision.tau.resize(geo.n_layer);
-    decision.byte_budget.resize(geo.n_device);
-    uint32_t n_load = 0;
-    bool     ok     = read(l.utility, decision.utility.data(), n_cell) && read(l.tau, decision.tau.data(), geo.n_layer) &&
-              read(l.byte_budget, decision.byte_budget.data(), geo.n_device * sizeof(uint64_t)) && read(l.n_load, &n_load, sizeof(n_load));
-    decision.load.resize(std::min<size_t>(n_load, n_cell));
-    decision.want_whole.resize(geo.n_layer);
-    ok = ok && read(l.load, decision.load.data(), decision.load.size() * sizeof(uint32_t)) && read(l.want_whole, decision.want_whole.data(), geo.n_layer);
+    const auto take = [&](auto & to, const auto * from, size_t n) {
+        to.resize(n);
+        return read(from, to.data(), n);
+    };
+    const spac_board_geometry & g      = geometry();
+    const size_t                n_cell = (size_t) g.n_layer * g.n_expert;
+    uint32_t                    n      = 0;
+    const bool                  ok     = take(decision.utility, utility(), n_cell) && take(decision.tau, tau(), g.n_layer) &&
+                    take(decision.byte_budget, byte_budget(), g.n_device) && take(decision.want_whole, want_whole(), g.n_layer) &&
+                    read(n_load(), &n, 1) && take(decision.load, load(), std::min<size_t>(n, n_cell));
 
     std::atomic_thread_fence(std::memory_order_acquire); // the second look comes after what was read
     decision.seq = seq;
-    return ok && decision_seq() == seq; // else written meanwhile: next time
+    return ok && look_at_decision() == seq; // else written meanwhile: next time
 }
 
-int32_t spac_board::n_draft_max(int32_t server_slot) const {
+int32_t spac_board::draft_limit(int32_t server_slot) const {
     if (server_slot < 0 || server_slot >= SPAC_N_SERVER_SLOTS) {
         return -1;
     }
-    const size_t offset = make_layout(geo).n_draft_max + server_slot * sizeof(int32_t);
-    int32_t      n      = -1;
-    if (read(offset, &n, sizeof(n)) && n >= 0) {
+    const int32_t * const limit = n_draft_max() + server_slot;
+    int32_t               n     = -1;
+    if (read(limit, &n, 1) && n >= 0) {
         return n;
     }
-    return std::max(-1, *at<int32_t>(offset)); // of a scheduler in the engine's own process, where the board has a file
+    return std::max(-1, *limit); // of a scheduler in the engine's own process, where the board has a file
 }
 
 void spac_board::decision_begin() {
-    __atomic_fetch_or(at<uint64_t>(make_layout(geo).decision_seq), 1, __ATOMIC_ACQ_REL);
+    __atomic_fetch_or(decision_seq(), 1, __ATOMIC_ACQ_REL);
     std::atomic_thread_fence(std::memory_order_release); // what follows is seen after the odd number
 }
 
 // an engine's own board with a name: the scheduler is in its process, but the file is where decisions are read
 void spac_board::decision_end() {
-    const board_layout l   = make_layout(geo);
-    uint64_t *         seq = at<uint64_t>(l.decision_seq);
+    uint64_t * const seq = decision_seq();
     if (file) {
         std::lock_guard<std::mutex> lock(file_mutex);
-        write(l.decision_seq, sizeof(*seq));
+        write(seq, seq + 1);
         std::atomic_thread_fence(std::memory_order_release);
-        write(l.utility, l.n_draft_max - l.utility); // limits are written each for itself
+        write(utility(), n_draft_max()); // all of SPAC_WRITER_DECISION
         std::atomic_thread_fence(std::memory_order_release);
         __atomic_fetch_add(seq, 1, __ATOMIC_ACQ_REL);
-        write(l.decision_seq, sizeof(*seq));
+        write(seq, seq + 1);
         return;
     }
     __atomic_fetch_add(seq, 1, __ATOMIC_ACQ_REL);
 }
 
-uint64_t spac_board::decision_seq() const {
-    const size_t offset = make_layout(geo).decision_seq;
-    uint64_t     seq    = 0;
+// in one read where it is in a file: it is done for every forward
+uint64_t spac_board::look_at_decision() {
     if (!file) {
-        return __atomic_load_n(at<uint64_t>(offset), __ATOMIC_ACQUIRE);
+        return __atomic_load_n(decision_seq(), __ATOMIC_ACQUIRE);
     }
-    if (!read(offset, &seq, sizeof(seq))) {
-        return 0; // truncated
-    }
+    struct {
+        alignas(ALIGN) uint32_t looks_ahead;
+        alignas(ALIGN) uint64_t seq;
+    } found = {};
+    static_assert(sizeof(found) == 2 * ALIGN, "as they lie on the board, one after the other");
+    const bool ok = read((const char *) looks_ahead(), (char *) &found, sizeof(found));
+    asks_ahead    = ok && found.looks_ahead != 0;
     std::atomic_thread_fence(std::memory_order_acquire);
-    return seq;
+    return ok ? found.seq : 0; // truncated
 }

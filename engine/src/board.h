@@ -7,20 +7,12 @@
 
 #include "spac.h"
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
-
-struct spac_board_geometry {
-    uint32_t n_layer       = 0;
-    uint32_t n_expert      = 0;
-    uint32_t n_expert_used = 0;
-    uint32_t n_slots       = 0;
-    uint32_t max_batch     = 0;
-    uint32_t n_device      = 1;
-};
 
 // a scheduler's decision, whole
 struct spac_decision {
@@ -42,6 +34,8 @@ struct spac_board {
     // maps that of a running engine; throws unless magic, ABI version and sizes agree
     static spac_board * open(const std::string & name);
 
+    static bool is_sane(const spac_board_geometry & geometry);
+
     // the process that made it, in its own numbering; 0: it is gone; throws if there is no board
     static int32_t owner(const std::string & name);
 
@@ -51,25 +45,14 @@ struct spac_board {
 
     spac_board(const spac_board &) = delete;
 
-    spac_board_view view() const;
+    const spac_board_view & view() const { return arrays; }
 
-    // the engine's side, writable
-    uint32_t *          counts() const;
-    uint32_t *          prompt_counts() const;
-    uint8_t *           residency() const;
-    uint32_t *          expert_bytes() const;
-    uint32_t *          group() const;
-    uint32_t *          group_slots() const;
-    uint32_t *          layer_device() const;
-    spac_layer_stats *  layer_stats() const;
-    spac_counters *     counters() const;
-    spac_ahead_stats *  ahead() const;
-    spac_device_stats * devices() const;
-    spac_tier_info *    tier() const;
-    uint8_t *           in_memory() const;
-    uint8_t *           whole() const;
-    int32_t *           routed_tokens() const;
-    uint16_t *          routed_experts() const;
+#define SPAC_ACCESSOR(name, type, shape, writer, meaning) \
+    type * name() const { return arrays.name; }
+    SPAC_BOARD_FIELDS(SPAC_ACCESSOR)
+#undef SPAC_ACCESSOR
+
+    const std::vector<spac_board_field> & fields() const { return list; }
 
     // others see what the engine wrote only after this; a file that was truncated is made whole again
     // even_if_idle: though no counter has changed since the last time
@@ -82,35 +65,37 @@ struct spac_board {
     void     end_rows();
 
     // what the next batch computes, published at once, for a scheduler in another process that asks for it
-    bool looks_ahead() const;
     void look_ahead(const int32_t * tokens, int32_t n_tokens);
 
     // takes over the scheduler's decision if its number is not `seen` and it is whole
-    bool    read_decision(uint64_t seen, spac_decision & decision) const;
-    int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
+    bool    read_decision(uint64_t seen, spac_decision & decision);
+    bool    is_asked_ahead() const;                 // looks_ahead; of a scheduler in another process as of the last read_decision
+    int32_t draft_limit(int32_t server_slot) const; // -1: none
 
     // the scheduler's side: a sequence lock, odd while its arrays are being written
     void decision_begin();
     void decision_end();
 
-    const spac_board_geometry & geometry() const { return geo; }
+    const spac_board_geometry & geometry() const { return arrays.geometry; }
 
   private:
     spac_board();
 
+    // of one of the arrays, or a part of it
     template <typename T>
-    T * at(size_t offset) const { return (T *) (memory + offset); }
+    bool     read(const T * from, T * to, size_t n) const;
+    bool     write(const void * first, const void * end);
+    uint64_t look_at_decision(); // its number in the sequence lock, and looks_ahead
+    void     place();
 
-    bool     read(size_t offset, void * to, size_t n) const;
-    bool     write(size_t offset, size_t n);
-    uint64_t decision_seq() const; // of the sequence lock
+    std::vector<spac_board_field> list;
+    spac_board_view               arrays = {};
+    char *                        memory = nullptr;
+    size_t                        mapped = 0; // bytes, where the memory is somebody else's file
 
-    spac_board_geometry geo;
-    char *              memory = nullptr;
-    size_t              mapped = 0; // bytes, where the memory is somebody else's file
-
-    std::mutex                       file_mutex;        // guards the two below, and writing: the graph's thread and the worker do
-    bool                             is_torn   = false; // the file was truncated, and is not yet whole again
+    std::atomic<bool>                asks_ahead{ false }; // in the file
+    std::mutex                       file_mutex;          // guards the two below, and writing: the graph's thread and the worker do
+    bool                             is_torn   = false;   // the file was truncated, and is not yet whole again
     spac_counters                    published = {};
     std::unique_ptr<spac_board_file> file; // of an engine whose board has a name
 };

@@ -58,7 +58,7 @@ void spac_decisions::begin_forward() {
     t_last_forward = now;
 
     take_over();
-    looks_ahead = board.looks_ahead();
+    looks_ahead = board.is_shared() && board.is_asked_ahead();
     if (is_overdue()) {
         is_abandoned = true;
         spac_log("no decision for %.0f s of decoding: the scheduler is gone or hangs; until it is back %sdrafts have no limit",
@@ -87,5 +87,5 @@ void spac_decisions::run_policy() {
 }
 
 int32_t spac_decisions::n_draft_max(int32_t server_slot) const {
-    return is_abandoned ? -1 : board.n_draft_max(server_slot);
+    return is_abandoned ? -1 : board.draft_limit(server_slot);
 }

@@ -3,7 +3,6 @@
 #include "engine-params.h"
 #include "host/kernels.h"
 #include "lost-server.h"
-#include "sized-struct.h"
 #include "slot-copy.h"
 #include "status.h"
 
@@ -80,7 +79,7 @@ spac_status spac_device_get_info(int32_t index, spac_device_info * info) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                              spac_format("device %d of %zu: no such device, or no info", index, ggml_backend_dev_count()));
         }
-        spac_fill_struct(info, describe(ggml_backend_dev_get(index)), "spac_device_info");
+        *info = describe(ggml_backend_dev_get(index));
     });
 }
 

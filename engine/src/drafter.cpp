@@ -2,7 +2,6 @@
 #include "drafter.h"
 
 #include "common-library.h"
-#include "sized-struct.h"
 #include "status.h"
 
 // the sentence is made where it is needed: a token is deferred in every plain step
@@ -15,7 +14,6 @@ static void require(bool ok, const char * format, Values... values) {
 
 spac_drafter_params spac_drafter_default_params(void) {
     spac_drafter_params p = {};
-    p.size                = sizeof(p);
     p.n_max               = 8;
     return p;
 }
@@ -30,9 +28,8 @@ spac_status spac_drafter_types(const char ** names) {
 spac_status spac_drafter_open(const spac_drafter_params * params, spac_drafter ** drafter) {
     return spac_guard([&] {
         require(params && drafter, "spac_drafter_open: no parameters, or nowhere to put the drafter");
-        *drafter              = nullptr;
-        spac_drafter_params p = spac_drafter_default_params();
-        spac_read_struct(&p, *params, "spac_drafter_params");
+        *drafter                      = nullptr;
+        const spac_drafter_params & p = *params;
         require(p.types && *p.types, "types is empty: name one of llama.cpp's drafters");
         require(p.n_max >= 1 && p.n_max <= SPAC_DRAFT_MAX, "n_max cannot be %d: give 1 to %d", p.n_max, SPAC_DRAFT_MAX);
         require(p.p_min >= 0 && p.p_min <= 1, "p_min cannot be %g: give 0 to 1", p.p_min);

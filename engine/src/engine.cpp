@@ -166,6 +166,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         if (masks) {
             masks->count_first = [this](int32_t n_tokens) { count_first(n_tokens); };
         }
+        show_info();
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
             board->share(settings.board_name); // whoever finds it finds an engine at work
@@ -264,7 +265,7 @@ void spac_engine::forget(int32_t server_slot, bool is_replaced) {
 }
 
 void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
-    if (board->looks_ahead()) {
+    if (board->is_asked_ahead()) {
         board->look_ahead(tokens, n_tokens);
     }
 }
@@ -311,7 +312,7 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
     end_forward(); // its logits were read
 
     spac_step_record record = {};
-    record.step             = *board->view().n_records;
+    record.step             = *board->n_records();
     record.server_slot      = step.server_slot;
     record.request          = step.request;
     record.n_draft          = step.n_draft;
@@ -375,9 +376,17 @@ void spac_engine::log_attached() const {
     }
 }
 
+// what attaching decided, for whoever reads the board
+void spac_engine::show_info() const {
+    *board->info() = info();
+    for (int il = 0; il < layers.n_layer; il++) {
+        const char * reason = layers.declined_reason(il);
+        snprintf(board->declined()[il].text, sizeof(spac_reason::text), "%s", reason ? reason : "");
+    }
+}
+
 spac_engine_info spac_engine::info() const {
     spac_engine_info i = {};
-    i.size             = sizeof(i);
     i.is_emulated      = plan.has_slots && plan.any_is_cpu();
     i.n_device         = plan.has_slots ? (int32_t) plan.devices.size() : 0;
     i.host_mode        = plan.host_mode;

@@ -42,6 +42,7 @@ struct spac_engine {
     spac_engine(const spac_engine &) = delete;
 
     spac_engine_info info() const;
+    void             show_info() const;
 
     // from now on the draft model's graphs say what this one's routers will choose; throws as spac_draft_gate does
     void watch_draft(llama_context * draft);

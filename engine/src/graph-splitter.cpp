@@ -7,7 +7,7 @@ spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_laye
                                          const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
                                          spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch) :
     plan(plan), groups(groups), cache(cache), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), wide(wide),
-    is_logged(plan.has_slots || wide.has_tier()), max_batch(max_batch) {
+    can_log(plan.has_slots || wide.has_tier()), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         const bool is_own = host.on_device && layer->own_kernels && spac_device_is_cpu(plan.device_of(*layer));
         nodes[layer->il]  = { &ops, layer, is_own ? groups[layer->group].get() : nullptr };
@@ -29,7 +29,7 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
         return out;
     }
     const bool is_split = can_split(p), is_counted = is_too_wide(p) && is_plain(p);
-    if (is_logged && (is_split || is_counted) && !built.is_logged) {
+    if (built.wants_log && (is_split || is_counted) && !built.is_logged) {
         log.add_node(p, is_split ? backend_of_calls(p) : p.backend_cpu);
         built.is_logged = true;
     }
@@ -54,6 +54,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
     if (p.gf != built.graph || p.il <= built.last_il) {
         built.graph     = p.gf;
         built.is_logged = false;
+        built.wants_log = wants_log();
         built.n_split   = 0;
         built.is_wide   = false;
         built.n_whole   = 0;
@@ -77,7 +78,11 @@ ggml_tensor * spac_graph_splitter::build_whole(const llama_moe_hook_params & p) 
 }
 
 bool spac_graph_splitter::can_reuse() const {
-    return built.version == cache.whole_version();
+    return built.version == cache.whole_version() && built.wants_log == wants_log();
+}
+
+bool spac_graph_splitter::wants_log() const {
+    return can_log && log.is_asked();
 }
 
 bool spac_graph_splitter::enter(int32_t n_tokens) {

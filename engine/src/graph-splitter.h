@@ -27,7 +27,7 @@ struct spac_graph_splitter {
                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
-    bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones
+    bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones, and the log is read as it was then
     // a graph is about to be computed, which was built last; true: its layers are whole, all of them, and call nobody
     bool    enter(int32_t n_tokens);
     void    wait_for_devices() const;                            // that they have done all graphs before
@@ -44,6 +44,7 @@ struct spac_graph_splitter {
     bool           can_split(const llama_moe_hook_params & p);
     bool           is_too_wide(const llama_moe_hook_params & p) const;
     bool           is_split_by_executor(int32_t n_tokens) const;
+    bool           wants_log() const;
 
     const spac_plan &               plan;
     const spac_slot_groups &        groups;
@@ -55,7 +56,7 @@ struct spac_graph_splitter {
     spac_routing_log &              log;
     spac_next_layer * const         next_layer;
     spac_wide_batches &             wide;
-    const bool                      is_logged; // somebody may read which token used which experts
+    const bool                      can_log; // something is placed, by which token used which experts
     const int                       max_batch;
 
     std::map<int, spac_split_node> nodes;  // of the split layers by il
@@ -65,6 +66,7 @@ struct spac_graph_splitter {
     struct {
         ggml_backend_sched_t sched     = nullptr;
         ggml_cgraph *        graph     = nullptr;
+        bool                 wants_log = false; // somebody read the routing log when it was begun
         bool                 is_logged = false; // a layer of it was seen whose ids are
         int                  last_il   = -1;
         int                  n_split   = 0;     // layers of it

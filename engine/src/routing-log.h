@@ -14,6 +14,9 @@ struct spac_routing_log {
     // outlived by the board, as are graphs with its node
     explicit spac_routing_log(spac_board & board);
 
+    // whether somebody reads it; else it costs nothing: the graph has no node, and no rows begin
+    bool is_asked() const { return board.is_asked_ahead(); }
+
     // to be called for the first layer of a graph whose ids will be added: a node that begins the graph's rows
     void add_node(const llama_moe_hook_params & p, ggml_backend_t backend);
 

@@ -2,7 +2,6 @@
 #include "board-file.h"
 #include "engine-params.h"
 #include "engine.h"
-#include "sized-struct.h"
 #include "status.h"
 
 static void require(bool ok, const char * what) {
@@ -25,7 +24,6 @@ uint32_t spac_abi_version(void) {
 
 spac_engine_params spac_engine_default_params(void) {
     spac_engine_params p = {};
-    p.size               = sizeof(p);
     p.device             = "auto";
     p.cache              = "auto";
     p.host_mode          = SPAC_HOST_AUTO;
@@ -36,10 +34,7 @@ spac_engine_params spac_engine_default_params(void) {
 }
 
 static spac_engine_params checked(const spac_engine_params * params) {
-    spac_engine_params p = spac_engine_default_params();
-    if (params) {
-        spac_read_struct(&p, *params, "spac_engine_params");
-    }
+    const spac_engine_params p = params ? *params : spac_engine_default_params();
     require_between("max_batch", p.max_batch, 1, SPAC_MAX_BATCH);
     require_between("n_threads", p.n_threads, 0, SPAC_MAX_THREADS);
     require_between("next_layer", p.next_layer, 0, SPAC_NEXT_LAYER_MAX);
@@ -62,17 +57,10 @@ void spac_engine_free(spac_engine * engine) {
     delete engine;
 }
 
-spac_status spac_engine_get_info(spac_engine * engine, spac_engine_info * info) {
-    return spac_guard([&] {
-        require(engine && info, "spac_engine_get_info: no engine, or no info");
-        spac_fill_struct(info, engine->info(), "spac_engine_info");
-    });
-}
-
 spac_status spac_engine_get_tier(spac_engine * engine, spac_tier_info * info) {
     return spac_guard([&] {
         require(engine && info, "spac_engine_get_tier: no engine, or no info");
-        spac_fill_struct(info, engine->tier ? engine->tier->info() : spac_tier_info{}, "spac_tier_info");
+        *info = engine->tier ? engine->tier->info() : spac_tier_info{};
     });
 }
 
@@ -81,10 +69,6 @@ spac_status spac_engine_watch_draft(spac_engine * engine, struct llama_context *
         require(engine && draft, "spac_engine_watch_draft: no engine, or no context of a draft model");
         engine->watch_draft(draft);
     });
-}
-
-const char * spac_engine_declined_reason(spac_engine * engine, int32_t il) {
-    return engine ? engine->layers.declined_reason(il) : nullptr;
 }
 
 spac_board * spac_engine_board(spac_engine * engine) {
@@ -135,13 +119,6 @@ spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_se
     });
 }
 
-spac_status spac_engine_record_step(spac_engine * engine, const spac_step_record * record) {
-    return spac_guard([&] {
-        require(engine && record, "spac_engine_record_step: no engine, or no record");
-        engine->board->push_record(*record);
-    });
-}
-
 spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot) {
     return spac_guard([&] {
         require(engine && slot, "spac_engine_slot: no engine, or nowhere to put the slot");
@@ -186,10 +163,31 @@ void spac_board_close(spac_board * board) {
     delete board;
 }
 
-spac_status spac_board_get_view(spac_board * board, spac_board_view * view) {
+spac_status spac_board_make(const spac_board_geometry * geometry, spac_board ** board) {
     return spac_guard([&] {
-        require(board && view, "spac_board_get_view: no board, or no view");
-        spac_fill_struct(view, board->view(), "spac_board_view");
+        require(geometry && board, "spac_board_make: no geometry, or nowhere to put the board");
+        *board = nullptr;
+        require(spac_board::is_sane(*geometry), "spac_board_make: no layers, experts or devices, or too many of them");
+        *board = spac_board::create(*geometry);
+    });
+}
+
+const spac_board_view * spac_board_get_view(spac_board * board) {
+    return board ? &board->view() : nullptr;
+}
+
+bool spac_board_get_field(spac_board * board, int32_t index, spac_board_field * field) {
+    if (!board || !field || index < 0 || index >= (int32_t) board->fields().size()) {
+        return false;
+    }
+    *field = board->fields()[index];
+    return true;
+}
+
+spac_status spac_board_record_step(spac_board * board, const spac_step_record * record) {
+    return spac_guard([&] {
+        require(board && record, "spac_board_record_step: no board, or no record");
+        board->push_record(*record);
     });
 }
 

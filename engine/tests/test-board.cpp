@@ -15,7 +15,7 @@
 #include <thread>
 #include <unistd.h>
 
-static const spac_board_geometry GEOMETRY = { 3, 8, 2, 5, 16 };
+static const spac_board_geometry GEOMETRY = { 3, 8, 2, 5, 16, 1 };
 
 static const pid_t TEST_PID = getpid(); // in its children too
 
@@ -39,11 +39,26 @@ static std::string error_of(F && fn) {
 }
 
 static void test_private() {
-    spac_board *          board = spac_board::create(GEOMETRY);
-    const spac_board_view v     = board->view();
-    CHECK(v.n_layer == 3 && v.n_expert == 8 && v.n_slots == 5 && v.n_load_max == 24);
+    spac_board *            board = spac_board::create(GEOMETRY);
+    const spac_board_view & v     = board->view();
+    CHECK(v.geometry.n_layer == 3 && v.geometry.n_expert == 8 && v.geometry.n_slots == 5);
     CHECK(*v.byte_budget == UINT64_MAX && v.tau[2] == 1 && v.n_draft_max[63] == -1);
     delete board;
+}
+
+// what is written in one go lies together
+static void test_order_of_fields() {
+    const std::unique_ptr<spac_board> board(spac_board::create(GEOMETRY));
+    for (const spac_board_field & field : board->fields()) {
+        const bool is_forward  = field.data < board->records();
+        const bool is_decision = field.data >= board->utility() && field.data < board->n_draft_max();
+        CHECK(is_forward == (field.writer == SPAC_WRITER_FORWARD) && is_decision == (field.writer == SPAC_WRITER_DECISION));
+        CHECK(field.data < board->tier() || !is_forward || field.data == board->tier() || field.data == board->in_memory());
+    }
+    const spac_board_field & routed = board->fields()[17];
+    CHECK(strcmp(routed.name, "routed_experts") == 0 && strcmp(routed.shape, "(SPAC_N_ROUTED, n_layer, n_expert_used)") == 0);
+    CHECK(routed.n_dims == 3 && routed.dims[0] == SPAC_N_ROUTED && routed.dims[1] == 3 && routed.dims[2] == 2);
+    CHECK(routed.n_bytes == SPAC_N_ROUTED * 3 * 2 * sizeof(uint16_t) && routed.data == board->routed_experts());
 }
 
 static void test_several_devices() {
@@ -51,7 +66,7 @@ static void test_several_devices() {
     geometry.n_device            = 2;
     const std::unique_ptr<spac_board> board(spac_board::create(geometry));
     const spac_board_view             v = board->view();
-    CHECK(v.n_device == 2 && v.byte_budget[0] == UINT64_MAX && v.byte_budget[1] == UINT64_MAX);
+    CHECK(v.geometry.n_device == 2 && v.byte_budget[0] == UINT64_MAX && v.byte_budget[1] == UINT64_MAX);
     CHECK(v.devices == board->devices() && v.layer_device == board->layer_device() && v.layer_device[2] == 0);
     board->decision_begin();
     v.byte_budget[1] = 7;
@@ -110,15 +125,15 @@ static void test_shared() {
     CHECK(!engine->read_decision(decision.seq, decision));
 
     scheduler->view().n_draft_max[63] = 5;
-    CHECK(engine->n_draft_max(63) == 5 && engine->n_draft_max(0) == -1 && engine->n_draft_max(64) == -1 && engine->n_draft_max(-1) == -1);
+    CHECK(engine->draft_limit(63) == 5 && engine->draft_limit(0) == -1 && engine->draft_limit(64) == -1 && engine->draft_limit(-1) == -1);
     scheduler->view().n_draft_max[63] = INT32_MIN;
-    CHECK(engine->n_draft_max(63) == -1);
+    CHECK(engine->draft_limit(63) == -1);
 
     scheduler->view().n_draft_max[1] = 4;
     engine->view().n_draft_max[2]    = 3; // a scheduler in the engine's own process
     decide(*engine, 7);
     CHECK(engine->read_decision(decision.seq, decision) && decision.utility[0] == 7);
-    CHECK(engine->n_draft_max(1) == 4 && engine->n_draft_max(2) == 3);
+    CHECK(engine->draft_limit(1) == 4 && engine->draft_limit(2) == 3);
 
     CHECK(error_of([] { make_shared_board(); }).find("in use by process " + std::to_string(getpid())) != std::string::npos);
 
@@ -175,7 +190,7 @@ static void test_truncated() {
         CHECK(truncate(shm_file().c_str(), bad) == 0);
         spac_decision decision;
         CHECK(bad > size / 2 || !engine->read_decision(0, decision));
-        CHECK(engine->n_draft_max(63) == -1);
+        CHECK(engine->draft_limit(63) == -1);
         engine->push_record({});
         engine->publish();
         CHECK(stat(shm_file().c_str(), &st) == 0 && st.st_size == size);
@@ -188,7 +203,7 @@ static void test_truncated() {
     // cut and extended between two looks: of the right size, with zeros where -1 said that drafts have no limit
     CHECK(truncate(shm_file().c_str(), 0) == 0);
     engine->publish(false);
-    CHECK(engine->n_draft_max(63) == -1);
+    CHECK(engine->draft_limit(63) == -1);
 }
 
 static void test_scribbled() {
@@ -203,7 +218,7 @@ static void test_scribbled() {
     close(fd);
     spac_decision decision;
     engine->read_decision(0, decision); // of no sense, but within its bounds
-    CHECK(decision.load.size() <= 24 && engine->n_draft_max(1) == -1);
+    CHECK(decision.load.size() <= 24 && engine->draft_limit(1) == -1);
     CHECK(spac_board::owner(unique_name()) > 0);
     engine->publish();
     CHECK(open_board()->view().counts[23] == 77); // the header, too, is as it was
@@ -364,9 +379,10 @@ static void test_routing_log() {
 static void test_look_ahead() {
     auto                  engine = make_shared_board(), scheduler = open_board();
     const spac_board_view v = scheduler->view();
-    CHECK(!engine->looks_ahead());
+    spac_decision         decision;
+    CHECK(!engine->is_asked_ahead());
     *v.looks_ahead = 1;
-    CHECK(engine->looks_ahead());
+    CHECK(!engine->read_decision(0, decision) && engine->is_asked_ahead()); // looked at with the decision
     std::vector<int32_t> tokens(SPAC_N_UPCOMING + 9);
     for (size_t i = 0; i < tokens.size(); i++) {
         tokens[i] = (int32_t) i + 5;
@@ -376,7 +392,47 @@ static void test_look_ahead() {
     engine->look_ahead(tokens.data(), (int32_t) tokens.size());
     CHECK(*v.n_looks == 4 && *v.n_upcoming == SPAC_N_UPCOMING && v.upcoming[SPAC_N_UPCOMING - 1] == SPAC_N_UPCOMING + 4);
     CHECK(truncate(shm_file().c_str(), 10) == 0);
-    CHECK(!engine->looks_ahead());
+    CHECK(!engine->read_decision(0, decision) && !engine->is_asked_ahead());
+    *engine->looks_ahead() = 1; // by a reader in the engine's own process
+    CHECK(engine->is_asked_ahead());
+}
+
+struct io_calls {
+    uint64_t n_reads, n_writes;
+};
+
+// of this process; looking takes reads of its own
+static io_calls count_io_calls() {
+    io_calls calls = {};
+    FILE *   f     = fopen("/proc/self/io", "r");
+    CHECK(f && fscanf(f, "rchar: %*u wchar: %*u syscr: %lu syscw: %lu", &calls.n_reads, &calls.n_writes) == 2);
+    fclose(f);
+    return calls;
+}
+
+template <typename F>
+static io_calls io_calls_of(F && fn) {
+    const io_calls start = count_io_calls(), before = count_io_calls();
+    fn();
+    const io_calls after = count_io_calls();
+    return { after.n_reads - before.n_reads - (before.n_reads - start.n_reads), after.n_writes - before.n_writes };
+}
+
+// a forward without a new decision looks for one, and publishes what it counted: nothing is told to who did not ask
+static void test_calls_of_a_forward() {
+    auto           engine = make_shared_board();
+    spac_decision  decision;
+    const io_calls calls = io_calls_of([&] {
+        for (int i = 0; i < 100; i++) {
+            engine->read_decision(0, decision);
+            if (engine->is_asked_ahead()) {
+                const int32_t token = 0;
+                engine->look_ahead(&token, 1);
+            }
+            engine->publish();
+        }
+    });
+    CHECK(calls.n_reads == 100 && calls.n_writes == 100);
 }
 
 static void test_refuses_what_it_does_not_know() {
@@ -416,6 +472,7 @@ static void test_records() {
 
 int main() {
     test_private();
+    test_order_of_fields();
     test_several_devices();
     test_shared();
     test_interrupted_decision();
@@ -429,6 +486,7 @@ int main() {
     test_whole_decisions();
     test_routing_log();
     test_look_ahead();
+    test_calls_of_a_forward();
     test_refuses_what_it_does_not_know();
     test_records();
     return 0;

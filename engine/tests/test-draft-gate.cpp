@@ -88,8 +88,8 @@ static std::vector<float> run(llama_context * target, llama_context * draft, con
 }
 
 static bool holds_any(const spac_board_view & view, uint32_t il) {
-    const uint8_t * states = view.residency + il * view.n_expert;
-    return std::any_of(states, states + view.n_expert, [](uint8_t s) { return s != SPAC_RESIDENCY_ABSENT; });
+    const uint8_t * states = view.residency + il * view.geometry.n_expert;
+    return std::any_of(states, states + view.geometry.n_expert, [](uint8_t s) { return s != SPAC_RESIDENCY_ABSENT; });
 }
 
 // copy_gb_s: of the emulated link; all copies are the predictor's
@@ -111,19 +111,19 @@ static void test_drafting(llama_model * target, llama_model * draft, double copy
     const auto               look_back = [&] {
         engine.draft_gate->wait_idle();
         furthest = std::max(furthest, s.cutoff_layer);
-        for (uint32_t il = furthest; il < view.n_layer; il++) {
+        for (uint32_t il = furthest; il < view.geometry.n_layer; il++) {
             CHECK(!holds_any(view, il)); // nothing was queued beyond the cutoff layer
         }
     };
     CHECK(run(ctx, ctx_dft, look_back) == stock);
     CHECK(engine.cache.wait_idle(20000));
     printf("%.3f GB/s: recall %.2f, precision %.2f; up to layer %d of %d; %d inputs, %.0f us each; %d queued, %d cut, %d dropped, %d copied, %d used\n", copy_gb_s,
-           (double) s.n_hit / s.n_chosen, (double) s.n_hit / s.n_predicted, (int) furthest, (int) view.n_layer, (int) s.n_inputs, (double) s.us / s.n_inputs,
+           (double) s.n_hit / s.n_chosen, (double) s.n_hit / s.n_predicted, (int) furthest, (int) view.geometry.n_layer, (int) s.n_inputs, (double) s.us / s.n_inputs,
            (int) s.n_queued, (int) s.n_cut, (int) s.n_dropped, (int) s.n_copied, (int) s.n_used);
-    CHECK(s.n_inputs == (uint64_t) N_STEPS * N_DRAFT * view.n_layer && s.n_late == 0);
+    CHECK(s.n_inputs == (uint64_t) N_STEPS * N_DRAFT * view.geometry.n_layer && s.n_late == 0);
     CHECK(s.n_hit > 0.7 * s.n_chosen && s.n_hit > 0.7 * s.n_predicted); // of 32 experts 4 are used
     CHECK(s.n_queued > 0 && s.n_copied > 0 && s.n_copied + s.n_dropped == s.n_queued && s.n_used + s.n_wasted <= s.n_copied);
-    CHECK(copy_gb_s == 0 || (furthest < view.n_layer && s.n_cut > 0)); // a slow link: not for all layers
+    CHECK(copy_gb_s == 0 || (furthest < view.geometry.n_layer && s.n_cut > 0)); // a slow link: not for all layers
     llama_free(ctx_dft);
     engine.cache.check();
     llama_free(ctx);

@@ -7,6 +7,7 @@
 #include "llama.h"
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -73,18 +74,17 @@ static floats decode(llama_context * ctx, int n_batch) {
 
 // asks for every expert, which keeps the worker busy
 static void want_all(spac_engine * engine) {
-    spac_board_view view = {};
-    view.size            = sizeof(view);
-    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    const spac_board_view & view = *spac_board_get_view(spac_engine_board(engine));
     spac_decision_begin(spac_engine_board(engine));
     static uint32_t n_wishes = 0;
     n_wishes++;
-    for (uint32_t key = 0; key < view.n_load_max; key++) {
+    const uint32_t n_cells = view.geometry.n_layer * view.geometry.n_expert;
+    for (uint32_t key = 0; key < n_cells; key++) {
         view.utility[key] = (key * 7 + n_wishes * 13) % 200 > 100 ? 255 : 1; // another half each time: loads and evictions
         view.load[key]    = key;
     }
-    memset(view.tau, 200, view.n_layer);
-    *view.n_load = view.n_load_max;
+    memset(view.tau, 200, view.geometry.n_layer);
+    *view.n_load = n_cells;
     spac_decision_end(spac_engine_board(engine));
     CHECK(spac_engine_apply(engine) == SPAC_STATUS_SUCCESS);
 }
@@ -162,10 +162,8 @@ static void test_second_engine() {
     CHECK(strstr(spac_last_error(), "has an engine already") && strstr(spac_last_error(), "PYSPAC_CACHE"));
     CHECK(llama_get_moe_hook(ctx)->user_data == first);
 
-    spac_board_view view = {};
-    view.size            = sizeof(view);
-    CHECK(spac_board_get_view(spac_engine_board(first), &view) == SPAC_STATUS_SUCCESS);
-    const uint64_t n_before = view.counters->n_forward;
+    const spac_board_view & view     = *spac_board_get_view(spac_engine_board(first));
+    const uint64_t          n_before = view.counters->n_forward;
     CHECK(decode(ctx, 4) == stock);
     spac_engine_end_forward(first);
     CHECK(view.counters->n_forward > n_before); // it is still at work
@@ -239,35 +237,33 @@ static void test_prompts_count(int host_mode, bool fill) {
     const floats    expected = decode(stock, N_TEXT);
     llama_free(stock);
 
-    llama_context *    ctx    = make_context();
-    spac_engine_params params = cpu_params();
-    params.host_mode          = host_mode;
-    params.max_batch          = 4;
-    params.fill               = fill;
-    spac_engine *   engine    = attach(ctx, params);
-    spac_board_view view      = {};
-    view.size                 = sizeof(view);
-    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    llama_context *    ctx         = make_context();
+    spac_engine_params params      = cpu_params();
+    params.host_mode               = host_mode;
+    params.max_batch               = 4;
+    params.fill                    = fill;
+    spac_engine *           engine = attach(ctx, params);
+    const spac_board_view & view   = *spac_board_get_view(spac_engine_board(engine));
     CHECK(decode(ctx, N_TEXT) == expected);
     CHECK(view.counters->n_prompt_tokens == N_TEXT);
-    for (uint32_t il = 0; il + 1 < view.n_layer; il++) { // the last one computes the tokens alone whose logits are wanted
-        CHECK(sum(view.prompt_counts + il * view.n_expert, view.n_expert) == (uint64_t) N_TEXT * view.n_expert_used);
-        CHECK(sum(view.counts + il * view.n_expert, view.n_expert) == 0);
+    for (uint32_t il = 0; il + 1 < view.geometry.n_layer; il++) { // the last one computes the tokens alone whose logits are wanted
+        CHECK(sum(view.prompt_counts + il * view.geometry.n_expert, view.geometry.n_expert) == (uint64_t) N_TEXT * view.geometry.n_expert_used);
+        CHECK(sum(view.counts + il * view.geometry.n_expert, view.geometry.n_expert) == 0);
     }
     CHECK(spac_engine_wait_idle(engine, 5000) == SPAC_STATUS_SUCCESS);
     CHECK((view.counters->n_loads > 0) == fill);
-    for (uint32_t il = 0; il + 1 < view.n_layer; il++) {
+    for (uint32_t il = 0; il + 1 < view.geometry.n_layer; il++) {
         uint32_t n_held = 0, n_unused = 0;
-        for (uint32_t ie = 0; ie < view.n_expert; ie++) {
-            n_held += view.residency[il * view.n_expert + ie] != SPAC_RESIDENCY_ABSENT;
-            n_unused += view.residency[il * view.n_expert + ie] != SPAC_RESIDENCY_ABSENT && view.prompt_counts[il * view.n_expert + ie] == 0;
+        for (uint32_t ie = 0; ie < view.geometry.n_expert; ie++) {
+            n_held += view.residency[il * view.geometry.n_expert + ie] != SPAC_RESIDENCY_ABSENT;
+            n_unused += view.residency[il * view.geometry.n_expert + ie] != SPAC_RESIDENCY_ABSENT && view.prompt_counts[il * view.geometry.n_expert + ie] == 0;
         }
-        CHECK(n_held <= (view.group_slots[il] + view.n_layer - 1) / view.n_layer && n_unused == 0);
+        CHECK(n_held <= (view.group_slots[il] + view.geometry.n_layer - 1) / view.geometry.n_layer && n_unused == 0);
         CHECK((n_held > 0) == fill);
     }
     CHECK(decode(ctx, N_TEXT) == expected && view.counters->n_prompt_tokens == 2 * N_TEXT);
-    CHECK(sum(view.counts, (view.n_layer - 1) * view.n_expert) == 0);
-    CHECK(!decode(ctx, 1).empty() && sum(view.counts, view.n_expert) == (uint64_t) N_TEXT * view.n_expert_used);
+    CHECK(sum(view.counts, (view.geometry.n_layer - 1) * view.geometry.n_expert) == 0);
+    CHECK(!decode(ctx, 1).empty() && sum(view.counts, view.geometry.n_expert) == (uint64_t) N_TEXT * view.geometry.n_expert_used);
     CHECK(view.counters->n_prompt_tokens == 2 * N_TEXT);
     spac_engine_free(engine);
     llama_free(ctx);
@@ -279,16 +275,14 @@ static void test_prompts_pass_through(int host_mode, const char * cache) {
     const floats    expected = decode(stock, N_TEXT), expected_one = decode(stock, 1);
     llama_free(stock);
 
-    llama_context *    ctx    = make_context();
-    spac_engine_params params = cpu_params();
-    params.host_mode          = host_mode;
-    params.cache              = cache;
-    params.max_batch          = 4;
-    params.stage              = SPAC_STAGE_ALWAYS;
-    spac_engine *   engine    = attach(ctx, params);
-    spac_board_view view      = {};
-    view.size                 = sizeof(view);
-    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    llama_context *    ctx         = make_context();
+    spac_engine_params params      = cpu_params();
+    params.host_mode               = host_mode;
+    params.cache                   = cache;
+    params.max_batch               = 4;
+    params.stage                   = SPAC_STAGE_ALWAYS;
+    spac_engine *           engine = attach(ctx, params);
+    const spac_board_view & view   = *spac_board_get_view(spac_engine_board(engine));
     for (int round = 0; round < 2; round++) {
         CHECK(decode(ctx, N_TEXT) == expected);
         CHECK(view.counters->n_prompt_tokens == (uint64_t) (round + 1) * N_TEXT);
@@ -303,13 +297,13 @@ static void test_prompts_pass_through(int host_mode, const char * cache) {
 
 // what the log says of the rows since `first`, added up as the counts are: [n_layer, n_expert]
 static std::vector<uint32_t> counted_from_log(const spac_board_view & v, uint64_t first) {
-    std::vector<uint32_t> counts((size_t) v.n_layer * v.n_expert);
+    std::vector<uint32_t> counts((size_t) v.geometry.n_layer * v.geometry.n_expert);
     for (uint64_t i = first; i < v.n_routed[0]; i++) {
-        for (uint32_t cell = 0; cell < v.n_layer * v.n_expert_used; cell++) {
-            const uint16_t ie = v.routed_experts[i % SPAC_N_ROUTED * v.n_layer * v.n_expert_used + cell];
-            CHECK(ie < v.n_expert || ie == UINT16_MAX);
-            if (ie < v.n_expert) {
-                counts[cell / v.n_expert_used * v.n_expert + ie]++;
+        for (uint32_t cell = 0; cell < v.geometry.n_layer * v.geometry.n_expert_used; cell++) {
+            const uint16_t ie = v.routed_experts[i % SPAC_N_ROUTED * v.geometry.n_layer * v.geometry.n_expert_used + cell];
+            CHECK(ie < v.geometry.n_expert || ie == UINT16_MAX);
+            if (ie < v.geometry.n_expert) {
+                counts[cell / v.geometry.n_expert_used * v.geometry.n_expert + ie]++;
             }
         }
     }
@@ -318,22 +312,21 @@ static std::vector<uint32_t> counted_from_log(const spac_board_view & v, uint64_
 
 // every token of a forward has a row, with its id and what it used; a prompt's last layer runs for its last token alone
 static void test_routing_log(int host_mode) {
-    llama_context *    ctx    = make_context();
-    spac_engine_params params = cpu_params();
-    params.host_mode          = host_mode;
-    params.max_batch          = 4;
-    spac_engine *   engine    = attach(ctx, params);
-    spac_board_view view      = {};
-    view.size                 = sizeof(view);
-    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
-    const size_t n_cells = (size_t) view.n_layer * view.n_expert, n_but_last = n_cells - view.n_expert;
+    llama_context *    ctx          = make_context();
+    spac_engine_params params       = cpu_params();
+    params.host_mode                = host_mode;
+    params.max_batch                = 4;
+    spac_engine *           engine  = attach(ctx, params);
+    const spac_board_view & view    = *spac_board_get_view(spac_engine_board(engine));
+    const size_t            n_cells = (size_t) view.geometry.n_layer * view.geometry.n_expert, n_but_last = n_cells - view.geometry.n_expert;
+    *view.looks_ahead = 1;
 
     CHECK(!decode(ctx, N_TEXT).empty()); // a prompt
     CHECK(spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS);
     CHECK(view.n_routed[0] == N_TEXT && memcmp(view.routed_tokens, TEXT, sizeof(TEXT)) == 0);
     std::vector<uint32_t> counts = counted_from_log(view, 0);
     CHECK(memcmp(counts.data(), view.prompt_counts, n_but_last * sizeof(uint32_t)) == 0);
-    CHECK(sum(counts.data() + n_but_last, view.n_expert) == 0);
+    CHECK(sum(counts.data() + n_but_last, view.geometry.n_expert) == 0);
 
     const std::vector<uint32_t> before(view.counts, view.counts + n_cells);
     CHECK(!decode(ctx, 1).empty()); // one by one
@@ -347,15 +340,78 @@ static void test_routing_log(int host_mode) {
     llama_free(ctx);
 }
 
+static llama_moe_hook engines_hook;
+static int            n_nodes, n_log_nodes; // of the last graph; of these, the routing log's
+
+static int32_t count_nodes(void * engine, ggml_cgraph * graph, int32_t n_tokens) {
+    n_nodes     = ggml_graph_n_nodes(graph);
+    n_log_nodes = 0;
+    for (int i = 0; i < n_nodes; i++) {
+        n_log_nodes += strncmp(ggml_graph_node(graph, i)->name, "spac_tokens", strlen("spac_tokens")) == 0;
+    }
+    return engines_hook.n_threads(engine, graph, n_tokens);
+}
+
+static uint64_t count_writes() {
+    uint64_t n = 0;
+    FILE *   f = fopen("/proc/self/io", "r");
+    CHECK(f && fscanf(f, "rchar: %*u wchar: %*u syscr: %*u syscw: %lu", &n) == 1);
+    fclose(f);
+    return n;
+}
+
+// a scheduler in another process asks for the routing log, and stops: else there is no node, no row and no write for it
+static void test_log_for_who_asks() {
+    const std::string  name   = "test-engine-log-" + std::to_string(getpid());
+    llama_context *    ctx    = make_context();
+    spac_engine_params params = cpu_params();
+    params.max_batch          = 4;
+    params.fill               = false; // nothing to copy: the worker has nothing to publish
+    params.board_name         = name.c_str();
+    spac_engine * engine      = attach(ctx, params);
+    engines_hook              = *llama_get_moe_hook(ctx);
+    llama_moe_hook hook       = engines_hook;
+    hook.n_threads            = count_nodes;
+    llama_set_moe_hook(ctx, &hook);
+    spac_board * board = nullptr;
+    CHECK(spac_board_open(name.c_str(), &board) == SPAC_STATUS_SUCCESS);
+    const spac_board_view & view = *spac_board_get_view(board);
+
+    const auto forwards = [&] { CHECK(!decode(ctx, 1).empty() && spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS); };
+    CHECK(!decode(ctx, N_TEXT).empty()); // a prompt
+    const int      n_nodes_of_prompt = n_nodes, n_logged_of_prompt = n_log_nodes;
+    const auto     t_begin  = std::chrono::steady_clock::now();
+    const uint64_t n_before = count_writes();
+    forwards();
+    const uint64_t n_writes = count_writes() - n_before;
+    const auto     n_looks  = (std::chrono::steady_clock::now() - t_begin) / std::chrono::milliseconds(25) + 2; // of an idle worker
+    CHECK(n_logged_of_prompt == 0 && n_log_nodes == 0 && view.n_routed[1] == 0);
+    CHECK(n_writes <= N_TEXT + (uint64_t) n_looks); // one for each forward
+
+    const int n_nodes_unasked = n_nodes;
+    *view.looks_ahead         = 1;
+    forwards(); // of which the first one sees it
+    CHECK(n_log_nodes == 1 && n_nodes == n_nodes_unasked + 1 && view.n_routed[0] == N_TEXT - 1);
+    CHECK(!decode(ctx, N_TEXT).empty() && n_log_nodes == 1 && n_nodes == n_nodes_of_prompt + 1);
+
+    *view.looks_ahead = 0;
+    forwards();
+    const uint64_t n_rows = view.n_routed[1];
+    forwards();
+    CHECK(n_log_nodes == 0 && n_nodes == n_nodes_unasked && view.n_routed[1] == n_rows);
+    spac_board_close(board);
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
 // nobody looks ahead where nothing is placed
 static void test_no_routing_log_without_slots() {
-    llama_context *    ctx    = make_context();
-    spac_engine_params params = spac_engine_default_params();
-    params.device             = "none";
-    spac_engine *   engine    = attach(ctx, params);
-    spac_board_view view      = {};
-    view.size                 = sizeof(view);
-    CHECK(spac_board_get_view(spac_engine_board(engine), &view) == SPAC_STATUS_SUCCESS);
+    llama_context *    ctx         = make_context();
+    spac_engine_params params      = spac_engine_default_params();
+    params.device                  = "none";
+    spac_engine *           engine = attach(ctx, params);
+    const spac_board_view & view   = *spac_board_get_view(spac_engine_board(engine));
+    *view.looks_ahead              = 1;
     CHECK(!decode(ctx, N_TEXT).empty() && !decode(ctx, 1).empty());
     CHECK(view.n_routed[0] == 0);
     spac_engine_free(engine);
@@ -373,20 +429,15 @@ static void test_published_without_slots() {
 
     spac_board * board = nullptr;
     CHECK(spac_board_open(name.c_str(), &board) == SPAC_STATUS_SUCCESS);
-    spac_board_view view = {};
-    view.size            = sizeof(view);
-    CHECK(spac_board_get_view(board, &view) == SPAC_STATUS_SUCCESS);
-    spac_engine_info info = {};
-    info.size             = sizeof(info);
-    CHECK(spac_engine_get_info(engine, &info) == SPAC_STATUS_SUCCESS);
+    const spac_board_view & view = *spac_board_get_view(board);
     for (uint64_t n_tokens = N_TEXT; n_tokens <= 2 * N_TEXT; n_tokens += N_TEXT) {
         CHECK(!decode(ctx, N_TEXT).empty());
         uint64_t n_activations = 0;
-        for (uint32_t key = 0; key < view.n_layer * view.n_expert; key++) {
+        for (uint32_t key = 0; key < view.geometry.n_layer * view.geometry.n_expert; key++) {
             n_activations += view.counts[key];
         }
         // of the last layer only the last token's: its logits are all that is asked for
-        CHECK(n_activations == ((info.n_layer_split - 1) * n_tokens + n_tokens / N_TEXT) * info.n_expert_used);
+        CHECK(n_activations == ((view.info->n_layer_split - 1) * n_tokens + n_tokens / N_TEXT) * view.info->n_expert_used);
     }
     spac_board_close(board);
     spac_engine_free(engine);
@@ -413,9 +464,7 @@ static bool loads_by_prompt(const char * fill) {
     CHECK(spac_attach_from_env(ctx));
     spac_board * board = nullptr;
     CHECK(spac_board_open(name.c_str(), &board) == SPAC_STATUS_SUCCESS);
-    spac_board_view view = {};
-    view.size            = sizeof(view);
-    CHECK(spac_board_get_view(board, &view) == SPAC_STATUS_SUCCESS);
+    const spac_board_view & view = *spac_board_get_view(board);
     CHECK(!decode(ctx, N_TEXT).empty());
     for (int i = 0; i < 200 && (view.counters->n_prompt_tokens == 0 || (*fill == '1' && view.counters->n_loads == 0)); i++) {
         std::this_thread::sleep_for(std::chrono::milliseconds(25)); // until the board is written
@@ -449,9 +498,7 @@ static void test_scheduler_gone() {
 
     spac_board * board = nullptr;
     CHECK(spac_board_open(name.c_str(), &board) == SPAC_STATUS_SUCCESS);
-    spac_board_view view = {};
-    view.size            = sizeof(view);
-    CHECK(spac_board_get_view(board, &view) == SPAC_STATUS_SUCCESS);
+    const spac_board_view & view = *spac_board_get_view(board);
     decide(board, view, 2);
     CHECK(!decode(ctx, 4).empty() && !decode(ctx, 4).empty());
     CHECK(hook->n_draft_max(hook->user_data, 3) == 2);
@@ -490,6 +537,7 @@ int main() {
     }
     test_routing_log(SPAC_HOST_IN_GRAPH);
     test_routing_log(SPAC_HOST_EXECUTOR);
+    test_log_for_who_asks();
     test_no_routing_log_without_slots();
     test_published_without_slots();
     test_context_freed_first();

@@ -171,14 +171,15 @@ static std::vector<float> decode(llama_context * ctx, int n_batch, const std::fu
 static void place_at_random(spac_engine & engine, std::mt19937 & rng) {
     const spac_board_view view = engine.board->view();
     spac_decision_begin(engine.board.get());
-    for (uint32_t key = 0; key < view.n_load_max; key++) {
+    const uint32_t n_cells = view.geometry.n_layer * view.geometry.n_expert;
+    for (uint32_t key = 0; key < n_cells; key++) {
         view.utility[key] = rng() % 4;
         view.load[key]    = key;
     }
-    for (uint32_t il = 0; il < view.n_layer; il++) {
+    for (uint32_t il = 0; il < view.geometry.n_layer; il++) {
         view.tau[il] = 1 + rng() % 4;
     }
-    *view.n_load      = rng() % 2 ? view.n_load_max : 0;
+    *view.n_load      = rng() % 2 ? n_cells : 0;
     *view.byte_budget = rng() % 3 ? UINT64_MAX : 4 * view.expert_bytes[0];
     spac_decision_end(engine.board.get());
 }

@@ -16,13 +16,14 @@ MODULE = "pyspac._native._ffi"
 
 
 def read_cdef(header: str) -> str:
-    """The declarations for cffi: the marked part of the header, without SPAC_API."""
+    """The declarations for cffi: the marked part of the header, without SPAC_API and the board's list."""
     found = re.search(r"// cdef-begin[^\n]*\n(.*)// cdef-end", header, re.DOTALL)
     if found is None:
         raise ValueError("spac.h has no lines `// cdef-begin` and `// cdef-end`")
     # cffi accepts a #define only where nothing follows its number
     text = re.sub(r"\s*//[^\n]*", "", found.group(1))
-    return re.sub(r"\bSPAC_API\s+", "", text)
+    text = re.sub(r"\bSPAC_API\s+", "", text)
+    return re.sub(r"SPAC_BOARD_FIELDS\(\w+\)", "...;", text)
 
 
 def function_names(cdef: str) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, ParamSpec
+from typing import Final, ParamSpec
 
 import typer
 from rich.console import Console
@@ -18,9 +18,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from pyspac.commands.json_file import STDOUT, can_write
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.generate.decode import Interrupt
-
-if TYPE_CHECKING:
-    from pyspac.generate.session import Session
 
 P = ParamSpec("P")
 EXIT_INTERRUPTED: Final = 130
@@ -110,20 +107,6 @@ def check_json_target(target: str | None) -> None:
         raise ConfigError("--json", target, wanted)
     if target is not None and target != STDOUT:
         check_target("--json", Path(target), wanted)
-
-
-def say_what_has_no_effect(session: Session) -> None:
-    """Say which of the given flags change nothing here."""
-    n_layers = session.options.n_gpu_layers
-    if session.device.is_cpu and n_layers:
-        error_console().print(
-            f"-ngl {n_layers} has no effect: there is no GPU in use to put layers on", style="yellow"
-        )
-    wanted, n_masks = session.options.draft_max or 0, session.options.n_masks
-    if n_masks is not None and wanted > n_masks:
-        error_console().print(
-            f"--draft-max {wanted} is {n_masks} here: the adapter has so many masks", style="yellow"
-        )
 
 
 @contextmanager

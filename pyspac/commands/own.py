@@ -83,7 +83,7 @@ def loading_bar() -> Iterator[Callable[[float], None]]:
         task = bar.add_task("model", total=1.0)
 
         def update(fraction: float) -> None:
-            bar.update(task, completed=fraction)  # type: ignore[arg-type]
+            bar.update(task, completed=fraction)
 
         yield update
 

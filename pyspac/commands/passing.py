@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from pyspac.commands.grouped_help import GroupedCommand
-from pyspac.commands.llama_flags import check_short_options
+from pyspac.commands.short_options import check_short_options
 
 END: Final = "--"
 _NUMBER: Final = re.compile(r"-\.?\d")

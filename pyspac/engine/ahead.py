@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pyspac.engine.board import AHEAD_NAMES, BoardView
+from pyspac.engine.board import AHEAD_NAMES, Board
 from pyspac.errors import UsageError
 
 # predictors of the engine by their name in options: how many MoE layers ahead a router is asked
@@ -18,7 +18,7 @@ def in_engine(names: Iterable[str]) -> list[str]:
     return [name for name in names if name in (*NEXT_LAYERS, DRAFT_GATE)]
 
 
-def at_work(board: BoardView, names: Iterable[str]) -> list[str]:
+def at_work(board: Board, names: Iterable[str]) -> list[str]:
     """Return the engine's predictors that `names` has, and those that the board alone tells of.
 
     It does not tell how far ahead routers are asked: all distances are "next-layer" then.
@@ -52,7 +52,7 @@ def check_not_in_engine(names: Iterable[str]) -> None:
         )
 
 
-def ahead_dict(board: BoardView, name: str) -> dict[str, Any]:
+def ahead_dict(board: Board, name: str) -> dict[str, Any]:
     """Return the figures of one of NEXT_LAYERS or of DRAFT_GATE; shares and times: None before the first.
 
     `recall` is of the experts that the routers chose, distinct ones per layer and forward, in layers for

@@ -1,17 +1,44 @@
-"""What an engine did since it was attached, read off its board: the objects of `--json`, and shares."""
+"""What an engine became when it was attached, and did since: read off its board."""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from pyspac.engine.board import STAGE_FIELDS, BoardView
+from pyspac.engine.board import STAGE_FIELDS, Board
 
 _COUNTED: Final = ("n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes", *STAGE_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine became when it attached; spac_engine_info of its board."""
+
+    device: str  # ggml's name
+    is_emulated: bool  # the device is the CPU itself, or the link is throttled
+    host_mode: int  # spac_host_mode, as it was chosen
+    n_layer: int
+    n_expert: int
+    n_expert_used: int
+    n_layer_split: int
+    n_layer_declined: int
+    n_group: int
+    n_slots: int  # over all groups
+    pool_bytes: int  # device memory of the pools, guard slots included
+    total_bytes: int  # of all experts of the split layers
+    max_batch: int
+    n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
+    kernels: str  # which of them: "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
+    n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
+    n_dense_kernels: int  # other matrices that the engine's own kernels multiply; without a device alone
+    n_device: int  # 0: none
+
+
 # what `--json` says of a run without the engine
 NO_EXPERTS: Final = dict.fromkeys(("n_slots", "pool_bytes", *_COUNTED, "n_steps_with_both"), 0)
 
 
-def experts_dict(board: BoardView) -> dict[str, int]:
+def experts_dict(board: Board) -> dict[str, int]:
     """`experts` of `--json`; distinct (layer, expert) pairs per forward pass."""
     counters = board.counters[0]
     return {
@@ -22,7 +49,7 @@ def experts_dict(board: BoardView) -> dict[str, int]:
     }
 
 
-def coverage(board: BoardView) -> float | None:
+def coverage(board: Board) -> float | None:
     """Share of (token, expert) activations whose expert was on the device; None before the first."""
     counters = board.counters[0]
     n_hit = int(counters["n_hit_rows"])
@@ -30,6 +57,19 @@ def coverage(board: BoardView) -> float | None:
     return n_hit / n_all if n_all else None
 
 
-def time_us(board: BoardView, name: str) -> int:
+def time_us(board: Board, name: str) -> int:
     """Sum over layers of `host_us` or `device_us` of spac_layer_stats."""
     return int(board.layer_stats[name].sum())
+
+
+def read_info(board: Board) -> EngineInfo:
+    """What attaching decided."""
+    row = board.info[0]
+    values: dict[str, Any] = {name: row[name].item() for name in EngineInfo.__slots__}
+    return EngineInfo(**{name: v.decode() if isinstance(v, bytes) else v for name, v in values.items()})
+
+
+def read_declined(board: Board) -> dict[int, str]:
+    """The MoE layers that llama.cpp computes by itself, and why."""
+    reasons = board.declined["text"].tolist()
+    return {il: reason.decode() for il, reason in enumerate(reasons) if reason}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyspac.engine.board import BoardView, Residency
+from pyspac.engine.board import Board, Residency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,12 @@ class DeviceFigures:
         return asdict(self) | {"coverage": None if np.isnan(self.coverage) else round(self.coverage, 4)}
 
 
-def read_devices(board: BoardView) -> list[DeviceFigures]:
+def read_devices(board: Board) -> list[DeviceFigures]:
     """The devices with slots, in the board's order; none where the device is "none"."""
     return [_figures(board, index) for index in range(board.n_device) if int(board.devices[index]["n_slots"])]
 
 
-def _figures(board: BoardView, index: int) -> DeviceFigures:
+def _figures(board: Board, index: int) -> DeviceFigures:
     row = board.devices[index]
     layers = (board.layer_device == index) & (board.expert_bytes > 0)
     n_device = int(board.layer_stats["n_device_rows"][layers].sum())

@@ -15,6 +15,7 @@ from gguf.constants import GGMLQuantizationType
 
 from pyspac._native import check, ffi, lib
 from pyspac.engine.board import Board
+from pyspac.engine.board_figures import EngineInfo, read_declined, read_info
 from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.params import HOST_KERNELS, HOST_MODES, STAGES, EngineParams
 from pyspac.engine.step import StepRecord
@@ -38,30 +39,6 @@ __all__ = [
     "measure_host_gb_s",
     "measure_link_gb_s",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What an engine became when it attached; mirrors spac_engine_info."""
-
-    device: str  # ggml's name
-    is_emulated: bool  # the device is the CPU itself, or the link is throttled
-    host_mode: int  # spac_host_mode, as it was chosen
-    n_layer: int
-    n_expert: int
-    n_expert_used: int
-    n_layer_split: int
-    n_layer_declined: int
-    n_group: int
-    n_slots: int  # over all groups
-    pool_bytes: int  # device memory of the pools, guard slots included
-    total_bytes: int  # of all experts of the split layers
-    max_batch: int
-    n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
-    kernels: str  # which of them: "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
-    n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
-    n_dense_kernels: int  # other matrices that the engine's own kernels multiply; without a device alone
-    n_device: int  # 0: none
 
 
 SPAN_KINDS = ("dispatch", "device", "host", "collect", "copy")  # index = spac_span_kind
@@ -116,13 +93,6 @@ def _text(value: Any) -> str:
     return str(ffi.string(value).decode(errors="replace"))
 
 
-def _filled(struct: str) -> Any:
-    """Return a new zeroed struct whose size field is set."""
-    value = ffi.new(f"{struct} *")
-    value.size = ffi.sizeof(struct)
-    return value
-
-
 class Engine:
     """An engine attached to a context. Close it before the context; a context manager does."""
 
@@ -147,14 +117,11 @@ class Engine:
 
     def info(self) -> EngineInfo:
         """Return device, sizes and how many layers are split."""
-        info = _filled("spac_engine_info")
-        check(lib.spac_engine_get_info(self._live(), info))
-        fields = {name: getattr(info, name) for name in EngineInfo.__slots__}
-        return EngineInfo(**{**fields, "device": _text(info.device), "kernels": _text(info.kernels)})
+        return read_info(self.board)
 
     def tier(self) -> TierInfo:
         """Return the figures of the memory tier; all zeros without one."""
-        info = _filled("spac_tier_info")
+        info = ffi.new("spac_tier_info *")
         check(lib.spac_engine_get_tier(self._live(), info))
         fields = {name: getattr(info, name) for name in TierInfo.__slots__}
         return TierInfo(**{**fields, "error": _text(info.error)})
@@ -169,8 +136,7 @@ class Engine:
 
     def declined(self) -> dict[int, str]:
         """Return the layers the engine leaves to stock, and why."""
-        reasons = {il: lib.spac_engine_declined_reason(self._live(), il) for il in range(self.board.n_layer)}
-        return {il: _text(reason) for il, reason in reasons.items() if reason != ffi.NULL}
+        return read_declined(self.board)
 
     def slot(self, il: int, ie: int) -> int | None:
         """Return the device slot of an expert, or None if it is not resident."""
@@ -196,7 +162,7 @@ class Engine:
 
     def record_step(self, record: StepRecord) -> None:
         """Append a step record to the board."""
-        check(lib.spac_engine_record_step(self._live(), ffi.new("spac_step_record *", record.to_row())))
+        self.board.record_step(record)
 
     def take_spans(self) -> list[Span]:
         """Return the executor's spans since the last call, by their ends; the first call starts recording."""
@@ -258,7 +224,7 @@ def devices() -> list[DeviceInfo]:
     load_backends()
     found = []
     for index in range(lib.spac_device_count()):
-        info = _filled("spac_device_info")
+        info = ffi.new("spac_device_info *")
         check(lib.spac_device_get_info(index, info))
         found.append(
             DeviceInfo(

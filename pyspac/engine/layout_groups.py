@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView
+from pyspac.engine.board import Board
 from pyspac.errors import UsageError
 
 
@@ -21,7 +21,7 @@ def _index(layers: NDArray[np.intp]) -> NDArray[np.intp] | slice:
 class LayoutGroups:
     """Which layers share slots: dense arrays over layout groups 0 .. n_group - 1, read once from a board."""
 
-    def __init__(self, board: BoardView) -> None:
+    def __init__(self, board: Board) -> None:
         """Read group, group_slots and expert_bytes; layers that are not split count nowhere."""
         self.is_split = np.asarray(board.expert_bytes) > 0  # [n_layer]
         if not self.is_split.any():

@@ -1,39 +1,31 @@
 """One decoding step: what a step did in (a `StepRecord`), sums over steps out (`StepTotals`).
 
-A record is spac.h's spac_step_record, and what Python alone knows of the step. The decode loop or a server
-makes it, the board's ring carries it to the scheduler, and controllers and reports read it.
+A record has the fields of spac.h's spac_step_record, and what Python alone knows of the step. The decode loop
+or a server makes it, the board's ring carries it to the scheduler, and controllers and reports read it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Annotated, Any, Final, Self, get_origin, get_type_hints
-
-import numpy as np
-
-# a field's type in Python, and in spac_step_record
-_Int32 = Annotated[int, np.int32]
-_UInt64 = Annotated[int, np.uint64]
-_Us = Annotated[float, np.uint32]
+from typing import Any, Self
 
 
 @dataclass(slots=True, kw_only=True)  # one for each step: frozen ones take twice as long to make
 class StepRecord:
     """One draft + verify cycle of one sequence. Times in microseconds; whole numbers on the board."""
 
-    step: _UInt64 = 0  # of the sequence, from 0
-    server_slot: _Int32 = 0
-    request: _Int32 = 0  # the server's task; -1: the writer does not know
-    n_draft: _Int32 = 0  # tokens drafted and verified; may be fewer than asked for
-    n_accepted: _Int32 = 0
-    n_tokens: _Int32 = 0  # width of the verified batch, all sequences in it; 0: 1 + n_draft
-    draft_us: _Us = 0
-    verify_us: _Us = 0
-    process_us: _Us = 0  # taking rejected tokens back, handing out
-    sample_us: _Us = 0  # verification's decision
-    n_masks: _Int32 = 0  # tokens of the batch that only draft the next ones
+    step: int = 0  # of the sequence, from 0
+    server_slot: int = 0
+    request: int = 0  # the server's task; -1: the writer does not know
+    n_draft: int = 0  # tokens drafted and verified; may be fewer than asked for
+    n_accepted: int = 0
+    n_tokens: int = 0  # width of the verified batch, all sequences in it; 0: 1 + n_draft
+    draft_us: float = 0
+    verify_us: float = 0
+    process_us: float = 0  # taking rejected tokens back, handing out
+    sample_us: float = 0  # verification's decision
+    n_masks: int = 0  # tokens of the batch that only draft the next ones
     # this is not on the board
     overhead_us: float = 0  # what else the step took: scheduling, the loop itself
     n_matched: int = 0  # of the tokens before its drafts: see DraftResult; 0: none, or not looked for
@@ -70,22 +62,8 @@ class StepRecord:
 
     @classmethod
     def from_row(cls, row: Any) -> Self:
-        """Read a row of the board's ring, RECORD_DTYPE."""
-        return cls(**dict(zip(_NAMES, row.item(), strict=True)))
-
-    def to_row(self) -> tuple[int, ...]:
-        """Return what the board carries, in the order of spac_step_record."""
-        return tuple(int(value) for value in _row_of(self))
-
-
-def _c_fields() -> list[tuple[str, Any]]:
-    hints = get_type_hints(StepRecord, include_extras=True)
-    return [(name, hint.__metadata__[0]) for name, hint in hints.items() if get_origin(hint) is Annotated]
-
-
-RECORD_DTYPE: Final = np.dtype(_c_fields(), align=True)
-_NAMES: Final = RECORD_DTYPE.names or ()
-_row_of: Final = attrgetter(*_NAMES)
+        """Read a row of the board's ring, spac_step_record."""
+        return cls(**dict(zip(row.dtype.names, row.item(), strict=True)))
 
 
 @dataclass(slots=True)

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspac.engine.ahead import share
-from pyspac.engine.board import TIER_FIELDS, BoardView
+from pyspac.engine.board import Board
 
 _STATE = ("pool_bytes", "n_slots", "n_resident", "is_direct")  # all others only grow
-_OF_C = ("size", "error")  # of the C interface
 
 
-def read_tier(board: BoardView) -> dict[str, Any]:
+def read_tier(board: Board) -> dict[str, Any]:
     """Return the board's figures, as of the last forward; all zero without such a tier."""
     row = board.tier[0]
-    return {name: row[name].item() for name in TIER_FIELDS if name not in _OF_C}
+    return {name: row[name].item() for name in row.dtype.names if name != "error"}
 
 
 def since(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def tier_dict(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     if not figures["n_slots"]:
         return None
     return {
-        **{name: figures[name] for name in TIER_FIELDS if name not in _OF_C},
+        **{name: value for name, value in figures.items() if name != "error"},
         "hit_share": share(figures["n_hit"], figures["n_hit"] + figures["n_miss"]),
         "depth": share(figures["read_us"], figures["busy_us"]),
     }

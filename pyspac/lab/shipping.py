@@ -69,7 +69,7 @@ class ShippingScheduler:
                 max_batch=state.workload.k + 1,
             )
         )  # fmt: skip
-        self.board.residency = self.cache.residency.reshape(g.n_layer, g.n_expert)
+        vars(self.board)["residency"] = self.cache.residency.reshape(g.n_layer, g.n_expert)  # the cache's own
         self.scheduler = LabScheduler(self.board, setup)
         self.cache.can_evict = "evict" not in setup.config.without
         self._before = (0.0, 0.0)  # bytes, microseconds on the link

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import COUNTERS_DTYPE, LAYER_STATS_DTYPE, N_RECORDS, BoardView
+from pyspac.engine.board import Board
 from pyspac.engine.step import StepRecord, StepTotals
 
 
@@ -24,8 +24,8 @@ class Activity:
     n_tokens: int  # that were routed: activations of the busiest layer / n_expert_used
     prompt_counts: NDArray[np.uint32]  # [n_layer, n_expert] activations of prompts
     prompt_tokens: NDArray[np.int64]  # [n_layer] that were routed there, of prompts
-    layer_stats: NDArray[Any]  # [n_layer] LAYER_STATS_DTYPE
-    counters: NDArray[Any]  # [1] COUNTERS_DTYPE
+    layer_stats: NDArray[Any]  # [n_layer] spac_layer_stats
+    counters: NDArray[Any]  # [1] spac_counters
     steps: list[StepRecord]  # in their order
     totals: StepTotals  # of `steps`
     device_copies: NDArray[np.uint64] | None = None  # [2, n_device] bytes, microseconds; None: there is one
@@ -58,14 +58,14 @@ def _per_layer(counts: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return np.asarray(counts.sum(axis=1, dtype=np.uint32))
 
 
-def _read_copies(board: BoardView) -> NDArray[np.uint64]:
+def _read_copies(board: Board) -> NDArray[np.uint64]:
     return np.array([board.devices["loaded_bytes"], board.devices["load_us"]])
 
 
 class ActivationDrain:
     """The one reader of a board's counters and ring of records. O(n_layer * n_expert)."""
 
-    def __init__(self, board: BoardView) -> None:
+    def __init__(self, board: Board) -> None:
         """Start at the board's present state: the first drain reports what comes after."""
         self.board = board
         self._counts = _Difference(board.counts)
@@ -86,8 +86,10 @@ class ActivationDrain:
             n_tokens=-(-int(_per_layer(counts).max()) // board.n_expert_used),
             prompt_counts=prompt_counts,
             prompt_tokens=-(-_per_layer(prompt_counts).astype(np.int64) // board.n_expert_used),
-            layer_stats=self._layer_stats.drain(board.layer_stats.view(np.uint64)).view(LAYER_STATS_DTYPE),
-            counters=self._counters.drain(board.counters.view(np.uint64)).view(COUNTERS_DTYPE),
+            layer_stats=self._layer_stats.drain(board.layer_stats.view(np.uint64)).view(
+                board.layer_stats.dtype
+            ),
+            counters=self._counters.drain(board.counters.view(np.uint64)).view(board.counters.dtype),
             steps=steps,
             totals=StepTotals().add(steps, n_lost),
             device_copies=None if self._copies is None else self._copies.drain(_read_copies(board)),
@@ -100,9 +102,9 @@ class ActivationDrain:
         n_draft. What no step can have done is lost as well.
         """
         before, self._n_records = self._n_records, int(self.board.n_records[0])
-        first = max(before, self._n_records - N_RECORDS)
         records = self.board.records
-        steps = [StepRecord.from_row(records[i % N_RECORDS]) for i in range(first, self._n_records)]
-        first_whole = int(self.board.n_records[0]) - N_RECORDS + 1  # the one before is being overwritten
+        first = max(before, self._n_records - len(records))
+        steps = [StepRecord.from_row(records[i % len(records)]) for i in range(first, self._n_records)]
+        first_whole = int(self.board.n_records[0]) - len(records) + 1  # the one before is being overwritten
         steps = [step for step in steps[max(0, first_whole - first) :] if step.is_possible]
         return steps, self._n_records - before - len(steps)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView
+from pyspac.engine.board import Board
 from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
@@ -127,7 +127,7 @@ def choose_threshold(
 class Balancer:
     """Chooses tau per layer, in place, once per step."""
 
-    def __init__(self, board: BoardView, config: SchedulerConfig, cost: CostModel) -> None:
+    def __init__(self, board: Board, config: SchedulerConfig, cost: CostModel) -> None:
         """Allocate for the board's geometry."""
         self.groups = LayoutGroups(board)
         self.cost = cost

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView
+from pyspac.engine.board import Board
 from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.activations import Activity
 
@@ -36,7 +36,7 @@ _N_LAYERS_TO_INFER = 3  # of a group; fewer say nothing about differences betwee
 class CostModel:
     """Unit times per layout group, renewed by `update` once per step. O(n_layer)."""
 
-    def __init__(self, board: BoardView, *, link_gb_s: float | None = None) -> None:
+    def __init__(self, board: Board, *, link_gb_s: float | None = None) -> None:
         """Start from the defaults; `link_gb_s` is the link's speed in 1e9 bytes/s where it is known."""
         self.groups = LayoutGroups(board)
         n_group = self.groups.n_group
@@ -208,7 +208,7 @@ class CostModel:
 
 
 def _columns(stats: NDArray[Any], *names: str) -> NDArray[np.float64]:
-    """Return [n_layer, len(names)]: some of the fields of LAYER_STATS_DTYPE."""
+    """Return [n_layer, len(names)]: some of the fields of spac_layer_stats."""
     return np.array([stats[name] for name in names], np.float64).T
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspac.engine.ahead import share
-from pyspac.engine.board import BoardView
+from pyspac.engine.board import Board
 from pyspac.scheduler.occupancy import Occupancy
 from pyspac.scheduler.predict.predictor import Predictor
 from pyspac.scheduler.predict.token import TokenPredictor
@@ -46,7 +46,7 @@ class ForesightStats:
 class Foresight:
     """One predictor at work on a board."""
 
-    def __init__(self, board: BoardView, predictor: Predictor) -> None:
+    def __init__(self, board: Board, predictor: Predictor) -> None:
         """Expect nothing yet."""
         self.predictor = predictor
         self.stats = ForesightStats()
@@ -117,7 +117,7 @@ class Foresight:
         }
 
 
-def make_foresight(board: BoardView, names: Sequence[str]) -> Foresight | None:
+def make_foresight(board: Board, names: Sequence[str]) -> Foresight | None:
     """Return the foresight that a configuration names; None: nobody looks ahead here."""
     if TokenPredictor.name not in names:
         return None

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import LAYER_STATS_DTYPE, BoardView, LayerMode
+from pyspac.engine.board import Board, LayerMode
 from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.activations import Activity
 from pyspac.scheduler.balancer import LevelTables
@@ -51,7 +51,7 @@ class PredictedTimes:
 class LayerModes:
     """Says which layers shall be whole; told of every step."""
 
-    def __init__(self, board: BoardView, cost: CostModel, tables: LevelTables, *, is_on: bool = True) -> None:
+    def __init__(self, board: Board, cost: CostModel, tables: LevelTables, *, is_on: bool = True) -> None:
         """Want no whole layer. `is_on`: False: never."""
         self.board, self.cost, self.tables = board, cost, tables
         self.groups = LayoutGroups(board)
@@ -77,8 +77,8 @@ class LayerModes:
         )
         self._can = self.groups.is_split.copy()  # [n_layer] as far as is known
         self._n_late = 0  # steps for which the engine has not begun with something wanted
-        # LAYER_STATS_DTYPE as plain numbers: of steps in which modes did not change
-        self._sums = np.zeros(board.n_layer, LAYER_STATS_DTYPE).view(np.uint64)
+        # spac_layer_stats as plain numbers: of steps in which modes did not change
+        self._sums = np.zeros_like(board.layer_stats).view(np.uint64)
         self._n_summed = 0
 
     @property
@@ -139,7 +139,7 @@ class LayerModes:
         self._sums += stats.view(np.uint64)
         self._n_summed += 1
         if self._n_summed == N_TOGETHER:
-            sums = self._sums.view(LAYER_STATS_DTYPE)
+            sums = self._sums.view(self.board.layer_stats.dtype)
             self.stops.observe(sums, self.after, self._busy_us(sums), self.is_whole)
             self._forget_times()
 

@@ -7,7 +7,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView, Residency
+from pyspac.engine.board import Board, Residency
 from pyspac.engine.layout_groups import LayoutGroups
 
 _ABSENT: Final = int(Residency.ABSENT)  # plain integers: numpy compares with an enum's in 64 bits
@@ -17,7 +17,7 @@ _RESIDENT: Final = int(Residency.RESIDENT)
 class Occupancy:
     """One residency [n_layer, n_expert], and what follows from it; `read` renews all."""
 
-    def __init__(self, board: BoardView) -> None:
+    def __init__(self, board: Board) -> None:
         """Nobody holds a slot."""
         self.groups = LayoutGroups(board)
         self._bytes = board.expert_bytes.astype(np.int64)  # [n_layer]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import BoardView
+from pyspac.engine.board import Board
 from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.occupancy import Occupancy
@@ -44,11 +44,10 @@ EMPTY_PLAN = PrefetchPlan(_NO_LOADS, 0, 0)
 class Prefetcher:
     """Makes one plan per step: O(n log n) in the experts that are hot and absent, usually a few."""
 
-    def __init__(self, board: BoardView, config: SchedulerConfig) -> None:
+    def __init__(self, board: Board, config: SchedulerConfig) -> None:
         """Read the board's geometry."""
         self.groups = LayoutGroups(board)
         self.n_expert = board.n_expert
-        self.n_load_max = board.n_load_max
         self.can_evict = "evict" not in config.without
         payback = config.effective_payback_steps
         self.margin = 1.0 / payback if payback > 0 else 0.0
@@ -119,7 +118,6 @@ class Prefetcher:
 
         What is under way is in the budget too; one copy always may go. Both are [n_device].
         """
-        admitted = admitted[: self.n_load_max]
         layer = admitted // self.n_expert
         n_bytes = self.bytes[layer]
         if self.groups.n_device == 1:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyspac.engine.ahead import share
-from pyspac.engine.board import BoardView
+from pyspac.engine.board import Board
 from pyspac.scheduler.predict.predictor import Predictor
 from pyspac.scheduler.predict.token import TokenPredictor
 from pyspac.scheduler.routing_log import RoutingLog
@@ -22,7 +22,7 @@ from pyspac.scheduler.routing_log import RoutingLog
 class ReadAhead:
     """One predictor at work on the board of an engine whose experts are on disk."""
 
-    def __init__(self, board: BoardView, predictor: Predictor) -> None:
+    def __init__(self, board: Board, predictor: Predictor) -> None:
         """Expect nothing yet."""
         self.predictor = predictor
         self._board = board
@@ -46,7 +46,7 @@ class ReadAhead:
         expected = self.predictor.predict(np.asarray(tokens, np.int32)) * self._is_split[:, None]
         layers, experts = np.nonzero(expected)
         order = np.lexsort((-expected[layers, experts].astype(np.int64), layers))  # the last key comes first
-        load = (layers * self._board.n_expert + experts)[order][: self._board.n_load_max]
+        load = (layers * self._board.n_expert + experts)[order]
         self._n_queued += int(np.count_nonzero(self._board.in_memory.reshape(-1)[load] == 0))
         with self._board.decision():
             self._board.load[: len(load)] = load
@@ -71,7 +71,7 @@ class ReadAhead:
         }
 
 
-def make_read_ahead(board: BoardView, names: Sequence[str]) -> ReadAhead | None:
+def make_read_ahead(board: Board, names: Sequence[str]) -> ReadAhead | None:
     """Return the predictor of a configuration, if it is one that runs here and experts are on disk."""
     if TokenPredictor.name not in names or not board.tier["n_slots"][0] or board.group_slots.any():
         return None

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import NO_BUDGET, BoardView
+from pyspac.engine.board import NO_BUDGET, Board
 from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.activations import ActivationDrain, Activity
 from pyspac.scheduler.balancer import Balancer
@@ -67,7 +67,7 @@ class StaticAllocation:
     first ones, where utilities are equal). As levels: 1 for those, 0 for the rest, and tau = 1.
     """
 
-    def __init__(self, board: BoardView) -> None:
+    def __init__(self, board: Board) -> None:
         """Deal out nothing yet."""
         self.groups = LayoutGroups(board)
         self.utility = np.zeros((board.n_layer, board.n_expert), np.uint8)
@@ -90,7 +90,7 @@ class StaticAllocation:
 class Scheduler:
     """Decides, once per step, which experts belong on the device and what to copy."""
 
-    def __init__(self, board: BoardView, config: SchedulerConfig | None = None) -> None:
+    def __init__(self, board: Board, config: SchedulerConfig | None = None) -> None:
         """Allocate everything for the board's geometry; nothing is decided before the first step()."""
         self.board = board
         self.config = config or SchedulerConfig()

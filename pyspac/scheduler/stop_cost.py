@@ -73,7 +73,7 @@ class StopCost:
         busy_us: NDArray[np.float64],
         is_whole: NDArray[np.bool_],
     ) -> None:
-        """Take in a sample of some steps: LAYER_STATS_DTYPE, `n_whole_after`, what the experts took.
+        """Take in a sample of some steps: spac_layer_stats, `n_whole_after`, what the experts took.
 
         All are [n_layer]. The last layer of a forward has no time.
         """

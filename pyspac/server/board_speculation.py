@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspac.engine.board import N_SERVER_SLOTS, BoardView
+from pyspac.engine.board import Board
 from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import Activity
 from pyspac.speculation.cost_table import CostTable
@@ -29,7 +29,7 @@ class BoardSpeculation:
 
     def __init__(
         self,
-        board: BoardView,
+        board: Board,
         make_controller: str | MakeController = DEFAULT_CONTROLLER,
         *,
         n_draft_max: int,
@@ -41,7 +41,7 @@ class BoardSpeculation:
             make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS, table=table
         )
         self._requests: dict[int, int] = {}  # by server slot: the last record's
-        for slot in range(N_SERVER_SLOTS):
+        for slot in range(len(board.n_draft_max)):
             self._write(slot, 0 if n_draft_max == 0 else self.speculation.begin(slot).next_n_draft())
 
     def observe(self, activity: Activity) -> None:
@@ -65,5 +65,7 @@ class BoardSpeculation:
         return before != request
 
     def _write(self, slot: int, n_draft: int) -> None:
-        if 0 <= slot < N_SERVER_SLOTS:  # the board has no limit for the others: they draft as they like
+        if (
+            0 <= slot < len(self.board.n_draft_max)
+        ):  # the board has no limit for the others: they draft as they like
             self.board.n_draft_max[slot] = n_draft

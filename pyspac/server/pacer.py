@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from pyspac.engine.board import BoardView
+from pyspac.engine.board import Board
 
 BUSY_POLL_S: Final = 0.0015
 IDLE_POLL_S: Final = 0.020
@@ -24,7 +24,7 @@ class Pacer:
 
     def __init__(
         self,
-        board: BoardView,
+        board: Board,
         cpu_share: float,
         *,
         sleep: Callable[[float], None] = time.sleep,

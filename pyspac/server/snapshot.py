@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardView, LayerMode, Residency
+from pyspac.engine.board import Board, LayerMode, Residency
 from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.step import StepTotals
 from pyspac.engine.tier import read_tier, since, tier_dict
@@ -121,7 +121,7 @@ class Observation:
 class BoardWatch:
     """Looks at a board; the first look reports what happens after it was made."""
 
-    def __init__(self, board: BoardView, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, board: Board, clock: Callable[[], float] = time.monotonic) -> None:
         self.board = board
         self._clock = clock
         self._drain = ActivationDrain(board)
@@ -163,15 +163,14 @@ def _steps_part(totals: StepTotals) -> dict[str, Any]:
     }
 
 
-def _limits(board: BoardView) -> dict[int, int]:
+def _limits(board: Board) -> dict[int, int]:
     """Of the server slots that were in use lately, if they have one."""
-    n_kept = min(int(board.n_records[0]), N_RECORDS)
-    slots = np.unique(board.records["server_slot"][:n_kept])
-    used = slots[(slots >= 0) & (slots < N_SERVER_SLOTS)].tolist()
+    slots = np.unique(board.records["server_slot"][: int(board.n_records[0])])
+    used = slots[(slots >= 0) & (slots < len(board.n_draft_max))].tolist()
     return {slot: int(board.n_draft_max[slot]) for slot in used if board.n_draft_max[slot] >= 0}
 
 
-def _decision(board: BoardView) -> dict[str, Any]:
+def _decision(board: Board) -> dict[str, Any]:
     budget = sum(board.byte_budget.tolist())
     return {
         "n_draft_max": _limits(board),

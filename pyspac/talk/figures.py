@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspac.engine import board_figures
 from pyspac.engine.ahead import ahead_dict, in_engine
 from pyspac.engine.board import Board
-from pyspac.engine.board_figures import NO_EXPERTS
+from pyspac.engine.board_figures import NO_EXPERTS, read_declined, read_info
 from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.tier import read_tier, tier_dict
 
@@ -54,7 +54,7 @@ class Figures:
 
     def declined(self) -> dict[str, int]:
         """How many layers are left to llama.cpp, by the reason."""
-        return {} if self.board is None else dict(Counter(self.board.declined_reasons().values()))
+        return {} if self.board is None else dict(Counter(read_declined(self.board).values()))
 
     def scheduler(self) -> dict[str, Any]:
         """None in all fields without one, and before its first step."""
@@ -80,16 +80,16 @@ class Figures:
 
     def to_dict(self) -> dict[str, Any]:
         """What engine and scheduler did since they were attached."""
-        about = self.board.about if self.board is not None else None
+        info = None if self.board is None else read_info(self.board)
         return {
             "experts": self.experts(),
             "devices": [device.as_json() for device in self.devices()],
             "tier": self.tier(),
             "prompt_read_bytes": self.prompt_read_bytes,
             "layers": {
-                "split": about.n_layer_split if about else 0,
+                "split": info.n_layer_split if info else 0,
                 "declined": self.declined(),
-                "unpinned": about.n_layer_unpinned if about else 0,
+                "unpinned": info.n_layer_unpinned if info else 0,
             },
             "tau": [] if self.board is None else self.board.tau.tolist(),
             "scheduler": self.scheduler(),

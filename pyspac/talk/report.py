@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from pyspac.engine.board_figures import EngineInfo, read_info
 from pyspac.generate.spec_types import NONE
 from pyspac.scheduler.fallback import copies_text
 from pyspac.scheduler.layer_modes import whole_text
@@ -18,7 +19,6 @@ from pyspac.talk.figures import Figures
 from pyspac.units import MIB
 
 if TYPE_CHECKING:
-    from pyspac.engine.board import About
     from pyspac.talk.own_server import OwnServer
 
 
@@ -49,12 +49,12 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
 
 def way_dict(server: OwnServer) -> dict[str, Any]:
     """How models are run; `mode`: split, host (own kernels alone, no device), or stock."""
-    options, about = server.options, _about(server)
+    options, info = server.options, _info_of(server)
     drafts = options.drafts
     return {
-        "mode": "stock" if about is None else "host" if options.is_host_only else "split",
-        "device": about.device if about else server.device_name,
-        "emulated": bool(about and about.is_emulated),
+        "mode": "stock" if info is None else "host" if options.is_host_only else "split",
+        "device": info.device if info else server.device_name,
+        "emulated": bool(info and info.is_emulated),
         "model": str(server.launch.model),
         "draft": str(options.draft) if options.draft and drafts else None,
         "mtp": str(options.mtp) if options.mtp and drafts else None,
@@ -68,8 +68,8 @@ def _controller(server: OwnServer) -> str:
     return server.options.attach.speculation if server.attachment is not None else FIXED
 
 
-def _about(server: OwnServer) -> About | None:
-    return None if server.board is None else server.board.about
+def _info_of(server: OwnServer) -> EngineInfo | None:
+    return None if server.board is None else read_info(server.board)
 
 
 def _decisions_dict(server: OwnServer) -> dict[str, Any]:
@@ -127,26 +127,26 @@ def print_table(
 
 
 def mode_text(server: OwnServer) -> str:
-    about = _about(server)
+    info = _info_of(server)
     threads = f"{server.n_threads} threads"
-    if about is None and server.options.stock:
+    if info is None and server.options.stock:
         return f"stock llama.cpp on {server.device_name}, {threads}"
-    if about is None:
+    if info is None:
         return f"llama.cpp's kernels, {threads}: the engine has none for this model here"
     if server.options.is_host_only:
-        what = "every expert" if about.n_expert else "a dense model"
-        return f"{what} on the host, {threads}, {about.kernels} kernels"
+        what = "every expert" if info.n_expert else "a dense model"
+        return f"{what} on the host, {threads}, {info.kernels} kernels"
     return f"split between {device_text(server)} and the host"
 
 
 def device_text(server: OwnServer) -> str:
     """The device's name, and that it is emulated where it is."""
-    about = _about(server)
-    if about is None or not about.is_emulated:
-        return about.device if about else server.device_name
+    info = _info_of(server)
+    if info is None or not info.is_emulated:
+        return info.device if info else server.device_name
     if server.options.is_emulated:
         return "a device emulated on the CPU"
-    return f"{about.device} with an emulated link"
+    return f"{info.device} with an emulated link"
 
 
 def speed_rows(answer: Answer) -> list[tuple[str, str]]:
@@ -175,25 +175,25 @@ def drafting_rows(answer: Answer, server: OwnServer | None) -> list[tuple[str, s
 
 
 def engine_rows(server: OwnServer, figures: Figures, answer: Answer) -> list[tuple[str, str]]:
-    if (about := _about(server)) is None:
+    if (info := _info_of(server)) is None:
         return []
     n_steps = max(1, answer.totals.n_steps)
     if server.options.is_host_only:
-        return _host_rows(about, figures, n_steps)
-    return _split_rows(about, figures, n_steps)
+        return _host_rows(info, figures, n_steps)
+    return _split_rows(info, figures, n_steps)
 
 
 def _declined_text(figures: Figures) -> str:
     return "".join(f", {n} declined ({reason})" for reason, n in figures.declined().items())
 
 
-def _host_rows(about: About, figures: Figures, n_steps: int) -> list[tuple[str, str]]:
+def _host_rows(info: EngineInfo, figures: Figures, n_steps: int) -> list[tuple[str, str]]:
     """Without a device: what the engine's own kernels compute."""
     experts = (
-        f"experts of {about.n_layer_kernels} layers{_declined_text(figures)}, and " if about.n_expert else ""
+        f"experts of {info.n_layer_kernels} layers{_declined_text(figures)}, and " if info.n_expert else ""
     )
-    rows = [("own kernels", f"{experts}{about.n_dense_kernels} other matrices")]
-    if about.n_layer_kernels:
+    rows = [("own kernels", f"{experts}{info.n_dense_kernels} other matrices")]
+    if info.n_layer_kernels:
         rows.append(("per step", f"experts {figures.steps_us('host_us') / n_steps / 1e3:.2f} ms"))
     tier = _tier_rows(figures)
     predicted = [(f"predicted by {p['name']}", _read_ahead_text(p)) for p in figures.predictors()]
@@ -228,11 +228,11 @@ def _read_ahead_text(predictor: dict[str, Any]) -> str:
     )
 
 
-def _split_rows(about: About, figures: Figures, n_steps: int) -> list[tuple[str, str]]:
+def _split_rows(info: EngineInfo, figures: Figures, n_steps: int) -> list[tuple[str, str]]:
     experts = figures.experts()
     moved = f"{experts['loaded_bytes'] / MIB:.1f} MiB"
     return [
-        ("layers", f"{about.n_layer_split} split{_declined_text(figures)}"),
+        ("layers", f"{info.n_layer_split} split{_declined_text(figures)}"),
         ("slots", f"{experts['n_slots']} experts, {experts['pool_bytes'] / MIB:.1f} MiB"),
         *_tier_rows(figures),
         ("covered", _coverage_text(figures.coverage())),
@@ -304,7 +304,7 @@ def _step_text(figures: Figures, n_steps: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    """About three digits; "-" for none."""
+    """EngineInfo three digits; "-" for none."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -16,23 +16,11 @@ from llama_helpers import Batch, Sequence0, decode, llama, loaded_model, new_con
 
 from pyspac._native import ffi, lib
 from pyspac.engine import engine as native
-from pyspac.engine.board import (
-    COUNTERS_DTYPE,
-    ENGINE_ARRAYS,
-    LAYER_STATS_DTYPE,
-    N_RECORDS,
-    N_ROUTED,
-    N_SERVER_SLOTS,
-    NO_BUDGET,
-    SCHEDULER_ARRAYS,
-    TIER_DTYPE,
-    Board,
-    Residency,
-)
+from pyspac.engine.board import NO_BUDGET, Board, BoardGeometry, LocalBoard, Residency
 from pyspac.engine.engine import Engine
 from pyspac.engine.limits import MAX_BATCH, MAX_THREADS
 from pyspac.engine.params import EngineParams
-from pyspac.engine.step import RECORD_DTYPE, StepRecord
+from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError, EngineError
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.routing_log import RoutingLog
@@ -58,28 +46,30 @@ def attach(ctx: Any, **fields: Any) -> Engine:
     return Engine.attach(ctx, EngineParams(**{"device": "cpu", "cache": "50%", "fill": False, **fields}))
 
 
-def test_structs_have_the_size_of_the_c_ones() -> None:
-    assert ffi.sizeof("spac_counters") == COUNTERS_DTYPE.itemsize
-    assert ffi.sizeof("spac_layer_stats") == LAYER_STATS_DTYPE.itemsize
-    assert ffi.sizeof("spac_tier_info") == TIER_DTYPE.itemsize
-    assert ffi.sizeof("spac_step_record") == RECORD_DTYPE.itemsize
-    assert (lib.SPAC_N_RECORDS, lib.SPAC_N_SERVER_SLOTS) == (N_RECORDS, N_SERVER_SLOTS)
-    assert lib.SPAC_N_ROUTED == N_ROUTED
+def test_arrays_have_the_shapes_and_types_of_the_list(ctx: Any) -> None:
+    with attach(ctx) as engine:
+        board = engine.board
+        sizes = {name: getattr(lib, name) for name in dir(lib) if name.startswith("SPAC_N_")}
+        sizes |= {name: getattr(board, name) for name in ("n_layer", "n_expert", "n_expert_used", "n_device")}
+        for name, c_type, shape, _writer, meaning, array in board.fields():
+            wanted = [eval(dim, {}, sizes) for dim in shape.strip("()").split(",")]  # "n_layer * n_expert"
+            assert list(array.shape) == wanted, name
+            assert array.dtype.itemsize == ffi.sizeof(c_type), name
+            assert array.ctypes.data == getattr(board, name).ctypes.data
+            assert meaning
 
 
-@pytest.mark.parametrize(
-    ("struct", "dtype"),
-    [
-        ("spac_counters", COUNTERS_DTYPE),
-        ("spac_layer_stats", LAYER_STATS_DTYPE),
-        ("spac_step_record", RECORD_DTYPE),
-        ("spac_tier_info", TIER_DTYPE),
-    ],
-)
-def test_fields_have_the_names_and_places_of_the_c_ones(struct: str, dtype: np.dtype[Any]) -> None:
-    fields = ffi.typeof(struct).fields
-    assert [name for name, _ in fields] == list(dtype.names or ())
-    assert [field.offset for _, field in fields] == [dtype.fields[name][1] for name, _ in fields]  # type: ignore[index]
+@pytest.mark.parametrize("struct", ["counters", "layer_stats", "tier", "devices", "ahead", "records"])
+def test_structs_have_the_fields_of_the_c_ones(struct: str) -> None:
+    board = LocalBoard(BoardGeometry.uniform(n_layer=1, n_expert=2, n_expert_used=1, n_slots=1))
+    (c_type,) = (field.type for field in board.fields() if field.name == struct)
+    dtype = getattr(board, struct).dtype
+    fields = ffi.typeof(c_type).fields
+    assert [name for name, _ in fields] == list(dtype.names)
+    assert [field.offset for _, field in fields] == [dtype.fields[name][1] for name, _ in fields]
+    assert all(ffi.sizeof(field.type) == dtype[name].itemsize for name, field in fields)
+    numbers = {"n_hit": np.uint64, "is_direct": np.bool_, "copy_gb_s": np.float64, "n_draft": np.int32}
+    assert all(dtype[name] == numbers.get(name, dtype[name]) for name in dtype.names)
 
 
 def test_residency_has_the_values_of_the_c_enum() -> None:
@@ -100,10 +90,11 @@ def test_info_and_board_agree(ctx: Any) -> None:
 
 def test_engine_arrays_are_read_only(ctx: Any) -> None:
     with attach(ctx) as engine:
-        for name in ENGINE_ARRAYS:
-            assert not getattr(engine.board, name).flags.writeable, name
-        for name in SCHEDULER_ARRAYS:
-            assert getattr(engine.board, name).flags.writeable, name
+        may_write = {
+            field.name for field in engine.board.fields() if getattr(engine.board, field.name).flags.writeable
+        }
+    schedulers = {"utility", "tau", "load", "n_load", "byte_budget", "want_whole", "n_draft_max"}
+    assert may_write == schedulers | {"decision_seq", "looks_ahead", "fallback"}
 
 
 def test_a_decision_is_carried_out(ctx: Any) -> None:

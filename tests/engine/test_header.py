@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import generate_board_docs
 
 from pyspac import _native
 from pyspac._native import build_ffi
@@ -82,6 +86,14 @@ def test_the_module_has_everything():
 
 def test_version_agrees():
     assert _native.lib.spac_abi_version() == _native.lib.SPAC_ABI_VERSION
+
+
+def test_the_table_of_the_board_is_up_to_date():
+    page = generate_board_docs.PAGE.read_text(encoding="utf-8")
+    assert generate_board_docs.BEGIN in page
+    assert page == generate_board_docs.render(page), (
+        "docs/c-abi.md is stale: run python scripts/generate_board_docs.py"
+    )
 
 
 def test_check_raises_with_the_text_of_the_engine():

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspac.engine.board import N_RECORDS, BoardGeometry, LocalBoard
+from pyspac._native import lib
+from pyspac.engine.board import BoardGeometry, LocalBoard
 from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import ActivationDrain
 
@@ -101,19 +102,19 @@ def test_records_are_read_once() -> None:
 def test_records_lost_in_the_ring_are_counted() -> None:
     board = make_board()
     drain = ActivationDrain(board)
-    for step in range(N_RECORDS + 7):
+    for step in range(lib.SPAC_N_RECORDS + 7):
         board.record_step(StepRecord(step=step, n_draft=1))
     activity = drain.drain()
     totals = activity.totals
-    n_whole = N_RECORDS - 1  # the oldest may be half overwritten
+    n_whole = lib.SPAC_N_RECORDS - 1  # the oldest may be half overwritten
     assert (totals.n_steps, totals.n_lost, totals.n_draft) == (n_whole, 8, n_whole)
-    assert [record.step for record in activity.steps] == list(range(8, N_RECORDS + 7))
+    assert [record.step for record in activity.steps] == list(range(8, lib.SPAC_N_RECORDS + 7))
 
 
 def test_records_that_are_overwritten_while_they_are_read_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     board = make_board()
     drain = ActivationDrain(board)
-    n_before, n_meanwhile = N_RECORDS - 10, 100
+    n_before, n_meanwhile = lib.SPAC_N_RECORDS - 10, 100
     for step in range(n_before):
         board.record_step(StepRecord(step=step))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from simulated_device import DEVICE_US, N_EXPERT, N_LAYER, N_USED, SimulatedDevice
 
-from pyspac.engine.board import LAYER_STATS_DTYPE, LayerMode
+from pyspac.engine.board import BoardGeometry, LayerMode, LocalBoard
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.layer_modes import EVERY, FIRST, N_SAMPLES, N_TOGETHER, PATIENCE
 from pyspac.scheduler.scheduler import Scheduler
@@ -80,7 +80,9 @@ def test_who_follows_whom() -> None:
 
 
 def layer_stats(us: list[int]) -> np.ndarray:
-    stats = np.zeros(len(us), LAYER_STATS_DTYPE)
+    stats = LocalBoard(
+        BoardGeometry.uniform(n_layer=len(us), n_expert=1, n_expert_used=1, n_slots=1)
+    ).layer_stats
     stats["n_calls"], stats["layer_us"] = 3, us
     return stats
 

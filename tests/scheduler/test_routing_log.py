@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyspac.engine.board import N_ROUTED, BoardGeometry, LocalBoard
+from pyspac._native import lib
+from pyspac.engine.board import BoardGeometry, LocalBoard
 from pyspac.scheduler.routing_log import RoutingLog
 
 
@@ -37,19 +38,19 @@ def test_each_row_is_read_once() -> None:
 def test_rows_that_were_overwritten_are_lost_and_counted() -> None:
     board = make_board()
     log = RoutingLog(board)
-    for first in range(0, N_ROUTED + 100, 50):
+    for first in range(0, lib.SPAC_N_ROUTED + 100, 50):
         write(board, first, 50)
     n_written = int(board.n_routed[0])
     tokens, experts = log.read()
-    assert tokens.tolist() == list(range(n_written - N_ROUTED, n_written))
+    assert tokens.tolist() == list(range(n_written - lib.SPAC_N_ROUTED, n_written))
     assert experts[:, 0, 0].tolist() == tokens.tolist()
-    assert log.n_lost == n_written - N_ROUTED
+    assert log.n_lost == n_written - lib.SPAC_N_ROUTED
 
 
 def test_rows_that_are_being_overwritten_are_lost() -> None:
     board = make_board()
     log = RoutingLog(board)
-    write(board, 0, N_ROUTED)
+    write(board, 0, lib.SPAC_N_ROUTED)
     board.n_routed[1] += np.uint64(20)  # a forward of 20 tokens has begun
-    assert log.read()[0].tolist() == list(range(20, N_ROUTED))
+    assert log.read()[0].tolist() == list(range(20, lib.SPAC_N_ROUTED))
     assert log.n_lost == 20

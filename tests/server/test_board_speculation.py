@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyspac.engine.board import N_RECORDS, N_SERVER_SLOTS, BoardGeometry, LocalBoard
+from pyspac._native import lib
+from pyspac.engine.board import BoardGeometry, LocalBoard
 from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import ActivationDrain
 from pyspac.server.board_speculation import BoardSpeculation
@@ -110,7 +111,7 @@ def test_slots_are_apart() -> None:
     assert board.n_draft_max[2] <= 1
 
 
-@pytest.mark.parametrize("slot", [N_SERVER_SLOTS, 1000, -1])
+@pytest.mark.parametrize("slot", [lib.SPAC_N_SERVER_SLOTS, 1000, -1])
 def test_slots_that_the_board_has_no_limit_for(slot: int) -> None:
     board = new_board()
     speculation = Attached(board, "forecast", n_draft_max=8)
@@ -130,10 +131,12 @@ def heard(speculation: Attached) -> list[StepRecord]:
 def test_records_that_were_overwritten_are_left_out() -> None:
     board = new_board()
     speculation = Attached(board, Listener, n_draft_max=4)
-    for i in range(N_RECORDS + 10):
+    for i in range(lib.SPAC_N_RECORDS + 10):
         board.record_step(StepRecord(n_draft=i % 3, n_tokens=1 + i % 3, verify_us=100))
-    assert speculation.step() == N_RECORDS - 1
-    assert [record.n_draft for record in heard(speculation)] == [i % 3 for i in range(11, N_RECORDS + 10)]
+    assert speculation.step() == lib.SPAC_N_RECORDS - 1
+    assert [record.n_draft for record in heard(speculation)] == [
+        i % 3 for i in range(11, lib.SPAC_N_RECORDS + 10)
+    ]
     assert speculation.step() == 0
 
 
@@ -214,7 +217,7 @@ def test_limits_are_written_outside_of_a_decision() -> None:
     speculation = Attached(board, "forecast", n_draft_max=8)
     Server(board, 0, 8).step()
     speculation.step()
-    assert board.n_decisions == 0
+    assert board.decision_seq[0] == 0
 
 
 def test_cap_zero() -> None:
