@@ -33,7 +33,6 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.server import log
-from pyspac.server.plan import plan_launch
 from pyspac.talk.turns import take_turns
 
 NPredict = Annotated[
@@ -104,9 +103,12 @@ def bench(
         split=shlex.join([*_flag("--device", device), *_flag("--rpc", rpc), *_flag("--cache", cache)]),
         ram=shlex.join(_flag("--ram", ram)),
         drafting=_drafting(draft),
-        mtp=mtp,
+        mtp=mtp.absolute() if mtp else None,
     )
-    findings = measure(given, n_predict, rounds)
+    _report(measure(given, n_predict, rounds), json_file, png, saves=profile)
+
+
+def _report(findings: Findings, json_file: str | None, png: Path | None, *, saves: bool) -> None:
     console = error_console() if json_file == STDOUT else output_console()
     show(console, findings)
     if json_file is not None:
@@ -114,7 +116,7 @@ def bench(
     if png is not None:
         draw(findings, png)
         console.print(f"figure: {png}", markup=False, soft_wrap=True)
-    if profile:
+    if saves:
         console.print(_save(findings), markup=False, soft_wrap=True)
 
 
@@ -143,7 +145,7 @@ def _drafting(draft: Path | None) -> str:
     if draft is None:
         return "--spec-type ngram"
     kind = spec_type_of(read_header(draft))
-    return shlex.join(["-md", str(draft), *_flag("--spec-type", kind)])
+    return shlex.join(["-md", str(draft.absolute()), *_flag("--spec-type", kind)])
 
 
 def _flag(name: str, value: object) -> list[str]:
@@ -152,6 +154,8 @@ def _flag(name: str, value: object) -> list[str]:
 
 def measure(given: Given, n_predict: int, n_rounds: int) -> Findings:
     """Every way, on every prompt, `n_rounds` times."""
+    from pyspac.server.plan import plan_launch  # loads the engine
+
     about = machine.describe()  # the load is that of others as long as nothing runs
     geometry = read_geometry(check_model_file(given.model))
     options = replace(given.way(given.split, given.ram, is_own=True).options, socket=Path("bench.sock"))

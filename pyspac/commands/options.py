@@ -18,7 +18,6 @@ from pyspac.speculation.manager import CONTROLLERS
 
 # ---- the groups of `--help`; the others come first, under "Options"
 
-SAMPLING: Final = "Sampling"
 DRAFTING: Final = "Drafting: tokens that are proposed, and verified together (docs/speculation.md)"
 EXPERTS: Final = "Experts: where they are, and who computes them"
 SCHEDULER: Final = "Scheduler: how experts are chosen for the device; defaults are fine (docs/policies.md)"
@@ -203,7 +202,6 @@ Temp = Annotated[
         "--temp",
         metavar="T",
         help="Temperature; 0: greedy.",
-        rich_help_panel=SAMPLING,
     ),
 ]
 Seed = Annotated[
@@ -213,7 +211,6 @@ Seed = Annotated[
         "--seed",
         metavar="N",
         help="Seed of sampling; -1: a random one.",
-        rich_help_panel=SAMPLING,
     ),
 ]
 SpecTypeName = Annotated[

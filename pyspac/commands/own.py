@@ -11,9 +11,9 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from pyspac.commands.common import error_console
-from pyspac.commands.saved_defaults import with_saved
+from pyspac.commands.saved_defaults import find_saved, say_not_used, say_used
 from pyspac.commands.server_options import own_options
-from pyspac.errors import UsageError
+from pyspac.errors import ConfigError, ModelError, UsageError
 from pyspac.server import log
 from pyspac.server.options import ServeOptions
 from pyspac.talk.client import Client, LostError
@@ -31,6 +31,7 @@ class Connection:
 
     client: Client
     own: OwnServer | None = None
+    defaults: str | None = None  # flags that were saved for the model, and are used
 
 
 @contextmanager
@@ -44,12 +45,26 @@ def connected(command: typer.Context, interrupt: Interrupt) -> Iterator[Connecti
         yield Connection(client)
         return
     log.set_up(command.info_name or "run", as_json=False, is_quiet=not given["verbose"])
-    options = own_options(*with_saved(command))
-    with open_server(options, interrupt, verbose=given["verbose"]) as own:
+    own, defaults = _open(command, interrupt)
+    with own:
         try:
-            yield Connection(own.client, own)
+            yield Connection(own.client, own, defaults)
         except LostError as error:
             raise own.explain(error) from error
+
+
+def _open(command: typer.Context, interrupt: Interrupt) -> tuple[OwnServer, str | None]:
+    """By the defaults that are saved for its model, which are said, if they still work; else without."""
+    is_verbose = command.params["verbose"]
+    if saved := find_saved(command):
+        try:
+            own = open_server(saved.options, interrupt, verbose=is_verbose)
+        except (ConfigError, ModelError) as error:
+            say_not_used(error)
+        else:
+            say_used(saved)
+            return own, saved.flags
+    return open_server(own_options(command.params, command.args), interrupt, verbose=is_verbose), None
 
 
 def open_server(options: ServeOptions, interrupt: Interrupt, *, verbose: bool = False) -> OwnServer:

@@ -132,7 +132,7 @@ def show_result(
             style="yellow",
         )
     console.print()
-    print_table(console, answer, own, figures)
+    print_table(console, answer, own, figures, connection.defaults)
     if explains and own is not None:
         print_decisions(console, own)
     if json_file is None:

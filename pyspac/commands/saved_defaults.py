@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from pyspac.commands.json_file import can_write, json_text, write_whole
 from pyspac.commands.model_names import find_files
 from pyspac.commands.server_options import own_options
 from pyspac.errors import PyspacError
+from pyspac.server.options import ServeOptions
 from pyspac.server.warm_start import cache_folder, model_hash
 
 MODE: Final = 0o600  # it names folders of the user's
@@ -97,49 +99,60 @@ def _not_saved(path: Path, why: str | None) -> PyspacError:
     )
 
 
-def with_saved(command: typer.Context) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of `command` and what it passes on, with the defaults that are saved for its model.
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The defaults of one model: their flags, and how it is run by them."""
 
-    These are said; they are not used where the command line says how to run. Raises PyspacError.
+    flags: str
+    options: ServeOptions
+
+
+def find_saved(command: typer.Context) -> Saved | None:
+    """What is saved for the model of `command`; None: nothing, or the command line says how to run it.
+
+    Why something cannot be used is said. Raises PyspacError.
     """
-    given, passed = dict(command.params), list(command.args)
+    given = dict(command.params)
     is_told = any(_is_given(command, name) for name in HOW if name in given)
     if is_told or (given["model"] is None and given["hf_repo"] is None):
-        return given, passed
+        return None
     given["model"], _ = find_files(given["model"], given["hf_repo"])
     given["hf_repo"] = None
     flags = find(given["model"]) if given["model"].is_file() else None
-    found = None if flags is None else _parse(command, given, flags)
-    if found is None:
-        return given, passed
-    _say(
-        f"using the defaults that `pyspac bench --profile` saved for this model: {flags} (your own flags, "
-        "such as --stock or --device, replace them; `pyspac bench --forget` with the model forgets them)"
-    )
-    values, more = found
-    return given | {name: values[name] for name in HOW if name in values}, [*more, *passed]
+    return None if flags is None else _parse(command, given, flags)
 
 
-def _parse(
-    command: typer.Context, given: dict[str, Any], flags: str
-) -> tuple[dict[str, Any], list[str]] | None:
+def _parse(command: typer.Context, given: dict[str, Any], flags: str) -> Saved | None:
     """As the command takes them; None, which is said: it does not, or a file is gone."""
     try:
         arguments = ["-m", str(given["model"]), *shlex.split(flags)]
         context = command.command.make_context(command.info_name, arguments)
+        values: dict[str, Any] = {name: context.params[name] for name in HOW if name in given}
         for name, what in _FILES.items():
-            file = context.params.get(name)
+            file = values.get(name)
             if file is not None and not file.is_file():
                 _say(f"the defaults saved for this model want the {what} {file}, which is gone: not used")
                 return None
-        own_options(context.params, context.args)
-    except (PyspacError, ValueError, typer.Exit) as error:  # of another version, or of somebody's editor
-        _say(
-            f"the defaults saved for this model cannot be used ({error}): not used; `pyspac bench --profile` "
-            "saves new ones"
-        )
+        return Saved(flags, own_options(given | values, [*context.args, *command.args]))
+    except Exception as error:  # of another version, or of somebody's editor; typer's errors have no base
+        say_not_used(error)
         return None
-    return context.params, context.args
+
+
+def say_used(saved: Saved) -> None:
+    _say(
+        f"using the defaults that `pyspac bench --profile` saved for this model: {saved.flags} (your own "
+        "flags, such as --stock or --device, replace them; `pyspac bench --forget` with the model forgets "
+        "them)"
+    )
+
+
+def say_not_used(error: Exception) -> None:
+    """A device or a file is not what it was."""
+    _say(
+        f"the defaults saved for this model cannot be used ({getattr(error, 'message', error)}): not used; "
+        "`pyspac bench --profile` saves new ones"
+    )
 
 
 def _is_given(command: typer.Context, name: str) -> bool:

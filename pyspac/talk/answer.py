@@ -183,5 +183,7 @@ def _take_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
 def _events(
     client: Client, path: str, body: dict[str, Any], interrupt: Interrupt
 ) -> Iterator[dict[str, Any]]:
+    """As they come; Ctrl-C ends them, also one that came before the request."""
     with interrupt.cancels(client.cancel):
-        yield from client.stream(path, body)
+        if not interrupt:
+            yield from client.stream(path, body)

@@ -79,7 +79,7 @@ class Conversation:
             value = kind(text)
         except ValueError:
             wanted = "whole number" if kind is int else "number"
-            raise UsageError(f"{name} needs a {wanted}: /set {name} {self.value(name):g}") from None
+            raise UsageError(f"{name} needs a {wanted}: /set {name} {self.value(name)}") from None
         _check(name, value)
         self.settings[key] = value
 
@@ -97,7 +97,7 @@ class Conversation:
 def _check(name: str, value: float) -> None:
     match name:
         case "temp":
-            check_range(name, value, 0, 1e6)
+            check_range(name, value, 0, 100)
         case "top_p" | "min_p":
             check_range(name, value, 0, 1)
         case "top_k":

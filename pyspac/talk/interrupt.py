@@ -1,11 +1,17 @@
-"""Ctrl-C while something is under way: the first one asks it to end, the second one ends the command."""
+"""Ctrl-C while something is under way: the first one asks it to end, the second one ends the command.
+
+SIGTERM and SIGHUP end the command as an error would: what it has started is ended, too.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Final, NoReturn, Self
+
+_END_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+_EXIT_BY_SIGNAL: Final = 128  # and its number, as shells have it
 
 
 class Interrupt:
@@ -46,3 +52,19 @@ class Interrupt:
             yield interrupt
         finally:
             signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def ends_at_signals() -> Iterator[None]:
+    """Inside the block SIGTERM and SIGHUP raise SystemExit. Main thread only."""
+    heard = [number for number in _END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, _end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(_EXIT_BY_SIGNAL + number)

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +28,10 @@ from pyspac.server.arguments import n_threads
 from pyspac.server.attachment import Attachment
 from pyspac.server.child import Child
 from pyspac.server.options import ServeOptions
-from pyspac.server.plan import plan_launch
+from pyspac.server.plan import Plan, plan_launch
 from pyspac.server.start import start_server
 from pyspac.talk.client import UNIX, Client, LostError, RefusedError
-from pyspac.talk.interrupt import Interrupt
+from pyspac.talk.interrupt import Interrupt, ends_at_signals
 from pyspac.talk.scheduling import scheduling
 
 Progress = Callable[[float], None]  # 0.0 .. 1.0 of the loading
@@ -62,10 +61,11 @@ class OwnServer:
         self.board: Board | None = None  # None: there is no engine
         self.attachment: Attachment | None = None  # None: nothing is to be decided
         with self._stack:
+            self._stack.enter_context(ends_at_signals())
             folder = self._stack.enter_context(private_folder())
             name = f"run-{os.getpid()}-{next(_numbers)}"
             options = replace(options, socket=folder / "server.sock", board=name)
-            plan = plan_launch(options, is_stopped=lambda: bool(self._interrupt))
+            plan = self._plan(options)
             self.options, self.launch = plan.options, plan.launch
             self._log: IO[bytes] | None = None if verbose else (folder / "log").open("w+b")
             self.server = start_server(self.options, self.launch, self._log)
@@ -85,6 +85,14 @@ class OwnServer:
 
     # ---- beginning
 
+    def _plan(self, options: ServeOptions) -> Plan:
+        try:
+            return plan_launch(options, is_stopped=lambda: bool(self._interrupt))
+        except PyspacError as error:
+            if self._interrupt:  # what it waited for was stopped, or got the terminal's Ctrl-C as well
+                raise KeyboardInterrupt from error
+            raise
+
     def _wait(self, on_progress: Progress) -> None:
         """Until the model is loaded. Raises ModelError if it cannot be."""
         assert self.launch.model is not None
@@ -100,7 +108,8 @@ class OwnServer:
 
     def _is_ready(self) -> bool:
         try:
-            self.client.get("/health")
+            with self._interrupt.cancels(self.client.cancel):
+                self.client.get("/health")
         except (LostError, RefusedError):
             return False
         return True
@@ -132,11 +141,13 @@ class OwnServer:
         return "".join(f"\n  {line}" for line in (told or lines)[-_N_LINES:])
 
     def _stop(self) -> None:
-        self.server.send(signal.SIGTERM)
-        self.server.stop(_STOP_S)
-        board_file.remove_stale(self.launch.board)
-        if self._log is not None:
-            self._log.close()
+        try:
+            self.server.stop(_STOP_S)
+        finally:
+            self.server.stop(0)  # Ctrl-C while it was waited for: it may hang
+            board_file.remove_stale(self.launch.board)
+            if self._log is not None:
+                self._log.close()
 
     def close(self) -> None:
         self._stack.close()
@@ -160,13 +171,23 @@ def _memory_of(child: Child) -> int:
 def private_folder() -> Iterator[Path]:
     """A new folder of mode 0700, removed at the end; those that killed commands left behind go as well."""
     _remove_stale()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    with (folder / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    folder, lock = _new_folder()
+    with lock:
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _new_folder() -> tuple[Path, IO[str]]:
+    """A folder, and its lock; another command that begins may have taken one for left before it had it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = (folder / _LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / _LOCK).exists():
+            return folder, lock
+        lock.close()
 
 
 def _remove_stale() -> None:

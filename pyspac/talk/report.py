@@ -103,15 +103,24 @@ def print_decisions(console: Console, server: OwnServer) -> None:
 
 
 def print_table(
-    console: Console, answer: Answer, server: OwnServer | None = None, figures: Figures | None = None
+    console: Console,
+    answer: Answer,
+    server: OwnServer | None = None,
+    figures: Figures | None = None,
+    defaults: str | None = None,
 ) -> None:
-    """What happened, in at most 80 columns; of somebody else's server only what the answer tells."""
+    """What happened, in at most 80 columns; of somebody else's server only what the answer tells.
+
+    `defaults`: flags that were saved for the model, and are used.
+    """
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     rows = [*speed_rows(answer), *drafting_rows(answer, server)]
     if server is not None and figures is not None:
         rows = [("mode", mode_text(server)), *rows, *engine_rows(server, figures, answer)]
+    if defaults is not None:
+        rows.append(("defaults", f"{defaults} (saved by pyspac bench --profile)"))
     for name, text in rows:
         table.add_row(name, text)
     console.print(table)

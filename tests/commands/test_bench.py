@@ -19,14 +19,15 @@ from typer.testing import CliRunner, Result
 
 from pyspac.cli import app
 from pyspac.commands import saved_defaults
-from pyspac.commands.bench_report import Findings
-from pyspac.commands.bench_ways import PROMPTS, Way, find_ways, fit_together, n_cpu_moe
+from pyspac.commands.bench_report import AUTO_SPLIT, Findings
+from pyspac.commands.bench_ways import PROMPTS, Given, Way, find_ways, fit_together, n_cpu_moe
 from pyspac.engine.devices import gpu_devices
-from pyspac.generate.compare import Turns
-from pyspac.generate.loading import Loading
-from pyspac.generate.metrics import Metrics
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.model.geometry import LayerGeometry
+from pyspac.errors import UsageError
+from pyspac.model.checks import check_model_file
+from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
+from pyspac.server.options import ServeOptions
+from pyspac.server.plan import Plan, plan_launch
+from pyspac.talk.turns import Turns
 
 SHORT = ("-n", "4", "--rounds", "2", "-t", "1")
 WITHOUT_FLAGS = "split" if gpu_devices() else "host"  # the mode
@@ -52,20 +53,29 @@ def invoke(*arguments: object) -> Result:
 # ---- what is measured, and said ------------------------------------------------------------------
 
 
-def metrics(n_prompt: int, prompt_s: float, n_tokens: int, s: float) -> Metrics:
-    return Metrics(n_prompt=n_prompt, n_tokens=n_tokens, first_token_s=prompt_s, last_token_s=prompt_s + s)
+def timings(n_prompt: int, prompt_s: float, n_tokens: int, s: float) -> dict[str, float]:
+    """As a server tells them."""
+    return {
+        "prompt_n": n_prompt,
+        "prompt_ms": 1e3 * prompt_s,
+        "predicted_n": n_tokens,
+        "predicted_ms": 1e3 * s,
+    }
 
 
 def test_speeds_by_hand() -> None:
     """Two rounds of two prompts: 11 tokens take 10 steps; tokens and seconds are added up."""
     turns = Turns()
-    turns.add("a", 0, "x", metrics(30, 1.0, 11, 1.0))
-    turns.add("a", 0, "y", metrics(10, 1.0, 11, 4.0))
-    turns.add("a", 1, "x", metrics(30, 2.0, 11, 2.0))
-    turns.add("a", 1, "y", metrics(10, 2.0, 0, 0.0))  # the end token at once: not counted
+    turns.add("a", 0, "x", timings(30, 1.0, 11, 1.0))
+    turns.add("a", 0, "y", timings(10, 1.0, 11, 4.0))
+    turns.add("a", 1, "x", timings(30, 2.0, 11, 2.0))
+    turns.add("a", 1, "y", timings(10, 2.0, 0, 0.0))  # the end token at once: not counted
     assert turns.generation("x").tps["a"] == [10.0, 5.0]
     assert turns.generation().tps["a"] == [4.0, 5.0]
     assert turns.prompts().tps["a"] == [20.0, 15.0]
+
+
+GIVEN = Given(model=Path("m.gguf"), split=AUTO_SPLIT)
 
 
 def findings(speeds: dict[str, list[float]]) -> Findings:
@@ -74,10 +84,10 @@ def findings(speeds: dict[str, list[float]]) -> Findings:
     for name, rounds in speeds.items():
         for i, speed in enumerate(rounds):
             for prompt in PROMPTS:
-                turns.add(name, i, prompt, metrics(10, 1.0, 11, 10.0 / speed))
-    options = RunOptions(model=Path("m.gguf"), stock=True)
+                turns.add(name, i, prompt, timings(10, 1.0, 11, 10.0 / speed))
+    options = ServeOptions(model=Path("m.gguf"), stock=True)
     ways = {name: Way(f"--{name}", options, name.startswith("own")) for name in speeds}
-    return Findings(RunOptions(model=Path("m.gguf")), ways, turns, True, {"cpu": "a CPU"})
+    return Findings(GIVEN, ways, turns, True, {"cpu": "a CPU"})
 
 
 @pytest.mark.parametrize(
@@ -132,13 +142,14 @@ def test_only_what_wins_every_round_is_saved(speeds: dict[str, list[float]], why
 
 def test_a_way_with_flags_that_were_given_is_saved_if_it_wins() -> None:
     found = findings({"stock": [5.0] * 5, "own": [10.0] * 5})
-    given = replace(found.options, device="emulated", cache=CacheSize(text="50%"))
-    assert replace(found, options=given).why_not_saved() is None
+    assert "does by itself" in str(found.why_not_saved())
+    for given in (replace(GIVEN, split="--device emulated --cache 50%"), replace(GIVEN, ram="--ram 4")):
+        assert replace(found, given=given).why_not_saved() is None
 
 
 def test_flags_can_be_typed_as_they_are_printed() -> None:
-    options = RunOptions(model=Path("my models/m.gguf"))
-    found = replace(findings({"stock": [10.0, 10.0], "own": [20.0, 20.0]}), options=options)
+    given = replace(GIVEN, model=Path("my models/m.gguf"))
+    found = replace(findings({"stock": [10.0, 10.0], "own": [20.0, 20.0]}), given=given)
     assert "Use: pyspac run -m 'my models/m.gguf' --own" in found.verdict()
 
 
@@ -158,9 +169,9 @@ def test_prompts_have_rivals_of_their_own() -> None:
     for name, prompt_s, s in (("stock", 1.0, 2.0), ("repacked", 2.0, 1.0), ("own", 1.5, 0.5)):
         for i in range(2):
             for prompt in PROMPTS:
-                turns.add(name, i, prompt, metrics(30, prompt_s, 11, s))
-    ways = {name: Way("", RunOptions(model=Path("m.gguf")), name == "own") for name in turns._rounds}
-    found = Findings(RunOptions(model=Path("m.gguf")), ways, turns, True, {})
+                turns.add(name, i, prompt, timings(30, prompt_s, 11, s))
+    ways = {name: Way("", ServeOptions(model=Path("m.gguf")), name == "own") for name in turns._rounds}
+    found = Findings(GIVEN, ways, turns, True, {})
     assert "'own' generates 2.00 times" in found.verdict()
     assert "as fast as 'repacked'" in found.verdict()
     assert "'own' takes them 0.67 times" in found.prompt_verdict()
@@ -175,29 +186,36 @@ def test_n_cpu_moe_by_hand() -> None:
     assert [n_cpu_moe(layers, n_bytes) for n_bytes in (0, 39, 40, 80, 119, 120)] == [4, 4, 3, 2, 2, 0]
 
 
-def test_experts_of_the_first_layers_on_the_host(models: Path) -> None:
-    """llama.cpp's --n-cpu-moe as a regular expression over tensors' names."""
-    loading = Loading.of(RunOptions(model=models / "target.gguf", stock=True))
-    patterns = [
-        replace(loading, options=replace(loading.options, n_cpu_moe=n)).model_params().buft_tensors
-        for n in (None, 0, 2)
-    ]
-    assert patterns[0] == rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-    assert patterns[1:] == [rb"blk\.(none)" + patterns[0], rb"blk\.(0|1)" + patterns[0]]
+def planned(model: Path, given: Given) -> tuple[Plan, MoeGeometry]:
+    """Of what was given, as `bench` plans it."""
+    options = replace(
+        given.way(given.split, given.ram, is_own=True).options, socket=Path("x.sock"), board="x"
+    )
+    return plan_launch(options, is_stopped=lambda: False), read_geometry(check_model_file(model))
 
 
 def test_ways_that_do_not_fit_run_one_by_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = RunOptions(model=models / "target.gguf")
-    loading = Loading.of(options)
-    ways = {"a": Way("", options, True), "b": Way("", options, False)}
+    given = Given(model=models / "target.gguf", split="--device none")
+    plan, geometry = planned(given.model, given)
+    ways = {"a": given.way(is_own=True), "b": given.way("-md", str(models / "draft.gguf"), is_own=False)}
     asked: list[int] = []
     monkeypatch.setattr("pyspac.commands.bench_ways.fits_memory", lambda n: asked.append(n) or False)
-    assert not fit_together(ways, loading)
-    assert asked == [2 * loading.preflight.geometry.model_bytes]
-    monkeypatch.setattr("pyspac.commands.bench.fit_together", lambda ways, loading: False)
+    assert not fit_together(ways, plan, geometry)
+    assert asked == [2 * geometry.model_bytes + (models / "draft.gguf").stat().st_size]
+    monkeypatch.setattr("pyspac.commands.bench.fit_together", lambda *_: False)
     result = invoke("bench", "-m", models / "target.gguf", *SHORT)
     assert result.exit_code == 0, result.output
     assert "ran one after the other" in result.output
+
+
+def test_flags_of_llama_server_are_every_ways(models: Path) -> None:
+    given = Given(model=models / "target.gguf", common="-c 512 -t 1 --top-k 1", split="--device none")
+    for way in find_ways(given, *planned(given.model, given)).values():
+        assert way.options.n_ctx == 512
+        assert tuple(way.options.passed[-4:]) in (
+            ("-t", "1", "--top-k", "1"),
+            ("--top-k", "1", "--no-repack"),
+        )
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -240,8 +258,8 @@ def test_an_adapter_and_experts_on_disk(models: Path, tmp_path: Path) -> None:
     row: dict[str, Any] = json.loads(row_file.read_text())
     assert list(row["ways"])[-2:] == ["pyspac, ngram", "pyspac, draft-lora"]
     assert (row["mtp"], row["ram"]) == ("mtp.gguf", "auto")
-    options = RunOptions(model=model, ram="4")
-    ways = find_ways(options, Loading.of(options), adapter)
+    given = Given(model=model, ram="--ram 4", mtp=adapter)
+    ways = find_ways(given, *planned(model, given))
     assert {name for name, way in ways.items() if way.options.ram == "4"} == {
         "pyspac", "pyspac, ngram", "pyspac, draft-lora",
     }  # fmt: skip
@@ -260,11 +278,8 @@ def test_a_head_beside_an_adapter(tmp_path: Path) -> None:
     row: dict[str, Any] = json.loads(row_file.read_text())
     assert list(row["ways"])[-3:] == ["llama.cpp, draft-eagle3", "pyspac, draft-eagle3", "pyspac, draft-lora"]
     assert (row["draft"], row["mtp"]) == ("head.gguf", "mtp.gguf")
-    ways = find_ways(
-        RunOptions(model=model, draft=head, spec_type="draft-eagle3"),
-        Loading.of(RunOptions(model=model)),
-        adapter,
-    )
+    given = Given(model=model, drafting=f"-md {head} --spec-type draft-eagle3", mtp=adapter)
+    ways = find_ways(given, *planned(model, given))
     assert ways["pyspac, draft-eagle3"].flags == f"--device none -md {head} --spec-type draft-eagle3"
     result = invoke("bench", "-m", model, "-md", head, "--mtp", model, *SHORT)  # no adapter
     assert result.exit_code == 2, result.output
@@ -329,8 +344,7 @@ def row_slots(models: Path, *flags: str) -> int:
 def bench_finds(monkeypatch: pytest.MonkeyPatch, model: Path, own: list[float], stock: list[float]) -> Result:
     """`pyspac bench --profile` where the ways had these speeds."""
     found = findings({"stock": stock, "own": own})
-    ways = {name: replace(way, options=replace(way.options, model=model)) for name, way in found.ways.items()}
-    measured = replace(found, options=RunOptions(model=model), ways=ways)
+    measured = replace(found, given=replace(GIVEN, model=model))
     monkeypatch.setattr("pyspac.commands.bench.measure", lambda *_: measured)
     return invoke("bench", "-m", model, "--profile")
 
@@ -371,7 +385,7 @@ def test_what_does_not_win_is_not_saved(
         "nothing was saved: 'stock' is 1.20 times (0.90 to 1.20 over the rounds) as fast as" in result.output
     )
     assert not (tmp_path / "cache/defaults").exists()
-    saved_defaults.save(RunOptions(model=target, stock=True), "--stock")
+    saved_defaults.save(target, "--stock")
     result = bench_finds(monkeypatch, target, own=[10.0] * 5, stock=[9.0] * 5)
     assert "what was saved before stays: --stock (pyspac bench --forget)" in result.output
 
@@ -384,7 +398,7 @@ def test_too_few_rounds_save_nothing(models: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_that_cannot_be_read_is_forgotten(models: Path) -> None:
-    path = saved_defaults.save(RunOptions(model=models / "target.gguf", stock=True), "--stock")
+    path = saved_defaults.save(models / "target.gguf", "--stock")
     path.write_text("[]")
     assert (
         "forgot this model's defaults: unreadable"
@@ -396,9 +410,7 @@ def test_a_file_that_cannot_be_read_is_forgotten(models: Path) -> None:
 def test_flags_replace_saved_defaults(models: Path) -> None:
     """Any flag of how to run, also one that repeats the default; --stock is plain llama.cpp."""
     target = models / "target.gguf"
-    cache = CacheSize(text="50%")
-    options = RunOptions(model=target, device="emulated", cache=cache, spec_type="ngram")
-    saved_defaults.save(options, "--device emulated")
+    saved_defaults.save(target, "--device emulated --cache 50% --spec-type ngram")
     row, said = run_with(models)
     assert row["experts"]["n_slots"] == row_slots(models, "--device", "emulated", "--cache", "50%")
     assert (row["mode"], row["emulated"], row["spec_type"]) == ("split", True, "ngram")
@@ -415,8 +427,8 @@ def test_flags_replace_saved_defaults(models: Path) -> None:
 
 # of run and chat: what is generated, where it goes, and how much of the machine it may have
 WHAT = {
-    *("model", "hf_repo", "prompt", "file", "chat", "chat_template_file", "system_prompt", "n_predict"),
-    *("ctx_size", "threads", "cpu_range", "temp", "top_k", "top_p", "min_p", "seed", "json_file", "verbose"),
+    *("model", "hf_repo", "server", "prompt", "file", "chat", "system_prompt", "n_predict"),
+    *("ctx_size", "cpu_range", "json_file", "verbose"),
 }
 
 
@@ -430,7 +442,7 @@ def test_every_flag_replaces_saved_defaults_or_goes_beside_them(name: str) -> No
 
 
 def test_saved_defaults_belong_to_one_model(models: Path) -> None:
-    saved_defaults.save(RunOptions(model=models / "draft.gguf", stock=True), "--stock")
+    saved_defaults.save(models / "draft.gguf", "--stock")
     row, said = run_with(models)
     assert row["mode"] == WITHOUT_FLAGS
     assert "saved" not in said
@@ -438,7 +450,7 @@ def test_saved_defaults_belong_to_one_model(models: Path) -> None:
 
 def test_saved_adapter_that_is_gone(models: Path, tmp_path: Path) -> None:
     adapter = mask_adapters.write_adapter(tmp_path / "mtp.gguf", models / "target.gguf")
-    saved_defaults.save(RunOptions(model=models / "target.gguf", mtp=adapter), "--mtp mtp.gguf")
+    saved_defaults.save(models / "target.gguf", f"--mtp {adapter}")
     assert run_with(models)[0]["mtp"] == str(adapter)
     adapter.unlink()
     assert f"want the adapter {adapter}, which is gone" in run_with(models)[1]
@@ -447,7 +459,7 @@ def test_saved_adapter_that_is_gone(models: Path, tmp_path: Path) -> None:
 def test_saved_draft_model_that_is_gone(models: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft.gguf"
     draft.write_bytes((models / "draft.gguf").read_bytes())
-    saved_defaults.save(RunOptions(model=models / "target.gguf", draft=draft), "-md draft.gguf")
+    saved_defaults.save(models / "target.gguf", f"-md {draft}")
     assert run_with(models)[0]["draft"] == str(draft)
     draft.unlink()
     row, said = run_with(models)
@@ -457,39 +469,58 @@ def test_saved_draft_model_that_is_gone(models: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"stock": true}', "\x00"])
 def test_damaged_defaults_are_none(models: Path, text: str) -> None:
-    saved_defaults.save(RunOptions(model=models / "target.gguf", stock=True), "--stock").write_text(text)
+    saved_defaults.save(models / "target.gguf", "--stock").write_text(text)
     assert run_with(models)[0]["mode"] == WITHOUT_FLAGS
 
 
+@pytest.mark.parametrize("field", [{"flags": None}, {"flags": ["--stock"]}, {"model": 5}])
+def test_a_damaged_field_is_no_default(models: Path, field: dict[str, object]) -> None:
+    path = saved_defaults.save(models / "target.gguf", "--stock")
+    path.write_text(json.dumps(json.loads(path.read_text()) | field))
+    row, said = run_with(models)
+    assert row["mode"] == WITHOUT_FLAGS
+    assert "defaults" not in said
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("stock", "yes"), ("n_cpu_moe", "3"), ("n_cpu_moe", True), ("device", 5), ("device", None)),
-        *(("n_cpu_moe", -5), ("n_cpu_moe", 99999999)),
-        *(("spec_type", 1), ("spec_type", "magic"), ("draft", 7), ("cache", 40), ("cache", "lots")),
-        *(("flags", None), ("flags", [])),
-    ],
+    "flags",
+    ["--cache lots --device emulated", "--spec-type magic", "--ram", "-m other.gguf 'open", "--port 1"],
 )
-def test_a_damaged_value_is_no_default(models: Path, name: str, value: object) -> None:
-    path = saved_defaults.save(RunOptions(model=models / "target.gguf", stock=True), "--stock")
-    fields = {**json.loads(path.read_text()), "stock": False}
-    path.write_text(json.dumps({**fields, name: value}))
+def test_flags_that_are_none_are_not_used(models: Path, flags: str) -> None:
+    saved_defaults.save(models / "target.gguf", flags)
     row, said = run_with(models)
     assert row["mode"] == WITHOUT_FLAGS
     assert "using the defaults" not in said
+    assert "the defaults saved for this model cannot be used (" in said
 
 
-@pytest.mark.parametrize("name", ["device", "draft"])
-def test_defaults_that_work_no_longer_are_not_used(name: str, models: Path, tmp_path: Path) -> None:
-    """A GPU that was taken out, a draft model that was overwritten."""
+@pytest.mark.parametrize("flags", ["--device CUDA7", "-md {draft}", "--stock --no-such-flag"])
+def test_defaults_that_work_no_longer_are_not_used(flags: str, models: Path, tmp_path: Path) -> None:
+    """A GPU that was taken out, a draft model that was overwritten, a flag that llama-server had."""
     (tmp_path / "draft.gguf").write_bytes(b"garbage")
-    path = saved_defaults.save(RunOptions(model=models / "target.gguf", device="emulated"), "--flags")
-    value = {"device": "CUDA0", "draft": str(tmp_path / "draft.gguf")}[name]
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    saved_defaults.save(models / "target.gguf", flags.format(draft=tmp_path / "draft.gguf"))
     row, said = run_with(models)
     assert (row["mode"], row["draft"]) == (WITHOUT_FLAGS, None)
     assert "cannot be used" in said
     assert "not used; `pyspac bench --profile` saves new ones" in said
+    assert "using the defaults" not in said
+
+
+def test_saved_files_are_found_from_anywhere(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model that was given by a relative path."""
+    given: list[Given] = []
+
+    def measure(what: Given, *_: object) -> Findings:
+        given.append(what)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("pyspac.commands.bench.measure", measure)
+    monkeypatch.chdir(models)
+    assert invoke("bench", "-m", "target.gguf", "-md", "draft.gguf", "--mtp", "mtp.gguf").exit_code == 2
+    assert f"-md {models / 'draft.gguf'}" in given[0].drafting
+    assert given[0].mtp == models / "mtp.gguf"
 
 
 def test_nothing_is_measured_where_nothing_can_be_saved(
