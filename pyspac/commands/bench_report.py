@@ -73,11 +73,11 @@ class Findings:
         """
         speeds = self.turns.generation()
         plain = next(name for name, way in self.ways.items() if way.is_own)
+        if (n_rounds := len(speeds.tps[plain])) < MIN_ROUNDS:
+            return f"{n_rounds} rounds say too little, {MIN_ROUNDS} are needed"
         if self.winner == plain and not self._says_how:
             return f"'{plain}' is what pyspac run does by itself"
         own, other, _ = self.rivals(speeds)
-        if (n_rounds := len(speeds.tps[own])) < MIN_ROUNDS:
-            return f"{n_rounds} rounds say too little, {MIN_ROUNDS} are needed"
         rival = other if self.winner == own else own
         for name in sorted({rival, plain} - {self.winner}):
             ratio = speeds.ratio(self.winner, name)

@@ -13,7 +13,8 @@ from terminal import on_terminal
 from typer.testing import CliRunner
 
 from pyspac.cli import app
-from pyspac.generate.session import Session
+from pyspac.errors import UsageError
+from pyspac.server.options import ServeOptions
 
 TARGET = ROOT / "pyspac/models/demo-moe.gguf"
 DRAFT = ROOT / "pyspac/models/demo-draft.gguf"
@@ -101,21 +102,24 @@ def test_stats_say_what_was_drafted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "template", "said"),
+    ("command", "source", "said"),
     [
-        (("chat",), "{% for %}", "cannot be used"),
-        (("run", "--chat", "-p", "x"), "{% for %}", "cannot be used"),
+        (("chat",), "{% for %}", "chat template is not supported"),
+        (("run", "--chat", "-p", "x"), "{% for %}", "chat template is not supported"),
+        (("chat",), None, "failed to open file"),
     ],
 )
-def test_a_template_is_checked_before_the_model_is_loaded(
-    command: tuple[str, ...], template: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_template_that_is_none_says_so(
+    command: tuple[str, ...], source: str | None, said: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Session, "_open", lambda *arguments: pytest.fail("the model was loaded"))
-    (tmp_path / "t.jinja").write_text(template)
+    """In llama-server's words."""
+    if source is not None:
+        (tmp_path / "t.jinja").write_text(source)
     arguments = [*command, "-m", str(TARGET), "--chat-template-file", str(tmp_path / "t.jinja")]
     result = CliRunner().invoke(app, arguments, input="")
     assert result.exit_code == 2, result.output
     assert said in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.model
@@ -141,13 +145,15 @@ def test_commands_answer(tmp_path: Path) -> None:
 def test_stock_and_layout_of_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     """--stock is llama.cpp as it is run by default: repacked, unless --no-repack is given."""
     found: list[tuple[bool, bool, str | None]] = []
-    monkeypatch.setattr(
-        "pyspac.commands.chat.talk",
-        lambda options, *rest: found.append((options.stock, options.repack, options.cpu_range)),
-    )
+
+    def open_server(options: ServeOptions, *_: object, **__: object) -> None:
+        found.append((options.stock, "--no-repack" not in options.passed, options.cpu_range))
+        raise UsageError("enough")
+
+    monkeypatch.setattr("pyspac.commands.own.open_server", open_server)
     for flags in ([], ["--stock"], ["--stock", "--no-repack", "-Cr", "0-0"]):
-        assert CliRunner().invoke(app, ["chat", "-m", str(TARGET), *flags]).exit_code == 0
-    assert found == [(False, False, None), (True, True, None), (True, False, "0-0")]
+        assert CliRunner().invoke(app, ["chat", "-m", str(TARGET), *flags]).exit_code == 2
+    assert found == [(False, True, None), (True, True, None), (True, False, "0-0")]
 
 
 @pytest.mark.model
@@ -169,7 +175,7 @@ def test_a_history_that_cannot_be_kept_does_not_stop_the_chat(kind: str, tmp_pat
 
 @pytest.mark.model
 def test_the_prompt_may_come_through_a_pipe() -> None:
-    arguments = ["run", "-m", str(TARGET), "-n", "4", "-t", "1", "--json", "-"]
+    arguments = ["run", "-m", str(TARGET), "-n", "4", "-t", "1", "--temp", "0", "--json", "-"]
     runs = [
         CliRunner().invoke(app, [*arguments, "-p", "def parse(self):\n    x"]),
         CliRunner().invoke(app, arguments, input="def parse(self):\n    x\n"),
@@ -190,7 +196,7 @@ def test_without_a_terminal_run_wants_a_prompt() -> None:
 def test_run_may_apply_the_template(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}def ")
-    arguments = ["run", "-m", str(TARGET), "-p", "x", "-n", "4", "-t", "1", "--json", "-"]
+    arguments = ["run", "-m", str(TARGET), "-p", "x", "-n", "4", "-t", "1", "--temp", "0", "--json", "-"]
     plain = CliRunner().invoke(app, [*arguments[:4], "# user: x\ndef ", *arguments[5:]])
     chat = CliRunner().invoke(app, [*arguments, "--chat", "--chat-template-file", str(template)])
     assert chat.exit_code == 0, chat.stderr
