@@ -33,7 +33,6 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.server import log
-from pyspac.server.plan import plan_launch
 from pyspac.talk.turns import take_turns
 
 NPredict = Annotated[
@@ -152,6 +151,8 @@ def _flag(name: str, value: object) -> list[str]:
 
 def measure(given: Given, n_predict: int, n_rounds: int) -> Findings:
     """Every way, on every prompt, `n_rounds` times."""
+    from pyspac.server.plan import plan_launch  # loads the engine
+
     about = machine.describe()  # the load is that of others as long as nothing runs
     geometry = read_geometry(check_model_file(given.model))
     options = replace(given.way(given.split, given.ram, is_own=True).options, socket=Path("bench.sock"))

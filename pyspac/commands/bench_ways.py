@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspac.commands.run_flags import parse_run
 from pyspac.commands.server_options import own_options
@@ -14,9 +14,10 @@ from pyspac.engine.devices import fits_memory
 from pyspac.generate.spec_types import DRAFT_LORA
 from pyspac.model.geometry import LayerGeometry, MoeGeometry
 from pyspac.server.options import ServeOptions
-from pyspac.server.plan import Plan
 from pyspac.talk.interrupt import Interrupt
-from pyspac.talk.own_server import OwnServer
+
+if TYPE_CHECKING:
+    from pyspac.server.plan import Plan
 
 # four kinds of text: code, prose, a list of records, a talk
 PROMPTS: Final = {
@@ -133,6 +134,8 @@ def find_ways(given: Given, plan: Plan, geometry: MoeGeometry) -> dict[str, Way]
 
 def _pool_bytes(options: ServeOptions) -> int:
     """Device memory that the split takes for experts."""
+    from pyspac.talk.own_server import OwnServer  # loads the engine
+
     with Interrupt.watch() as interrupt, OwnServer(options, interrupt) as own:
         return int(own.board.devices["pool_bytes"].sum()) if own.board else 0
 
