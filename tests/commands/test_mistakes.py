@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from pyspac import cli
 from pyspac.cli import app, misplaced_model
-from pyspac.commands.llama_flags import find_flag, find_short_with_equals
+from pyspac.commands.short_options import find_short_with_equals
 from pyspac.engine.devices import gpu_devices
 
 MODELS: Final = ROOT / "pyspac/models"
