@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 import pyspac
+from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import (
     EXIT_INTERRUPTED,
@@ -21,9 +22,11 @@ from pyspac.commands.common import (
     loading_bar,
 )
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.machine import cpu_model
 from pyspac.commands.run import generate_shown
 from pyspac.commands.stuck import computes
-from pyspac.errors import ModelError, PyspacError
+from pyspac.engine.params import EngineParams
+from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.generate.compare import Speeds, compare, stock_and_own
 from pyspac.generate.decode import Generation, Interrupt
 from pyspac.generate.options import CacheSize, RunOptions
@@ -58,6 +61,12 @@ def demo(
     Then the speed of what a machine without a GPU would use, beside llama.cpp's own.
     """
     check_json_target(json_file)
+    check_int("--draft-max", draft_max, 1, EngineParams().max_batch - 1)
+    size = CacheSize(text=cache)
+    if size.is_zero:
+        raise ConfigError(
+            "--cache", cache, "more than 0, such as 25%: the demo shows stock llama.cpp as well"
+        )
     _check_models()
     options = RunOptions(
         model=TARGET,
@@ -65,7 +74,7 @@ def demo(
         n_predict=n_predict,
         n_threads=threads,
         device="emulated",
-        cache=CacheSize(text=cache),
+        cache=size,
         draft_max=draft_max,
         verbose=verbose,
     )
@@ -165,5 +174,6 @@ def _show_speeds(speeds: Speeds) -> None:
     ratio = speeds.ratio_to_best("pyspac").median
     larger = "; larger ones gain more" if ratio > 1 else ""
     console.print(
-        f"\npyspac is {ratio:.2f} times as fast as the faster llama.cpp here. This model is tiny{larger}."
+        f"\npyspac is {ratio:.2f} times as fast as the faster llama.cpp on this machine ({cpu_model()}). "
+        f"This model is tiny{larger}."
     )

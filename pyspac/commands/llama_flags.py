@@ -130,6 +130,20 @@ def find_short_with_equals(arguments: Sequence[str], with_value: Collection[str]
     return None
 
 
+def find_single_dash(
+    arguments: Sequence[str], known: Collection[str], with_value: Collection[str]
+) -> str | None:
+    """The first long option with one dash, such as -temp, which would be read as `-t emp`; None: no such."""
+    for i, text in enumerate(arguments):
+        if text == "--":
+            break
+        flag = text.split("=", 1)[0]
+        is_value = i > 0 and arguments[i - 1] in with_value
+        if not is_value and flag not in known and f"-{flag}" in known:
+            return flag
+    return None
+
+
 def check_short_options(arguments: Sequence[str], parameters: Sequence[Any]) -> None:
     """Say what to give instead of `-p=TEXT` and exit with 2, if there is one such."""
     if (text := find_short_with_equals(arguments, flags_with_value(parameters))) is None:
@@ -157,6 +171,9 @@ class ModelCommand(GroupedCommand):
         if found := find_flag(self.name or "", args, known, flags_with_value(self.params)):
             flag, advice = found
             typer.echo(f"pyspac: error: {self.name} has no option {flag}: {advice}", err=True)
+            raise typer.Exit(UsageError.exit_code)
+        if text := find_single_dash(args, known, flags_with_value(self.params)):
+            typer.echo(f"pyspac: error: {self.name} has no option {text}: give -{text}", err=True)
             raise typer.Exit(UsageError.exit_code)
         check_short_options(args, self.params)
         return super().parse_args(ctx, args)

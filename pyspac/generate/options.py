@@ -29,6 +29,7 @@ Threshold = int | Literal["auto"]
 DEFAULT_N_CTX: Final = 4096
 DEFAULT_DRAFT_MAX: Final = 4  # of a fixed draft length
 DEFAULT_DRAFT_CAP: Final = 8  # of one that is controlled
+_MANY: Final = 2**31 - 1  # llama.cpp counts tokens, threads and layers in 32 bits
 _MANY_BYTES: Final = 1 << 62
 
 
@@ -305,9 +306,11 @@ def check_host_kernels(name: str) -> None:
         raise ConfigError("--host-kernels", name, f"one of {', '.join(HOST_KERNELS)}")
 
 
-def _check_at_least(name: str, value: float | None, low: float) -> None:
+def _check_at_least(name: str, value: int | None, low: int) -> None:
     if value is not None and value < low:
         raise ConfigError(name, value, f"{low} or more")
+    if value is not None and value > _MANY:
+        raise ConfigError(name, value, f"{_MANY} or less")
 
 
 def parse_numbers(flag: str, text: str) -> tuple[float, ...]:
