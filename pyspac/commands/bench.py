@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pyspac.checks import check_int
 from pyspac.commands import machine, saved_defaults
 from pyspac.commands import options as o
-from pyspac.commands.bench_report import Findings, check_can_draw, draw, show
+from pyspac.commands.bench_report import MIN_ROUNDS, Findings, check_can_draw, draw, show
 from pyspac.commands.bench_ways import PROMPTS, find_ways, fit_together
 from pyspac.commands.common import (
     check_json_target,
@@ -25,13 +25,14 @@ from pyspac.commands.common import (
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.stuck import computes
-from pyspac.errors import UsageError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.compare import take_turns
 from pyspac.generate.draft_files import spec_type_of
 from pyspac.generate.loading import Loading
 from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.tensor_split import parse_tensor_split
+from pyspac.model.checks import check_model_file
 from pyspac.model.gguf_header import read_header
 
 NPredict = Annotated[
@@ -41,8 +42,14 @@ Save = Annotated[
     bool,
     typer.Option(
         "--profile",
-        help="Save the fastest way as this model's defaults, for pyspac run and pyspac chat; flags that are "
-        "given there, --stock among them, replace it.",
+        help="Save the fastest way as this model's defaults, for pyspac run and pyspac chat, if it wins each "
+        f"of {MIN_ROUNDS} rounds or more; flags that are given there, --stock among them, replace it.",
+    ),
+]
+Forget = Annotated[
+    bool,
+    typer.Option(
+        "--forget", help="Forget the defaults that --profile saved for this model, and measure nothing."
     ),
 ]
 
@@ -66,6 +73,7 @@ def bench(
     json_file: o.JsonFile = None,
     png: o.Png = None,
     profile: Save = False,
+    forget: Forget = False,
     verbose: o.Verbose = False,
 ) -> None:
     """Compare pyspac with llama.cpp on this machine and model.
@@ -74,6 +82,12 @@ def bench(
     experts there as fit into the memory that pyspac would use; pyspac; and both with drafts. They take turns
     on four kinds of prompts, a few minutes in all. Says who wins, and with which flags.
     """
+    if forget:
+        target, _ = find_files(model, hf_repo)
+        output_console().print(
+            saved_defaults.forget(check_model_file(target).path), markup=False, soft_wrap=True
+        )
+        return
     check_int("-n", n_predict, 2)
     check_int("--rounds", rounds, 2)
     check_json_target(json_file)
@@ -81,9 +95,7 @@ def bench(
         check_target("--png", png)
         check_can_draw()
     if profile:
-        if rpc or tensor_split:
-            raise UsageError("--profile keeps neither servers nor shares: leave it out, or --rpc and -ts")
-        saved_defaults.check_can_save()
+        _check_can_save(rounds, has_places=bool(rpc or tensor_split))
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     spec_type = None if draft is None else spec_type_of(read_header(draft))
     options = RunOptions(
@@ -101,9 +113,27 @@ def bench(
         draw(findings, png)
         console.print(f"figure: {png}", markup=False, soft_wrap=True)
     if profile:
-        way = findings.ways[findings.winner]
-        path = saved_defaults.save(way.options, way.flags)
-        console.print(f"saved as this model's defaults: {way.flags} ({path})", markup=False, soft_wrap=True)
+        console.print(_save(findings), markup=False, soft_wrap=True)
+
+
+def _check_can_save(n_rounds: int, *, has_places: bool) -> None:
+    """Raises PyspacError, before anything is measured. `has_places`: servers or shares were given."""
+    if n_rounds < MIN_ROUNDS:
+        raise ConfigError("--rounds", n_rounds, f"{MIN_ROUNDS} or more with --profile")
+    if has_places:
+        raise UsageError("--profile keeps neither servers nor shares: leave it out, or --rpc and -ts")
+    saved_defaults.check_can_save()
+
+
+def _save(findings: Findings) -> str:
+    """The winner as the model's defaults, if it has proved itself; what to say of that."""
+    if why := findings.why_not_saved():
+        before = saved_defaults.find(findings.options.model)
+        stay = f"; what was saved before stays: {before['flags']} (pyspac bench --forget)" if before else ""
+        return f"nothing was saved: {why}{stay}"
+    way = findings.ways[findings.winner]
+    path = saved_defaults.save(way.options, way.flags)
+    return f"saved as this model's defaults: {way.flags} ({path}); pyspac bench --forget forgets them"
 
 
 def measure(options: RunOptions, mtp: Path | None, n_rounds: int) -> Findings:

@@ -6,7 +6,7 @@ import io
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,8 @@ from pyspac.commands.json_file import write_result
 from pyspac.errors import PyspacError
 from pyspac.generate.compare import Speeds, Spread, Turns
 from pyspac.generate.options import RunOptions
+
+MIN_ROUNDS: Final = 5  # of a comparison whose winner is saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,32 @@ class Findings:
             )
         way = self.ways[self.winner]
         return f"{text}\nUse: {way.program} -m {shlex.quote(str(self.options.model))} {way.flags}"
+
+    def why_not_saved(self) -> str | None:
+        """Why the winner does not become the model's defaults; None: it does.
+
+        The rule: it was faster, in every one of MIN_ROUNDS rounds or more, than its rival and than what
+        `pyspac run` does by itself, which is pyspac's first way.
+        """
+        speeds = self.turns.generation()
+        plain = next(name for name, way in self.ways.items() if way.is_own)
+        if self.winner == plain and not self._says_how:
+            return f"'{plain}' is what pyspac run does by itself"
+        own, other, _ = self.rivals(speeds)
+        if (n_rounds := len(speeds.tps[own])) < MIN_ROUNDS:
+            return f"{n_rounds} rounds say too little, {MIN_ROUNDS} are needed"
+        rival = other if self.winner == own else own
+        for name in sorted({rival, plain} - {self.winner}):
+            ratio = speeds.ratio(self.winner, name)
+            if ratio.least <= 1.0:
+                return f"'{self.winner}' is {_times(ratio)} as fast as '{name}', not faster in every round"
+        return None
+
+    @property
+    def _says_how(self) -> bool:
+        """Whether pyspac's first way has flags of the user's, so that `pyspac run` alone is another."""
+        given = self.options
+        return (given.device, given.cache.text, given.ram) != ("auto", "auto", None)
 
     def prompt_verdict(self) -> str:
         """The same of prompts, which may have other rivals."""

@@ -6,6 +6,7 @@ Every check stands alone: where the native library is missing, the others still 
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from typing import Any, Final, Literal
 import psutil
 
 import pyspac
+from pyspac.commands.saved_defaults import all_saved
 from pyspac.commands.tier_view import disk_text
 from pyspac.engine.memory import free_memory
 from pyspac.errors import PyspacError
@@ -56,6 +58,7 @@ def examine(n_threads: int, model: Path, servers: Sequence[str] = ()) -> list[Fi
         "devices": _devices,
         "bandwidth": lambda: _bandwidths(n_threads),
         "disk": lambda: _disk(model),
+        "defaults": _defaults,
     }
     return [finding for name, check in checks.items() for finding in _guarded(name, check)]
 
@@ -213,4 +216,15 @@ def _disk(model: Path) -> Iterator[Finding]:
             f"the file system of {model} cannot read around the page cache: with --ram experts are read "
             "through it, and dropped from it after each read",
             "put the model on ext4, xfs, btrfs or another local file system, if it is larger than memory",
+        )
+
+
+def _defaults() -> Iterator[Finding]:
+    """What `run` and `chat` do on their own differs for these models."""
+    for model, flags in all_saved():
+        yield Finding(
+            "note",
+            "defaults",
+            f"{model}: run and chat take {flags}, as pyspac bench --profile saved it",
+            f"nothing, if that is wanted; else pyspac bench --forget -m {shlex.quote(model)}",
         )

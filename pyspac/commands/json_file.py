@@ -53,8 +53,8 @@ def write_result(path: Path, data: bytes, what: str) -> None:
         ) from error
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, or leave it as it is. Raises OSError."""
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file, or leave it as it is; `mode`: who may read it, less the umask. Raises OSError."""
     if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
         path.write_bytes(data)
         return
@@ -62,7 +62,7 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
-        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).chmod(mode & ~_umask())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink()

@@ -37,6 +37,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "mtp": _TEXT_OR_NONE,
     "cache": (str,),
     "flags": (str,),
+    "model": _TEXT_OR_NONE,  # the file, for people: its content is the key
 }
 
 # flags of how a model is run: whoever gives one of them decides, and nothing that was saved is used
@@ -52,19 +53,49 @@ def folder() -> Path:
 
 
 def save(options: RunOptions, flags: str) -> Path:
-    """Make `options` the defaults of its model; `flags`: the same as a user would type it."""
+    """Make `options` the defaults of its model; `flags`: the same as a user would type it.
+
+    The file names folders of the user's, so it is for their eyes alone.
+    """
     fields = {name: getattr(options, name) for name in FIELDS} | {"cache": options.cache.text}
     for name in FILES:
         file = getattr(options, name)
         fields[name] = str(file.absolute()) if file else None
-    path = folder() / f"{model_hash(options.model)}.json"
+    path = _path(options.model)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json_text(fields | {"flags": flags})
-        write_whole(path, text.encode())
+        text = json_text(fields | {"flags": flags, "model": str(options.model.absolute())})
+        write_whole(path, text.encode(), mode=0o600)
     except OSError as error:
         raise _not_saved(path, error.strerror) from error
     return path
+
+
+def _path(model: Path) -> Path:
+    return folder() / f"{model_hash(model)}.json"
+
+
+def forget(model: Path) -> str:
+    """Run the model as if nothing had been saved for it; returns what to say. Raises PyspacError."""
+    path = _path(model)
+    saved = _read(path)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return f"no defaults are saved for this model ({path})"
+    except OSError as error:
+        raise PyspacError(f"{path}: the defaults cannot be removed ({error.strerror})") from error
+    return f"forgot this model's defaults: {saved['flags'] if saved else 'unreadable ones'} ({path})"
+
+
+def all_saved() -> list[tuple[str, str]]:
+    """The models that have defaults, and these as flags."""
+    try:
+        paths = sorted(folder().glob("*.json"))
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return []
+    found = [saved for path in paths if (saved := _read(path))]
+    return [(saved["model"] or "a model that was not noted", saved["flags"]) for saved in found]
 
 
 def check_can_save() -> None:
@@ -86,7 +117,7 @@ def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
     """The defaults that were saved for the model, which is said; unless the command line says how to run."""
     if any(_is_given(command, name) for name in HOW & command.params.keys()):
         return options
-    saved = _read(options.model)
+    saved = find(options.model)
     if saved is None:
         return options
     files = {name: Path(saved[name]) if saved[name] else None for name in FILES}
@@ -95,7 +126,7 @@ def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
             _say(f"the defaults saved for this model want the {FILES[name]} {file}, which is gone: not used")
             return options
     try:
-        result = replace(options, **{**saved["fields"], **files})
+        result = replace(options, **{**saved["fields"], **files}, profile=saved["flags"])
         Loading.of(result)
     except PyspacError as error:  # a device or a file is not what it was; or of somebody's editor
         _say(
@@ -105,7 +136,8 @@ def with_saved(options: RunOptions, command: typer.Context) -> RunOptions:
         return options
     _say(
         f"using the defaults that `pyspac bench --profile` saved for this model: {saved['flags']} "
-        "(your own flags, such as --stock or --device, replace them)"
+        "(your own flags, such as --stock or --device, replace them; `pyspac bench --forget` with the model "
+        "forgets them)"
     )
     return result
 
@@ -115,12 +147,17 @@ def _is_given(command: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _read(model: Path) -> dict[str, Any] | None:
-    """`flags`, `fields` of RunOptions, and FILES; None: nothing was saved that this version can read."""
+def find(model: Path) -> dict[str, Any] | None:
+    """As `_read`, of the model's file."""
     try:
-        if not folder().is_dir():
-            return None
-        path = folder() / f"{model_hash(model)}.json"
+        return _read(_path(model)) if folder().is_dir() else None
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """`flags`, `model`, `fields` of RunOptions, and FILES; None: nothing that this version can read."""
+    try:
         saved = dict.fromkeys(_TYPES) | json.loads(path.read_text(encoding="utf-8"))
         if any(type(saved[name]) not in types for name, types in _TYPES.items()):
             return None
@@ -129,9 +166,9 @@ def _read(model: Path) -> dict[str, Any] | None:
             return None
         fields["cache"] = CacheSize(text=saved["cache"])
         parse_spec_type(saved["spec_type"])
-        return {name: saved[name] for name in (*FILES, "flags")} | {"fields": fields}
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, PyspacError):
-        return None  # RuntimeError: no home folder; PyspacError: a name or a size that is none
+        return {name: saved[name] for name in (*FILES, "flags", "model")} | {"fields": fields}
+    except (OSError, ValueError, KeyError, TypeError, PyspacError):
+        return None  # PyspacError: a name or a size that is none
 
 
 def _say(text: str) -> None:

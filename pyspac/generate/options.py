@@ -113,6 +113,7 @@ class RunOptions:
     link_gb_s: float | None = None  # known speed of the link, in 1e9 bytes/s; None: measured while running
     max_batch: int = EngineParams().max_batch
     verbose: bool = False
+    profile: str | None = None  # as flags: what was saved as the model's defaults, if it is in force
 
     def __post_init__(self) -> None:
         _check_at_least("-n", self.n_predict, -1)

@@ -112,6 +112,8 @@ def table_rows(session: Session, generation: Generation) -> list[tuple[str, str]
     rows = [("mode", _mode_text(session)), *_speed_rows(generation), *_speculation_rows(session, generation)]
     if session.split:
         rows += (_host_rows if session.options.is_host_only else _split_rows)(session.split, generation)
+    if session.options.profile is not None:
+        rows.append(("defaults", f"{session.options.profile} (saved by pyspac bench --profile)"))
     if session.loading.no_effect:
         rows.append(("predicted", session.loading.no_effect))
     return rows

@@ -76,7 +76,7 @@ def findings(speeds: dict[str, list[float]]) -> Findings:
             for prompt in PROMPTS:
                 turns.add(name, i, prompt, metrics(10, 1.0, 11, 10.0 / speed))
     options = RunOptions(model=Path("m.gguf"), stock=True)
-    ways = {name: Way(f"--{name}", options, name == "own") for name in speeds}
+    ways = {name: Way(f"--{name}", options, name.startswith("own")) for name in speeds}
     return Findings(RunOptions(model=Path("m.gguf")), ways, turns, True, {"cpu": "a CPU"})
 
 
@@ -94,6 +94,46 @@ def test_verdict(own: list[float], said: str, winner: str) -> None:
     assert said in found.verdict()
     assert found.winner == winner
     assert f"Use: pyspac run -m m.gguf --{winner}" in found.verdict()
+
+
+OFTEN = [10.0, 11.0, 10.0, 11.0, 10.0]  # tokens/s of five rounds
+
+
+def scaled(ratio: float) -> list[float]:
+    return [ratio * speed for speed in OFTEN]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "why"),
+    [
+        ({"stock": scaled(1.1), "own": OFTEN}, None),
+        ({"stock": OFTEN, "own": OFTEN, "own ngram": scaled(1.1)}, None),
+        ({"stock": [12.0] * 2, "own": [10.0] * 2}, "2 rounds say too little, 5 are needed"),
+        ({"stock": [12.0] * 4, "own": [10.0] * 4}, "4 rounds say too little, 5 are needed"),
+        # the report's: neither wins, and stock has the better median
+        ({"stock": [9.0, 12.0, 12.0, 12.0, 12.0], "own": [10.0] * 5}, "'stock' is 1.20 times (0.90 to 1.20 "),
+        (
+            {"stock": [10.0] * 5, "own": [9.0] * 5, "stock ngram": [4.8, 12.3, 12.0, 12.0, 12.0]},
+            "'stock ngram' is 1.33 times (0.53 to 1.37 over the rounds) as fast as 'own', not",
+        ),
+        # better than llama.cpp, but not than what runs without flags
+        (
+            {"stock": [5.0] * 5, "own": [10.0] * 5, "own ngram": [9.0, 12.0, 12.0, 12.0, 12.0]},
+            "'own ngram' is 1.20 times (0.90 to 1.20 over the rounds) as fast as 'own', not faster",
+        ),
+        ({"stock": [5.0] * 5, "own": [10.0] * 5}, "'own' is what pyspac run does by itself"),
+    ],
+)
+def test_only_what_wins_every_round_is_saved(speeds: dict[str, list[float]], why: str | None) -> None:
+    found = findings(speeds)
+    said = found.why_not_saved()
+    assert said == why if why is None else why in str(said)
+
+
+def test_a_way_with_flags_that_were_given_is_saved_if_it_wins() -> None:
+    found = findings({"stock": [5.0] * 5, "own": [10.0] * 5})
+    given = replace(found.options, device="emulated", cache=CacheSize(text="50%"))
+    assert replace(found, options=given).why_not_saved() is None
 
 
 def test_flags_can_be_typed_as_they_are_printed() -> None:
@@ -243,7 +283,7 @@ def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path, monkeypatch:
         yield on_turn
 
     monkeypatch.setattr("pyspac.commands.bench._progress_bar", progress_bar)
-    files = ("--json", tmp_path / "row.json", "--png", tmp_path / "bench.png", "--profile")
+    files = ("--json", tmp_path / "row.json", "--png", tmp_path / "bench.png", "--profile", "--rounds", "5")
     assert invoke("bench", "-m", models / "target.gguf", *SHORT, *files).exit_code == 130
     assert list(tmp_path.iterdir()) == []
 
@@ -286,12 +326,71 @@ def row_slots(models: Path, *flags: str) -> int:
     return int(run_with(models, *flags)[0]["experts"]["n_slots"])
 
 
-def test_saved_defaults_are_used_and_named(models: Path) -> None:
-    result = invoke("bench", "-m", models / "target.gguf", "--profile", *SHORT)
+def bench_finds(monkeypatch: pytest.MonkeyPatch, model: Path, own: list[float], stock: list[float]) -> Result:
+    """`pyspac bench --profile` where the ways had these speeds."""
+    found = findings({"stock": stock, "own": own})
+    ways = {name: replace(way, options=replace(way.options, model=model)) for name, way in found.ways.items()}
+    measured = replace(found, options=RunOptions(model=model), ways=ways)
+    monkeypatch.setattr("pyspac.commands.bench.measure", lambda *_: measured)
+    return invoke("bench", "-m", model, "--profile")
+
+
+def test_saved_defaults_are_used_named_and_forgotten(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = models / "target.gguf"
+    result = bench_finds(monkeypatch, target, own=[10.0] * 5, stock=[11.0] * 5)
     assert result.exit_code == 0, result.output
-    assert "saved as this model's defaults: --" in result.output
-    _, said = run_with(models)
-    assert said.count("using the defaults that `pyspac bench --profile` saved for this model: --") == 1
+    assert "saved as this model's defaults: --stock (" in result.output
+    [file] = (tmp_path / "cache/defaults").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    row, said = run_with(models)
+    assert row["mode"] == "stock"
+    assert said.count("using the defaults that `pyspac bench --profile` saved for this model: --stock") == 1
+    assert "--stock (saved by pyspac bench --profile)" in " ".join(said.split())  # the closing table
+    doctor = " ".join(invoke("doctor", target, "-t", "1").output.split())
+    assert f"{target}: run and chat take --stock, as pyspac bench --profile saved it" in doctor
+    assert f"else pyspac bench --forget -m {target}" in doctor
+    forgotten = invoke("bench", "--forget", "-m", target)
+    assert (forgotten.exit_code, forgotten.output) == (0, f"forgot this model's defaults: --stock ({file})\n")
+    assert not file.exists()
+    row, said = run_with(models)
+    assert row["mode"] == WITHOUT_FLAGS
+    assert "saved" not in said
+    assert invoke("bench", "--forget", "-m", target).output.startswith("no defaults are saved for this model")
+
+
+def test_what_does_not_win_is_not_saved(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither wins: `run` and `chat` stay as they are."""
+    target = models / "target.gguf"
+    result = bench_finds(monkeypatch, target, own=[10.0] * 5, stock=[9.0, 12.0, 12.0, 12.0, 12.0])
+    assert result.exit_code == 0, result.output
+    assert (
+        "nothing was saved: 'stock' is 1.20 times (0.90 to 1.20 over the rounds) as fast as" in result.output
+    )
+    assert not (tmp_path / "cache/defaults").exists()
+    saved_defaults.save(RunOptions(model=target, stock=True), "--stock")
+    result = bench_finds(monkeypatch, target, own=[10.0] * 5, stock=[9.0] * 5)
+    assert "what was saved before stays: --stock (pyspac bench --forget)" in result.output
+
+
+def test_too_few_rounds_save_nothing(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspac.commands.bench.measure", lambda *_: pytest.fail("measured"))
+    result = invoke("bench", "-m", models / "target.gguf", "--profile", *SHORT)
+    assert result.exit_code == 2
+    assert "--rounds cannot be 2: give 5 or more with --profile" in result.output
+
+
+def test_a_file_that_cannot_be_read_is_forgotten(models: Path) -> None:
+    path = saved_defaults.save(RunOptions(model=models / "target.gguf", stock=True), "--stock")
+    path.write_text("[]")
+    assert (
+        "forgot this model's defaults: unreadable"
+        in invoke("bench", "--forget", "-m", models / "target.gguf").output
+    )
+    assert not path.exists()
 
 
 def test_flags_replace_saved_defaults(models: Path) -> None:
@@ -407,7 +506,7 @@ def test_nothing_is_measured_where_nothing_can_be_saved(
 def test_folder_that_cannot_be_written(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PYSPAC_CACHE_DIR", str(tmp_path / "file"))
-    result = invoke("bench", "-m", models / "target.gguf", "--profile", *SHORT)
+    result = invoke("bench", "-m", models / "target.gguf", "--profile")
     assert result.exit_code == 1
     assert "the defaults cannot be saved" in result.output
     assert "PYSPAC_CACHE_DIR" in result.output
