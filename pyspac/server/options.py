@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspac.engine.devices import Device
 
 MAX_PORT: Final = 65535
+MAX_TOKENS: Final = 2**31 - 1  # llama.cpp counts them in 32 bits
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_MAX_BATCH: Final = (
     40  # llama-server's four slots, each with eight drafts and one token more; without masks
@@ -147,7 +148,7 @@ class ServeOptions:
             read_cpu_range(self.cpu_range)
         self._check_mode()
         if self.n_ctx is not None:
-            check_int("-c", self.n_ctx, 0)
+            check_int("-c", self.n_ctx, 0, MAX_TOKENS)
         check_range("--drain", self.drain_s, 0, MAX_DRAIN_S)
         if self.board is not None:
             check_name(self.board)
