@@ -6,6 +6,7 @@
 #include "context-hook.h"
 #include "cutoff.h"
 #include "device-caches.h"
+#include "home-process.h"
 #include "job-thread.h"
 #include "routers.h"
 #include "tier/memory-tier.h"
@@ -50,6 +51,7 @@ struct spac_draft_gate {
     void begin_drafting(uint64_t forward);
     void work_off(const job & j);
 
+    const spac_home_process  home;
     spac_context_hook        hook;
     const spac_device_caches cache;
     spac_memory_tier *       tier;

@@ -11,6 +11,7 @@
 #include "forward.h"
 #include "graph-splitter.h"
 #include "head-states.h"
+#include "home-process.h"
 #include "host-work.h"
 #include "host/dense-matmul.h"
 #include "layers.h"
@@ -41,6 +42,9 @@ struct spac_engine {
 
     spac_engine(const spac_engine &) = delete;
 
+    // in a process that was forked from its own it stays as it is: nobody is there who could end its threads
+    static void free(spac_engine * engine);
+
     spac_engine_info info() const;
     void             show_info() const;
 
@@ -61,6 +65,7 @@ struct spac_engine {
     void forget_context();
 
     // The parts, in the order in which they are made. Each knows of those above it alone.
+    const spac_home_process                  home;
     const spac_settings                      settings;
     const std::unique_ptr<spac_mask_drafter> masks;
     spac_context_hook                        hook;
@@ -92,7 +97,9 @@ struct spac_engine {
 
   private:
     llama_moe_hook                                  make_hook(void (*free_with_context)(void *));
-    int32_t                                         before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's
+    ggml_tensor *                                   build(const llama_moe_hook_params & p);
+    bool                                            can_reuse() const;
+    int32_t                                         before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's, -1: none
     std::vector<std::unique_ptr<spac_expert_cache>> make_caches();
     double                                          copy_gb_s(size_t device) const;
     void                                            share_board();

@@ -107,7 +107,7 @@ static void free_with_context(void * user_data) {
     spac_engine * engine = (spac_engine *) user_data;
     target               = nullptr;
     engine->forget_context();
-    delete engine;
+    spac_engine::free(engine);
     attached = false;
 }
 

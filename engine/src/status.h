@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 struct spac_error : std::runtime_error {
     spac_status status;
@@ -44,6 +45,10 @@ spac_status spac_guard(F && fn) {
     } catch (const std::bad_alloc &) {
         spac_set_last_error("out of memory");
         return SPAC_STATUS_OUT_OF_MEMORY;
+    } catch (const std::system_error & e) { // a thread that cannot be made, and nothing else
+        spac_set_last_error(spac_format("the system has no thread left for the engine (%s): raise the limit on processes (ulimit -u; of a container: its pids limit)",
+                                        e.what()));
+        return SPAC_STATUS_INTERNAL;
     } catch (const std::exception & e) {
         spac_set_last_error(e.what());
         return SPAC_STATUS_INTERNAL;
