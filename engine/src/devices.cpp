@@ -1,11 +1,11 @@
 // ggml's devices, and what memory and link really do.
-#include "clock.h"
-#include "engine-params.h"
+#include "base/clock.h"
+#include "base/engine-params.h"
+#include "base/sized-struct.h"
+#include "base/status.h"
+#include "cache/slot-copy.h"
 #include "host/kernels.h"
-#include "lost-server.h"
-#include "sized-struct.h"
-#include "slot-copy.h"
-#include "status.h"
+#include "plan/lost-server.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"

@@ -1,7 +1,7 @@
 #include "engine.h"
 
-#include "clock.h"
-#include "status.h"
+#include "base/clock.h"
+#include "base/status.h"
 
 #include "llama-model.h"
 #include "llama.h"

@@ -1,9 +1,9 @@
 // The ABI: checks arguments, turns exceptions into a status.
-#include "board-file.h"
-#include "engine-params.h"
+#include "base/engine-params.h"
+#include "base/sized-struct.h"
+#include "base/status.h"
+#include "board/board-file.h"
 #include "engine.h"
-#include "sized-struct.h"
-#include "status.h"
 
 static void require(bool ok, const char * what) {
     if (!ok) {

@@ -1,7 +1,7 @@
 // What the tests share: a check that cannot be compiled out, and a fake device.
 #pragma once
 
-#include "expert-cache.h"
+#include "cache/expert-cache.h"
 
 #include <cstdio>
 #include <cstdlib>

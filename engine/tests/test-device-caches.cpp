@@ -1,8 +1,8 @@
 // The caches of several devices: each has the layers of its own, all write one set of counters.
+#include "base/clock.h"
+#include "cache/device-caches.h"
+#include "cache/prefetch-worker.h"
 #include "check.h"
-#include "clock.h"
-#include "device-caches.h"
-#include "prefetch-worker.h"
 
 #include <atomic>
 #include <memory>

@@ -1,5 +1,5 @@
+#include "cache/prefetch-worker.h"
 #include "check.h"
-#include "prefetch-worker.h"
 #include <ctime>
 #include <thread>
 

@@ -3,7 +3,7 @@
 #include "check.h"
 #include "tier/memory-tier.h"
 
-#include "status.h"
+#include "base/status.h"
 
 #include "ggml.h"
 

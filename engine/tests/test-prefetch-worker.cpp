@@ -1,6 +1,6 @@
 // Races between graph, scheduler and worker, on a slow, a failing and a cancelled device. Run under TSan too.
+#include "cache/prefetch-worker.h"
 #include "check.h"
-#include "prefetch-worker.h"
 
 #include <atomic>
 #include <chrono>
