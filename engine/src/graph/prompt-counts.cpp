@@ -1,6 +1,5 @@
 #include "prompt-counts.h"
 
-#include "base/clock.h"
 #include "layers/reader-node.h"
 
 #include <map>
@@ -43,7 +42,9 @@ const spac_activations & spac_prompt_counts::count(const spac_moe_layer & layer,
     last_il = layer.il == nodes.rbegin()->first ? -1 : layer.il;
     activations.count(ids, layer.n_expert, board.prompt_counts() + (size_t) layer.il * board.geometry().n_expert);
     log.add(layer.il, ids);
-    way.note_layer(layer.il, spac_now_us());
+    if (on_layer) {
+        on_layer(layer.il);
+    }
     if (last_il < 0) {
         log.end();
         board.publish();

@@ -7,9 +7,9 @@
 #include "cache/device-caches.h"
 #include "layers/layers.h"
 #include "routing-log.h"
-#include "untried/prompt-way.h"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 
 struct spac_prompt_counts {
@@ -23,7 +23,7 @@ struct spac_prompt_counts {
     const spac_activations & count(const spac_moe_layer & layer, const ggml_tensor * ids);
     void                     fill(const spac_moe_layer & layer, size_t n_tokens); // free slots, after count()
 
-    spac_prompt_way way; // is told how far a wide batch has come
+    std::function<void(int il)> on_layer; // is told how far a wide batch has come; empty: nobody asks
 
   private:
     struct node {

@@ -11,7 +11,8 @@ static int choose_mode(const spac_device_caches & cache, bool has_device, int st
 
 spac_prompt_stage::spac_prompt_stage(spac_board & board, const spac_device_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers,
                                      const spac_slot_groups & groups, const std::vector<ggml_backend_dev_t> & devices, int stage) :
-    board(board), cache(cache), prompts(prompts), groups(groups), devices(devices), mode(choose_mode(cache, !devices.empty(), stage)), way(prompts.way) {
+    board(board), cache(cache), prompts(prompts), groups(groups), devices(devices), mode(choose_mode(cache, !devices.empty(), stage)) {
+    prompts.on_layer = [this](int il) { way.note_layer(il, spac_now_us()); };
     for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { this, layer };
     }

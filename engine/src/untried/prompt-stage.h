@@ -6,6 +6,7 @@
 #include "graph/prompt-counts.h"
 #include "graph/split-graph.h"
 #include "layers/layers.h"
+#include "prompt-way.h"
 
 #include "ggml-backend.h"
 
@@ -48,7 +49,7 @@ struct spac_prompt_stage {
     const spac_slot_groups &              groups;
     const std::vector<ggml_backend_dev_t> devices;
     const int                             mode; // SPAC_STAGE_NEVER where there are too few slots
-    spac_prompt_way &                     way;
+    spac_prompt_way                       way;
     std::vector<const spac_moe_layer *>   staged; // of the graph under way, in its order
 
     std::map<int, node>  nodes; // by il
