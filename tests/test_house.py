@@ -275,3 +275,8 @@ def test_a_room_uses_those_before_it_alone(name: str) -> None:
 
 def test_there_is_no_circle_of_includes() -> None:
     TopologicalSorter(engine_files()).prepare()
+
+
+def test_what_no_gpu_has_run_has_one_door() -> None:
+    used = {other for file, others in engine_files().items() for other in others if room(file) != "untried"}
+    assert {other for other in used if room(other) == "untried"} == {"untried/untried"}

@@ -25,7 +25,7 @@
 #include "split/graph-splitter.h"
 #include "split/wide-batches.h"
 #include "tier/memory-tier.h"
-#include "untried/prompt-stage.h"
+#include "untried/untried.h"
 
 #include <memory>
 #include <mutex>
@@ -79,7 +79,7 @@ struct spac_engine {
     spac_routing_log                                      log;
     spac_forward                                          forward;
     spac_prompt_counts                                    prompts;
-    spac_prompt_stage                                     stage;
+    spac_untried                                          untried;
     spac_wide_batches                                     wide;
     const std::unique_ptr<spac_next_layer>                next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                                   splitter;

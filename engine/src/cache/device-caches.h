@@ -20,9 +20,15 @@ struct spac_device_caches {
 
     bool empty() const { return caches.empty(); }
 
-    spac_expert_cache & of(uint32_t il) const { return *caches[caches.size() == 1 ? 0 : of_layer[il]]; }
+    const std::vector<spac_expert_cache *> & all() const { return caches; }
+
+    size_t              index_of(uint32_t il) const { return caches.size() == 1 ? 0 : of_layer[il]; }
+    spac_expert_cache & of(uint32_t il) const { return *caches[index_of(il)]; }
 
     // as the functions of one cache
+
+    // its mutex is locked once, and that of each other device's cache, where `keeps_pins` is false
+    void run_layer(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots, bool keeps_pins, size_t n_fill) const;
 
     void pin(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots) const { of(il).pin(il, experts, n_rows, n, slots); }
 
@@ -35,27 +41,18 @@ struct spac_device_caches {
     size_t   expect(const spac_expectation & what, const std::vector<int32_t> & experts) const { return of(what.il).expect(what, experts); }
     double   copy_us(uint32_t il) const { return of(il).copy_us(il); }
 
-    void stage(uint32_t il, const int32_t * experts, size_t n) const { of(il).stage(il, experts, n); }
-    void pin_staged(uint32_t il, const int32_t * experts, size_t n, int32_t * slots) const { of(il).pin_staged(il, experts, n, slots); }
-    bool can_stage() const;
-
     int32_t slot_of(uint32_t il, uint32_t ie) const { return of(il).slot_of(il, ie); }
 
     // of all of them
 
     // byte_budgets: of each device; what is missing has none
     void apply(const uint8_t * utility, const uint8_t * tau, const uint32_t * load, size_t n_load, const std::vector<uint64_t> & byte_budgets) const;
-    void want_whole(const uint8_t * wanted) const;
-    // of graphs built from now on: first slots [n_layer], in the pool of each layer's device
-    std::vector<int32_t> whole_layers(uint64_t & version) const;
-    uint64_t             whole_version() const;
-    void                 enter_graph(const std::vector<int32_t> & whole, bool may_reserve) const;
-    void                 cancel() const;
-    void                 unpin_all() const;
-    void                 begin_forward() const;
-    void                 idle() const;
-    bool                 wait_idle(int32_t timeout_ms) const; // altogether
-    void                 check() const;
+    void cancel() const;
+    void unpin_all() const;
+    void begin_forward() const;
+    void idle() const;
+    bool wait_idle(int32_t timeout_ms) const; // altogether
+    void check() const;
 
   private:
     std::vector<spac_expert_cache *> caches;

@@ -28,7 +28,9 @@ void spac_decisions::take_over() {
     }
     if (!cache.empty()) {
         cache.apply(decision.utility.data(), decision.tau.data(), decision.load.data(), decision.load.size(), decision.byte_budget);
-        cache.want_whole(decision.want_whole.data());
+        if (want_whole) {
+            want_whole(decision.want_whole.data());
+        }
         board.counters()->n_decisions++;
     } else if (tier) {
         read_ahead();

@@ -7,6 +7,7 @@
 #include "tier/memory-tier.h"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -15,6 +16,9 @@ struct spac_decisions {
     // tier: of experts on disk, where the device is "none": a decision's loads are read ahead into memory; or NULL
     // policy: NULL where a scheduler of the engine's own process decides
     spac_decisions(spac_board & board, const spac_device_caches & cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy);
+
+    // layers [n_layer] that a decision wants whole on the device; set before the first is taken over; empty: nobody asks
+    std::function<void(const uint8_t * wanted)> want_whole;
 
     void    take_over();                            // the board's decision, if it is new and whole; by the graph, the worker or the ABI
     void    begin_forward();                        // takes over, and looks after a scheduler that may be gone

@@ -299,30 +299,9 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
     return build_sum(p, layer, rows);
 }
 
-// ---- whole layers
+// ---- from weights that are all in one place
 
-ggml_tensor * spac_build_whole(const llama_moe_hook_params & p, const spac_moe_layer & layer, const spac_slot_group & group, int32_t first, bool on_cpu) {
-    ggml_tensor * parts[SPAC_N_PARTS] = {};
-    for (int part = 0; part < SPAC_N_PARTS; part++) {
-        ggml_tensor * t = group.parts[part];
-        if (!t) {
-            continue;
-        }
-        const bool is_bias = part >= SPAC_PART_UP_B;
-        parts[part]        = is_bias ? ggml_view_2d(p.ctx, t, t->ne[0], layer.n_expert, t->nb[1], first * t->nb[1]) : ggml_view_3d(p.ctx, t, t->ne[0], t->ne[1], layer.n_expert, t->nb[1], t->nb[2], first * t->nb[2]);
-        ggml_backend_view_init(parts[part]); // with a buffer of weights: ggml's scheduler computes where they are
-    }
-    ggml_tensor * out = build_sum(p, layer, build_ffn(p, layer, parts, make_inputs(p, layer), p.ids));
+ggml_tensor * spac_build_experts(const llama_moe_hook_params & p, const spac_moe_layer & layer, ggml_tensor * const * parts, ggml_tensor * ids, bool on_cpu) {
+    ggml_tensor * out = build_sum(p, layer, build_ffn(p, layer, parts, make_inputs(p, layer), ids));
     return on_cpu ? pin_chain_to_cpu(p, out) : out;
-}
-
-// ---- prompts
-
-ggml_tensor * spac_build_staged(const llama_moe_hook_params & p, const spac_moe_layer * layer, const spac_slot_group & group, ggml_custom_op_t dispatch,
-                                void * user_data) {
-    const split_inputs in     = make_inputs(p, *layer);
-    ggml_tensor *      args[] = { p.ids };
-    ggml_tensor *      ids    = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, layer->n_expert_used, p.cur->ne[1], 1, 1, args, 1, dispatch, 1, user_data));
-    ggml_format_name(ids, "spac_stage-%d", p.il);
-    return build_sum(p, *layer, build_ffn(p, *layer, group.parts, in, ids));
 }

@@ -46,11 +46,5 @@ ggml_tensor * spac_build_split_kernels(const llama_moe_hook_params & p, spac_spl
 ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_split_node * node, const spac_slot_group & group, ggml_backend_t backend,
                                         ggml_backend_t merging);
 
-// a layer whose experts are all in slots, in their order from slot `first` on: llama.cpp's own nodes, with the router's ids
-// on_cpu: the device is the CPU
-ggml_tensor * spac_build_whole(const llama_moe_hook_params & p, const spac_moe_layer & layer, const spac_slot_group & group, int32_t first, bool on_cpu);
-
-// a layer whose chosen experts are all in slots by the time that dispatch returns
-// dispatch: src is ids, dst [n_expert_used, n_tokens] slots
-ggml_tensor * spac_build_staged(const llama_moe_hook_params & p, const spac_moe_layer * layer, const spac_slot_group & group, ggml_custom_op_t dispatch,
-                                void * user_data);
+// llama.cpp's own nodes, on these weights, into which ids say which; on_cpu: that is where they are
+ggml_tensor * spac_build_experts(const llama_moe_hook_params & p, const spac_moe_layer & layer, ggml_tensor * const * parts, ggml_tensor * ids, bool on_cpu);

@@ -47,9 +47,9 @@ void spac_forward::begin() {
 void spac_forward::begin_layer(int il, uint64_t now) {
     if (!in_progress || il <= last_il) {
         begin();
+        is_first = true;
     } else {
-        // this layer's input depends on the previous layer's output, so its experts are no longer in use
-        cache.unpin_all();
+        is_first = false;
         decisions.begin_layer();
         board.layer_stats()[last_il].layer_us += now - last_dispatch;
     }
@@ -80,12 +80,10 @@ void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor *
     activations.count(ids, layer.n_expert, board.counts() + (size_t) layer.il * board.geometry().n_expert, n_tokens_counted);
     log.add(layer.il, ids);
     slots.resize(activations.n_distinct());
-    cache.pin(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data());
+    // where it is not the first, this layer's input depends on the previous layer's output, whose experts are no longer in use
+    cache.run_layer(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data(), is_first, fills ? activations.n_counted : 0);
     if (tier) {
         tier->use_on_device(layer.il, activations.experts.data(), activations.n_rows.data(), slots.data(), slots.size());
-    }
-    if (fills) {
-        cache.fill(layer.il, activations.experts.data(), activations.n_rows.data(), activations.n_counted, 0, SIZE_MAX);
     }
 }
 

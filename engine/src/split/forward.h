@@ -63,6 +63,7 @@ struct spac_forward : spac_split_ops {
     std::atomic<bool>       in_progress{ false };
     bool                    any_device = false, any_host = false;
     int                     last_il       = -1;
+    bool                    is_first      = true; // the layer in progress
     uint64_t                last_dispatch = 0;
     std::vector<call_times> times; // [n_layer]
 

@@ -3,10 +3,10 @@
 #include "base/status.h"
 #include "host/openmp-team.h"
 
-spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_device_caches & cache, const spac_host_work & host,
-                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
+spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
+                                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_untried & untried,
                                          spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch) :
-    plan(plan), groups(groups), cache(cache), host(host), dense(dense), prompts(prompts), stage(stage), log(log), next_layer(next_layer), wide(wide),
+    plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), untried(untried), log(log), next_layer(next_layer), wide(wide),
     is_logged(plan.has_slots || wide.has_tier()), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         const bool is_own = host.on_device && layer->own_kernels && spac_device_is_cpu(plan.device_of(*layer));
@@ -40,7 +40,7 @@ ggml_tensor * spac_graph_splitter::build(const llama_moe_hook_params & p) {
 
 // staged; or counted, and of experts on disk or llama.cpp's
 ggml_tensor * spac_graph_splitter::build_wide(const llama_moe_hook_params & p) {
-    ggml_tensor * out = stage.build(p, !built.is_wide);
+    ggml_tensor * out = untried.build_prompt(p, !built.is_wide);
     built.is_wide     = true;
     if (!out) {
         out = wide.build(p);
@@ -56,8 +56,7 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
         built.is_logged = false;
         built.n_split   = 0;
         built.is_wide   = false;
-        built.n_whole   = 0;
-        built.whole     = cache.whole_layers(built.version);
+        untried.begin_graph();
     }
     built.sched   = p.sched;
     built.last_il = p.il;
@@ -65,27 +64,21 @@ void spac_graph_splitter::note_graph(const llama_moe_hook_params & p) {
 
 // of batches of any width; NULL: it is not whole
 ggml_tensor * spac_graph_splitter::build_whole(const llama_moe_hook_params & p) {
-    const int32_t first   = p.il >= 0 && p.il < (int) built.whole.size() ? built.whole[p.il] : -1;
-    const auto    it      = nodes.find(p.il);
-    const bool    is_ours = it != nodes.end() && spac_same_experts(*it->second.layer, p);
-    if (first < 0 || !is_ours || !is_plain(p) || p.has_lora) {
+    const auto it      = nodes.find(p.il);
+    const bool is_ours = it != nodes.end() && spac_same_experts(*it->second.layer, p);
+    if (!is_ours || !is_plain(p) || p.has_lora) {
         return nullptr;
     }
-    built.n_whole++;
     const spac_moe_layer & layer = *it->second.layer;
-    return spac_build_whole(p, layer, *groups[layer.group], first, spac_device_is_cpu(plan.device_of(layer)));
-}
-
-bool spac_graph_splitter::can_reuse() const {
-    return built.version == cache.whole_version();
+    return untried.build_whole(p, layer, spac_device_is_cpu(plan.device_of(layer)));
 }
 
 bool spac_graph_splitter::enter(int32_t n_tokens) {
     if (n_tokens <= 0) {
         return false; // none of the model's
     }
-    cache.enter_graph(built.whole, !built.is_wide);
-    return built.n_whole > 0 && built.n_split == 0 && n_tokens <= max_batch;
+    untried.enter_graph(built.is_wide);
+    return untried.n_whole() > 0 && built.n_split == 0 && n_tokens <= max_batch;
 }
 
 void spac_graph_splitter::wait_for_devices() const {
@@ -145,7 +138,7 @@ int32_t spac_graph_splitter::n_threads_of(ggml_cgraph * graph, int32_t n_tokens)
         dense->mark(graph);
     }
     if (built.is_wide && n_tokens > max_batch) {
-        stage.begin(n_tokens, built.n_split > 0, built.whole);
+        untried.begin_prompt(n_tokens, built.n_split > 0);
     }
     const bool is_split = is_split_by_executor(n_tokens);
     if (is_split && !last_was_split && host.has_ggml_worker() && !plan.device_is_cpu()) {

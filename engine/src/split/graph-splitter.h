@@ -1,7 +1,6 @@
 // What the hook does with the graphs of a context while its engine is at work: which layers are split, and how.
 #pragma once
 
-#include "cache/device-caches.h"
 #include "cache/slot-pool.h"
 #include "decide/next-layer.h"
 #include "graph/prompt-counts.h"
@@ -11,7 +10,7 @@
 #include "layers/layers.h"
 #include "plan/host-work.h"
 #include "plan/plan.h"
-#include "untried/prompt-stage.h"
+#include "untried/untried.h"
 #include "wide-batches.h"
 
 #include <cstdint>
@@ -22,12 +21,12 @@
 struct spac_graph_splitter {
     // all outlive the splitter, and graphs that it built point into it; dense: NULL unless the device is "none"
     // next_layer: NULL unless it was asked for
-    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_device_caches & cache, const spac_host_work & host,
-                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_prompt_stage & stage,
+    spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
+                        const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_untried & untried,
                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
-    bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones
+    bool          can_reuse() const { return untried.can_reuse(); }
     // a graph is about to be computed, which was built last; true: its layers are whole, all of them, and call nobody
     bool    enter(int32_t n_tokens);
     void    wait_for_devices() const;                            // that they have done all graphs before
@@ -47,11 +46,10 @@ struct spac_graph_splitter {
 
     const spac_plan &               plan;
     const spac_slot_groups &        groups;
-    const spac_device_caches        cache;
     const spac_host_work &          host;
     const spac_dense_matmul * const dense;
     spac_prompt_counts &            prompts;
-    spac_prompt_stage &             stage;
+    spac_untried &                  untried;
     spac_routing_log &              log;
     spac_next_layer * const         next_layer;
     spac_wide_batches &             wide;
@@ -69,10 +67,6 @@ struct spac_graph_splitter {
         int                  last_il   = -1;
         int                  n_split   = 0;     // layers of it
         bool                 is_wide   = false; // one of them is
-        int                  n_whole   = 0;     // layers of it
-        // as of the expert cache when it was begun
-        std::vector<int32_t> whole;
-        uint64_t             version = 0;
     } built;
 
     bool last_was_split = false; // the graph computed last: by the executor

@@ -5,17 +5,25 @@
 #include <algorithm>
 #include <numeric>
 
-static int choose_mode(const spac_device_caches & cache, bool has_device, int stage) {
-    return has_device && cache.can_stage() ? stage : (int) SPAC_STAGE_NEVER;
+static std::vector<std::unique_ptr<spac_staged_loads>> make_loads(const spac_device_caches & cache) {
+    std::vector<std::unique_ptr<spac_staged_loads>> loads;
+    for (spac_expert_cache * c : cache.all()) {
+        loads.push_back(std::make_unique<spac_staged_loads>(*c));
+    }
+    return loads;
 }
 
 spac_prompt_stage::spac_prompt_stage(spac_board & board, const spac_device_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers,
                                      const spac_slot_groups & groups, const std::vector<ggml_backend_dev_t> & devices, int stage) :
-    board(board), cache(cache), prompts(prompts), groups(groups), devices(devices), mode(choose_mode(cache, !devices.empty(), stage)) {
+    board(board), cache(cache), loads(make_loads(cache)), prompts(prompts), groups(groups), devices(devices), mode(!devices.empty() && can_stage() ? stage : (int) SPAC_STAGE_NEVER) {
     prompts.on_layer = [this](int il) { way.note_layer(il, spac_now_us()); };
     for (const spac_moe_layer * layer : layers.split()) {
         nodes[layer->il] = { this, layer };
     }
+}
+
+bool spac_prompt_stage::can_stage() const {
+    return std::all_of(loads.begin(), loads.end(), [](const auto & of_device) { return of_device->can_stage(); });
 }
 
 // ---- building
@@ -27,16 +35,25 @@ bool spac_prompt_stage::is_taken_over(const llama_moe_hook_params & p) const {
     return std::all_of(devices.begin(), devices.end(), [&](ggml_backend_dev_t device) { return ggml_backend_dev_offload_op(device, op); });
 }
 
+// a layer whose chosen experts are all in slots by the time that dispatch returns
+ggml_tensor * spac_prompt_stage::build_staged(const llama_moe_hook_params & p, node & n) {
+    ggml_tensor * args[] = { p.ids };
+    ggml_tensor * ids    = ggml_custom_4d(p.ctx, GGML_TYPE_I32, n.layer->n_expert_used, p.cur->ne[1], 1, 1, args, 1, run_node, 1, &n);
+    ggml_backend_sched_set_tensor_backend(p.sched, ids, p.backend_cpu);
+    ggml_format_name(ids, "spac_stage-%d", p.il);
+    return spac_build_experts(p, *n.layer, groups[n.layer->group]->parts, ids, false);
+}
+
 ggml_tensor * spac_prompt_stage::build(const llama_moe_hook_params & p, bool is_first) {
     const auto it = nodes.find(p.il);
     if (mode == SPAC_STAGE_NEVER || it == nodes.end() || !spac_same_experts(*it->second.layer, p) || p.has_lora) {
         return nullptr;
     }
     if (is_first) {
-        const bool has_room = cache.can_stage(); // beside whole layers
+        const bool has_room = can_stage(); // beside whole layers
         way.choose(has_room && mode == SPAC_STAGE_ALWAYS, has_room && (mode == SPAC_STAGE_ALWAYS || is_taken_over(p)), p.cur->ne[1]);
     }
-    return way.is_staged ? spac_build_staged(p, it->second.layer, *groups[it->second.layer->group], run_node, &it->second) : nullptr;
+    return way.is_staged ? build_staged(p, it->second) : nullptr;
 }
 
 // ---- while the graph runs
@@ -78,18 +95,19 @@ void spac_prompt_stage::stage(const spac_moe_layer & layer) {
     std::vector<int32_t> experts(layer.n_expert);
     std::iota(experts.begin(), experts.end(), 0);
     std::stable_sort(experts.begin(), experts.end(), [&](int32_t a, int32_t b) { return counts[a] > counts[b]; });
-    cache.stage(layer.il, experts.data(), experts.size());
+    loads[cache.index_of(layer.il)]->stage(layer.il, experts.data(), experts.size());
 }
 
 // The layers before are computed: these ids depend on them, and so no slot is in use.
 void spac_prompt_stage::dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * slots) {
     cache.unpin_all();
-    const spac_activations & used = prompts.count(layer, ids);
-    cache.stage(layer.il, used.experts.data(), used.n_distinct());
+    const spac_activations & used      = prompts.count(layer, ids);
+    spac_staged_loads &      of_device = *loads[cache.index_of(layer.il)];
+    of_device.stage(layer.il, used.experts.data(), used.n_distinct());
     stage_after(layer.il);
     const uint64_t t0 = spac_now_us();
     slots_of.resize(used.n_distinct());
-    cache.pin_staged(layer.il, used.experts.data(), slots_of.size(), slots_of.data());
+    of_device.pin(layer.il, used.experts.data(), slots_of.size(), slots_of.data());
     board.counters()->stage_wait_us += spac_now_us() - t0;
     prompts.fill(layer, ids->ne[1]);
 

@@ -7,11 +7,13 @@
 #include "graph/split-graph.h"
 #include "layers/layers.h"
 #include "prompt-way.h"
+#include "staged-loads.h"
 
 #include "ggml-backend.h"
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 struct spac_prompt_stage {
@@ -39,18 +41,23 @@ struct spac_prompt_stage {
 
     static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
 
+    ggml_tensor * build_staged(const llama_moe_hook_params & p, node & n);
+
+    bool can_stage() const;
     bool is_taken_over(const llama_moe_hook_params & p) const;
     void stage(const spac_moe_layer & layer);
     void stage_after(int il);
 
-    spac_board &                          board;
-    const spac_device_caches              cache;
-    spac_prompt_counts &                  prompts;
-    const spac_slot_groups &              groups;
-    const std::vector<ggml_backend_dev_t> devices;
-    const int                             mode; // SPAC_STAGE_NEVER where there are too few slots
-    spac_prompt_way                       way;
-    std::vector<const spac_moe_layer *>   staged; // of the graph under way, in its order
+    spac_board &             board;
+    const spac_device_caches cache;
+
+    const std::vector<std::unique_ptr<spac_staged_loads>> loads; // of each cache
+    spac_prompt_counts &                                  prompts;
+    const spac_slot_groups &                              groups;
+    const std::vector<ggml_backend_dev_t>                 devices;
+    const int                                             mode; // SPAC_STAGE_NEVER where there are too few slots
+    spac_prompt_way                                       way;
+    std::vector<const spac_moe_layer *>                   staged; // of the graph under way, in its order
 
     std::map<int, node>  nodes; // by il
     std::vector<int32_t> slots_of, index_of;
