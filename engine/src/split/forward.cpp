@@ -45,11 +45,10 @@ void spac_forward::begin() {
 }
 
 void spac_forward::begin_layer(int il, uint64_t now) {
-    if (!in_progress || il <= last_il) {
+    is_first = last_il < 0 || il <= last_il; // of its forward; one whose layers are all whole dispatches none
+    if (is_first) {
         begin();
-        is_first = true;
     } else {
-        is_first = false;
         decisions.begin_layer();
         board.layer_stats()[last_il].layer_us += now - last_dispatch;
     }
