@@ -1,7 +1,7 @@
 #include "engine.h"
 
-#include "clock.h"
-#include "status.h"
+#include "base/clock.h"
+#include "base/status.h"
 
 #include "llama-model.h"
 #include "llama.h"
@@ -153,10 +153,10 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     log(*board),
     forward(*board, cache, decisions, host, tier.get(), timeline, log, settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
-    stage(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
+    untried(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),
     next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
-    splitter(plan, layers, slots, cache, host, dense.get(), forward, prompts, stage, log, next_layer.get(), wide, settings.params.max_batch),
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, untried, log, next_layer.get(), wide, settings.params.max_batch),
     head_states(ctx) {
     try {
         if (tier) {
@@ -166,6 +166,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
             masks->count_first = [this](int32_t n_tokens) { count_first(n_tokens); };
         }
         show_info();
+        decisions.want_whole = [this](const uint8_t * wanted) { untried.want_whole(wanted); };
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
             share_board(); // whoever finds it finds an engine at work

@@ -2,31 +2,31 @@
 // them, and answers for them; what each does is in a file of its own.
 #pragma once
 
-#include "board.h"
-#include "context-hook.h"
-#include "decisions.h"
-#include "device-caches.h"
-#include "draft-gate.h"
-#include "engine-params.h"
-#include "forward.h"
-#include "graph-splitter.h"
-#include "head-states.h"
-#include "home-process.h"
-#include "host-work.h"
+#include "base/engine-params.h"
+#include "base/home-process.h"
+#include "board/board.h"
+#include "board/timeline.h"
+#include "cache/device-caches.h"
+#include "cache/prefetch-worker.h"
+#include "cache/slot-copy.h"
+#include "cache/slot-pool.h"
+#include "decide/decisions.h"
+#include "decide/draft-gate.h"
+#include "decide/next-layer.h"
+#include "draft/head-states.h"
+#include "draft/mask-drafter.h"
+#include "graph/prompt-counts.h"
+#include "graph/routing-log.h"
 #include "host/dense-matmul.h"
-#include "layers.h"
-#include "mask-drafter.h"
-#include "next-layer.h"
-#include "plan.h"
-#include "prefetch-worker.h"
-#include "prompt-counts.h"
-#include "prompt-stage.h"
-#include "routing-log.h"
-#include "slot-copy.h"
-#include "slot-pool.h"
+#include "layers/context-hook.h"
+#include "layers/layers.h"
+#include "plan/host-work.h"
+#include "plan/plan.h"
+#include "split/forward.h"
+#include "split/graph-splitter.h"
+#include "split/wide-batches.h"
 #include "tier/memory-tier.h"
-#include "timeline.h"
-#include "wide-batches.h"
+#include "untried/untried.h"
 
 #include <memory>
 #include <mutex>
@@ -85,7 +85,7 @@ struct spac_engine {
     spac_routing_log                                      log;
     spac_forward                                          forward;
     spac_prompt_counts                                    prompts;
-    spac_prompt_stage                                     stage;
+    spac_untried                                          untried;
     spac_wide_batches                                     wide;
     const std::unique_ptr<spac_next_layer>                next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                                   splitter;

@@ -1,8 +1,8 @@
 // The ABI: checks arguments, turns exceptions into a status.
-#include "board-file.h"
-#include "engine-params.h"
+#include "base/engine-params.h"
+#include "base/status.h"
+#include "board/board-file.h"
 #include "engine.h"
-#include "status.h"
 
 static void require(bool ok, const char * what) {
     if (!ok) {

@@ -2,7 +2,7 @@
 // and a file that gets shorter. Run under TSan too.
 #include "model-file.h"
 
-#include "status.h"
+#include "base/status.h"
 
 #include <algorithm>
 #include <cerrno>

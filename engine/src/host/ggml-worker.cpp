@@ -1,9 +1,9 @@
 #include "ggml-worker.h"
 
-#include "clock.h"
-#include "cpus.h"
-#include "expert-ffn.h"
-#include "status.h"
+#include "base/clock.h"
+#include "base/cpus.h"
+#include "base/status.h"
+#include "layers/expert-ffn.h"
 
 #include <algorithm>
 #include <cstring>

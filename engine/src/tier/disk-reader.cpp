@@ -1,7 +1,7 @@
 #include "disk-reader.h"
 
-#include "clock.h"
-#include "status.h"
+#include "base/clock.h"
+#include "base/status.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -12,10 +12,10 @@
 // `copy_to_device` and `left_device` by the one that copies; reads end on the disk reader's threads.
 #pragma once
 
-#include "board.h"
+#include "board/board.h"
 #include "disk-reader.h"
 #include "expert-files.h"
-#include "moe-layer.h"
+#include "layers/moe-layer.h"
 #include "spac.h"
 #include "victims.h"
 
