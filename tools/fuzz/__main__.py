@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tools.fuzz.plan import MODES, Json, make_case
+from tools.fuzz.plan import KINDS, MODES, Json, make_case
 from tools.fuzz.shrink import shrink
 from tools.fuzz.verdict import Runner, Verdict
 from tools.soak.progress import Progress
@@ -61,7 +61,7 @@ class Fuzz:
             has_failed = bool(self.failures) and not self.args.keep_going
             if has_failed or self.seconds >= 60 * self.args.minutes:
                 return
-            self._run(make_case(seed, self.args.mode))
+            self._run(make_case(seed, self.args.mode, self.args.without))
 
     def _run(self, case: Json) -> None:
         verdict = self.runner.run(case)
@@ -118,6 +118,16 @@ class Fuzz:
         )
 
 
+def kinds(text: str) -> list[str]:
+    """The kinds of operations in `text`. Raises ArgumentTypeError for unknown ones."""
+    names = [name for name in text.split(",") if name]
+    if unknown := [name for name in names if name not in KINDS or name == "decode"]:
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)} cannot be left out; there are {', '.join(KINDS)}"
+        )
+    return names
+
+
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -126,6 +136,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first case (default: 0)")
     parser.add_argument("--cases", type=int, default=sys.maxsize >> 1, help="at most (default: any number)")
     parser.add_argument("--mode", choices=MODES, help="of all cases (default: each its own)")
+    parser.add_argument("--without", type=kinds, default=[], metavar="A,B,...", help="these operations")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="one case as JSON, instead of seeds")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
     parser.add_argument("--no-shrink", action="store_true", help="do not look for a shorter list")

@@ -15,7 +15,7 @@ from typing import Any
 
 from tools.fuzz.contexts import loaded, new_context
 from tools.fuzz.pair import Mismatch, Pair
-from tools.fuzz.plan import N_SEQ, Json
+from tools.fuzz.plan import N_SEQ, WITHOUT_KERNELS, Json
 from tools.system_faults import VARIABLE, SystemFaults
 
 
@@ -25,6 +25,7 @@ def say(**fields: Any) -> None:
 
 def run(case: Json, files: dict[str, str]) -> Json:
     """Counts, and what differed."""
+    has_tier = case["mode"] != "slots"
     with ExitStack() as stack:
         split, stock = (
             stack.enter_context(
@@ -33,7 +34,7 @@ def run(case: Json, files: dict[str, str]) -> Json:
                     n_seq=N_SEQ, settings=case["context"],
                 )
             )
-            for is_on_disk in (case["mode"] != "slots", False)
+            for is_on_disk in (has_tier, has_tier and case["types"] in WITHOUT_KERNELS)
         )  # fmt: skip
         pair = Pair(split, stock, case, SystemFaults(Path(os.environ[VARIABLE])))
         stack.callback(pair.close)

@@ -35,6 +35,7 @@ class Loaded:
 
     model: Any
     adapters: Sequence[Any]
+    is_on_disk: bool
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def loaded(files: dict[str, str], *, is_on_disk: bool) -> Iterator[Loaded]:
     ]
     assert all(adapters), "llama.cpp cannot load the adapters"
     try:
-        yield Loaded(model, adapters)
+        yield Loaded(model, adapters, is_on_disk)
     finally:
         llama.llama_model_free(model)
 
@@ -64,6 +65,7 @@ def new_context(loaded: Loaded, *, n_seq: int, settings: dict[str, Any]) -> Iter
     params.n_ctx, params.n_seq_max = N_CTX * (1 if settings["is_unified"] else n_seq), n_seq
     params.n_batch, params.n_ubatch = 128, settings["n_ubatch"]
     params.n_threads = params.n_threads_batch = settings["n_threads"]
+    params.swa_full = True  # else a decode that is taken back has dropped what came before
     params.kv_unified = settings["is_unified"]
     params.flash_attn_type = int(settings["flash"])
     ctx = llama.llama_init_from_model(loaded.model, params)
@@ -88,7 +90,7 @@ class Context:
     """One llama_context."""
 
     def __init__(self, ctx: Any, loaded: Loaded) -> None:
-        self.ctx, self.adapters = ctx, loaded.adapters
+        self.ctx, self.adapters, self.is_on_disk = ctx, loaded.adapters, loaded.is_on_disk
         self.memory = llama.llama_get_memory(ctx)
         self.n_vocab = int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(loaded.model)))
         self.is_recurrent = bool(

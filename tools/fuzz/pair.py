@@ -1,7 +1,8 @@
 """A case's two contexts, and what each operation does to both and demands of them.
 
 The other side is stock where ggml's kernels compute the experts ("slots"). With experts on disk the engine's
-own kernels compute them, so the other side has an engine as well, with everything in memory.
+own kernels compute them, so the other side has an engine as well, with everything in memory: of types that
+have no kernels in a pool with room for all, as the engine computes these there alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NO_ROOM: Final = 1
 WAIT_MS: Final = 60_000
 IN_MEMORY: Final[dict[str, Json]] = {  # the engine of the other side
     "ram": {"device": "none", "cache": "0"},
-    "both": {"device": "cpu", "cache": "20%", "fill": False, "host_kernels": "spac", "max_batch": 40},
+    "both": {"device": "cpu", "cache": "20%", "fill": False, "host_kernels": "spac", "max_batch": 64},
 }
 
 
@@ -63,7 +64,7 @@ class Pair:
     def __init__(self, split: Context, stock: Context, case: Json, faults: SystemFaults) -> None:
         self.split, self.stock, self.both = split, stock, (split, stock)
         self.mode, self.faults = case["mode"], faults
-        self.n_ubatch = case["context"]["n_ubatch"]
+        self.settings = case["context"]
         self.engine: Engine | None = None
         self.other_engine: Engine | None = None
         self.callback = ProgramCallback()
@@ -71,6 +72,7 @@ class Pair:
         self.has_shift = False  # llama.cpp moves keys in the next decode
         self.may_fail = False  # a read that failed, or fails just now
         self.is_faulty = False  # the disk
+        self.thread_every = 0  # of the next attach
         self.saved: dict[int, tuple[int, bytes, bytes]] = {}  # place -> (sequence, states)
         self.counts: Counter[str] = Counter()
 
@@ -88,18 +90,30 @@ class Pair:
     def do_attach(self, arguments: Json) -> None:
         if self.engine is not None:
             self.do_free({})
-        self.faults.set(thread_every=arguments["thread_every"])
+        thread_every, self.thread_every = self.thread_every, 0
+        self.faults.set(thread_every=thread_every)
         try:
             self.engine = Engine.attach(self.split.ctx, EngineParams(**arguments["fields"]))
         except EngineError as error:
             self.counts["attach_refused"] += 1
-            if not arguments["thread_every"] and not self.is_faulty:
+            is_too_small = "cannot hold the experts of one layer" in str(error)
+            if not is_too_small and not thread_every:
                 raise Mismatch(f"attaching failed: {error}") from error
             return
         finally:
             self.faults.set(thread_every=0)
         if self.mode in IN_MEMORY:
-            self.other_engine = Engine.attach(self.stock.ctx, EngineParams(**IN_MEMORY[self.mode]))
+            self._attach_other()
+
+    def _attach_other(self) -> None:
+        fields = IN_MEMORY[self.mode]
+        if self.stock.is_on_disk:
+            fields = fields | {"ram": "100%"}
+        with self.faults.paused():
+            self.other_engine = Engine.attach(self.stock.ctx, EngineParams(**fields))
+
+    def do_no_threads(self, arguments: Json) -> None:
+        self.thread_every = arguments["every"]
 
     def do_free(self, _arguments: Json) -> None:
         if self.engine is not None:
@@ -171,7 +185,8 @@ class Pair:
         with self.callback.armed(limit):
             status, split = self.split.decode(batch)
             n_asked, has_stopped = self.callback.n_asked, self.callback.has_stopped
-        expected_status, expected = self.stock.decode(batch)
+        with self.faults.paused():
+            expected_status, expected = self.stock.decode(batch)
         if expected_status != 0:
             self._check_no_room(status, expected_status)
             return
@@ -206,8 +221,14 @@ class Pair:
             self.may_fail = self.is_faulty
 
     def _take_back(self, batch: Batch) -> None:
-        """Stock decoded what the other did not: none of it stays, as llama.cpp itself did there."""
-        if self.stock.is_recurrent or len(batch.tokens) > self.n_ubatch:
+        """Stock decoded what the other did not: none of it stays, as llama.cpp itself did there.
+
+        Where llama.cpp cuts the batch into several, a part may have been decoded, and what comes next lies in
+        other cells, which are added up in another order; a recurrent state cannot go back. Both begin anew.
+        """
+        settings, n_seq = self.settings, len(set(batch.seq))
+        is_cut = len(batch.tokens) > settings["n_ubatch"] or (n_seq > 1 and not settings["is_unified"])
+        if self.stock.is_recurrent or is_cut:
             self._clear()
             return
         for seq in dict.fromkeys(batch.seq):

@@ -7,7 +7,7 @@ that a list can lose any of them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 Json = dict[str, Any]
@@ -22,12 +22,13 @@ MODELS: Final = (
     ("qwen3next", "mixed"),
     ("qwen3moe", "iq"),
 )
+WITHOUT_KERNELS: Final = ("iq",)  # of the engine's own, for some layers
 N_SEQ: Final = 3
 N_SAVED: Final = 3  # places for states
 
 
-def make_case(seed: int, mode: str | None = None) -> Json:
-    """The case of this seed, of one mode or any."""
+def make_case(seed: int, mode: str | None = None, without: Collection[str] = ()) -> Json:
+    """The case of this seed, of one mode or any, without these kinds of operations."""
     rng = random.Random(f"fuzz-{seed}")
     mode = mode or rng.choice(MODES)
     arch, types = rng.choice(MODELS)
@@ -37,8 +38,10 @@ def make_case(seed: int, mode: str | None = None) -> Json:
         "flash": rng.random() < 0.6,
         "n_threads": rng.randint(1, 3),
     }
-    operations = [{"op": "attach", **_engine(rng, mode)}] if rng.random() < 0.8 else []
-    kinds, weights = list(KINDS), [weight for weight, _ in KINDS.values()]
+    operations = [{"op": "attach", **_attach(rng, mode)}] if rng.random() < 0.8 else []
+    without = {*without, "disk"} if mode == "slots" else without
+    kinds = [kind for kind in KINDS if kind not in without]
+    weights = [KINDS[kind][0] for kind in kinds]
     while len(operations) < N_OPERATIONS:
         kind = rng.choices(kinds, weights)[0]
         operations.append({"op": kind, **KINDS[kind][1](rng, mode)})
@@ -56,8 +59,8 @@ def _sequence(rng: random.Random) -> int:
     return rng.randrange(N_SEQ)
 
 
-def _engine(rng: random.Random, mode: str) -> Json:
-    """Fields of EngineParams, and whether threads run out meanwhile."""
+def _attach(rng: random.Random, mode: str) -> Json:
+    """Fields of EngineParams."""
     fields: Json = {"next_layer": rng.choice((0, 0, 0, 1, 2)), "n_threads": rng.choice((0, 0, 1, 3))}
     if mode == "ram":
         fields |= {"device": "none", "cache": "0"}
@@ -66,12 +69,13 @@ def _engine(rng: random.Random, mode: str) -> Json:
         fields |= {"host_mode": rng.choice(("in-graph", "executor")), "max_batch": rng.choice((4, 16, 40))}
         fields |= {"copy_gb_s": rng.choice((0.0, 0.0, 0.3)), "evict": rng.random() < 0.9}
     if mode != "slots":
-        fields["ram"] = rng.choice(("45%", "60%", "100%"))
-    return {"fields": fields, "thread_every": rng.choice((0, 0, 0, 0, 0, 1, 2, 7, 30))}
+        fields["ram"] = rng.choice(("60%", "80%", "100%"))
+    return {"fields": fields}
 
 
-def _attach(rng: random.Random, mode: str) -> Json:
-    return _engine(rng, mode)
+def _no_threads(rng: random.Random, _mode: str) -> Json:
+    """While the engine is attached the next time, every n-th thread cannot be had."""
+    return {"every": rng.choice((1, 2, 3, 7, 20, 35, 50))}
 
 
 def _decode(rng: random.Random, _mode: str) -> Json:
@@ -123,7 +127,7 @@ def _lora(rng: random.Random, _mode: str) -> Json:
 
 
 def _disk(rng: random.Random, mode: str) -> Json:
-    kind = rng.choice(("none", "none", "fail", "short", "slow")) if mode != "slots" else "none"
+    kind = rng.choice(("none", "none", "fail", "short", "slow"))
     return {"kind": kind, "every": rng.choice((1, 2, 3, 10, 50, 200))}
 
 
@@ -159,6 +163,7 @@ KINDS: Final[dict[str, tuple[float, Callable[[random.Random, str], Json]]]] = {
     "callback": (3, _callback),
     "threads": (3, _threads),
     "attach": (4, _attach),
+    "no_threads": (1, _no_threads),
     "free": (2, _nothing),
     "look": (2, _nothing),
 }

@@ -38,7 +38,8 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {**os.environ, **prepare(folder), "OMP_WAIT_POLICY": "passive"}
+        quiet = {"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
+        self.environment = {**os.environ, **prepare(folder), **quiet}
 
     def run(self, case: Json, timeout_s: float = TIMEOUT_S) -> Verdict:
         asked = {"case": case, "files": write_files(self.folder, case["arch"], case["types"])}

@@ -11,15 +11,16 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 COMPILER: Final = "cc"
 VARIABLE: Final = "PYSPAC_FAULTS"
-_WORDS: Final = (  # as the shim's enum
-    "thread_every", "read_every", "short_every", "slow_every", "slow_us", "lie_every",
-    "n_threads", "n_reads", "n_no_threads", "n_bad_reads",
-)  # fmt: skip
+_FAULTS: Final = ("thread_every", "read_every", "short_every", "slow_every", "lie_every")
+# as the shim's enum
+_WORDS: Final = (*_FAULTS, "slow_us", "n_threads", "n_reads", "n_no_threads", "n_bad_reads")
 
 
 class SystemFaults:
@@ -36,6 +37,16 @@ class SystemFaults:
         """`read_every=3`: every third read fails; 0: none does."""
         for name, value in values.items():
             struct.pack_into("=I", self._words, 4 * _WORDS.index(name), value)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No faults meanwhile."""
+        before = {name: self.get(name) for name in _FAULTS}
+        self.set(**dict.fromkeys(_FAULTS, 0))
+        try:
+            yield
+        finally:
+            self.set(**before)
 
 
 def has_compiler() -> bool:
