@@ -417,8 +417,10 @@ def listening(site: Site, answer: bytes) -> Iterator[list[bytes]]:
             elif line.endswith(b"\n"):
                 self.rfile.read()
 
-    socketserver.ThreadingTCPServer.daemon_threads = True
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads, request_queue_size = True, 256
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         site.serve.port = server.server_address[1]
         site.serve.url = f"http://127.0.0.1:{site.serve.port}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
