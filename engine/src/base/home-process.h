@@ -7,7 +7,7 @@ struct spac_home_process {
 
     bool is_this() const;
 
-    static constexpr const char * ELSEWHERE = "the engine was attached by the process that this one was forked from, and its threads are there alone: fork before the "
+    static constexpr const char * ELSEWHERE = "the engine was attached by the process that this one was forked from, and its threads exist only there: fork before the "
                                               "model is loaded, or load it here again";
 
   private:
