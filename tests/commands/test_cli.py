@@ -194,9 +194,8 @@ def test_a_predictor_changes_no_text_and_is_reported(models: Path) -> None:
     [token] = predicted["predictors"]
     assert token["name"] == "token"
     assert 0 <= token["n_copies_used"] <= token["n_copied"] <= token["n_planned"]
-    assert 0 < token["known"] < 1
-    assert 0 < token["recall"] <= 1
     assert token["us_per_step"] > 0
+    assert {"known", "recall", "precision"} <= token.keys()  # None until a token came again
 
 
 def test_an_unknown_predictor_is_refused(models: Path) -> None:
