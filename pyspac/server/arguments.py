@@ -16,7 +16,7 @@ from pyspac.generate.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
 from pyspac.generate.no_device import can_predict
 from pyspac.generate.spec_types import names_of
 from pyspac.generate.tensor_split import text_of
-from pyspac.server.options import DEFAULT_MAX_BATCH, ServeOptions
+from pyspac.server.options import DEFAULT_MAX_BATCH, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
@@ -117,13 +117,13 @@ def _named_devices(options: ServeOptions, launch: Launch) -> list[str]:
 
 def n_threads(options: ServeOptions) -> int:
     """As -t says; else no more than cores that the process may use: they would wait for each other, awake."""
-    if (text := options.passed_value("-t", "--threads")).isdecimal():
+    if (text := options.passed_value(*THREADS_FLAGS)).isdecimal():
         return int(text)
     return default_n_threads(None if options.cpu_range is None else read_cpu_range(options.cpu_range))
 
 
 def _core_arguments(options: ServeOptions) -> list[str]:
-    if options.passed_value("-t", "--threads"):
+    if options.passed_value(*THREADS_FLAGS):
         return []
     return ["--threads", str(n_threads(options))]
 

@@ -54,10 +54,12 @@ _OURS: Final = {
     "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device", "--rpc": "--rpc",
     "-c": "-c", "--ctx-size": "-c", "-Cr": "--cpu-range", "--cpu-range": "--cpu-range",
 }  # fmt: skip
+_SHOW_AND_END: Final = ("--version", "--license", "--list-devices", "-cl", "--cache-list", "--completion-bash")
 # what names a model that llama-server fetches itself
 MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
 GPU_LAYERS_FLAGS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 TENSOR_SPLIT_FLAGS: Final = ("-ts", TENSOR_SPLIT)
+THREADS_FLAGS: Final = ("-t", "--threads")
 SPLIT_MODE_FLAGS: Final = ("-sm", "--split-mode")
 # what llama-server would take from the environment, and has to be known here
 VARIABLES: Final = {"LLAMA_ARG_TENSOR_SPLIT": "-ts", "LLAMA_ARG_SPLIT_MODE": "-sm"}
@@ -192,7 +194,11 @@ class ServeOptions:
         for text in self.passed:
             flag = text.partition("=")[0]
             if flag in _OURS:
-                raise UsageError(f"{text} cannot be passed on, as pyspac has to know it: give {_OURS[flag]}")
+                raise UsageError(
+                    f"{text} cannot be passed on, as pyspac has to know it: give {_OURS[flag]}, before any --"
+                )
+            if flag in _SHOW_AND_END:
+                raise UsageError(f"{text} makes llama-server show something and end: give it to that program")
             if flag in MODEL_FLAGS and self.model is not None:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
             if flag in DRAFT_FLAGS and self.draft is not None:
@@ -252,10 +258,10 @@ class ServeOptions:
             )
         if device.has_cache and not (self.is_host_only or self.stock):
             self.cache.of_devices(len(device.each))
-        check_n_numbers("--copy-gb-s", self.copy_gb_s[1:] and self.copy_gb_s, len(device.each), device)
         check_n_numbers(TENSOR_SPLIT, self.tensor_split, len(device.handles), device)
         if not device.has_cache and not self.is_host_only:
             return replace(self, device="none")
+        check_n_numbers("--copy-gb-s", self.copy_gb_s[1:] and self.copy_gb_s, len(device.each), device)
         is_auto = read_device_kind(self.device) == "auto"
         return self if is_auto or not (device.parts or self.rpc) else replace(self, device=device.name)
 
