@@ -1,8 +1,8 @@
 """The engine's own predictors, replayed: routers that were asked early, by what the trace recorded.
 
 As engine/src/decide/{next-layer,draft-gate}.cpp and cache/ahead-loads.cpp beside them: what a layer is
-expected to use keeps its slot until that layer runs; what is absent is copied before all else, as far as it is
-sure to be there in time, behind what waits already. Asking takes no time here.
+expected to use keeps its slot until that layer runs; what is absent is copied before all else, as far as it
+is sure to be there in time, behind what waits already. Asking takes no time here.
 """
 
 from __future__ import annotations
