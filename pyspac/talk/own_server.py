@@ -167,7 +167,7 @@ def _memory_of(child: Child) -> int:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder of mode 0700, removed at the end; those of killed commands go as well, with their boards."""
+    """A new folder of mode 0700, removed at the end; those of killed commands go, too, with their boards."""
     _remove_stale()
     folder, lock = _new_folder()
     with lock:
