@@ -5,7 +5,7 @@
 #   PYSPAC_CUDA=1, =0          overrules what nvidia-smi says
 #   JOBS=4                     parallel compilations; default: number of cores
 #   PYTHON=python3.12          for .venv
-#   MINUTES=30                 of `make soak`; default: 1
+#   MINUTES=30                 of `make soak` and `make fuzz`; default: 1
 #   TREE=DIR                   of `make pin-check`: an unpatched llama.cpp
 #   VARIANTS=x64,haswell       of `make wheel`: ggml's CPU variants; default: all. CUDA=1: with the CUDA backend
 #   PYSPAC_UI=1                llama-server's web page as well; needs npm. It stays in until PYSPAC_UI=0
@@ -15,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo wheel check-wheel test check-cuda check-vulkan check-arm test-python test-engine test-sanitizers soak pin-check lint format bench clean distclean
+.PHONY: build configure demo wheel check-wheel test check-cuda check-vulkan check-arm test-python test-engine test-sanitizers soak fuzz pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -139,6 +139,10 @@ check-wheel: $(DEPS)
 # a server under load while faults come at random: no answer lost, no text different
 soak: build
 	python -m tools.soak --minutes $(MINUTES)
+
+# random operations on a context with the engine and on one without: the same bits, whatever comes
+fuzz: build
+	python -m tools.fuzz --minutes $(MINUTES)
 
 # what would no longer apply or compile if the pin moved to the llama.cpp in the folder TREE
 pin-check: $(DEPS) $(CONFIGURED)

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
@@ -37,7 +36,7 @@ from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.board import Board
 from pyspac.scheduler.config import PREDICTORS
 from pyspac.server.health import is_healthy
-from tools.served import HOST, free_port
+from tools.served import HOST, free_port, post
 
 N_FIRST: Final = 16
 WAYS: Final = ("seeded", "cold")
@@ -124,12 +123,8 @@ class Server:
         """Return coverage of the answer's N_FIRST tokens, and milliseconds until the first."""
         body = {"prompt": prompt, "n_predict": N_FIRST, "temperature": 0, "ignore_eos": True,
                 "cache_prompt": False}  # fmt: skip
-        url = f"http://{HOST}:{self.port}/completion"
         before = self._rows()
-        with urllib.request.urlopen(
-            urllib.request.Request(url, json.dumps(body).encode()), timeout=300
-        ) as response:
-            timings = json.load(response)["timings"]
+        timings = post(self.port, "/completion", body)["timings"]
         time.sleep(PUBLISHED_S)
         hit, total = (after - was for after, was in zip(self._rows(), before, strict=True))
         return {"coverage": hit / max(total, 1), "ttft_ms": float(timings["prompt_ms"])}

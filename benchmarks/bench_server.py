@@ -20,7 +20,6 @@ import os
 import signal
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from pyspac._native import bin_dir
 from pyspac.engine.board import Board
 from pyspac.server.child import Child
 from pyspac.server.health import is_healthy
-from tools.served import HOST, free_port
+from tools.served import HOST, free_port, post
 
 MODELS = Path(__file__).resolve().parent.parent / "pyspac" / "models"
 MIN_RATIO = 0.95
@@ -144,9 +143,7 @@ def ms_per_token(contender: Contender, n_predict: int, prompt: str) -> float:
         "ignore_eos": True,
         "cache_prompt": False,
     }
-    request = urllib.request.Request(f"http://{HOST}:{contender.port}/completion", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=300) as response:
-        return float(json.load(response)["timings"]["predicted_per_token_ms"])
+    return float(post(contender.port, "/completion", body)["timings"]["predicted_per_token_ms"])
 
 
 def measure(contenders: list[Contender], args: argparse.Namespace) -> None:

@@ -12,9 +12,9 @@ round's two, and how much of what the disk delivers was used.
 
 Each measurement is a process of its own, in a cgroup of its own, with the file's pages dropped before, so
 that nothing is left of the one before. `stock` is llama.cpp with mmap, `pyspac` is --device none --ram with
-what the limit leaves, once more for each --predictor; the ways take turns. What the process needs besides
-(Python, buffers) is added to the limit of both. With mmap few tokens are decoded (--stock-predict), as each
-takes seconds.
+what the limit leaves beside all that `pyspac inspect` counts, once more for each --predictor; the ways take
+turns. What Python and its libraries take is added to the limit of both. With mmap few tokens are decoded
+(--stock-predict), as each takes seconds.
 
 With a share of 1 and more all fits: the file's pages are in memory before either begins, and neither reads
 anything later.
@@ -42,15 +42,20 @@ import machine
 from rich.console import Console
 from rich.progress import track
 
+from pyspac.engine.devices import cpu_device
 from pyspac.errors import PyspacError
-from pyspac.generate.memory_tier import least_bytes
+from pyspac.generate.memory_tier import host_bytes, least_bytes
+from pyspac.generate.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
+from pyspac.model.device_needs import estimate_needs
 from pyspac.model.disk_probe import measure_disk, measure_in_order
-from pyspac.model.geometry import MoeGeometry, read_geometry
+from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import GgufHeader
 from pyspac.scheduler.config import NO_PREDICTOR
 from pyspac.units import MIB
 
-PROCESS_MIB: Final = 200  # Python, llama.cpp's buffers, a small context
+PROCESS_MIB: Final = 200  # Python and its libraries
+N_CTX: Final = 1024
 STOCK: Final = "stock"
 CGROUPS: Final = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 PROMPT: Final = "The quick brown fox jumps over the lazy dog. " * 4
@@ -125,23 +130,33 @@ def ways_of(args: argparse.Namespace, ram: str) -> dict[str, list[str]]:
     return ways
 
 
-def measure(args: argparse.Namespace, geometry: MoeGeometry, share: float, round_: int) -> dict[str, Any]:
-    """One round: both ways and the disk."""
-    limit = int(share * geometry.model_bytes) + PROCESS_MIB * MIB
-    pool = limit - (geometry.model_bytes - geometry.experts_bytes) - PROCESS_MIB * MIB
-    all_fits = share >= 1.0
-    if not all_fits and pool < least_bytes(geometry):
-        least = (least_bytes(geometry) + geometry.model_bytes - geometry.experts_bytes) / geometry.model_bytes
+def pool_bytes(header: GgufHeader, share: float) -> int:
+    """What `--ram` may be where the limit is that share of the file: all but what else the model needs, as
+    `pyspac inspect` has it. PyspacError if one layer's experts do not fit."""
+    geometry = read_geometry(header)
+    needs = estimate_needs(header, None, choose_n_ctx(N_CTX, geometry))
+    others = host_bytes(geometry, cpu_device(has_cache=False), None, needs)
+    pool = int(share * geometry.model_bytes) - others
+    if pool < least_bytes(geometry):
+        least = (least_bytes(geometry) + others) / geometry.model_bytes
         raise PyspacError(
-            f"a share of {share:g} has no room for the experts of one layer: give {least:.3f} or more"
+            f"a share of {share:g} has no room for the experts of one layer: give {least + 5e-4:.3f} or more"
         )
-    ways = ways_of(args, "100%" if all_fits else str(pool // MIB))
+    return pool
+
+
+def measure(args: argparse.Namespace, header: GgufHeader, share: float, round_: int) -> dict[str, Any]:
+    """One round: both ways and the disk."""
+    geometry = read_geometry(header)
+    limit = int(share * geometry.model_bytes) + PROCESS_MIB * MIB
+    all_fits = share >= 1.0
+    ways = ways_of(args, "100%" if all_fits else str(pool_bytes(header, share) // MIB))
     row: dict[str, Any] = {"memory_share": share, "round": round_, "limit_mib": limit // MIB, "ways": {}}
     for way in list(ways)[:: 1 if round_ % 2 else -1]:
         (take_pages if all_fits else drop_pages)(args.model)
         is_slow = way == STOCK and not all_fits
         n_predict = min(args.predict, args.stock_predict) if is_slow else args.predict
-        argv = ["-m", str(args.model), "-p", PROMPT, "-n", str(n_predict), "-c", "1024"]
+        argv = ["-m", str(args.model), "-p", PROMPT, "-n", str(n_predict), "-c", str(N_CTX)]
         argv += ["-t", str(args.threads), "--spec-type", "none", *ways[way]]
         row["ways"][way] = phases_of(run_limited(argv, limit, args.timeout))
     row["disk_gb_s"] = {
@@ -230,8 +245,9 @@ def main() -> int:
         return 2
     about = machine.describe()
     try:
-        geometry = read_geometry(check_model_file(args.model))
-        rows = list(measure_all(args, geometry))
+        header = check_model_file(args.model)
+        geometry = read_geometry(header)
+        rows = list(measure_all(args, header))
     except (PyspacError, subprocess.TimeoutExpired) as error:
         print(f"bench_tiers.py: {error}", file=sys.stderr)
         return 2
@@ -255,11 +271,11 @@ def main() -> int:
     return 1 if less else 0
 
 
-def measure_all(args: argparse.Namespace, geometry: MoeGeometry) -> Iterator[dict[str, Any]]:
+def measure_all(args: argparse.Namespace, header: GgufHeader) -> Iterator[dict[str, Any]]:
     shares = [float(text) for text in args.shares.split(",")]
     todo = [(share, round_) for round_ in range(args.rounds) for share in shares]
     for what in track(todo, "rounds", console=Console(file=sys.stderr), transient=True):
-        yield measure(args, geometry, *what)
+        yield measure(args, header, *what)
 
 
 def show(summary: list[dict[str, Any]]) -> None:

@@ -68,16 +68,14 @@ class Bench:
 
     def made_of(self) -> str:
         """Say what of the section's rows was replayed, emulated, predicted and assumed."""
-        traces = " and ".join(dict.fromkeys(row["trace_name"] for row in self.seen))
+        traces = ", ".join(dict.fromkeys(row["trace_name"] for row in self.seen))
         machines = ", ".join(f"`{name}`" for name in dict.fromkeys(row["machine"] for row in self.seen))
-        parts = [f"Replayed: the routing of {traces}."]
+        parts = [f"Replayed: {traces}."]
         if any(row["asked_k"] for row in self.seen):
-            parts.append(
-                f"Emulated: drafts, each token accepted with {DEFAULT_ACCEPT:g} (mean of {len(SEEDS)} seeds)."
-            )
-        parts.append(f"Predicted: all times, of {machines}.")
+            parts.append(f"Emulated: drafts, {DEFAULT_ACCEPT:g} accepted, {len(SEEDS)} seeds.")
+        parts.append(f"Predicted: {machines}.")
         if any(is_assumed(row) for row in self.seen):
-            parts.append("Assumed: how often guesses are right, in the rows that say so.")
+            parts.append("Assumed: marked guesses.")
         return "\n".join(wrap(" ".join(parts), 118))
 
 
@@ -88,8 +86,8 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def share_and_speed(row: Row) -> str:
-    """Return covered activations / GB moved / predicted tokens per second."""
-    return f"{row['coverage']:.2f} / {row['bytes_moved'] / 1e9:.1f} / {row['predicted_tps']:.0f}"
+    """Return covered activations/GB moved/predicted tokens per second."""
+    return f"{row['coverage']:.2f}/{row['bytes_moved'] / 1e9:.1f}/{row['predicted_tps']:.0f}"
 
 
 def tps(row: Row) -> str:

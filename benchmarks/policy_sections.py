@@ -6,7 +6,7 @@ A section asks a `Bench` for rows and returns Markdown. It is asked twice: first
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,7 @@ from pyspac.scheduler.config import ABLATIONS, SchedulerConfig
 CAPACITIES: Final = ("1%", "5%", "17%", "25%", "40%")
 FIGURE_CAPACITIES: Final = ("1%", "2.5%", "5%", "10%", "17%", "25%", "40%", "60%")
 COMMON: Final = ("5%", "17%", "25%")
+REPLAYED: Final = tuple(part for part in ABLATIONS if part != "stage")  # no replay moves a prompt's experts
 
 POLICIES: Final = {  # policy: how the tables call it
     "unbounded": "unbounded",
@@ -39,12 +40,10 @@ POLICIES: Final = {  # policy: how the tables call it
     "belady": "belady",
     "ema": "**ema** (shipped)",
     "spac": "spac (Algorithm 1)",
-    "last": "last",
     "utility-lru": "utility-lru",
     "utility-lfu": "utility-lfu",
     "lru": "lru (llama.cpp)",
     "lfu": "lfu",
-    "score": "score",
     "arc": "arc",
     "least-stale": "least-stale",
     "least-stale:cyclic=1": "least-stale, cyclic",
@@ -52,6 +51,10 @@ POLICIES: Final = {  # policy: how the tables call it
     "host-admit": "host-admit",
     "hybrimoe": "hybrimoe",
 }
+SHORTER: Final = (
+    "oracle", "ema", "spac", "utility-lfu", "lru", "lfu", "least-stale:cyclic=1", "n-cpu-moe", "host-admit",
+    "hybrimoe",
+)  # fmt: skip
 IN_FIGURE: Final = (
     "lru", "lfu", "least-stale", "least-stale:cyclic=1", "score", "arc", "belady", "unbounded", "ema", "spac",
     "n-cpu-moe", "hybrimoe",
@@ -62,36 +65,36 @@ Make = Callable[[Bench], str]
 # ---- sections
 
 
-def capacity_table(trace: str, k: int) -> Make:
-    """All policies over capacity."""
+def capacity_table(trace: str, k: int, policies: Iterable[str] = POLICIES) -> Make:
+    """Policies over capacity."""
 
     def make(bench: Bench) -> str:
         lines = []
-        for policy, name in POLICIES.items():
+        for policy in policies:
             rows = [bench.row(trace, policy, capacity, k) for capacity in CAPACITIES]
-            lines.append([shown_name(name, rows[0]), *map(share_and_speed, rows)])
+            lines.append([shown_name(POLICIES[policy], rows[0]), *map(share_and_speed, rows)])
         return table(["policy", *map(percent, CAPACITIES)], lines)
 
     return make
 
 
 def estimators(bench: Bench) -> str:
-    policies = ("ema", "spac", "spac:payback_steps=33")
+    policies = ("ema", "spac")
     lines = [
         [
             f"{trace}, K = {k}",
             *(
-                " / ".join(
-                    f"{row['predicted_tps']:.0f} ({row['coverage']:.2f})"
-                    for row in (bench.row(trace, policy, capacity, k) for policy in policies)
+                f"{row['coverage']:.2f}/{row['predicted_tps']:.0f}"
+                for row in (
+                    bench.row(trace, policy, capacity, k) for capacity in COMMON for policy in policies
                 )
-                for capacity in COMMON
             ),
         ]
         for trace in FILES
         for k in (0, 4, 8)
     ]
-    return table(["ema / spac / spac with payback", *map(percent, COMMON)], lines)
+    heads = [head for c in COMMON for head in (f"{percent(c)}: {policies[0]}", policies[1])]
+    return table(["covered/tokens per second", *heads], lines)
 
 
 def gamma(bench: Bench) -> str:
@@ -101,14 +104,15 @@ def gamma(bench: Bench) -> str:
         text = tps(bench.row(trace, f"spac:gamma={value}", capacity, k))
         return f"**{text}**" if value == SchedulerConfig(n_draft_max=k).gamma else text
 
-    values = (2, 4, 6, 8)
+    def cells(trace: str, capacity: str, k: int) -> str:
+        return "/".join(cell(trace, capacity, k, value) for value in (2, 4, 6, 8))
+
     lines = [
-        [f"{trace}, K = {k}, {percent(capacity)}", *(cell(trace, capacity, k, value) for value in values)]
+        [f"{trace}, K = {k}", cells(trace, "17%", k), cells(trace, "25%", k)]
         for trace in FILES
-        for k in (0, 1, 2, 4)
-        for capacity in ("17%", "25%")
+        for k in (0, 1, 4)
     ]
-    return table(["spac", *(f"gamma = {value}" for value in values)], lines)
+    return table(["gamma 2/4/6/8", "17 %", "25 %"], lines)
 
 
 def knobs(bench: Bench) -> str:
@@ -124,11 +128,11 @@ def knobs(bench: Bench) -> str:
             for trace in FILES
             for capacity in COMMON
         ]
-        return f"{100 * (sum(ratios) / len(ratios) - 1):+.1f} %"
+        return f"{100 * (sum(ratios) / len(ratios) - 1):+.1f}"
 
     where = [(machine, k) for machine in (MACHINE, "rtx3060-laptop") for k in (0, 4)]
     lines = [[f"`{knob}`", *(gain(knob, machine, k) for machine, k in where)] for knob in variants]
-    return table(["knob", *(f"`{machine}`, K = {k}" for machine, k in where)], lines)
+    return table(["knob: change in %", *(f"`{machine}`, K = {k}" for machine, k in where)], lines)
 
 
 def prompts(bench: Bench) -> str:
@@ -142,20 +146,20 @@ def prompts(bench: Bench) -> str:
                     bench.row(trace, "ema", capacity, 0, machine=machine, is_cold=is_cold)
                     for is_cold in (True, False)
                 )
-                cells += [f"{cold[name]:.2f} / {seeded[name]:.2f}" for name in ("coverage_first", "coverage")]
+                cells += [f"{cold[name]:.2f}/{seeded[name]:.2f}" for name in ("coverage_first", "coverage")]
             lines.append([trace, f"`{machine}`", *cells])
     what = [f"{percent(c)}, {tokens}" for c in ("17%", "40%") for tokens in (f"first {N_FIRST}", "all")]
-    return table(["cold / seeded, K = 0", "machine", *what], lines)
+    return table(["cold/seeded, K = 0", "machine", *what], lines)
 
 
 def machines(bench: Bench) -> str:
     capacities = ("5%", "10%", "17%", "25%", "40%")
+    names = (MACHINE, "rtx3060-laptop", "h200", "cpu-ssd")
     lines = []
-    for machine in (MACHINE, "rtx3060-laptop", "h200", "cpu-ssd"):
-        for policy in ("ema", "lru", "n-cpu-moe", "hybrimoe"):
-            rows = [bench.row(QWEN, policy, capacity, 0, machine=machine) for capacity in capacities]
-            lines.append([f"`{machine}`", shown_name(POLICIES[policy], rows[0]), *map(tps, rows)])
-    return table(["machine", "policy", *map(percent, capacities)], lines)
+    for policy in ("ema", "lru", "n-cpu-moe", "hybrimoe"):
+        rows = [[bench.row(QWEN, policy, c, 0, machine=machine) for c in capacities] for machine in names]
+        lines.append([shown_name(POLICIES[policy], rows[0][0]), *("/".join(map(tps, row)) for row in rows)])
+    return table(["5/10/17/25/40 %", *(f"`{machine}`" for machine in names)], lines)
 
 
 def prefetch(bench: Bench) -> str:
@@ -168,16 +172,12 @@ def prefetch(bench: Bench) -> str:
     lines = []
     for name, policy, accuracy in (("none", "lru", 0.85), ("history", "lru", 0.85), *guessing):
         fields = {"predictor_accuracy": accuracy} | ({} if name == "auto" else {"prefetch": name})
-        rows = [
-            bench.row(QWEN, policy, capacity, k, **fields)
-            for k in (0, 4)
-            for capacity in COMMON
-            if k or name != "draft-gate"
-        ]
+        lengths = (4,) if name == "draft-gate" else (0, 4)
+        rows = [[bench.row(QWEN, policy, capacity, k, **fields) for capacity in COMMON] for k in lengths]
         label = POLICIES[policy] if name in ("none", "auto") else f"lru with {name}"
-        blank = [""] * (2 * len(COMMON) - len(rows))
-        lines.append([shown_name(label, rows[0]), *blank, *map(tps, rows)])
-    return table(["policy", *(f"K = {k}, {percent(c)}" for k in (0, 4) for c in COMMON)], lines)
+        blank = [""] * (2 - len(rows))
+        lines.append([shown_name(label, rows[0][0]), *blank, *("/".join(map(tps, row)) for row in rows)])
+    return table(["5/17/25 %", "K = 0", "K = 4"], lines)
 
 
 def collisions(bench: Bench) -> str:
@@ -193,10 +193,10 @@ def collisions(bench: Bench) -> str:
             bench.row(QWEN, policy, capacity, k, machine=machine, prefetch=ahead, miss="fetch")
             for policy in policies
         ]
-        cells = [f"{row['collision_misses']:,.0f} / {row['misses']:,.0f}" for row in rows]
+        cells = [f"{row['collision_misses']:,.0f}/{row['misses']:,.0f}" for row in rows]
         name = shown_name(ahead.replace("-", " "), rows[0]) + (", copies free" if machine != MACHINE else "")
         lines.append([str(k), percent(capacity), name, *cells])
-    names = ["lru: collisions / misses", "farthest-layer", "least-stale", "least-stale, cyclic"]
+    names = ["lru: collisions/misses", "farthest-layer", "least-stale", "least-stale, cyclic"]
     return table(["K", "capacity", "prefetch", *names], lines)
 
 
@@ -206,7 +206,7 @@ def ablation(bench: Bench) -> str:
         [name, *(tps(bench.row(trace, policy, "17%", k)) for trace, k in where)]
         for policy, name in (
             ("moe-spac", "full"),
-            *((f"moe-spac-no-{part}", f"without `{part}`: {about}") for part, about in ABLATIONS.items()),
+            *((f"moe-spac-no-{part}", f"without `{part}`") for part in REPLAYED),
         )
     ]
     return table(["MoE-SpAc, 17 %", *(f"{trace}, K = {k}" for trace, k in where)], lines)
@@ -214,23 +214,21 @@ def ablation(bench: Bench) -> str:
 
 def departures(bench: Bench) -> str:
     """What the paper does otherwise than pyspac, one at a time and together."""
-    where = [(trace, k) for trace in FILES for k in (0, 4, 8)]
+    where = [(trace, k) for trace in FILES for k in (0, 4)]
     lines = []
     for estimator in ("spac", "ema"):
-        for knob, about in (
-            ("", "as shipped"),
-            ("reset=1", "used experts worth 0 until the next decision"),
-            ("reset=2", "used experts worth 0 until copied again"),
-            ("cold_on_host=1", "cold residents on the host"),
-            ("budget=0", "no byte budget"),
-            ("free_slots=0", "free slots stay free"),
-            ("reset=2,cold_on_host=1,budget=0,free_slots=0", "all four"),
+        for knob in (
+            "",
+            "reset=1",
+            "reset=2",
+            "cold_on_host=1",
+            "reset=2,cold_on_host=1,budget=0,free_slots=0",
         ):
             policy = f"{estimator}:{knob}" if knob else estimator
             rows = [bench.row(trace, policy, "17%", k) for trace, k in where]
-            cells = [f"{row['bytes_moved'] / 1e9:.1f} / {tps(row)}" for row in rows]
-            lines.append([estimator, about, *cells])
-    return table(["GB / tokens per second, 17 %", "", *(f"{trace}, K = {k}" for trace, k in where)], lines)
+            cells = [f"{row['bytes_moved'] / 1e9:.1f}/{tps(row)}" for row in rows]
+            lines.append([f"`{policy}`", *cells])
+    return table(["GB/tokens per second, 17 %", *(f"{trace}, K = {k}" for trace, k in where)], lines)
 
 
 def recorded(bench: Bench) -> str:
@@ -239,16 +237,14 @@ def recorded(bench: Bench) -> str:
     lines = []
     for policy, fields in (
         ("specmd-1", {}), ("specmd-2", {}), ("specmd-3", {}), ("specmd-4", {}), ("specmd-5", {}),
-        ("lru", {}), ("lru", {"prefetch": "next-layer"}), ("lru", {"prefetch": "score"}),
-        ("least-stale", {}), ("least-stale", {"prefetch": "next-layer"}),
+        ("lru", {}), ("lru", {"prefetch": "score"}), ("least-stale", {}),
         *(("lru", {"routing": f"cache-aware:lambda={value}"}) for value in (0.1, 0.5)),
         *(("lru", {"routing": f"cache-aware:lambda={value},range=1"}) for value in (0.1, 0.5)),
         ("ema", {}),
     ):  # fmt: skip
         rows = [bench.row(DEMO, policy, capacity, None, **fields) for capacity in capacities]
         cells = [
-            f"{row['coverage']:.2f} / {row['bytes_moved'] / 1e6:.0f} / {row['predicted_tps']:.0f}"
-            for row in rows
+            f"{row['coverage']:.2f}/{row['bytes_moved'] / 1e6:.0f}/{row['predicted_tps']:.0f}" for row in rows
         ]
         name = ", ".join([policy, *(f"{kind} {value}" for kind, value in fields.items())])
         lines.append([f"`{name}`", *cells, f"{rows[-1]['fidelity']:.3f}"])
@@ -257,8 +253,8 @@ def recorded(bench: Bench) -> str:
 
 SECTIONS: Final[dict[str, Make]] = {
     "capacity-qwen-k0": capacity_table(QWEN, 0),
-    "capacity-qwen-k4": capacity_table(QWEN, 4),
-    "capacity-gemma-k0": capacity_table(GEMMA, 0),
+    "capacity-qwen-k4": capacity_table(QWEN, 4, SHORTER),
+    "capacity-gemma-k0": capacity_table(GEMMA, 0, SHORTER),
     "estimators": estimators,
     "gamma": gamma,
     "knobs": knobs,
@@ -285,7 +281,7 @@ def collision_rows(bench: Bench) -> list[Row]:
 
 
 def ablation_rows(bench: Bench) -> list[Row]:
-    policies = ("pyspac", "moe-spac", *(f"moe-spac-no-{part}" for part in ABLATIONS))
+    policies = ("pyspac", "moe-spac", *(f"moe-spac-no-{part}" for part in REPLAYED))
     return [bench.row(QWEN, policy, "17%", 4) for policy in policies]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -64,3 +65,11 @@ def rpc_devices() -> Iterator[list[Any]]:
         for _ in range(2):
             native.add_rpc(f"127.0.0.1:{stack.enter_context(rpc_server())}")
         yield native.devices()[before:]
+
+
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """SIGINT as a program in a terminal has it; a background job ignores it, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

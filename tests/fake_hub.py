@@ -26,6 +26,8 @@ class Hub(ThreadingHTTPServer):
         self.repos = repos
         self.requests: list[str] = []
         self.is_stuck = is_stuck  # files never come
+        self.is_damaging = False  # one byte of each file is another
+        self.status = 404  # of what is not there
         self.is_over = threading.Event()
 
     @property
@@ -41,8 +43,13 @@ class Hub(ThreadingHTTPServer):
                 return json.dumps([_entry(name, file) for name, file in files.items()]).encode()
             for name, file in files.items():
                 if path == f"/{repo}/resolve/{COMMIT}/{name}":
-                    return file.read_bytes()
+                    return self._content(file)
         return None
+
+    def _content(self, file: Path) -> bytes:
+        content = bytearray(file.read_bytes())
+        content[-1] ^= self.is_damaging
+        return bytes(content)
 
 
 def _entry(name: str, file: Path) -> dict[str, Any]:
@@ -64,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
     def _send(self, is_head: bool) -> None:
         self.server.requests.append(self.path)
         body = self.server.answer(self.path)
-        self.send_response(404 if body is None else 200)
+        self.send_response(self.server.status if body is None else 200)
         body = body or b"{}"
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Accept-Ranges", "none")

@@ -9,6 +9,7 @@ from pyspac.server.health import choose_port
 from tools.served import (
     DRAFT,
     HOST,
+    JSON_HEADER,
     ONE_THREAD,
     ROOT,
     TARGET,
@@ -25,6 +26,7 @@ from tools.served import (
 __all__ = [
     "DRAFT",
     "HOST",
+    "JSON_HEADER",
     "ONE_THREAD",
     "ROOT",
     "TARGET",

@@ -16,8 +16,12 @@ from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT
+from gguf import GGUFWriter
 
 from pyspac.commands import machine
+from pyspac.generate.loading import Loading
+from pyspac.generate.options import RunOptions
+from pyspac.model.checks import check_model_file
 
 CONTENDERS = ["stock", "none", "all", "repacked"]
 
@@ -243,6 +247,52 @@ def test_tiers_with_too_little_memory_is_a_sentence(model: Path) -> None:
     assert "no room for the experts of one layer: give " in done.stderr
     done = tiers(model.with_name("none.gguf"))
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+def sparse_model(path: Path, name: str) -> Path:
+    """A real model's geometry, header and size, without its data."""
+    import make_synthetic_gguf as synthetic
+
+    writer = GGUFWriter(path, "qwen3moe")
+    synthetic._write_header(writer, name, geometry := synthetic.GEOMETRIES[name], 8192)
+    tensors = list(synthetic.plan_tensors(geometry, 8192, seed=0))
+    for tensor in tensors:
+        synthetic._add_tensor_info(writer, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(path, path.stat().st_size + sum(tensor.n_bytes + 32 for tensor in tensors))
+    return path
+
+
+@pytest.mark.parametrize("share", [0.25, 0.35, 0.5])
+def test_run_takes_the_sizes_that_tiers_gives_it(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of 17 GB, in a limit of which Python has taken its part."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tiers = importlib.import_module("bench_tiers")
+    model = sparse_model(tmp_path / "m.gguf", "qwen3-30b-a3b")
+    given: list[tuple[list[str], int]] = []
+
+    def run(argv: list[str], limit: int, timeout_s: float) -> dict[str, Any]:
+        given.append((argv, limit))
+        return {"ttft_ms": 1.0, "token_ids": [1, 2], "prompt_read_bytes": 0, "tier": None, "n_prompt": 1,
+                "tps": 1.0}  # fmt: skip
+
+    monkeypatch.setattr(tiers, "run_limited", run)
+    monkeypatch.setattr(tiers, "measure_in_order", lambda *_, **__: 1.0)
+    monkeypatch.setattr(tiers, "measure_disk", lambda *_, **__: SimpleNamespace(depth_32_gb_s=1.0))
+    args = SimpleNamespace(model=model, shares=str(share), rounds=1, predict=2, stock_predict=2, predictor=[],
+                           threads=1, timeout=1.0)  # fmt: skip
+    assert len(list(tiers.measure_all(args, check_model_file(model)))) == 1
+    [(argv, limit)] = [(argv, limit) for argv, limit in given if "--ram" in argv]
+    value = {flag: argv[argv.index(flag) + 1] for flag in ("--ram", "-c")}
+    monkeypatch.setattr("pyspac.generate.memory_tier.free_memory", lambda: limit - (190 << 20))
+    options = RunOptions(model=model, device="none", ram=value["--ram"], n_ctx=int(value["-c"]))
+    assert Loading.of(options).ram_mib == pytest.approx(float(value["--ram"]))
 
 
 def test_what_tiers_wants_and_misses() -> None:

@@ -132,7 +132,7 @@ def test_names_of_the_glossary_are_those_of_the_code() -> None:
 
 def test_the_ways_to_compute_host_experts_are_all_described() -> None:
     """docs/architecture.md names every builder of a split layer."""
-    header = (ROOT / "engine/src/split-graph.h").read_text()
+    header = (ROOT / "engine/src/graph/split-graph.h").read_text()
     builders = re.findall(r"(spac_build_split_\w+)\(", header)
     assert len(builders) == 3
     text = (ROOT / "docs/architecture.md").read_text()

@@ -1,13 +1,15 @@
-"""The package's folders: no circle of imports, nothing uses what is above it, speculation is pure, and no
-function or file is long.
+"""The package's folders and the engine's rooms: no circle, nothing uses what is above it, speculation is
+pure, and no function or file is long.
 
 Every import counts: at the top of a module, inside a function, and under TYPE_CHECKING. A module also needs
-the packages that it lies in.
+the packages that it lies in. In C++ every include of the engine's own headers counts; NAME.h and NAME.cpp are
+one file.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +50,25 @@ FOLDERS: Final = {
         "train",
     },
 }
+# room of engine/src -> the rooms that its files may include headers of; each stands below those that it uses
+ENGINE: Final = ROOT / "engine" / "src"
+ROOMS: Final = {
+    "base": set[str](),
+    "board": {"base"},
+    "layers": {"base"},
+    "cache": {"base", "layers"},
+    "tier": {"base", "board", "layers"},
+    "host": {"base", "layers", "cache", "tier"},
+    "plan": {"base", "layers", "cache", "host"},
+    "graph": {"board", "layers", "cache"},
+    "untried": {"base", "layers", "cache", "graph"},  # no GPU has run it; its door: untried.h
+    "decide": {"base", "board", "layers", "cache", "tier"},
+    "split": {"base", "board", "layers", "cache", "host", "plan", "graph", "untried", "decide"},
+    "draft": {"base"},
+    "common": {"draft"},  # a library of its own
+}
+MAX_TOP_FILES: Final = 6  # engine, the C interface, attaching
+
 # for all folders; they import each other alone
 SHARED: Final = ("checks", "errors", "ledger", "units", "waiting")
 FRONT: Final = ("__main__", "cli")  # they start the commands
@@ -209,3 +230,55 @@ def test_functions_are_short(name: str) -> None:
 def test_files_of_the_package_are_short() -> None:
     lengths = {name: path.read_text(encoding="utf-8").count("\n") for name, path in modules().items()}
     assert {name: n for name, n in lengths.items() if n > MAX_FILE_LINES} == {}
+
+
+@cache
+def engine_files() -> dict[str, set[str]]:
+    """The engine's files as room/name, of both kinds together, and the others that each includes."""
+    paths = [path for path in sorted(ENGINE.rglob("*")) if path.suffix in {".h", ".cpp"}]
+    names = {path: path.relative_to(ENGINE).with_suffix("").as_posix() for path in paths}
+    graph: dict[str, set[str]] = {name: set() for name in names.values()}
+    for path in paths:
+        for header in re.findall(r'^#\s*include "([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+            beside, from_top = path.parent / header, ENGINE / header
+            found = beside if beside in names else from_top
+            if found in names:
+                graph[names[path]].add(names[found])
+    return {name: others - {name} for name, others in graph.items()}
+
+
+def room(name: str) -> str:
+    """Of a file of the engine; "" for one at the top."""
+    return name.rpartition("/")[0]
+
+
+def test_every_room_is_listed() -> None:
+    assert {room(name) for name in engine_files()} - {""} == set(ROOMS)
+    assert sum(1 for name in engine_files() if not room(name)) <= MAX_TOP_FILES
+    assert any(room(other) == "base" for other in engine_files()["split/forward"])  # includes are found
+
+
+def test_the_rooms_have_an_order() -> None:
+    names = list(ROOMS)
+    wrong = [(name, used) for i, name in enumerate(names) for used in ROOMS[name] - set(names[:i])]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_uses_those_before_it_alone(name: str) -> None:
+    files = [(file, others) for file, others in engine_files().items() if room(file) == name]
+    wrong = [
+        (file, other) for file, others in files for other in others if room(other) not in {name, *ROOMS[name]}
+    ]
+    assert wrong == []
+    unused = ROOMS[name] - {room(other) for _, others in files for other in others}
+    assert unused == set(), "the table says more than there is"
+
+
+def test_there_is_no_circle_of_includes() -> None:
+    TopologicalSorter(engine_files()).prepare()
+
+
+def test_what_no_gpu_has_run_has_one_door() -> None:
+    used = {other for file, others in engine_files().items() for other in others if room(file) != "untried"}
+    assert {other for other in used if room(other) == "untried"} == {"untried/untried"}

@@ -52,7 +52,7 @@ def test_body_says_why(patch):
 
 def test_table_of_the_readme_is_current():
     assert readme_problems(PATCHES) == []
-    listed = re.findall(r"`((?:upstream|hooks)/[^`]+\.patch)`", README.read_text())
+    listed = re.findall(r"\]\(((?:upstream|hooks)/[^)]+\.patch)\)", README.read_text())
     assert listed == [patch.name for patch in PATCHES]
 
 
@@ -63,8 +63,8 @@ def test_no_other_file_lies_among_the_patches():
 
 def test_patches_stay_small():
     # 410, and what it takes that a server's heads wait, too: what is kept and read where, in whose time, and
-    # dropped when a slot's text is another one
-    assert sum(patch.n_added + patch.n_removed for patch in PATCHES if patch.folder == "hooks") <= 440
+    # dropped when a slot's text is another one; one for the masks' cells of a slot that waits for others
+    assert sum(patch.n_added + patch.n_removed for patch in PATCHES if patch.folder == "hooks") <= 441
 
 
 def test_public_structs_and_functions_are_only_added_to():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socketserver
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from serving import TARGET
 from tools.soak import __main__ as program
 from tools.soak import adapters, namespace
 from tools.soak.clients import ask_everything
-from tools.soak.faults import FAULTS, board, disks, requests
+from tools.soak.faults import FAULTS, board, connections, disks, requests, threads
 from tools.soak.faults import scheduler as scheduler_faults
 from tools.soak.faults.dealer import FaultCount, FaultDealer
 from tools.soak.faults.fault import Fault, FaultError, Site
@@ -34,6 +35,7 @@ from tools.soak.references import MIN_TOKENS, certain_part, margins, n_certain
 from tools.soak.report import MIB, Report, summarise_memory
 from tools.soak.run import is_scheduler_back
 from tools.soak.tally import Tally, ask_and_compare
+from tools.system_faults import SystemFaults
 
 QUESTION = Question("x = ", is_chat=False, n_tokens=8)
 ADAPTED = replace(QUESTION, adapter=1)
@@ -400,6 +402,63 @@ def test_disconnect_looks_at_what_came_before(site: Site) -> None:
         fault.apply()
     assert tally.n_lost > 0
     assert tally.is_balanced
+
+
+@contextmanager
+def listening(site: Site, answer: bytes) -> Iterator[list[bytes]]:
+    """A server that gives each connection a thread; a whole request gets `answer`, unless that is empty."""
+    begun: list[bytes] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            begun.append(line := self.rfile.readline())
+            if line.endswith(b"\n") and answer:
+                self.wfile.write(answer)
+            elif line.endswith(b"\n"):
+                self.rfile.read()
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads, request_queue_size = True, 256
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        site.serve.port = server.server_address[1]
+        site.serve.url = f"http://127.0.0.1:{site.serve.port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield begun
+        server.shutdown()
+
+
+def test_half_open_connections_keep_nobody_waiting(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Site, "wait", lambda _site, _seconds: None)
+    with listening(site, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as begun:
+        assert connections.HalfOpen(site, 0).apply()
+    assert len(begun) > 4
+    assert b"GET /health HTTP/1.1\r\n" in begun
+    monkeypatch.setattr(connections, "ANSWER_S", 0.2)
+    with listening(site, b""), pytest.raises(FaultError, match="/health did not answer within 0 s"):
+        connections.HalfOpen(site, 0).apply()
+    with pytest.raises(FaultError, match="a connection was refused"):  # nobody listens any more
+        connections.HalfOpen(site, 0).apply()
+
+
+def test_threads_run_out_for_a_while(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = threads.NoThreads(site, 0)
+    assert "no C compiler" in str(fault.why_not())
+    words = site.slots_folder / "words"
+    words.write_bytes(bytes(64))
+    site.system = SystemFaults(words)
+    assert fault.why_not() is None
+    seen: list[int] = []
+
+    def want(_site: Site, _seconds: float) -> None:
+        seen.append(SystemFaults(words).get("thread_every"))
+        SystemFaults(words).set(n_no_threads=len(seen) // 2)
+
+    monkeypatch.setattr(Site, "wait", want)
+    assert not fault.apply()  # nobody wanted one
+    assert fault.apply()
+    assert set(seen) <= {1, 2, 3}
+    assert site.system.get("thread_every") == 0
 
 
 def test_slots_of_adapters_are_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

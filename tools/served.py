@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "pyspac" / "models" / "demo-moe.gguf"
 DRAFT = ROOT / "pyspac" / "models" / "demo-draft.gguf"
 HOST = "127.0.0.1"
+JSON_HEADER = {"Content-Type": "application/json"}  # without it a body is refused
 # two threads that spin for each other on a busy machine are fifty times as slow
 ONE_THREAD = ("-t", "1", "-td", "1")
 START_S = 60.0  # machines that run tests are often busy
@@ -84,6 +85,7 @@ class Serve:
         pair: tuple[Path, Path] = (TARGET, DRAFT),
         device: str = "emulated",
         variables: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),  # a program that becomes the one behind it
     ) -> None:
         models = [*(["-m", str(pair[0])] if target else []), *(["-md", str(pair[1])] if draft else [])]
         argv = [sys.executable, "-m", "pyspac", "serve", *models, "--device", device, "--log-json"]
@@ -95,7 +97,7 @@ class Serve:
         self.events: list[dict[str, Any]] = []
         with self.stderr_path.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*argv, *cache, *port, *fixed, *arguments, "--", *passed],
+                [*within, *argv, *cache, *port, *fixed, *arguments, "--", *passed],
                 env={**environment(folder / "cache"), **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -215,14 +217,15 @@ def llama_server(
             process.wait()
 
 
-def post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def post(port: int, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> Any:
     """A request to llama-server's own API."""
-    request = urllib.request.Request(f"http://{HOST}:{port}{path}", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return dict(json.load(response))
+    url = f"http://{HOST}:{port}{path}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), JSON_HEADER)
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        return json.load(response)
 
 
 def complete(port: int, n_predict: int, prompt: str = "def parse(self, text):\n") -> dict[str, Any]:
     """A greedy answer of so many tokens."""
     body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "ignore_eos": True}
-    return post(port, "/completion", body)
+    return dict(post(port, "/completion", body))

@@ -1,10 +1,10 @@
 // ggml's devices, and what memory and link really do.
-#include "clock.h"
-#include "engine-params.h"
+#include "base/clock.h"
+#include "base/engine-params.h"
+#include "base/status.h"
+#include "cache/slot-copy.h"
 #include "host/kernels.h"
-#include "lost-server.h"
-#include "slot-copy.h"
-#include "status.h"
+#include "plan/lost-server.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -13,46 +13,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <dlfcn.h>
 #include <functional>
 #include <future>
 #include <memory>
 #include <string>
 #include <vector>
-
-// while backends are loaded: which file each comes from is not news
-struct quiet_log {
-    ggml_log_callback callback = nullptr;
-    void *            data     = nullptr;
-
-    quiet_log() {
-        ggml_log_get(&callback, &data);
-        ggml_log_set(pass, this);
-    }
-
-    ~quiet_log() { ggml_log_set(callback, data); }
-
-    static void pass(ggml_log_level level, const char * text, void * self) {
-        const auto * before = (const quiet_log *) self;
-        if (level >= GGML_LOG_LEVEL_WARN) {
-            before->callback(level, text, before->data);
-        }
-    }
-};
-
-// those beside libggml.so: ggml itself would look beside the program, which may be Python, and in the current folder
-static bool load_backends() {
-    const quiet_log quiet;
-    Dl_info         info = {};
-    dladdr((void *) ggml_backend_load_all_from_path, &info);
-    const std::string path = info.dli_fname ? info.dli_fname : "";
-    ggml_backend_load_all_from_path(path.substr(0, path.rfind('/') + 1).c_str());
-    return true;
-}
-
-spac_status spac_backend_load_all(void) {
-    return spac_guard([] { static const bool is_loaded = load_backends(); (void) is_loaded; });
-}
 
 int32_t spac_device_count(void) {
     return (int32_t) ggml_backend_dev_count();

@@ -1,7 +1,7 @@
 #include "engine.h"
 
-#include "clock.h"
-#include "status.h"
+#include "base/clock.h"
+#include "base/status.h"
 
 #include "llama-model.h"
 #include "llama.h"
@@ -153,23 +153,23 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     log(*board),
     forward(*board, cache, decisions, host, tier.get(), timeline, log, settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
-    stage(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
+    untried(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),
     next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
-    splitter(plan, layers, slots, cache, host, dense.get(), forward, prompts, stage, log, next_layer.get(), wide, settings.params.max_batch),
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, untried, log, next_layer.get(), wide, settings.params.max_batch),
     head_states(ctx) {
     try {
         if (tier) {
             tier->show(*board);
-            llama_set_abort_callback(ctx, [](void * t) { return ((spac_memory_tier *) t)->has_failed(); }, tier.get());
         }
         if (masks) {
             masks->count_first = [this](int32_t n_tokens) { count_first(n_tokens); };
         }
         show_info();
+        decisions.want_whole = [this](const uint8_t * wanted) { untried.want_whole(wanted); };
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
         if (!settings.board_name.empty()) {
-            board->share(settings.board_name); // whoever finds it finds an engine at work
+            share_board(); // whoever finds it finds an engine at work
         }
         start_workers();
     } catch (...) {
@@ -181,11 +181,26 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     }
 }
 
-spac_engine::~spac_engine() {
-    if (tier && hook.ctx) {
-        llama_set_abort_callback(hook.ctx, nullptr, nullptr);
+// without slots nobody has to decide anything on it
+void spac_engine::share_board() {
+    try {
+        board->share(settings.board_name);
+    } catch (const spac_error & e) {
+        if (plan.has_slots || e.status != SPAC_STATUS_OUT_OF_MEMORY) {
+            throw;
+        }
+        spac_log("%s; going on without it: no scheduler, and nothing to watch", e.what());
     }
+}
+
+spac_engine::~spac_engine() {
     hook.remove();
+}
+
+void spac_engine::free(spac_engine * engine) {
+    if (engine && engine->home.is_this()) {
+        delete engine;
+    }
 }
 
 double spac_engine::copy_gb_s(size_t device) const {
@@ -208,6 +223,9 @@ void spac_engine::start_workers() {
 
 // a graph that was aborted may have left host experts at work
 void spac_engine::forget_context() {
+    if (!home.is_this()) {
+        return;
+    }
     workers.clear();
     if (next_layer) {
         next_layer->stop();
@@ -233,9 +251,10 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     llama_moe_hook h = {};
     h.user_data      = this;
     h.free           = free_with_context ? free_with_context : [](void * engine) { ((spac_engine *) engine)->forget_context(); };
-    h.build          = [](void * engine, const llama_moe_hook_params * p) { return ((spac_engine *) engine)->splitter.build(*p); };
+    h.build          = [](void * engine, const llama_moe_hook_params * p) { return ((spac_engine *) engine)->build(*p); };
     h.n_threads      = [](void * engine, ggml_cgraph * graph, int32_t n_tokens) { return ((spac_engine *) engine)->before_graph(graph, n_tokens); };
-    h.can_reuse      = [](void * engine) { return ((spac_engine *) engine)->splitter.can_reuse(); };
+    h.can_reuse      = [](void * engine) { return ((spac_engine *) engine)->can_reuse(); };
+    h.has_failed     = tier ? [](void * engine) { return ((spac_engine *) engine)->tier->has_failed(); } : (bool (*)(void *)) nullptr;
     h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
     h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
     h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
@@ -270,8 +289,20 @@ void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
     }
 }
 
+ggml_tensor * spac_engine::build(const llama_moe_hook_params & p) {
+    return home.is_this() ? splitter.build(p) : nullptr;
+}
+
+bool spac_engine::can_reuse() const {
+    return !home.is_this() || splitter.can_reuse();
+}
+
 // else the first split layer's dispatch begins a forward
 int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
+    if (!home.is_this()) {
+        spac_log("%s", spac_home_process::ELSEWHERE);
+        return -1;
+    }
     if (plan.devices.size() > 1) { // else the first would begin this forward, and unpin slots, while the others are at the last one
         splitter.wait_for_devices();
     }

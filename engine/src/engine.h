@@ -2,30 +2,31 @@
 // them, and answers for them; what each does is in a file of its own.
 #pragma once
 
-#include "board.h"
-#include "context-hook.h"
-#include "decisions.h"
-#include "device-caches.h"
-#include "draft-gate.h"
-#include "engine-params.h"
-#include "forward.h"
-#include "graph-splitter.h"
-#include "head-states.h"
-#include "host-work.h"
+#include "base/engine-params.h"
+#include "base/home-process.h"
+#include "board/board.h"
+#include "board/timeline.h"
+#include "cache/device-caches.h"
+#include "cache/prefetch-worker.h"
+#include "cache/slot-copy.h"
+#include "cache/slot-pool.h"
+#include "decide/decisions.h"
+#include "decide/draft-gate.h"
+#include "decide/next-layer.h"
+#include "draft/head-states.h"
+#include "draft/mask-drafter.h"
+#include "graph/prompt-counts.h"
+#include "graph/routing-log.h"
 #include "host/dense-matmul.h"
-#include "layers.h"
-#include "mask-drafter.h"
-#include "next-layer.h"
-#include "plan.h"
-#include "prefetch-worker.h"
-#include "prompt-counts.h"
-#include "prompt-stage.h"
-#include "routing-log.h"
-#include "slot-copy.h"
-#include "slot-pool.h"
+#include "layers/context-hook.h"
+#include "layers/layers.h"
+#include "plan/host-work.h"
+#include "plan/plan.h"
+#include "split/forward.h"
+#include "split/graph-splitter.h"
+#include "split/wide-batches.h"
 #include "tier/memory-tier.h"
-#include "timeline.h"
-#include "wide-batches.h"
+#include "untried/untried.h"
 
 #include <memory>
 #include <mutex>
@@ -40,6 +41,9 @@ struct spac_engine {
     ~spac_engine();
 
     spac_engine(const spac_engine &) = delete;
+
+    // in a process that was forked from its own it stays as it is: nobody is there who could end its threads
+    static void free(spac_engine * engine);
 
     spac_engine_info info() const;
     void             show_info() const;
@@ -61,6 +65,7 @@ struct spac_engine {
     void forget_context();
 
     // The parts, in the order in which they are made. Each knows of those above it alone.
+    const spac_home_process                  home;
     const spac_settings                      settings;
     const std::unique_ptr<spac_mask_drafter> masks;
     spac_context_hook                        hook;
@@ -80,7 +85,7 @@ struct spac_engine {
     spac_routing_log                                      log;
     spac_forward                                          forward;
     spac_prompt_counts                                    prompts;
-    spac_prompt_stage                                     stage;
+    spac_untried                                          untried;
     spac_wide_batches                                     wide;
     const std::unique_ptr<spac_next_layer>                next_layer; // where a predictor of the engine's own was asked for
     spac_graph_splitter                                   splitter;
@@ -92,9 +97,12 @@ struct spac_engine {
 
   private:
     llama_moe_hook                                  make_hook(void (*free_with_context)(void *));
-    int32_t                                         before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's
+    ggml_tensor *                                   build(const llama_moe_hook_params & p);
+    bool                                            can_reuse() const;
+    int32_t                                         before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's, -1: none
     std::vector<std::unique_ptr<spac_expert_cache>> make_caches();
     double                                          copy_gb_s(size_t device) const;
+    void                                            share_board();
     void                                            start_workers();
     void                                            look_ahead(const llama_token * tokens, int32_t n_tokens);
     void                                            record_step(const llama_moe_hook_step & step);

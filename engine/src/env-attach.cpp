@@ -14,8 +14,8 @@
 //   PYSPAC_MTP      an adapter with mask tokens, which drafts for llama-server; it is loaded with --lora
 //   PYSPAC_MASKS    how many tokens it drafts at most; the context has as many sequences more (patches/hooks/0006)
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
+#include "base/status.h"
 #include "engine.h"
-#include "status.h"
 
 #include "llama.h"
 
@@ -107,7 +107,7 @@ static void free_with_context(void * user_data) {
     spac_engine * engine = (spac_engine *) user_data;
     target               = nullptr;
     engine->forget_context();
-    delete engine;
+    spac_engine::free(engine);
     attached = false;
 }
 

@@ -1,8 +1,8 @@
 // The ABI: checks arguments, turns exceptions into a status.
-#include "board-file.h"
-#include "engine-params.h"
+#include "base/engine-params.h"
+#include "base/status.h"
+#include "board/board-file.h"
 #include "engine.h"
-#include "status.h"
 
 static void require(bool ok, const char * what) {
     if (!ok) {
@@ -21,6 +21,11 @@ uint32_t spac_abi_version(void) {
 }
 
 // ---- engine
+
+// of one that is at work: its locks and threads are this process's
+static void require_at_home(const spac_engine * engine) {
+    require(engine->home.is_this(), spac_home_process::ELSEWHERE);
+}
 
 spac_engine_params spac_engine_default_params(void) {
     spac_engine_params p = {};
@@ -54,19 +59,26 @@ spac_status spac_engine_attach(struct llama_context * ctx, const spac_engine_par
 }
 
 void spac_engine_free(spac_engine * engine) {
-    delete engine;
+    spac_engine::free(engine);
 }
 
 spac_status spac_engine_get_tier(spac_engine * engine, spac_tier_info * info) {
     return spac_guard([&] {
         require(engine && info, "spac_engine_get_tier: no engine, or no info");
-        *info = engine->tier ? engine->tier->info() : spac_tier_info{};
+        spac_tier_info tier = {};
+        if (!engine->home.is_this()) {
+            snprintf(tier.error, sizeof(tier.error), "%s", spac_home_process::ELSEWHERE);
+        } else if (engine->tier) {
+            tier = engine->tier->info();
+        }
+        *info = tier;
     });
 }
 
 spac_status spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft) {
     return spac_guard([&] {
         require(engine && draft, "spac_engine_watch_draft: no engine, or no context of a draft model");
+        require_at_home(engine);
         engine->watch_draft(draft);
     });
 }
@@ -78,6 +90,7 @@ spac_board * spac_engine_board(spac_engine * engine) {
 spac_status spac_engine_apply(spac_engine * engine) {
     return spac_guard([&] {
         require(engine, "spac_engine_apply: no engine");
+        require_at_home(engine);
         engine->decisions.take_over();
     });
 }
@@ -85,6 +98,7 @@ spac_status spac_engine_apply(spac_engine * engine) {
 spac_status spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms) {
     return spac_guard([&] {
         require(engine, "spac_engine_wait_idle: no engine");
+        require_at_home(engine);
         if (!engine->cache.wait_idle(timeout_ms)) {
             throw spac_error(SPAC_STATUS_TIMEOUT, spac_format("loads were still under way after %d ms", timeout_ms));
         }
@@ -94,6 +108,7 @@ spac_status spac_engine_wait_idle(spac_engine * engine, int32_t timeout_ms) {
 spac_status spac_engine_end_forward(spac_engine * engine) {
     return spac_guard([&] {
         require(engine, "spac_engine_end_forward: no engine");
+        require_at_home(engine);
         engine->end_forward();
     });
 }
@@ -101,6 +116,7 @@ spac_status spac_engine_end_forward(spac_engine * engine) {
 spac_status spac_engine_cancel(spac_engine * engine) {
     return spac_guard([&] {
         require(engine, "spac_engine_cancel: no engine");
+        require_at_home(engine);
         engine->cache.cancel();
     });
 }
@@ -108,6 +124,7 @@ spac_status spac_engine_cancel(spac_engine * engine) {
 spac_status spac_engine_count_first(spac_engine * engine, int32_t n_tokens) {
     return spac_guard([&] {
         require(engine && n_tokens >= 0, "spac_engine_count_first: no engine, or fewer than no tokens");
+        require_at_home(engine);
         engine->count_first(n_tokens);
     });
 }
@@ -122,6 +139,7 @@ spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_se
 spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot) {
     return spac_guard([&] {
         require(engine && slot, "spac_engine_slot: no engine, or nowhere to put the slot");
+        require_at_home(engine);
         const spac_board_geometry & g = engine->board->geometry();
         require(il >= 0 && (uint32_t) il < g.n_layer && ie >= 0 && (uint32_t) ie < g.n_expert, "spac_engine_slot: no such layer or expert");
         *slot = engine->cache.slot_of(il, ie);
@@ -131,6 +149,7 @@ spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32
 spac_status spac_engine_take_spans(spac_engine * engine, spac_span * spans, int32_t n_max, int32_t * n) {
     return spac_guard([&] {
         require(engine && spans && n && n_max >= 0, "spac_engine_take_spans: no engine, or nowhere to put the spans");
+        require_at_home(engine);
         *n = engine->timeline.take(spans, n_max);
     });
 }

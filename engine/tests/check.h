@@ -1,7 +1,9 @@
 // What the tests share: a check that cannot be compiled out, and a fake device.
 #pragma once
 
-#include "expert-cache.h"
+#include "cache/expert-cache.h"
+#include "untried/staged-loads.h"
+#include "untried/whole-loads.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +23,8 @@ struct cache_fixture {
     spac_counters        counters            = {};
     spac_ahead_stats     ahead[SPAC_N_AHEAD] = {};
     spac_expert_cache    cache;
+    spac_staged_loads    staged{ cache };
+    spac_whole_loads     whole{ cache };
     uint32_t             n_layer, n_expert;
 
     std::vector<uint8_t> utility, tau;

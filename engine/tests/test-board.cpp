@@ -1,7 +1,7 @@
 // The board, private and shared: two sides, many at once, and a file that somebody else truncates, removes or scribbles on.
-#include "board.h"
+#include "base/status.h"
+#include "board/board.h"
 #include "check.h"
-#include "status.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,8 +1,8 @@
 // Experts are copied by one thread while another computes with the experts beside them, on every GPU that this build sees (on
 // the CPU where there is none): results stay as they are, and the bytes arrive. ggml-vulkan has one compute queue and a lock.
+#include "cache/slot-copy.h"
+#include "cache/slot-pool.h"
 #include "check.h"
-#include "slot-copy.h"
-#include "slot-pool.h"
 
 #include "ggml-alloc.h"
 #include "ggml-cpu.h"

@@ -1,8 +1,8 @@
 // The caches of several devices: each has the layers of its own, all write one set of counters.
+#include "base/clock.h"
+#include "cache/device-caches.h"
+#include "cache/prefetch-worker.h"
 #include "check.h"
-#include "clock.h"
-#include "device-caches.h"
-#include "prefetch-worker.h"
 
 #include <atomic>
 #include <memory>
@@ -113,7 +113,27 @@ static void test_threads() {
     CHECK(f.counters.n_hit + f.counters.n_miss + f.counters.n_late == 200 * N_LAYER && f.counters.n_pinned_steals == 0);
 }
 
+// a layer of one device unpins what the layer before used, on whichever device that was
+static void test_layers_of_both() {
+    two_devices f;
+    f.cache.apply(f.utility.data(), f.tau.data(), TWO_OF_EACH.data(), TWO_OF_EACH.size(), {});
+    {
+        const auto first = f.start(0), second = f.start(1);
+        CHECK(f.cache.wait_idle(5000));
+    }
+    const uint32_t n_rows = 1;
+    const int32_t  of_0 = 2, of_1 = 3;
+    int32_t        slot_0, slot_1;
+    f.cache.run_layer(1, &of_0, &n_rows, 1, &slot_0, true, 0);
+    const auto & pool_0 = f.caches[0]->table.groups[0].slots;
+    const auto & pool_1 = f.caches[1]->table.groups[1].slots;
+    CHECK(slot_0 >= 0 && pool_0[slot_0].n_pins == 1);
+    f.cache.run_layer(2, &of_1, &n_rows, 1, &slot_1, false, 0);
+    CHECK(slot_1 >= 0 && pool_0[slot_0].n_pins == 0 && pool_1[slot_1].n_pins == 1);
+}
+
 int main() {
+    test_layers_of_both();
     test_loads_go_to_their_device();
     test_budgets();
     test_threads();

@@ -1,7 +1,7 @@
 // The question whether a device knows of id -1, put to devices that do and do not. They are the CPU with a fault each.
+#include "base/status.h"
 #include "check.h"
-#include "device-probe.h"
-#include "status.h"
+#include "plan/device-probe.h"
 
 #include "llama-graph.h" // llm_ffn_op_type
 

@@ -1,7 +1,7 @@
 // The draft model's router inputs through the target's routers: the draft is the demo target in fewer bits. Run under ASan
 // and TSan too.
 #include "check.h"
-#include "draft-gate.h"
+#include "decide/draft-gate.h"
 #include "engine.h"
 
 #include "llama.h"

@@ -2,12 +2,12 @@
 // devices; ranges of cores.
 #include "check.h"
 
-#include "cpus.h"
-#include "engine-params.h"
+#include "base/cpus.h"
+#include "base/engine-params.h"
+#include "base/status.h"
+#include "cache/slot-pool.h"
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
-#include "slot-pool.h"
-#include "status.h"
 
 #include <cstring>
 #include <string>

@@ -1,5 +1,5 @@
+#include "cache/prefetch-worker.h"
 #include "check.h"
-#include "prefetch-worker.h"
 #include <ctime>
 #include <thread>
 
@@ -112,6 +112,28 @@ static void test_fill_waits_for_loads() {
     h.cache.check();
 }
 
+// a layer of a step: the layer before is unpinned, residents are pinned, the first ones that are absent fill
+static void test_layer_at_once() {
+    cache_fixture f(2, 3, 4);
+    f.utility[0] = 1;
+    f.apply({ 0 });
+    run_loads(f);
+    const spac_slot_table::slot_group & group   = f.cache.table.groups[0];
+    const int32_t                       first[] = { 0, 1 }, second[] = { 1, 2 };
+    const uint32_t                      rows[] = { 1, 2 };
+    int32_t                             slots[2];
+    f.cache.run_layer(0, first, rows, 2, slots, true, 1); // of these the first is here
+    CHECK(slots[0] >= 0 && slots[1] == -1 && group.slots[slots[0]].n_pins == 1);
+    CHECK(f.counters.n_hit == 1 && f.counters.n_miss == 1 && f.counters.n_miss_rows == 2 && f.residency[1] == SPAC_RESIDENCY_ABSENT);
+
+    const int32_t pinned = slots[0];
+    f.cache.run_layer(0, first, rows, 1, slots, true, 0); // a forward's first layer: the one before is still in use
+    CHECK(group.slots[pinned].n_pins == 2);
+    f.cache.run_layer(1, second, rows, 2, slots, false, 1);
+    CHECK(group.slots[pinned].n_pins == 0 && f.residency[3 + 1] == SPAC_RESIDENCY_QUEUED && f.residency[3 + 2] == SPAC_RESIDENCY_ABSENT);
+    f.cache.check();
+}
+
 // what a worker would do with all loads that can start now; keys in their order
 static std::vector<uint32_t> work_off(cache_fixture & f) {
     std::vector<uint32_t> keys;
@@ -125,7 +147,7 @@ static std::vector<uint32_t> work_off(cache_fixture & f) {
 
 static std::vector<int32_t> pin_staged(cache_fixture & f, uint32_t il, const std::vector<int32_t> & used) {
     std::vector<int32_t> slots(used.size());
-    f.cache.pin_staged(il, used.data(), used.size(), slots.data());
+    f.staged.pin(il, used.data(), used.size(), slots.data());
     return slots;
 }
 
@@ -135,18 +157,18 @@ static void test_stage_by_hand() {
     f.utility[1] = 9;
     f.apply({ 1 });
     work_off(f);
-    CHECK(f.cache.can_stage() && !cache_fixture(3, 3, 5).cache.can_stage() && !cache_fixture(3, 3, 9, false).cache.can_stage());
+    CHECK(f.staged.can_stage() && !cache_fixture(3, 3, 5).staged.can_stage() && !cache_fixture(3, 3, 9, false).staged.can_stage());
 
     const int32_t all[] = { 2, 0, 1 };
-    f.cache.stage(0, all, 3);
-    f.cache.stage(1, all, 3);
+    f.staged.stage(0, all, 3);
+    f.staged.stage(1, all, 3);
     CHECK((work_off(f) == std::vector<uint32_t>{ 2, 0, 3 + 2, 3 + 0, 3 + 1 }) && f.counters.n_staged == 5 && f.counters.staged_bytes == 500);
     const std::vector<int32_t> first = pin_staged(f, 0, { 0, 1 });
     CHECK(first[0] >= 0 && first[1] >= 0 && first[0] != first[1]);
 
     f.cache.unpin_all();
-    f.cache.stage(1, all, 3);
-    f.cache.stage(2, all, 3); // the seventh slot, and those of layer 0's passers
+    f.staged.stage(1, all, 3);
+    f.staged.stage(2, all, 3); // the seventh slot, and those of layer 0's passers
     CHECK((work_off(f) == std::vector<uint32_t>{ 6 + 2, 6 + 0, 6 + 1 }));
     CHECK(f.residency[1] == SPAC_RESIDENCY_RESIDENT && f.residency[0] == SPAC_RESIDENCY_ABSENT && f.residency[2] == SPAC_RESIDENCY_ABSENT);
     CHECK(pin_staged(f, 1, { 0, 1, 2 }).size() == 3);
@@ -164,9 +186,9 @@ static void test_stage_by_hand() {
 static void test_stage_drops_what_is_not_used() {
     cache_fixture f(2, 4, 8);
     const int32_t all[] = { 0, 1, 2, 3 };
-    f.cache.stage(0, all, 1);
+    f.staged.stage(0, all, 1);
     CHECK((work_off(f) == std::vector<uint32_t>{ 0 }));
-    f.cache.stage(0, all, 4);
+    f.staged.stage(0, all, 4);
     spac_load load;
     CHECK(f.cache.wait_for_load(load) == spac_expert_cache::wait_result::LOAD && load.ie == 1 && load.is_staged);
     CHECK(pin_staged(f, 0, { 0 })[0] >= 0);
@@ -184,8 +206,8 @@ static void test_stage_takes_the_least_useful() {
     f.apply({ 0, 1 });
     CHECK(work_off(f).size() == 2); // all four are wanted
     const int32_t all[] = { 0, 1 };
-    f.cache.stage(0, all, 2);
-    f.cache.stage(1, all, 2);
+    f.staged.stage(0, all, 2);
+    f.staged.stage(1, all, 2);
     CHECK((work_off(f) == std::vector<uint32_t>{ 2, 3 }));
     CHECK(f.residency[0] == SPAC_RESIDENCY_RESIDENT && f.residency[1] == SPAC_RESIDENCY_RESIDENT && f.residency[5] == SPAC_RESIDENCY_ABSENT);
     CHECK(pin_staged(f, 0, { 0, 1 })[0] >= 0 && f.counters.n_pinned_steals == 0);
@@ -198,7 +220,7 @@ static void test_stage_keeps_what_is_here() {
     f.apply({ 0, 1, 2, 3 });
     CHECK(work_off(f).size() == 4);
     const int32_t all[] = { 0, 1 };
-    f.cache.stage(0, all, 2);
+    f.staged.stage(0, all, 2);
     CHECK(work_off(f).empty());
     f.utility = { 0, 0, 9, 9, 9, 9 };
     f.apply({ 4, 5 });
@@ -212,16 +234,16 @@ static void test_passers_fill_free_slots() {
     cache_fixture  f(4, 2, 6);
     const int32_t  all[]  = { 0, 1 };
     const uint32_t rows[] = { 1, 3 };
-    f.cache.stage(0, all, 2);
-    f.cache.stage(1, all, 2);
+    f.staged.stage(0, all, 2);
+    f.staged.stage(1, all, 2);
     work_off(f);
     pin_staged(f, 0, { 0, 1 });
     f.cache.fill(0, all, rows, 2, 4, 2); // 2 slots are free, none of them needed by those that pass
     CHECK(work_off(f).empty());
     f.cache.unpin_all();
-    f.cache.stage(2, all, 2);
+    f.staged.stage(2, all, 2);
     work_off(f);
-    f.cache.stage(3, all, 2);
+    f.staged.stage(3, all, 2);
     work_off(f);
     CHECK(f.residency[1] == SPAC_RESIDENCY_RESIDENT && f.residency[0] == SPAC_RESIDENCY_RESIDENT); // both stayed
     CHECK(f.residency[2] == SPAC_RESIDENCY_ABSENT && f.counters.n_loads == 8);
@@ -231,7 +253,7 @@ static void test_passers_fill_free_slots() {
 static void test_stage_ends() {
     cache_fixture f(1, 2, 4);
     const int32_t all[] = { 0, 1 };
-    f.cache.stage(0, all, 2);
+    f.staged.stage(0, all, 2);
     {
         spac_prefetch_worker worker(f.cache, [&](const spac_load & load) { return load.ie == 1; }, 0);
         const auto           slots = pin_staged(f, 0, { 0, 1 });
@@ -240,7 +262,7 @@ static void test_stage_ends() {
     f.cache.check();
 
     cache_fixture g(1, 2, 4);
-    g.cache.stage(0, all, 2);
+    g.staged.stage(0, all, 2);
     std::thread stopper([&] { g.cache.stop(); });
     CHECK(pin_staged(g, 0, { 0, 1 })[0] == -1);
     stopper.join();
@@ -525,15 +547,15 @@ static void test_many_wishes() {
 
 static std::vector<int32_t> enter(cache_fixture & f) {
     uint64_t                   version;
-    const std::vector<int32_t> whole = f.cache.whole_layers(version);
-    CHECK(version == f.cache.whole_version());
-    f.cache.enter_graph(whole, true);
+    const std::vector<int32_t> whole = f.whole.first_slots(version);
+    CHECK(version == f.whole.version());
+    f.whole.enter_graph(whole, true);
     f.cache.begin_forward();
     return whole;
 }
 
 static void want(cache_fixture & f, const std::vector<uint8_t> & layers) {
-    f.cache.want_whole(layers.data());
+    f.whole.want(layers.data());
 }
 
 // 3 layers of 2 experts in 5 slots: places for two layers, and one slot between all others
@@ -542,13 +564,13 @@ static void test_whole_by_hand() {
     f.utility = { 9, 9, 9, 9, 9, 0 };
     f.apply({ 0, 1, 2, 3, 4 });
     work_off(f); // slots 0 to 4, in this order
-    const uint64_t version = f.cache.whole_version();
+    const uint64_t version = f.whole.version();
 
     want(f, { 0, 1, 0 });
     CHECK(enter(f) == std::vector<int32_t>(3, -1));        // slots 0 and 1 are reserved for it
     CHECK((work_off(f) == std::vector<uint32_t>{ 2, 3 })); // they move there, whoever is wanted there
     CHECK(f.cache.slot_of(1, 0) == 0 && f.cache.slot_of(1, 1) == 1 && f.cache.slot_of(0, 0) < 0 && f.counters.n_evictions == 4);
-    CHECK(f.cache.whole_version() > version && (enter(f) == std::vector<int32_t>{ -1, 0, -1 }));
+    CHECK(f.whole.version() > version && (enter(f) == std::vector<int32_t>{ -1, 0, -1 }));
 
     f.apply({ 0, 1 }); // into the slots that it left, and no further
     CHECK((work_off(f) == std::vector<uint32_t>{ 0, 1 }));
@@ -599,6 +621,7 @@ int main() {
     test_fill();
     test_fills_move_to_their_utility();
     test_fill_waits_for_loads();
+    test_layer_at_once();
     test_stage_by_hand();
     test_stage_drops_what_is_not_used();
     test_stage_takes_the_least_useful();

@@ -1,9 +1,9 @@
 // The engine's own kernels against a reference in double precision, beside ggml's: for each format and width, odd sizes,
 // experts without tokens, biases, scales, fused gate and up, and any number of threads. No model needed.
 #include "check.h"
-#include "expert-ffn.h"
 #include "host/host-experts.h"
 #include "host/kernel-worker.h"
+#include "layers/expert-ffn.h"
 
 #include "llama-graph.h" // llm_ffn_op_type
 

@@ -1,7 +1,7 @@
 // Masks behind the tokens of a server's batch: two slots of the demo's model, with its adapter. Run under ASan too.
+#include "base/status.h"
 #include "check.h"
-#include "mask-drafter.h"
-#include "status.h"
+#include "draft/mask-drafter.h"
 
 #include "llama.h"
 

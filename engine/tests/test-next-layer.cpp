@@ -1,9 +1,9 @@
 // Routers that are asked early: found in graphs of every form, applied as the graph itself does, and on the demo model, where
 // predictions move experts and never logits. Run under ASan and TSan too.
+#include "base/status.h"
 #include "check.h"
+#include "decide/routers.h"
 #include "engine.h"
-#include "routers.h"
-#include "status.h"
 
 #include "llama.h"
 

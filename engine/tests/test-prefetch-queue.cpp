@@ -1,5 +1,5 @@
+#include "cache/prefetch-queue.h"
 #include "check.h"
-#include "prefetch-queue.h"
 
 // pushed: a at 1, b at 3, c at 1, d at 3; highest level first, first in first out within: b d a c
 static void test_order() {

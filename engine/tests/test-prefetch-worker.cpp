@@ -1,6 +1,6 @@
 // Races between graph, scheduler and worker, on a slow, a failing and a cancelled device. Run under TSan too.
+#include "cache/prefetch-worker.h"
 #include "check.h"
-#include "prefetch-worker.h"
 
 #include <atomic>
 #include <chrono>
@@ -138,7 +138,7 @@ static void run_whole_race(int delay_us, int fail_every) {
                     w = i % 10 == 0 ? rng() % 2 : w;
                 }
                 f.cache.apply(utility.data(), tau.data(), loads.data(), loads.size(), rng() % 2 ? UINT64_MAX : 300);
-                f.cache.want_whole(whole.data());
+                f.whole.want(whole.data());
                 std::this_thread::sleep_for(microseconds(500));
             }
         });
@@ -154,12 +154,12 @@ static void run_whole_race(int delay_us, int fail_every) {
         std::vector<int32_t> now(N_LAYER, -1), before(N_LAYER, -1);
         for (uint64_t forward = 0, version = 0; forward < 600; forward++) {
             before = now;
-            if (f.cache.whole_version() != version) {
-                now = f.cache.whole_layers(version);
+            if (f.whole.version() != version) {
+                now = f.whole.first_slots(version);
                 n_changes++;
             }
             const bool is_wide = forward % 7 == 0;
-            f.cache.enter_graph(now, !is_wide);
+            f.whole.enter_graph(now, !is_wide);
             f.cache.begin_forward();
             for (uint32_t il = 0; il < N_LAYER; il++) {
                 f.cache.unpin_all();
@@ -169,9 +169,9 @@ static void run_whole_race(int delay_us, int fail_every) {
                 const int32_t  used[] = { (int32_t) (rng() % 2), 2 + (int32_t) (rng() % 2) };
                 const uint32_t rows[] = { 1, 1 };
                 int32_t        slots[2];
-                if (is_wide && f.cache.can_stage()) {
-                    f.cache.stage(il, used, 2);
-                    f.cache.pin_staged(il, used, 2, slots);
+                if (is_wide && f.staged.can_stage()) {
+                    f.staged.stage(il, used, 2);
+                    f.staged.pin(il, used, 2, slots);
                 } else {
                     f.cache.pin(il, used, rows, 2, slots);
                     f.cache.fill(il, used, rows, 2, 0, SIZE_MAX);

@@ -1,6 +1,6 @@
 // Which way prompts go, by the times of a machine that is made up.
 #include "check.h"
-#include "prompt-way.h"
+#include "untried/prompt-way.h"
 
 static constexpr double WIDTH = 512;
 

@@ -1,11 +1,11 @@
 // A split layer against the stock graph, bit by bit, with placements that change while graphs run. No model needed:
 // the layer is built as llama.cpp builds it, on a scheduler of its own. Run under TSan too.
+#include "cache/prefetch-worker.h"
+#include "cache/slot-copy.h"
 #include "check.h"
+#include "graph/split-graph.h"
 #include "host/ggml-worker.h"
 #include "host/host-experts.h"
-#include "prefetch-worker.h"
-#include "slot-copy.h"
-#include "split-graph.h"
 
 #include "llama-graph.h" // llm_ffn_op_type
 

@@ -13,13 +13,17 @@ import typer
 from rich.table import Table
 
 import pyspac
+from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import EXIT_INTERRUPTED, check_json_target, error_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.machine import cpu_model
 from pyspac.commands.own import open_server
 from pyspac.commands.run import answer_shown
 from pyspac.commands.server_options import own_options
-from pyspac.errors import ModelError, PyspacError
+from pyspac.engine.params import EngineParams
+from pyspac.errors import ConfigError, ModelError, PyspacError
+from pyspac.generate.options import CacheSize
 from pyspac.server import log
 from pyspac.server.options import ServeOptions
 from pyspac.talk.answer import Answer
@@ -56,6 +60,11 @@ def demo(
     Then the speed of what a machine without a GPU would use, beside llama.cpp's own.
     """
     check_json_target(json_file)
+    check_int("--draft-max", draft_max, 1, EngineParams().max_batch - 1)
+    if CacheSize(text=cache).is_zero:
+        raise ConfigError(
+            "--cache", cache, "more than 0, such as 25%: the demo shows stock llama.cpp as well"
+        )
     _check_models()
     log.set_up("demo", as_json=False, is_quiet=not verbose)
     passed = ["--temp", "0", *([] if threads is None else ["--threads", str(threads)])]
@@ -158,5 +167,6 @@ def _show_speeds(speeds: Speeds) -> None:
     ratio = speeds.ratio_to_best("pyspac").median
     larger = "; larger ones gain more" if ratio > 1 else ""
     console.print(
-        f"\npyspac is {ratio:.2f} times as fast as the faster llama.cpp here. This model is tiny{larger}."
+        f"\npyspac is {ratio:.2f} times as fast as the faster llama.cpp on this machine ({cpu_model()}). "
+        f"This model is tiny{larger}."
     )

@@ -140,6 +140,8 @@ def sweep(
         raise UsageError(f"--dask {dask} has workers of its own: leave --jobs {jobs} out")
     files = _load_files(policy_file)
     if output is not None:
+        if output.suffix not in reports.FORMATS:
+            raise ConfigError("--output", str(output), f"a name that ends in {' or '.join(reports.FORMATS)}")
         check_target("--output", output)
     lengths = [None] if k is None else [_whole("--k", part) for part in _parts(k)]
     base = Setup(predictor_accuracy=accuracy, seed=seed)

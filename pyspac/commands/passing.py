@@ -44,6 +44,8 @@ def split_arguments(
             return own, [*passed, *arguments[i + 1 :]]
         elif is_flag(text):
             name, equals, _ = text.partition("=")
+            if text[:2] in with_value and text[2:3].isdecimal():  # -n5, which is no flag of llama-server's
+                name, equals = text[:2], "="
             target = own if name in flags else passed
             is_value = name in with_value and not equals
             target.append(text)

@@ -40,6 +40,7 @@ Drain = Annotated[
     typer.Option(
         "--drain",
         metavar="S",
+        envvar="PYSPAC_DRAIN",
         help="After SIGTERM: seconds for answers under way; /health says no, later new requests are refused.",
     ),
 ]

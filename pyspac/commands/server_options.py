@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from pyspac.checks import check_int
 from pyspac.commands.model_names import hub_arguments
 from pyspac.engine.params import EngineParams
 from pyspac.errors import UsageError
@@ -12,6 +13,7 @@ from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, parse_numbers
 from pyspac.generate.spec_types import parse_spec_type
 from pyspac.server.options import (
+    MAX_TOKENS,
     AttachOptions,
     ServeOptions,
     drafting_of,
@@ -37,6 +39,8 @@ def serve_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptio
 
 def own_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptions:
     """Of a command with a server of its own, as of `serve_options`. Raises ConfigError."""
+    if "n_predict" in given:
+        check_int("-n", given["n_predict"], -1, MAX_TOKENS)
     for text in passed:
         if text.partition("=")[0] in SERVE_ONLY:
             raise UsageError(f"{text} is for a server that others use: give it to pyspac serve")

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from pyspac.engine.attached import not_by_environment
 from pyspac.engine.params import EngineParams
-from pyspac.errors import PyspacError
+from pyspac.generate import drop_in_values as values
 from pyspac.generate import llama
 from pyspac.generate.drafting import Drafter, ModelDrafter
 from pyspac.generate.drop_in_errors import DecodeError, InputError, as_input_error
+from pyspac.generate.drop_in_fields import Closed, Fields
 from pyspac.generate.drop_in_masks import MaskedEvals, check_alone, n_draft_that_fits
 from pyspac.generate.drop_in_steps import DropInSteps, ForeignDrafter
-from pyspac.generate.drop_in_values import draft_file, file_of, text_of_names, text_of_sizes, with_shares
+from pyspac.generate.drop_in_turns import Turns, in_turn
 from pyspac.generate.libllama import LlamaError
 from pyspac.generate.loading import Loading
 from pyspac.generate.options import CacheSize, RunOptions
@@ -43,33 +44,6 @@ if TYPE_CHECKING:
 DraftModel: TypeAlias = LlamaDraftModel | str | os.PathLike[str]
 
 
-class _Fields:
-    """A struct that llama_cpp.Llama fills in field by field and then loads with: ours come on top.
-
-    Its constructor has no other place to put them in: between filling the struct in and loading the model it
-    calls nothing. `Llama._ours` has the fields by the struct's name.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, llm: Any, owner: type) -> Any:
-        params = llm.__dict__[self.name]
-        for name, value in llm._ours[self.name].items():
-            setattr(params, name, value)
-        return params
-
-    def __set__(self, llm: Any, params: Any) -> None:
-        llm.__dict__[self.name] = params
-
-
-class _Closed:
-    """What a closed Llama has for a context and a model: llama.cpp would read freed memory."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise PyspacError("this Llama is closed: make a new one")
-
-
 _KNOWN: Final = frozenset(inspect.signature(llama_cpp.Llama.__init__).parameters)
 
 
@@ -78,11 +52,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
     Making one: `_plan` checks everything and finds the device; llama_cpp.Llama fills in `model_params` and
     loads the model, fills in `context_params` and makes the context, both with what `_ours` has on top
-    (`_Fields`); `_attach` brings the engine and who drafts.
+    (`Fields`); `_attach` brings the engine and who drafts.
     """
 
-    model_params = _Fields()
-    context_params = _Fields()
+    model_params = Fields()
+    context_params = Fields()
     _lora_adapter: Any
 
     def __init__(
@@ -113,14 +87,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         nothing to put layers on. `n_threads`: None: one per physical core. Raises InputError (a ValueError),
         EngineError, or what llama_cpp.Llama raises.
         """
+        self._turns = Turns()
         self._stack = ExitStack()  # __del__ closes it, whatever fails
-        _check_known(kwargs)
-        kwargs = with_shares(kwargs)
+        values.check_known(kwargs, _KNOWN)
+        kwargs = values.with_shares(kwargs)
         self._given = {
-            "cache": text_of_sizes("cache", cache), "ram": None if ram is None else str(ram),
-            "device": text_of_names("device", "auto" if device is None else device),
+            "cache": values.text_of_sizes("cache", cache), "ram": None if ram is None else str(ram),
+            "device": values.text_of_names("device", "auto" if device is None else device),
             "draft_model": draft_model, "mtp": mtp, "draft_max": draft_max, "host_kernels": host_kernels,
-            "stock": stock, "rpc": None if rpc is None else text_of_names("rpc", rpc),
+            "stock": stock, "rpc": None if rpc is None else values.text_of_names("rpc", rpc),
             "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "n_threads_batch": n_threads_batch,
             "verbose": verbose, **kwargs,
         }  # fmt: skip
@@ -150,7 +125,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
             options = self._options(Path(model_path))
             if lora and not Path(lora).is_file():
                 raise InputError(f"lora_path {lora}: there is no such file; check the path")
-            return self._loading_of(options)
+            values.check_sizes(self._given)
+            loading = self._loading_of(options)
+            values.check_context(self._given, loading)
+            return loading
 
     def _options(self, model: Path) -> RunOptions:
         given, draft, mtp = self._given, self._given["draft_model"], self._given["mtp"]
@@ -160,8 +138,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         is_foreign = isinstance(draft, LlamaDraftModel)
         max_batch = EngineParams().max_batch
         return RunOptions(
-            model=model, draft=None if is_foreign else draft_file(draft),
-            mtp=file_of("mtp", mtp), spec_type="ngram" if is_foreign else None,
+            model=model, draft=None if is_foreign else values.draft_file(draft),
+            mtp=values.file_of("mtp", mtp), spec_type="ngram" if is_foreign else None,
             draft_max=max_batch - 1 if is_foreign and given["draft_max"] is None else given["draft_max"],
             cache=CacheSize(text=given["cache"]), ram=given["ram"], device=given["device"],
             host_kernels=given["host_kernels"], rpc=given["rpc"],
@@ -258,25 +236,53 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
     # ---- what llama_cpp.Llama calls
 
+    def detokenize(self, tokens: Any, *args: Any, **kwargs: Any) -> bytes:
+        """As llama_cpp.Llama."""
+        self._check_open()
+        values.check_tokens(tokens, self._n_vocab)
+        return bytes(super().detokenize(tokens, *args, **kwargs))
+
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """As llama_cpp.Llama."""
         self._check_open()
         return list(super().tokenize(text, add_bos, special))
 
+    create_completion = in_turn(llama_cpp.Llama.create_completion)
+    save_state = in_turn(llama_cpp.Llama.save_state)
+    reset = in_turn(llama_cpp.Llama.reset)
+
+    @in_turn
     def generate(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
         """As llama_cpp.Llama: a generator of tokens."""
         self._check_open()
+        tokens = list(tokens)
+        has_more = self.n_tokens > 0 and not kwargs.get("reset", True)
+        values.check_prompt(tokens, self._n_vocab, has_more=has_more)
+        values.check_sampling(kwargs)
         self._steps.begin(must_repeat=self._must_repeat and kwargs.get("temp", 1.0) > 0)
-        return super().generate(tokens, *args, **kwargs)
+        return self._turns.text(super().generate(tokens, *args, **kwargs))
 
     def _create_completion(self, *args: Any, seed: int | None = None, **kwargs: Any) -> Any:
         """As llama_cpp.Llama; with a seed the same text comes again, so drafts are all of one length."""
+        self._check_open()
+        values.check_sampling(kwargs)
+        prompt, has_bos = kwargs["prompt"], bool(self._model.add_bos_token())
+        has_more = kwargs.get("suffix") is not None or (isinstance(prompt, str) and has_bos)
+        values.check_prompt(prompt, self._n_vocab, has_more=has_more)
         self._must_repeat = seed is not None or self._given.get("seed") is not None
         return super()._create_completion(*args, seed=seed, **kwargs)
 
+    def create_chat_completion(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        """As llama_cpp.Llama."""
+        self._check_open()
+        values.check_messages(messages)
+        return super().create_chat_completion(messages, *args, **kwargs)
+
+    @in_turn
     def eval(self, tokens: Any) -> None:
         """As llama_cpp.Llama; of drafts the logits of all are there, without `logits_all`."""
         self._check_open()
+        values.check_tokens(tokens, self._n_vocab)
         start_ns = time.perf_counter_ns()
         with self._says_why():
             if self._masks and tokens:
@@ -290,6 +296,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         llama_cpp.llama_synchronize(self.ctx)
         self._steps.after_eval(len(tokens), (time.perf_counter_ns() - start_ns) / 1e3)
 
+    @in_turn
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
         """As llama_cpp.Llama, which counts a batch's rows from the end; there are the masks."""
         if self._masks and self._masks.first is not None:
@@ -297,12 +304,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
             idx = at - self._masks.first + self.n_tokens  # a row from the beginning
         return int(super().sample(*args, idx=idx, **kwargs))
 
+    @in_turn
     def load_state(self, state: Any) -> None:
         """As llama_cpp.Llama."""
         super().load_state(state)
         if self._masks:
             self._masks.forget()
 
+    @in_turn
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """As llama_cpp.Llama."""
         self._check_open()
@@ -345,8 +354,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     def close(self) -> None:
         """As llama_cpp.Llama; what is asked of it afterwards is an error."""
         if "_stack" in vars(self):  # else nothing was opened
-            super().close()
-            self._ctx = self._model = self._batch = _Closed()
+            with self._turns.lock:
+                super().close()
+                self._ctx = self._model = self._batch = Closed()
 
     def _check_open(self) -> None:
         _ = self._ctx.ctx
@@ -386,9 +396,3 @@ def replace_llama_cpp(**defaults: Any) -> None:
             super().__init__(model_path, **kwargs | defaults | given)
 
     llama_cpp.Llama = WithDefaults if defaults else Llama
-
-
-def _check_known(kwargs: dict[str, Any]) -> None:
-    """Raise InputError for arguments of nobody: llama_cpp.Llama itself takes them without a word."""
-    for name in kwargs.keys() - _KNOWN:
-        raise InputError(f"Llama has no argument {name}; see help(pyspac.Llama) and help(llama_cpp.Llama)")

@@ -29,6 +29,7 @@ Threshold = int | Literal["auto"]
 DEFAULT_N_CTX: Final = 4096
 DEFAULT_DRAFT_MAX: Final = 4  # of a fixed draft length
 DEFAULT_DRAFT_CAP: Final = 8  # of one that is controlled
+_MANY: Final = 2**31 - 1  # llama.cpp counts tokens, threads and layers in 32 bits
 _MANY_BYTES: Final = 1 << 62
 
 
@@ -112,6 +113,7 @@ class RunOptions:
     link_gb_s: float | None = None  # known speed of the link, in 1e9 bytes/s; None: measured while running
     max_batch: int = EngineParams().max_batch
     verbose: bool = False
+    profile: str | None = None  # as flags: what was saved as the model's defaults, if it is in force
 
     def __post_init__(self) -> None:
         _check_at_least("-n", self.n_predict, -1)
@@ -305,9 +307,11 @@ def check_host_kernels(name: str) -> None:
         raise ConfigError("--host-kernels", name, f"one of {', '.join(HOST_KERNELS)}")
 
 
-def _check_at_least(name: str, value: float | None, low: float) -> None:
+def _check_at_least(name: str, value: int | None, low: int) -> None:
     if value is not None and value < low:
         raise ConfigError(name, value, f"{low} or more")
+    if value is not None and value > _MANY:
+        raise ConfigError(name, value, f"{_MANY} or less")
 
 
 def parse_numbers(flag: str, text: str) -> tuple[float, ...]:

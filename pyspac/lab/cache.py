@@ -1,6 +1,6 @@
 """The device's slots in the lab: residency, pins, admission and eviction, with the engine's rules.
 
-As in engine/src/expert-cache.cpp: slots are shared within a layout group only; an expert in use by the
+As in engine/src/cache/expert-cache.cpp: slots are shared within a layout group only; an expert in use by the
 running layer is pinned and stays; a victim is resident, never in flight; ties go to the lowest slot. Who
 leaves is the eviction policy's decision.
 """

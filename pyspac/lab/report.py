@@ -13,6 +13,7 @@ from pyspac.errors import ConfigError, PyspacError
 from pyspac.lab.predict.assumed import ASSUMED
 
 Row = dict[str, Any]
+FORMATS: Final = (".json", ".csv")  # that `write_rows` knows
 
 COLUMNS: Final = {  # field: (heading, format)
     "policy": ("policy", ""),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +16,17 @@ from pyspac.generate.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
 from pyspac.generate.no_device import can_predict
 from pyspac.generate.spec_types import names_of
 from pyspac.generate.tensor_split import text_of
-from pyspac.server.options import DEFAULT_MAX_BATCH, ServeOptions
+from pyspac.server.options import DEFAULT_MAX_BATCH, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
 CPU: Final = "CPU"  # its name as a device
 HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that malloc takes
-_SECRETS: Final = ("--api-key", "-hft", "--hf-token")  # flags whose values do not belong into a log
+# flags with which somebody asks for other web pages, or other times to wait, and their variables
+_CORS_FLAGS: Final = ("--cors-origins", "--cors-methods", "--cors-headers", "--cors-credentials")
+_TIMEOUT_FLAGS: Final = ("-to", "--timeout")
+TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,8 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
         argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
     argv += _address_arguments(options, launch)
     argv += _device_arguments(options, launch) + _load_arguments(options, launch)
-    return argv + _page_arguments(options, launch) + list(options.passed)
+    argv += _page_arguments(options, launch) + _http_arguments(options)
+    return argv + list(options.passed)
 
 
 def _address_arguments(options: ServeOptions, launch: Launch) -> list[str]:
@@ -114,13 +117,13 @@ def _named_devices(options: ServeOptions, launch: Launch) -> list[str]:
 
 def n_threads(options: ServeOptions) -> int:
     """As -t says; else no more than cores that the process may use: they would wait for each other, awake."""
-    if (text := options.passed_value("-t", "--threads")).isdecimal():
+    if (text := options.passed_value(*THREADS_FLAGS)).isdecimal():
         return int(text)
     return default_n_threads(None if options.cpu_range is None else read_cpu_range(options.cpu_range))
 
 
 def _core_arguments(options: ServeOptions) -> list[str]:
-    if options.passed_value("-t", "--threads"):
+    if options.passed_value(*THREADS_FLAGS):
         return []
     return ["--threads", str(n_threads(options))]
 
@@ -144,6 +147,20 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """Where the build has no web page: one that says so, unless another one is given."""
     is_given = any(flag in options.passed for flag in _PAGE_FLAGS)
     return [] if is_given or launch.has_page else ["--path", str(PAGE_FOLDER)]
+
+
+def _http_arguments(options: ServeOptions) -> list[str]:
+    """Pages of other web sites stay out, and nobody holds a connection without using it."""
+    argv: list[str] = []
+    if not _is_given(options, _CORS_FLAGS, "LLAMA_ARG_CORS_ORIGINS"):
+        argv += ["--cors-origins", "", "--no-cors-credentials"]
+    if not _is_given(options, _TIMEOUT_FLAGS, "LLAMA_ARG_TIMEOUT"):
+        argv += ["--timeout", str(TIMEOUT_S)]
+    return argv
+
+
+def _is_given(options: ServeOptions, flags: tuple[str, ...], variable: str) -> bool:
+    return variable in os.environ or any(flag in options.passed for flag in flags)
 
 
 def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str, str]:
@@ -183,8 +200,3 @@ def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str,
 def attach_argv(board: str) -> list[str]:
     """The command line of the scheduler's process, which reads its settings from stdin."""
     return [sys.executable, "-m", "pyspac", "attach", board, "--settings", "-"]
-
-
-def without_secrets(argv: list[str]) -> list[str]:
-    """The command line for logs: keys are left out."""
-    return [argv[0], *("***" if flag in _SECRETS else text for flag, text in pairwise(argv))]

@@ -19,13 +19,13 @@ from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.server import log
 from pyspac.server.build_extras import MEND_HTTPS, build_extras
 from pyspac.server.child import Child
+from pyspac.server.download_check import check_contents, why_failed
 from pyspac.server.options import DRAFT_FLAGS, MODEL_FLAGS, ServeOptions
 
 DEFAULT_HUB: Final = "https://huggingface.co/"  # llama.cpp's
 STOP_S: Final = 5.0
 TICK_S: Final = 0.1
 _DETAIL_FLAGS: Final = ("-hff", "--hf-file")  # which file of the model's repository
-_TOKEN_FLAGS: Final = ("-hft", "--hf-token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,18 @@ def _address(source: list[str]) -> str:
     return os.environ.get("MODEL_ENDPOINT") or os.environ.get("HF_ENDPOINT") or DEFAULT_HUB
 
 
+def _why(source: list[str], options: ServeOptions) -> str:
+    """Why it could not be fetched, as far as what llama.cpp asks for first says."""
+    address = _address(source)
+    if "--offline" in options.passed:
+        return "it was not fetched before, and --offline fetches nothing"
+    if source[0] in ("-dr", "--docker-repo"):
+        return f"check its name, and the connection to {address}"
+    if source[0] in ("-mu", "--model-url"):
+        return why_failed(address)
+    return why_failed(f"{address.rstrip('/')}/api/models/{source[1].partition(':')[0]}/refs")
+
+
 def _check_https(source: list[str], options: ServeOptions, folder: Path) -> None:
     if not source or "--offline" in options.passed or build_extras(folder).https:
         return
@@ -97,7 +109,7 @@ def _check_https(source: list[str], options: ServeOptions, folder: Path) -> None
 
 def _fetch(source: list[str], options: ServeOptions, folder: Path, is_stopped: Callable[[], bool]) -> Path:
     name = " ".join(source)
-    argv = [str(folder / "llama-download"), *source, "--no-mmproj", *_taken(options, _TOKEN_FLAGS)]
+    argv = [str(folder / "llama-download"), *source, "--no-mmproj"]
     if "--offline" in options.passed:
         argv.append("--offline")
     if not Path(argv[0]).is_file():
@@ -110,11 +122,10 @@ def _fetch(source: list[str], options: ServeOptions, folder: Path, is_stopped: C
                 child.stop(STOP_S)
                 raise StoppedError(f"{name} was not fetched: stopped")
         output.seek(0)
-        lines = output.read().decode(errors="replace").split()
+        lines = output.read().decode(errors="replace").splitlines()
     if child.exit_code() != 0 or not lines:
         raise ModelError(
-            f"{name} could not be fetched, llama.cpp's messages are above; check the name (of a repository "
-            f"with GGUF files: most end in -GGUF), the connection to {_address(source)}, the space on the "
-            "disk, and HF_TOKEN if it asks for one"
+            f"{name} could not be fetched: {_why(source, options)} (llama.cpp's messages are above)"
         )
+    check_contents(Path(lines[0]), is_stopped)
     return Path(lines[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pyspac.engine.devices import Device
 
 MAX_PORT: Final = 65535
+MAX_TOKENS: Final = 2**31 - 1  # llama.cpp counts them in 32 bits
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_MAX_BATCH: Final = (
     40  # llama-server's four slots, each with eight drafts and one token more; without masks
@@ -51,14 +54,17 @@ _OURS: Final = {
     "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device", "--rpc": "--rpc",
     "-c": "-c", "--ctx-size": "-c", "-Cr": "--cpu-range", "--cpu-range": "--cpu-range",
 }  # fmt: skip
+_SHOW_AND_END: Final = ("--version", "--license", "--list-devices", "-cl", "--cache-list", "--completion-bash")
 # what names a model that llama-server fetches itself
 MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
 GPU_LAYERS_FLAGS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 TENSOR_SPLIT_FLAGS: Final = ("-ts", TENSOR_SPLIT)
+THREADS_FLAGS: Final = ("-t", "--threads")
 SPLIT_MODE_FLAGS: Final = ("-sm", "--split-mode")
 # what llama-server would take from the environment, and has to be known here
 VARIABLES: Final = {"LLAMA_ARG_TENSOR_SPLIT": "-ts", "LLAMA_ARG_SPLIT_MODE": "-sm"}
 SEED_FLAGS: Final = ("-s", "--seed")
+KEY_VARIABLES: Final = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE")
 DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
 
 
@@ -144,7 +150,7 @@ class ServeOptions:
             read_cpu_range(self.cpu_range)
         self._check_mode()
         if self.n_ctx is not None:
-            check_int("-c", self.n_ctx, 0)
+            check_int("-c", self.n_ctx, 0, MAX_TOKENS)
         check_range("--drain", self.drain_s, 0, MAX_DRAIN_S)
         if self.board is not None:
             check_name(self.board)
@@ -188,7 +194,11 @@ class ServeOptions:
         for text in self.passed:
             flag = text.partition("=")[0]
             if flag in _OURS:
-                raise UsageError(f"{text} cannot be passed on, as pyspac has to know it: give {_OURS[flag]}")
+                raise UsageError(
+                    f"{text} cannot be passed on, as pyspac has to know it: give {_OURS[flag]}, before any --"
+                )
+            if flag in _SHOW_AND_END:
+                raise UsageError(f"{text} makes llama-server show something and end: give it to that program")
             if flag in MODEL_FLAGS and self.model is not None:
                 raise UsageError(f"there are two models, -m {self.model} and {text}: give one")
             if flag in DRAFT_FLAGS and self.draft is not None:
@@ -248,12 +258,18 @@ class ServeOptions:
             )
         if device.has_cache and not (self.is_host_only or self.stock):
             self.cache.of_devices(len(device.each))
-        check_n_numbers("--copy-gb-s", self.copy_gb_s[1:] and self.copy_gb_s, len(device.each), device)
         check_n_numbers(TENSOR_SPLIT, self.tensor_split, len(device.handles), device)
         if not device.has_cache and not self.is_host_only:
             return replace(self, device="none")
+        check_n_numbers("--copy-gb-s", self.copy_gb_s[1:] and self.copy_gb_s, len(device.each), device)
         is_auto = read_device_kind(self.device) == "auto"
         return self if is_auto or not (device.parts or self.rpc) else replace(self, device=device.name)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines may use it, and no key is asked for."""
+        has_key = any(os.environ.get(name) for name in KEY_VARIABLES) or self.passed_value("--api-key-file")
+        return not has_key and not _is_loopback(self.host)
 
     @property
     def is_host_only(self) -> bool:
@@ -287,6 +303,13 @@ class ServeOptions:
         """The value after one of `flags` in what is passed on: the last, as llama-server takes it."""
         pairs = pairwise((*self.passed, default))
         return next((value for flag, value in reversed(list(pairs)) if flag in flags), default)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".sock")
 
 
 def choose_drafting(

@@ -14,11 +14,11 @@ from typing import Final
 from pyspac._native import bin_dir
 from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.devices import Device, fits_memory
-from pyspac.engine.limits import check_max_batch
+from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.engine.values import read_device_kind
-from pyspac.errors import UsageError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.draft_files import check_drafter
 from pyspac.generate.memory_tier import ram_mib
 from pyspac.generate.no_device import can_predict, check_can_predict
@@ -43,7 +43,13 @@ from pyspac.server.memory import (
     choose_n_ctx,
     why_tight,
 )
-from pyspac.server.options import GPU_LAYERS_FLAGS, TENSOR_SPLIT_FLAGS, ServeOptions, check_environment
+from pyspac.server.options import (
+    GPU_LAYERS_FLAGS,
+    TENSOR_SPLIT_FLAGS,
+    THREADS_FLAGS,
+    ServeOptions,
+    check_environment,
+)
 
 _PARSE_TIMEOUT_S: Final = 20.0
 
@@ -71,6 +77,8 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
     if options.max_batch is not None:
         check_max_batch("--max-batch", options.max_batch)
+    if (n_threads := options.passed_value(*THREADS_FLAGS)).isdecimal():
+        check_n_threads("-t", int(n_threads), 1)
     check_environment(os.environ)
     folder = bin_dir()
     extras = build_extras(folder)
@@ -78,6 +86,9 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     if options.board is not None:
         board_file.check_free(options.board)
     port = 0 if options.socket else choose_port(options.host, options.port)
+    hosts = {options.host, options.attach.metrics_host}
+    if port == options.attach.metrics_port and (len(hosts) == 1 or hosts & {"0.0.0.0", "::"}):
+        raise ConfigError("--metrics-port", port, "another port: llama-server listens at this one (--port)")
     board = options.board or f"server-{port}"
     board_file.check_free(board)
     if options.attach.metrics_port:
@@ -176,7 +187,9 @@ def check_passed(folder: Path, passed: Sequence[str]) -> None:
 def _hint(why: str) -> str:
     """What to do about it."""
     flag = why.rpartition(" ")[2]
-    if re.fullmatch(r"-[a-z][a-z-]+", flag):
+    if flag.startswith("--") and "=" in flag:
+        return "; a flag of llama-server's takes its value after a space"
+    if re.fullmatch(r"-[a-z][a-z-]{3,}", flag):  # shorter ones are often meant
         return f"; long flags begin with two dashes: -{flag}"
     return "; -h lists pyspac's own, llama-server --help the others"
 

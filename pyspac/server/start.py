@@ -13,7 +13,7 @@ from pyspac.engine.cpus import kept_within
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.server import board_file, log
-from pyspac.server.arguments import Launch, server_argv, server_env, without_secrets
+from pyspac.server.arguments import Launch, server_argv, server_env
 from pyspac.server.child import Child
 from pyspac.server.options import ServeOptions
 from pyspac.waiting import spin_environment
@@ -37,8 +37,7 @@ def start_server(
     if not Path(argv[0]).is_file():
         raise PyspacError(f"{argv[0]} is missing; run `make build` (or `pip install .`) again")
     board_file.remove_stale(launch.board)
-    public = without_secrets(argv)
-    log.event(f"starting {shlex.join(public)}", argv=public)
+    log.event(f"starting {shlex.join(argv)}", argv=argv)
     with _on_its_cores(options.cpu_range), not_by_environment():
         env = spin_environment() | server_env(options, launch.ram_mib)
         return Child("llama-server", argv, env=env, output=output, death_signal=death_signal)

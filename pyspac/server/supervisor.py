@@ -130,6 +130,11 @@ class Supervisor:
             f'ready: {url}, board "{self.launch.board}"',
             event="ready", url=url, board=self.launch.board, server_pid=self.server.pid,
         )  # fmt: skip
+        if self.options.is_open:
+            log.warning(
+                f"whoever reaches {url} may use it: give it a key (LLAMA_API_KEY), or leave out --host",
+                event="open",
+            )
         if not self.launch.has_engine:
             log.warning(
                 "the engine has no kernels for this model's types on this machine: llama.cpp's own serve it, "
@@ -149,6 +154,8 @@ class Supervisor:
         """Clean up after a server that died; raise, or wait before the next one starts."""
         assert self.server is not None
         text, age_s, pid = self.server.end_text(), self.server.age_s, self.server.pid
+        # its board says that the model was loaded, where nobody asked for its health in between
+        self._was_ready = self._was_ready or board_file.look_at(self.launch.board) is not None
         self._stop_scheduler()
         board_file.remove_stale(self.launch.board)
         self.server = None

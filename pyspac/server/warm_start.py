@@ -54,12 +54,12 @@ def model_hash(path: Path) -> str:
     with the other's utilities. Raises OSError.
     """
     digest = hashlib.sha256()
-    for part in _parts(path):
+    for part in model_parts(path):
         _add(digest, part)
     return digest.hexdigest()
 
 
-def _parts(path: Path) -> list[Path]:
+def model_parts(path: Path) -> list[Path]:
     """The files of a split model, or the one file."""
     match = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path.name)
     if match is None:

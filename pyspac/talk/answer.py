@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from pyspac.engine.step import StepTotals
+from pyspac.errors import UsageError
 from pyspac.talk.client import Client
 from pyspac.talk.interrupt import Interrupt
 
@@ -100,7 +101,8 @@ def complete(
 ) -> Answer:
     """What follows the plain text `prompt`. `settings`: of the request, as llama-server names them.
 
-    `on_first` is called when the first token is there. Raises RefusedError or LostError.
+    `on_first` is called when the first token is there. Raises RefusedError, LostError, or UsageError
+    for an empty prompt.
     """
     body = {"prompt": prompt, "stream": True, "return_tokens": True, **(settings or {})}
     answer = Answer(start_s=time.perf_counter())
@@ -120,10 +122,15 @@ def complete(
 
 
 def _finish_completion(answer: Answer, event: dict[str, Any]) -> None:
+    if not event["tokens_evaluated"]:
+        raise UsageError(
+            "the prompt is empty and the model has no token to begin with; give a text with -p or -f"
+        )
     answer.stop_reason = "context" if event["truncated"] else _STOPS[event["stop_type"]]
     if tokens := event["tokens"]:  # all of them: pieces that complete no character come with no other event
         answer.token_ids = tokens[:-1] if answer.stop_reason == "eog" else tokens
-        answer.n_tokens = len(answer.token_ids)
+        if n_late := len(answer.token_ids) - answer.n_tokens:
+            answer.mark(n_late)
     answer.n_prompt = event["tokens_evaluated"]
     answer.seed = event["generation_settings"].get("seed")
     _take_timings(answer, event)

@@ -20,6 +20,7 @@ UNIX: Final = "unix:"
 KEY_VARIABLE: Final = "LLAMA_API_KEY"  # llama-server's own
 _DATA: Final = b"data: "
 _DONE: Final = b"[DONE]"
+_TOO_LONG: Final = "exceed_context_size_error"
 
 
 class RefusedError(PyspacError):
@@ -151,5 +152,6 @@ def _refused(status: int, body: Any) -> RefusedError:
     error = body.get("error", {}) if isinstance(body, dict) else {}
     if not isinstance(error, dict):
         error = {"message": str(error)}
+    kind = str(error.get("type", ""))
     message = str(error.get("message") or f"the server refused the request (HTTP {status})")
-    return RefusedError(status, str(error.get("type", "")), message)
+    return RefusedError(status, kind, f"{message} (-c), or shorten the text" if kind == _TOO_LONG else message)

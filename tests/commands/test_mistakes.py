@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 
 from pyspac import cli
 from pyspac.cli import app, misplaced_model
-from pyspac.commands.llama_flags import find_flag, find_short_with_equals
+from pyspac.commands.short_options import find_short_with_equals, find_single_dash
 from pyspac.engine.devices import gpu_devices
 
 MODELS: Final = ROOT / "pyspac/models"
@@ -388,13 +389,6 @@ def test_a_flag_of_llama_cpp(line: str, flag: str, says: str) -> None:
     check(text, says)
 
 
-def test_a_flag_of_llama_cpp_in_a_prompt_or_after_the_dashes() -> None:
-    assert find_flag("run", ["-p", "-fa", "-f", "-j"], {"-p", "-f"}, {"-p", "-f"}) is None
-    assert find_flag("run", ["--stock", "-fa"], {"--stock"}, set()) is not None
-    assert find_flag("run", ["--", "-fa"], set(), set()) is None
-    assert find_flag("serve", ["--host", "x"], {"--host"}, {"--host"}) is None
-
-
 @pytest.mark.model
 def test_layers_on_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     """No error: there is nothing to put, which is said."""
@@ -440,6 +434,7 @@ def test_an_option_of_llama_server_goes_after_the_dashes(option: str) -> None:
     assert f"after --: pyspac serve ... -- {option} ..." in done.stderr
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_while_the_command_line_is_loaded_ends_quietly(tmp_path: Path) -> None:
     """Whoever is being imported: here a stand-in for the first library."""
     (tmp_path / "typer.py").write_text(
@@ -469,6 +464,48 @@ def test_a_short_option_takes_its_value_without_an_equals_sign(args: tuple[str, 
 @pytest.mark.parametrize("args", [("-p", "-n=5"), ("-p-fa",), ("--prompt=-fa",), ("-md=x",), ("--", "-n=5")])
 def test_other_equals_signs_are_left_alone(args: tuple[str, ...]) -> None:
     assert find_short_with_equals(args, {"-p", "-n", "--prompt", "-md"}) is None
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("run", "-m", str(TARGET), "-p", "x", "-temp", "1"), "long flags begin with two dashes: --temp"),
+        (("profile", "-threads=3"), "profile has no option -threads: give --threads"),
+    ],
+)
+def test_a_long_option_with_one_dash_is_named(args: tuple[str, ...], said: str) -> None:
+    """-temp would be -t emp: threads."""
+    result = CliRunner().invoke(app, list(args))
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_values_and_names_of_one_dash_are_left_alone() -> None:
+    known, with_value = {"--temp", "-p", "-hf", "--hf"}, {"-p", "-hf"}
+    for arguments in (["-p", "-temp"], ["-hf", "a/b"], ["--", "-temp"], ["-x"]):
+        assert find_single_dash(arguments, known, with_value) is None
+
+
+@pytest.mark.parametrize("flag", ["-n", "-c"])
+def test_a_number_beyond_llama_cpps_is_refused(flag: str) -> None:
+    result = CliRunner().invoke(app, ["run", "-m", str(TARGET), "-p", "x", flag, "9" * 20])
+    assert result.exit_code == 2
+    assert f"{flag} cannot be {'9' * 20}: give a whole number from" in result.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--cache", "0"), "--cache cannot be '0': give more than 0"),
+        (("--draft-max", "0"), "--draft-max cannot be 0: give a whole number from 1 to "),
+    ],
+)
+def test_the_demo_names_what_it_has(flags: tuple[str, ...], said: str) -> None:
+    """It has no --stock and no --spec-type."""
+    result = CliRunner().invoke(app, ["demo", *flags])
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not re.search("--stock|--spec-type", result.output)
 
 
 def test_no_file_for_json_is_said() -> None:

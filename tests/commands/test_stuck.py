@@ -16,6 +16,7 @@ from tools.served import wait_for
 END_S = 10.0
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_the_second_interrupt_ends_what_hangs() -> None:
     """In this process, where there is no other."""
     with fake_server(says(7, 0, 1)) as (endpoint, received):

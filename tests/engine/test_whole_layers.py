@@ -74,6 +74,21 @@ def test_whole_architecture_is_bit_identical(name: str, host_mode: str, tmp_path
         assert not pair.engine.board.prompt_counts.any()
 
 
+def test_a_split_forward_behind_a_whole_one_is_one_of_its_own(qwen: Path) -> None:
+    """The whole one called nobody: its end is seen when the next one begins."""
+    with open_pair(qwen, "qwen3moe", cache="100%") as pair:
+        tokens, rng = Sequence0(12, models.N_VOCAB), np.random.default_rng(13)
+        want(pair.engine, rng, [0, 1, 2])
+        settle(pair, tokens)
+        before, n_forward = calls(pair.engine), int(pair.engine.board.counters["n_forward"][0])
+        pair.decode(tokens.next_batch(1))
+        want(pair.engine, rng, [])
+        pair.engine.apply()
+        pair.decode(tokens.next_batch(1))
+        assert (calls(pair.engine) == before + 1).all()
+        assert int(pair.engine.board.counters["n_forward"][0]) == n_forward + 2
+
+
 @pytest.mark.parametrize("host_mode", HOST_MODES)
 def test_one_layer_is_whole_and_the_others_share_the_rest(host_mode: str, qwen: Path) -> None:
     with open_pair(qwen, "qwen3moe", host_mode=host_mode, cache="60%") as pair:

@@ -181,6 +181,7 @@ def test_interrupt_before_the_prompt() -> None:
     assert result.token_ids == []
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_second_ctrl_c_is_immediate() -> None:
     with Interrupt.watch() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)

@@ -508,6 +508,16 @@ def test_langchain(theirs: Any) -> None:
         (DRAFT, {"device": "emulated"}, r'\(device="none"\), or in plain llama.cpp \(stock=True\)'),
         (MODEL, {"draft_max": 3}, "^draft_max 3 .* model with draft_model, or LlamaPromptLookupDecoding"),
         (MODEL, {"n_threads": -1}, "^n_threads cannot be -1"),
+        (
+            MODEL,
+            {"n_ctx": 10**9},
+            "^n_ctx cannot be 1000000000: give at most 1024, .* [0-9]+ are free",
+        ),
+        (MODEL, {"n_ctx": 10**20}, "^n_ctx cannot be 1000.*: give a whole number from 0 to "),
+        (MODEL, {"n_ctx": -1}, "^n_ctx cannot be -1: give a whole number from 0 to "),
+        (MODEL, {"n_ctx": None}, "^n_ctx cannot be None: give a whole number from 0 to "),
+        (MODEL, {"n_batch": -1}, "^n_batch cannot be -1: give a whole number from 1 to "),
+        (MODEL, {"n_ubatch": 0}, "^n_ubatch cannot be 0: give a whole number from 1 to "),
         (MODEL, {"lora_path": "/nowhere.gguf"}, "lora_path /nowhere.gguf: there is no such file"),
         (MODEL, {"lora_path": DRAFT}, "this file is no LoRA adapter of this model"),
     ],
@@ -518,6 +528,87 @@ def test_bad_input_is_a_value_error(model: str, fields: dict[str, Any], said: st
         Llama(model, **QUIET | fields)
     assert isinstance(caught.value, PyspacError)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prompt": ""}, "^the prompt has no tokens, so nothing can follow it: give some text$"),
+        ({"prompt": []}, "^the prompt has no tokens"),
+        ({"prompt": None}, "^a prompt cannot be None: give text, or a list of tokens$"),
+        ({"prompt": [5, 10**6]}, "^a token cannot be 1000000: give whole numbers from 0 to [0-9]+, as token"),
+        ({"prompt": [-1]}, "^a token cannot be -1"),
+        ({"prompt": ["a"]}, "^a token cannot be 'a'"),
+        ({"temperature": float("nan")}, "^temperature cannot be nan: give a number from 0, which is greedy$"),
+        ({"temperature": -0.5}, "^temperature cannot be -0.5"),
+        ({"temperature": None}, "^temperature cannot be None"),
+        ({"top_p": float("inf")}, "^top_p cannot be inf: give a number$"),
+    ],
+    ids=str,
+)
+def test_bad_input_of_a_call(ours: Any, fields: dict[str, Any], said: str, stream: bool) -> None:
+    """At once: of a stream, before its first part is asked for."""
+    with pytest.raises(ValueError, match=said):
+        ours.create_completion(**{"prompt": PROMPT, "max_tokens": 2, "stream": stream, **fields})
+    assert text(ours, max_tokens=2)  # it goes on
+
+
+@pytest.mark.parametrize("messages", [[], "hi", None, ["hi"], [{}], {"role": "user"}], ids=str)
+def test_messages_that_are_none(ours: Any, messages: Any) -> None:
+    for stream in (False, True):
+        with pytest.raises(ValueError, match=r"^messages cannot be .*: give a list of"):
+            ours.create_chat_completion(messages, stream=stream)
+
+
+def test_bad_tokens_of_the_parts(ours: Any) -> None:
+    for call in (ours.eval, ours.generate, ours.detokenize):
+        for token in (-1, ours.n_vocab(), 1.5):
+            with pytest.raises(ValueError, match=f"^a token cannot be {token}:"):
+                call([token])
+    with pytest.raises(ValueError, match=r"^temp cannot be nan: give"):
+        ours.generate([1], temp=float("nan"))
+    with pytest.raises(ValueError, match=r"^the prompt has no tokens"):
+        ours.generate([])
+    ours.eval([5, 6])
+    assert next(ours.generate([], reset=False, temp=0.0)) >= 0  # goes on where it is
+
+
+def test_an_empty_prompt_where_the_model_begins_by_itself(theirs: Any, ours: Any) -> None:
+    """As llama-cpp-python: with the token that begins a text."""
+    for llm in (theirs, ours):
+        llm._model.add_bos_token, kept = (lambda: True), llm._model.add_bos_token
+        try:
+            assert llm("", max_tokens=2, temperature=0.0)["usage"]["prompt_tokens"] == 1
+        finally:
+            llm._model.add_bos_token = kept
+
+
+def test_threads_with_one_object_take_turns(ours: Any) -> None:
+    """Each gets the text that it gets alone."""
+    prompts = [PROMPT, "x = 1\n", "class Reader:\n"]
+    expected = [text(ours, prompt) for prompt in prompts]
+    found: dict[int, list[str]] = {}
+
+    def run(i: int) -> None:
+        found[i] = [text(ours, prompts[i]) for _ in range(3)]
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: [expected[i]] * 3 for i in range(3)}
+
+
+def test_a_stream_whose_context_has_another_text_ends_with_an_error(ours: Any) -> None:
+    """Instead of going on with what the other one left."""
+    stream = ours(PROMPT, **GREEDY, stream=True)
+    next(stream)
+    other = text(ours, "x = 1\n")
+    with pytest.raises(PyspacError, match="another text was begun on this Llama"):
+        list(stream)
+    assert text(ours, "x = 1\n") == other
 
 
 def test_a_head_is_for_the_command_line(tmp_path: Path) -> None:

@@ -152,6 +152,16 @@ def test_assumed_guesses_are_named_beside_the_number(trace_file: Path, name: str
         assert "(guesses assumed 0.75)" in shown[measure]
 
 
+def test_a_name_that_says_no_format_is_refused_before_anything_runs(
+    trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspac.commands.lab.run_with_oracle", lambda *_a, **_k: pytest.fail("it ran"))
+    done = call("lab", "sweep", trace_file, "-o", tmp_path / "x.txt")
+    assert done.exit_code == 2
+    assert "x.txt': give a name that ends in .json or .csv" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_assumed_guesses_are_named_in_tables_and_figures(
     trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

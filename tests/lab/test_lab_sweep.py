@@ -114,6 +114,7 @@ def sweep_that_waits(trace_file: Path, folder: Path, stderr: Path) -> subprocess
         )  # fmt: skip
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_ctrl_c_ends_all(trace_file: Path, tmp_path: Path, number: int, code: int) -> None:
     """And whoever is killed leaves nothing: workers see their pipes close once their run is over."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import HOST, ONE_THREAD, ROOT, Serve, complete, free_port, wait_for
+from serving import HOST, JSON_HEADER, ONE_THREAD, ROOT, Serve, complete, free_port, wait_for
 
 REPLICAS = ROOT / "packaging" / "replicas"
 PORTS = {"router": 8000, "replica1": 8081, "replica2": 8082, "status": 8405}  # as haproxy.cfg has them
@@ -102,7 +102,7 @@ class Setting:
     def ask(self, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """By way of the router: which replica answered, and what. Raises URLError where none did."""
         url = f"http://{HOST}:{self.ports['router']}{path}"
-        request = urllib.request.Request(url, json.dumps(body).encode())
+        request = urllib.request.Request(url, json.dumps(body).encode(), JSON_HEADER)
         with urllib.request.urlopen(request, timeout=120) as response:
             return response.headers["X-Replica"], json.load(response)
 

@@ -15,7 +15,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import HOST, ONE_THREAD, Serve, assert_nothing_left, complete, llama_server, post, wait_for
+from serving import (
+    HOST,
+    JSON_HEADER,
+    ONE_THREAD,
+    Serve,
+    assert_nothing_left,
+    complete,
+    llama_server,
+    post,
+    wait_for,
+)
 
 from pyspac.server.health import get_json
 
@@ -33,7 +43,7 @@ class Answer:
         self.connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the smallest
         self.connection.sock.settimeout(120)
         self.connection.sock.connect((HOST, serve.port))
-        self.connection.request("POST", "/completion", json.dumps(LONG))
+        self.connection.request("POST", "/completion", json.dumps(LONG), JSON_HEADER)
         self.response = self.connection.getresponse()
         assert self.response.readline().startswith(b"data: ")
 
@@ -109,6 +119,18 @@ def test_nobody_waits_for_a_server_without_requests(tmp_path: Path) -> None:
         start_s = time.monotonic()
         assert serve.stop() == 0
         assert time.monotonic() - start_s < 60
+
+
+def test_the_wait_of_the_environment(tmp_path: Path) -> None:
+    """As a container's image sets it."""
+    with Serve(tmp_path, passed=ALONE, draft=False, variables={"PYSPAC_DRAIN": "0.3"}) as serve:
+        answer = Answer(serve)
+        serve.process.send_signal(signal.SIGTERM)
+        wait_for("its end", lambda: any("as --drain 0.3 is over" in e["message"] for e in serve.events))
+        time.sleep(0.5)
+        serve.process.send_signal(signal.SIGTERM)
+        serve.wait()
+        assert not answer.finish()
 
 
 def test_a_negative_wait_is_refused(tmp_path: Path) -> None:

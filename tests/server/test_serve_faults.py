@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from serving import (
     assert_nothing_left,
     complete,
     environment,
+    free_port,
     llama_server,
     run_pyspac,
     wait_for,
@@ -38,6 +40,13 @@ from serving import (
 from pyspac.engine.board import Board
 from pyspac.errors import PyspacError
 from pyspac.server import board_file
+from pyspac.server.arguments import Launch
+from pyspac.server.backoff import Backoff
+from pyspac.server.child import Child
+from pyspac.server.health import is_healthy
+from pyspac.server.options import ServeOptions
+from pyspac.server.supervisor import EXIT_INTERRUPTED, FIRST_STARTS, Signals, Supervisor
+from tools.soak import namespace
 
 BACK_S = 2.0
 
@@ -341,6 +350,50 @@ def test_a_killed_server_is_started_again_with_restart(tmp_path: Path) -> None:
         assert complete(serve.port, 8)["tokens_predicted"] == 8
         assert serve.stop() == 0
         assert_nothing_left(serve)
+
+
+def test_servers_that_are_killed_before_anybody_asked_are_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as it takes: the supervisor saw none of them healthy, but they were."""
+    pids: list[int] = []
+
+    def kill(server: Child) -> bool:
+        pids.append(server.pid)
+        wait_for("its answer", lambda: is_healthy(HOST, launch.port))
+        server.send(signal.SIGKILL)
+        assert server.wait(10)
+        return False
+
+    monkeypatch.setattr(Supervisor, "_wait_until_healthy", lambda self: kill(self.server))
+    monkeypatch.setattr(Backoff, "after", lambda *_: 0.0)
+    options = ServeOptions(model=TARGET, device="emulated", passed=ONE_THREAD)
+    launch = Launch(port=free_port(), board=f"killed-{os.getpid()}", cache="25%", n_ctx=512)
+    signals = Signals()
+    supervisor = Supervisor(replace(options, restart=True), launch, signals)
+    monkeypatch.setattr(supervisor, "_sleep", lambda _s: signals.received.extend([2] * (len(pids) > 3)))
+    assert supervisor.run() == EXIT_INTERRUPTED
+    assert len(pids) == FIRST_STARTS + 1
+
+
+@pytest.mark.skipif(not namespace.is_allowed(), reason="no mount namespaces here")
+def test_without_a_device_a_full_shm_is_no_obstacle(tmp_path: Path) -> None:
+    """Nothing is to be placed, so nobody needs the board."""
+    script = 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$0" "$@"'
+    within = (*namespace.unshare(), "sh", "-c", script)
+    with Serve(tmp_path, passed=ONE_THREAD, draft=False, device="none", within=within) as serve:
+        serve.wait_ready(scheduler=False)
+        assert complete(serve.port, 8)["tokens_predicted"] == 8
+        assert "going on without it" in serve.log()
+
+
+@pytest.mark.skipif(not namespace.is_allowed(), reason="no mount namespaces here")
+def test_with_a_device_a_full_shm_is_named(tmp_path: Path) -> None:
+    within = (*namespace.unshare(), "sh", "-c", 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$0" "$@"')
+    with Serve(tmp_path, passed=ONE_THREAD, draft=False, within=within) as serve:
+        assert serve.wait() == 1
+        assert "free memory there (df /dev/shm)" in serve.log()
+        assert "PYSPAC_CACHE is set" not in serve.log()
 
 
 def test_a_sleeping_server_gets_its_scheduler_back(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import signal
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from fake_hub import Hub, fake_hub
@@ -21,8 +24,8 @@ from serving import (
 )
 
 from pyspac.engine.board import Board
-from pyspac.errors import ConfigError, PyspacError
-from pyspac.server import download
+from pyspac.errors import ConfigError, ModelError, PyspacError
+from pyspac.server import download, download_check
 from pyspac.server.build_extras import FILE, build_extras
 from pyspac.server.options import ServeOptions
 from pyspac.server.warm_start import model_hash
@@ -124,11 +127,67 @@ def test_a_model_that_cannot_be_served_is_refused(tmp_path: Path, passed: tuple[
     assert "starting" not in done.stderr
 
 
+def fetch(folder: Path, names: dict[str, str], *passed: str) -> CompletedProcess[str]:
+    """Of a model that cannot be had: what is said."""
+    done = run_pyspac("serve", "--device", "emulated", *passed, cache_dir=folder, variables=names)
+    assert done.returncode == 2
+    assert "starting" not in done.stderr
+    return done
+
+
 def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
     names = {"MODEL_ENDPOINT": f"http://{HOST}:1/", "LLAMA_CACHE": str(tmp_path / "hub")}
-    done = run_pyspac("serve", "--device", "cpu", "--", "-hf", REPO, cache_dir=tmp_path, variables=names)
-    assert done.returncode == 2
-    assert f"the connection to http://{HOST}:1/" in done.stderr
+    done = fetch(tmp_path, names, "-hf", REPO)
+    assert f"http://{HOST}:1/api/models/{REPO}/refs cannot be reached" in done.stderr
+    assert "check the connection" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "passed", "text"),
+    [
+        (404, ("-hf", "someone/else"), "there is no such name"),
+        (401, ("-hf", "someone/gated"), "HF_TOKEN has to open"),
+        (503, ("-hf", "someone/else"), "answers with status 503"),
+        (404, ("-hf", f"{REPO}:Q8_0"), "check the name of the file or of the quantisation"),
+        (404, ("-hf", REPO, "--", "--offline"), "it was not fetched before"),
+    ],
+)
+def test_why_a_model_cannot_be_had(tmp_path: Path, status: int, passed: tuple[str, ...], text: str) -> None:
+    with fake_hub(REPOS) as hub:
+        hub.status = status
+        assert text in fetch(tmp_path, variables(hub, tmp_path), *passed).stderr
+
+
+def test_a_damaged_file_is_refused_and_fetched_anew(tmp_path: Path) -> None:
+    """One byte is another than the hub's sha256 says."""
+    with fake_hub(REPOS) as hub:
+        names = variables(hub, tmp_path)
+        hub.is_damaging = True
+        done = fetch(tmp_path, names, "-hf", REPO)
+        assert "is damaged: its sha256 is" in done.stderr
+        hub.is_damaging = False
+        shown = run_pyspac("inspect", "-hf", REPO, "--json", "-", cache_dir=tmp_path, variables=names)
+        assert json.loads(shown.stdout)["n_expert"] == 32
+
+
+def test_a_file_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it changes, whoever changed it."""
+    monkeypatch.setenv("PYSPAC_CACHE_DIR", str(tmp_path / "cache"))
+    content = b"GGUF"
+    file = tmp_path / hashlib.sha256(content).hexdigest()
+    file.write_bytes(content)
+    (tmp_path / "model.gguf").symlink_to(file)
+    read: list[Path] = []
+    sha256 = download_check._sha256
+    monkeypatch.setattr(download_check, "_sha256", lambda path, stop: read.append(path) or sha256(path, stop))
+    for _ in range(2):
+        download_check.check_contents(tmp_path / "model.gguf", lambda: False)
+    assert read == [file]
+    file.write_bytes(b"GGUE")
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(ModelError, match="is damaged"):
+        download_check.check_contents(tmp_path / "model.gguf", lambda: False)
+    assert not file.exists()
 
 
 def test_a_download_can_be_stopped(tmp_path: Path) -> None:

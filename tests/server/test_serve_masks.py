@@ -14,7 +14,7 @@ import gguf_models
 import pytest
 from mask_adapters import write_adapter
 from near_ties import margins
-from serving import HOST, ONE_THREAD, TARGET, Serve, post, run_pyspac, wait_for
+from serving import HOST, JSON_HEADER, ONE_THREAD, TARGET, Serve, post, run_pyspac, wait_for
 
 from pyspac.engine.board import Board
 from pyspac.engine.step import StepRecord
@@ -173,7 +173,7 @@ def test_the_same_prompt_for_several_answers(served: Serve) -> None:
     ids = tokenize(served, PROMPTS[1])
     body = {"prompt": ids, "n_predict": 40, "temperature": 0, "ignore_eos": True, "return_tokens": True,
             "n_cmpl": 3}  # fmt: skip
-    request = urllib.request.Request(f"{served.url}/completion", json.dumps(body).encode())
+    request = urllib.request.Request(f"{served.url}/completion", json.dumps(body).encode(), JSON_HEADER)
     with urllib.request.urlopen(request, timeout=60) as response:
         answers = json.load(response)
     assert len(answers) == 3

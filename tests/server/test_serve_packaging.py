@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -159,3 +160,54 @@ def test_the_unit(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_the_unit_finds_an_environment_of_its_own(tmp_path: Path) -> None:
+    """What it starts is looked for as systemd would: its PATH alone, of which /opt is ours here."""
+    unit = (PACKAGING / "pyspac@.service").read_text()
+    path = re.search(r"^Environment=PATH=(\S+)$", unit, re.MULTILINE)
+    start = re.search(r"^ExecStart=(\S+) (\S+) serve", unit, re.MULTILINE)
+    assert path is not None
+    assert start is not None
+    program = tmp_path / "opt" / "pyspac" / "bin" / start[2]
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho here\n")
+    program.chmod(0o755)
+    names = {"PATH": path[1].replace("/opt/", f"{tmp_path}/opt/")}
+    done = subprocess.run(
+        [start[1], start[2], "serve"], env=names, capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout == "here\n"
+
+
+IMAGES = [PACKAGING / "Dockerfile.cpu", PACKAGING / "Dockerfile.cuda"]
+DOCKER_STOP_S = 10.0  # until docker kills
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.suffix)
+def test_an_image_ends_before_docker_kills_it(image: Path) -> None:
+    drain = re.search(r"^ENV PYSPAC_DRAIN=(\d+)$", image.read_text(), re.MULTILINE)
+    assert drain is not None
+    assert float(drain[1]) <= DOCKER_STOP_S / 2
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.suffix)
+def test_an_image_keeps_models(image: Path) -> None:
+    """What -hf fetches and what schedulers learn outlive the container."""
+    text = image.read_text()
+    volumes = re.search(r"^VOLUME (.+)$", text, re.MULTILINE)
+    assert volumes is not None
+    for variable in ("LLAMA_CACHE", "PYSPAC_CACHE_DIR"):
+        folder = re.search(rf"\b{variable}=(\S+)", text)
+        assert folder is not None
+        assert folder[1] in json.loads(volumes[1])
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.suffix)
+def test_an_image_knows_how_a_server_is(served: Serve, image: Path) -> None:
+    check = re.search(r"^HEALTHCHECK .*\\\n +CMD (.+)$", image.read_text(), re.MULTILINE)
+    assert check is not None
+    for port, code in ((served.port, 0), (free_port(), 1)):
+        argv = json.loads(check[1].replace(":8080/", f":{port}/"))
+        assert argv[0] == "python"
+        assert subprocess.run([sys.executable, *argv[1:]], capture_output=True, timeout=30).returncode == code

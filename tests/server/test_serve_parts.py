@@ -21,7 +21,7 @@ import pytest
 import typer
 from fake_rpc import GREETING_BYTES, fake_server, says
 from gguf import GGMLQuantizationType as Type
-from serving import DRAFT, HOST, TARGET, run_pyspac, wait_for
+from serving import DRAFT, HOST, TARGET, free_port, run_pyspac, wait_for
 from typer.testing import CliRunner
 
 from pyspac.cli import app
@@ -39,7 +39,7 @@ from pyspac.scheduler.activations import ActivationDrain
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import board_file, device_probe, log, memory, plan
-from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env, without_secrets
+from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.download import ModelFiles, StoppedError
@@ -48,6 +48,7 @@ from pyspac.server.health import choose_port, get_json, is_healthy
 from pyspac.server.options import AttachOptions, ServeOptions, choose_drafting, drafting_of, scheduler_config
 from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
+from pyspac.server.secrets import take_secrets
 from pyspac.server.settings import to_json
 from pyspac.units import MIB
 
@@ -66,7 +67,8 @@ def test_servers_command_line() -> None:
     argv = server_argv(options, LAUNCH, Path("/bin"))
     assert " ".join(argv) == (
         "/bin/llama-server -m t.gguf -md d.gguf --spec-type draft-simple --spec-draft-n-max 8 -c 512 "
-        "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none -np 4"
+        "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none "
+        "--cors-origins  --no-cors-credentials --timeout 30 -np 4"
     )
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}
     assert server_env(replace(options, device="auto"))["PYSPAC_DEVICE"] == "auto"  # never the user's own
@@ -151,9 +153,38 @@ def test_experts_on_disk_beside_a_device() -> None:
     assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "700"
 
 
-def test_keys_are_not_logged() -> None:
-    argv = ["llama-server", "--api-key", "secret", "-np", "2"]
-    assert without_secrets(argv) == ["llama-server", "--api-key", "***", "-np", "2"]
+@pytest.mark.parametrize("flag", [("--api-key", "secret"), ("--api-key=secret",), ("--api_key", "secret")])
+def test_keys_leave_the_command_line(flag: tuple[str, ...]) -> None:
+    kept, found = take_secrets(["-m", "pyspac", "serve", *flag, "--", "-np", "2"], {})
+    assert kept == ["-m", "pyspac", "serve", "--", "-np", "2"]
+    assert found == {"LLAMA_API_KEY": "secret"}
+
+
+def test_several_keys_hold() -> None:
+    argv = ["serve", "--api-key", "b", "--", "--api-key", "c", "-hft", "t", "--hf-token", "u"]
+    assert take_secrets(argv, {"LLAMA_API_KEY": "a", "HF_TOKEN": "s"}) == (
+        ["serve", "--"],
+        {"LLAMA_API_KEY": "a,b,c", "HF_TOKEN": "u"},
+    )
+    assert take_secrets(["serve", "--", "--api-key"], {}) == (["serve", "--", "--api-key"], {})
+
+
+@pytest.mark.parametrize(
+    ("passed", "name", "left_out"),
+    [
+        (("--cors-origins", "https://x"), "", "--no-cors-credentials"),
+        ((), "LLAMA_ARG_CORS_ORIGINS", "--no-cors-credentials"),
+        (("-to", "600"), "", "--timeout"),
+        ((), "LLAMA_ARG_TIMEOUT", "--timeout"),
+    ],
+)
+def test_what_is_asked_for_by_name_holds(
+    monkeypatch: pytest.MonkeyPatch, passed: tuple[str, ...], name: str, left_out: str
+) -> None:
+    if name:
+        monkeypatch.setenv(name, "x")
+    argv = server_argv(ServeOptions(model=Path("t"), passed=passed), LAUNCH, Path("/bin"))
+    assert left_out not in argv
 
 
 def test_a_given_kind_of_drafting_stays() -> None:
@@ -468,6 +499,22 @@ def test_a_server_that_hangs_behind_its_greeting(monkeypatch: pytest.MonkeyPatch
 
 
 # ---- ports, names, children
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "metrics_host"),
+    [(True, HOST, HOST), (True, "0.0.0.0", HOST), (True, HOST, "0.0.0.0"), (False, HOST, HOST)],
+)
+def test_metrics_have_a_port_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, given: bool, host: str, metrics_host: str
+) -> None:
+    port = free_port()
+    if not given:
+        monkeypatch.setattr(plan, "choose_port", lambda *_: port)  # the default one
+    attach = AttachOptions(metrics_port=port, metrics_host=metrics_host)
+    options = ServeOptions(model=TARGET, host=host, port=port if given else None, attach=attach)
+    with pytest.raises(ConfigError, match=f"--metrics-port cannot be {port}.*another port"):
+        plan_launch(options, lambda: False)
 
 
 def test_ports() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from serving import HOST, ONE_THREAD, Serve, post
 
 from pyspac.server.health import get_json
@@ -36,3 +38,25 @@ def test_a_busy_slot_is_left_alone(tmp_path: Path) -> None:
             second = pool.submit(ask, serve, short, 20)
             assert first.result() == alone
             assert second.result() == after
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_slot_is_saved_whole_or_not_at_all(tmp_path: Path, draft: bool) -> None:
+    """On a full disk what was saved before stays, and nothing broken beside it."""
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    passed = ("-np", "1", "--slot-save-path", str(folder), *ONE_THREAD)
+    with Serve(tmp_path, "-c", "1024", passed=passed, draft=draft) as serve:
+        serve.wait_ready()
+        ask(serve, "def parse(self, text):\n", 40)
+        n_saved = post(serve.port, "/slots/0?action=save", {"filename": "a"})["n_saved"]
+        saved = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert set(saved) == ({"a", "a.dft"} if draft else {"a"})
+        ask(serve, "import os\nimport sys\n", 40)
+        for name in saved:
+            (folder / f"{name}.tmp").symlink_to("/dev/full")
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                post(serve.port, "/slots/0?action=save", {"filename": "a"})
+            assert "is the disk full?" in refused.value.read().decode()
+            assert {path.name: path.read_bytes() for path in folder.iterdir()} == saved
+        assert post(serve.port, "/slots/0?action=restore", {"filename": "a"})["n_restored"] == n_saved

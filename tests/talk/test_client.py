@@ -1,4 +1,4 @@
-"""The client against a small server on a UNIX socket: answers, streams, refusals, and what is cut off."""
+"""The client against a small server on a UNIX socket: whole answers, streams, refusals, cut-offs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ GIT_OPTIONS = (
 def run_git(
     repo: Path, *args: str, env: dict[str, str] | None = None, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run git in `repo`, blind to every repository around it and to the user's configuration."""
+    """Run git in `repo`, blind to every repository around it and to the user's configuration.
+
+    Inside another repository `git apply` would change nothing, and report success.
+    """
     ceiling = {"GIT_CEILING_DIRECTORIES": str(repo.resolve().parent)}
     full = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | GIT_ENV | ceiling | (env or {})
     return subprocess.run(

@@ -17,14 +17,15 @@ def total_size(patches: Sequence[Patch]) -> str:
 
 
 def table_rows(patches: Sequence[Patch]) -> list[tuple[str, ...]]:
+    """Return of each patch: link, subject, size, number of files, status; the rest is in the patch."""
     return [
-        (f"`{p.name}`", p.subject, p.size, ", ".join(f"`{path}`" for path in p.paths), p.status)
+        (f"[{p.name[: p.name.index('-')]}]({p.name})", p.subject, p.size, str(len(p.paths)), p.status)
         for p in patches
     ]
 
 
 def table_block(patches: Sequence[Patch]) -> str:
-    lines = [TABLE_BEGIN, "| patch | subject | lines | files | upstream status |", "|---|---|---|---|---|"]
+    lines = [TABLE_BEGIN, "| patch | subject | lines | files | status |", "|---|---|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in table_rows(patches)]
     lines += [f"| total: {len(patches)} | | {total_size(patches)} | | |", TABLE_END]
     return "\n".join(lines)

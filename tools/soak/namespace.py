@@ -17,8 +17,8 @@ _INSIDE: Final = "PYSPAC_SOAK_NAMESPACE"  # set in the environment of a program 
 SHM: Final = Path("/dev/shm")
 
 
-def _unshare() -> list[str]:
-    """util-linux's program; a user who is not root needs a user namespace as well."""
+def unshare() -> list[str]:
+    """util-linux's program, before another one; a user who is not root needs a user namespace as well."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *user, "--mount"]
 
@@ -30,7 +30,7 @@ def _mount(folder: Path, n_mib: int) -> list[str]:
 def is_allowed() -> bool:
     """Whether this machine lets us mount in a namespace of our own."""
     try:
-        return subprocess.run([*_unshare(), *_mount(SHM, 1)], capture_output=True, timeout=20).returncode == 0
+        return subprocess.run([*unshare(), *_mount(SHM, 1)], capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -44,7 +44,7 @@ def enter(argv: list[str]) -> None:
     """Start this program again with `argv` in a namespace of its own; returns only if that is not allowed."""
     if not is_inside() and is_allowed():
         os.environ[_INSIDE] = "1"
-        os.execvp("unshare", [*_unshare(), sys.executable, *argv])
+        os.execvp("unshare", [*unshare(), sys.executable, *argv])
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def soak(args: argparse.Namespace, progress: Progress) -> Report:
                 site = Site(
                     serve, args.model, board_file.path_of(serve.board), asker, references, Tally(),
                     n_slots=N_SLOTS, slots_folder=stage.slots_folder, shm_folder=stage.shm,
-                    disk_folder=stage.disk,
+                    disk_folder=stage.disk, system=stage.system_faults(),
                 )  # fmt: skip
                 report = Soak(args, serve, site, progress).run()
             if serve.process.poll() is None and (code := serve.stop()) != 0:

@@ -17,6 +17,7 @@ from tools.soak.adapters import write_adapters
 from tools.soak.asker import Asker
 from tools.soak.questions import Answer, Question, all_questions
 from tools.soak.references import find_references
+from tools.system_faults import VARIABLE, SystemFaults, has_compiler, prepare
 
 N_SLOTS: Final = 4
 SHM_MIB: Final = 64
@@ -36,6 +37,7 @@ class Stage:
     shm: Path | None
     disk: Path | None
     adapters: list[Path]
+    system: dict[str, str]  # environment of a server whose threads are to run out; {}: not here
 
     @property
     def cache_folder(self) -> Path:
@@ -44,6 +46,9 @@ class Stage:
     @property
     def slots_folder(self) -> Path:
         return self.cache_folder / "slots"
+
+    def system_faults(self) -> SystemFaults | None:
+        return SystemFaults(Path(self.system[VARIABLE])) if self.system else None
 
     def adapter_arguments(self) -> list[str]:
         """For llama-server: both loaded, none on."""
@@ -58,7 +63,8 @@ def staged(model: Path, seed: int) -> Iterator[Stage]:
         (folder / "cache").mkdir()
         shm = stack.enter_context(namespace.mounted(namespace.SHM, SHM_MIB))
         disk = stack.enter_context(namespace.mounted(folder / "cache", DISK_MIB))
-        stage = Stage(folder, shm, disk, write_adapters(folder, model, seed))
+        system = prepare(folder) if has_compiler() else {}
+        stage = Stage(folder, shm, disk, write_adapters(folder, model, seed), system)
         stage.slots_folder.mkdir()
         yield stage
 
@@ -78,5 +84,5 @@ def start_server(args: argparse.Namespace, stage: Stage) -> Serve:
     drafting = ["--speculation", "auto"] if args.draft else []
     return Serve(
         stage.folder, *drafting, passed=passed, draft=args.draft is not None,
-        pair=(args.model, args.draft or DRAFT), variables=TIGHT_HEAP,
+        pair=(args.model, args.draft or DRAFT), variables=TIGHT_HEAP | stage.system,
     )  # fmt: skip

@@ -1,5 +1,5 @@
 // A chat template, as llama-server applies it.
-#include "chat-template.h"
+#include "draft/chat-template.h"
 
 #include "chat.h"
 #include "log.h"

@@ -2,14 +2,14 @@
 //
 // llama.cpp's code throws in places and aborts the process in others. What throws is caught by libspac; what would
 // abort is refused here beforehand.
-#include "drafter.h"
+#include "draft/drafter.h"
 
 #include "common.h"
+#include "draft/target-states.h"
 #include "llama-ext.h"
 #include "llama.h"
 #include "log.h"
 #include "speculative.h"
-#include "target-states.h"
 
 #include <algorithm>
 #include <stdexcept>

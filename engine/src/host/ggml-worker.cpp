@@ -1,9 +1,9 @@
 #include "ggml-worker.h"
 
-#include "clock.h"
-#include "cpus.h"
-#include "expert-ffn.h"
-#include "status.h"
+#include "base/clock.h"
+#include "base/cpus.h"
+#include "base/status.h"
+#include "layers/expert-ffn.h"
 
 #include <algorithm>
 #include <cstring>
@@ -32,16 +32,16 @@ spac_ggml_worker::spac_ggml_worker(const std::vector<const spac_moe_layer *> & l
         arena_bytes = std::max(arena_bytes, g.bytes);
         ggml_free(g.ctx);
     }
-    arena = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), arena_bytes);
+    arena.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), arena_bytes));
     if (!arena) {
         throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no memory for the host executor: %zu bytes", arena_bytes));
     }
 
     ggml_threadpool_params params = pool_params(n_threads, cpus);
-    threadpool                    = ggml_threadpool_new(&params);
-    backend                       = ggml_backend_cpu_init();
-    ggml_backend_cpu_set_n_threads(backend, n_threads);
-    ggml_backend_cpu_set_threadpool(backend, threadpool);
+    threadpool.reset(ggml_threadpool_new(&params));
+    backend.reset(ggml_backend_cpu_init());
+    ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
+    ggml_backend_cpu_set_threadpool(backend.get(), threadpool.get());
 
     thread = std::thread([this] { run(); });
     if (!cpus.empty()) {
@@ -60,9 +60,6 @@ spac_ggml_worker::~spac_ggml_worker() {
     for (auto & entry : graphs) {
         ggml_free(entry.second.ctx);
     }
-    ggml_backend_free(backend);
-    ggml_threadpool_free(threadpool);
-    ggml_backend_buffer_free(arena);
 }
 
 spac_ggml_worker::graph spac_ggml_worker::build(const spac_moe_layer * layer, int n_tokens) const {
@@ -90,13 +87,13 @@ spac_ggml_worker::graph spac_ggml_worker::build(const spac_moe_layer * layer, in
 // every node gets its own place: layers run one after the other, so all graphs share the arena
 void spac_ggml_worker::place(graph & g) const {
     const size_t align = ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
-    char *       next  = (char *) ggml_backend_buffer_get_base(arena);
+    char *       next  = (char *) ggml_backend_buffer_get_base(arena.get());
     for (ggml_tensor * t = ggml_get_first_tensor(g.ctx); t; t = ggml_get_next_tensor(g.ctx, t)) {
         if (t->view_src) {
             ggml_backend_view_init(t);
             continue;
         }
-        ggml_backend_tensor_alloc(arena, t, next);
+        ggml_backend_tensor_alloc(arena.get(), t, next);
         next += GGML_PAD(ggml_nbytes(t), align);
     }
 }
@@ -163,7 +160,7 @@ void spac_ggml_worker::run() {
         graph * g = submitted;
         lock.unlock();
         const uint64_t t0 = spac_now_us();
-        ggml_backend_graph_compute(backend, g->gf);
+        ggml_backend_graph_compute(backend.get(), g->gf);
         const uint64_t t1 = spac_now_us();
         lock.lock();
         submitted = nullptr;

@@ -4,11 +4,13 @@
 #include "worker.h"
 
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml-cpu.h"
 
 #include <condition_variable>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -40,9 +42,13 @@ struct spac_ggml_worker : spac_host_worker {
 
     std::map<std::pair<const spac_moe_layer *, int>, graph> graphs;
 
-    ggml_threadpool_t     threadpool = nullptr;
-    ggml_backend_t        backend    = nullptr;
-    ggml_backend_buffer_t arena      = nullptr;
+    struct free_threadpool {
+        void operator()(ggml_threadpool_t t) const { ggml_threadpool_free(t); }
+    };
+
+    std::unique_ptr<ggml_threadpool, free_threadpool> threadpool;
+    ggml_backend_ptr                                  backend;
+    ggml_backend_buffer_ptr                           arena;
 
     std::mutex              mutex; // guards the fields below
     std::condition_variable changed;

@@ -5,9 +5,9 @@
 // taken from the counter before it, so that whoever computes it is at work on it already.
 #pragma once
 
+#include "cache/slot-pool.h"
 #include "kernels.h"
-#include "moe-layer.h"
-#include "slot-pool.h"
+#include "layers/moe-layer.h"
 #include "tier/memory-tier.h"
 
 #include <atomic>

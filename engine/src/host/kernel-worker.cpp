@@ -1,7 +1,7 @@
 #include "kernel-worker.h"
 
-#include "clock.h"
-#include "cpus.h"
+#include "base/clock.h"
+#include "base/cpus.h"
 
 #include <chrono>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "kernels.h"
 
-#include "status.h"
+#include "base/status.h"
 
 #include <cstdlib>
 #include <cstring>

@@ -2,7 +2,7 @@
 // One layer at a time: submit() from the dispatch node, wait() from the collect node.
 #pragma once
 
-#include "moe-layer.h"
+#include "layers/moe-layer.h"
 
 #include <cstdint>
 

@@ -1,13 +1,23 @@
 #include "disk-reader.h"
 
-#include "clock.h"
-#include "status.h"
+#include "base/clock.h"
+#include "base/status.h"
 
 #include <algorithm>
 #include <cerrno>
+#include <string>
+#include <system_error>
 
 #include <fcntl.h>
 #include <unistd.h>
+
+static void drop_pages(int fd, const spac_disk_read & r) {
+#ifdef POSIX_FADV_DONTNEED
+    posix_fadvise(fd, (off_t) r.offset, (off_t) r.bytes, POSIX_FADV_DONTNEED);
+#else
+    (void) fd, (void) r;
+#endif
+}
 
 static long read_file(int fd, void * data, size_t bytes, uint64_t offset) {
     return pread(fd, data, bytes, (off_t) offset);
@@ -15,8 +25,19 @@ static long read_file(int fd, void * data, size_t bytes, uint64_t offset) {
 
 spac_disk_reader::spac_disk_reader(std::function<void(const spac_disk_read &, int)> on_done, bool drops_pages, read_fn read, size_t alignment) :
     on_done(std::move(on_done)), drops_pages(drops_pages), read(read ? std::move(read) : read_file), alignment(alignment) {
-    for (int i = 0; i < DEPTH + N_URGENT; i++) {
-        threads.emplace_back([this] { run(); });
+    static constexpr int N_THREADS = DEPTH + N_URGENT;
+    threads.reserve(N_THREADS);
+    try {
+        while (threads.size() < N_THREADS) {
+            threads.emplace_back([this] { run(); });
+        }
+    } catch (const std::system_error & e) { // the system has no thread left
+        if (threads.empty()) {
+            throw;
+        }
+        spac_log("%zu of %d threads read experts, the system has no more (%s): reading may be slower", threads.size(), N_THREADS, e.what());
+        std::lock_guard<std::mutex> lock(mutex);
+        depth = std::max(1, (int) threads.size() - N_URGENT);
     }
 }
 
@@ -113,7 +134,7 @@ void spac_disk_reader::end_read(const spac_disk_read & read, bool is_urgent, uin
 int spac_disk_reader::read_all(const spac_disk_read & r) {
     size_t n_done       = 0;
     bool   was_rejected = false;
-    while (n_done < r.bytes) {
+    while (n_done < r.bytes_min) {
         const long n = read(r.fd, r.data + n_done, r.bytes - n_done, r.offset + n_done);
         if (n < 0 && errno == EINTR) {
             continue;
@@ -123,20 +144,38 @@ int spac_disk_reader::read_all(const spac_disk_read & r) {
             read_through_cache(r.fd);
             continue;
         }
-        if (n < 0) {
-            return errno;
+        if (n <= 0) {
+            return n < 0 ? errno : ENODATA;
         }
         n_done += n;
-        if (n == 0 || (is_direct() && n % alignment != 0)) { // a part of a block is the file's last
-            break;
+        if (n_done % alignment != 0 && n_done < r.bytes_min) {
+            return read_rest(r, n_done);
         }
     }
-#ifdef POSIX_FADV_DONTNEED
     if (!is_direct()) {
-        posix_fadvise(r.fd, (off_t) r.offset, (off_t) r.bytes, POSIX_FADV_DONTNEED);
+        drop_pages(r.fd, r);
     }
-#endif
-    return n_done >= r.bytes_min ? 0 : ENODATA;
+    return 0;
+}
+
+// It ended within a block, where no read around the page cache can begin; that need not be the file's end.
+int spac_disk_reader::read_rest(const spac_disk_read & r, size_t n_done) {
+    const int fd = open(("/proc/self/fd/" + std::to_string(r.fd)).c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    int error = 0;
+    while (n_done < r.bytes_min && error == 0) {
+        const long n = read(fd, r.data + n_done, r.bytes - n_done, r.offset + n_done);
+        if (n > 0) {
+            n_done += n;
+        } else if (n == 0 || errno != EINTR) {
+            error = n == 0 ? ENODATA : errno;
+        }
+    }
+    drop_pages(fd, r);
+    close(fd);
+    return error;
 }
 
 // from now on; many threads may come here at once

@@ -1,6 +1,6 @@
 #include "expert-files.h"
 
-#include "status.h"
+#include "base/status.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,7 +1,7 @@
 #include "memory-tier.h"
 
-#include "clock.h"
-#include "status.h"
+#include "base/clock.h"
+#include "base/status.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
+#include <system_error>
 
 #include <sys/mman.h>
 
@@ -46,9 +47,13 @@ spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & s
         add(*layer);
     }
     make_slots(bytes);
-    toucher = std::thread([this] { touch(); });
-    reader  = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read),
+    reader = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read),
                                                 files.alignment());
+    try { // the last thing: nobody would end it if something after it failed
+        toucher = std::thread([this] { touch(); });
+    } catch (const std::system_error & e) {
+        spac_log("memory for experts is cleared as it is used, the system has no thread for it (%s): the first reads may be slower", e.what());
+    }
 }
 
 void spac_memory_tier::add(const spac_moe_layer & layer) {
@@ -74,9 +79,6 @@ spac_memory_tier::~spac_memory_tier() {
     if (toucher.joinable()) {
         toucher.join();
     }
-    if (pool) {
-        munmap(pool, pool_bytes);
-    }
 }
 
 // Slots are as large as the largest expert, so that every layer can use each: a few percent more where quantisations
@@ -97,17 +99,16 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%.0f MiB of memory cannot hold the experts of one layer at once: give %.0f MiB at least",
                                                                    bytes / mib, std::ceil(((n_least + n_extra) * room + spare) / mib)));
     }
-    pool_bytes = (n_slots + n_extra) * room + spare;
-    pool       = (char *) mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (pool == MAP_FAILED) {
-        pool = nullptr;
-        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no %.0f MiB of memory for experts", pool_bytes / 1024.0 / 1024.0));
+    pool.bytes = (n_slots + n_extra) * room + spare;
+    pool.data  = (char *) mmap(nullptr, pool.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pool.data == MAP_FAILED) {
+        throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no %.0f MiB of memory for experts", pool.bytes / 1024.0 / 1024.0));
     }
 #ifdef MADV_HUGEPAGE
-    madvise(pool, pool_bytes, MADV_HUGEPAGE); // a request only
+    madvise(pool.data, pool.bytes, MADV_HUGEPAGE); // a request only
 #endif
     slots              = std::make_unique<slot[]>(n_slots + n_extra);
-    char * const first = (char *) round_up((uintptr_t) pool);
+    char * const first = (char *) round_up((uintptr_t) pool.data);
     for (int32_t is = 0; is < n_slots + n_extra; is++) {
         slots[is].data = first + is * room;
     }
@@ -117,13 +118,19 @@ void spac_memory_tier::make_slots(uint64_t bytes) {
     }
 }
 
+spac_memory_tier::mapping::~mapping() {
+    if (data != MAP_FAILED) {
+        munmap(data, bytes);
+    }
+}
+
 // The kernel hands out memory when it is touched, and clears it, which the first reads would wait for: it is had while the
 // rest of the model is loaded. (On a virtual machine whose host takes back what is free, 0.3 GB/s were measured.)
 void spac_memory_tier::touch() const {
 #ifdef MADV_POPULATE_WRITE
     static constexpr size_t PIECE = 64 << 20;
-    for (size_t at = 0; at < pool_bytes && !is_ending; at += PIECE) {
-        if (madvise(pool + at, std::min<size_t>(PIECE, pool_bytes - at), MADV_POPULATE_WRITE) != 0) {
+    for (size_t at = 0; at < pool.bytes && !is_ending; at += PIECE) {
+        if (madvise(pool.data + at, std::min<size_t>(PIECE, pool.bytes - at), MADV_POPULATE_WRITE) != 0) {
             return; // an old kernel: as it is used, then
         }
     }
@@ -221,22 +228,22 @@ void spac_memory_tier::read(layer_info & info, int32_t ie, int32_t is, bool is_u
 void spac_memory_tier::forget(slot & s) {
     info_of(s.il).experts[s.ie].slot = -1;
     s.il = s.ie   = -1;
-    s.is_expected = false;
+    s.is_expected = s.is_broken = false;
     rate((int32_t) (&s - slots.get()));
 }
 
 void spac_memory_tier::begin_forward() {
+    std::unique_lock<std::mutex> lock(mutex);
+    unpin_all(); // by the forward before, if it was aborted: what is still read for that is no failure of this one
     if (!has_failed()) {
         return;
     }
-    std::unique_lock<std::mutex> lock(mutex);
-    const auto                   is_reading = [this](int32_t is) { return slots[is].now.load(std::memory_order_relaxed) == READING; };
+    const auto is_reading = [this](int32_t is) { return slots[is].now.load(std::memory_order_relaxed) == READING; };
     for (int32_t is = 0; is < n_slots; is++) {
         changed.wait(lock, [&] { return !is_reading(is); });
         slot & s = slots[is];
         if (s.is_broken) {
             forget(s);
-            s.is_broken = false;
         }
     }
     failed = false;
@@ -389,7 +396,6 @@ void spac_memory_tier::on_read(const spac_disk_read & read, int error) {
         failed.store(true, std::memory_order_relaxed);
     } else if (!is_whole && read.slot < n_slots) { // read ahead: whoever needs it reads it again, and hears of it then
         forget(s);
-        s.is_broken = false;
     }
     s.now.store(is_whole ? THERE : FREE, std::memory_order_release);
     rate(read.slot);
@@ -402,7 +408,7 @@ spac_tier_info spac_memory_tier::info() const {
     std::lock_guard<std::mutex> lock(mutex);
     spac_tier_info              info = total;
     const spac_disk_stats       disk = reader->stats();
-    info.pool_bytes                  = pool_bytes;
+    info.pool_bytes                  = pool.bytes;
     info.n_slots                     = n_slots;
     info.is_direct                   = reader->is_direct();
     info.n_reads                     = disk.n_reads;

@@ -12,10 +12,10 @@
 // `copy_to_device` and `left_device` by the one that copies; reads end on the disk reader's threads.
 #pragma once
 
-#include "board.h"
+#include "board/board.h"
 #include "disk-reader.h"
 #include "expert-files.h"
-#include "moe-layer.h"
+#include "layers/moe-layer.h"
 #include "spac.h"
 #include "victims.h"
 
@@ -88,6 +88,13 @@ struct spac_memory_tier {
         std::atomic<state> now{ FREE };
     };
 
+    struct mapping {
+        char *   data  = (char *) -1; // MAP_FAILED
+        uint64_t bytes = 0;
+
+        ~mapping();
+    };
+
     struct expert {
         int32_t slot = -1;
         float   use  = 0.0f; // as of the token `last`
@@ -135,8 +142,7 @@ struct spac_memory_tier {
     std::unique_ptr<spac_victims>            victims; // of the slots but the extra one; guarded by the mutex
     int32_t                                  n_slots = 0;
     const int32_t                            n_extra; // slots behind them: 1 for what goes straight to the device, else 0
-    char *                                   pool       = nullptr;
-    uint64_t                                 pool_bytes = 0;
+    mapping                                  pool;
 
     mutable std::mutex      mutex; // guards what follows, and the slots' fields but `now`
     std::condition_variable changed;

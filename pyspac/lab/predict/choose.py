@@ -11,7 +11,8 @@ from pyspac.lab.trace import Trace
 def choose_predictor(source: Source, trace: Trace, accuracy: float, seed: int) -> Predictor:
     """Return a predictor; `accuracy` is that of assumed guesses.
 
-    No trace records what a draft model's hidden states would have guessed.
+    A draft gate's guesses are assumed, as are those of a next layer that the trace lacks. `--predict
+    draft-gate` replays recorded ones (`pyspac.lab.look_ahead`).
     """
     if source == "next-layer" and trace.early_logits is not None:
         return RecordedPredictor(trace.early_logits[0])

@@ -1,9 +1,9 @@
 """Draft gate (SP-MoE): while the draft model runs its layer l, the target's router of layer l guesses the
 experts.
 
-Layers up to the cutoff are copied during drafting (`pyspac.lab.cutoff`), so that verification finds them. No
-trace records these guesses, so they are always assumed. The paper measures how often the first choice is
-right (88.94 % for DeepSeek-Lite, about 88 % for two others), of the other choices it says nothing.
+Layers up to the cutoff are copied during drafting (`pyspac.lab.cutoff`), so that verification finds them. The
+guesses are assumed; `--predict draft-gate` replays recorded ones. The paper measures how often the first
+choice is right (88.94 % for DeepSeek-Lite, about 88 % for two others), of the other choices it says nothing.
 Knobs: `accuracy` of the guess, for every choice alike (-1: as `--accuracy`), and `critical`, experts per
 token (0: n_expert_used).
 """

@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import Final
 
 from tools.soak.faults.board import Remove, Scribble, Truncate, Twin
+from tools.soak.faults.connections import HalfOpen
 from tools.soak.faults.disks import FullDisk, FullShm
 from tools.soak.faults.fault import Fault, Site
 from tools.soak.faults.requests import Adapters, Disconnect, Slots
 from tools.soak.faults.scheduler import Kill, Stop
+from tools.soak.faults.threads import NoThreads
 
 FAULTS: Final[tuple[type[Fault], ...]] = (
-    Kill, Stop, Scribble, Truncate, Remove, Twin, Disconnect, Slots, Adapters, FullShm, FullDisk,
+    Kill, Stop, Scribble, Truncate, Remove, Twin, Disconnect, HalfOpen, Slots, Adapters, FullShm, FullDisk,
+    NoThreads,
 )  # fmt: skip
 
 

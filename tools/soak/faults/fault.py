@@ -17,6 +17,7 @@ import psutil
 from tools.soak.asker import Asker
 from tools.soak.questions import Answer, Question
 from tools.soak.tally import Tally
+from tools.system_faults import SystemFaults
 
 HTTP_S: Final = 180.0
 
@@ -54,6 +55,7 @@ class Site:
     slots_folder: Path  # --slot-save-path
     shm_folder: Path | None = None  # a /dev/shm of our own; None: it is everybody's
     disk_folder: Path | None = None  # a small file system with cache and saved slots; None: there is none
+    system: SystemFaults | None = None  # of the server's process; None: it has none
     stop: threading.Event = field(default_factory=threading.Event)  # set: end soon
     n_full_disks: int = 0  # begun so far, and
     is_disk_full: bool = False  # now

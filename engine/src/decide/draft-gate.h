@@ -1,0 +1,75 @@
+// SP-MoE's predictor: while the draft model runs, its router inputs are put through the target's routers of the same layers,
+// and what those are likely to choose is on the device when the drafts are verified.
+#pragma once
+
+#include "base/job-thread.h"
+#include "board/board.h"
+#include "cache/device-caches.h"
+#include "cutoff.h"
+#include "base/home-process.h"
+#include "layers/context-hook.h"
+#include "routers.h"
+#include "tier/memory-tier.h"
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+struct spac_draft_gate {
+    // draft: the draft model's context, whose graphs get one node per MoE layer that reads the router's input, and nothing else
+    // layers: that are split, of the target; n_slots: of the device; tier: of experts on disk, or NULL
+    // all outlive it, but the draft's context may go first; throws SPAC_STATUS_INVALID_ARGUMENT where the two models do not fit
+    spac_draft_gate(llama_context * draft, spac_board & board, const spac_device_caches & cache, const std::vector<const spac_moe_layer *> & layers, int n_slots,
+                    int max_batch, spac_memory_tier * tier = nullptr);
+    ~spac_draft_gate();
+
+    void stop() { thread.stop(); } // nothing reads the routers any more
+    void wait_idle() { thread.wait_idle(); }
+
+  private:
+    struct node {
+        spac_draft_gate * gate;
+        size_t            index; // of the draft's MoE layers, and of routers.layers()
+    };
+    struct job {
+        size_t             index;
+        uint64_t           forward;  // of the target, in which the token is verified
+        bool               may_copy; // up to the cutoff layer
+        std::vector<float> input;    // [n_embd] of the last token
+    };
+
+    static void run_node(ggml_tensor * dst, int ith, int nth, void * user_data);
+
+    llama_moe_hook make_hook();
+    void           note_layer(const llama_moe_hook_params & p);
+    void           check() const;
+    void           add_node(const llama_moe_hook_params & p);
+
+    void see(size_t index, const ggml_tensor * input);
+    void note_time(size_t index);
+    void begin_drafting(uint64_t forward);
+    void work_off(const job & j);
+
+    const spac_home_process  home;
+    spac_context_hook        hook;
+    const spac_device_caches cache;
+    spac_memory_tier *       tier;
+    spac_ahead_stats &       stats;
+    spac_routers             routers;
+    const int                max_batch;
+    std::map<int, int64_t>   widths; // of the draft's router inputs, by il; 0: a MoE layer without a router that can be read
+    std::map<int, node>      nodes;  // by il of the draft
+
+    // of the graph's thread
+    spac_draft_times    times;
+    uint64_t            forward    = 0; // of the target, that is being drafted for
+    uint64_t            n_forwards = 0; // of the draft model, for it
+    uint64_t            begin_us   = 0; // of the first MoE layer of the forward in progress
+    size_t              cutoff     = 0;
+    std::vector<double> n_copies; // [n_layer] absent experts per drafting, averaged
+
+    std::vector<std::atomic<uint32_t>> n_absent; // [n_layer] in this drafting
+
+    spac_job_thread thread; // the first to end
+};

@@ -1,0 +1,174 @@
+#include "forward.h"
+
+#include "base/clock.h"
+
+#include <cstring>
+
+spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
+                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish) :
+    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), fills(fills),
+    il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
+
+// ---- from the first layer's dispatch to the end
+
+void spac_forward::end() {
+    log.end(); // a prompt's rows, too
+    if (in_progress) {
+        close();
+    }
+    cache.unpin_all();
+}
+
+void spac_forward::close() {
+    spac_counters & c = *board.counters();
+    c.n_forward++;
+    c.n_forward_both += any_device && any_host;
+    if (tier) {
+        tier->show(board);
+    }
+    any_device = any_host = false;
+    in_progress           = false;
+    last_il               = -1;
+    host.rest();
+    board.publish();
+}
+
+// the last layer of the forward before stays pinned: no one waited for the device yet
+void spac_forward::begin() {
+    if (in_progress) {
+        close();
+    }
+    in_progress   = true;
+    last_dispatch = 0;
+    cache.begin_forward();
+    decisions.begin_forward();
+}
+
+void spac_forward::begin_layer(int il, uint64_t now) {
+    is_first = last_il < 0 || il <= last_il; // of its forward; one whose layers are all whole dispatches none
+    if (is_first) {
+        begin();
+    } else {
+        decisions.begin_layer();
+        board.layer_stats()[last_il].layer_us += now - last_dispatch;
+    }
+    last_il       = il;
+    last_dispatch = now;
+}
+
+// ---- dispatch
+
+void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) {
+    const uint64_t t0 = spac_now_us();
+    begin_layer(layer.il, t0);
+    pin_experts(layer, ids);
+    record_split(layer);
+    write_ids(layer, ids, ids_device, ids_host);
+
+    call_times & t = times[layer.il];
+    if (cur) {
+        t.submit = spac_now_us();
+        host.worker_of(layer).submit(&layer, cur, ids_host, ids_copy.data(), (int) ids->ne[1]);
+    }
+    t.dispatch = t.device = spac_now_us();
+    board.counters()->dispatch_us += t.dispatch - t0;
+    timeline.add(SPAC_SPAN_DISPATCH, layer.il, t0, t.dispatch);
+}
+
+void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids) {
+    activations.count(ids, layer.n_expert, board.counts() + (size_t) layer.il * board.geometry().n_expert, n_tokens_counted);
+    log.add(layer.il, ids);
+    slots.resize(activations.n_distinct());
+    // where it is not the first, this layer's input depends on the previous layer's output, whose experts are no longer in use
+    cache.run_layer(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data(), is_first, fills ? activations.n_counted : 0);
+    if (tier) {
+        tier->use_on_device(layer.il, activations.experts.data(), activations.n_rows.data(), slots.data(), slots.size());
+    }
+}
+
+void spac_forward::record_split(const spac_moe_layer & layer) {
+    spac_layer_stats & s = board.layer_stats()[layer.il];
+    s.n_calls++;
+    for (size_t i = 0; i < slots.size(); i++) {
+        if (slots[i] >= 0) {
+            s.n_device_experts++;
+            s.n_device_rows += activations.n_rows[i];
+            any_device = true;
+        } else {
+            s.n_host_experts++;
+            s.n_host_rows += activations.n_rows[i];
+            any_host = true;
+        }
+    }
+}
+
+void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host) {
+    const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
+    ids_copy.resize(n_used * n_tokens);
+    on_device.resize(n_used * n_tokens);
+    for (int64_t i = 0; i < n_used * n_tokens; i++) {
+        const int32_t ie   = spac_id_at(ids, i % n_used, i / n_used);
+        const bool    ok   = ie >= 0 && ie < layer.n_expert; // else nobody computes it: the row is zero
+        const int32_t slot = ok ? slots[activations.index_of[ie]] : -1;
+        ids_device[i]      = slot;
+        ids_host[i]        = slot < 0 && ok ? ie : -1;
+        ids_copy[i]        = ok ? ie : 0;
+        on_device[i]       = slot < 0 ? -1 : ie;
+    }
+}
+
+// ---- executor
+
+void spac_forward::collect(const spac_moe_layer & layer, float * rows, size_t n_rows) {
+    const uint64_t t0        = spac_now_us();
+    uint64_t       busy_us   = 0;
+    const float *  host_rows = host.worker_of(layer).wait(busy_us);
+    memcpy(rows, host_rows, n_rows * layer.n_embd * sizeof(float));
+    const uint64_t     t1 = spac_now_us();
+    const call_times & t  = times[layer.il];
+    board.counters()->wait_us += t1 - t0;
+    board.devices()[layer.device].wait_us += t1 - t0;
+    board.layer_stats()[layer.il].host_us += busy_us;
+    timeline.add(SPAC_SPAN_DEVICE, layer.il, t.dispatch, t0);
+    timeline.add(SPAC_SPAN_HOST, layer.il, t.submit, t.submit + busy_us);
+    timeline.add(SPAC_SPAN_COLLECT, layer.il, t0, t1);
+}
+
+// ---- in-graph
+
+void spac_forward::plan_host(const spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) {
+    host.in_graph->plan(layer, ids_host, n_tokens, n_threads);
+}
+
+void spac_forward::compute_host(const spac_moe_layer &, const ggml_tensor * cur, float * rows) {
+    host.in_graph->work({ (const char *) cur->data, cur->nb[1], cur->nb[2] }, rows);
+}
+
+void spac_forward::plan_device(const spac_moe_layer & layer, const spac_slot_group & group, int64_t n_tokens, int n_threads) {
+    slot_of.resize(layer.n_expert);
+    for (size_t i = 0; i < slots.size(); i++) {
+        slot_of[activations.experts[i]] = slots[i];
+    }
+    host.on_device->plan(layer, on_device.data(), n_tokens, n_threads, { &group, slot_of.data() });
+}
+
+void spac_forward::compute_device(const spac_moe_layer &, const ggml_tensor * cur, float * rows) {
+    host.on_device->work({ (const char *) cur->data, cur->nb[1], cur->nb[2] }, rows);
+}
+
+void spac_forward::device_done(const spac_moe_layer & layer) {
+    call_times & t = times[layer.il];
+    t.device       = spac_now_us();
+    board.layer_stats()[layer.il].device_us += t.device - t.dispatch;
+}
+
+void spac_forward::host_done(const spac_moe_layer & layer) {
+    board.layer_stats()[layer.il].host_us += spac_now_us() - times[layer.il].device;
+    if (layer.il == il_to_publish) {
+        log.end();
+        if (tier) {
+            tier->show(board);
+        }
+        board.publish(); // the next forward may be long in coming
+    }
+}

@@ -1,0 +1,76 @@
+// The forward in progress: what the nodes of split layers call while the graph runs, compute_host() from all of its
+// threads, the rest from one at a time.
+#pragma once
+
+#include "board/board.h"
+#include "board/timeline.h"
+#include "cache/device-caches.h"
+#include "decide/decisions.h"
+#include "graph/activations.h"
+#include "graph/routing-log.h"
+#include "graph/split-graph.h"
+#include "plan/host-work.h"
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+struct spac_forward : spac_split_ops {
+    // fills: whether experts that were just used take free slots
+    // tier: of experts on disk, or NULL
+    // il_to_publish: the layer after which the board is published; -1: a worker does that between forwards
+    spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
+                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish);
+
+    bool is_running() const { return in_progress; } // the worker asks too
+    void begin();                                   // by itself where a layer is split
+    void end();                                     // no forward is running, and the device is idle
+
+    int64_t n_tokens_counted = INT64_MAX; // of a forward, the first ones: others are computed, and nothing is learned from them
+
+    // spac_split_ops
+    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
+    void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) override;
+    void device_done(const spac_moe_layer & layer) override;
+    void host_done(const spac_moe_layer & layer) override;
+    void plan_host(const spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) override;
+    void compute_host(const spac_moe_layer & layer, const ggml_tensor * cur, float * rows) override;
+    void plan_device(const spac_moe_layer & layer, const spac_slot_group & group, int64_t n_tokens, int n_threads) override;
+    void compute_device(const spac_moe_layer & layer, const ggml_tensor * cur, float * rows) override;
+
+  private:
+    // of a layer's call in progress, in microseconds
+    struct call_times {
+        uint64_t submit = 0, dispatch = 0, device = 0;
+    };
+
+    void close();
+    void begin_layer(int il, uint64_t now);
+    void pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids);
+    void record_split(const spac_moe_layer & layer);
+    void write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
+
+    spac_board &             board;
+    const spac_device_caches cache;
+    spac_decisions &         decisions;
+    spac_host_work &         host;
+    spac_memory_tier * const tier;
+    spac_timeline &          timeline;
+    spac_routing_log &       log;
+    const bool               fills;
+    const int                il_to_publish;
+
+    std::atomic<bool>       in_progress{ false };
+    bool                    any_device = false, any_host = false;
+    int                     last_il       = -1;
+    bool                    is_first      = true; // the layer in progress
+    uint64_t                last_dispatch = 0;
+    std::vector<call_times> times; // [n_layer]
+
+    // the layer in progress
+    spac_activations     activations;
+    std::vector<int32_t> slots;     // of each distinct expert, or -1
+    std::vector<int32_t> ids_copy;  // [n_expert_used * n_tokens]
+    std::vector<int32_t> slot_of;   // [n_expert], of those in use
+    std::vector<int32_t> on_device; // [n_expert_used * n_tokens] experts or -1, as ids_host
+};
