@@ -22,7 +22,7 @@ from pyspac.talk.interrupt import Interrupt
 from pyspac.talk.own_server import PREFIX, OwnServer, private_folder
 
 END_S = 30.0
-WITHOUT_END = ("-c", "0", "--temp", "2", "--ignore-eos")  # an answer that goes on for a long time
+WITHOUT_END = ("--context-shift", "--temp", "2", "--ignore-eos")  # an answer that goes on for ever
 
 
 @pytest.fixture
@@ -173,6 +173,8 @@ def test_a_killed_command(answers: bool, place: Path) -> None:
         run.process.kill()
         run.process.wait()
         wait_for("the end of llama-server", lambda: has_ended(pid), END_S)
+        name = board.name.removeprefix(board_file.PREFIX)  # its threads end one by one
+        wait_for("its lock", lambda: not (found := board_file.look_at(name)) or not found.is_alive, END_S)
         [left] = place.iterdir()
         assert board.exists() or not answers  # it has one before it answers
         with private_folder() as folder:
