@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 from pathlib import Path
 from typing import IO
 
@@ -18,8 +19,15 @@ from pyspac.server.options import ServeOptions
 from pyspac.waiting import spin_environment
 
 
-def start_server(options: ServeOptions, launch: Launch, output: IO[bytes] | None = None) -> Child:
+def start_server(
+    options: ServeOptions,
+    launch: Launch,
+    output: IO[bytes] | None = None,
+    death_signal: signal.Signals = signal.SIGTERM,
+) -> Child:
     """llama-server, on its cores and with its environment; `output` takes its log instead of stderr.
+
+    `death_signal`: what it gets when this process is gone.
 
     Raises PyspacError if the program is missing.
     """
@@ -32,7 +40,7 @@ def start_server(options: ServeOptions, launch: Launch, output: IO[bytes] | None
     log.event(f"starting {shlex.join(argv)}", argv=argv)
     with _on_its_cores(options.cpu_range), not_by_environment():
         env = spin_environment() | server_env(options, launch.ram_mib)
-        return Child("llama-server", argv, env=env, output=output)
+        return Child("llama-server", argv, env=env, output=output, death_signal=death_signal)
 
 
 def _on_its_cores(cpu_range: str | None) -> contextlib.AbstractContextManager[None]:

@@ -2,6 +2,9 @@
 
 It listens on a UNIX socket in a folder that only this user can open; the engine is inside, and the scheduler
 runs on its board in a thread of this process, as `pyspac serve` has it in a process of its own.
+
+It has nothing to save, so it is killed: at SIGTERM llama-server locks a mutex in the signal's handler, and
+hangs where the same thread holds it, as it often does while it answers.
 """
 
 from __future__ import annotations
@@ -10,12 +13,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import IO, Final, Self
 
@@ -39,9 +42,8 @@ Progress = Callable[[float], None]  # 0.0 .. 1.0 of the loading
 PREFIX: Final = "pyspac-server-"  # of the folders' names
 _LOCK: Final = "lock"
 _POLL_S: Final = 0.02
-_STOP_S: Final = 5.0
+_LAST_WORDS_S: Final = 0.5  # from the end of its answers to its own
 _N_LINES: Final = 6  # of its log, where it fails
-_numbers: Final = count()
 
 
 class OwnServer:
@@ -56,19 +58,18 @@ class OwnServer:
         verbose: bool = False,
     ) -> None:
         """Raises ConfigError or ModelError before anything is started; KeyboardInterrupt if `interrupt`."""
-        self._interrupt = interrupt or Interrupt()
+        self._interrupt = Interrupt() if interrupt is None else interrupt  # one that is not set is false
         self._stack = ExitStack()
         self.board: Board | None = None  # None: there is no engine
         self.attachment: Attachment | None = None  # None: nothing is to be decided
         with self._stack:
             self._stack.enter_context(ends_at_signals())
             folder = self._stack.enter_context(private_folder())
-            name = f"run-{os.getpid()}-{next(_numbers)}"
-            options = replace(options, socket=folder / "server.sock", board=name)
+            options = replace(options, socket=folder / "server.sock", board=_board_of(folder))
             plan = self._plan(options)
             self.options, self.launch = plan.options, plan.launch
             self._log: IO[bytes] | None = None if verbose else (folder / "log").open("w+b")
-            self.server = start_server(self.options, self.launch, self._log)
+            self.server = start_server(self.options, self.launch, self._log, signal.SIGKILL)
             self._stack.callback(self._stop)
             self.client = Client(f"{UNIX}{folder / 'server.sock'}")
             self._wait(on_progress)
@@ -127,7 +128,7 @@ class OwnServer:
 
     def explain(self, error: LostError) -> PyspacError:
         """`error` with what is known of its cause."""
-        if not self.server.wait(_STOP_S / 10):
+        if not self.server.wait(_LAST_WORDS_S):
             return error
         return PyspacError(f"{self.server.end_text()}{self._last_words()}")
 
@@ -141,13 +142,10 @@ class OwnServer:
         return "".join(f"\n  {line}" for line in (told or lines)[-_N_LINES:])
 
     def _stop(self) -> None:
-        try:
-            self.server.stop(_STOP_S)
-        finally:
-            self.server.stop(0)  # Ctrl-C while it was waited for: it may hang
-            board_file.remove_stale(self.launch.board)
-            if self._log is not None:
-                self._log.close()
+        self.server.stop(0)
+        board_file.remove_stale(self.launch.board)
+        if self._log is not None:
+            self._log.close()
 
     def close(self) -> None:
         self._stack.close()
@@ -169,7 +167,7 @@ def _memory_of(child: Child) -> int:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder of mode 0700, removed at the end; those that killed commands left behind go as well."""
+    """A new folder of mode 0700, removed at the end; those of killed commands go, too, with their boards."""
     _remove_stale()
     folder, lock = _new_folder()
     with lock:
@@ -190,11 +188,18 @@ def _new_folder() -> tuple[Path, IO[str]]:
         lock.close()
 
 
+def _board_of(folder: Path) -> str:
+    """The name of the board of the server whose folder it is."""
+    return f"run-{folder.name.removeprefix(PREFIX)}"
+
+
 def _remove_stale() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody else's, or gone
             if folder.stat().st_uid == os.getuid() and _is_left(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                board_file.remove_stale(_board_of(folder))
+                if not board_file.path_of(_board_of(folder)).exists():  # else its server is just ending
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_left(folder: Path) -> bool:

@@ -35,7 +35,16 @@ def test_run_does_not_see_it(size: str, way: str, tmp_path: Path) -> None:
     assert runs[0].returncode == 0, runs[0].stderr
     ours, without = (json.loads(done.stdout) for done in runs)
     assert ours["token_ids"] == without["token_ids"]
-    assert "spac:" not in runs[0].stderr
+    assert ours["mode"] == without["mode"]
+    for name in ("n_slots", "pool_bytes"):
+        assert ours["experts"][name] == without["experts"][name]
+
+
+def test_stock_has_no_engine_by_it(tmp_path: Path) -> None:
+    done = run_pyspac(*RUN, "--stock", "-v", cache_dir=tmp_path, variables={VARIABLE: "25%"})
+    assert done.returncode == 0, done.stderr
+    assert "llama-server" in done.stderr  # its log is shown
+    assert "spac:" not in done.stderr
 
 
 def test_the_drop_in_does_not_see_it_and_leaves_it(tmp_path: Path) -> None:

@@ -87,11 +87,11 @@ def test_help_is_in_groups() -> None:
     text = CliRunner().invoke(app, ["run", "--help"]).stdout
     titles = [
         "Options",
-        *(getattr(options, name) for name in ("SAMPLING", "EXPERTS", "DRAFTING", "SCHEDULER")),
+        *(getattr(options, name) for name in ("EXPERTS", "DRAFTING", "SCHEDULER")),
     ]
     places = [text.index(f"\n{title.split(' (')[0]}") for title in titles]
     assert places[0] == min(places)
-    for flag, title in (("-m, --model", 0), ("--temp T", 1), ("--cache SIZE", 2), ("--draft-max N", 3)):
+    for flag, title in (("-m, --model", 0), ("--cache SIZE", 1), ("--draft-max N", 2), ("--predict", 3)):
         assert text.count(f"\n  {flag}") == 1
         following = [place for place in places if place > places[title]]
         assert places[title] < text.index(f"\n  {flag}") < min(following, default=len(text))

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 from fake_rpc import GREETING_BYTES, fake_server, says
-from serving import TARGET
+from serving import TARGET, has_ended
 
 from tools.served import wait_for
 
@@ -17,8 +18,9 @@ END_S = 10.0
 
 @pytest.mark.usefixtures("hears_ctrl_c")
 def test_the_second_interrupt_ends_what_hangs() -> None:
+    """In this process, where there is no other."""
     with fake_server(says(7, 0, 1)) as (endpoint, received):
-        argv = [sys.executable, "-m", "pyspac", "run", "-m", str(TARGET), "-p", "a", "--rpc", endpoint]
+        argv = [sys.executable, "-m", "pyspac", "profile", "-m", str(TARGET), "--rpc", endpoint]
         with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
             # behind the greetings of ours and of ggml's client, which then waits for an answer
             wait_for("a request", lambda: len(received) > 2 * GREETING_BYTES)
@@ -29,6 +31,23 @@ def test_the_second_interrupt_ends_what_hangs() -> None:
             assert process.wait(END_S) == 130
             assert process.stderr is not None
             assert "llama.cpp did not return" in process.stderr.read()
+
+
+@pytest.mark.parametrize("n_interrupts", [1, 2])
+def test_what_hangs_in_another_process_is_ended_by_the_first(n_interrupts: int) -> None:
+    """While devices are listed; a second one changes nothing."""
+    with fake_server(says(7, 0, 1)) as (endpoint, received):
+        argv = [sys.executable, "-m", "pyspac", "run", "-m", str(TARGET), "-p", "a", "--rpc", endpoint]
+        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+            wait_for("a request", lambda: len(received) > 2 * GREETING_BYTES)
+            children = psutil.Process(process.pid).children(recursive=True)
+            for _ in range(n_interrupts):
+                process.send_signal(signal.SIGINT)
+            assert process.wait(END_S) == 130
+            assert process.stderr is not None
+            assert process.stderr.read() == "pyspac: interrupted\n"
+        assert children
+        assert all(has_ended(child.pid) for child in children)
 
 
 def test_interrupts_that_are_handled_end_nothing() -> None:
