@@ -51,7 +51,14 @@ _OURS: Final = {
     "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device", "--rpc": "--rpc",
     "-c": "-c", "--ctx-size": "-c", "-Cr": "--cpu-range", "--cpu-range": "--cpu-range",
 }  # fmt: skip
-_SHOW_AND_END: Final = ("--version", "--license", "--list-devices", "-cl", "--cache-list", "--completion-bash")
+_SHOW_AND_END: Final = (
+    "--version",
+    "--license",
+    "--list-devices",
+    "-cl",
+    "--cache-list",
+    "--completion-bash",
+)
 # what names a model that llama-server fetches itself
 MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
 GPU_LAYERS_FLAGS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
