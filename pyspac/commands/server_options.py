@@ -43,7 +43,7 @@ def own_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptions
     fields = {
         "stock": bool(given.get("stock")),
         "copy_gb_s": parse_numbers("--copy-gb-s", given.get("copy_gb_s") or ""),
-        "max_batch": EngineParams().max_batch,
+        "max_batch": None if given.get("mtp") else EngineParams().max_batch,  # None: what masks need
     }
     return _options(given, (*OWN_FLAGS, *passed), {"warm_start": False}, fields)
 
