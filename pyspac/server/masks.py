@@ -25,6 +25,8 @@ def fit_masks(options: ServeOptions, target: GgufHeader, *, has_engine: bool) ->
     assert options.mtp is not None
     adapter = check_adapter(options.mtp, target)
     _check_can_keep_apart(options, target)
+    if options.stock:
+        raise UsageError("--mtp needs the engine, which --stock leaves out: leave out one of them")
     if not has_engine:
         raise UsageError(
             "--mtp needs the engine, which has no kernels for this model without a device: use one, or "

@@ -19,6 +19,7 @@ from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.options import (
+    LINK_GB_S,
     CacheSize,
     check_host_kernels,
     check_link_gb_s,
@@ -54,7 +55,14 @@ _OURS: Final = {
     "--spec-draft-n-max": "--draft-max", "-dev": "--device", "--device": "--device", "--rpc": "--rpc",
     "-c": "-c", "--ctx-size": "-c", "-Cr": "--cpu-range", "--cpu-range": "--cpu-range",
 }  # fmt: skip
-_SHOW_AND_END: Final = ("--version", "--license", "--list-devices", "-cl", "--cache-list", "--completion-bash")
+_SHOW_AND_END: Final = (
+    "--version",
+    "--license",
+    "--list-devices",
+    "-cl",
+    "--cache-list",
+    "--completion-bash",
+)
 # what names a model that llama-server fetches itself
 MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
 GPU_LAYERS_FLAGS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
@@ -144,6 +152,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         check_host_kernels(self.host_kernels)
         check_ram(self.ram)
+        for speed in filter(None, self.copy_gb_s):
+            check_range("--copy-gb-s", speed, *LINK_GB_S)
         if self.rpc is not None:
             split_endpoints(self.rpc)  # or it raises
         if self.cpu_range is not None:

@@ -154,4 +154,6 @@ def _refused(status: int, body: Any) -> RefusedError:
         error = {"message": str(error)}
     kind = str(error.get("type", ""))
     message = str(error.get("message") or f"the server refused the request (HTTP {status})")
-    return RefusedError(status, kind, f"{message} (-c), or shorten the text" if kind == _TOO_LONG else message)
+    return RefusedError(
+        status, kind, f"{message} (-c), or shorten the text" if kind == _TOO_LONG else message
+    )

@@ -18,6 +18,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "not -c tk": ("-ctk q8_0 -m a", "-m a", "-ctk q8_0"),
     "a value like a flag": ("-p --temp -m a", "-p --temp -m a", ""),
     "a number below 0": ("--seed -1 -n -1", "-n -1", "--seed -1"),
+    "a number that is attached": ("-n5 -ngl 9 -c4k", "-n5 -c4k", "-ngl 9"),
     "stdin": ("-f - -m a", "-f - -m a", ""),
     "several values": ("--lora a b -m c", "-m c", "--lora a b"),
     "behind --": ("-m a -- -m b --x", "-m a", "-m b --x"),

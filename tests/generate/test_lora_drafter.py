@@ -328,7 +328,7 @@ def test_a_trace_has_no_masks(models: dict[str, tuple[Path, Path]], tmp_path: Pa
 
 
 def refused(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["run", "-p", "x", "-n", "4", "--stock", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["run", "-p", "x", "-n", "4", *map(str, arguments)])
     assert result.exit_code == 2, result.output
     return " ".join(result.output.split())
 
@@ -344,7 +344,16 @@ def test_what_is_refused(models: dict[str, tuple[Path, Path]], tmp_path: Path) -
     assert "a mask has the id 259" in refused("-m", model, "--mtp", beyond)
     assert "give one with --mtp" in refused("-m", model, "--spec-type", "draft-lora")
     assert "leave out --mtp" in refused("-m", model, "--spec-type", "ngram", "--mtp", adapter)
-    assert "from 1 to 15" in refused("-m", model, "--mtp", adapter, "--draft-max", 16)
+    assert "leave out one of them" in refused("-m", model, "--mtp", adapter, "--stock")
+
+
+def test_run_makes_room_for_all_masks_that_are_asked_for(tmp_path: Path) -> None:
+    """8 drafts and as many masks behind each: more tokens than a step of an ordinary drafter has."""
+    model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    adapter = write_adapter(tmp_path / "mtp.gguf", model, mask_ids=range(3, 11))
+    arguments = ["run", "-m", model, "--mtp", adapter, "--draft-max", "8", "-p", PROMPT, "-n", "8", "-t", "1"]
+    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "emulated", "--cache", "40%"])
+    assert result.exit_code == 0, result.output
 
 
 def test_adapters_and_heads_are_told_apart(models: dict[str, tuple[Path, Path]]) -> None:

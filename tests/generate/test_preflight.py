@@ -149,9 +149,6 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["-c", "-1"], ["-c cannot be -1"]),
     (["-n", "-2"], ["-n cannot be -2"]),
     (["-t", "0"], ["-t cannot be 0"]),
-    (["-ngl", "-2"], ["-ngl cannot be -2"]),
-    (["--temp", "-1"], ["--temp cannot be -1"]),
-    (["--top-p", "2"], ["--top-p cannot be 2"]),
     (["--device", "CUDA99"], ['no device "CUDA99" here', "emulated"]),
     (["--rpc", "nowhere"], ["--rpc cannot be 'nowhere'", "HOST:PORT"]),
     (["--rpc", "127.0.0.1:1"], ["--rpc cannot be '127.0.0.1:1'", "ggml-rpc-server"]),
@@ -161,18 +158,14 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--cpu-range", "0-999"], ['cpu range cannot be "0-999"', "open to this process"]),
     (["--draft-max", "4"], ["--draft-max 4 has no effect", "-md"]),
     (["--speculation", "auto"], ["--speculation auto has no effect", "-md", "--spec-type ngram"]),
-    (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max cannot be 0", "--spec-type none"]),
-    (["--spec-type", "ngram", "--draft-max", "16"], ["--draft-max cannot be 16", "from 1 to 15"]),
+    (["--spec-type", "ngram", "--draft-max", "0"], ["--draft-max cannot be 0", "from 1 to 255"]),
     (["-t", "513"], ["-t cannot be 513", "from 1 to 512"]),
-    (["--draft-p-min", "0.2"], ["--draft-p-min 0.2 needs a draft model", "-md"]),
-    (["--draft-p-min", "2"], ["--draft-p-min cannot be 2", "from 0 to 1"]),
     (["--estimator", "magic"], ["estimator cannot be 'magic'", "spac"]),
     (["--threshold", "0"], ["threshold cannot be 0", "from 1 to 255"]),
     (["--threshold", "high"], ["--threshold cannot be 'high'", "auto"]),
     (["--without", "evict,brakes"], ["without cannot be 'brakes'", "prefetch"]),
     (["--link-gb-s", "-3"], ["--link-gb-s cannot be -3"]),
     (["--copy-gb-s", "-3"], ["--copy-gb-s cannot be -3"]),
-    (["--repack"], ["--repack", "--stock"]),
     (["-f", "/nonexistent"], ["both -p and -f are given"]),
 ]
 
@@ -190,12 +183,12 @@ def test_draft_and_another_drafter(target: Path, tmp_path: Path) -> None:
 
 def test_prompt_longer_than_the_context(target: Path, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
-    prompt.write_text("word " * 40)
+    prompt.write_text("word " * 100)
     result = CliRunner().invoke(
         app, ["run", "-m", str(target), "--device", "cpu", "--stock", "-f", str(prompt), "-c", "100"]
     )
     assert result.exit_code == 2
-    assert "the context only 100" in result.stderr
+    assert "exceeds the available context size (256 tokens)" in result.stderr
     assert result.stdout == ""
 
 
