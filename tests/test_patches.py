@@ -64,7 +64,8 @@ def test_no_other_file_lies_among_the_patches():
 def test_patches_stay_small():
     # 410, and what it takes that a server's heads wait, too: what is kept and read where, in whose time, and
     # dropped when a slot's text is another one
-    assert sum(patch.n_added + patch.n_removed for patch in PATCHES if patch.folder == "hooks") <= 440
+    # and that a graph fails in a fork, or without an expert that cannot be read, whatever abort callback is set
+    assert sum(patch.n_added + patch.n_removed for patch in PATCHES if patch.folder == "hooks") <= 462
 
 
 def test_public_structs_and_functions_are_only_added_to():
