@@ -198,7 +198,7 @@ spac_engine::~spac_engine() {
 }
 
 void spac_engine::free(spac_engine * engine) {
-    if (engine && engine->home.is_this()) {
+    if (engine && !engine->is_away()) {
         delete engine;
     }
 }
@@ -223,7 +223,7 @@ void spac_engine::start_workers() {
 
 // a graph that was aborted may have left host experts at work
 void spac_engine::forget_context() {
-    if (!home.is_this()) {
+    if (is_away()) {
         return;
     }
     workers.clear();
@@ -290,16 +290,16 @@ void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
 }
 
 ggml_tensor * spac_engine::build(const llama_moe_hook_params & p) {
-    return home.is_this() ? splitter.build(p) : nullptr;
+    return is_away() ? nullptr : splitter.build(p);
 }
 
 bool spac_engine::can_reuse() const {
-    return !home.is_this() || splitter.can_reuse();
+    return is_away() || splitter.can_reuse();
 }
 
 // else the first split layer's dispatch begins a forward
 int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
-    if (!home.is_this()) {
+    if (is_away()) {
         spac_log("%s", spac_home_process::ELSEWHERE);
         return -1;
     }

@@ -42,7 +42,10 @@ struct spac_engine {
 
     spac_engine(const spac_engine &) = delete;
 
-    // in a process that was forked from its own it stays as it is: nobody is there who could end its threads
+    // this process was forked from the one that attached it, and has none of its threads; an engine without any works there, too
+    bool is_away() const { return (plan.has_slots || tier) && !home.is_this(); }
+
+    // one that is away stays as it is
     static void free(spac_engine * engine);
 
     spac_engine_info info() const;

@@ -22,9 +22,9 @@ uint32_t spac_abi_version(void) {
 
 // ---- engine
 
-// of one that is at work: its locks and threads are this process's
+// what takes its locks, or waits for its threads
 static void require_at_home(const spac_engine * engine) {
-    require(engine->home.is_this(), spac_home_process::ELSEWHERE);
+    require(!engine->is_away(), spac_home_process::ELSEWHERE);
 }
 
 spac_engine_params spac_engine_default_params(void) {
@@ -66,7 +66,7 @@ spac_status spac_engine_get_tier(spac_engine * engine, spac_tier_info * info) {
     return spac_guard([&] {
         require(engine && info, "spac_engine_get_tier: no engine, or no info");
         spac_tier_info tier = {};
-        if (!engine->home.is_this()) {
+        if (engine->is_away()) {
             snprintf(tier.error, sizeof(tier.error), "%s", spac_home_process::ELSEWHERE);
         } else if (engine->tier) {
             tier = engine->tier->info();

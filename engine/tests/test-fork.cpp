@@ -24,11 +24,11 @@ static llama_model * load(bool is_lazy) {
     return model;
 }
 
-static llama_context * make_context(llama_model * model) {
+static llama_context * make_context(llama_model * model, int n_threads = 2) {
     llama_context_params params = llama_context_default_params();
     params.n_ctx                = 128;
     params.n_batch = params.n_ubatch = 16;
-    params.n_threads = params.n_threads_batch = 2;
+    params.n_threads = params.n_threads_batch = n_threads;
     llama_context * ctx                       = llama_init_from_model(model, params);
     CHECK(ctx);
     return ctx;
@@ -92,6 +92,55 @@ static void test_child(const char * what, llama_model * model, const spac_engine
     llama_free(ctx);
 }
 
+// a draft model's context whose nodes ask the target's routers, on a thread
+static void test_child_of_draft(llama_model * model) {
+    llama_context *    ctx = make_context(model), *draft = make_context(model);
+    spac_engine *      engine = nullptr;
+    spac_engine_params params = spac_engine_default_params();
+    params.device             = "cpu";
+    params.cache              = "25%";
+    CHECK(spac_engine_attach(ctx, &params, &engine) == SPAC_STATUS_SUCCESS);
+    CHECK(spac_engine_watch_draft(engine, draft) == SPAC_STATUS_SUCCESS && decode(draft) == 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        const bool ok = decode(draft) < 0;
+        llama_free(draft);
+        spac_engine_free(engine);
+        llama_free(ctx);
+        _exit(!ok);
+    }
+    int status = 0;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(decode(draft) == 0);
+    spac_engine_free(engine);
+    llama_free(draft);
+    llama_free(ctx);
+}
+
+// an engine without threads works in a child, as a context without an engine does
+static void test_child_without_threads(llama_model * model) {
+    llama_context *    ctx    = make_context(model, 1);
+    spac_engine *      engine = nullptr;
+    spac_engine_params params = spac_engine_default_params();
+    params.device             = "none";
+    CHECK(spac_engine_attach(ctx, &params, &engine) == SPAC_STATUS_SUCCESS);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        bool ok = decode(ctx) == 0 && spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS;
+        spac_engine_free(engine);
+        ok = ok && decode(ctx) == 0;
+        llama_free(ctx);
+        _exit(!ok);
+    }
+    int status = 0;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(decode(ctx) == 0);
+    spac_engine_free(engine);
+    llama_free(ctx);
+}
+
 extern "C" bool spac_attach_from_env(llama_context * ctx);
 
 // an engine that its context owns
@@ -117,6 +166,7 @@ int main() {
     CHECK(spac_backend_load_all() == SPAC_STATUS_SUCCESS);
     llama_model *on_disk = load(true), *in_memory = load(false);
 
+    test_child_without_threads(in_memory); // before anybody decodes: OpenMP's threads are not in a child either
     for (int i = 0; i < 4; i++) {
         spac_engine_params params = spac_engine_default_params();
         params.device             = "none";
@@ -133,6 +183,7 @@ int main() {
         params.host_mode = SPAC_HOST_IN_GRAPH;
         test_child("slots, in the graph", in_memory, params, i % 2, i / 2);
     }
+    test_child_of_draft(in_memory);
     test_child_of_env(in_memory);
     llama_model_free(on_disk);
     llama_model_free(in_memory);

@@ -41,7 +41,7 @@ static llama_context * make_context(llama_model * model) {
     llama_context_params params = llama_context_default_params();
     params.n_ctx                = 128;
     params.n_batch = params.n_ubatch = 16;
-    params.n_threads = params.n_threads_batch = 2;
+    params.n_threads = params.n_threads_batch = 1;
     llama_context * ctx                       = llama_init_from_model(model, params);
     CHECK(ctx);
     return ctx;
@@ -108,6 +108,7 @@ int main() {
 
     spac_engine_params params = spac_engine_default_params();
     params.fill               = false;
+    params.n_threads          = 3;
     params.device             = "none";
     params.ram                = "50%";
     params.next_layer         = 1;

@@ -45,9 +45,9 @@ spac_status spac_guard(F && fn) {
     } catch (const std::bad_alloc &) {
         spac_set_last_error("out of memory");
         return SPAC_STATUS_OUT_OF_MEMORY;
-    } catch (const std::system_error & e) { // a thread that cannot be made, and nothing else
-        spac_set_last_error(spac_format("the system has no thread left for the engine (%s): raise the limit on processes (ulimit -u; of a container: its pids limit)",
-                                        e.what()));
+    } catch (const std::system_error & e) {
+        const bool no_thread = e.code() == std::errc::resource_unavailable_try_again;
+        spac_set_last_error(no_thread ? spac_format("the system has no thread left for the engine (%s): raise the limit on processes (ulimit -u; of a container: its pids limit)", e.what()) : e.what());
         return SPAC_STATUS_INTERNAL;
     } catch (const std::exception & e) {
         spac_set_last_error(e.what());
