@@ -3,10 +3,11 @@
     python benchmarks/bench_copies.py                          # the CPU as the device
     python benchmarks/bench_copies.py --device CUDA0 --json -
 
-Each round copies the experts of one layer, as engine/src/cache/slot-copy.cpp does and in other ways, interleaved.
-Beside them another stream makes copies of 8 KiB, as the graph does for a layer's ids and rows: what one of
-those takes is what copies of experts cost everyone else. On an emulated device (tools/cuda_emulator) only the
-costs of calls and of waiting show, no link: a wait takes 50 to 100 us there, with a driver about 10.
+Each round copies the experts of one layer, as engine/src/cache/slot-copy.cpp does and in other ways,
+interleaved. Beside them another stream makes copies of 8 KiB, as the graph does for a layer's ids and rows:
+what one of those takes is what copies of experts cost everyone else. On an emulated device
+(tools/cuda_emulator) only the costs of calls and of waiting show, no link: a wait takes 50 to 100 us there,
+with a driver about 10.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 """`pyspac run -m MODEL -p TEXT` with no other flag, beside llama.cpp: weights as in the file, and repacked.
 
 Each has a llama-server, as `pyspac run` starts it, and they take turns, round by round, on the same prompt:
-whole generations, one token per step, decoding timed by the server. A ratio is the median over rounds of (pyspac's speed / the other's in
-the same round); `ratio` is the smaller one, that to the faster llama.cpp. Models: the demo's, and synthetic
-ones of 1.3 GB (scripts/make_synthetic_gguf.py), written to a temporary folder unless --folder names one.
+whole generations, one token per step, decoding timed by the server. A ratio is the median over rounds of
+(pyspac's speed / the other's in the same round); `ratio` is the smaller one, that to the faster llama.cpp.
+Models: the demo's, and synthetic ones of 1.3 GB (scripts/make_synthetic_gguf.py), written to a temporary
+folder unless --folder names one.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ extern "C" {
     X(prompt_counts, uint32_t, (n_layer, n_expert), FORWARD, "the same of batches wider than max_batch, which are not split: prompts")                                                                          \
     X(residency, uint8_t, (n_layer, n_expert), FORWARD, "spac_residency")                                                                                                                                       \
     X(expert_bytes, uint32_t, (n_layer), FORWARD, "of one expert; 0: the layer is not split")                                                                                                                   \
-    X(info, spac_engine_info, (1), FORWARD, "what attaching decided: devices, sizes, who computes") \
-    X(declined, spac_reason, (n_layer), FORWARD, "why llama.cpp computes a MoE layer by itself; empty: it does not") \
+    X(info, spac_engine_info, (1), FORWARD, "what attaching decided: devices, sizes, who computes")                                                                                                             \
+    X(declined, spac_reason, (n_layer), FORWARD, "why llama.cpp computes a MoE layer by itself; empty: it does not")                                                                                            \
     X(group, uint32_t, (n_layer), FORWARD, "layout group: slots are shared within a group only")                                                                                                                \
     X(group_slots, uint32_t, (n_layer), FORWARD, "slots of that layer's group")                                                                                                                                 \
     X(layer_device, uint32_t, (n_layer), FORWARD, "index of the device with the layer's experts")                                                                                                               \
@@ -376,7 +376,7 @@ SPAC_API const char * spac_last_error(void); // text of this thread's last failu
 // engine: one per context; free it before the context
 SPAC_API spac_engine_params spac_engine_default_params(void);
 SPAC_API spac_status        spac_engine_attach(struct llama_context * ctx, const spac_engine_params * params, spac_engine ** engine);
-SPAC_API void               spac_engine_free(spac_engine * engine); // stops the worker, removes the hook, frees the pools
+SPAC_API void               spac_engine_free(spac_engine * engine);                                                      // stops the worker, removes the hook, frees the pools
 SPAC_API spac_status        spac_engine_get_tier(spac_engine * engine, spac_tier_info * info);                           // all zeros without one
 SPAC_API spac_status        spac_engine_watch_draft(spac_engine * engine, struct llama_context * draft);                 // the predictor draft-gate, from now on
 SPAC_API spac_board *       spac_engine_board(spac_engine * engine);                                                     // owned by the engine

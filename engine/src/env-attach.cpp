@@ -124,7 +124,7 @@ static void attach(llama_context * ctx) {
     params.fill               = checked_switch("PYSPAC_FILL");
     params.evict              = checked_switch("PYSPAC_EVICT");
     read_copy_speeds(env_or("PYSPAC_COPY_GB_S", ""), params);
-    params.stage              = checked_switch("PYSPAC_STAGE") ? SPAC_STAGE_AUTO : SPAC_STAGE_NEVER;
+    params.stage = checked_switch("PYSPAC_STAGE") ? SPAC_STAGE_AUTO : SPAC_STAGE_NEVER;
 
     const predictors p = checked_predictors(env_or("PYSPAC_PREDICT", ""));
     params.next_layer  = p.next_layer;

@@ -65,8 +65,8 @@ def time_us(board: Board, name: str) -> int:
 def read_info(board: Board) -> EngineInfo:
     """What attaching decided."""
     row = board.info[0]
-    values: dict[str, Any] = {name: row[name].item() for name in EngineInfo.__slots__}
-    return EngineInfo(**{name: v.decode() if isinstance(v, bytes) else v for name, v in values.items()})
+    texts: dict[str, Any] = {name: row[name].item().decode() for name in ("device", "kernels")}
+    return EngineInfo(**{name: row[name].item() for name in EngineInfo.__slots__} | texts)
 
 
 def read_declined(board: Board) -> dict[int, str]:

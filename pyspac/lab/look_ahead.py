@@ -2,9 +2,9 @@
 
 As engine/src/decide/{next-layer,draft-gate}.cpp and cache/ahead-loads.cpp beside them: what a layer is
 expected to use keeps its slot until that layer runs; what is absent is copied before all else, as far as it
-is sure to be there in time, behind what waits already. Asking takes no time here. A trace lacks two things that
-the engine has: biases that select and do not weigh (DeepSeek-V3, GLM), and guesses for tokens that the last
-layer leaves out, as a prompt's.
+is sure to be there in time, behind what waits already. Asking takes no time here. A trace lacks two things
+that the engine has: biases that select and do not weigh (DeepSeek-V3, GLM), and guesses for tokens that the
+last layer leaves out, as a prompt's.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram
 from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.options import (
-    LINK_GB_S,
     CacheSize,
     check_host_kernels,
     check_link_gb_s,
@@ -28,7 +27,14 @@ from pyspac.generate.options import (
 )
 from pyspac.generate.tensor_split import FLAG as TENSOR_SPLIT
 from pyspac.generate.tensor_split import check_n_numbers, parse_tensor_split
-from pyspac.scheduler.config import DRAFT_MAX, TOKEN, SchedulerConfig, parse_ablations, parse_predictors
+from pyspac.scheduler.config import (
+    DRAFT_MAX,
+    LINK_GB_S,
+    TOKEN,
+    SchedulerConfig,
+    parse_ablations,
+    parse_predictors,
+)
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
 

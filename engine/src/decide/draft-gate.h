@@ -2,11 +2,11 @@
 // and what those are likely to choose is on the device when the drafts are verified.
 #pragma once
 
+#include "base/home-process.h"
 #include "base/job-thread.h"
 #include "board/board.h"
 #include "cache/device-caches.h"
 #include "cutoff.h"
-#include "base/home-process.h"
 #include "layers/context-hook.h"
 #include "routers.h"
 #include "tier/memory-tier.h"
