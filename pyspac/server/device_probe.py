@@ -7,6 +7,7 @@ asks an RPC server through llama.cpp waits for it without end: that process can 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
+from pyspac._native import bin_dir
 from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.values import read_device_kind
@@ -23,6 +25,7 @@ from pyspac.server.download import StoppedError
 _POLL_S: Final = 0.1
 _GPU_TIMEOUT_S: Final = 120.0  # drivers of several GPUs take up to a minute to come up
 _RPC_TIMEOUT_S: Final = 30.0  # 10 for the first greeting that fails (engine/rpc.py); the rest are round trips
+_OF_THE_HOST: Final = ("libggml-base", "libggml-cpu", "libggml-rpc")
 _EXIT_NO_ANSWER: Final = 3  # of the probe
 
 
@@ -37,6 +40,8 @@ def probe_device(names: str, rpc: str | None, is_stopped: Callable[[], bool]) ->
             return cpu_device(has_cache=False)
         case "emulated":
             return cpu_device()
+        case "auto" if rpc is None and not _may_have_gpu():
+            return cpu_device(has_cache=False)
     argv = [sys.executable, "-m", __name__, names, *([] if rpc is None else [rpc])]
     exit_code, said, complaint = _run(argv, rpc, is_stopped)
     if exit_code == _EXIT_NO_ANSWER:
@@ -47,6 +52,14 @@ def probe_device(names: str, rpc: str | None, is_stopped: Callable[[], bool]) ->
         raise PyspacError(f"the devices could not be listed: {complaint.strip()[-500:]}")
     fields = json.loads(said)
     return Device(**fields | {"parts": tuple(Device(**part) for part in fields["parts"])})
+
+
+def _may_have_gpu() -> bool:
+    """Whether this build has a backend of a device, or is pointed at one; asking it takes half a second."""
+    libraries = {path.name.split(".")[0] for path in bin_dir().glob("libggml*")}
+    return "GGML_BACKEND_PATH" in os.environ or any(
+        not name.startswith(_OF_THE_HOST) and name != "libggml" for name in libraries
+    )
 
 
 def _run(argv: list[str], rpc: str | None, is_stopped: Callable[[], bool]) -> tuple[int, str, str]:
