@@ -416,14 +416,6 @@ def test_stdout_that_is_full_or_closed(arguments: list[str]) -> None:
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("option", ["-np", "--parallel", "--no-such", "-fa", "-ctk"])
-def test_an_option_of_llama_server_goes_after_the_dashes(option: str) -> None:
-    done = CliRunner().invoke(app, ["serve", "-m", str(TARGET), option, "4"])
-    assert done.exit_code == 2
-    assert f"serve has no option {option} (" in done.stderr
-    assert f"after --: pyspac serve ... -- {option} ..." in done.stderr
-
-
 @pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_while_the_command_line_is_loaded_ends_quietly(tmp_path: Path) -> None:
     """Whoever is being imported: here a stand-in for the first library."""
