@@ -41,6 +41,7 @@ Progress = Callable[[float], None]  # 0.0 .. 1.0 of the loading
 
 PREFIX: Final = "pyspac-server-"  # of the folders' names
 _LOCK: Final = "lock"
+_MAX_PARENT: Final = 70  # bytes: a socket's path has 107 at most
 _POLL_S: Final = 0.02
 _LAST_WORDS_S: Final = 0.5  # from the end of its answers to its own
 _N_LINES: Final = 6  # of its log, where it fails
@@ -177,10 +178,17 @@ def private_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _parent() -> Path:
+    """The folder for temporary files, or another one where a socket's name would be too long there."""
+    others = (os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp")
+    short = (name for name in (tempfile.gettempdir(), *others) if len(os.fsencode(name)) <= _MAX_PARENT)
+    return Path(next((name for name in short if os.access(name, os.W_OK | os.X_OK)), tempfile.gettempdir()))
+
+
 def _new_folder() -> tuple[Path, IO[str]]:
     """A folder, and its lock; another command that begins may have taken one for left before it had it."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_parent()))
         lock = (folder / _LOCK).open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / _LOCK).exists():
@@ -194,7 +202,7 @@ def _board_of(folder: Path) -> str:
 
 
 def _remove_stale() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in _parent().glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody else's, or gone
             if folder.stat().st_uid == os.getuid() and _is_left(folder):
                 board_file.remove_stale(_board_of(folder))
