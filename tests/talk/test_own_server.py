@@ -92,8 +92,8 @@ class Command:
 
     def __exit__(self, *_exc: object) -> None:
         if self.process.poll() is None:
-            self.process.kill()  # llama-server ends with it
-            self.process.communicate()
+            self.process.terminate()  # with all that it has started
+            self.process.communicate(timeout=END_S)
 
 
 @contextmanager
