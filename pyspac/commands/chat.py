@@ -9,7 +9,7 @@ import typer
 
 from pyspac.commands import options as o
 from pyspac.commands.chat_view import ChatView
-from pyspac.commands.common import check_n_predict, reports_errors
+from pyspac.commands.common import reports_errors
 from pyspac.commands.own import connected
 from pyspac.talk.conversation import Conversation
 from pyspac.talk.interrupt import Interrupt
@@ -56,7 +56,6 @@ def chat(
 
 def talk(command: typer.Context, system: str | None = None, n_predict: int = -1) -> None:
     """Load, then talk until the user leaves."""
-    check_n_predict(n_predict)
     with ExitStack() as stack:
         with Interrupt.watch() as interrupt:
             connection = stack.enter_context(connected(command, interrupt))

@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from pyspac.checks import check_int
 from pyspac.commands.json_file import STDOUT, can_write
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.generate.decode import Interrupt
@@ -93,11 +92,6 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 def _read_stdin() -> str:
     return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
-
-
-def check_n_predict(n_predict: int) -> None:
-    """Raise ConfigError for a number of tokens that is none."""
-    check_int("-n", n_predict, -1)
 
 
 def check_target(flag: str, path: Path, wanted: str = "a file in a folder that can be written to") -> None:

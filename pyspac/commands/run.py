@@ -12,7 +12,6 @@ from pyspac.commands.chat import talk
 from pyspac.commands.common import (
     EXIT_INTERRUPTED,
     check_json_target,
-    check_n_predict,
     error_console,
     read_prompt,
     reports_errors,
@@ -79,7 +78,6 @@ def run(
     Example: pyspac run -m MODEL.gguf -p Once -n 9
     """
     check_json_target(json_file)
-    check_n_predict(n_predict)
     can_talk = json_file is None and sys.stdin.isatty() and sys.stdout.isatty()
     if prompt is None and file is None and can_talk:
         talk(command, n_predict=n_predict)
