@@ -23,9 +23,6 @@ PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
 CPU: Final = "CPU"  # its name as a device
 HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that malloc takes
-# flags with which somebody asks for other web pages, or other times to wait, and their variables
-_CORS_FLAGS: Final = ("--cors-origins", "--cors-methods", "--cors-headers", "--cors-credentials")
-_TIMEOUT_FLAGS: Final = ("-to", "--timeout")
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
 
 
@@ -152,14 +149,14 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
 def _http_arguments(options: ServeOptions) -> list[str]:
     """Pages of other web sites stay out, and nobody holds a connection without using it."""
     argv: list[str] = []
-    if not _is_given(options, _CORS_FLAGS, "LLAMA_ARG_CORS_ORIGINS"):
+    if not _is_given(options, "LLAMA_ARG_CORS_ORIGINS", "--cors-origins"):
         argv += ["--cors-origins", "", "--no-cors-credentials"]
-    if not _is_given(options, _TIMEOUT_FLAGS, "LLAMA_ARG_TIMEOUT"):
+    if not _is_given(options, "LLAMA_ARG_TIMEOUT", "-to", "--timeout"):
         argv += ["--timeout", str(TIMEOUT_S)]
     return argv
 
 
-def _is_given(options: ServeOptions, flags: tuple[str, ...], variable: str) -> bool:
+def _is_given(options: ServeOptions, variable: str, *flags: str) -> bool:
     return variable in os.environ or any(flag in options.passed for flag in flags)
 
 

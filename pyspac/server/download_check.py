@@ -6,7 +6,6 @@ llama.cpp names each file of its cache by the sha256 that the hub gives, and com
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import urllib.error
 import urllib.request
@@ -76,10 +75,11 @@ def _note_checked(file: Path) -> None:
         log.warning(f"it will be compared again: {error}")
 
 
-def why_failed(url: str) -> str:
-    """What `url` answers, with which a download began."""
-    token = os.environ.get("HF_TOKEN")
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+def why_failed(url: str, token: str | None = None) -> str:
+    """What `url` answers, with which a download began; `token` is for the hub alone."""
+    request = urllib.request.Request(url)
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S):
             pass

@@ -158,6 +158,17 @@ def test_why_a_model_cannot_be_had(tmp_path: Path, status: int, passed: tuple[st
         assert text in fetch(tmp_path, variables(hub, tmp_path), *passed).stderr
 
 
+def test_a_token_is_for_the_hub_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for whoever an address of a file names."""
+    monkeypatch.setenv("HF_TOKEN", "t")
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(download, "why_failed", lambda *given: asked.append(given) or "")
+    for source in (["-mu", "https://x.example/m.gguf"], ["-hf", REPO]):
+        download._why(source, ServeOptions(passed=tuple(source)))
+    assert asked[0] == ("https://x.example/m.gguf",)
+    assert asked[1][1:] == ("t",)
+
+
 def test_a_damaged_file_is_refused_and_fetched_anew(tmp_path: Path) -> None:
     """One byte is another than the hub's sha256 says."""
     with fake_hub(REPOS) as hub:

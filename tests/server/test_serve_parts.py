@@ -169,10 +169,15 @@ def test_several_keys_hold() -> None:
     assert take_secrets(["serve", "--", "--api-key"], {}) == (["serve", "--", "--api-key"], {})
 
 
+def test_methods_alone_open_nothing() -> None:
+    options = ServeOptions(model=Path("t"), passed=("--cors-methods", "GET"))
+    assert "--no-cors-credentials" in server_argv(options, LAUNCH, Path("/bin"))
+
+
 @pytest.mark.parametrize(
     ("passed", "name", "left_out"),
     [
-        (("--cors-origins", "https://x"), "", "--no-cors-credentials"),
+        (("--cors-origins", "https://x", "--cors-methods", "GET"), "", "--no-cors-credentials"),
         ((), "LLAMA_ARG_CORS_ORIGINS", "--no-cors-credentials"),
         (("-to", "600"), "", "--timeout"),
         ((), "LLAMA_ARG_TIMEOUT", "--timeout"),
