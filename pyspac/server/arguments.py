@@ -120,7 +120,7 @@ def n_threads(options: ServeOptions) -> int:
 
 
 def _core_arguments(options: ServeOptions) -> list[str]:
-    if options.passed_value(*THREADS_FLAGS):
+    if options.passed_value(*THREADS_FLAGS) or not (options.socket or options.cpu_range):
         return []
     return ["--threads", str(n_threads(options))]
 

@@ -26,10 +26,13 @@ _POLL_S: Final = 0.1
 _GPU_TIMEOUT_S: Final = 120.0  # drivers of several GPUs take up to a minute to come up
 _RPC_TIMEOUT_S: Final = 30.0  # 10 for the first greeting that fails (engine/rpc.py); the rest are round trips
 _OF_THE_HOST: Final = ("libggml-base", "libggml-cpu", "libggml-rpc")
+_STOCK: Final = "stock"
 _EXIT_NO_ANSWER: Final = 3  # of the probe
 
 
-def probe_device(names: str, rpc: str | None, is_stopped: Callable[[], bool]) -> Device:
+def probe_device(
+    names: str, rpc: str | None, is_stopped: Callable[[], bool], *, is_split: bool = True
+) -> Device:
     """The device and its free memory.
 
     Raises ConfigError if there is no such device, NoAnswerError if there is no such server or it does not
@@ -42,7 +45,7 @@ def probe_device(names: str, rpc: str | None, is_stopped: Callable[[], bool]) ->
             return cpu_device()
         case "auto" if rpc is None and not _may_have_gpu():
             return cpu_device(has_cache=False)
-    argv = [sys.executable, "-m", __name__, names, *([] if rpc is None else [rpc])]
+    argv = [sys.executable, "-m", __name__, names, rpc or "", *([] if is_split else [_STOCK])]
     exit_code, said, complaint = _run(argv, rpc, is_stopped)
     if exit_code == _EXIT_NO_ANSWER:
         raise NoAnswerError(said.strip())
@@ -93,9 +96,9 @@ def _check_goes_on(rpc: str | None, timeout_s: float, *, is_late: bool, is_stopp
         )
 
 
-def _answer(names: str, rpc: str | None = None) -> int:
+def _answer(names: str, rpc: str = "", way: str = "") -> int:
     try:
-        print(json.dumps(asdict(choose_device(names, rpc))))
+        print(json.dumps(asdict(choose_device(names, rpc or None, is_split=way != _STOCK))))
     except NoAnswerError as error:
         print(error)
         return _EXIT_NO_ANSWER

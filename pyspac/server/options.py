@@ -385,8 +385,7 @@ def scheduler_config(
     without: str | None = None,
     predict: str | None = None,
     link_gb_s: float | None = None,
-    *,
-    n_draft_max: int,
+    n_draft_max: int = 0,
 ) -> SchedulerConfig:
     """From the options as text; None: not given. Raises ConfigError."""
     check_link_gb_s(link_gb_s)

@@ -93,7 +93,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     board_file.check_free(board)
     if options.attach.metrics_port:
         choose_port(options.attach.metrics_host, options.attach.metrics_port, "--metrics-port")
-    device = probe_device(options.device, options.rpc, is_stopped)
+    device = probe_device(options.device, options.rpc, is_stopped, is_split=not options.stock)
     is_auto = read_device_kind(options.device) == "auto"
     options = options.on(device)
     files = find_models(options, folder, is_stopped)
@@ -166,7 +166,11 @@ def check_passed(folder: Path, passed: Sequence[str]) -> None:
     """Raise UsageError if llama-server refuses what is passed on to it; it only parses it here."""
     if not passed:
         return
-    argv = [str(folder / "llama-server"), *passed, "--version"]
+    argv = [
+        str(folder / "llama-server"),
+        *passed,
+        *["--version"] * 3,
+    ]  # a flag whose value is missing takes the first
     try:
         done = subprocess.run(
             argv,

@@ -57,7 +57,11 @@ class Client:
         self._prefix = ""
         self._sock: socket.socket | None = None  # of the request under way
         if not address.startswith(UNIX):
-            url = urlsplit(address)
+            try:
+                url = urlsplit(address)
+                _ = url.port
+            except ValueError:
+                url = urlsplit("")
             if url.scheme not in ("http", "https") or not url.hostname:
                 raise ConfigError("--server", address, "a URL such as http://127.0.0.1:8080")
             self._prefix = url.path.rstrip("/").removesuffix("/v1")

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Final, Self
 
@@ -100,8 +101,10 @@ class OwnServer:
         assert self.launch.model is not None
         n_bytes = max(1, self.launch.model.stat().st_size)
         while not self._is_ready():
-            if self.server.exit_code() is not None:
-                raise ModelError(f"{self.server.end_text()} while it loaded the model{self._last_words()}")
+            if (code := self.server.exit_code()) is not None:
+                raise (PyspacError if code < 0 else ModelError)(
+                    f"{self.server.end_text()} while it loaded the model{self._last_words()}"
+                )
             if self._interrupt:
                 raise KeyboardInterrupt
             on_progress(min(1.0, _memory_of(self.server) / n_bytes))
@@ -112,7 +115,11 @@ class OwnServer:
         try:
             with self._interrupt.cancels(self.client.cancel):
                 self.client.get("/health")
-        except (LostError, RefusedError):
+        except RefusedError as error:
+            if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            return False
+        except LostError:
             return False
         return True
 

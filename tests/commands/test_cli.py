@@ -194,7 +194,9 @@ def test_a_predictor_changes_no_text_and_is_reported(models: Path) -> None:
     [token] = predicted["predictors"]
     assert token["name"] == "token"
     assert 0 <= token["n_copies_used"] <= token["n_copied"] <= token["n_planned"]
-    assert token["us_per_step"] is None or token["us_per_step"] > 0  # a busy machine may leave no time to look
+    assert (
+        token["us_per_step"] is None or token["us_per_step"] > 0
+    )  # a busy machine may leave no time to look
     assert {"known", "recall", "precision"} <= token.keys()  # None until a token came again
 
 

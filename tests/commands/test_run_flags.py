@@ -140,7 +140,12 @@ def test_no_server_there(tmp_path: Path) -> None:
 def test_a_chat_shows_reasoning_dimmed(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text(THINKING)
     (tmp_path / "g.gbnf").write_text(THOUGHT)
-    arguments = ("--chat-template-file", str(tmp_path / "t.jinja"), "--grammar-file", str(tmp_path / "g.gbnf"))
+    arguments = (
+        "--chat-template-file",
+        str(tmp_path / "t.jinja"),
+        "--grammar-file",
+        str(tmp_path / "g.gbnf"),
+    )
     variables = environment(tmp_path) | {"PYSPAC_BUILD_DIR": os.environ.get("PYSPAC_BUILD_DIR", "")}
     with on_terminal(
         "chat", "-m", str(TARGET), "--device", "none", "-t", "1", *arguments, variables=variables

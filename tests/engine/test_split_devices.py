@@ -204,7 +204,21 @@ def test_one_row_crosses_to_the_next_device() -> None:
     """The sum of a layer's experts, not their rows: the log has the inputs of a graph's parts."""
     with rpc_server() as first, rpc_server() as second:
         rpc = f"127.0.0.1:{first},127.0.0.1:{second}"
-        options = ["--rpc", rpc, "-ts", "3,4", "--cache", "50%", "-p", "a", "-n", "2", "--verbose"]
+        options = [
+            "--rpc",
+            rpc,
+            "-ts",
+            "3,4",
+            "--cache",
+            "50%",
+            "-p",
+            "a",
+            "-n",
+            "2",
+            "-v",
+            "--log-verbosity",
+            "5",
+        ]
         done = subprocess.run(
             [sys.executable, "-m", "pyspac", "run", "-m", str(DEMO), *options],
             env=os.environ | {"GGML_SCHED_DEBUG": "1"}, capture_output=True, text=True, timeout=120,

@@ -96,7 +96,7 @@ def test_drafts_after_a_pause_are_those_without_one(
     both = deferred.drafts.keys() & at_once.drafts.keys()  # a draft that differs is another place of the next
     assert len(both) > 0.8 * len(at_once.drafts)
     alike = sum(deferred.drafts[text] == at_once.drafts[text] for text in both) / len(both)
-    assert alike > 0.95  # near ties: a wide batch rounds otherwise; with wrong states it is 0.8 at most
+    assert alike > 0.9  # near ties: a wide batch rounds otherwise; with wrong states it is 0.8 at most
     assert sum(len(tokens) for tokens in deferred.drafts.values()) > 50
     assert margins(options.model, prompt, outputs[0]).max() < NEAR_TIE
     # in a pause nothing is read

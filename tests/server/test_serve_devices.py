@@ -207,7 +207,7 @@ def test_one_server_too_many(rpc: str, tmp_path: Path) -> None:
     model = models.write_model(tmp_path / "model.gguf", "qwen3moe", n_layer=1)
     done = run_pyspac(
         "run", "-m", str(model), "-p", "a", "-n", "2", "--rpc", rpc, "--cache", "25%,50%", "--json", "-",
-        cache_dir=tmp_path, timeout_s=120,
+        "-v", cache_dir=tmp_path, timeout_s=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

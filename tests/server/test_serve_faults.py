@@ -253,12 +253,12 @@ def scribbling(board: Board, arrays: list[np.ndarray], seed: int) -> Iterator[No
     def scribble() -> None:
         while not stop.is_set():
             if rng.random() < 0.5:
-                board._begin()
+                board._lib.spac_decision_begin(board._handle)
             for content in raw:
                 if rng.random() < 0.7:
                     content[:] = nonsense(rng, len(content))
             if rng.random() < 0.8:
-                board._end()
+                board._lib.spac_decision_end(board._handle)
             time.sleep(0.0005)
 
     with ThreadPoolExecutor(1) as pool:
@@ -478,8 +478,8 @@ def test_attach_serves_a_server_started_by_hand(bin_dir: Path, tmp_path: Path) -
         (["-m", str(TARGET), "--port", "99999"], "--port"),
         (["-m", str(TARGET), "--metrics-port", "-1"], "--metrics-port"),
         (["-m", str(TARGET), "--predict", "tokens"], "predict cannot be 'tokens': give one or more of token"),
-        (["-m", str(TARGET), "--", "--port", "80"], "give --port before it"),
-        (["-m", str(TARGET), "words"], "after --"),
+        (["-m", str(TARGET), "--", "--port", "80"], "give --port"),
+        (["-m", str(TARGET), "words"], "unexpected extra argument"),
         ([], "-m"),
     ],
 )

@@ -199,7 +199,7 @@ def test_own_kernels_beside_a_device(tmp_path: Path, stock: int) -> None:
     ("arguments", "text"),
     [
         (["--device", "none", "--cache", "25%"], "--cache 25% needs a device"),
-        (["--device", "none", "--host-kernels", "ggml"], "run llama-server"),
+        (["--device", "none", "--host-kernels", "ggml"], "run --stock"),
         (["--device", "cpu", "--host-kernels", "fast"], "auto, spac, ggml"),
         (["--device", "none", "--predict", "next-layer"], "needs a device, or experts on disk: give --ram"),
         (["-Cr", "0-"], "the first and the last core"),

@@ -129,7 +129,9 @@ def test_nobody_answers(tmp_path: Path) -> None:
         Client(f"{UNIX}{tmp_path / 'none.sock'}").get("/health")
 
 
-@pytest.mark.parametrize("address", ["", "localhost:8080", "ftp://host", "http://"])
+@pytest.mark.parametrize(
+    "address", ["http://h:99999", "http://[::1", "", "localhost:8080", "ftp://host", "http://"]
+)
 def test_an_address_that_is_none(address: str) -> None:
     with pytest.raises(ConfigError, match="--server"):
         Client(address)
