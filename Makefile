@@ -15,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo wheel check-wheel test check-cuda check-vulkan check-arm test-python test-engine test-sanitizers soak fuzz pin-check lint format bench clean distclean
+.PHONY: build configure demo wheel check-wheel test test-all check-cuda check-vulkan check-arm test-python test-engine test-sanitizers soak fuzz pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -95,6 +95,12 @@ bench: build
 	for file in benchmarks/bench_*.py; do python "$$file"; done
 
 # --- test ---
+
+# what .ci/run has no time for: everything it runs, then wheels, built and installed in an empty environment
+test-all:
+	.ci/run
+	$(MAKE) wheel VARIANTS=x64,haswell
+	$(MAKE) check-wheel
 
 test: test-engine test-python test-sanitizers
 

@@ -67,7 +67,8 @@ def _options(
         has_draft=draft is not None or mtp is not None or names_draft(passed),
     )  # fmt: skip
     config = scheduler_config(
-        *(given.get(name) for name in ("estimator", "threshold", "without", "predict", "link_gb_s")),
+        *(given.get(name) for name in ("estimator", "threshold", "without", "predict")),
+        link_gb_s=given.get("link_gb_s"),
         n_draft_max=n_draft_max,
     )
     return ServeOptions(

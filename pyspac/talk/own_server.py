@@ -102,7 +102,8 @@ class OwnServer:
         n_bytes = max(1, self.launch.model.stat().st_size)
         while not self._is_ready():
             if (code := self.server.exit_code()) is not None:
-                raise (PyspacError if code < 0 else ModelError)(
+                text = f"{self.server.end_text()} while it loaded the model{self._last_words()}"
+                raise (PyspacError if code < 0 else ModelError)(text)
                     f"{self.server.end_text()} while it loaded the model{self._last_words()}"
                 )
             if self._interrupt:

@@ -228,7 +228,7 @@ def test_turns_keep_the_context(models: dict[str, tuple[Path, Path]]) -> None:
             generation = session.generate(prompt)
             assert generation.metrics.n_cached >= len(prompt) - 3
             # some processors' kernels round a context that was kept otherwise than a prompt in one piece
-            assert margins(models["qwen3moe"][0], prompt, generation.token_ids).max() < 20 * NEAR_TIE
+            assert margins(models["qwen3moe"][0], prompt, generation.token_ids).max() < 60 * NEAR_TIE
 
 
 def test_masks_leave_room_at_the_end_of_the_context(models: dict[str, tuple[Path, Path]]) -> None:
