@@ -104,8 +104,6 @@ class OwnServer:
             if (code := self.server.exit_code()) is not None:
                 text = f"{self.server.end_text()} while it loaded the model{self._last_words()}"
                 raise (PyspacError if code < 0 else ModelError)(text)
-                    f"{self.server.end_text()} while it loaded the model{self._last_words()}"
-                )
             if self._interrupt:
                 raise KeyboardInterrupt
             on_progress(min(1.0, _memory_of(self.server) / n_bytes))
