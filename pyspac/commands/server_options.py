@@ -67,10 +67,9 @@ def _options(
         has_draft=draft is not None or mtp is not None or names_draft(passed),
     )  # fmt: skip
     config = scheduler_config(
-        *(given.get(name) for name in ("estimator", "threshold", "without", "predict")),
-        link_gb_s=given.get("link_gb_s"),
-        n_draft_max=n_draft_max,
-    )
+        given.get("estimator"), given.get("threshold"), given.get("without"), given.get("predict"),
+        given.get("link_gb_s"), n_draft_max,
+    )  # fmt: skip
     return ServeOptions(
         model=given.get("model"), draft=draft, mtp=mtp, spec_type=kind, rpc=given.get("rpc"),
         cache=CacheSize(text=given.get("cache") or "auto"), device=given.get("device") or "auto",
