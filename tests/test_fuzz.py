@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tools.fuzz import __main__ as program
+from tools.fuzz import verdict
 from tools.fuzz.plan import KINDS, MODES, make_case
 from tools.fuzz.shrink import shrink
 from tools.fuzz.verdict import Verdict, judge
@@ -101,6 +102,14 @@ def test_verdicts() -> None:
     assert judge(0, [*lines, {"counts": {}}], "").has_passed
 
 
+def test_a_case_that_does_not_end(
+    tmp_path: Path, lie: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict, "SLICE_S", 0.01)
+    seen = verdict.Runner(tmp_path).run(lie)
+    assert (seen.kind, seen.text) == ("hang", "no end within 0 s")
+
+
 def test_the_shortest_list_that_fails_in_the_same_way() -> None:
     def run(case: dict[str, Any]) -> Verdict:
         kept = {operation["n"] for operation in case["operations"]}
@@ -109,9 +118,9 @@ def test_the_shortest_list_that_fails_in_the_same_way() -> None:
         return Verdict("SIGSEGV" if 11 in kept else "passed")
 
     whole = {"operations": [{"n": n} for n in range(20)]}
-    found, verdict = shrink(whole, Verdict("mismatch", at=11), run, seconds=60)
+    found, last = shrink(whole, Verdict("mismatch", at=11), run, seconds=60)
     assert [operation["n"] for operation in found["operations"]] == [3, 11]
-    assert verdict.text == "both"
+    assert last.text == "both"
     found, _ = shrink(whole, Verdict("mismatch", at=11), run, seconds=0)
     assert len(found["operations"]) == 12  # no time: up to where it failed
 

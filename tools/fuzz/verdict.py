@@ -16,7 +16,8 @@ from tools.fuzz.plan import Json
 from tools.system_faults import prepare
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TIMEOUT_S: Final = 120.0
+SLICE_S: Final = 10.0
+N_SLICES: Final = 12  # without an end: it hangs. In slices, as the machine may have paused both of us
 
 
 @dataclass(slots=True)
@@ -41,23 +42,32 @@ class Runner:
         quiet = {"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
         self.environment = {**os.environ, **prepare(folder), **quiet}
 
-    def run(self, case: Json, timeout_s: float = TIMEOUT_S) -> Verdict:
+    def run(self, case: Json) -> Verdict:
         asked = {"case": case, "files": write_files(self.folder, case["arch"], case["types"])}
         child = subprocess.Popen(
             [sys.executable, "-m", "tools.fuzz.child"], cwd=ROOT, env=self.environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            out, err = child.communicate(json.dumps(asked), timeout_s)
-        except subprocess.TimeoutExpired:
-            child.kill()
+            said = _wait(child, json.dumps(asked))
+        finally:
+            if child.poll() is None:
+                child.kill()
+        if said is None:
             out, _ = child.communicate()
-            return Verdict("hang", f"nothing came for {timeout_s:.0f} s", _last_at(_lines(out)))
-        except BaseException:
-            child.kill()
-            child.wait()
-            raise
+            return Verdict("hang", f"no end within {N_SLICES * SLICE_S:.0f} s", _last_at(_lines(out)))
+        out, err = said
         return judge(child.returncode, _lines(out), err)
+
+
+def _wait(child: subprocess.Popen[str], text: str) -> tuple[str, str] | None:
+    """Its stdout and stderr; None: it does not end."""
+    for i in range(N_SLICES):
+        try:
+            return child.communicate(text if i == 0 else None, SLICE_S)
+        except subprocess.TimeoutExpired:
+            continue
+    return None
 
 
 def _lines(out: str) -> list[Json]:

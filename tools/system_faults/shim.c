@@ -13,7 +13,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { THREAD, READ, SHORT, SLOW, LIE, SLOW_US, N_THREADS, N_READS, N_NO_THREADS, N_BAD_READS, N_WORDS };
+enum { THREAD,
+       READ,
+       SHORT,
+       SLOW,
+       LIE,
+       SLOW_US,
+       N_THREADS,
+       N_READS,
+       N_NO_THREADS,
+       N_BAD_READS,
+       N_WORDS };
 
 static _Atomic unsigned * words;
 
