@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,11 +139,9 @@ def test_no_server_there(tmp_path: Path) -> None:
 def test_a_chat_shows_reasoning_dimmed(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text(THINKING)
     (tmp_path / "g.gbnf").write_text(THOUGHT)
-    arguments = ("--chat-template-file", str(tmp_path / "t.jinja"), "--grammar-file", str(tmp_path / "g.gbnf"))
-    variables = environment(tmp_path) | {"PYSPAC_BUILD_DIR": os.environ.get("PYSPAC_BUILD_DIR", "")}
-    with on_terminal(
-        "chat", "-m", str(TARGET), "--device", "none", "-t", "1", *arguments, variables=variables
-    ) as terminal:
+    files = ("--chat-template-file", str(tmp_path / "t.jinja"), "--grammar-file", str(tmp_path / "g.gbnf"))
+    arguments = ("chat", "-m", str(TARGET), "--device", "none", "-t", "1", *files)
+    with on_terminal(*arguments, variables=environment(tmp_path)) as terminal:
         terminal.wait_for("Ctrl-D leaves.")
         terminal.press("hello\r")
         shown = terminal.wait_for("yes")
