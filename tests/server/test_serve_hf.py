@@ -104,7 +104,7 @@ def programs() -> Path:
     [
         (("-hf", "someone/else"), "-hf someone/else could not be fetched"),
         (("-hf", DRAFT_REPO), "dense model"),
-        (("-hf", REPO, "-m", "x.gguf"), "give -m before it"),
+        (("-hf", REPO, "-m", "x.gguf"), "give -m, before any --"),
         (("-hf", REPO, "-hff", "missing.gguf"), "could not be fetched"),
     ],
 )

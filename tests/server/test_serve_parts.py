@@ -62,11 +62,13 @@ LAUNCH = Launch(port=8081, board="b", cache="25%", n_ctx=512)
 
 
 def test_servers_command_line() -> None:
-    options = ServeOptions(model=Path("t.gguf"), draft=Path("d.gguf"), device="cpu", passed=("-np", "4"))
+    options = ServeOptions(
+        model=Path("t.gguf"), draft=Path("d.gguf"), device="cpu", passed=("-np", "4", "-t", "1")
+    )
     argv = server_argv(options, LAUNCH, Path("/bin"))
     assert " ".join(argv) == (
         "/bin/llama-server -m t.gguf -md d.gguf --spec-type draft-simple --spec-draft-n-max 8 -c 512 "
-        "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none -np 4"
+        "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none -np 4 -t 1"
     )
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}
     assert server_env(replace(options, device="auto"))["PYSPAC_DEVICE"] == "auto"  # never the user's own
@@ -250,7 +252,9 @@ def test_bad_kinds_of_drafting(tmp_path: Path, arguments: tuple[str, ...], says:
 )
 def test_every_kind_of_drafting_is_given_its_length(spec_type: str, flags: str) -> None:
     attach = AttachOptions(scheduler=SchedulerConfig(n_draft_max=6), speculation="auto")
-    options = ServeOptions(model=Path("t"), spec_type=spec_type, device="cpu", attach=attach)
+    options = ServeOptions(
+        model=Path("t"), spec_type=spec_type, device="cpu", attach=attach, passed=("-t", "1")
+    )
     argv = server_argv(options, LAUNCH, Path("/bin"))
     assert " ".join(argv).startswith(f"/bin/llama-server -m t {flags} -c 512")
 
