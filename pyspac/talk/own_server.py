@@ -26,6 +26,8 @@ from typing import IO, Final, Self
 import psutil
 
 from pyspac.engine.board import Board
+from pyspac.engine.rpc import split_endpoints
+from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.errors import ModelError, PyspacError
 from pyspac.server import board_file
 from pyspac.server.arguments import n_threads
@@ -140,7 +142,10 @@ class OwnServer:
         return PyspacError(f"{self.server.end_text()}{self._last_words()}")
 
     def _last_words(self) -> str:
-        """The end of the server's log, unless it was shown."""
+        """Which RPC servers are gone; else the end of the server's log, unless it was shown."""
+        rpc = self.options.rpc
+        if rpc and not self.options.stock and (gone := servers_that_fail(split_endpoints(rpc))):
+            return f", as {' and '.join(gone)} is gone: {'; '.join(gone.values())}"
         if self._log is None:
             return "; its log is above"
         self._log.seek(0)

@@ -55,7 +55,7 @@ def test_fewer_layers_than_gpus(backend: str, tmp_path: Path) -> None:
     """One layer, and the output, which the second GPU computes; named, it is an error."""
     both = two(backend)
     model = models.write_model(tmp_path / "model.gguf", "qwen3moe", n_layer=1)
-    auto, said = run(tmp_path, model, "--cache", "25%")
+    auto, said = run(tmp_path, model, "--cache", "25%", "-v")
     assert auto["device"] == both[0]
     assert [row["name"] for row in auto["devices"]] == [both[0]]
     assert f"llama.cpp gives {both[1]} no MoE layer of this model: it holds no experts" in said

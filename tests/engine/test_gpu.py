@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`pyspac run` of the demo model on the first CUDA device."""
-    options = ["-m", MODEL, "--device", "CUDA0", "-p", PROMPT, *arguments]
+    options = ["-m", MODEL, "--device", "CUDA0", "--temp", "0", "-p", PROMPT, *arguments]
     command = [sys.executable, "-m", "pyspac", "run", *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | environment)
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.vulkan
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`pyspac run` of the demo model on the first Vulkan device."""
-    options = ["-m", MODEL, "--device", "Vulkan0", "-p", PROMPT, *arguments]
+    options = ["-m", MODEL, "--device", "Vulkan0", "--temp", "0", "-p", PROMPT, *arguments]
     command = [sys.executable, "-m", "pyspac", "run", *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 

@@ -124,7 +124,7 @@ def test_logits_while_both_copy(pair: list[Any], tmp_path: Path) -> None:
 
 def run_json(*arguments: str | Path) -> dict[str, Any]:
     """`pyspac run --json` of the demo model."""
-    options = ["-m", MODEL, "-p", PROMPT, *arguments, "--json", "-"]
+    options = ["-m", MODEL, "-p", PROMPT, "--temp", "0", *arguments, "--json", "-"]
     command = [sys.executable, "-m", "pyspac", "run", *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
