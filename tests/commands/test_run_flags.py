@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mask_adapters import write_adapter
-from serving import ONE_THREAD, TARGET, Serve, environment, run_pyspac
-from terminal import on_terminal
+from serving import ONE_THREAD, TARGET, Serve, run_pyspac
 from typer.testing import CliRunner, Result
 
 from pyspac.cli import app
@@ -135,25 +133,3 @@ def test_no_server_there(tmp_path: Path) -> None:
 
 
 # ---- reasoning
-
-
-def test_a_chat_shows_reasoning_dimmed(tmp_path: Path) -> None:
-    (tmp_path / "t.jinja").write_text(THINKING)
-    (tmp_path / "g.gbnf").write_text(THOUGHT)
-    arguments = (
-        "--chat-template-file",
-        str(tmp_path / "t.jinja"),
-        "--grammar-file",
-        str(tmp_path / "g.gbnf"),
-    )
-    variables = environment(tmp_path) | {"PYSPAC_BUILD_DIR": os.environ.get("PYSPAC_BUILD_DIR", "")}
-    with on_terminal(
-        "chat", "-m", str(TARGET), "--device", "none", "-t", "1", *arguments, variables=variables
-    ) as terminal:
-        terminal.wait_for("Ctrl-D leaves.")
-        terminal.press("hello\r")
-        shown = terminal.wait_for("yes")
-        terminal.press("\x04")
-        assert terminal.exit_code() == 0
-    assert "\x1b[2mwhy" in shown
-    assert "<think>" not in shown
