@@ -110,7 +110,7 @@ def test_what_auto_stands_for_is_named_to_llama_server(monkeypatch: pytest.Monke
         for i, name in enumerate(("CUDA0", "CUDA1"))
     ]
     both = replace(parts[0], name="CUDA0,CUDA1", parts=tuple(parts))
-    monkeypatch.setattr(plan, "probe_device", lambda names, rpc, is_stopped: both)
+    monkeypatch.setattr(plan, "probe_device", lambda names, rpc, is_stopped, is_split: both)
     auto, named = (
         plan.plan_launch(ServeOptions(model=TARGET, device=device), lambda: False)
         for device in ("auto", "cuda0,CUDA1")
