@@ -3,8 +3,7 @@
 It listens on a UNIX socket in a folder that only this user can open; the engine is inside, and the scheduler
 runs on its board in a thread of this process, as `pyspac serve` has it in a process of its own.
 
-It has nothing to save, so it is killed: at SIGTERM llama-server locks a mutex in the signal's handler, and
-hangs where the same thread holds it, as it often does while it answers.
+It has nothing to save, so it is killed at the end.
 """
 
 from __future__ import annotations

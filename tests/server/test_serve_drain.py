@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 import urllib.error
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
@@ -88,6 +88,28 @@ def test_requests_are_answered_until_routers_have_heard(bin_dir: Path, tmp_path:
         wait_for("the second", lambda: is_refused(port))
 
 
+def test_sigterm_ends_llama_server_while_it_answers(bin_dir: Path, tmp_path: Path) -> None:
+    """With several clients that read; each is told why its answer ends."""
+    with llama_server(bin_dir, tmp_path, "-np", "4", *ONE_THREAD, draft=False) as port:
+        pid = next(c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.pid)
+        process = psutil.Process(pid)
+        with ExitStack() as stack:
+            connections = [stack.enter_context(closing(begin(port))) for _ in range(4)]
+            answers = [connection.getresponse() for connection in connections]
+            process.terminate()
+            last = [[line for line in answer if line.strip()][-1] for answer in answers]
+            process.wait(5)
+        assert all(b"Shutting down" in line for line in last), last
+
+
+def begin(port: int) -> http.client.HTTPConnection:
+    """An answer that takes a while."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=60)
+    body = {**LONG, "n_predict": 3000, "n_probs": 0}
+    connection.request("POST", "/completion", json.dumps(body), JSON_HEADER)
+    return connection
+
+
 @pytest.mark.slow
 def test_ctrl_c_waits_for_no_answer(tmp_path: Path) -> None:
     with Serve(tmp_path, passed=ALONE, draft=False) as serve:
@@ -108,7 +130,7 @@ def test_the_wait_has_an_end(tmp_path: Path, seconds: float) -> None:
             serve.process.send_signal(signal.SIGTERM)
         wait_for("its end", lambda: any("that are cut off: 1," in e["message"] for e in serve.events))
         time.sleep(0.5)
-        serve.process.send_signal(signal.SIGTERM)  # llama-server may hang with an answer under way: kill it
+        serve.process.send_signal(signal.SIGTERM)  # llama-server waits for a client that does not read: kill it
         assert serve.wait() in (0, -signal.SIGTERM)  # it did not hang, and this signal met the last moments
         assert not answer.finish()
 
