@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from pyspac.generate.llama import Model, ModelParams
-from pyspac.server.options import DEFAULT_MAX_BATCH
+from pyspac.server.options import ServeOptions
 
 
 @pytest.fixture(scope="module")
@@ -70,4 +70,4 @@ def test_prompts_are_wider_than_what_is_split(bench: ModuleType) -> None:
     assert len(bench.PROMPTS) == 4
     with Model(ModelParams(path=bench.MODELS / "demo-moe.gguf")) as model:
         for kind, text in bench.PROMPTS.items():
-            assert len(model.vocab.tokenize(text)) > DEFAULT_MAX_BATCH, kind
+            assert len(model.vocab.tokenize(text)) > ServeOptions(model=model.path).default_max_batch, kind

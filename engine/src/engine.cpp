@@ -156,7 +156,8 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     untried(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),
     next_layer(make_next_layer(*board, cache, layers, plan, tier.get(), settings.params)),
-    splitter(plan, layers, slots, host, dense.get(), forward, prompts, untried, log, next_layer.get(), wide, settings.params.max_batch),
+    splitter(plan, layers, slots, host, dense.get(), forward, prompts, untried, log, next_layer.get(), wide, board->declined(),
+             settings.params.max_batch),
     head_states(ctx) {
     try {
         if (tier) {

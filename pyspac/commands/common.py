@@ -85,13 +85,17 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         )
     except OSError as error:
         raise ConfigError("-f", str(file), f"a text file that can be read ({error.strerror})") from error
-    if "\0" in text:
-        raise ConfigError("-f", str(file), "a text file: this one holds zero bytes, as no text does")
-    return text
+    return _checked(text, str(file))
 
 
 def _read_stdin() -> str:
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
+    return _checked(sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n"), STDIN)
+
+
+def _checked(text: str, file: str) -> str:
+    if "\0" in text:
+        raise ConfigError("-f", file, "a text file: this one holds zero bytes, as no text does")
+    return text
 
 
 def check_target(flag: str, path: Path, wanted: str = "a file in a folder that can be written to") -> None:

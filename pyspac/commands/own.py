@@ -41,7 +41,8 @@ def connected(command: typer.Context, interrupt: Interrupt) -> Iterator[Connecti
     if given.get("server") is not None:
         _check_theirs(given, command.args)
         client = Client(given["server"])
-        client.get("/health")
+        with interrupt.ends(client.cancel):
+            client.get("/health")
         yield Connection(client)
         return
     log.set_up(command.info_name or "run", as_json=False, is_quiet=not given["verbose"])

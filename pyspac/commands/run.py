@@ -85,7 +85,8 @@ def run(
     text = read_prompt(prompt, file)
     with Interrupt.watch() as interrupt, connected(command, interrupt) as connection:
         if chat:
-            text = with_template(connection.client, text)
+            with interrupt.ends(connection.client.cancel):
+                text = with_template(connection.client, text)
         out = sys.stderr if json_file == STDOUT else sys.stdout
         figures = Figures(connection.own) if connection.own else None
         answer = answer_shown(connection.client, text, interrupt, out, n_predict, figures)
@@ -97,7 +98,8 @@ def run(
 def with_template(client: Client, message: str) -> str:
     """The prompt that the model's chat template makes of a message."""
     messages = [{"role": "user", "content": message}]
-    return str(client.post("/apply-template", {"messages": messages})["prompt"])
+    with client.understood():
+        return str(client.post("/apply-template", {"messages": messages})["prompt"])
 
 
 def answer_shown(

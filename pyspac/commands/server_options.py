@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from pyspac.checks import check_int
 from pyspac.commands.model_names import hub_arguments
-from pyspac.engine.params import EngineParams
 from pyspac.errors import UsageError
 from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, parse_numbers
@@ -47,7 +46,6 @@ def own_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptions
     fields = {
         "stock": bool(given.get("stock")),
         "copy_gb_s": parse_numbers("--copy-gb-s", given.get("copy_gb_s") or ""),
-        "max_batch": None if given.get("mtp") else EngineParams().max_batch,  # None: what masks need
     }
     return _options(given, (*OWN_FLAGS, *passed), {"warm_start": False}, fields)
 

@@ -71,5 +71,5 @@ def read_info(board: Board) -> EngineInfo:
 
 def read_declined(board: Board) -> dict[int, str]:
     """The MoE layers that llama.cpp computes by itself, and why."""
-    reasons = board.declined["text"].tolist()
-    return {il: reason.decode() for il, reason in enumerate(reasons) if reason}
+    reasons = (text.partition(b"\0")[0].decode() for text in board.declined["text"].tolist())
+    return {il: reason for il, reason in enumerate(reasons) if reason}

@@ -16,13 +16,18 @@ from pyspac.generate.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
 from pyspac.generate.no_device import can_predict
 from pyspac.generate.spec_types import names_of
 from pyspac.generate.tensor_split import text_of
-from pyspac.server.options import DEFAULT_MAX_BATCH, THREADS_FLAGS, ServeOptions
+from pyspac.server.options import KEY_VARIABLES, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
 CPU: Final = "CPU"  # its name as a device
 HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that malloc takes
+# of a server that others use; one on a private socket has none of it
+_FOR_OTHERS: Final = (
+    *KEY_VARIABLES, "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
+    "LLAMA_ARG_HOST", "LLAMA_ARG_PORT",
+)  # fmt: skip
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
 
 
@@ -160,12 +165,18 @@ def _is_given(options: ServeOptions, variable: str, *flags: str) -> bool:
     return variable in os.environ or any(flag in options.passed for flag in flags)
 
 
-def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str, str]:
-    """What the engine reads from the environment, beside its flags; `ram_mib`: as of the launch."""
-    if options.stock:
-        return {}
+def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str, str | None]:
+    """What llama-server and the engine read from the environment, beside flags; None: not what is there.
+
+    `ram_mib`: as of the launch.
+    """
+    own = dict.fromkeys(_FOR_OTHERS) if options.socket is not None else {}
+    return own if options.stock else own | _engine_env(options, ram_mib)
+
+
+def _engine_env(options: ServeOptions, ram_mib: float | None) -> dict[str, str]:
     env = {
-        "PYSPAC_MAX_BATCH": str(options.max_batch or DEFAULT_MAX_BATCH),
+        "PYSPAC_MAX_BATCH": str(options.max_batch or options.default_max_batch),
         "PYSPAC_DEVICE": options.device,  # auto too: it leaves out those that have no MoE layer
     }
     if options.mtp is not None:

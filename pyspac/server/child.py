@@ -43,7 +43,7 @@ class Child:
         name: str,
         argv: Sequence[str],
         *,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,  # beside ours; None: without it
         death_signal: signal.Signals = signal.SIGTERM,  # what it gets when we are gone, however we went
         pass_stdout: bool = False,
         stdout: IO[bytes] | None = None,  # where its stdout goes instead
@@ -60,10 +60,11 @@ class Child:
 
         self.name = name
         self.started_s = time.monotonic()
+        variables = {**os.environ, **(env or {})}
         with _stdin_with(text) as stdin:
             self._process = subprocess.Popen(
                 list(argv),
-                env={**os.environ, **(env or {})},
+                env={name: value for name, value in variables.items() if value is not None},
                 stdin=stdin,
                 stdout=stdout or output or (subprocess.DEVNULL if is_quiet else None if pass_stdout else 2),
                 stderr=output or (subprocess.DEVNULL if is_quiet else None),

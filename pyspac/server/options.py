@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import check_in_engine
+from pyspac.engine.params import EngineParams
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
@@ -44,9 +45,7 @@ if TYPE_CHECKING:
 MAX_PORT: Final = 65535
 MAX_TOKENS: Final = 2**31 - 1  # llama.cpp counts them in 32 bits
 DEFAULT_HOST: Final = "127.0.0.1"
-DEFAULT_MAX_BATCH: Final = (
-    40  # llama-server's four slots, each with eight drafts and one token more; without masks
-)
+DEFAULT_N_DRAFT: Final = 8  # that a step of a server slot has room for, where fewer are asked for
 DEFAULT_CPU_SHARE: Final = 0.02
 MAX_DRAIN_S: Final = 86400.0
 DEFAULT_DRAIN_S: Final = 20.0  # systemd and containers give 30 s or more before they kill
@@ -62,6 +61,9 @@ _OURS: Final = {
     "-c": "-c", "--ctx-size": "-c", "-Cr": "--cpu-range", "--cpu-range": "--cpu-range",
 }  # fmt: skip
 _SHOW_AND_END: Final = (
+    "-h",
+    "--help",
+    "--usage",
     "--version",
     "--license",
     "--list-devices",
@@ -149,7 +151,7 @@ class ServeOptions:
     socket: Path | None = None  # listen there instead: a UNIX socket, *.sock
     stock: bool = False  # plain llama.cpp, for comparison: no engine, experts on the host
     board: str | None = None  # None: server-PORT
-    max_batch: int | None = None  # None: DEFAULT_MAX_BATCH, or what masks need
+    max_batch: int | None = None  # None: what drafts or masks need
     restart: bool = False
     drain_s: float = DEFAULT_DRAIN_S  # after SIGTERM, for answers under way
     passed: Sequence[str] = ()  # for llama-server as they are
@@ -308,6 +310,12 @@ class ServeOptions:
             or TOKEN in self.attach.scheduler.predict
         )
         return not self.is_host_only or is_asked
+
+    @property
+    def default_max_batch(self) -> int:
+        """Tokens of a step of all server slots, each with its drafts and one token more; without masks."""
+        width = 1 + max(DEFAULT_N_DRAFT, self.attach.n_draft_max)
+        return max(EngineParams().max_batch, self.n_server_slots * width)
 
     @property
     def n_server_slots(self) -> int:

@@ -52,6 +52,7 @@ from pyspac.server.options import (
 )
 
 _PARSE_TIMEOUT_S: Final = 20.0
+_NO_SOCKET: Final = "/dev/null/none.sock"  # where no server can listen: it ends at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +167,15 @@ def check_passed(folder: Path, passed: Sequence[str]) -> None:
     """Raise UsageError if llama-server refuses what is passed on to it; it only parses it here."""
     if not passed:
         return
-    argv = [
-        str(folder / "llama-server"),
-        *passed,
-        *["--version"] * 3,
-    ]  # a flag whose value is missing takes the first
+    if passed[-1].startswith("-"):  # without a value, which it may need
+        _parse(folder, ["--host", _NO_SOCKET, passed[-1]])
+    _parse(folder, [*passed, "--version"])
+
+
+def _parse(folder: Path, arguments: Sequence[str]) -> None:
     try:
         done = subprocess.run(
-            argv,
+            [str(folder / "llama-server"), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

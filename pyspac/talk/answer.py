@@ -106,18 +106,19 @@ def complete(
     """
     body = {"prompt": prompt, "stream": True, "return_tokens": True, **(settings or {})}
     answer = Answer(start_s=time.perf_counter())
-    for event in _events(client, "/completion", body, interrupt):
-        if event["stop"]:
-            _finish_completion(answer, event)
-            break
-        if event["tokens"]:
-            is_first = not answer.n_tokens
-            answer.mark(len(event["tokens"]))
-            answer.token_ids += event["tokens"]
-            if is_first:
-                on_first()
-        answer.text += event["content"]
-        on_text(event["content"])
+    with client.understood():
+        for event in _events(client, "/completion", body, interrupt):
+            if event["stop"]:
+                _finish_completion(answer, event)
+                break
+            if event["tokens"]:
+                is_first = not answer.n_tokens
+                answer.mark(len(event["tokens"]))
+                answer.token_ids += event["tokens"]
+                if is_first:
+                    on_first()
+            answer.text += event["content"]
+            on_text(event["content"])
     return answer
 
 
@@ -152,14 +153,15 @@ def chat(
     """The next message of a conversation. Raises RefusedError or LostError."""
     body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
     answer = Answer(start_s=time.perf_counter())
-    for event in _events(client, "/v1/chat/completions", body | (settings or {}), interrupt):
-        if "timings" in event:
-            _take_timings(answer, event)
-            answer.n_prompt = answer.n_cached + answer.timings.get("prompt_n", 0)
-        for choice in event["choices"]:
-            _take_delta(answer, choice["delta"], on_text, on_reasoning)
-            if (reason := choice.get("finish_reason")) is not None:
-                answer.stop_reason = "length" if reason == "length" else "eog"
+    with client.understood():
+        for event in _events(client, "/v1/chat/completions", body | (settings or {}), interrupt):
+            if "timings" in event:
+                _take_timings(answer, event)
+                answer.n_prompt = answer.n_cached + answer.timings.get("prompt_n", 0)
+            for choice in event["choices"]:
+                _take_delta(answer, choice["delta"], on_text, on_reasoning)
+                if (reason := choice.get("finish_reason")) is not None:
+                    answer.stop_reason = "length" if reason == "length" else "eog"
     return answer
 
 

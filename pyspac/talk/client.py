@@ -11,6 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from pyspac.errors import ConfigError, PyspacError
 
 UNIX: Final = "unix:"
 KEY_VARIABLE: Final = "LLAMA_API_KEY"  # llama-server's own
+_CONNECT_S: Final = 10.0
 _DATA: Final = b"data: "
 _DONE: Final = b"[DONE]"
 _TOO_LONG: Final = "exceed_context_size_error"
@@ -56,7 +58,8 @@ class Client:
         self.address = address
         self._prefix = ""
         self._sock: socket.socket | None = None  # of the request under way
-        if not address.startswith(UNIX):
+        self.is_own = address.startswith(UNIX)  # which asks for no key
+        if not self.is_own:
             try:
                 url = urlsplit(address)
                 _ = url.port
@@ -67,12 +70,12 @@ class Client:
             self._prefix = url.path.rstrip("/").removesuffix("/v1")
 
     def _connect(self) -> http.client.HTTPConnection:
-        if self.address.startswith(UNIX):
+        if self.is_own:
             return _UnixConnection(self.address.removeprefix(UNIX))
         url = urlsplit(self.address)
         assert url.hostname is not None
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-        return kind(url.hostname, url.port)
+        return kind(url.hostname, url.port, timeout=_CONNECT_S)
 
     def get(self, path: str) -> Any:
         """The JSON of a GET. Raises RefusedError or LostError."""
@@ -97,6 +100,8 @@ class Client:
                 if data == _DONE:
                     return
                 event = json.loads(data)
+                if not isinstance(event, dict):
+                    raise self.misunderstood(data.decode(errors="replace"))
                 if "error" in event:
                     raise _refused(response.status, event)
                 yield event
@@ -131,15 +136,27 @@ class Client:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None
     ) -> http.client.HTTPResponse:
         connection.connect()
+        connection.sock.settimeout(None)
         self._sock = connection.sock
         headers = {} if body is None else {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
+        if not self.is_own and (key := os.environ.get(KEY_VARIABLE)):
             headers["Authorization"] = f"Bearer {key}"
         connection.request(method, self._prefix + path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise _refused(response.status, _json_or_none(response.read()))
         return response
+
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Inside the block an answer is taken apart; LostError where it is none of llama-server's."""
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise self.misunderstood(repr(error)) from error
+
+    def misunderstood(self, what: str) -> LostError:
+        return LostError(f"the server at {self.address} does not answer as a llama-server does ({what})")
 
     def _lost(self, why: str) -> LostError:
         return LostError(f"the server at {self.address} does not answer ({why})")

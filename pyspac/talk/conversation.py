@@ -24,7 +24,8 @@ SETTINGS: Final[dict[str, tuple[str, type]]] = {
 
 def n_ctx_of(client: Client) -> int:
     """Tokens of a slot's context. Raises RefusedError or LostError."""
-    return int(client.get("/props")["default_generation_settings"]["n_ctx"])
+    with client.understood():
+        return int(client.get("/props")["default_generation_settings"]["n_ctx"])
 
 
 @dataclass(slots=True)
@@ -41,7 +42,9 @@ class Conversation:
 
     def __post_init__(self) -> None:
         """Raises LostError."""
-        self._props = self.client.get("/props")["default_generation_settings"]
+        with self.client.understood():
+            self._props = self.client.get("/props")["default_generation_settings"]
+            _ = self.n_ctx
 
     @property
     def n_ctx(self) -> int:

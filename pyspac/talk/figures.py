@@ -56,6 +56,14 @@ class Figures:
         """How many layers are left to llama.cpp, by the reason."""
         return {} if self.board is None else dict(Counter(read_declined(self.board).values()))
 
+    @property
+    def n_split(self) -> int:
+        """Layers that are split now: those that a LoRA adapter touches are not, as long as it is set."""
+        if self.board is None:
+            return 0
+        info = read_info(self.board)
+        return info.n_layer_split + info.n_layer_declined - sum(self.declined().values())
+
     def scheduler(self) -> dict[str, Any]:
         """None in all fields without one, and before its first step."""
         if self.attachment is None or self.board is None or not self.board.n_slots:
@@ -87,7 +95,7 @@ class Figures:
             "tier": self.tier(),
             "prompt_read_bytes": self.prompt_read_bytes,
             "layers": {
-                "split": info.n_layer_split if info else 0,
+                "split": self.n_split,
                 "declined": self.declined(),
                 "unpinned": info.n_layer_unpinned if info else 0,
             },

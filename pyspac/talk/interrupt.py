@@ -35,6 +35,17 @@ class Interrupt:
         finally:
             self._cancel = None
 
+    @contextmanager
+    def ends(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """As `cancels`, of what is of no use unless it is whole: KeyboardInterrupt at its end."""
+        try:
+            if not self.is_set:
+                with self.cancels(cancel):
+                    yield
+        finally:
+            if self.is_set:
+                raise KeyboardInterrupt
+
     def _handle(self, _signum: int, _frame: object) -> None:
         if self.is_set:
             raise KeyboardInterrupt

@@ -145,6 +145,8 @@ class OwnServer:
         rpc = self.options.rpc
         if rpc and not self.options.stock and (gone := servers_that_fail(split_endpoints(rpc))):
             return f", as {' and '.join(gone)} is gone: {'; '.join(gone.values())}"
+        if self.server.exit_code() == -signal.SIGKILL:
+            return ", by somebody or for lack of memory"
         if self._log is None:
             return "; its log is above"
         self._log.seek(0)

@@ -232,7 +232,7 @@ def _split_rows(info: EngineInfo, figures: Figures, n_steps: int) -> list[tuple[
     experts = figures.experts()
     moved = f"{experts['loaded_bytes'] / MIB:.1f} MiB"
     return [
-        ("layers", f"{info.n_layer_split} split{_declined_text(figures)}"),
+        ("layers", f"{figures.n_split} split{_declined_text(figures)}"),
         ("slots", f"{experts['n_slots']} experts, {experts['pool_bytes'] / MIB:.1f} MiB"),
         *_tier_rows(figures),
         ("covered", _coverage_text(figures.coverage())),

@@ -152,6 +152,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "cores that are not there": ((*RUN, str(TARGET), "-Cr", "0-999"), "of the"),
     "an empty prompt": (("run", "-m", str(TARGET), "-p", ""), "give a text with -p or -f"),
     "an empty prompt file": (("run", "-m", str(TARGET), "-f", "{empty}"), "give a text with -p or -f"),
+    "a flag of llama-server's without its value": (
+        (*RUN, str(TARGET), "--log-file"),
+        '"--log-file": expected value for argument',
+    ),
+    "a flag that shows something": ((*RUN, str(TARGET), "--", "--help"), "give it to that program"),
     "a prompt file that is no text": (
         ("run", "-m", str(TARGET), "-f", str(TARGET)),
         "give a text file: this one holds zero bytes",

@@ -75,6 +75,12 @@ def test_a_lora_changes_the_text(tmp_path: Path) -> None:
     assert silent["token_ids"] == plain["token_ids"]
 
 
+def test_a_pipe_that_is_no_text() -> None:
+    result = CliRunner().invoke(app, ["run", "-m", str(TARGET), "--device", "none"], input="a\0b")
+    assert result.exit_code == 2
+    assert "holds zero bytes" in result.stderr
+
+
 def test_a_file_that_is_not_there_is_llama_servers_error() -> None:
     arguments = ["run", "-m", str(TARGET), "-p", "x", "--grammar-file", "/nowhere.gbnf"]
     result = CliRunner().invoke(app, arguments)

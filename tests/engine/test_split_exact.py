@@ -362,10 +362,12 @@ def test_layer_with_a_lora_on_experts_is_stocks(qwen: Path, tmp_path: Path) -> N
         before = split_rows(pair.engine)
         with expert_lora(pair, lora):
             decode_widths(pair, tokens, rng, n_repeats=1)
+            assert pair.engine.declined() == {1: "a LoRA adapter touches the experts"}
         during = split_rows(pair.engine)
         assert (during > before).tolist() == [True, False, True]
         decode_widths(pair, tokens, rng, n_repeats=1)
         assert (split_rows(pair.engine) > during).all()
+        assert pair.engine.declined() == {}
 
 
 def split_rows(engine: Engine) -> np.ndarray:

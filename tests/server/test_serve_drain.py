@@ -130,7 +130,9 @@ def test_the_wait_has_an_end(tmp_path: Path, seconds: float) -> None:
             serve.process.send_signal(signal.SIGTERM)
         wait_for("its end", lambda: any("that are cut off: 1," in e["message"] for e in serve.events))
         time.sleep(0.5)
-        serve.process.send_signal(signal.SIGTERM)  # llama-server waits for a client that does not read: kill it
+        serve.process.send_signal(
+            signal.SIGTERM
+        )  # llama-server waits for a client that does not read: kill it
         assert serve.wait() in (0, -signal.SIGTERM)  # it did not hang, and this signal met the last moments
         assert not answer.finish()
 

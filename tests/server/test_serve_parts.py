@@ -12,6 +12,7 @@ import urllib.request
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,8 +71,28 @@ def test_servers_command_line() -> None:
         "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none "
         "--cors-origins  --no-cors-credentials --timeout 30 -np 4"
     )
-    assert server_env(options) == {"PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "cpu"}
+    assert server_env(options) == {"PYSPAC_MAX_BATCH": "36", "PYSPAC_DEVICE": "cpu"}
     assert server_env(replace(options, device="auto"))["PYSPAC_DEVICE"] == "auto"  # never the user's own
+    longer = replace(options, attach=AttachOptions(scheduler=SchedulerConfig(n_draft_max=20)))
+    assert server_env(longer)["PYSPAC_MAX_BATCH"] == "84"  # no step falls out of the split
+    assert server_env(replace(longer, passed=("-np", "1")))["PYSPAC_MAX_BATCH"] == "21"
+
+
+def test_an_own_server_has_nothing_of_the_environment_that_is_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_CERT_FILE")
+    own = ServeOptions(model=Path("t.gguf"), socket=Path("s.sock"))
+    for options in (own, replace(own, stock=True)):
+        assert all(server_env(options)[name] is None for name in names)
+        assert not any(name in server_env(replace(options, socket=None)) for name in names)
+    monkeypatch.setenv("LLAMA_API_KEY", "a,b")
+    with TemporaryFile() as out:
+        assert Child("env", ["env"], env={"LLAMA_API_KEY": None, "OTHER": "1"}, output=out).wait(10)
+        out.seek(0)
+        said = out.read()
+    assert b"OTHER=1" in said
+    assert b"LLAMA_API_KEY" not in said
 
 
 @pytest.mark.parametrize("without", ["prompt", "prefetch"])
@@ -222,7 +243,7 @@ def test_without_a_device() -> None:
     argv = server_argv(options, replace(LAUNCH, cache="0"), Path())
     assert argv[argv.index("--device") + 1] == "none"
     assert server_env(options) == {
-        "PYSPAC_MAX_BATCH": "40", "PYSPAC_DEVICE": "none", "PYSPAC_HOST_KERNELS": "spac",
+        "PYSPAC_MAX_BATCH": "36", "PYSPAC_DEVICE": "none", "PYSPAC_HOST_KERNELS": "spac",
         "GLIBC_TUNABLES": HUGE_PAGES,
     }  # fmt: skip
     assert not options.has_scheduler

@@ -9,11 +9,15 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyspac.errors import ConfigError
+from pyspac.talk.answer import complete
 from pyspac.talk.client import KEY_VARIABLE, UNIX, Client, LostError, RefusedError
+from pyspac.talk.conversation import n_ctx_of
+from pyspac.talk.interrupt import Interrupt
 
 seen: list[tuple[str, str | None]] = []  # path and key of each request
 
@@ -23,6 +27,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         seen.append((self.path, self.headers.get("Authorization")))
+        if self.path == "/hang":
+            time.sleep(20)
         self._json(200, {"path": self.path})
 
     def do_POST(self) -> None:
@@ -52,6 +58,8 @@ class Handler(BaseHTTPRequestHandler):
         match path:
             case "/stop":
                 self._event({"content": "", "stop": True})
+            case "/list":
+                self._event([1])
             case "/done":
                 self.wfile.write(b"data: [DONE]\n\n")
             case "/error":
@@ -85,7 +93,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 def test_whole_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     assert client.get("/health") == {"path": "/health"}
-    assert seen[-1] == ("/health", "Bearer secret")
+    assert seen[-1] == ("/health", None)  # its own socket is the key
     assert client.post("/echo", {"a": "ä"}) == {"a": "ä"}
 
 
@@ -111,6 +119,39 @@ def test_a_stream_that_is_cut_off_is_an_error(client: Client) -> None:
         list(client.stream("/cut", {}))
     with pytest.raises(RefusedError, match="broken"):
         list(client.stream("/error", {}))
+
+
+def test_a_server_that_is_no_llama_server(client: Client) -> None:
+    with pytest.raises(LostError, match="does not answer as a llama-server does"):
+        list(client.stream("/list", {}))
+    with pytest.raises(LostError, match="IndexError"), client.understood():
+        _ = client.post("/echo", {"events": []})["events"][0]
+    with pytest.raises(LostError, match="KeyError"):
+        complete(_Elsewhere(client.address, "/done"), "x", lambda text: None, Interrupt())
+    with pytest.raises(LostError, match="KeyError"):
+        n_ctx_of(client)
+
+
+class _Elsewhere(Client):
+    """Whatever is asked for, one path answers."""
+
+    def __init__(self, address: str, path: str) -> None:
+        super().__init__(address)
+        self._path = path
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        return super().stream(self._path, body)
+
+
+def test_ctrl_c_ends_a_question_that_is_no_answer(client: Client) -> None:
+    interrupt = Interrupt()
+    threading.Timer(0.2, lambda: interrupt._handle(2, None)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), interrupt.ends(client.cancel):
+        client.get("/hang")
+    assert time.monotonic() - start < 10
+    with pytest.raises(KeyboardInterrupt), interrupt.ends(client.cancel):
+        pass
 
 
 def test_cancel_ends_a_stream_quietly_and_at_once(client: Client) -> None:

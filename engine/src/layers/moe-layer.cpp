@@ -62,7 +62,7 @@ static std::string reason_to_decline(const llama_moe_hook_params & p, const spac
         return SPAC_DECLINED_CALLBACK;
     }
     if (p.has_lora) {
-        return "a LoRA adapter touches the experts";
+        return SPAC_DECLINED_BY_LORA;
     }
     if (p.has_prec) {
         return "the model sets the precision of single matmuls";

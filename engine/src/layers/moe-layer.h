@@ -59,6 +59,9 @@ struct spac_moe_layer {
     std::string layout_key() const;
 };
 
+// of a layer, as long as the adapter is set
+inline constexpr char SPAC_DECLINED_BY_LORA[] = "a LoRA adapter touches the experts";
+
 // why all layers of a context with an eval callback are declined
 inline constexpr char SPAC_DECLINED_CALLBACK[] = "the program watches every node of the graph (cb_eval), which has to be the stock one";
 

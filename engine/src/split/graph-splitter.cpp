@@ -5,9 +5,10 @@
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                                          const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_untried & untried,
-                                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch) :
+                                         spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide,
+                                         spac_reason * declined, int max_batch) :
     plan(plan), groups(groups), host(host), dense(dense), prompts(prompts), untried(untried), log(log), next_layer(next_layer), wide(wide),
-    can_log(plan.has_slots || wide.has_tier()), max_batch(max_batch) {
+    can_log(plan.has_slots || wide.has_tier()), declined(declined), max_batch(max_batch) {
     for (const spac_moe_layer * layer : layers.split()) {
         const bool is_own = host.on_device && layer->own_kernels && spac_device_is_cpu(plan.device_of(*layer));
         nodes[layer->il]  = { &ops, layer, is_own ? groups[layer->group].get() : nullptr };
@@ -102,9 +103,7 @@ bool spac_graph_splitter::can_split(const llama_moe_hook_params & p) {
     if (!is_ours || is_too_wide(p) || !is_plain(p)) {
         return false;
     }
-    if (p.has_lora && logged.insert(p.il).second) {
-        spac_log("layer %d stays as it is: a LoRA adapter touches its experts", p.il);
-    }
+    snprintf(declined[p.il].text, sizeof(spac_reason::text), "%s", p.has_lora ? SPAC_DECLINED_BY_LORA : "");
     return !p.has_lora;
 }
 

@@ -10,12 +10,12 @@
 #include "layers/layers.h"
 #include "plan/host-work.h"
 #include "plan/plan.h"
+#include "spac.h"
 #include "untried/untried.h"
 #include "wide-batches.h"
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <vector>
 
 struct spac_graph_splitter {
@@ -23,7 +23,8 @@ struct spac_graph_splitter {
     // next_layer: NULL unless it was asked for
     spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
                         const spac_dense_matmul * dense, spac_split_ops & ops, spac_prompt_counts & prompts, spac_untried & untried,
-                        spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, int max_batch);
+                        spac_routing_log & log, spac_next_layer * next_layer, spac_wide_batches & wide, spac_reason * declined,
+                        int max_batch);
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
     bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones, and the log is read as it was then
@@ -54,11 +55,11 @@ struct spac_graph_splitter {
     spac_routing_log &              log;
     spac_next_layer * const         next_layer;
     spac_wide_batches &             wide;
-    const bool                      can_log; // something is placed, by which token used which experts
+    const bool                      can_log;  // something is placed, by which token used which experts
+    spac_reason * const             declined; // of the board, by il
     const int                       max_batch;
 
-    std::map<int, spac_split_node> nodes;  // of the split layers by il
-    std::set<int>                  logged; // layers whose later decline was said
+    std::map<int, spac_split_node> nodes; // of the split layers by il
 
     // the graph built last, which is the one that is computed next
     struct {
