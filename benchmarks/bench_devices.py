@@ -40,7 +40,7 @@ def run_once(case: str, endpoints: list[str], n_predict: int) -> dict[str, Any]:
     links = CASES[case]
     rpc = ",".join(endpoints[: links.count(",") + 1])
     argv = [sys.executable, "-m", "pyspac", "run", "-m", MODEL, "-p", PROMPT, "-n", n_predict, "--temp", 0,
-            "-t", 1, "--rpc", rpc, "--cache", CACHE, "--copy-gb-s", links, "--without", "whole",
+            "-t", 1, "--rpc", rpc, "--cache", CACHE, "--policy", f"without=['whole']\ncopy_gb_s=[{links}]",
             "--json", "-",
             *(["-ts", EQUAL_SHARES] if "," in rpc else [])]  # fmt: skip
     done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, cwd=ROOT)

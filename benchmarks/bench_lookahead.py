@@ -4,7 +4,7 @@
 Starts: llama-server with the engine and a scheduler, four prompts of different kinds, 16 tokens each.
 
     seeded   as shipped: prompts count, and fill free slots
-    cold     `--without prompt`, the engine's fills off
+    cold     `--policy "without=['prompt']"`, the engine's fills off
 
 Each way answers the prompts in four fresh servers, and one after the other in one server. Predictors:
 `pyspac run` on the same prompts, once per predictor. All take turns, round by round. The device is the CPU
@@ -112,7 +112,7 @@ class Server:
         wait(lambda: is_healthy(HOST, self.port) or server.exit_code() is not None)
         self.board = stack.enter_context(Board.open(board))
         attach = ["-m", "pyspac", "attach", "--no-warm-start", "--speculation", "static"]
-        attach += ["--without", "prompt"] if is_cold else []
+        attach += ["--policy", "without=['prompt']"] if is_cold else []
         scheduler = stack.enter_context(process("scheduler", [sys.executable, *attach, board]))
         wait(lambda: int(self.board.counters["n_decisions"][0]) > 0 or scheduler.exit_code() is not None)
         for child in (server, scheduler):

@@ -21,12 +21,18 @@ INTRODUCTION: Final = """# Command line
 <!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
 
 Flags are spelt as in llama.cpp where it has them, but for `--predict`: it names predictors, and the number of
-tokens is `-n` or `--n-predict`. `pyspac serve` has few of llama-server's flags; the others (`-t`, `-np`,
-`-ngl`, `--api-key`, ...) come after `--`. Exit codes: 0 done, 1 failed, 2 bad input (nothing is
-written), 130 stopped with Ctrl-C (the figures so far are printed first). The generated text goes to stdout,
-everything else to stderr; with `--json -` stdout holds the JSON object alone.
+tokens is `-n` or `--n-predict`. `run`, `chat`, `bench` and `serve` pass all other flags on to `llama-server`
+(`-t`, `-np`, `--temp`, `--lora` ...), as well as everything after `--`. Sizes are MiB (`8000`), GiB (`8G`), a
+share of all experts (`25%`) or `auto`. Exit codes: 0 done, 1 failed, 2 bad input (nothing is written), 130
+stopped with Ctrl-C (the figures so far are printed first). The generated text goes to stdout, everything else
+to stderr; with `--json -` stdout holds the JSON object alone.
 """
 
+
+SHARED: Final = """## Options of several commands
+
+| | |
+|---|---|"""
 
 JSON_FIELDS: Final = """## The object of `pyspac run --json`
 
@@ -73,11 +79,31 @@ measured is `null`; without slots on a device (`mode` other than `split`) all of
 
 
 def render(app: typer.Typer) -> str:
-    """The whole page, one section per command in the order of `pyspac --help`."""
+    """The whole page: options of several commands once, then a section per command with its own."""
     group: Any = typer.main.get_command(app)
+    commands = list(_commands(group))
+    shared = _shared(commands)
     return "\n".join(
-        [INTRODUCTION, *(_section(name, command) for name, command in _commands(group)), JSON_FIELDS]
+        [
+            INTRODUCTION,
+            *(SHARED, *map(_row, shared.values()), ""),
+            *(_section(name, command, shared) for name, command in commands),
+            JSON_FIELDS,
+        ]
     )
+
+
+def _shared(commands: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Options that several commands have with the same help, by that help."""
+    found: dict[str, list[Any]] = {}
+    for _name, command in commands:
+        for option in _options(command):
+            found.setdefault(option.help, []).append(option)
+    return {text: options[0] for text, options in found.items() if len(options) > 1}
+
+
+def _options(command: Any) -> list[Any]:
+    return [param for param in command.params if param.param_type_name == "option" and not param.hidden]
 
 
 def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -89,16 +115,15 @@ def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", command
 
 
-def _section(name: str, command: Any) -> str:
+def _section(name: str, command: Any, shared: dict[str, Any]) -> str:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
     usage = " ".join(["pyspac", name, *(param.metavar for param in arguments), "[OPTIONS]"])
-    rows = [f"| `{param.metavar}` | {param.help} |" for param in arguments] + [
-        _row(param) for param in options
-    ]
-    return "\n".join(
-        [f"## pyspac {name}", "", f"    {usage}", "", command.help, "", "| | |", "|---|---|", *rows, ""]
-    )
+    rows = [f"| `{param.metavar}` | {param.help} |" for param in arguments]
+    rows += [_row(option) for option in _options(command) if option.help not in shared]
+    table = ["| | |", "|---|---|", *rows, ""] if rows else []
+    others = [f"`{option.opts[0]}`" for option in _options(command) if option.help in shared]
+    also = [f"[Also](#options-of-several-commands): {', '.join(others)}.", ""] if others else []
+    return "\n".join([f"## pyspac {name}", "", f"    {usage}", "", command.help, "", *table, *also])
 
 
 def _row(option: Any) -> str:

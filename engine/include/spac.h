@@ -441,9 +441,9 @@ SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);
 SPAC_API spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_seq);
 
 // values as they are written in options, flags and the environment: how each is read is decided here alone
-SPAC_API spac_status spac_read_cache_size(const char * text, uint64_t experts_bytes, uint64_t * bytes); // "17%" of experts_bytes, "4096" MiB; UINT64_MAX: "auto"
-SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                          // spac_device_kind
-SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);           // "0-7", all open to this process
+SPAC_API spac_status spac_read_size(const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"
+SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                  // spac_device_kind
+SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);   // "0-7", all open to this process
 
 // cdef-end
 

@@ -36,6 +36,15 @@ static void describe_devices(spac_board & board, const spac_plan & plan, const s
     }
 }
 
+// of the experts on disk that memory holds
+static uint64_t ram_bytes(const std::string & text, uint64_t total_bytes) {
+    const uint64_t bytes = spac_size_bytes(text, total_bytes);
+    if (bytes == UINT64_MAX) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "memory for experts on disk (ram) cannot be auto here: give MiB (8000), GiB (8G) or a share (25%)");
+    }
+    return bytes;
+}
+
 static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & slots, int32_t max_batch) {
     const int32_t n_slots = std::accumulate(plan.group_slots.begin(), plan.group_slots.end(), 0);
     // of a dense model as of one with an expert per layer that is never asked for: boards, and who reads them, have no other form
@@ -125,7 +134,7 @@ static std::unique_ptr<spac_memory_tier> make_tier(const spac_plan & plan, const
     if (!layers.any_split()) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk (ram) need experts that the engine's own kernels compute: this model has none");
     }
-    return std::make_unique<spac_memory_tier>(layers.split(), spac_read_ram(settings.ram, layers.total_bytes), plan.has_slots);
+    return std::make_unique<spac_memory_tier>(layers.split(), ram_bytes(settings.ram, layers.total_bytes), plan.has_slots);
 }
 
 // the worker publishes between forwards where there is one

@@ -9,13 +9,14 @@ import typer
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
 from pyspac.engine.ahead import check_not_in_engine
+from pyspac.scheduler.config import parse_predictors
+from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server import board_file, log
 from pyspac.server.options import (
     DEFAULT_CPU_SHARE,
     DEFAULT_HOST,
     AttachOptions,
     choose_drafting,
-    scheduler_config,
 )
 from pyspac.server.settings import read_settings
 
@@ -40,11 +41,8 @@ def attach(
     model: o.ModelIfAny = None,
     speculation: o.SpeculationName = None,
     draft_max: o.DraftMax = None,
-    estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
-    threshold: o.Threshold = "auto",
-    without: o.Without = "",
+    policy: o.Policy = DEFAULT_POLICY,
     predict: o.AttachPredictors = o.DEFAULT_PREDICTORS,
-    link_gb_s: o.LinkGbS = None,
     cpu_share: o.CpuShare = DEFAULT_CPU_SHARE,
     metrics_port: o.MetricsPort = None,
     metrics_host: o.MetricsHost = DEFAULT_HOST,
@@ -65,9 +63,7 @@ def attach(
     else:
         controller, n_draft_max = choose_drafting(speculation, draft_max, lowest=0)
         options = AttachOptions(
-            scheduler=scheduler_config(
-                estimator, threshold, without, predict, link_gb_s, n_draft_max=n_draft_max
-            ),
+            scheduler=Policy.read(policy).with_drafts(n_draft_max, parse_predictors(predict)),
             metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
             speculation=controller, warm_start=warm_start, model=model, log_json=log_json,
         )  # fmt: skip

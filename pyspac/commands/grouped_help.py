@@ -11,6 +11,9 @@ from typer.core import TyperCommand
 from pyspac.errors import UsageError
 
 EVERYDAY: Final = "Options"  # of those that name no group
+MORE: Final = "More, for measurements and special machines"  # a group that only --help-all shows
+HELP_ALL: Final = "--help-all"
+_ALL: Final = "pyspac.help_all"
 # how Typer begins what it says of text that is no number, and what to give instead
 _NUMBERS: Final = {
     "Input should be a valid integer": "a whole number, such as 8",
@@ -24,6 +27,10 @@ class GroupedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer; a number that is none is named with the text that was given."""
         given = list(args)
+        if HELP_ALL in args:
+            ctx.meta[_ALL] = True
+            typer.echo(ctx.get_help())
+            raise typer.Exit
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -43,9 +50,12 @@ class GroupedCommand(TyperCommand):
             if record is not None:
                 groups.setdefault(getattr(parameter, "rich_help_panel", None) or EVERYDAY, []).append(record)
         for title, records in groups.items():
-            if records:
+            if records and (title != MORE or ctx.meta.get(_ALL)):
                 with formatter.section(title):
                     formatter.write_dl(records)
+        if (n := len(groups.get(MORE, ()))) and not ctx.meta.get(_ALL):
+            formatter.write_paragraph()
+            formatter.write_text(f"{HELP_ALL} shows {n} more, for measurements and special machines.")
 
 
 def _find_value(arguments: Sequence[str], options: Sequence[str]) -> tuple[str, str]:

@@ -12,14 +12,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.checks import check_int, check_range
+from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
-from pyspac.errors import UsageError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.draft_files import drafting_note, has_head
 from pyspac.generate.memory_tier import asked_bytes, check_ram
 from pyspac.generate.preflight import choose_n_ctx
@@ -28,22 +28,21 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import Needs, estimate_needs
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
-from pyspac.units import GIB, MIB, size_text
+from pyspac.units import GIB, MIB, read_size, size_text
 
-DEFAULT_VRAM_GIB: Final = (4.0, 8.0, 12.0, 16.0, 24.0)
-MAX_VRAM_GIB: Final = 1e6
+DEFAULT_VRAM: Final = ("4G", "8G", "12G", "16G", "24G")
 
 
 ModelArgument: TypeAlias = Annotated[
     Path | None, typer.Argument(metavar="[MODEL]", help="A GGUF file; of a split model the first one.")
 ]
 Vram: TypeAlias = Annotated[
-    list[float] | None,
+    list[str] | None,
     typer.Option(
         "--vram",
-        metavar="GIB",
-        help="Say how many experts fit into so many GiB, and onto a GPU with so many GiB, beside all "
-        "else that it has to hold (with -md a draft model, for a context of -c); may be given several "
+        metavar="SIZE",
+        help="Say how many experts fit into so much memory (8G, or MiB), and onto a GPU with so much, beside "
+        "all else that it has to hold (with -md a draft model, for a context of -c); may be given several "
         "times.",
     ),
 ]
@@ -53,8 +52,8 @@ RamSizes: TypeAlias = Annotated[
         "--ram",
         metavar="SIZE",
         help="Predict the speed with so much memory for experts and the rest on disk, both of them "
-        "measured: 8G, 25%, auto or a number of MiB (8000), as of run; may be given several times. With "
-        "--vram: how many experts are on the device, in memory and on disk then.",
+        "measured: a size as of run; may be given several times. With --vram: how many experts are on the "
+        "device, in memory and on disk then.",
     ),
 ]
 
@@ -79,8 +78,7 @@ def inspect(
     check_json_target(json_file)
     if threads is not None:
         check_int("-t", threads, 1)
-    for gib in vram or ():
-        check_range("--vram", gib, 0.0, MAX_VRAM_GIB)
+    sizes = sorted({_vram_bytes(text) for text in vram or DEFAULT_VRAM})
     for text in ram or ():
         check_ram(text)
     if model is not None and model_flag is not None:
@@ -90,12 +88,11 @@ def inspect(
     geometry = read_geometry(header)
     draft = None if model_draft is None else check_model_file(model_draft)
     needs = _needs(header, draft, choose_n_ctx(ctx_size, geometry))
-    sizes = sorted(vram or DEFAULT_VRAM_GIB)
     tier = _foresee(header, geometry, ram, threads) if ram and geometry.is_moe else None
-    places = _places(geometry, vram, ram, needs) if vram and ram and geometry.is_moe else []
+    places = _places(geometry, sizes, ram, needs) if vram and ram and geometry.is_moe else []
     if json_file is not None:
         found = {
-            "fits": [_fit_dict(geometry, needs, gib) for gib in sizes],
+            "fits": [_fit_dict(geometry, needs, size) for size in sizes],
             "needs": asdict(needs),
             "tier": None if tier is None else tier.to_dict(),
             "places": [place.to_dict() for place in places],
@@ -110,12 +107,10 @@ def inspect(
             console.print(_places_table(places))
 
 
-def _places(geometry: MoeGeometry, vram: list[float], ram: list[str], needs: Needs) -> list[Places]:
+def _places(geometry: MoeGeometry, vram: list[int], ram: list[str], needs: Needs) -> list[Places]:
     """Of each size of the device's memory with each of the host's."""
     sizes = sorted({asked_bytes(text, geometry) for text in ram})
-    return [
-        Places.of(geometry, int(gib * GIB), size, needs.total) for gib in sorted(set(vram)) for size in sizes
-    ]
+    return [Places.of(geometry, n_bytes, size, needs.total) for n_bytes in vram for size in sizes]
 
 
 def _places_table(places: list[Places]) -> Table:
@@ -144,17 +139,24 @@ def _needs(target: GgufHeader, draft: GgufHeader | None, n_ctx: int) -> Needs:
     return estimate_needs(target, draft, n_ctx, has_head=draft is None and has_head(target))
 
 
-def _fit_dict(geometry: MoeGeometry, needs: Needs, gib: float) -> dict[str, float]:
-    """`gib` for experts alone, and on a GPU with that much memory."""
+def _vram_bytes(text: str) -> int:
+    n_bytes = read_size("--vram", text, 0)
+    if n_bytes is None or "%" in text:
+        raise ConfigError("--vram", text, "GiB (8G) or MiB (8000)")
+    return n_bytes
+
+
+def _fit_dict(geometry: MoeGeometry, needs: Needs, n_bytes: int) -> dict[str, float]:
+    """So many bytes for experts alone, and on a GPU with that much memory."""
     return {
-        "gib": gib,
-        "n_experts": geometry.n_experts_in(gib * GIB),
-        "n_experts_of_gpu": geometry.n_experts_in(max(0.0, gib * GIB - needs.total)),
+        "gib": n_bytes / GIB,
+        "n_experts": geometry.n_experts_in(n_bytes),
+        "n_experts_of_gpu": geometry.n_experts_in(max(0, n_bytes - needs.total)),
     }
 
 
 def _show(
-    console: Console, geometry: MoeGeometry, sizes: list[float], needs: Needs, *, note: str | None
+    console: Console, geometry: MoeGeometry, sizes: list[int], needs: Needs, *, note: str | None
 ) -> None:
     table = _summary(geometry)
     if note is not None:
@@ -218,15 +220,15 @@ def _range(layers: list[LayerGeometry]) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _fit_table(geometry: MoeGeometry, sizes: list[float], needs: Needs) -> Table:
+def _fit_table(geometry: MoeGeometry, sizes: list[int], needs: Needs) -> Table:
     heads = ("memory", "if all is for experts", "of all", "on a GPU of that size", "of all")
     table = Table(*heads, box=None, padding=(0, 2, 0, 0), title_justify="left")
     table.title = "\nhow many experts fit"
-    for gib in sizes:
-        fit = _fit_dict(geometry, needs, gib)
+    for size in sizes:
+        fit = _fit_dict(geometry, needs, size)
         counts = (fit["n_experts"], fit["n_experts_of_gpu"])
         cells = (text for n in counts for text in (str(n), _share(n, geometry.n_experts_total)))
-        table.add_row(size_text(gib * GIB), *cells)
+        table.add_row(size_text(size), *cells)
     return table
 
 

@@ -57,7 +57,7 @@ def run(
     prefetch: lo.Prefetch = DEFAULTS.prefetch,
     miss: lo.Miss = DEFAULTS.miss,
     routing: lo.Routing = DEFAULTS.routing,
-    without: o.Without = "",
+    without: lo.Without = "",
     predict: o.Predictors = NO_PREDICTOR,  # a trace may not hold what the default needs
     capacity: lo.Capacity = DEFAULTS.capacity,
     k: lo.DraftLength = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pyspac.lab.machine import PRESETS
+from pyspac.scheduler.config import PARTS
 
 # ---- of several commands
 
@@ -46,6 +47,15 @@ PolicyFiles = Annotated[
 Policy = Annotated[
     str | None,
     typer.Option("--policy", metavar="NAME", help="A named combination; see `pyspac lab list`."),
+]
+Without = Annotated[
+    str,
+    typer.Option(
+        "--without",
+        metavar="LIST",
+        help="Leave parts out, with commas between them, to see what they are worth. "
+        f"{'; '.join(map(': '.join, PARTS.items()))}.",
+    ),
 ]
 Eviction = Annotated[
     str,

@@ -10,9 +10,9 @@ from typing import Annotated, Final
 
 import typer
 
+from pyspac.commands.grouped_help import MORE
 from pyspac.generate.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, DEFAULT_N_CTX
-from pyspac.generate.spec_types import LLAMA, SERVER_ONLY
-from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PARTS, PREDICTORS, SchedulerConfig
+from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
 from pyspac.server.options import SERVER_N_CTX
 from pyspac.speculation.manager import CONTROLLERS
 
@@ -20,7 +20,6 @@ from pyspac.speculation.manager import CONTROLLERS
 
 DRAFTING: Final = "Drafting: tokens that are proposed, and verified together (docs/speculation.md)"
 EXPERTS: Final = "Experts: where they are, and who computes them"
-SCHEDULER: Final = "Scheduler: how experts are chosen for the device; defaults are fine (docs/policies.md)"
 
 # ---- models and prompts
 
@@ -94,8 +93,8 @@ CtxSize = Annotated[
         "-c",
         "--ctx-size",
         metavar="N",
-        help="Context in tokens (of a server: of all its slots together); 0: the model's own. "
-        f"Default: the model's own, at most {DEFAULT_N_CTX} (of a server: {SERVER_N_CTX}).",
+        help="Context in tokens, of all slots of a server together; 0: the model's own. Default: the "
+        f"model's, at most {DEFAULT_N_CTX} (server: {SERVER_N_CTX}).",
     ),
 ]
 Threads = Annotated[
@@ -115,6 +114,7 @@ CpuRange = Annotated[
         metavar="LO-HI",
         help="Cores to stay on, such as 0-7; each of the engine's own threads is pinned to one of them. "
         "Default: all.",
+        rich_help_panel=MORE,
     ),
 ]
 GpuLayers = Annotated[
@@ -133,14 +133,18 @@ Device = Annotated[
         "-dev",
         "--device",
         metavar="NAME",
-        help="auto (all GPUs, integrated ones where there is no other; none where there is no GPU), none "
-        "(everything on the CPU, with the engine's own kernels), names (CUDA0, or CUDA0,CUDA1), or emulated "
-        "(the CPU plays the device, to try the split without a GPU; old name: cpu).",
+        help="auto (all GPUs), none (everything on the CPU), names such as CUDA0,CUDA1, or emulated (the CPU "
+        "plays the GPU, to try the split).",
     ),
 ]
 Rpc = Annotated[
     str | None,
-    typer.Option("--rpc", metavar="HOST:PORT", help="Use a ggml-rpc-server's devices; several with commas."),
+    typer.Option(
+        "--rpc",
+        metavar="HOST:PORT",
+        help="Use a ggml-rpc-server's devices; several with commas.",
+        rich_help_panel=MORE,
+    ),
 ]
 TensorSplit = Annotated[
     str,
@@ -159,8 +163,8 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         metavar="SIZE",
-        help="Device memory for experts: a share of all (17%), a number of MiB, or auto (what is free); with "
-        "commas one for each device. Needs a device.",
+        help="GPU memory for experts: MiB (8000), GiB (8G), a share of all (25%), or auto (what is free); "
+        "with commas one for each device.",
         rich_help_panel=EXPERTS,
     ),
 ]
@@ -169,8 +173,8 @@ Ram = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="Memory for experts, which stay on disk: MiB (8000), GiB (8G), a share of all (25%), or auto "
-        "(what is free). Default: PYSPAC_RAM; else all are loaded, or auto if they do not fit.",
+        help="Memory for experts, which stay on disk: as --cache. Default: PYSPAC_RAM; else all are loaded, "
+        "or auto if they do not fit.",
         rich_help_panel=EXPERTS,
     ),
 ]
@@ -181,15 +185,14 @@ HostKernels = Annotated[
         metavar="NAME",
         help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
         "llama.cpp; needs a device), or auto (ggml where the device is emulated, else spac).",
-        rich_help_panel=EXPERTS,
+        rich_help_panel=MORE,
     ),
 ]
 Stock = Annotated[
     bool,
     typer.Option(
         "--stock",
-        help="Plain llama.cpp for comparison, as it is run by default: no engine, all experts on the host, "
-        "weights repacked for the CPU. Drafting is the same; the settings of the split have no effect.",
+        help="Plain llama.cpp for comparison: no engine, all experts on the host, weights repacked for it.",
         rich_help_panel=EXPERTS,
     ),
 ]
@@ -218,10 +221,9 @@ SpecTypeName = Annotated[
     typer.Option(
         "--spec-type",
         metavar="NAME",
-        help="What proposes tokens: draft (the draft model), ngram (the text so far), draft-lora (--mtp's "
-        f"adapter), none, or one of llama.cpp's: {', '.join(LLAMA)} ({' and '.join(SERVER_ONLY)} in `pyspac "
-        "serve` alone); of a list of these the first that finds something. Default: draft with -md,"
-        " draft-lora with --mtp, else none.",
+        help="Who drafts: draft (the draft model), ngram (the text so far), draft-lora (--mtp's adapter), "
+        "none, or llama.cpp's (docs/speculation.md); of a list the first that finds something. Default: "
+        "draft with -md, draft-lora with --mtp, else none.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -240,42 +242,22 @@ SpeculationName = Annotated[
     typer.Option(
         "--speculation",
         metavar="NAME",
-        help=f"How the number of drafted tokens is chosen: {', '.join(CONTROLLERS)}, or auto (the best of "
-        "these). static always drafts as many, so that sampled text repeats with its seed; the others draft "
-        "as long as it pays. Default: auto; static with --draft-max, or with --temp and --seed.",
+        help=f"How the draft length is chosen: {', '.join(CONTROLLERS)}, or auto (the best of these). "
+        "Default: auto; static, always the same length, with --draft-max, or with --temp and --seed.",
         rich_help_panel=DRAFTING,
     ),
 ]
 
 # ---- the scheduler
 
-DEFAULT_ESTIMATOR: Final = SchedulerConfig().estimator
-Estimator = Annotated[
+Policy = Annotated[
     str,
     typer.Option(
-        "--estimator",
-        metavar="NAME",
-        help=f"How expected demand is estimated: {', '.join(ESTIMATORS)}.",
-        rich_help_panel=SCHEDULER,
-    ),
-]
-Threshold = Annotated[
-    str,
-    typer.Option(
-        "--threshold",
-        metavar="auto|N",
-        help="Utility from which an expert belongs on the device; auto: chosen per layer and step.",
-        rich_help_panel=SCHEDULER,
-    ),
-]
-Without = Annotated[
-    str,
-    typer.Option(
-        "--without",
-        metavar="LIST",
-        help="Leave parts out, with commas between them, to see what they are worth. "
-        f"{'; '.join(map(': '.join, PARTS.items()))}.",
-        rich_help_panel=SCHEDULER,
+        "--policy",
+        metavar="NAME|FILE",
+        help=f"How experts are chosen for the device: {', '.join(ESTIMATORS)}, or settings as TOML: a file, "
+        "or text such as threshold=2 (docs/policies.md).",
+        rich_help_panel=MORE,
     ),
 ]
 DEFAULT_PREDICTORS: Final = ",".join(SchedulerConfig().predict) or NO_PREDICTOR
@@ -285,7 +267,7 @@ AttachPredictors = Annotated[
         "--predict",
         metavar="LIST",
         help=f"How to guess the experts of the next tokens: token, or {NO_PREDICTOR}.",
-        rich_help_panel=SCHEDULER,
+        rich_help_panel=MORE,
     ),
 ]
 Predictors = Annotated[
@@ -294,27 +276,7 @@ Predictors = Annotated[
         "--predict",
         metavar="LIST",
         help=f"How to guess the experts of the next tokens: {', '.join(PREDICTORS)}, or {NO_PREDICTOR}.",
-        rich_help_panel=SCHEDULER,
-    ),
-]
-CopyGbS = Annotated[
-    str,
-    typer.Option(
-        "--copy-gb-s",
-        metavar="GB/S",
-        show_default=False,
-        help="Slow copies down to this speed, to emulate another link, with commas one for each "
-        "device; 0: full speed.",
-        rich_help_panel=SCHEDULER,
-    ),
-]
-LinkGbS = Annotated[
-    float | None,
-    typer.Option(
-        "--link-gb-s",
-        metavar="GB/S",
-        help="Speed of the link, where it is known; used until copies were measured. Slows nothing down.",
-        rich_help_panel=SCHEDULER,
+        rich_help_panel=MORE,
     ),
 ]
 CpuShare = Annotated[
@@ -323,7 +285,7 @@ CpuShare = Annotated[
         "--cpu-share",
         metavar="X",
         help="Share of one core that the scheduler may take.",
-        rich_help_panel=SCHEDULER,
+        rich_help_panel=MORE,
     ),
 ]
 MetricsPort = Annotated[
@@ -332,7 +294,7 @@ MetricsPort = Annotated[
         "--metrics-port",
         metavar="N",
         help="Port for the scheduler's Prometheus metrics; 0: any free one. Default: no metrics.",
-        rich_help_panel=SCHEDULER,
+        rich_help_panel=MORE,
     ),
 ]
 MetricsHost = Annotated[
@@ -341,7 +303,7 @@ MetricsHost = Annotated[
         "--metrics-host",
         metavar="HOST",
         help="Address that --metrics-port listens on.",
-        rich_help_panel=SCHEDULER,
+        rich_help_panel=MORE,
     ),
 ]
 WarmStart = Annotated[
@@ -349,7 +311,7 @@ WarmStart = Annotated[
     typer.Option(
         "--warm-start/--no-warm-start",
         help="Begin with what the last run learned, and save it at the end; or do neither.",
-        rich_help_panel=SCHEDULER,
+        rich_help_panel=MORE,
     ),
 ]
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from pyspac.commands.grouped_help import GroupedCommand
+from pyspac.commands.grouped_help import HELP_ALL, GroupedCommand
 from pyspac.commands.short_options import check_short_options
 
 END: Final = "--"
@@ -64,6 +64,6 @@ class ServerCommand(GroupedCommand):
         with_value = {name for one in self.params if not getattr(one, "is_flag", False) for name in one.opts}
         own, passed = split_arguments(args, flags, with_value)
         check_short_options(own, self.params)
-        super().parse_args(ctx, own)
+        super().parse_args(ctx, [*own, *(text for text in passed if text == HELP_ALL)])
         ctx.args = passed
         return passed

@@ -16,8 +16,10 @@ from pyspac.commands.common import (
     read_prompt,
     reports_errors,
 )
+from pyspac.commands.grouped_help import MORE
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.own import Connection, connected
+from pyspac.scheduler.policy import DEFAULT_POLICY
 from pyspac.talk.answer import Answer, complete
 from pyspac.talk.client import Client
 from pyspac.talk.figures import Figures
@@ -32,7 +34,7 @@ Explain = Annotated[
     typer.Option(
         "--explain",
         help="Show how draft lengths were chosen, and why.",
-        rich_help_panel=o.DRAFTING,
+        rich_help_panel=MORE,
     ),
 ]
 
@@ -61,12 +63,8 @@ def run(
     draft_max: o.DraftMax = None,
     speculation: o.SpeculationName = None,
     explain: Explain = False,
-    estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
-    threshold: o.Threshold = "auto",
-    without: o.Without = "",
+    policy: o.Policy = DEFAULT_POLICY,
     predict: o.Predictors = o.DEFAULT_PREDICTORS,
-    copy_gb_s: o.CopyGbS = "",
-    link_gb_s: o.LinkGbS = None,
     stock: o.Stock = False,
     json_file: o.JsonFile = None,
     verbose: o.Verbose = False,

@@ -26,9 +26,8 @@ _FILES: Final = {"model_draft": "draft model", "mtp": "adapter"}  # parameters t
 
 # parameters of how a model is run: whoever gives one of them decides, and nothing that was saved is used
 HOW: Final = (
-    "stock", "device", "rpc", "cache", "ram", "host_kernels", "copy_gb_s", "link_gb_s", "model_draft",
-    "hf_repo_draft", "mtp", "spec_type", "draft_max", "speculation", "explain", "estimator", "threshold",
-    "without", "predict",
+    "stock", "device", "rpc", "cache", "ram", "host_kernels", "model_draft", "hf_repo_draft", "mtp",
+    "spec_type", "draft_max", "speculation", "explain", "policy", "predict",
 )  # fmt: skip
 
 

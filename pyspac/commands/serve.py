@@ -9,6 +9,7 @@ import typer
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
 from pyspac.commands.server_options import serve_options
+from pyspac.scheduler.policy import DEFAULT_POLICY
 from pyspac.server import log
 from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_DRAIN_S, DEFAULT_HOST
 
@@ -70,11 +71,8 @@ def serve(
     spec_type: o.SpecTypeName = None,
     speculation: o.SpeculationName = None,
     draft_max: o.DraftMax = None,
-    estimator: o.Estimator = o.DEFAULT_ESTIMATOR,
-    threshold: o.Threshold = "auto",
-    without: o.Without = "",
+    policy: o.Policy = DEFAULT_POLICY,
     predict: o.Predictors = o.DEFAULT_PREDICTORS,
-    link_gb_s: o.LinkGbS = None,
     cpu_share: o.CpuShare = DEFAULT_CPU_SHARE,
     metrics_port: o.MetricsPort = None,
     metrics_host: o.MetricsHost = DEFAULT_HOST,

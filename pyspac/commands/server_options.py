@@ -9,15 +9,16 @@ from pyspac.checks import check_int
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
 from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize, parse_numbers
+from pyspac.generate.options import CacheSize
 from pyspac.generate.spec_types import parse_spec_type
+from pyspac.scheduler.config import NO_PREDICTOR, parse_predictors
+from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server.options import (
     MAX_TOKENS,
     AttachOptions,
     ServeOptions,
     drafting_of,
     names_draft,
-    scheduler_config,
 )
 
 # of a server with one client: one slot with all of the context, no prompts kept aside, no warm-up
@@ -45,7 +46,6 @@ def own_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptions
             raise UsageError(f"{text} is for a server that others use: give it to pyspac serve")
     fields = {
         "stock": bool(given.get("stock")),
-        "copy_gb_s": parse_numbers("--copy-gb-s", given.get("copy_gb_s") or ""),
     }
     return _options(given, (*OWN_FLAGS, *passed), {"warm_start": False}, fields)
 
@@ -64,15 +64,13 @@ def _options(
         kind, passed, given.get("speculation"), given.get("draft_max"),
         has_draft=draft is not None or mtp is not None or names_draft(passed),
     )  # fmt: skip
-    config = scheduler_config(
-        given.get("estimator"), given.get("threshold"), given.get("without"), given.get("predict"),
-        given.get("link_gb_s"), n_draft_max,
-    )  # fmt: skip
+    policy = Policy.read(given.get("policy") or DEFAULT_POLICY)
+    config = policy.with_drafts(n_draft_max, parse_predictors(given.get("predict") or NO_PREDICTOR))
     return ServeOptions(
         model=given.get("model"), draft=draft, mtp=mtp, spec_type=kind, rpc=given.get("rpc"),
         cache=CacheSize(text=given.get("cache") or "auto"), device=given.get("device") or "auto",
         ram=given_ram(given.get("ram"), is_stock=bool(fields.get("stock"))),
         host_kernels=given.get("host_kernels") or "auto", cpu_range=given.get("cpu_range"),
-        n_ctx=given.get("ctx_size"), passed=passed,
+        n_ctx=given.get("ctx_size"), passed=passed, copy_gb_s=policy.copy_gb_s,
         attach=AttachOptions(scheduler=config, speculation=controller, **attach), **fields,
     )  # fmt: skip

@@ -12,15 +12,6 @@ from typing import Final, Literal
 from pyspac.errors import UsageError
 
 
-def read_cache_size(text: str, experts_bytes: int) -> int | None:
-    """What a cache size asks for, such as "17%" of `experts_bytes` or "4096" MiB; None: whatever is free."""
-    from pyspac._native import ffi, lib
-
-    n_bytes = ffi.new("uint64_t *")
-    check_value(lib.spac_read_cache_size(os.fsencode(text), experts_bytes, n_bytes))
-    return None if text == "auto" else int(n_bytes[0])
-
-
 def read_cpu_range(text: str) -> set[int]:
     """The cores of a range such as "0-7", all open to this process."""
     from pyspac._native import ffi, lib

@@ -7,7 +7,6 @@ model is loaded, and there is no such tier.
 from __future__ import annotations
 
 import os
-import re
 from typing import Final
 
 from pyspac.engine.devices import Device
@@ -15,9 +14,9 @@ from pyspac.engine.memory import free_memory
 from pyspac.errors import UsageError
 from pyspac.model.device_needs import N_UBATCH, Needs
 from pyspac.model.geometry import MoeGeometry
-from pyspac.units import GIB, MIB
+from pyspac.units import AUTO, GIB, MIB, read_size
 
-AUTO: Final = "auto"
+FLAG: Final = "--ram"
 VARIABLE: Final = "PYSPAC_RAM"
 # left free besides the model and its contexts: what the program takes itself, and other programs
 MARGIN_BYTES: Final = GIB
@@ -25,8 +24,6 @@ MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
 # tokens of a prompt computed at once: each piece reads all experts, so 1,024 read half of what 512 do
 PROMPT_PIECE: Final = 1024
 _AUTO_EMULATED_SHARE: Final = 0.25  # of all experts, that an emulated device holds with --cache auto
-_TOO_MANY: Final = 1e12  # of any unit
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[MG]i?B?)?", re.IGNORECASE)
 
 
 def given_ram(option: str | None, *, is_stock: bool = False) -> str | None:
@@ -43,7 +40,7 @@ def given_ram(option: str | None, *, is_stock: bool = False) -> str | None:
 
 def check_ram(text: str | None) -> None:
     """Raise UsageError for what is no size."""
-    if text is not None and not _is_auto(text) and _n_bytes(text, GIB) == 0:
+    if text is not None and read_size(FLAG, text, GIB) == 0:
         raise UsageError(
             f"--ram {text} holds nothing: give MiB (8000), GiB (8G), a share of all experts or auto"
         )
@@ -84,8 +81,8 @@ def _has_kernels() -> bool:
 
 
 def ram_text(mib: float) -> str:
-    """As the engine reads it: all digits of a whole number of bytes, and no exponent."""
-    return f"{mib:.20f}".rstrip("0").rstrip(".")
+    """As the engine reads it, in bytes."""
+    return f"{round(mib * MIB)}B"
 
 
 def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None, needs: Needs) -> int:
@@ -130,8 +127,8 @@ def choose_ram_mib(
         return None
     if text is None and geometry.experts_bytes + others + _margin(free) <= free:
         return None
-    is_auto = text is None or _is_auto(text)
-    n_bytes = _auto_bytes(others, free) if is_auto else _n_bytes(str(text), geometry.experts_bytes)
+    asked = read_size(FLAG, text or AUTO, geometry.experts_bytes)
+    n_bytes = _auto_bytes(others, free) if (is_auto := asked is None) else asked
     if n_bytes >= geometry.experts_bytes and (is_auto or geometry.experts_bytes + others <= free):
         return None
     least = least_bytes(geometry, has_device=has_device)
@@ -146,11 +143,12 @@ def asked_bytes(text: str, geometry: MoeGeometry, free_bytes: int | None = None)
 
     auto: what is free, and no more than all experts take. Raises UsageError for what is no size.
     """
-    if _is_auto(text):
-        free = free_memory() if free_bytes is None else free_bytes
-        others = geometry.model_bytes - geometry.experts_bytes
-        return min(geometry.experts_bytes, _auto_bytes(others, free))
-    return _n_bytes(text, geometry.experts_bytes)
+    asked = read_size(FLAG, text, geometry.experts_bytes)
+    if asked is not None:
+        return asked
+    free = free_memory() if free_bytes is None else free_bytes
+    others = geometry.model_bytes - geometry.experts_bytes
+    return min(geometry.experts_bytes, _auto_bytes(others, free))
 
 
 def least_bytes(geometry: MoeGeometry, *, has_device: bool = False) -> int:
@@ -163,21 +161,6 @@ def n_slots(geometry: MoeGeometry, n_bytes: int, *, has_device: bool = False) ->
     if n_bytes >= geometry.experts_bytes:
         return geometry.n_experts_total
     return max(0, min(n_bytes // geometry.slot_bytes - has_device, geometry.n_experts_total))
-
-
-def _is_auto(text: str) -> bool:
-    return text.strip().lower() == AUTO
-
-
-def _n_bytes(text: str, experts_bytes: int) -> int:
-    """Bytes of "8000" (MiB), "8G", "8000MiB" or "25%" of all experts'."""
-    match = _SIZE.fullmatch(text.strip())
-    number, unit = (float(match[1]), (match[2] or "M").upper()) if match else (-1.0, "M")
-    if not 0.0 <= number < _TOO_MANY or (unit == "%" and number > 100.0):
-        raise UsageError(
-            f"--ram {text} is no size: give MiB (8000), GiB (8G), a share of all experts (25%), or auto"
-        )
-    return int(number * (experts_bytes / 100.0 if unit == "%" else GIB if unit[0] == "G" else MIB))
 
 
 def _margin(free: int) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import UsageError
-from pyspac.generate.tensor_split import text_of
 from pyspac.scheduler.config import SchedulerConfig
 
 _DEFAULTS = SchedulerConfig()
@@ -64,13 +64,11 @@ def check_can_predict(predict: Iterable[str], ram: str | None, *, can: bool) -> 
 def _in_vain(cache: str, scheduler: SchedulerConfig, copy_gb_s: Sequence[float]) -> Iterator[str]:
     if cache not in ("auto", "0"):
         yield f"--cache {cache}"
-    if scheduler.estimator != _DEFAULTS.estimator:
-        yield f"--estimator {scheduler.estimator}"
-    if scheduler.threshold != "auto":
-        yield f"--threshold {scheduler.threshold}"
-    if parts := sorted(scheduler.without - {"sd"}):
-        yield f"--without {','.join(parts)}"
-    if scheduler.link_gb_s is not None:
-        yield f"--link-gb-s {scheduler.link_gb_s:g}"
-    if any(copy_gb_s):
-        yield f"--copy-gb-s {text_of(copy_gb_s)}"
+    others = replace(
+        _DEFAULTS,
+        without=scheduler.without & {"sd"},
+        predict=scheduler.predict,
+        n_draft_max=scheduler.n_draft_max,
+    )
+    if scheduler != others or any(copy_gb_s):
+        yield "--policy"

@@ -10,7 +10,7 @@ from pyspac.checks import check_range
 from pyspac.engine.ahead import NEXT_LAYERS, check_in_engine
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.rpc import split_endpoints
-from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
+from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate import spec_types
 from pyspac.generate.memory_tier import check_ram, ram_text
@@ -20,6 +20,7 @@ from pyspac.generate.tensor_split import check_n_numbers, check_shares
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
 from pyspac.speculation.cost_table import masked_width
 from pyspac.speculation.manager import FIXED, choose_controller
+from pyspac.units import read_size
 
 if TYPE_CHECKING:
     from pyspac.engine.devices import Device
@@ -53,13 +54,13 @@ class CacheSize:
     @property
     def is_zero(self) -> bool:
         """Whether a device would have none."""
-        return any(read_cache_size(size, _MANY_BYTES) == 0 for size in self.sizes)
+        return any(read_size("--cache", size, _MANY_BYTES) == 0 for size in self.sizes)
 
     def n_bytes(self, experts_bytes: int) -> int | None:
         """Bytes, given those of all experts; None: whatever is free. Of several, as if layers were dealt out
         equally.
         """
-        found = [read_cache_size(size, experts_bytes // len(self.sizes)) for size in self.sizes]
+        found = [read_size("--cache", size, experts_bytes // len(self.sizes)) for size in self.sizes]
         return None if None in found else sum(size or 0 for size in found)
 
     def of_devices(self, n_devices: int) -> list[str]:

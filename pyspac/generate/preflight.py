@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from pyspac.engine.devices import Device
-from pyspac.engine.values import read_cache_size
 from pyspac.errors import ConfigError, ModelError
 from pyspac.generate.draft_files import check_drafter, check_is_target
 from pyspac.generate.options import DEFAULT_N_CTX, RunOptions
@@ -20,7 +19,7 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader, read_header
 from pyspac.model.mtp import MtpAdapter, base_id, read_adapter
-from pyspac.units import MIB
+from pyspac.units import MIB, read_size
 
 # where llama.cpp's graphs have a row for each token of the batch: hooks/0005 gates them
 _GATED_TENSOR: Final = re.compile(r"(blk\.\d+\.attn_(q|k|v|qkv|output)|token_embd)\.weight\.lora_[ab]")
@@ -131,7 +130,7 @@ def _check_can_split(options: RunOptions, geometry: MoeGeometry, device: Device)
     several = device.parts
     for part, size in zip(device.each, options.cache.of_devices(len(device.each)), strict=True):
         # of a share of some layers' experts, which these are the engine finds out
-        asked = read_cache_size(size, 0 if several else geometry.experts_bytes)
+        asked = read_size("--cache", size, 0 if several else geometry.experts_bytes)
         _check_fits(size, asked or 0, geometry, part)
 
 

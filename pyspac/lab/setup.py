@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyspac.checks import check_int, check_range
 from pyspac.errors import ConfigError
-from pyspac.units import MIB
+from pyspac.units import read_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +39,11 @@ class Setup:
 
 
 def capacity_bytes(text: str, total_bytes: int) -> int:
-    """Read "5%" or a number of MiB; ConfigError if it is neither.
-
-    The rule of spac_read_cache_size, written again as the lab runs without libspac; tests compare the two.
-    """
-    is_share = text.endswith("%")
-    value = float(text.removesuffix("%")) if re.fullmatch(r"[0-9]+(\.[0-9]+)?%?", text) else -1.0
-    if not 0.0 <= value <= (100.0 if is_share else 1e9):
+    """Bytes of all experts, at most all; ConfigError if it is no size."""
+    size = read_size("--capacity", text, total_bytes)
+    if size is None:
         raise ConfigError("--capacity", text, "a share of all experts such as 5%, or a number of MiB")
-    return min(int(value / 100 * total_bytes + 0.5) if is_share else int(value * MIB), total_bytes)
+    return min(size, total_bytes)
 
 
 def parse(text: str) -> tuple[str, dict[str, float]]:

@@ -12,7 +12,7 @@ from pyspac.errors import ConfigError, UsageError
 
 ESTIMATORS = ("ema", "spac", "lru", "lfu", "last", "static")
 
-# the ablations of MoE-SpAc 4.4, and some of ours: what is taken away, as the help of --without says it
+# the ablations of MoE-SpAc 4.4, and some of ours: what is taken away, as `pyspac lab run --help` says it
 ABLATIONS = {
     "specue": "binary utility (n_levels = 1)",
     "adabc": "fixed boundaries, up = 3 and down = 1 (estimator spac)",

@@ -10,13 +10,12 @@ from dataclasses import asdict, replace
 from typing import Final, TypeAlias
 
 from pyspac.engine.devices import Device
-from pyspac.engine.values import read_cache_size
 from pyspac.errors import ConfigError, UsageError
 from pyspac.generate.options import DEFAULT_N_CTX, CacheSize
 from pyspac.model.device_needs import Needs
 from pyspac.model.geometry import MoeGeometry
 from pyspac.server.options import SERVER_SLOTS, ServeOptions
-from pyspac.units import MIB
+from pyspac.units import MIB, read_size
 
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
 Shares: TypeAlias = tuple[float, ...]
@@ -88,7 +87,7 @@ def why_tight(
     """
     of_each = _needs_of_each(needs, device, shares)
     for size, part, part_needs in zip(text.split(","), device.each, of_each, strict=True):
-        asked = None if device.parts and "%" in size else read_cache_size(size, geometry.experts_bytes)
+        asked = None if device.parts and "%" in size else read_size("--cache", size, geometry.experts_bytes)
         if asked is not None and not part.is_cpu and part_needs.total + asked > part.memory_free:
             return _too_little(part_needs, part)
     return None

@@ -22,9 +22,7 @@ from pyspac.generate.no_device import check_no_device, is_host_only
 from pyspac.generate.options import (
     CacheSize,
     check_host_kernels,
-    check_link_gb_s,
     choose_draft_max,
-    parse_threshold,
 )
 from pyspac.generate.tensor_split import FLAG as TENSOR_SPLIT
 from pyspac.generate.tensor_split import check_n_numbers, parse_tensor_split
@@ -33,8 +31,6 @@ from pyspac.scheduler.config import (
     LINK_GB_S,
     TOKEN,
     SchedulerConfig,
-    parse_ablations,
-    parse_predictors,
 )
 from pyspac.server.board_file import check_name
 from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
@@ -161,7 +157,7 @@ class ServeOptions:
         check_host_kernels(self.host_kernels)
         check_ram(self.ram)
         for speed in filter(None, self.copy_gb_s):
-            check_range("--copy-gb-s", speed, *LINK_GB_S)
+            check_range("copy_gb_s", speed, *LINK_GB_S)
         if self.rpc is not None:
             split_endpoints(self.rpc)  # or it raises
         if self.cpu_range is not None:
@@ -279,7 +275,7 @@ class ServeOptions:
         check_n_numbers(TENSOR_SPLIT, self.tensor_split, len(device.handles), device)
         if not device.has_cache and not self.is_host_only:
             return replace(self, device="none")
-        check_n_numbers("--copy-gb-s", self.copy_gb_s[1:] and self.copy_gb_s, len(device.each), device)
+        check_n_numbers("copy_gb_s", self.copy_gb_s[1:] and self.copy_gb_s, len(device.each), device)
         is_auto = read_device_kind(self.device) == "auto"
         return self if is_auto or not (device.parts or self.rpc) else replace(self, device=device.name)
 
@@ -385,24 +381,3 @@ def _check_cache_length(draft_max: int | None) -> None:
             f"--draft-max {draft_max}: llama-server's ngram-cache always drafts {NGRAM_CACHE_MAX} tokens; "
             "add --speculation auto, which holds it below, or choose another --spec-type"
         )
-
-
-def scheduler_config(
-    estimator: str | None = None,
-    threshold: str | None = None,
-    without: str | None = None,
-    predict: str | None = None,
-    link_gb_s: float | None = None,
-    n_draft_max: int = 0,
-) -> SchedulerConfig:
-    """From the options as text; None: not given. Raises ConfigError."""
-    check_link_gb_s(link_gb_s)
-    default = SchedulerConfig()
-    return SchedulerConfig(
-        estimator=estimator or default.estimator,
-        threshold=parse_threshold(threshold or "auto"),
-        without=parse_ablations(without or ""),
-        predict=default.predict if predict is None else parse_predictors(predict),
-        n_draft_max=n_draft_max,
-        link_gb_s=link_gb_s,
-    )

@@ -285,12 +285,12 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         "--cache 10,20 needs a device that holds experts, and there is none",
     ),
     "two links without a device": (
-        (*RUN, str(TARGET), "--copy-gb-s", "1,2"),
-        "--copy-gb-s 1,2 needs a device that holds experts, and there is none",
+        (*RUN, str(TARGET), "--policy", "copy_gb_s=[1,2]"),
+        "--policy needs a device that holds experts, and there is none",
     ),
     "links that are no numbers": (
-        (*RUN, str(TARGET), "--copy-gb-s", "1,x"),
-        "give a number, or several with commas, such as 20,2",
+        (*RUN, str(TARGET), "--policy", "copy_gb_s=[1,'x']"),
+        "copy_gb_s cannot be 'x': give a number",
     ),
     "an RPC server by IPv6": (
         (*RUN, str(TARGET), "--rpc", "[::1]:50052"),

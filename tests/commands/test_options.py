@@ -28,6 +28,7 @@ DIFFERENT = {
     "--k",  # lab sweep: a list
     "--n-predict",  # bench: 2 or more, as speeds need
     "--output",  # of trace, lab sweep and lab report: each writes something else
+    "--policy",  # lab: a named combination of its own
     "--predict",  # attach: those of a scheduler alone; lab: recorded
     "--ram",  # inspect: the same text, but it only predicts, and takes several to compare
     "--rpc",  # doctor: looks at it alone
@@ -83,15 +84,21 @@ def test_a_prompt_is_given_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_help_is_in_groups() -> None:
-    """The everyday options first; each option once."""
-    text = CliRunner().invoke(app, ["run", "--help"]).stdout
-    titles = [
-        "Options",
-        *(getattr(options, name) for name in ("EXPERTS", "DRAFTING", "SCHEDULER")),
-    ]
-    places = [text.index(f"\n{title.split(' (')[0]}") for title in titles]
+    """The everyday options first, each once; the others with --help-all."""
+    short, whole = (CliRunner().invoke(app, ["run", flag]).stdout for flag in ("--help", "--help-all"))
+    titles = ["Options", *(getattr(options, name) for name in ("EXPERTS", "DRAFTING", "MORE"))]
+    places = [whole.index(f"\n{title.split(' (')[0]}") for title in titles]
     assert places[0] == min(places)
     for flag, title in (("-m, --model", 0), ("--cache SIZE", 1), ("--draft-max N", 2), ("--predict", 3)):
-        assert text.count(f"\n  {flag}") == 1
+        assert whole.count(f"\n  {flag}") == 1
         following = [place for place in places if place > places[title]]
-        assert places[title] < text.index(f"\n  {flag}") < min(following, default=len(text))
+        assert places[title] < whole.index(f"\n  {flag}") < min(following, default=len(whole))
+        assert (flag in short) == (title != 3)
+    assert "--help-all shows" in short
+    assert "--help-all shows" not in whole
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "serve"])
+def test_help_fits_on_a_screen_and_a_half(name: str) -> None:
+    lines = CliRunner().invoke(app, [name, "--help"]).stdout.splitlines()  # of 80 columns
+    assert len(lines) <= 72

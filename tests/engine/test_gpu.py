@@ -88,7 +88,7 @@ def test_a_prompt_passes_through_the_slots() -> None:
     assert n_experts // 2 < experts["n_staged"] <= n_experts
     assert experts["loaded_bytes"] / experts["n_loads"] == experts["staged_bytes"] / experts["n_staged"]
     assert experts["stage_wait_us"] > 0
-    without = run_json("--cache", "50%", "-n", "4", *prompt, "--without", "stage")
+    without = run_json("--cache", "50%", "-n", "4", *prompt, "--policy", "without=['stage']")
     assert without["experts"]["n_staged"] == 0
     assert without["token_ids"] == stock["token_ids"]
 

@@ -140,7 +140,7 @@ def test_the_text_is_stocks_over_the_same_devices(other: str) -> None:
         devices = ["--device", f"Vulkan0,{other}", *EQUAL_SHARES, "-n", "12"]
         if other == "RPC0":
             devices += ["--rpc", f"127.0.0.1:{port}"]
-        split = run_json(*devices, "--cache", "50%,25%", "--copy-gb-s", "1,0.002")
+        split = run_json(*devices, "--cache", "50%,25%", "--policy", "copy_gb_s=[1,0.002]")
         assert split["token_ids"] == run_json(*devices, "--stock")["token_ids"]
     fast, slow = split["devices"]
     assert [fast["name"], slow["name"]] == ["Vulkan0", other]

@@ -66,7 +66,9 @@ def test_two_servers_give_the_text_of_one(rpc: str, tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_row_of_each(rpc: str, tmp_path: Path) -> None:
-    done = run(tmp_path, "-p", PROMPT, "-n", "8", "--rpc", rpc, "--cache", "25%", "--copy-gb-s", "1,0.5")
+    done = run(
+        tmp_path, "-p", PROMPT, "-n", "8", "--rpc", rpc, "--cache", "25%", "--policy", "copy_gb_s=[1,0.5]"
+    )
     assert "split between RPC0,RPC1 with an emulated link and the host" in done.stderr
     for name in ("RPC0", "RPC1"):
         assert any(line.startswith(f"{name} ") and "slots" in line for line in done.stderr.splitlines())
@@ -83,7 +85,7 @@ def test_layers_as_the_user_deals_them_out(rpc: str, tmp_path: Path) -> None:
     ("arguments", "why"),
     [
         (["--cache", "1,2,3"], "has 3 sizes, and there are 2 devices"),
-        (["--cache", "25%,ten"], 'the cache size cannot be "ten"'),
+        (["--cache", "25%,ten"], "--cache ten is no size"),
         (["--cache", "25%,0"], "more than 0"),
         (["--cache", "25%", "--device", "RPC0,RPC9"], 'there is no device "RPC9" here'),
         (["--cache", "25%", "--device", "RPC0,rpc0"], "names RPC0 twice"),
@@ -92,7 +94,7 @@ def test_layers_as_the_user_deals_them_out(rpc: str, tmp_path: Path) -> None:
         (["--cache", "25%", "-ts", "1,x"], "--tensor-split cannot be '1,x': give a share"),
         (["--cache", "25%", "-ts", "0,0"], "--tensor-split cannot be '0,0': give a share"),
         (["--cache", "25%", "-ts", "0,1"], "gives RPC0 no MoE layer of this model"),
-        (["--cache", "25%", "--copy-gb-s", "1,2,3"], "--copy-gb-s 1,2,3 has 3 numbers"),
+        (["--cache", "25%", "--policy", "copy_gb_s=[1,2,3]"], "copy_gb_s 1,2,3 has 3 numbers"),
         (["--cache", "99999999,25%"], "of RPC0's free memory"),
     ],
 )

@@ -472,7 +472,7 @@ def test_attach_serves_a_server_started_by_hand(bin_dir: Path, tmp_path: Path) -
         (["-m", str(TARGET), "--cache", "25%"], "--cache 25% needs a device"),
         (["-m", __file__], "not a GGUF file"),
         (["-m", str(TARGET), "--device", "emulated", "--cache", "0"], "--cache cannot be"),
-        (["-m", str(TARGET), "--cache", "lots"], "the cache size cannot be"),
+        (["-m", str(TARGET), "--cache", "lots"], "--cache lots is no size"),
         (["-m", str(TARGET), "--device", "nothing0"], 'no device "nothing0" here'),
         (["-m", str(TARGET), "--board", "a/b"], "board name"),
         (["-m", str(TARGET), "--port", "99999"], "--port"),

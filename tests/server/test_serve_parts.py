@@ -38,6 +38,7 @@ from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.scheduler.activations import ActivationDrain
 from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import board_file, device_probe, log, memory, plan
 from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env
@@ -46,7 +47,7 @@ from pyspac.server.child import Child
 from pyspac.server.download import ModelFiles, StoppedError
 from pyspac.server.exporter import serve_metrics
 from pyspac.server.health import choose_port, get_json, is_healthy
-from pyspac.server.options import AttachOptions, ServeOptions, choose_drafting, drafting_of, scheduler_config
+from pyspac.server.options import AttachOptions, ServeOptions, choose_drafting, drafting_of
 from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
 from pyspac.server.secrets import take_secrets
@@ -335,7 +336,7 @@ def test_the_estimators_longest_draft_is_the_servers(
     """[gamma] follows --draft-max."""
     controller, n_draft_max = choose_drafting(speculation, draft_max)
     assert (controller, n_draft_max) == chosen
-    assert scheduler_config("spac", "auto", "", "none", None, n_draft_max).gamma == chosen[1]
+    assert Policy.read("spac").with_drafts(n_draft_max, ()).gamma == chosen[1]
 
 
 def test_the_scheduler_process_takes_the_limit_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,17 +382,19 @@ def test_bad_draft_limits(tmp_path: Path, n_draft_max: str) -> None:
 
 
 def test_a_known_link_reaches_the_scheduler() -> None:
-    assert scheduler_config("ema", "auto", "", "none", 12.5, 8).link_gb_s == 12.5
-    with pytest.raises(ConfigError, match="--link-gb-s cannot be 0"):
-        scheduler_config("ema", "auto", "", "none", 0.0, 8)
+    assert Policy.read("link_gb_s=12.5").with_drafts(8, ()).link_gb_s == 12.5
+    with pytest.raises(ConfigError, match="link_gb_s cannot be 0"):
+        Policy.read("link_gb_s=0.0")
 
 
-@pytest.mark.parametrize("command", ["run", "serve", "attach"])
-def test_the_link_flag_means_the_same_in_every_command(command: str) -> None:
-    group: Any = typer.main.get_command(app)
-    (link,) = [param for param in group.commands[command].params if "--link-gb-s" in param.opts]
-    assert link.default is None
-    assert "Slows nothing down" in link.help
+def test_a_policy_is_a_name_settings_or_a_file_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('estimator = "spac"\nwithout = ["evict"]\ncopy_gb_s = [20.0, 2]\n')
+    policy = Policy.read(str(file))
+    assert (policy.config.estimator, policy.config.without) == ("spac", {"evict"})
+    assert policy.copy_gb_s == (20.0, 2)
+    assert Policy.read(file.read_text()).config == policy.config
+    assert Policy.read(DEFAULT_POLICY).config == SchedulerConfig()
 
 
 @pytest.mark.parametrize("flag", ["-hf", "--hf-repo", "--model-url=x"])

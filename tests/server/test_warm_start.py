@@ -242,13 +242,13 @@ def test_the_first_answer_after_a_restart_is_as_well_covered(tmp_path: Path) -> 
     are not covered alike: the first one after the restart must not fall behind the least of the last ones.
     """
     passed = ("-np", "1", *ONE_THREAD)
-    with Serve(tmp_path, "--without", "prompt", passed=passed) as serve:
+    with Serve(tmp_path, "--policy", "without=['prompt']", passed=passed) as serve:
         cold = coverage(serve.wait_ready())
         last = [coverage(serve) for _ in range(4)][1:]
         assert serve.stop() == 0
     saved = list((tmp_path / "cache" / "utilities").iterdir())
     assert [path.suffix for path in saved] == [".npz"]
-    with Serve(tmp_path, "--without", "prompt", passed=passed) as serve:
+    with Serve(tmp_path, "--policy", "without=['prompt']", passed=passed) as serve:
         wait_until_full(serve.wait_ready())
         warm = coverage(serve)
     assert warm >= min(last) - 0.05

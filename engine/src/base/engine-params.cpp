@@ -16,7 +16,7 @@ static_assert(SPAC_MAX_THREADS == GGML_MAX_N_THREADS, "spac.h has to follow ggml
 
 static constexpr uint64_t MIB               = 1 << 20;
 static constexpr uint64_t AUTO_MARGIN_BYTES = SPAC_AUTO_MARGIN_MIB * MIB, MIN_MARGIN_BYTES = SPAC_MIN_MARGIN_MIB * MIB;
-static constexpr double   MAX_CACHE_MIB = 1e9; // more than that is a slip
+static constexpr double   MAX_SIZE_MIB = 1e9; // more than that is a slip
 
 // share of the experts that "auto" holds where the device is the CPU: a second copy of all would gain nothing
 static constexpr double AUTO_CPU_SHARE = 0.25;
@@ -60,40 +60,30 @@ static double read_number(const std::string & text) {
     return is_number(text) && stream >> value ? value : -1.0;
 }
 
-uint64_t spac_read_cache(const std::string & text, uint64_t total_bytes) {
+uint64_t spac_size_bytes(const std::string & text, uint64_t total_bytes) {
     if (text == "auto") {
         return UINT64_MAX;
     }
-    const bool   is_share = !text.empty() && text.back() == '%';
-    const double value    = read_number(is_share ? text.substr(0, text.size() - 1) : text);
-    if (value < 0 || value > (is_share ? 100.0 : MAX_CACHE_MIB)) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("the cache size cannot be \"%s\": give a share of the experts, such as 17%% (at most 100%%), "
-                                     "a number of MiB, or auto",
-                                     text.c_str()));
-    }
-    return is_share ? (uint64_t) (value / 100 * total_bytes + 0.5) : (uint64_t) (value * MIB);
-}
-
-uint64_t spac_read_ram(const std::string & text, uint64_t total_bytes) {
     const size_t      end    = text.find_first_not_of("0123456789.");
     const std::string number = text.substr(0, end), unit = end == std::string::npos ? "M" : text.substr(end);
     const auto        is     = [&](const char * other) { return strcasecmp(unit.c_str(), other) == 0; };
     const bool        is_gib = is("G") || is("GB") || is("GiB"), is_mib = is("M") || is("MB") || is("MiB");
-    const double      value = read_number(number) * (is_gib ? 1024.0 : 1.0);
-    if (value < 0 || value > (unit == "%" ? 100.0 : MAX_CACHE_MIB) || !(is_gib || is_mib || unit == "%")) {
+    const double      scale = is("%") ? total_bytes / 100.0 : is_gib ? 1024.0 * MIB
+                                                          : is_mib   ? MIB
+                                                                     : 1.0;
+    const double      value = read_number(number);
+    if (value < 0 || (is("%") ? value > 100.0 : value * scale > MAX_SIZE_MIB * MIB) || !(is("%") || is_gib || is_mib || is("B"))) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("memory for experts on disk (ram) cannot be \"%s\": give MiB (8000), GiB (8G) or a share of all experts (25%%)",
-                                     text.c_str()));
+                         spac_format("a size cannot be \"%s\": give MiB (8000), GiB (8G), a share of all experts (25%%), or auto", text.c_str()));
     }
-    return unit == "%" ? (uint64_t) (value / 100 * total_bytes + 0.5) : (uint64_t) (value * MIB);
+    return (uint64_t) (value * scale + (is("%") ? 0.5 : 0.0));
 }
 
 uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device) {
     size_t free_bytes = 0, all_bytes = 0;
     ggml_backend_dev_memory(device, &free_bytes, &all_bytes);
 
-    const uint64_t asked = spac_read_cache(text, total_bytes);
+    const uint64_t asked = spac_size_bytes(text, total_bytes);
     if (asked == UINT64_MAX) {
         return auto_bytes(total_bytes, guard_bytes, device, free_bytes);
     }
@@ -140,7 +130,7 @@ std::vector<std::string> spac_cache_sizes(const std::string & text, size_t n_dev
 }
 
 void spac_check_no_cache(const std::string & text) {
-    const uint64_t asked = spac_read_cache(text, UINT64_MAX / 2);
+    const uint64_t asked = spac_size_bytes(text, UINT64_MAX / 2);
     if (asked != UINT64_MAX && asked != 0) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("cache \"%s\" needs a device, and there is none: leave it out, or name a device (\"emulated\" tries "

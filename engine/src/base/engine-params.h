@@ -17,11 +17,9 @@ struct spac_settings {
 
     explicit spac_settings(const spac_engine_params & params); // throws as spac_parse_cpu_range does
 };
-// bytes that "17%" of all experts or "4096" (MiB) asks for, 0 among them; UINT64_MAX: "auto"
+// bytes of "25%" of all experts, "4096" (MiB), "4096M", "4G" or "4096B", 0 among them; UINT64_MAX: "auto"
 // throws SPAC_STATUS_INVALID_ARGUMENT
-uint64_t spac_read_cache(const std::string & text, uint64_t total_bytes);
-// the same of memory for experts on disk: "25%", "4096" (MiB), "4096M", "4G"
-uint64_t spac_read_ram(const std::string & text, uint64_t total_bytes);
+uint64_t spac_size_bytes(const std::string & text, uint64_t total_bytes);
 
 // without a device there is nothing that a cache could be in; throws SPAC_STATUS_INVALID_ARGUMENT where one is asked for
 void spac_check_no_cache(const std::string & text);

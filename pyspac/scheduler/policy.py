@@ -1,0 +1,65 @@
+"""How experts are chosen for the device: a name, or settings as TOML or in a file, in; a `Policy` out.
+
+estimator = "spac"             # a field of SchedulerConfig
+threshold = 2
+without = ["prefetch"]         # parts that are left out, to see what they are worth
+copy_gb_s = [20.0, 2.0]        # emulates other links, one for each device
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from pyspac.checks import check_range
+from pyspac.errors import ConfigError
+from pyspac.scheduler.config import ESTIMATORS, LINK_GB_S, SchedulerConfig
+
+FLAG: Final = "--policy"
+DEFAULT_POLICY: Final = SchedulerConfig().estimator
+COPY_GB_S: Final = "copy_gb_s"
+_OTHER_FLAGS: Final = ("n_draft_max", "predict")  # fields that --draft-max and --predict set
+KEYS: Final = (*(f.name for f in fields(SchedulerConfig) if f.name not in _OTHER_FLAGS), COPY_GB_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """`text`: as given. `copy_gb_s`: throttle of copies in 1e9 bytes/s, of all devices or each; (): none."""
+
+    text: str = DEFAULT_POLICY
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    copy_gb_s: tuple[float, ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """An estimator's name, settings as TOML, or a file of them. Raises ConfigError."""
+        if text in ESTIMATORS:
+            return cls(text=text, config=SchedulerConfig(estimator=text))
+        try:
+            values = tomllib.loads(text if "=" in text else Path(text).read_text(encoding="utf-8"))
+        except OSError as error:
+            wanted = f"one of {', '.join(ESTIMATORS)}, or a TOML file ({error.strerror})"
+            raise ConfigError(FLAG, text, wanted) from None
+        except ValueError as error:
+            raise ConfigError(FLAG, text, f"settings as TOML ({error})") from None
+        if unknown := sorted(values.keys() - set(KEYS)):
+            raise ConfigError(FLAG, text, f"settings without {unknown[0]}: known are {', '.join(KEYS)}")
+        try:
+            copy = _speeds(values.pop(COPY_GB_S, ()))
+            return cls(text=text, config=SchedulerConfig(**values), copy_gb_s=copy)
+        except (TypeError, AttributeError) as error:
+            raise ConfigError(FLAG, text, f"values of the right types ({error})") from None
+
+    def with_drafts(self, n_draft_max: int, predict: tuple[str, ...]) -> SchedulerConfig:
+        """With what other flags say. Raises ConfigError."""
+        return replace(self.config, n_draft_max=n_draft_max, predict=predict)
+
+
+def _speeds(value: Any) -> tuple[float, ...]:
+    found = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for speed in found:
+        if speed:
+            check_range(COPY_GB_S, speed, *LINK_GB_S)
+    return found
