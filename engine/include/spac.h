@@ -60,17 +60,20 @@ extern "C" {
     X(byte_budget, uint64_t, (n_device), DECISION, "bytes that may be copied per forward; UINT64_MAX: no limit")                                                                                                \
     X(want_whole, uint8_t, (n_layer), DECISION, "1: the device shall have all of the layer's experts")                                                                                                          \
     X(n_draft_max, int32_t, (SPAC_N_SERVER_SLOTS), SCHEDULER, "limit of the draft length by server slot, each entry a decision of its own; -1: none")                                                           \
+    X(n_draft_matched, int32_t, (SPAC_N_SERVER_SLOTS, SPAC_N_MATCHES), SCHEDULER, "the same of copied drafts (ngram), by how many of the last tokens stood before: 0 (unused), 1, 2, 3, from 4, 8 and 16 on, 32; -1: none") \
     X(fallback, int32_t, (2), SCHEDULER, "for whoever watches: whether copies pay, as measured: 0: not compared yet, 1: they go on, 2: there are none, 3: there are only whole layers, 4: they go on and no layer is whole; by how many thousandths of tokens/s that is faster")
 #define SPAC_VIEW_FIELD(name, type, shape, writer, meaning) type * name;
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     6
+#define SPAC_ABI_VERSION     7
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
 #define SPAC_N_UPCOMING      512 // tokens of a look ahead, at most
 #define SPAC_N_SERVER_SLOTS  64
+#define SPAC_N_MATCHED_MAX   32 // tokens of a match: longer ones are alike
+#define SPAC_N_MATCHES       8  // kinds of them, by length
 #define SPAC_BOARD_NAME_MAX  100 // letters, digits, '_', '.' and '-'
 #define SPAC_N_AHEAD         2   // predictors of the engine's own
 #define SPAC_NEXT_LAYER_MAX  3   // layers that one of them looks ahead
@@ -298,7 +301,9 @@ typedef struct spac_step_record {
     uint32_t verify_us;
     uint32_t process_us;
     uint32_t sample_us;
-    int32_t  n_masks; // tokens of the batch that only draft this sequence's next ones
+    int32_t  n_masks;       // tokens of the batch that only draft this sequence's next ones
+    int32_t  n_matched;     // ngram: of the tokens before its drafts, that stood together before, too; 0: none, or not looked for
+    int32_t  n_passed_over; // ngram: of a step before, whose draft was not made: its match if the first token would have held, else the negative; 0: none
 } spac_step_record;
 
 typedef struct spac_board_geometry {

@@ -108,6 +108,12 @@ class MatchForecast(PlacedForecast):
         """See ForecastBase. What it would have drafted it is told of at once."""
         return True
 
+    def observe(self, record: StepRecord) -> None:
+        """See Controller. What was passed over is told of at once."""
+        if record.n_passed_over:
+            self.observe_passed_over(abs(record.n_passed_over), record.n_passed_over > 0)
+        super().observe(record)
+
     def observe_passed_over(self, n_matched: int, is_held: bool) -> None:
         """The text has come to the first token of a draft that was not made."""
         self.matches.observe(n_matched, 1, int(is_held))
