@@ -53,10 +53,10 @@ def steps_since(board: Board, first: int) -> list[StepRecord]:
 
 def test_slots_draft_from_their_own_text(served: Serve) -> None:
     """Four requests at once, twice: the second time each slot has another one's prompt."""
-    for shift in (0, 1):
+    for prompts in (PROMPTS, PROMPTS[1:] + PROMPTS[:1]):
         with ThreadPoolExecutor(N_SLOTS) as pool:
-            prompts = PROMPTS[shift:] + PROMPTS[:shift]
-            answers = list(pool.map(lambda i: ask(served.port, prompts[i], id_slot=i), range(N_SLOTS)))
+            requests = [pool.submit(ask, served.port, text, id_slot=i) for i, text in enumerate(prompts)]
+            answers = [request.result() for request in requests]
         for answer in answers:
             assert_plain(answer)
         assert sum(answer["timings"]["draft_n_accepted"] for answer in answers) > 2 * N_PREDICT
@@ -91,7 +91,8 @@ def test_a_limit_for_each_length_of_the_match(served: Serve) -> None:
         finally:
             board.n_draft_matched[0] = -1
         steps = steps_since(board, first)
-    assert all(step.n_draft <= (0 if step.n_matched < 4 else 1 if step.n_matched < 16 else 2) for step in steps)
+    for step in steps:
+        assert step.n_draft <= (0 if step.n_matched < 4 else 1 if step.n_matched < 16 else 2)
     assert max(step.n_draft for step in steps) == 2
     passed = [step.n_passed_over for step in steps if step.n_passed_over]
     assert passed
