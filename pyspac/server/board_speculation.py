@@ -25,6 +25,7 @@ from pyspac.speculation.placed_forecast import MatchForecast
 
 LAG_STEPS: Final = 1
 NO_REQUEST: Final = -1  # of a record whose writer does not know
+NO_LIMIT: Final = -1
 
 
 class BoardSpeculation:
@@ -47,6 +48,7 @@ class BoardSpeculation:
         self.speculation = Speculation(
             make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS, table=table, forecast=forecast
         )
+        board.n_draft_matched[:] = NO_LIMIT  # an earlier scheduler may have left some
         self._requests: dict[int, int] = {}  # by server slot: the last record's
         for slot in range(len(board.n_draft_max)):
             self.speculation.begin(slot)

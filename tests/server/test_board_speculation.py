@@ -250,3 +250,5 @@ def test_drafts_by_matches_have_a_limit_for_each_length() -> None:
     assert board.n_draft_matched[5].tolist()[2:3] == [0]
     assert board.n_draft_matched[5][6] >= 5
     assert (board.n_draft_matched[5][1:] >= 0).all()
+    BoardSpeculation(board, n_draft_max=8)
+    assert (board.n_draft_matched == -1).all(), "one length for all again"
