@@ -121,7 +121,7 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
 def test_controllers_are_compared_on_a_running_server(model: Path, tmp_path: Path) -> None:
     """On the demo's texts, and on a synthetic model whose drafts hold by chance."""
     rows = tmp_path / "rows.json"
-    short = (*"--rounds 1 --requests 1 --predict 32 --threads 1 --json".split(), rows)
+    short = (*["--rounds", "1", "--requests", "1", "--predict", "32", "--threads", "1", "--json"], rows)
     for what in (("demo", "--streams", "lists"), ("synthetic", "--model", model, "--streams", "lists,mix")):
         controllers = ("off", "static-3", "forecast")
         output = run_script(ROOT / "benchmarks/bench_speculation.py", *what, *short, "--controllers",
