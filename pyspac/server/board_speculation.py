@@ -58,6 +58,8 @@ class BoardSpeculation:
         """Take in the records of one drain of the board, and renew their slots' limits."""
         for record in activity.steps:
             self._observe(record)
+        for slot in {record.server_slot for record in activity.steps}:
+            self._write(slot)
 
     def _observe(self, record: StepRecord) -> None:
         slot = record.server_slot
@@ -65,7 +67,6 @@ class BoardSpeculation:
             self.speculation.follow(record)
         else:
             self.speculation.observe(record)
-        self._write(slot)
 
     def _is_new_request(self, slot: int, request: int) -> bool:
         """Whether the slot's last record was of another one; the first record of all is of its controller."""

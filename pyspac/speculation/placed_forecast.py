@@ -2,9 +2,9 @@
 
 How many of the last tokens stood together before, the match, tells how predictable the next ones are,
 whoever drafts. A place is what has one draft length: of drafts that are copied (`MatchForecast`) the length
-of the match, of those that a model makes (`ModelForecast`) whether the text is new or repeats itself. The
-drafter asks in each step, with the match (pyspac/generate/place_limit.py). Times, the ledger and the rule
-are `forecast.py`'s.
+of the match, of those that a model makes (`ModelForecast`) whether the text is new or repeats itself. In a
+server the engine has a limit for each kind of match (pyspac/server/board_speculation.py); a drafter of this
+process asks in each step (pyspac/generate/place_limit.py). Times, the ledger and the rule are `forecast.py`'s.
 """
 
 from __future__ import annotations
