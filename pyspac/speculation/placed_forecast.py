@@ -4,7 +4,8 @@ How many of the last tokens stood together before, the match, tells how predicta
 whoever drafts. A place is what has one draft length: of drafts that are copied (`MatchForecast`) the length
 of the match, of those that a model makes (`ModelForecast`) whether the text is new or repeats itself. In a
 server the engine has a limit for each kind of match (pyspac/server/board_speculation.py); a drafter of this
-process asks in each step (pyspac/generate/place_limit.py). Times, the ledger and the rule are `forecast.py`'s.
+process asks in each step (pyspac/generate/place_limit.py). Times, the ledger and the rule are those of
+`forecast.py`.
 """
 
 from __future__ import annotations
