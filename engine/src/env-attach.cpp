@@ -13,6 +13,8 @@
 //                   them, or none
 //   PYSPAC_MTP      an adapter with mask tokens, which drafts for llama-server; it is loaded with --lora
 //   PYSPAC_MASKS    how many tokens it drafts at most; the context has as many sequences more (patches/hooks/0006)
+//   PYSPAC_NGRAM    so many tokens at most llama-server drafts from what followed the last ones earlier in the text, in the place
+//                   of its --spec-type, which has drafts as long
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 #include "base/status.h"
 #include "engine.h"
@@ -134,7 +136,11 @@ static void attach(llama_context * ctx) {
     if (const char * path = env_or("PYSPAC_MTP", nullptr)) {
         masks = std::make_unique<spac_mask_drafter>(ctx, path, checked_number("PYSPAC_MASKS", env_or("PYSPAC_MASKS", ""), SPAC_DRAFT_MAX), params.max_batch);
     }
-    target = new spac_engine(ctx, params, free_with_context, std::move(masks)); // owned by the context
+    std::unique_ptr<spac_ngram_drafter> ngram;
+    if (const char * n = env_or("PYSPAC_NGRAM", nullptr)) {
+        ngram = std::make_unique<spac_ngram_drafter>(checked_number("PYSPAC_NGRAM", n, SPAC_DRAFT_MAX));
+    }
+    target = new spac_engine(ctx, params, free_with_context, std::move(masks), std::move(ngram)); // owned by the context
 }
 
 // a context beside the engine's: that of a draft model, most likely

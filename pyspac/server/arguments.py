@@ -14,7 +14,7 @@ from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.generate.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
 from pyspac.generate.no_device import can_predict
-from pyspac.generate.spec_types import names_of
+from pyspac.generate.spec_types import NGRAM, names_of
 from pyspac.generate.tensor_split import text_of
 from pyspac.server.options import KEY_VARIABLES, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
@@ -181,6 +181,8 @@ def _engine_env(options: ServeOptions, ram_mib: float | None) -> dict[str, str]:
     }
     if options.mtp is not None:
         env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
+    if options.wanted_spec_type == NGRAM:
+        env["PYSPAC_NGRAM"] = str(options.attach.n_draft_max)
     if ram_mib is not None:
         env[VARIABLE] = ram_text(ram_mib)
     elif VARIABLE in os.environ:
