@@ -70,7 +70,7 @@ ROOMS: Final = {
 MAX_TOP_FILES: Final = 6  # engine, the C interface, attaching
 
 # for all folders; they import each other alone
-SHARED: Final = ("checks", "errors", "ledger", "units", "waiting")
+SHARED: Final = ("checks", "errors", "ledger", "openmp_spin", "units")
 FRONT: Final = ("__main__", "cli")  # they start the commands
 
 # they run without the native library, the lab for the most part: all that they know of the engine

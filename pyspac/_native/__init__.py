@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspac.errors import EngineError, PyspacError
-from pyspac.waiting import spin_environment
+from pyspac.openmp_spin import spin_environment
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _PRESETS: Final = ("cuda", "cpu", "debug")  # of a checkout; the first one that is built

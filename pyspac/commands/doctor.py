@@ -14,7 +14,7 @@ from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console
 from pyspac.commands.demo import TARGET
-from pyspac.commands.findings import Finding, examine, has_problem, to_dict
+from pyspac.commands.doctor_checks import Finding, examine, has_problem, to_dict
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.stuck import computes
 from pyspac.engine.cpus import default_n_threads

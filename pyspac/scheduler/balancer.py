@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 
 from pyspac.engine.board import Board
 from pyspac.engine.layout_groups import LayoutGroups
-from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.config import DECAY, SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
 from pyspac.scheduler.occupancy import Occupancy
 
-_REMEMBER = 0.95  # per step: what is left of the past in the tables
 _EVERY = 4  # steps, of which the tables learn from one: what a level means changes slowly
 _N_WARM_UP = 16  # steps that all are learned from
 _NOTHING = 1e-30  # sums below are 0: long before they become denormal, which is slow
@@ -84,7 +83,7 @@ class LevelTables:
     def _learn(self, counts: NDArray[np.uint32], is_still: NDArray[np.bool_] | None) -> None:
         """Add a step to the sums, by the level each expert was placed at before it."""
         olds = self.rows, self.used, self.seen
-        kept = _REMEMBER if self.n_observed <= _N_WARM_UP else _REMEMBER**_EVERY
+        kept = DECAY if self.n_observed <= _N_WARM_UP else DECAY**_EVERY
         used = np.flatnonzero(counts > 0)
         cells = self._cell.ravel()[used]
         self.rows = kept * self.rows + self._histogram(cells, counts.ravel()[used])

@@ -37,6 +37,8 @@ TOKEN = "token"
 PREDICTORS = (TOKEN, *NEXT_LAYERS, DRAFT_GATE)
 NO_PREDICTOR = "none"
 
+DECAY = 0.95  # per step or fit: what is left of the past in measured times
+
 # levels that suit each estimator: 4 is the paper's K; the others want a finer order for eviction
 DEFAULT_N_LEVELS = {"spac": 4, "ema": 16, "lfu": 16, "static": 16, "lru": 255, "last": 16}
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pyspac.engine.board import Board
 from pyspac.engine.layout_groups import LayoutGroups
 from pyspac.scheduler.activations import Activity
+from pyspac.scheduler.config import DECAY
 
 # Defaults, used only until the running graph has told: a host that streams weights at 20e9 bytes/s, one more
 # row costs 10 % of loading the expert, a device 8 times as fast.
@@ -24,7 +25,6 @@ HOST_US_PER_BYTE = 1.0 / 20e3
 ROW_SHARE = 0.1
 DEVICE_SHARE = 1.0 / 8.0
 
-_REMEMBER = 0.95  # per fit: what is left of the past
 _RIDGE = 0.2  # pull of row_us towards ROW_SHARE * load_us, in steps' worth: u and a mostly rise together
 _EVERY = 4  # steps between fits after the first few: unit times change slowly
 _N_WARM_UP = 4  # steps before a fit is believed
@@ -98,8 +98,8 @@ class CostModel:
     def _update_link(self, activity: Activity) -> None:
         for device, (n_bytes, us) in enumerate(activity.copies):
             if n_bytes > 0:
-                self._link_us[device] = _REMEMBER * self._link_us[device] + us
-                self._link_bytes[device] = _REMEMBER * self._link_bytes[device] + n_bytes
+                self._link_us[device] = DECAY * self._link_us[device] + us
+                self._link_bytes[device] = DECAY * self._link_bytes[device] + n_bytes
 
     def _update_host(self, stats: NDArray[Any]) -> None:
         """Least squares over layers and steps of host_us = load_us * x1 + extra * x2.
@@ -115,7 +115,7 @@ class CostModel:
                 continue
             x1x1, x1x2 = uu + 2 * ROW_SHARE * ua + ROW_SHARE**2 * aa, ua + ROW_SHARE * aa
             x1y = uy + ROW_SHARE * ay
-            self._fit[g] = _REMEMBER * self._fit[g] + (x1x1, x1x2, aa, x1y, ay)
+            self._fit[g] = DECAY * self._fit[g] + (x1x1, x1x2, aa, x1y, ay)
             self._n_fit[g] += 1
             ridge = _RIDGE / min(int(self._n_fit[g]), 20)
             self.load_us[g], self.row_us[g] = _solve_host(*self._fit[g].tolist(), ridge=ridge)
@@ -137,8 +137,8 @@ class CostModel:
         self.is_concurrent = False  # only the in-graph mode can time them: same cores, nothing overlaps
         us, n_experts = self.groups.total(stats["device_us"]), self.groups.total(stats["n_device_experts"])
         has = (us > 0) & (n_experts > 0)  # [n_group]
-        self._device_times[has] = _REMEMBER * self._device_times[has] + us[has]
-        self._device_experts[has] = _REMEMBER * self._device_experts[has] + n_experts[has]
+        self._device_times[has] = DECAY * self._device_times[has] + us[has]
+        self._device_experts[has] = DECAY * self._device_experts[has] + n_experts[has]
         self.device_us[has] = self._device_times[has] / self._device_experts[has]
         self.is_device_measured |= has
 
@@ -157,7 +157,7 @@ class CostModel:
                 continue
             timed -= timed.mean(axis=0)
             (hh, hd, hy), (_, dd, dy), _ = (timed.T @ timed).tolist()
-            self._layer_fit[g] = _REMEMBER * self._layer_fit[g] + (hh, hd, dd, hy, dy)
+            self._layer_fit[g] = DECAY * self._layer_fit[g] + (hh, hd, dd, hy, dy)
             self._n_layer_fit[g] += 1
             is_varied = self._layer_fit[g, 2] > 0.0  # else the layers' device experts were all as many
             if is_varied and self._n_layer_fit[g] >= _N_WARM_UP:

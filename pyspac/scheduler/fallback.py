@@ -29,9 +29,9 @@ from typing import Any, Final, Literal
 from pyspac.engine.board import FALLBACKS
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, LossLedger
-from pyspac.scheduler.contest import FAR, Ratio, Sample, compare, mean_times, pooled
+from pyspac.scheduler.paired_timing import OUTLIER_RATIO, Ratio, Sample, compare, mean_times, pooled
 
-Way = Literal["copies", "frozen", "whole", "split"]
+PlacementMode = Literal["copies", "frozen", "whole", "split"]
 
 # All lengths are in steps: what copies gain and lose comes with steps, whether they take 1 ms or 100.
 # until copies under way have ended, and those that a way wants at once were made: half of what ema remembers
@@ -55,22 +55,22 @@ class Fallback:
 
     def __init__(self) -> None:
         """Begin with copies, which fill the device."""
-        self.chosen: Way = "copies"
+        self.chosen: PlacementMode = "copies"
         self.gain: float | None = (
             None  # tokens/s of the chosen way against the other's, less 1; None: not known
         )
         self.n_trials = 0
         self.n_switches = 0
         self.ledger = LossLedger(share=SHARE, share_in_debt=SHARE)
-        self._begins_with: Way = "copies"  # once the device is full: what was remembered
+        self._begins_with: PlacementMode = "copies"  # once the device is full: what was remembered
         self._wait = WAIT[0]
         self._recent: deque[Sample] = deque(maxlen=N_TRY)  # of the present way
         self._usual: list[Sample] = []  # of the present way, when it was chosen
         self._has_copied = False  # since the last trial
         self._rounds: list[Ratio] = []  # of the trial: the other way against the present one
         self._n_rounds = 0
-        self._other: Way = "frozen"  # that the trial tries
-        self._known: dict[Way, deque[Ratio]] = {}  # the same by way, since the choice was made
+        self._other: PlacementMode = "frozen"  # that the trial tries
+        self._known: dict[PlacementMode, deque[Ratio]] = {}  # the same by way, since the choice was made
         self._moved = 0.0  # steps until the layers were whole, or no longer
         self._can_be_whole = self._has_whole = False
         self._left = 0.0  # steps of the phase
@@ -80,7 +80,7 @@ class Fallback:
         self._enter("wait", self._wait)
 
     @property
-    def way(self) -> Way:
+    def way(self) -> PlacementMode:
         """How the next step runs."""
         return self._other if self._phase in ("settle", "try") else self.chosen
 
@@ -128,7 +128,7 @@ class Fallback:
         if self._phase in ("wait", "check"):
             self._recent.append(sample)
         elif usual_us := self._expected.get(sample.kind):
-            lost = min(sample.us / usual_us, FAR) - 1.0
+            lost = min(sample.us / usual_us, OUTLIER_RATIO) - 1.0
         if self._phase == "try":
             self._tried.append(sample)
         self.ledger.book(share * (1.0 + lost), share)
@@ -170,9 +170,9 @@ class Fallback:
             self._rounds, self._n_rounds = [], 0
             self._begin_round()
 
-    def _others(self) -> list[Way]:
+    def _others(self) -> list[PlacementMode]:
         """What may differ from the present way."""
-        others: list[Way] = []
+        others: list[PlacementMode] = []
         if self.chosen != "copies":
             others.append("copies")
         elif self._has_copied:
@@ -238,7 +238,7 @@ class Fallback:
             self.gain = math.expm1(min(sure))  # against the best of the others
         self._enter("wait", self._wait)
 
-    def remember(self, way: Way, gain: float | None) -> None:
+    def remember(self, way: PlacementMode, gain: float | None) -> None:
         """Start from what an earlier run found: it is taken up once the device is full."""
         self._begins_with, self.gain = way, gain
 

@@ -20,7 +20,7 @@ from pyspac.scheduler.balancer import Balancer
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.cost_model import CostModel
 from pyspac.scheduler.estimator import make_estimator
-from pyspac.scheduler.fallback import Fallback, Way
+from pyspac.scheduler.fallback import Fallback, PlacementMode
 from pyspac.scheduler.foresight import make_foresight
 from pyspac.scheduler.layer_modes import LayerModes
 from pyspac.scheduler.occupancy import Occupancy
@@ -123,7 +123,7 @@ class Scheduler:
         if activity.n_tokens > 0:
             self._learn(activity)
         utility, tau = self._decide()
-        way = self._choose_way(activity, is_steady)
+        way = self._choose_mode(activity, is_steady)
         is_idle = way == "frozen" or (way == "whole" and self.layers.is_in_place(way))
         self._budgets = [0 if is_idle else self._byte_budget(i) for i in range(self.board.n_device)]
         is_still = way in ("frozen", "whole")
@@ -188,10 +188,10 @@ class Scheduler:
         self.balancer.observe(activity.counts, self.layers.is_whole)
         self.estimator.update_but(activity.counts, activity.n_tokens, self.layers.is_whole)
 
-    def _choose_way(self, activity: Activity, is_steady: bool) -> Way:
+    def _choose_mode(self, activity: Activity, is_steady: bool) -> PlacementMode:
         """Tell fallback and layers what the steps took, and ask how the next one goes."""
         is_full = bool(self.slots.n_free.max() <= 0)
-        way: Way = "copies" if self.fallback is None else self.fallback.way
+        way: PlacementMode = "copies" if self.fallback is None else self.fallback.way
         self.layers.observe(activity, way=way, is_steady=is_steady, is_full=is_full)
         if self.fallback is None:
             return way

@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.scheduler.contest import FAR
+from pyspac.scheduler.config import DECAY
+from pyspac.scheduler.paired_timing import OUTLIER_RATIO
 from pyspac.scheduler.whole_layers import LayerCost
 
-_REMEMBER: Final = 0.95  # per sample: what is left of the past in the measured times
 _N_FIRST: Final = 8  # times of a layer before they are believed
 _N_KEPT: Final = 64  # samples whose median says what is saved
 
@@ -90,7 +90,7 @@ class StopCost:
         if len(first) == 0 or not known.any():
             return
         pace = median((rest[known] / np.maximum(self._base[known], 1e-9)).tolist())  # of this sample
-        self._pace += (1.0 - _REMEMBER) * (min(pace, FAR) - self._pace)
+        self._pace += (1.0 - DECAY) * (min(pace, OUTLIER_RATIO) - self._pace)
         # what the whole layers would take if they were split, less what they take
         base = np.where(self._n_base > 0, self._base, self.base_us / self._pace)
         total = np.cumsum(np.where(is_whole, base, 0.0))
@@ -109,8 +109,8 @@ class StopCost:
         return first[is_alone], end[is_alone]
 
     def _learn_base(self, rest: NDArray[np.float64], plain: NDArray[np.bool_]) -> None:
-        is_believed = np.where(self._n_base >= _N_FIRST, np.minimum(rest, FAR * self._base), rest)
-        weight = np.maximum(1.0 / (1.0 + self._n_base), 1.0 - _REMEMBER)[plain]
+        is_believed = np.where(self._n_base >= _N_FIRST, np.minimum(rest, OUTLIER_RATIO * self._base), rest)
+        weight = np.maximum(1.0 / (1.0 + self._n_base), 1.0 - DECAY)[plain]
         self._base[plain] += weight * (is_believed - self._base)[plain]
         self._n_base[plain] += 1
 

@@ -12,11 +12,11 @@ from pyspac.engine.attached import not_by_environment
 from pyspac.engine.cpus import kept_within
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import PyspacError
+from pyspac.openmp_spin import spin_environment
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch, server_argv, server_env
 from pyspac.server.child import Child
 from pyspac.server.options import ServeOptions
-from pyspac.waiting import spin_environment
 
 
 def start_server(

@@ -33,8 +33,10 @@ LEVEL_DRIFT: Final = 0.004
 SHAPE_DRIFT: Final = 0.0002
 # Standard deviations that are believed of a sample: what lies beyond is an accident (a page fault, a lost
 # time slice) until it repeats.
-FAR: Final = 2.0
-_BEGUN: Final = FAR * FAR * NOISE  # of a sample that has more in it than the step, and nobody knows how much
+SURPRISE: Final = 2.0
+_BEGUN: Final = (
+    SURPRISE * SURPRISE * NOISE
+)  # of a sample that has more in it than the step, and nobody knows how much
 
 
 class Estimate(NamedTuple):
@@ -90,7 +92,7 @@ class TimeCurve:
             shape.variance = self._variance(shape)
         self._level_variance += LEVEL_DRIFT
         error = x - self._level - shape.mean
-        if (surprise := error * error / (FAR * FAR * self._sample_variance(shape, noise))) > 1.0:
+        if (surprise := error * error / (SURPRISE * SURPRISE * self._sample_variance(shape, noise))) > 1.0:
             self._level_variance *= surprise  # all passes became longer or shorter, rather than this width's
             if 0 < shape.surprised < self._n_expected:
                 shape.variance *= surprise  # others were as expected meanwhile

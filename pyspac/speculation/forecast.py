@@ -41,7 +41,7 @@ from pyspac.ledger import LossLedger
 from pyspac.speculation.acceptance import GUESS, HALF_LIFE, AcceptanceCurve
 from pyspac.speculation.choice import PLAIN, Choice, Option, Price, candidates, judged, pick
 from pyspac.speculation.controller import Controller, Phase, Shared
-from pyspac.speculation.cost_table import FAR, NOISE, Estimate
+from pyspac.speculation.cost_table import NOISE, SURPRISE, Estimate
 
 # A choice is kept for so long at most, unless it loses a plain step before: one step at first, and twice as
 # long each time that it is confirmed. Choosing takes 250 us with cold caches, as between two passes: 0.8 % of
@@ -287,7 +287,7 @@ class ForecastBase(Controller):
         for k in self.lengths:
             step = table.step(k, self._n_others) or plain
             cost = max(cost, step.us / plain.us)
-            far = min(math.exp(FAR * math.sqrt(step.variance)), FARTHEST)
+            far = min(math.exp(SURPRISE * math.sqrt(step.variance)), FARTHEST)
             prices.append(Price(k, cost, step.variance, far))
         return prices
 

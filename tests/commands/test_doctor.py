@@ -10,9 +10,9 @@ from serving import HOST, run_pyspac
 from typer.testing import CliRunner
 
 from pyspac.cli import app
-from pyspac.commands import findings as doctor
+from pyspac.commands import doctor_checks as doctor
 from pyspac.commands.demo import TARGET
-from pyspac.commands.findings import Finding
+from pyspac.commands.doctor_checks import Finding
 from pyspac.errors import PyspacError
 from pyspac.model import disk_probe
 from pyspac.server.build_extras import BuildExtras

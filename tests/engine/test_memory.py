@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspac.commands import findings
+from pyspac.commands import doctor_checks
 from pyspac.engine import memory
 from pyspac.engine.devices import cpu_device, fits_memory
 from pyspac.units import GIB
@@ -48,7 +48,7 @@ def test_all_that_ask_hear_of_it(container: Path) -> None:
     assert fits_memory(1 << 20)
     assert not fits_memory(LIMIT)
     assert cpu_device().memory_free < LIMIT
-    host, low = findings._memory()
+    host, low = doctor_checks._memory()
     assert "only" in low.detail
     assert float(low.detail.split()[1]) <= LIMIT / GIB
     assert "--ram" in low.mend

@@ -13,8 +13,8 @@ from fake_engine import FakeEngine
 from pyspac.engine.board import BoardGeometry, LocalBoard
 from pyspac.engine.step import StepRecord
 from pyspac.scheduler.config import SchedulerConfig
-from pyspac.scheduler.contest import Sample, compare
 from pyspac.scheduler.fallback import CHANGED, N_TRY, WAIT, Fallback
+from pyspac.scheduler.paired_timing import Sample, compare
 from pyspac.scheduler.scheduler import Scheduler
 
 Cost = Callable[[int], float]  # of the step's number: a share of the step's time

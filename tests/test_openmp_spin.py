@@ -1,4 +1,4 @@
-"""pyspac.waiting: OpenMP spins for less than a time slice, in this process and in a server's, unless told."""
+"""pyspac.openmp_spin: OpenMP spins for less than a time slice, here and in a server, unless told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 import pytest
 from serving import Serve
 
-from pyspac.waiting import CHOSEN_BY, N_SPINS, SPIN_COUNT, spin_environment
+from pyspac.openmp_spin import CHOSEN_BY, N_SPINS, SPIN_COUNT, spin_environment
 
 LOAD = "import os, pyspac._native; print(os.environ.get('GOMP_SPINCOUNT'))"
 

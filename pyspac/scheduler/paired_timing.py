@@ -17,7 +17,7 @@ import numpy as np
 Kind = tuple[int, int]  # width of the batch, tokens drafted
 # a sample beyond so many medians is an accident (a page fault, a lost time slice), not what a way costs: a
 # copy that holds up a step makes it half as long again, or twice as long
-FAR: Final = 3.0
+OUTLIER_RATIO: Final = 3.0
 N_LEAST: Final = 3  # samples of a kind whose scatter says anything
 _LEAST_VARIANCE: Final = 1e-6  # of log T: clocks are not better
 
@@ -51,7 +51,7 @@ def mean_times(samples: Iterable[Sample]) -> dict[Kind, tuple[float, float, int]
         by_kind[kind].append(us)
     means = {}
     for kind, times in by_kind.items():
-        believed = np.minimum(times, FAR * median(times))
+        believed = np.minimum(times, OUTLIER_RATIO * median(times))
         mean = float(believed.mean())
         means[kind] = (mean, float(believed.var()) / mean**2, len(times))
     return means
