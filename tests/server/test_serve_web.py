@@ -18,6 +18,7 @@ from serving import HOST, ONE_THREAD, Serve, complete, wait_for
 
 from pyspac.server.health import get_json
 from pyspac.server.options import ServeOptions
+from tools.system_faults import VARIABLE, SystemFaults, prepare
 
 EVIL = "https://evil.example"
 BODY = {"prompt": "def parse(", "n_predict": 4}
@@ -147,6 +148,20 @@ def test_slow_readers_hold_nobody_up(served: Serve) -> None:
         assert get_json(HOST, served.port, "/health")[0] == 200
         assert complete(served.port, 4)["tokens_predicted"] == 4
         assert time.monotonic() - start_s < SOON_S * 2  # the answers before it are computed
+
+
+def test_no_thread_for_a_connection_ends_no_server(tmp_path: Path) -> None:
+    """As with a container's limit of processes: connections wait for a thread that is there."""
+    variables = prepare(tmp_path)
+    faults = SystemFaults(Path(variables[VARIABLE]))
+    with Serve(tmp_path, passed=ONE_THREAD, draft=False, variables=variables) as serve, ExitStack() as stack:
+        serve.wait_ready()
+        faults.set(thread_every=1)
+        half_open(stack, serve.port, 50, b"POST /completion HTTP/1.1\r\n")
+        wait_for("threads that cannot be had", lambda: faults.get("n_no_threads") > 0)
+        faults.set(thread_every=0)
+        stack.close()
+        assert complete(serve.port, 4)["tokens_predicted"] == 4
 
 
 # ---- keys
