@@ -162,8 +162,7 @@ static bool record(llama_context * ctx, const char * path) {
         if (env_or("PYSPAC_CACHE", nullptr)) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "PYSPAC_TRACE records graphs that are not split: unset PYSPAC_CACHE, or PYSPAC_TRACE");
         }
-        const bool is_first = !attached.exchange(true);
-        spac_routing_trace::attach(ctx, path, spac_trace_wants::read(env_or("PYSPAC_TRACE_ADD", "")), is_first ? make_masks(ctx) : nullptr);
+        spac_routing_trace::attach(ctx, path, spac_trace_wants::read(env_or("PYSPAC_TRACE_ADD", "")), make_masks(ctx));
     });
     if (status != SPAC_STATUS_SUCCESS) {
         spac_log("%s", spac_last_error());

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <sstream>
 
+static_assert(GGML_TYPE_F32 == 0 && GGML_TYPE_F16 == 1 && GGML_TYPE_I32 == 26, "raw_trace.py knows them by their numbers");
+
 spac_trace_wants spac_trace_wants::read(const std::string & text) {
     spac_trace_wants   wants;
     std::istringstream names(text);
