@@ -152,9 +152,7 @@ def _raw_file(folder: Path) -> IO[bytes]:
         return tempfile.TemporaryFile()
 
 
-def record(
-    options: ServeOptions, prompt: str, wanted: Wanted, raw: IO[bytes], interrupt: Interrupt
-) -> Trace:
+def record(options: ServeOptions, prompt: str, wanted: Wanted, raw: IO[bytes], interrupt: Interrupt) -> Trace:
     """Load, generate with a progress bar, and return the trace of what the engine has written to `raw`."""
     assert options.model is not None
     with open_server(options, interrupt, verbose=wanted.is_verbose) as own:
@@ -167,7 +165,8 @@ def record(
         except RefusedError as error:
             if error.kind != _SERVER_ERROR:
                 raise
-            raise PyspacError(f"{error}{own.last_words()}") from error
+            words = own.last_words().replace(options.trace[TRACE], "the record of the routing")
+            raise PyspacError(f"{error}{words}") from error
     is_whole = answer.stop_reason != "interrupted"
     passes = read_target(
         read_passes(raw, since, is_whole=is_whole),

@@ -5,6 +5,7 @@ The engine writes it inside any llama.cpp program (PYSPAC_TRACE): engine/src/tra
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -70,28 +71,26 @@ def read_passes(file: IO[bytes], since: int = 0, *, is_whole: bool = True) -> It
         raise TraceError("the engine's record of the routing is empty, or of another version of pyspac")
     opened: dict[int, _Open] = {}
     constants: dict[int, dict[str, dict[int, Array]]] = {}
-    while True:
-        begin = file.tell()
-        payload = _read_record(file)
-        if payload is None:
-            if is_whole and file.tell() != begin:
-                raise cut_off(begin)
-            return
-        kind, context, data = payload
-        if kind == _FORWARD:
-            opened[context] = _Open(np.frombuffer(data, np.int32).reshape(_N_COLUMNS, -1))
-        elif kind == _NODE:
-            what, il, values = _read_node(data, begin)
-            if what in _CONSTANT:
-                constants.setdefault(context, {}).setdefault(what, {})[il] = values
-            elif context in opened:
-                opened[context].nodes.setdefault(what, {})[il] = values
-        elif kind == _END:
-            one = opened.pop(context, None)
-            if one is not None and begin >= since:
-                yield _finish(one, context, constants.get(context, {}))
-        else:
-            raise TraceError(f"the engine's record of the routing is damaged: at {begin} is a {kind}")
+    for begin, kind, context, data in _records(file, is_whole=is_whole):
+        try:
+            if kind == _FORWARD:
+                opened[context] = _Open(np.frombuffer(data, np.int32).reshape(_N_COLUMNS, -1))
+            elif kind == _NODE:
+                what, il, values = _read_node(data)
+                if what in _CONSTANT:
+                    constants.setdefault(context, {}).setdefault(what, {})[il] = values
+                elif context in opened:
+                    opened[context].nodes.setdefault(what, {})[il] = values
+            elif kind == _END:
+                one = opened.pop(context, None)
+                if one is not None and begin >= since:
+                    yield _finish(one, context, constants.get(context, {}))
+            else:
+                raise ValueError(f"a record of kind {kind}")
+        except (KeyError, IndexError, ValueError, struct.error) as error:
+            raise TraceError(
+                f"the engine's record of the routing is damaged at byte {begin} ({error}): record it again"
+            ) from error
 
 
 def cut_off(n_bytes: int) -> TraceError:
@@ -101,17 +100,23 @@ def cut_off(n_bytes: int) -> TraceError:
     )
 
 
-def _read_record(file: IO[bytes]) -> tuple[int, int, bytes] | None:
-    """None at the end of the file, also within a record."""
-    head = file.read(_RECORD.size)
-    if len(head) < _RECORD.size:
-        return None
-    kind, context, n_bytes = _RECORD.unpack(head)
-    data = file.read(n_bytes)
-    return None if len(data) < n_bytes else (kind, context, data)
+def _records(file: IO[bytes], *, is_whole: bool) -> Iterator[tuple[int, int, int, bytes]]:
+    """Where each begins, its kind, its context, and what is in it."""
+    n_bytes, begin = os.fstat(file.fileno()).st_size, len(MAGIC)
+    while begin < n_bytes:
+        file.seek(begin)
+        head = file.read(_RECORD.size)
+        kind, context, n = _RECORD.unpack(head) if len(head) == _RECORD.size else (0, 0, n_bytes)
+        end = begin + _RECORD.size + n
+        if end > n_bytes:
+            if is_whole:
+                raise cut_off(begin)
+            return
+        yield begin, kind, context, file.read(n)
+        begin = end
 
 
-def _read_node(data: bytes, at: int) -> tuple[str, int, Array]:
+def _read_node(data: bytes) -> tuple[str, int, Array]:
     """Its name, its layer, and [rows, width]."""
     name, il, kind, *ne = _TENSOR.unpack_from(data)
     what = name.rstrip(b"\0").decode()
@@ -121,7 +126,7 @@ def _read_node(data: bytes, at: int) -> tuple[str, int, Array]:
         )
     values = np.frombuffer(data, _TYPES[kind], offset=_TENSOR.size)
     if values.size != int(np.prod(ne)):
-        raise TraceError(f"the engine's record of the routing is damaged: at {at} is a {what} of {ne}")
+        raise ValueError(f"a {what} of {ne}")
     return what, il, values.reshape(-1, ne[0])
 
 

@@ -50,7 +50,11 @@ class DraftInputs:
 
 
 def read_target(
-    passes: Iterable[RawPass], *, wants_logits: bool = False, wants_early: bool = False, wants_gate: bool = False
+    passes: Iterable[RawPass],
+    *,
+    wants_logits: bool = False,
+    wants_early: bool = False,
+    wants_gate: bool = False,
 ) -> list[Pass]:
     """The target's passes; how many tokens were kept is known of all but the last, which keeps all."""
     draft, found = DraftInputs(), list[Pass]()
@@ -100,7 +104,7 @@ def _layers(one: RawPass, *, wants_logits: bool, wants_early: bool) -> dict[int,
         if il in nodes.get("weights", {}):
             layer.weights = nodes["weights"][il].reshape(experts.shape)
         if wants_logits:
-            layer.logits = nodes["logits"][il]
+            layer.logits = nodes.get("logits", {}).get(il)
         if wants_early:
             layer.early = _early_logits(one, il, _router(routers, il), len(experts))
     return layers
@@ -122,7 +126,7 @@ def _early_logits(one: RawPass, il: int, router: Array, n: int) -> Array:
     early = np.full((EARLY_MAX, n, len(router)), np.nan, np.float32)
     before = [rows for layer, rows in one.nodes.get("input", {}).items() if layer < il]
     for at, rows in zip(early, before[::-1], strict=False):
-        at[:] = rows[-n:] @ router.T + _bias(one, il)
+        at[:] = rows[len(rows) - n :] @ router.T + _bias(one, il)
     return early
 
 
@@ -131,7 +135,7 @@ def _gate(one: RawPass, layers: dict[int, RoutedLayer], inputs: list[dict[int, A
     for il, layer in layers.items():
         router, n = _router(one.constants.get("router", {}), il), len(layer.experts)
         layer.draft = np.full((n, len(router)), np.nan, np.float32)
-        for row, of_token in zip(layer.draft, inputs[-n:], strict=True):
+        for row, of_token in zip(layer.draft, inputs[len(inputs) - n :], strict=True):
             if il in of_token:
                 row[:] = router @ of_token[il] + np.ravel(_bias(one, il))
 

@@ -166,7 +166,7 @@ def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str,
     if options.mtp is not None:
         env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
     if options.stock:
-        return env | options.trace if options.trace else {}
+        return {**env, **options.trace} if options.trace else {}
     env["PYSPAC_DEVICE"] = options.device  # auto too: it leaves out those that have no MoE layer
     if ram_mib is not None:
         env[VARIABLE] = ram_text(ram_mib)

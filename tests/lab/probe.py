@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from pyspac._native import lib_dir
-from pyspac.generate.llama import Context, Model, ContextParams, lib  # type: ignore[attr-defined]
-from pyspac.model.geometry import Geometry
+from pyspac.generate.llama import Context, ContextParams, Model, lib  # type: ignore[attr-defined]
+from pyspac.model.geometry import MoeGeometry
 
 _NODE: Final = re.compile(rb"ffn_moe_(topk|logits|weights(?:_softmax|_norm|_scaled)?)-(\d+)")
 _GGML: Final = ctypes.CDLL(str(lib_dir() / "libggml-base.so"))
@@ -25,7 +25,7 @@ for _name, _result, _args in (
 class Probe:
     """`layers`: of the last pass, by what and layer, [n, width]."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: MoeGeometry) -> None:
         self.geometry = geometry
         self.layers: dict[tuple[str, int], Any] = {}
         self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
@@ -39,7 +39,8 @@ class Probe:
         width = n_expert if what == "logits" else n_used
         # the best ones are a view of all that are sorted
         apart = n_expert if what == "topk" else width
-        rows = np.empty((_GGML.ggml_nelements(node) // width, width), np.int32 if what == "topk" else np.float32)
+        n_rows = _GGML.ggml_nelements(node) // width
+        rows = np.empty((n_rows, width), np.int32 if what == "topk" else np.float32)
         for i, row in enumerate(rows):
             _GGML.ggml_backend_tensor_get(node, row.ctypes.data, i * apart * 4, row.nbytes)
         self.layers[what, int(match[2])] = rows

@@ -15,7 +15,9 @@ spac_trace_wants spac_trace_wants::read(const std::string & text) {
     spac_trace_wants   wants;
     std::istringstream names(text);
     for (std::string one; std::getline(names, one, ',');) {
-        bool * const found = one == "logits" ? &wants.logits : one == "inputs" ? &wants.inputs : one == "draft-inputs" ? &wants.draft_inputs : nullptr;
+        bool * const found = one == "logits" ? &wants.logits : one == "inputs"     ? &wants.inputs
+                                                           : one == "draft-inputs" ? &wants.draft_inputs
+                                                                                   : nullptr;
         if (!found) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_TRACE_ADD \"%s\": give logits, inputs, draft-inputs, or several with commas", text.c_str()));
         }
@@ -72,7 +74,7 @@ int32_t spac_routing_trace::begin(ggml_cgraph * graph, const llama_ubatch * ubat
     }
     forward.insert(forward.end(), ubatch->pos, ubatch->pos + ubatch->n_tokens);
     for (uint32_t i = 0; i < ubatch->n_tokens; i++) {
-        forward.push_back(ubatch->seq_id[i][0]);
+        forward.push_back(*std::min_element(ubatch->seq_id[i], ubatch->seq_id[i] + ubatch->n_seq_id[i])); // of groups of masks, too
     }
     for (uint32_t i = 0; i < ubatch->n_tokens; i++) {
         forward.push_back(ubatch->output && ubatch->output[i]);
@@ -85,7 +87,7 @@ int32_t spac_routing_trace::begin(ggml_cgraph * graph, const llama_ubatch * ubat
 
 // scores of all experts are named by what was done to them last: a router without probabilities calls them so
 bool spac_routing_trace::is_wanted(const ggml_tensor * node, std::string & what, int32_t & il) const {
-    static const std::string PREFIX = "ffn_moe_";
+    static const std::string PREFIX    = "ffn_moe_";
     static const std::string WEIGHTS[] = { "weights", "weights_softmax", "weights_norm", "weights_scaled" };
     static const std::string LOGITS[]  = { "logits", "logits_biased", "probs" };
     const char * const       dash      = strrchr(node->name, '-');
@@ -97,12 +99,13 @@ bool spac_routing_trace::is_wanted(const ggml_tensor * node, std::string & what,
     if (end == dash + 1 || *end) {
         return false;
     }
-    what                  = std::string(node->name + PREFIX.size(), dash);
-    const auto * const w  = std::find(std::begin(WEIGHTS), std::end(WEIGHTS), what);
-    const auto * const l  = std::find(std::begin(LOGITS), std::end(LOGITS), what);
+    what                         = std::string(node->name + PREFIX.size(), dash);
+    const auto * const w         = std::find(std::begin(WEIGHTS), std::end(WEIGHTS), what);
+    const auto * const l         = std::find(std::begin(LOGITS), std::end(LOGITS), what);
     const bool         is_logits = l != std::end(LOGITS) && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_ADD || what != "probs");
     if (what != "topk") {
-        what = w != std::end(WEIGHTS) ? "weights" : is_logits ? "logits" : "";
+        what = w != std::end(WEIGHTS) ? "weights" : is_logits ? "logits"
+                                                              : "";
     }
     return what == "logits" ? records_logits || records_inputs || records_routers : records_choices && !what.empty();
 }
@@ -127,7 +130,9 @@ bool spac_routing_trace::on_node(ggml_tensor * node, bool asks, void * user_data
 
 void spac_routing_trace::note(const ggml_tensor * node, const std::string & what, int32_t il) {
     if (!forward.empty()) {
-        file->write(SPAC_TRACE_FORWARD, context, { { forward.data(), forward.size() * sizeof(forward[0]) } });
+        file->write(SPAC_TRACE_FORWARD, context, {
+                                                     { forward.data(), forward.size() * sizeof(forward[0]) }
+        });
         forward.clear();
     }
     if (what == "logits") {
@@ -175,5 +180,8 @@ void spac_routing_trace::write(const ggml_tensor * t, const char * what, int32_t
             ggml_backend_tensor_get(t, row, i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3], n_row);
         }
     }
-    file->write(SPAC_TRACE_NODE, context, { { &node, sizeof(node) }, { bytes.data(), bytes.size() } });
+    file->write(SPAC_TRACE_NODE, context, {
+                                              { &node,        sizeof(node) },
+                                              { bytes.data(), bytes.size() }
+    });
 }

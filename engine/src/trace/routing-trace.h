@@ -45,7 +45,7 @@ struct spac_routing_trace {
     const uint32_t                            context;
     const bool                                records_choices, records_logits, records_inputs, records_routers;
     const std::unique_ptr<spac_mask_drafter>  masks;
-    std::set<std::pair<std::string, int32_t>> written; // of write_once()
+    std::set<std::pair<std::string, int32_t>> written;        // of write_once()
     const ggml_tensor *                       last = nullptr; // node of the graph in progress
     std::vector<int32_t>                      forward;        // of the graph in progress, until its first node was written
     std::vector<uint8_t>                      bytes;

@@ -58,7 +58,7 @@ spac_trace_file::~spac_trace_file() {
 void spac_trace_file::check(bool is_good) {
     if (!is_good && !failed) {
         failed = true;
-        spac_log("the trace %s cannot be written (%s): nothing more is computed", path.c_str(), strerror(errno));
+        spac_log("%s cannot be written (%s): nothing more is computed", path.c_str(), strerror(errno));
     }
 }
 

@@ -1,7 +1,7 @@
 // The file of a routing trace: records, one behind the other, of all contexts that record at the same time.
 //
 //   "spactrc1", then per record: its kind, the context (0: the first that was made), the bytes that follow
-//   SPAC_TRACE_FORWARD  int32 [4][n_tokens]: ids (-1: an embedding), positions, sequences, whether a token has an output
+//   SPAC_TRACE_FORWARD  int32 [4][n_tokens]: ids (-1: an embedding), positions, sequences (of several the lowest), whether a token has an output
 //   SPAC_TRACE_NODE     spac_trace_node, then the tensor's elements without gaps
 //   SPAC_TRACE_END      nothing: the context's last forward was computed to its end
 #pragma once
