@@ -57,7 +57,7 @@ class _Open:
             tokens = of_outputs
         else:
             tokens = np.arange(n - len(values), n)
-        return values[sequences[tokens] == _TEXT]
+        return np.asarray(values[sequences[tokens] == _TEXT])
 
 
 def read_passes(file: IO[bytes], since: int = 0, *, is_whole: bool = True) -> Iterator[RawPass]:

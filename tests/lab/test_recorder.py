@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 from probe import Probe, ProbedContext
 from recording import Recording
 from serving import DRAFT, TARGET, environment, has_ended, wait_for
+from typer.testing import CliRunner
 
 from pyspac._native import lib_dir
+from pyspac.cli import app
 from pyspac.engine.attached import TRACE
 from pyspac.generate.libllama import LlamaError
 from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
@@ -355,3 +358,16 @@ def test_a_server_that_is_killed_leaves_no_trace(tmp_path: Path) -> None:
     assert code == 1
     assert "was killed by SIGKILL" in said
     assert not command.output.exists()
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_no_room_for_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = partial(open, "/dev/full", "r+b")
+    monkeypatch.setattr("pyspac.commands.trace._raw_file", lambda _folder: full())
+    out = tmp_path / "t.parquet"
+    result = CliRunner().invoke(app, ["trace", "-m", str(TARGET), "-p", "a", "-n", "9", "-o", str(out)])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1, said
+    assert "the record of the routing cannot be written (No space left on device)" in said
+    assert not out.exists()
