@@ -34,7 +34,7 @@ FOLDERS: Final = {
     "speculation": {"engine"},
     "generate": {"_native", "engine", "model", "scheduler", "speculation"},
     "train": {"_native", "engine", "model", "generate"},
-    "lab": {"_native", "engine", "model", "scheduler", "generate"},
+    "lab": {"engine", "model", "scheduler"},
     "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
     "talk": {"engine", "model", "scheduler", "speculation", "generate", "server"},
     "commands": {
