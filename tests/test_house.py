@@ -34,7 +34,7 @@ FOLDERS: Final = {
     "speculation": {"engine"},
     "generate": {"_native", "engine", "model", "scheduler", "speculation"},
     "train": {"_native", "engine", "model", "generate"},
-    "lab": {"_native", "engine", "model", "scheduler", "generate"},
+    "lab": {"engine", "model", "scheduler"},
     "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
     "talk": {"engine", "model", "scheduler", "speculation", "generate", "server"},
     "commands": {
@@ -65,6 +65,7 @@ ROOMS: Final = {
     "decide": {"base", "board", "layers", "cache", "tier"},
     "split": {"base", "board", "layers", "cache", "host", "plan", "graph", "untried", "decide"},
     "draft": {"base"},
+    "trace": {"base", "draft"},
     "common": {"draft"},  # a library of its own
 }
 MAX_TOP_FILES: Final = 6  # engine, the C interface, attaching

@@ -170,17 +170,22 @@ def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str,
 
     `ram_mib`: as of the launch.
     """
-    own = dict.fromkeys(_FOR_OTHERS) if options.socket is not None else {}
-    return own if options.stock else own | _engine_env(options, ram_mib)
+    own: dict[str, str | None] = dict.fromkeys(_FOR_OTHERS) if options.socket is not None else {}
+    if options.trace:
+        return {**own, **_drafting_env(options), **options.trace}
+    return own if options.stock else {**own, **_engine_env(options, ram_mib)}
+
+
+def _drafting_env(options: ServeOptions) -> dict[str, str]:
+    env = {"PYSPAC_MAX_BATCH": str(options.max_batch or options.default_max_batch)}
+    if options.mtp is not None:
+        env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
+    return env
 
 
 def _engine_env(options: ServeOptions, ram_mib: float | None) -> dict[str, str]:
-    env = {
-        "PYSPAC_MAX_BATCH": str(options.max_batch or options.default_max_batch),
-        "PYSPAC_DEVICE": options.device,  # auto too: it leaves out those that have no MoE layer
-    }
-    if options.mtp is not None:
-        env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
+    env = _drafting_env(options)
+    env["PYSPAC_DEVICE"] = options.device  # auto too: it leaves out those that have no MoE layer
     if options.wanted_spec_type == NGRAM:
         env["PYSPAC_NGRAM"] = str(options.attach.n_draft_max)
     if ram_mib is not None:

@@ -146,6 +146,7 @@ class ServeOptions:
     port: int | None = None  # None: 8080 if it is free, else any
     socket: Path | None = None  # listen there instead: a UNIX socket, *.sock
     stock: bool = False  # plain llama.cpp, for comparison: no engine, experts on the host
+    trace: Mapping[str, str] = field(default_factory=dict)  # variables: it records, and splits nothing
     board: str | None = None  # None: server-PORT
     max_batch: int | None = None  # None: what drafts or masks need
     restart: bool = False
