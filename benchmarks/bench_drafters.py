@@ -48,8 +48,8 @@ from pyspac.generate.metrics import Metrics
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
-from pyspac.generate.spec_types import DRAFT_EAGLE3, LLAMA, OWN, SERVER_ONLY
 from pyspac.model.gguf_header import read_header
+from pyspac.model.spec_types import DRAFT_EAGLE3, LLAMA, OWN, SERVER_ONLY
 from pyspac.speculation.manager import Speculation
 from pyspac.train.corpus import read_stdlib
 

@@ -290,7 +290,7 @@ def test_run_takes_the_sizes_that_tiers_gives_it(
     assert len(list(tiers.measure_all(args, check_model_file(model)))) == 1
     [(argv, limit)] = [(argv, limit) for argv, limit in given if "--ram" in argv]
     value = {flag: argv[argv.index(flag) + 1] for flag in ("--ram", "-c")}
-    monkeypatch.setattr("pyspac.generate.memory_tier.free_memory", lambda: limit - (190 << 20))
+    monkeypatch.setattr("pyspac.model.memory_tier.free_memory", lambda: limit - (190 << 20))
     options = RunOptions(model=model, device="none", ram=value["--ram"], n_ctx=int(value["-c"]))
     assert Loading.of(options).ram_mib == pytest.approx(float(value["--ram"]))
 

@@ -9,9 +9,9 @@ from pyspac.checks import check_int
 from pyspac.commands.model_names import hub_arguments
 from pyspac.engine.params import EngineParams
 from pyspac.errors import UsageError
-from pyspac.generate.memory_tier import given_ram
 from pyspac.generate.options import CacheSize, parse_numbers
-from pyspac.generate.spec_types import parse_spec_type
+from pyspac.model.memory_tier import given_ram
+from pyspac.model.spec_types import parse_spec_type
 from pyspac.server.options import (
     MAX_TOKENS,
     AttachOptions,

@@ -23,10 +23,10 @@ from pyspac.errors import UsageError
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.options import RunOptions
 from pyspac.generate.sampling import SamplingParams
-from pyspac.generate.spec_types import DRAFT, parse_spec_type
-from pyspac.generate.tensor_split import parse_tensor_split
 from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_file import write_trace
+from pyspac.model.spec_types import DRAFT, parse_spec_type
+from pyspac.model.tensor_split import parse_tensor_split
 from pyspac.speculation.manager import FIXED
 
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace to write, Parquet.")]

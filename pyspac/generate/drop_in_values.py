@@ -15,12 +15,12 @@ from typing import Any, Final
 from pyspac.checks import check_int
 from pyspac.engine.memory import free_memory
 from pyspac.errors import ConfigError
-from pyspac.generate.draft_files import spec_type_of
 from pyspac.generate.drop_in_errors import InputError, as_input_error
 from pyspac.generate.loading import Loading
-from pyspac.generate.tensor_split import parse_tensor_split
 from pyspac.model.device_needs import compute_bytes, kv_bytes
+from pyspac.model.draft_files import spec_type_of
 from pyspac.model.gguf_header import read_header
+from pyspac.model.tensor_split import parse_tensor_split
 from pyspac.units import MIB
 
 _MANY: Final = 2**31 - 1

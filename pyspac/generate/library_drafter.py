@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspac._native import check, ffi, lib
 from pyspac.errors import PyspacError
-from pyspac.generate import spec_types
 from pyspac.generate.drafting import Drafter, DraftResult, FreeDrafter
+from pyspac.model import spec_types
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

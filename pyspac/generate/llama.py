@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,8 @@ import numpy.typing as npt
 
 from pyspac.engine.attached import not_by_environment
 from pyspac.errors import ModelError, PyspacError
+from pyspac.forward.log import set_verbose as set_verbose
+from pyspac.forward.log import take_errors as take_errors
 from pyspac.generate.libllama import LlamaError, lib
 from pyspac.generate.vocab import Vocab
 
@@ -51,41 +51,7 @@ class _BuftOverride(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
-class _Log:
-    """llama.cpp's log: silent by default, but its last errors are kept for our own error messages."""
-
-    def __init__(self) -> None:
-        self.verbose = False
-        self.errors: deque[str] = deque(maxlen=3)
-        self.callback = lib.llama_log_callback(self._write)  # must outlive every call of llama.cpp
-        lib.llama_log_set(self.callback, ctypes.c_void_p(0))
-
-    def _write(self, level: int, text: bytes, _user_data: Any) -> None:
-        line = text.decode("utf-8", errors="replace")
-        if self.verbose:
-            sys.stderr.write(line)
-        if level == LOG_LEVEL_ERROR and line.strip():
-            self.errors.append(line.strip())
-
-    def take_errors(self) -> str:
-        """The last errors in one line, and forget them."""
-        text = "; ".join(dict.fromkeys(self.errors))
-        self.errors.clear()
-        return f" (llama.cpp: {text})" if text else ""
-
-
-_log = _Log()
 lib.llama_backend_init()
-
-
-def set_verbose(verbose: bool) -> None:
-    """Show llama.cpp's own log on stderr, or not."""
-    _log.verbose = verbose
-
-
-def take_errors() -> str:
-    """What llama.cpp said of its last errors, to end a message with; "" if nothing."""
-    return _log.take_errors()
 
 
 def system_info() -> str:
@@ -151,7 +117,7 @@ class Model:
             raise KeyboardInterrupt
         if not self.ptr:
             raise ModelError(
-                f"{params.path}: llama.cpp cannot load this model{_log.take_errors()}; "
+                f"{params.path}: llama.cpp cannot load this model{take_errors()}; "
                 "check that the architecture is supported and that memory suffices"
             )
         self.vocab = Vocab(self.ptr)
@@ -234,8 +200,7 @@ class Context:
         if not self.ptr:
             lib.llama_batch_free(self._batch)
             raise LlamaError(
-                f"{model.path}: a context of {params.n_ctx} tokens cannot be created{_log.take_errors()}; "
-                "lower -c"
+                f"{model.path}: a context of {params.n_ctx} tokens cannot be created{take_errors()}; lower -c"
             )
         try:
             check_can_rollback(model.path, model.is_recurrent, self.ptr, params.n_rollback_max)
@@ -332,7 +297,7 @@ class Context:
         if rc != 0:
             raise LlamaError(
                 f"llama.cpp failed to compute {n} tokens at position {self.n_past}, code {rc}"
-                f"{_log.take_errors()}; run with --verbose to see its log"
+                f"{take_errors()}; run with --verbose to see its log"
             )
         self.n_past += n_new
 

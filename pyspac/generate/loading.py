@@ -15,13 +15,13 @@ from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.devices import Device, choose_device, fits_memory
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ModelError
-from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import PROMPT_PIECE, ram_mib
-from pyspac.generate.no_device import can_predict, check_can_predict
+from pyspac.forward.no_device import can_predict, check_can_predict
 from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
-from pyspac.generate.tensor_split import FLAG, check_n_numbers, check_reach
+from pyspac.model import spec_types
 from pyspac.model.device_needs import estimate_needs
+from pyspac.model.memory_tier import PROMPT_PIECE, ram_mib
+from pyspac.model.tensor_split import FLAG, check_n_numbers, check_reach
 
 if TYPE_CHECKING:
     from pyspac.generate.llama import ContextParams, Model, ModelParams

@@ -12,11 +12,11 @@ from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cache_size, read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import check_ram, ram_text
-from pyspac.generate.no_device import can_predict, check_no_device, is_host_only
+from pyspac.forward.no_device import can_predict, check_no_device, is_host_only
 from pyspac.generate.sampling import SamplingParams
-from pyspac.generate.tensor_split import check_n_numbers, check_shares
+from pyspac.model import spec_types
+from pyspac.model.memory_tier import check_ram, ram_text
+from pyspac.model.tensor_split import check_n_numbers, check_shares
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
 from pyspac.speculation.cost_table import masked_width
 from pyspac.speculation.manager import FIXED, choose_controller

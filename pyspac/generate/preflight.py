@@ -14,9 +14,9 @@ from typing import Final
 from pyspac.engine.devices import Device
 from pyspac.engine.values import read_cache_size
 from pyspac.errors import ConfigError, ModelError
-from pyspac.generate.draft_files import check_drafter, check_is_target
 from pyspac.generate.options import DEFAULT_N_CTX, RunOptions
 from pyspac.model.checks import check_model_file
+from pyspac.model.draft_files import check_drafter, check_is_target
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader, read_header
 from pyspac.model.mtp import MtpAdapter, base_id, read_adapter

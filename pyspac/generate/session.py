@@ -15,7 +15,6 @@ from pyspac.engine.ahead import DRAFT_GATE
 from pyspac.engine.cpus import kept_within
 from pyspac.engine.devices import Device
 from pyspac.errors import PyspacError
-from pyspac.generate import spec_types
 from pyspac.generate.decode import UNTIL_EOG, DecodeLoop, Generation, Interrupt, check_prompt
 from pyspac.generate.drafting import Drafter, ModelDrafter, NoDrafter
 from pyspac.generate.loading import Loading, Progress
@@ -24,6 +23,7 @@ from pyspac.generate.options import RunOptions
 from pyspac.generate.preflight import Preflight
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.generate.speculation_hook import SpeculationHook, new_speculation
+from pyspac.model import spec_types
 
 if TYPE_CHECKING:
     from pyspac.generate.llama import Context, Model

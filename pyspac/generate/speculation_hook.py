@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspac.engine.step import StepRecord
-from pyspac.generate import spec_types
 from pyspac.generate.drafting import Drafter, FreeDrafter
 from pyspac.generate.ngram_drafter import NgramDrafter
 from pyspac.generate.place_limit import MatchLimit, PlaceLimit
 from pyspac.generate.shadow import ShadowDrafter
+from pyspac.model import spec_types
 from pyspac.speculation.controller import Controller
 from pyspac.speculation.cost_table import MaskCosts
 from pyspac.speculation.forecast import Forecast, ForecastBase

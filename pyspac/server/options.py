@@ -15,9 +15,7 @@ from pyspac.engine.ahead import check_in_engine
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import check_ram
-from pyspac.generate.no_device import check_no_device, is_host_only
+from pyspac.forward.no_device import check_no_device, is_host_only
 from pyspac.generate.options import (
     CacheSize,
     check_host_kernels,
@@ -25,8 +23,10 @@ from pyspac.generate.options import (
     choose_draft_max,
     parse_threshold,
 )
-from pyspac.generate.tensor_split import FLAG as TENSOR_SPLIT
-from pyspac.generate.tensor_split import check_n_numbers, parse_tensor_split
+from pyspac.model import spec_types
+from pyspac.model.memory_tier import check_ram
+from pyspac.model.tensor_split import FLAG as TENSOR_SPLIT
+from pyspac.model.tensor_split import check_n_numbers, parse_tensor_split
 from pyspac.scheduler.config import (
     DRAFT_MAX,
     LINK_GB_S,

@@ -11,11 +11,11 @@ import pytest
 from mask_adapters import write_adapter
 from test_sampling import chi_square
 
-from pyspac.generate import spec_types
 from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
 from pyspac.generate.options import RunOptions
 from pyspac.generate.sampling import Sampler, SamplingParams
 from pyspac.generate.session import Session
+from pyspac.model import spec_types
 
 TOKENS = range(10, 14)  # the others are never drawn
 N_TRIALS = 1000

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from pyspac.cli import app
 from pyspac.commands.demo import TARGET
 from pyspac.errors import ModelError
-from pyspac.generate.draft_files import STATE_ARCHITECTURES
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.session import Session
+from pyspac.model.draft_files import STATE_ARCHITECTURES
 
 PROMPT = "hello world, hello world, hello"
 SPEC_TYPE = "draft-eagle3"

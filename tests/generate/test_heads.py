@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.errors import ModelError
-from pyspac.generate.draft_files import HEAD_ARCHITECTURES, has_head
 from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.session import Session
+from pyspac.model.draft_files import HEAD_ARCHITECTURES, has_head
 from pyspac.model.gguf_header import read_header
 
 PROMPT = "hello world, hello world, hello"

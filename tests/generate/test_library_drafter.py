@@ -17,7 +17,6 @@ from pyspac._native import check, ffi, lib
 from pyspac.cli import app
 from pyspac.commands.demo import DRAFT, TARGET, demo_prompt
 from pyspac.errors import ConfigError, EngineError, ModelError, PyspacError, UsageError
-from pyspac.generate import spec_types
 from pyspac.generate.decode import Interrupt
 from pyspac.generate.library_drafter import Handle, LibraryDrafter, TextDrafter
 from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
@@ -25,8 +24,9 @@ from pyspac.generate.options import CacheSize, RunOptions
 from pyspac.generate.sampling import SamplingParams
 from pyspac.generate.session import Session
 from pyspac.generate.shadow import ShadowDrafter
-from pyspac.generate.spec_types import parse_spec_type
 from pyspac.generate.speculation_hook import SpeculationHook
+from pyspac.model import spec_types
+from pyspac.model.spec_types import parse_spec_type
 from pyspac.speculation.manager import Speculation
 
 TEXT_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")

@@ -21,7 +21,12 @@ from pyspac.cli import app
 from pyspac.engine.devices import choose_device
 from pyspac.engine.tier import read_tier, tier_dict
 from pyspac.errors import PyspacError, UsageError
-from pyspac.generate.memory_tier import (
+from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.generate.session import Session
+from pyspac.model.device_needs import estimate_needs, kv_bytes
+from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import read_header
+from pyspac.model.memory_tier import (
     asked_bytes,
     choose_ram_mib,
     given_ram,
@@ -30,11 +35,6 @@ from pyspac.generate.memory_tier import (
     n_slots,
     ram_text,
 )
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.session import Session
-from pyspac.model.device_needs import estimate_needs, kv_bytes
-from pyspac.model.geometry import read_geometry
-from pyspac.model.gguf_header import read_header
 from pyspac.units import MIB
 
 DEMO = Path(__file__).resolve().parents[2] / "pyspac" / "models" / "demo-moe.gguf"
@@ -279,7 +279,7 @@ def test_a_model_larger_than_memory_may_be_read_ahead_unasked(monkeypatch: pytes
     """The tier comes by itself, so `--predict next-layer` needs no `--ram`."""
     geometry = read_geometry(read_header(DEMO))
     free = geometry.model_bytes - geometry.experts_bytes // 4
-    monkeypatch.setattr("pyspac.generate.memory_tier.free_memory", lambda: free)
+    monkeypatch.setattr("pyspac.model.memory_tier.free_memory", lambda: free)
     with Session(replace(options(DEMO, None), n_ctx=128, predict=("next-layer",))) as session:
         session.generate(session.tokenize(PROMPT))
         assert session.split is not None
@@ -398,7 +398,7 @@ def test_contexts_are_not_the_pools() -> None:
 def test_models_without_experts_or_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="a dense model has no experts"):
         Session(options(DEMO.with_name("demo-draft.gguf"), "5"))
-    monkeypatch.setattr("pyspac.generate.memory_tier._has_kernels", lambda: False)
+    monkeypatch.setattr("pyspac.model.memory_tier._has_kernels", lambda: False)
     with pytest.raises(UsageError, match="no kernels for this processor"):
         Session(options(DEMO, "90%"))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import UsageError
-from pyspac.generate.tensor_split import text_of
+from pyspac.model.tensor_split import text_of
 from pyspac.scheduler.config import SchedulerConfig
 
 _DEFAULTS = SchedulerConfig()

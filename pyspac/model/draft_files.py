@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from pyspac.errors import ModelError
-from pyspac.generate.spec_types import (
+from pyspac.model.checks import check_same_vocab
+from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.spec_types import (
     DRAFT_EAGLE3,
     DRAFT_MTP,
     NGRAM,
@@ -18,8 +20,6 @@ from pyspac.generate.spec_types import (
     names_of,
     reads_like_target,
 )
-from pyspac.model.checks import check_same_vocab
-from pyspac.model.gguf_header import GgufHeader
 
 # which llama.cpp has a graph of the head for: the others would compute their first layers instead
 HEAD_ARCHITECTURES: Final = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pyspac.generate.tier_forecast import Places, dense_bytes, forecast, token_us
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.geometry import LayerGeometry, MoeGeometry
+from pyspac.model.tier_forecast import Places, dense_bytes, forecast, token_us
 
 MB = 10**6
 DISK = DiskSpeed(

@@ -14,10 +14,10 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from pyspac.generate.memory_tier import least_bytes, n_slots
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.memory_tier import least_bytes, n_slots
 
 # share of the experts in memory -> share of those in use that are there: the lower of Qwen3-30B-A3B and
 # Gemma-4-26B-A4B, 128 tokens each, from memory that is empty at first (`pyspac lab run TRACE --eviction ema

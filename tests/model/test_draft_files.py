@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyspac.errors import ModelError
-from pyspac.generate.draft_files import check_drafter
+from pyspac.model.draft_files import check_drafter
 from pyspac.model.gguf_header import GgufHeader, read_header
 
 TARGET = Path(__file__).parents[2] / "pyspac" / "models" / "demo-moe.gguf"

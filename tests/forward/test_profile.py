@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from pyspac.cli import app
 from pyspac.commands.demo import DRAFT, TARGET
 from pyspac.commands.profile_figure import draw
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
-from pyspac.generate.sequences import Sequences
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import Model, ModelParams
+from pyspac.forward.sequences import Sequences
 from pyspac.speculation.sweep import Sweep
 from pyspac.speculation.tolerance import Profile, Samples
 
