@@ -47,8 +47,8 @@ _PUBLIC = {
     "LocalBoard": "engine.board",
     "Scheduler": "scheduler.scheduler",
     "Engine": "engine.engine",
-    "Llama": "generate.drop_in",
-    "replace_llama_cpp": "generate.drop_in",
+    "Llama": "drop_in.llama",
+    "replace_llama_cpp": "drop_in.llama",
 }
 
 __all__ = ["__version__", *_PUBLIC]

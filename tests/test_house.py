@@ -38,6 +38,7 @@ FOLDERS: Final = {
     "lab": {"_native", "engine", "model", "scheduler", "generate"},
     "server": {"_native", "engine", "model", "scheduler", "speculation", "generate", "forward"},
     "talk": {"engine", "model", "scheduler", "speculation", "generate", "forward", "server"},
+    "drop_in": {"_native", "engine", "model", "scheduler", "forward", "server", "talk"},
     "commands": {
         "talk",
         "_native",

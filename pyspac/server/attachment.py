@@ -45,7 +45,8 @@ def _placing(board: Board, config: SchedulerConfig) -> SchedulerConfig:
 class Attachment:
     """A scheduler on an open board, with what it learned before and what may be watched."""
 
-    def __init__(self, name: str, board: Board, options: AttachOptions) -> None:
+    def __init__(self, name: str | None, board: Board, options: AttachOptions) -> None:
+        """`name`: the board's, where it is another process's; None: it is there until it is told to stop."""
         self.name = name
         self.board = board
         self.options = options
@@ -53,7 +54,7 @@ class Attachment:
         self.read_ahead = make_read_ahead(board, options.scheduler.predict)
         self.speculation = _speculation(board, options)
         self.totals = StepTotals()
-        self._file = board_file.look_at(name)
+        self._file = None if name is None else board_file.look_at(name)
         self._memory = warm_start.open_store(options.model) if options.warm_start else None
         self._next_look_s = self._next_save_s = 0.0
 
@@ -102,7 +103,7 @@ class Attachment:
         if now >= self._next_save_s:
             self._next_save_s = now + SAVE_PERIOD_S
             self._keep()
-        if now < self._next_look_s:
+        if self.name is None or now < self._next_look_s:
             return True
         self._next_look_s = now + LOOK_PERIOD_S
         found = board_file.look_at(self.name)

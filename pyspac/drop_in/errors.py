@@ -8,18 +8,17 @@ from contextlib import contextmanager
 from typing import Final
 
 from pyspac.errors import PyspacError
-from pyspac.generate.libllama import LlamaError
+from pyspac.forward.libllama import LlamaError
 
 # how a flag of the command line is spelt here; of those that are none, what is said with them
 _SPELLINGS: Final = (
     (r",? or --spec-type none\b| \(--spec-type none\)", ""),
     (r" with -m, and this file with -md and --spec-type .*", ""),
-    (r"a draft or a head with -md, and what it is with --spec-type \(.*\)", "a draft model with -md"),
     (r"`pyspac run --stock`", "--stock"),
     (r"--(device|host-kernels) (none|auto|emulated|ggml|spac)\b", r'\1="\2"'),
     (r"--spec-type ngram\b", "LlamaPromptLookupDecoding()"),
     (r"--stock\b", "stock=True"),
-    (r"--(cache|ram|device|rpc|tensor-split|host-kernels|draft-max|mtp)\b", r"\1"),
+    (r"--(cache|ram|device|rpc|tensor-split|host-kernels|draft-max)\b", r"\1"),
     (r"(?<!\S)-md\b", "draft_model"),
     (r"(?<!\S)-ngl\b", "n_gpu_layers"),
     (r"(?<!\S)-t\b", "n_threads"),

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, TypeVar
 
-from pyspac.generate.drop_in_errors import DecodeError
+from pyspac.drop_in.errors import DecodeError
 
 T = TypeVar("T")
 Tokens = Generator[int, Sequence[int] | None, None]

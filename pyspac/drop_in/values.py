@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspac.checks import check_int
+from pyspac.drop_in.errors import InputError, as_input_error
 from pyspac.engine.memory import free_memory
+from pyspac.engine.params import EngineParams
 from pyspac.errors import ConfigError
-from pyspac.generate.drop_in_errors import InputError, as_input_error
-from pyspac.generate.loading import Loading
+from pyspac.forward.loading import Loading
 from pyspac.model.device_needs import compute_bytes, kv_bytes
 from pyspac.model.draft_files import spec_type_of
 from pyspac.model.gguf_header import read_header
 from pyspac.model.tensor_split import parse_tensor_split
 from pyspac.units import MIB
 
+from llama_cpp.llama_speculative import LlamaDraftModel  # isort: skip  # after ours: see steps.py
+
+DEFAULT_DRAFT_MAX: Final = 4  # of a small model; an object says itself how much it drafts
 _MANY: Final = 2**31 - 1
 _LEAST: Final = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 1}
 # of sampling: the least that each may be
@@ -36,6 +40,11 @@ _MESSAGE: Final = {"role": "user", "content": "Hello"}
 
 def check_known(given: Mapping[str, Any], known: Set[str]) -> None:
     """Raise InputError for arguments of nobody: llama_cpp.Llama itself takes them without a word."""
+    if "mtp" in given:
+        raise InputError(
+            "Llama has no mtp: mask tokens draft in llama-server, so start `pyspac serve -m MODEL --mtp "
+            "ADAPTER` and ask it with any OpenAI client, or use `pyspac run`; Llama drafts with draft_model"
+        )
     for name in given.keys() - known:
         raise InputError(f"Llama has no argument {name}; see help(pyspac.Llama) and help(llama_cpp.Llama)")
 
@@ -78,6 +87,22 @@ def draft_file(value: Any) -> Path | None:
             "`pyspac run` and `pyspac serve` let it; for Llama give a small model that could run by itself"
         )
     return path
+
+
+def n_draft_max(draft_model: Any, draft_max: Any) -> int:
+    """Tokens drafted per step at most; 0: nothing drafts. Raises ConfigError, InputError."""
+    longest = EngineParams().max_batch - 1
+    if draft_max is not None:
+        check_int("draft_max", draft_max, 1, longest)
+        if draft_model is None:
+            raise InputError(
+                f"draft_max {draft_max} has no effect, as nothing drafts: give a small model with "
+                "draft_model, or LlamaPromptLookupDecoding()"
+            )
+        return int(draft_max)
+    if draft_model is None:
+        return 0
+    return longest if isinstance(draft_model, LlamaDraftModel) else DEFAULT_DRAFT_MAX
 
 
 def _text(name: str, value: Any, kinds: tuple[type, ...], what: str) -> str:

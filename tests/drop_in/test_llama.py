@@ -6,6 +6,8 @@ import gc
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,25 +17,20 @@ import gguf_models
 import numpy as np
 import pytest
 from eagle_models import write_demo_head
-from mask_adapters import write_adapter
-from near_ties import margins
+from serving import wait_for
 
 import pyspac
 from pyspac import Llama
-from pyspac.engine.step import StepRecord
+from pyspac.engine.engine import Engine
 from pyspac.errors import PyspacError
-from pyspac.generate.options import DEFAULT_DRAFT_MAX
-from pyspac.generate.speculation_hook import SpeculationHook
-from pyspac.speculation.controller import Controller
-from pyspac.speculation.matches import N_MATCHED_MAX
-from pyspac.speculation.placed_forecast import ModelForecast
+from pyspac.forward.loading import Loading
 
 import llama_cpp  # isort: skip  # after ours, which say where libllama is
 from llama_cpp import LlamaGrammar, llama_cpp as bindings  # isort: skip
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding  # isort: skip
+from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding  # isort: skip
 
 MODELS = Path(pyspac.__file__).parent / "models"
-MODEL, DRAFT, ADAPTER = (str(MODELS / f"demo-{name}.gguf") for name in ("moe", "draft", "mtp"))
+MODEL, DRAFT = (str(MODELS / f"demo-{name}.gguf") for name in ("moe", "draft"))
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
 SAME_KERNELS: dict[str, Any] = {"device": "emulated", "cache": "50%"}
 QUIET: dict[str, Any] = {"verbose": False, "n_ctx": 256, "n_threads": 1}
@@ -188,17 +185,6 @@ def test_seeded_text_with_drafts_is_that_without() -> None:
         assert llm.stats()["n_accepted"] > 0
 
 
-@pytest.mark.parametrize("fields", [{"seed": 3}, {}])
-def test_drafts_with_a_seed_are_of_one_length(fields: dict[str, int]) -> None:
-    """Lengths that follow times would change the rounding, and with it what a seed gives."""
-    with Llama(MODEL, draft_model=DRAFT, **QUIET) as llm:
-        text(llm, temperature=1.0, max_tokens=8, **fields)
-        assert (llm._steps._n_draft_max == DEFAULT_DRAFT_MAX) == bool(fields)
-        assert llm._steps.n_draft_max > DEFAULT_DRAFT_MAX
-        text(llm, temperature=0.0, max_tokens=8, **fields)
-        assert llm._steps._n_draft_max == llm._steps.n_draft_max
-
-
 def test_logprobs_with_drafts() -> None:
     """They need logits_all, as ever; the rows of drafts are in place."""
     fields = {"logits_all": True, **QUIET, **SAME_KERNELS}
@@ -286,75 +272,52 @@ def test_first_of_several_generations_does_not_spoil_the_drafts() -> None:
         assert llm.stats()["n_accepted"] - before == n_first
 
 
-def test_the_draft_length_follows_the_place() -> None:
-    """As in `pyspac run`: a length where text repeats itself, and another where it is new."""
-    with Llama(MODEL, draft_model=DRAFT, **QUIET | SAME_KERNELS) as llm:
-        records: list[StepRecord] = []
-        hook = llm._steps._hook
-        assert isinstance(hook, SpeculationHook)
-        speculation = hook.speculation
-        begin = speculation.begin
+def test_an_object_says_itself_how_much_it_drafts() -> None:
+    """It works as it does for llama_cpp.Llama: it gets the tokens so far, and may return none."""
+    seen: list[list[int]] = []
 
-        def watched(slot: int = 0) -> Controller:
-            controller = begin(slot)
-            assert isinstance(controller, ModelForecast)
-            observe = controller.observe
-            controller.next_n_draft = lambda: 2  # type: ignore[method-assign]
-            controller.observe = lambda record: (records.append(record), observe(record))[1]  # type: ignore
-            return controller
+    class Mine(LlamaDraftModel):  # type: ignore[misc]
+        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
+            seen.append(input_ids.tolist())
+            return np.array(input_ids[-1:] if len(seen) % 2 else [], np.intc)
 
-        speculation.begin = watched  # type: ignore[method-assign]
-        prompt = "values = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1,"
-        assert text(llm, prompt) == text(llm, prompt)
-    drafted = [record for record in records if record.n_draft]
-    assert drafted
-    assert all(record.n_draft <= 2 for record in drafted)
-    assert max(record.n_matched for record in records) == N_MATCHED_MAX
-
-
-def greedy(llm: Any, prompt: str, n: int) -> tuple[list[int], list[int]]:
-    """Token ids of the prompt, and of what follows."""
-    ids = llm.tokenize(prompt.encode())
-    return ids, [token for _, token in zip(range(n), llm.generate(ids, temp=0.0), strict=False)]
-
-
-@pytest.mark.parametrize("fields", [{"draft_max": 3}, {}, {"draft_max": 4, "n_batch": 16}], ids=str)
-def test_the_model_drafts_for_itself(fields: dict[str, Any]) -> None:
-    """Plain decoding's choices but for near ties, also with another text before; as good drafts each time."""
-    with Llama(MODEL, mtp=ADAPTER, **QUIET | SAME_KERNELS | fields) as llm:
-        n_accepted = []
-        for prompt in (PROMPT, "class A:\n", PROMPT):
-            before = llm.stats()["n_accepted"]
-            ids, found = greedy(llm, prompt, 64)
-            assert margins(Path(MODEL), ids, found).max() < WIDTH_ROUNDING
-            n_accepted.append(llm.stats()["n_accepted"] - before)
+    with Llama(MODEL, draft_model=Mine(), **QUIET | SAME_KERNELS) as llm:
+        prompt = llm.tokenize(PROMPT.encode())
+        tokens = [token for token, _ in zip(llm.generate(list(prompt), temp=0.0), range(20), strict=False)]
         stats = llm.stats()
-    assert stats["spec_type"] == "draft-lora"
-    if fields:  # else how much is drafted depends on the clock
-        assert n_accepted[0] == n_accepted[2] > 10
+    assert stats["spec_type"] == "Mine"
+    assert len(seen) - 1 <= 2 * stats["n_drafted"] <= len(seen) + 1
+    assert seen[-1] == (prompt + tokens)[: len(seen[-1])]
+    assert stats["n_steps"] + stats["n_accepted"] <= len(tokens)
 
 
-def test_what_reads_logits_finds_the_tokens_and_not_the_masks() -> None:
-    """Seeds, log-probabilities, a prompt that is cached whole, a state that is loaded."""
-    fields = QUIET | SAME_KERNELS | {"logits_all": True}
-    seeded = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "logprobs": 2}
-    with Llama(MODEL, **fields) as plain, Llama(MODEL, mtp=ADAPTER, draft_max=2, **fields) as llm:
-        answers = [each(PROMPT, **seeded)["choices"][0] for each in (plain, llm)]
-        assert answers[1]["text"] == answers[0]["text"]
-        logs = [answer["logprobs"]["token_logprobs"] for answer in answers]
-        np.testing.assert_allclose(logs[1], logs[0], atol=0.02)
-        assert llm.stats()["n_drafted"] > 0
-        state = llm.save_state()
-        whole = llm.input_ids[: llm.n_tokens].tolist()
-        again = [next(each.generate(whole, temp=0.0)) for each in (plain, llm)]
-        assert again[0] == again[1]
-        assert llm.sample(temp=0.0) == again[0]
-        greedy(llm, "class A:\n", 20)
-        llm.load_state(state)
-        before = llm.stats()["n_accepted"]
-        ids, found = greedy(llm, PROMPT, 40)
-        assert margins(Path(MODEL), ids, found).max() < WIDTH_ROUNDING
-        assert llm.stats()["n_accepted"] > before
+def test_a_scheduler_decides_in_a_thread_of_its_own() -> None:
+    """On the engine's board, while it is there; where there are no slots there is no thread."""
+    before = threading.active_count()
+    with Llama(MODEL, **QUIET, device="none") as llm:
+        text(llm)
+        assert threading.active_count() == before
+    with Llama(MODEL, **QUIET | SAME_KERNELS) as llm:
+        assert threading.active_count() == before + 1
+
+        def n_decided() -> int:
+            assert text(llm)
+            return int(llm._engine.board.counters["n_decisions"][0])
+
+        before_text = n_decided()
+        wait_for("two more decisions", lambda: n_decided() > before_text + 1)
+    assert threading.active_count() == before
+
+
+def test_an_object_that_nobody_closed_holds_up_no_exit() -> None:
+    """Python joins no thread once it has begun to end."""
+    program = (
+        "from pyspac import Llama\n"
+        f"llm = Llama({MODEL!r}, **{QUIET | SAME_KERNELS!r})\n"
+        "print(llm('def', max_tokens=2)['usage']['completion_tokens'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
 
 
 def test_two_at_once_close_in_any_order(theirs: Any) -> None:
@@ -496,17 +459,13 @@ def test_langchain(theirs: Any) -> None:
         (MODEL, {"cache": "much"}, "much"),
         (MODEL, {"device": "CUDA77"}, "there is no device"),
         (MODEL, {"draft_model": "/nowhere.gguf"}, "there is no such file"),
-        (MODEL, {"mtp": "/nowhere.gguf"}, "there is no such file"),
-        (DRAFT, {"mtp": ADAPTER}, "trained on another model"),
-        (MODEL, {"mtp": ADAPTER, "lora_path": "x.gguf"}, "lora_path and mtp cannot be given together"),
-        (MODEL, {"mtp": ADAPTER, "embedding": True}, "embedding=True and mtp cannot be given together"),
-        (MODEL, {"mtp": ADAPTER, "draft_model": DRAFT}, "^draft_model and mtp cannot be given together"),
-        (MODEL, {"mtp": ADAPTER, "draft_model": LOOKUP}, "^draft_model and mtp cannot be given together"),
-        (MODEL, {"mtp": 1}, "^mtp cannot be 1: give the path of a GGUF file$"),
-        (MODEL, {"mtp": b"x"}, "^mtp cannot be b'x': give the path"),
+        (
+            MODEL,
+            {"mtp": "ADAPTER.gguf"},
+            "^Llama has no mtp: .* `pyspac serve -m MODEL --mtp .* `pyspac run`",
+        ),
         (MODEL, {"draft_model": 1}, "^draft_model cannot be 1: give the path of a GGUF file$"),
-        (MODEL, {"mtp": DRAFT}, ", and mtp takes an adapter .*; give a draft model with draft_model$"),
-        (MODEL, {"draft_model": DRAFT, "draft_max": 99}, "^draft_max cannot be 99: .* from 1 to [0-9]+$"),
+        (MODEL, {"draft_model": DRAFT, "draft_max": 99}, "^draft_max cannot be 99: .* from 1 to 15$"),
         (DRAFT, {"device": "emulated"}, r'\(device="none"\), or in plain llama.cpp \(stock=True\)'),
         (MODEL, {"draft_max": 3}, "^draft_max 3 .* model with draft_model, or LlamaPromptLookupDecoding"),
         (MODEL, {"n_threads": -1}, "^n_threads cannot be -1"),
@@ -626,8 +585,6 @@ def test_a_head_is_for_the_command_line(tmp_path: Path) -> None:
 
 def test_model_that_cannot_take_back_tokens(tmp_path: Path) -> None:
     model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3next")
-    with pytest.raises(ValueError, match="cannot keep mask tokens apart"):
-        Llama(model, mtp=write_adapter(tmp_path / "mtp.gguf", model), **QUIET)
     with pytest.raises(ValueError, match="cannot take back"):
         Llama(model, draft_model=LOOKUP, **QUIET)
     with Llama(model, **QUIET) as llm:
@@ -660,11 +617,9 @@ def test_a_file_that_gets_shorter_is_named(tmp_path: Path, draft: str | None) ->
 
 def test_slots_take_what_the_draft_model_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """`cache="auto"` is what the device has free when the engine attaches, so all else is there by then."""
-    from pyspac.generate.split import Split
-
-    order, attach, open_drafter = [], Split.__init__, Llama._open_drafter
-    monkeypatch.setattr(Split, "__init__", lambda *args: (order.append("slots"), attach(*args))[1])
-    monkeypatch.setattr(Llama, "_open_drafter", lambda *args: (order.append("draft"), open_drafter(*args))[1])
+    order, attach, open_draft = [], Engine.attach, Loading.open_draft
+    monkeypatch.setattr(Engine, "attach", lambda *args: (order.append("slots"), attach(*args))[1])
+    monkeypatch.setattr(Loading, "open_draft", lambda *args: (order.append("draft"), open_draft(*args))[1])
     with Llama(MODEL, draft_model=DRAFT, **QUIET | SAME_KERNELS):
         assert order == ["draft", "slots"]
 
