@@ -44,7 +44,7 @@ from rich.progress import track
 
 from pyspac.engine.devices import cpu_device
 from pyspac.errors import PyspacError
-from pyspac.generate.preflight import choose_n_ctx
+from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import estimate_needs
 from pyspac.model.disk_probe import measure_disk, measure_in_order
