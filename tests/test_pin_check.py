@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from pyspac.generate.llama import EXPERT_TENSORS
+from pyspac.forward.model import EXPERT_TENSORS
 from pyspac.lab import probe
 from tools.patches.pin import read_pin
 from tools.patches.pristine import pristine_tree

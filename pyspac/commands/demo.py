@@ -23,7 +23,7 @@ from pyspac.commands.run import answer_shown
 from pyspac.commands.server_options import own_options
 from pyspac.engine.params import EngineParams
 from pyspac.errors import ConfigError, ModelError, PyspacError
-from pyspac.generate.options import CacheSize
+from pyspac.forward.options import CacheSize
 from pyspac.server import log
 from pyspac.server.options import ServeOptions
 from pyspac.talk.answer import Answer

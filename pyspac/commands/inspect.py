@@ -20,7 +20,7 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import UsageError
-from pyspac.generate.preflight import choose_n_ctx
+from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import Needs, estimate_needs
 from pyspac.model.draft_files import drafting_note, has_head

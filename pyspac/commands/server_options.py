@@ -8,8 +8,8 @@ from typing import Any, Final
 from pyspac.checks import check_int
 from pyspac.commands.model_names import hub_arguments
 from pyspac.engine.params import EngineParams
-from pyspac.errors import UsageError
-from pyspac.generate.options import CacheSize, parse_numbers
+from pyspac.errors import ConfigError, UsageError
+from pyspac.forward.options import CacheSize
 from pyspac.model.memory_tier import given_ram
 from pyspac.model.spec_types import parse_spec_type
 from pyspac.server.options import (
@@ -78,3 +78,11 @@ def _options(
         n_ctx=given.get("ctx_size"), passed=passed,
         attach=AttachOptions(scheduler=config, speculation=controller, **attach), **fields,
     )  # fmt: skip
+
+
+def parse_numbers(flag: str, text: str) -> tuple[float, ...]:
+    """The numbers of "20,2"; none of "". Raises ConfigError."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ConfigError(flag, text, "a number, or several with commas, such as 20,2") from None

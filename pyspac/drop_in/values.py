@@ -22,11 +22,11 @@ from pyspac.model.device_needs import compute_bytes, kv_bytes
 from pyspac.model.draft_files import spec_type_of
 from pyspac.model.gguf_header import read_header
 from pyspac.model.tensor_split import parse_tensor_split
+from pyspac.speculation.manager import DEFAULT_DRAFT_MAX
 from pyspac.units import MIB
 
 from llama_cpp.llama_speculative import LlamaDraftModel  # isort: skip  # after ours: see steps.py
 
-DEFAULT_DRAFT_MAX: Final = 4  # of a small model; an object says itself how much it drafts
 _MANY: Final = 2**31 - 1
 _LEAST: Final = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 1}
 # of sampling: the least that each may be
@@ -102,6 +102,7 @@ def n_draft_max(draft_model: Any, draft_max: Any) -> int:
         return int(draft_max)
     if draft_model is None:
         return 0
+    # an object says itself how much it drafts
     return longest if isinstance(draft_model, LlamaDraftModel) else DEFAULT_DRAFT_MAX
 
 

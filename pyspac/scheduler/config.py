@@ -61,6 +61,15 @@ def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
     return found
 
 
+def parse_threshold(text: str) -> int | Literal["auto"]:
+    """Read "auto" or a whole number; ConfigError for anything else."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise ConfigError("--threshold", text, "auto, or a whole number from 1")
+    return int(text)
+
+
 def parse_predictors(names: str | Iterable[str]) -> tuple[str, ...]:
     """Read predictors from "a,b" or several names, "none" for none; ConfigError names the unknown ones."""
     parts = names.split(",") if isinstance(names, str) else list(names)

@@ -16,13 +16,7 @@ from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.forward.no_device import check_no_device, is_host_only
-from pyspac.generate.options import (
-    CacheSize,
-    check_host_kernels,
-    check_link_gb_s,
-    choose_draft_max,
-    parse_threshold,
-)
+from pyspac.forward.options import CacheSize, check_host_kernels, check_ram_goes_with
 from pyspac.model import spec_types
 from pyspac.model.memory_tier import check_ram
 from pyspac.model.tensor_split import FLAG as TENSOR_SPLIT
@@ -34,9 +28,10 @@ from pyspac.scheduler.config import (
     SchedulerConfig,
     parse_ablations,
     parse_predictors,
+    parse_threshold,
 )
 from pyspac.server.board_file import check_name
-from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
+from pyspac.speculation.manager import FIXED, choose_controller, choose_draft_max, parse_controller
 
 if TYPE_CHECKING:
     from pyspac.engine.devices import Device
@@ -178,15 +173,7 @@ class ServeOptions:
 
     def _check_mode(self) -> None:
         """What goes with a device, without one, and with plain llama.cpp."""
-        if self.ram is not None and self.stock:
-            raise UsageError(
-                f"--ram {self.ram} has no effect with --stock, which maps the file: leave it out"
-            )
-        if self.ram is not None and self.host_kernels == "ggml":
-            raise UsageError(
-                f"--ram {self.ram} needs the engine's own kernels, as ggml's read experts from the mapped "
-                "file: leave out --host-kernels ggml"
-            )
+        check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
         if self.stock:
             return
         if self.rpc and read_device_kind(self.device) in ("emulated", "none"):
@@ -388,7 +375,8 @@ def scheduler_config(
     n_draft_max: int = 0,
 ) -> SchedulerConfig:
     """From the options as text; None: not given. Raises ConfigError."""
-    check_link_gb_s(link_gb_s)
+    if link_gb_s is not None:
+        check_range("--link-gb-s", link_gb_s, *LINK_GB_S)
     default = SchedulerConfig()
     return SchedulerConfig(
         estimator=estimator or default.estimator,

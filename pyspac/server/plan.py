@@ -20,8 +20,8 @@ from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.forward.no_device import can_predict, check_can_predict
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
+from pyspac.forward.options import CacheSize, ForwardOptions
+from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import estimate_needs
 from pyspac.model.draft_files import check_drafter
@@ -242,6 +242,6 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:
-    """The checks of `pyspac run` but for the draft: a MoE model that is whole, a cache that fits."""
-    run = RunOptions(model=files.model, cache=options.cache, device=options.device, stock=options.stock)
+    """All but the draft: a MoE model that is whole, a cache that fits."""
+    run = ForwardOptions(model=files.model, cache=options.cache, device=options.device, stock=options.stock)
     return check_run(run, device)

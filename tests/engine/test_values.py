@@ -9,7 +9,7 @@ import pytest
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MIN_MARGIN_BYTES
 from pyspac.engine.values import read_cache_size, read_cpu_range
 from pyspac.errors import ConfigError, PyspacError, UsageError
-from pyspac.generate.options import CacheSize
+from pyspac.forward.options import CacheSize
 from pyspac.lab.setup import capacity_bytes
 from pyspac.units import MIB
 
