@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from pyspac.checks import check_int, check_range
+from pyspac.engine.ahead import NEXT_LAYERS
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cache_size, read_device_kind
 from pyspac.errors import ConfigError, UsageError
-from pyspac.forward.no_device import check_no_device, is_host_only
+from pyspac.forward.no_device import can_predict, check_no_device, is_host_only
 from pyspac.model.memory_tier import check_ram, ram_text
 from pyspac.model.tensor_split import check_shares
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
@@ -133,7 +134,8 @@ class ForwardOptions:
         return is_host_only(self.device)
 
     def engine_params(self, device: str, ram_mib: float | None = None) -> EngineParams:
-        without = self.scheduler.without
+        without, predict = self.scheduler.without, self.scheduler.predict
+        can = can_predict(is_host_only=device == "none", ram_mib=ram_mib)
         return EngineParams(
             device=device,
             cache=self.cache.text,
@@ -144,6 +146,7 @@ class ForwardOptions:
             evict="evict" not in without,
             fill=not {"prefetch", "prompt"} & without,
             stage="never" if {"prefetch", "prompt", "stage"} & without else "auto",
+            next_layer=max((NEXT_LAYERS.get(name, 0) for name in predict), default=0) if can else 0,
             host_kernels=self.host_kernels,
             verbose=self.verbose,
         )

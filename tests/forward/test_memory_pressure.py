@@ -24,8 +24,8 @@ CHILD = """
 import json, os, sys, threading
 from pathlib import Path
 Path(sys.argv[1]).write_text(str(os.getpid()))
-from pyspac.generate.options import RunOptions
-from pyspac.generate.session import Session
+from pyspac.forward.options import ForwardOptions
+from pyspac.forward.runner import Runner
 
 def read_on():
     while True:
@@ -35,10 +35,13 @@ def read_on():
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 threading.Thread(target=read_on, daemon=True).start()
-run = dict(model=Path(sys.argv[2]), device="none", ram="5M", n_threads=2, n_ctx=512, n_predict=60)
-with Session(RunOptions(**run)) as session:
-    tokens = session.generate(session.tokenize("def read_header(path):\\n")).token_ids
-    n_miss = session.split.tier_dict()["n_miss"]
+run = dict(model=Path(sys.argv[2]), device="none", ram="5M", n_threads=2, n_ctx=512)
+with Runner(ForwardOptions(**run)) as runner:
+    new, tokens = runner.model.vocab.tokenize("def read_header(path):\\n"), []
+    for _ in range(60):
+        new = [int(runner.context.decode(new)[0].argmax())]
+        tokens += new
+    n_miss = runner.split.engine.tier().n_miss
 rows = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
 print(json.dumps([tokens, n_miss, 1024 * int(rows["RssAnon"].split()[0])]), flush=True)
 os._exit(0)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from pyspac._native import lib_dir
-from pyspac.errors import EngineError, UsageError
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.session import Session
+from pyspac.cli import app
 
 MODELS = Path(__file__).resolve().parents[2] / "pyspac" / "models"
 TARGET, DENSE = MODELS / "demo-moe.gguf", MODELS / "demo-draft.gguf"
@@ -27,23 +27,19 @@ def low_bit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(draft: Path | None = None, predict: tuple[str, ...] = (), **more: Any) -> tuple[list[int], list[Any]]:
+def run(*arguments: object) -> tuple[list[int], list[Any]]:
     """Tokens, and what the predictors say of themselves."""
-    if draft is not None:
-        more |= {"draft": draft, "draft_max": 4, "speculation": "static"}
-    options = RunOptions(
-        model=TARGET, n_predict=60, device="cpu", cache=CacheSize(text="25%"), predict=predict, **more
-    )
-    with Session(options) as session:
-        tokens = session.generate(session.tokenize(PROMPT)).token_ids
-        assert session.split is not None
-        return tokens, session.split.predictors_list()
+    argv = ["run", "-m", str(TARGET), "-p", PROMPT, "-n", "60", "--temp", "0", "--device", "emulated"]
+    result = CliRunner().invoke(app, [*argv, "--cache", "25%", "--json", "-", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    return found["token_ids"], found["predictors"]
 
 
 @pytest.mark.parametrize("name", ["next-layer", "next-layer-2", "next-layer-3"])
 def test_next_layer_moves_no_text(name: str):
     plain, nothing = run()
-    tokens, (figures,) = run(predict=(name,))
+    tokens, (figures,) = run("--predict", name)
     assert tokens == plain
     assert nothing == []
     assert figures["name"] == name
@@ -52,8 +48,9 @@ def test_next_layer_moves_no_text(name: str):
 
 
 def test_draft_gate_moves_no_text(low_bit: Path):
-    plain, _nothing = run(low_bit)
-    tokens, (gate, ahead) = run(low_bit, ("draft-gate", "next-layer"))
+    drafts = ("-md", low_bit, "--draft-max", 4)
+    plain, _nothing = run(*drafts)
+    tokens, (gate, ahead) = run(*drafts, "--predict", "draft-gate,next-layer")
     assert tokens == plain
     assert gate["recall"] > 0.6
     assert gate["precision"] > 0.5
@@ -61,19 +58,17 @@ def test_draft_gate_moves_no_text(low_bit: Path):
     assert ahead["n_inputs"] > 0
 
 
-def test_a_dense_draft_is_refused():
-    with pytest.raises(EngineError, match="dense") as error:
-        run(DENSE, ("draft-gate",))
-    assert error.value.exit_code == 2
-
-
 @pytest.mark.parametrize(
-    ("predict", "more", "text"),
+    ("arguments", "said"),
     [
-        (("draft-gate",), {}, "needs a MoE draft model"),
-        (("next-layer", "next-layer-2"), {}, "two distances"),
+        (("-md", DENSE, "--predict", "draft-gate"), "needs a draft model with experts"),
+        (("--predict", "draft-gate"), "needs a MoE draft model"),
+        (("--predict", "next-layer,next-layer-2"), "two distances"),
     ],
 )
-def test_bad_input(predict: tuple[str, ...], more: dict[str, Any], text: str):
-    with pytest.raises(UsageError, match=text):
-        RunOptions(model=TARGET, predict=predict, **more)
+def test_bad_input(arguments: tuple[object, ...], said: str):
+    result = CliRunner().invoke(
+        app, ["run", "-m", str(TARGET), "-p", "x", "--device", "emulated", *map(str, arguments)]
+    )
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from pyspac.cli import app
 from pyspac.engine.devices import Device, cpu_device
 from pyspac.errors import ConfigError, ModelError
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.preflight import check_run
+from pyspac.forward.options import CacheSize, ForwardOptions
+from pyspac.forward.preflight import check_run
 from pyspac.model.checks import check_same_vocab
 from pyspac.model.gguf_header import GgufHeader, read_header
 from pyspac.units import MIB
@@ -105,7 +105,7 @@ def test_other_bos_counts_only_where_it_is_added(
 
 def test_draft_with_the_same_vocabulary(target: Path, tmp_path: Path) -> None:
     draft = input_models.write_dense(tmp_path / "draft.gguf")
-    options = RunOptions(model=target, draft=draft, device="cpu", cache=CacheSize(text="50%"))
+    options = ForwardOptions(model=target, draft=draft, device="cpu", cache=CacheSize(text="50%"))
     assert check_run(options, cpu_device()).draft == read_header(draft)
 
 
@@ -119,21 +119,11 @@ def test_draft_with_the_same_vocabulary(target: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_cache_leaves_the_engines_margin(cache: str, free_mib: int, says: str | None, target: Path) -> None:
-    options = RunOptions(model=target, cache=CacheSize(text=cache))
+    options = ForwardOptions(model=target, cache=CacheSize(text=cache))
     n_bytes = free_mib * MIB
     device = Device(name="GPU0", description="", handle=1, memory_free=n_bytes, memory_total=n_bytes)
     with pytest.raises(ConfigError, match=says) if says else nullcontext():
         check_run(options, device)
-
-
-def test_two_flags_for_the_link() -> None:
-    """One slows copies down and tells the cost model nothing, the other tells it and slows nothing down."""
-    throttled = RunOptions(model=Path("m"), copy_gb_s=2.0)
-    assert throttled.engine_params("cpu").copy_gb_s == 2.0
-    assert throttled.scheduler_config().link_gb_s is None
-    known = RunOptions(model=Path("m"), link_gb_s=2.0)
-    assert known.engine_params("cpu").copy_gb_s == 0.0
-    assert known.scheduler_config().link_gb_s == 2.0
 
 
 # ---- settings ------------------------------------------------------------------------------------

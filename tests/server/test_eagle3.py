@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 from pyspac.cli import app
 from pyspac.commands.demo import TARGET
 from pyspac.errors import ModelError
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.session import Session
-from pyspac.model.draft_files import STATE_ARCHITECTURES
+from pyspac.model.draft_files import STATE_ARCHITECTURES, check_drafter
+from pyspac.model.gguf_header import read_header
 
 PROMPT = "hello world, hello world, hello"
 SPEC_TYPE = "draft-eagle3"
@@ -32,27 +31,6 @@ def write_pair(folder: Path, name: str) -> tuple[Path, Path]:
     return target, eagle_models.write_eagle3(folder / "draft.gguf", name)
 
 
-def options(target: Path, draft: Path, *, stock: bool, **fields: object) -> RunOptions:
-    placement = {"device": "auto" if stock else "emulated", "cache": CacheSize(text="40%"), "stock": stock}
-    settings = {"n_predict": 48, "n_threads": 1, "draft_max": 3} | placement | fields
-    return RunOptions(model=target, draft=draft, spec_type=SPEC_TYPE, **settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("stock", [True, False], ids=["stock", "split"])
-def test_greedy_text_is_plain_decodings(tmp_path: Path, name: str, stock: bool) -> None:
-    """Twice in one session; a split model's hidden states are read as well."""
-    pair = write_pair(tmp_path, name)
-    with Session(options(*pair, stock=stock)) as session:
-        prompt = session.tokenize(PROMPT)
-        found = [session.generate(prompt) for _ in range(2)]
-        if session.split is not None:
-            assert session.split.layers_dict()["split"] > 0
-    for generation in found:
-        assert generation.metrics.totals.n_draft > 0
-        assert margins(pair[0], prompt, generation.token_ids).max() < NEAR_TIE
-
-
 def test_run_command(tmp_path: Path) -> None:
     target, draft = write_pair(tmp_path, "qwen3moe")
     arguments = ["run", "-m", str(target), "-p", PROMPT, "-n", "24", "-t", "1", "--stock", "--temp", "0"]
@@ -62,9 +40,10 @@ def test_run_command(tmp_path: Path) -> None:
     assert drafted.stdout == plain.stdout
 
 
-def test_four_clients_of_a_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TARGETS)
+def test_four_clients_of_a_server(tmp_path: Path, name: str) -> None:
     """All of four texts at once comes; one alone is plain decoding's."""
-    pair = write_pair(tmp_path, "qwen3moe")
+    pair = write_pair(tmp_path, name)
     arguments = ("--spec-type", SPEC_TYPE, "--speculation", "static", "--draft-max", "3")
     bodies = [
         {"prompt": PROMPT * n, "n_predict": 32, "temperature": 0, "ignore_eos": True} for n in range(1, 5)
@@ -88,14 +67,14 @@ def test_drafts_of_other_models_are_refused(tmp_path: Path) -> None:
     wide = eagle_models.write_eagle3(tmp_path / "wide.gguf", "qwen3moe", n_embd_target=512)
     for draft, says in ((deep, "256 and at least 9 layers"), (wide, "the width 512 and at least 2 layers")):
         with pytest.raises(ModelError, match=says) as caught:
-            Session(options(target, draft, stock=True))
+            check_drafter(SPEC_TYPE, read_header(target), read_header(draft))
         assert caught.value.exit_code == 2
     silent = gguf_models.write_model(tmp_path / "silent.gguf", "glm4moe")
     with pytest.raises(ModelError, match="does not hand out for the architecture glm4moe"):
-        Session(options(silent, wide, stock=True))
+        check_drafter(SPEC_TYPE, read_header(silent), read_header(wide))
     draft = eagle_models.write_eagle3(tmp_path / "draft.gguf", "qwen3moe")
     with pytest.raises(ModelError, match="needs --spec-type draft-eagle3"):
-        Session(RunOptions(model=target, draft=draft, stock=True))
+        check_drafter("draft", read_header(target), read_header(draft))
 
 
 def test_inspect_names_the_kind_of_draft(tmp_path: Path) -> None:
