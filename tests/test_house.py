@@ -68,7 +68,6 @@ ROOMS: Final = {
     "decide": {"base", "board", "layers", "cache", "tier"},
     "split": {"base", "board", "layers", "cache", "host", "plan", "graph", "untried", "decide"},
     "draft": {"base"},
-    "common": {"draft"},  # a library of its own
 }
 MAX_TOP_FILES: Final = 6  # engine, the C interface, attaching
 
