@@ -53,7 +53,7 @@ app.command(cls=ModelCommand)(doctor)
 app.command(cls=ServerCommand)(serve)
 app.command(cls=GroupedCommand)(attach)
 app.command(cls=GroupedCommand)(top)
-app.command(cls=ModelCommand)(trace)
+app.command(cls=ServerCommand)(trace)
 app.command(cls=ModelCommand)(train_head)
 app.add_typer(lab)
 

@@ -13,14 +13,13 @@ import pytest
 from conftest import ROOT
 
 from pyspac.forward.model import EXPERT_TENSORS
-from pyspac.lab import probe
 from tools.patches.pin import read_pin
 from tools.patches.pristine import pristine_tree
 from tools.patches.queue import read_patches
 from tools.pin_check.__main__ import main
 from tools.pin_check.names import has_word, look_up, read_table
 from tools.pin_check.scratch import apply_patch, apply_patches, copy_tree
-from tools.pin_check.sources import LAYOUTS, compile_one, includes_llama, read_commands
+from tools.pin_check.sources import compile_one, includes_llama, read_commands
 
 TREE = ROOT / "build" / "llama.cpp"
 TABLE = read_table()
@@ -116,22 +115,13 @@ def test_a_name_is_a_whole_word() -> None:
 # ---- what Python knows of llama.cpp --------------------------------------------------------------
 
 
-def test_layouts_are_those_of_the_recorder() -> None:
-    """layouts.cpp, which the compiler checks, has the offsets that the recorder reads by."""
-    offsets = re.findall(r"offsetof\(ggml_tensor, (\w+)\) == (\d+)", LAYOUTS.read_text())
-    sizes = re.findall(r"sizeof\(ggml_tensor::(\w+)\) == (\d+)", LAYOUTS.read_text())
-    assert {name for name, _ in offsets} >= {"type", "ne", "nb", "src", "name"}
-    assert {name for name, _ in sizes} == {"ne", "nb", "src", "name"}
-    for name, offset in offsets:
-        assert getattr(probe._Tensor, name).offset == int(offset), name
-    for name, size in sizes:
-        assert getattr(probe._Tensor, name).size == int(size), name
-
-
 def test_nodes_of_the_table_are_those_of_the_recorder() -> None:
     nodes = {name for name in NAMES if name.startswith("ffn_moe_")}
-    assert len(nodes) == 6
-    assert all(probe._NODE.fullmatch(f"{name}-7".encode()) for name in nodes)
+    source = (ROOT / "engine/src/trace/routing-trace.cpp").read_text()
+    lists = re.findall(r"(?:WEIGHTS|LOGITS)\[\] += \{([^}]+)\}", source)
+    recorded = {"topk", *re.findall(r'"(\w+)"', " ".join(lists))}
+    assert len(lists) == 2
+    assert nodes == {f"ffn_moe_{name}" for name in recorded}
 
 
 def test_experts_are_those_of_cpu_moe() -> None:
@@ -240,15 +230,15 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_renamed_name_no_longer_compiles(moved: Path, build_dir: Path) -> None:
-    """The source that calls it (another one forwards to it by its name); the layouts still compile."""
+    """The source that calls it (another one forwards to it by its name); another one still does."""
     commands = read_commands(build_dir, moved, [])
     calls = "ggml_threadpool_chunk_add(params"
     uses = next(c for c in commands if calls in code(ROOT / c.source))
     error = compile_one(uses, moved).error
     assert error is not None
     assert "ggml_threadpool_chunk_add" in error
-    layouts = next(c for c in commands if c.source == str(LAYOUTS.relative_to(ROOT)))
-    assert compile_one(layouts, moved).error is None
+    other = next(c for c in commands if c.source == "engine/src/trace/routing-trace.cpp")
+    assert compile_one(other, moved).error is None
 
 
 def test_every_source_that_knows_llama_cpp_is_compiled(build_dir: Path, tmp_path: Path) -> None:
@@ -257,7 +247,7 @@ def test_every_source_that_knows_llama_cpp_is_compiled(build_dir: Path, tmp_path
     ours = {str(path.relative_to(ROOT)) for path in ENGINE if path.suffix == ".cpp" and includes_llama(path)}
     theirs = {path for path in patched if path.endswith((".c", ".cpp"))}
     sources |= {path for path in theirs if path.startswith("ggml/src/ggml-vulkan/")}  # with Vulkan alone
-    assert sources == ours | theirs | {str(LAYOUTS.relative_to(ROOT))}
+    assert sources == ours | theirs
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])

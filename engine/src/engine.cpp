@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
+#include "llama-batch.h"
 #include "llama-model.h"
 #include "llama.h"
 
@@ -252,13 +253,15 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.user_data      = this;
     h.free           = free_with_context ? free_with_context : [](void * engine) { ((spac_engine *) engine)->forget_context(); };
     h.build          = [](void * engine, const llama_moe_hook_params * p) { return ((spac_engine *) engine)->build(*p); };
-    h.n_threads      = [](void * engine, ggml_cgraph * graph, int32_t n_tokens) { return ((spac_engine *) engine)->before_graph(graph, n_tokens); };
-    h.can_reuse      = [](void * engine) { return ((spac_engine *) engine)->can_reuse(); };
-    h.has_failed     = tier ? [](void * engine) { return ((spac_engine *) engine)->tier->has_failed(); } : (bool (*)(void *)) nullptr;
-    h.n_draft_max    = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
-    h.record_step    = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
-    h.look_ahead     = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
-    h.keep_states    = [](void * engine, llama_context * head, int32_t slot, llama_pos pos, int32_t row) {
+    h.n_threads      = [](void * engine, ggml_cgraph * graph, const llama_ubatch * ubatch) {
+        return ((spac_engine *) engine)->before_graph(graph, ubatch ? (int32_t) ubatch->n_tokens : 0);
+    };
+    h.can_reuse   = [](void * engine) { return ((spac_engine *) engine)->can_reuse(); };
+    h.has_failed  = tier ? [](void * engine) { return ((spac_engine *) engine)->tier->has_failed(); } : (bool (*)(void *)) nullptr;
+    h.n_draft_max = [](void * engine, int32_t server_slot) { return ((spac_engine *) engine)->decisions.n_draft_max(server_slot); };
+    h.record_step = [](void * engine, const llama_moe_hook_step * step) { ((spac_engine *) engine)->record_step(*step); };
+    h.look_ahead  = [](void * engine, const llama_token * tokens, int32_t n) { ((spac_engine *) engine)->look_ahead(tokens, n); };
+    h.keep_states = [](void * engine, llama_context * head, int32_t slot, llama_pos pos, int32_t row) {
         return ((spac_engine *) engine)->head_states.keep(head, slot, pos, row);
     };
     h.give_states = [](void * engine, llama_context * head, int32_t slot, llama_pos * pos, llama_pos end) {

@@ -1,4 +1,4 @@
-// Attaches to an unmodified llama.cpp program: libllama calls this when PYSPAC_CACHE is set (patches/hooks/0001).
+// Attaches to an unmodified llama.cpp program: libllama calls this when PYSPAC_CACHE or PYSPAC_TRACE is set (patches/hooks/0001).
 //
 //   PYSPAC_CACHE    17%, a number of MiB, or auto; without a device auto or 0; of several devices one for each, with commas
 //   PYSPAC_DEVICE   auto (the GPU, or none), none (every expert on the host), emulated, or ggml's names of devices, with commas
@@ -14,8 +14,11 @@
 //   PYSPAC_MTP      an adapter with mask tokens, which drafts for llama-server; it is loaded with --lora
 //   PYSPAC_MASKS    how many tokens it drafts at most; the context has as many sequences more (patches/hooks/0006)
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
+//   PYSPAC_TRACE    a file for what the routers choose, instead of all this: the graphs stay stock (trace/routing-trace.h)
+//   PYSPAC_TRACE_ADD  what else it gets: logits, inputs, draft-inputs, with commas between them
 #include "base/status.h"
 #include "engine.h"
+#include "trace/routing-trace.h"
 
 #include "llama.h"
 
@@ -43,6 +46,16 @@ static int32_t checked_number(const char * name, const std::string & text, int32
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s \"%s\": give a number of tokens from 1 to %d", name, text.c_str(), max));
     }
     return (int32_t) n;
+}
+
+static int32_t max_batch() {
+    return checked_number("PYSPAC_MAX_BATCH", env_or("PYSPAC_MAX_BATCH", "32"), SPAC_MAX_BATCH);
+}
+
+// NULL: none are asked for
+static std::unique_ptr<spac_mask_drafter> make_masks(llama_context * ctx) {
+    const char * path = env_or("PYSPAC_MTP", nullptr);
+    return path ? std::make_unique<spac_mask_drafter>(ctx, path, checked_number("PYSPAC_MASKS", env_or("PYSPAC_MASKS", ""), SPAC_DRAFT_MAX), max_batch()) : nullptr;
 }
 
 static int32_t checked_host_kernels(const std::string & text) {
@@ -116,7 +129,7 @@ static void attach(llama_context * ctx) {
     params.cache              = env_or("PYSPAC_CACHE", "auto");
     params.device             = env_or("PYSPAC_DEVICE", "auto");
     params.board_name         = env_or("PYSPAC_BOARD", nullptr);
-    params.max_batch          = checked_number("PYSPAC_MAX_BATCH", env_or("PYSPAC_MAX_BATCH", "32"), SPAC_MAX_BATCH);
+    params.max_batch          = max_batch();
     params.verbose            = true;
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
@@ -130,11 +143,7 @@ static void attach(llama_context * ctx) {
     params.next_layer  = p.next_layer;
     gates_drafts       = p.draft_gate;
 
-    std::unique_ptr<spac_mask_drafter> masks;
-    if (const char * path = env_or("PYSPAC_MTP", nullptr)) {
-        masks = std::make_unique<spac_mask_drafter>(ctx, path, checked_number("PYSPAC_MASKS", env_or("PYSPAC_MASKS", ""), SPAC_DRAFT_MAX), params.max_batch);
-    }
-    target = new spac_engine(ctx, params, free_with_context, std::move(masks)); // owned by the context
+    target = new spac_engine(ctx, params, free_with_context, make_masks(ctx)); // owned by the context
 }
 
 // a context beside the engine's: that of a draft model, most likely
@@ -148,9 +157,25 @@ static void see_another(llama_context * ctx) {
     }
 }
 
+static bool record(llama_context * ctx, const char * path) {
+    const spac_status status = spac_guard([&] {
+        if (env_or("PYSPAC_CACHE", nullptr)) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "PYSPAC_TRACE records graphs that are not split: unset PYSPAC_CACHE, or PYSPAC_TRACE");
+        }
+        spac_routing_trace::attach(ctx, path, spac_trace_wants::read(env_or("PYSPAC_TRACE_ADD", "")), make_masks(ctx));
+    });
+    if (status != SPAC_STATUS_SUCCESS) {
+        spac_log("%s", spac_last_error());
+    }
+    return status == SPAC_STATUS_SUCCESS;
+}
+
 // false: the context must not be used
 extern "C" SPAC_API bool spac_attach_from_env(llama_context * ctx) {
-    if (const char * cache = getenv("PYSPAC_CACHE"); cache && !*cache) {
+    if (const char * path = env_or("PYSPAC_TRACE", nullptr)) {
+        return record(ctx, path);
+    }
+    if (!env_or("PYSPAC_CACHE", nullptr)) {
         return true; // empty is as good as unset
     }
     if (attached.exchange(true)) {

@@ -196,23 +196,6 @@ Stock = Annotated[
 
 # ---- sampling and drafting
 
-Temp = Annotated[
-    float,
-    typer.Option(
-        "--temp",
-        metavar="T",
-        help="Temperature; 0: greedy.",
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option(
-        "-s",
-        "--seed",
-        metavar="N",
-        help="Seed of sampling; -1: a random one.",
-    ),
-]
 SpecTypeName = Annotated[
     str | None,
     typer.Option(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import replace
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Any, Final
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,19 +18,29 @@ from pyspac.commands.common import (
     EXIT_INTERRUPTED,
     check_target,
     error_console,
-    loading_bar,
     read_prompt,
+    reports_errors,
 )
-from pyspac.commands.stuck import computes
-from pyspac.errors import UsageError
-from pyspac.generate.decode import Interrupt
-from pyspac.generate.options import RunOptions
-from pyspac.generate.sampling import SamplingParams
+from pyspac.commands.own import open_server
+from pyspac.commands.server_options import own_options
+from pyspac.engine.attached import TRACE
+from pyspac.errors import PyspacError, UsageError
+from pyspac.model.spec_types import DRAFT, NONE, parse_spec_type, reads_like_target
+from pyspac.lab.raw_trace import cut_off, read_passes
+from pyspac.lab.recorder import check_draft_gate, ends_with, read_target, without_undecided
 from pyspac.lab.trace import TokenStatus, Trace
+from pyspac.lab.trace_builder import build_trace, trace_geometry
 from pyspac.lab.trace_file import write_trace
-from pyspac.model.spec_types import DRAFT, parse_spec_type
-from pyspac.model.tensor_split import parse_tensor_split
+from pyspac.server import log
+from pyspac.server.options import ServeOptions, names_draft
 from pyspac.speculation.manager import FIXED
+from pyspac.talk.answer import Answer, complete
+from pyspac.talk.client import Client, LostError, RefusedError
+from pyspac.talk.interrupt import Interrupt
+
+ADD: Final = "PYSPAC_TRACE_ADD"
+_GREEDY: Final = ("--temp", "0")  # unless another one is given
+_SERVER_ERROR: Final = "server_error"  # llama-server's name: the request was fine
 
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace to write, Parquet.")]
 Logits = Annotated[
@@ -50,8 +63,27 @@ DraftGate = Annotated[
 NoDisplay = Annotated[bool, typer.Option("--no-display", help="Do not show the text.")]
 
 
-@computes
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is recorded beside experts and weights, of how many tokens, and what is shown."""
+
+    logits: bool
+    early: bool
+    draft_gate: bool
+    n_predict: int
+    shows_text: bool
+    is_verbose: bool
+
+    def variables(self, raw: IO[bytes]) -> dict[str, str]:
+        """What makes the engine record, into a file that has no name."""
+        named = {"logits": self.logits, "inputs": self.early, "draft-inputs": self.draft_gate}
+        adds = ",".join(name for name, is_wanted in named.items() if is_wanted)
+        return {TRACE: f"/proc/{os.getpid()}/fd/{raw.fileno()}", ADD: adds}
+
+
+@reports_errors
 def trace(
+    command: typer.Context,
     model: o.Model,
     output: Output,
     model_draft: o.ModelDraft = None,
@@ -60,89 +92,112 @@ def trace(
     file: o.PromptFile = None,
     n_predict: o.NPredict = 128,
     ctx_size: o.CtxSize = None,
-    threads: o.Threads = None,
     device: o.Device = "auto",
-    tensor_split: o.TensorSplit = "",
+    rpc: o.Rpc = None,
     spec_type: o.SpecTypeName = None,
     draft_max: o.DraftMax = None,
-    temp: o.Temp = 0.0,
-    seed: o.Seed = -1,
     logits: Logits = False,
     early: Early = False,
     draft_gate: DraftGate = False,
     no_display: NoDisplay = False,
+    verbose: o.Verbose = False,
 ) -> None:
     """Record a routing trace for `pyspac lab`.
 
-    The model runs in stock llama.cpp, without a split; drafts are traced too. The trace holds step, position,
-    its id, whether a token was drafted, accepted or rejected, and per layer the experts with their router
-    weights.
+    A llama-server of its own runs the model, without a split and greedily; drafts are traced too. The trace
+    holds step, position, its id, whether a token was drafted, accepted or rejected, and per layer the experts
+    with their router weights. Other flags are llama-server's: --temp 1, --seed 7, --lora FILE ...
     """
     check_target("--output", output)
-    kind = parse_spec_type(spec_type)
-    drafts = (model_draft or mtp) is not None if kind is None else kind != "none"
-    options = RunOptions(
-        model=model, draft=model_draft, mtp=mtp, n_predict=n_predict, n_ctx=ctx_size, n_threads=threads,
-        device=device, tensor_split=parse_tensor_split(tensor_split), stock=True,
-        spec_type=kind, draft_max=draft_max,
-        speculation=FIXED if drafts else None,  # a trace does not depend on how long recording takes
-        sampling=replace(SamplingParams(), temp=temp, seed=seed),
-    )  # fmt: skip
+    options = _options(command.params, command.args)
+    wanted = Wanted(logits, early, draft_gate, n_predict, not no_display, verbose)
     text = read_prompt(prompt, file)
-    with Interrupt.watch() as interrupt:
-        recorded = record(
-            options, text, interrupt, wants_logits=logits, wants_early=early, wants_gate=draft_gate,
-            is_shown=not no_display,
-        )  # fmt: skip
+    trace_geometry(model)  # a dense model is refused before it is loaded
+    if draft_gate:
+        _check_gate(options)
+    log.set_up("trace", as_json=False, is_quiet=not verbose)
+    with Interrupt.watch() as interrupt, _raw_file(output.parent) as raw:
+        options = replace(options, trace=wanted.variables(raw))
+        recorded = record(options, text, wanted, raw, interrupt)
     write_trace(recorded, output)
     _say(recorded, output)
     if interrupt:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def record(
-    options: RunOptions,
-    prompt: str,
-    interrupt: Interrupt,
-    *,
-    wants_logits: bool,
-    wants_early: bool,
-    wants_gate: bool,
-    is_shown: bool,
-) -> Trace:
-    """Load, generate with a progress bar, and return the trace."""
-    from pyspac.lab.probe import RoutingProbe
-    from pyspac.lab.recorder import TraceSession, check_draft_gate
-    from pyspac.lab.trace_builder import trace_geometry
+def _options(given: dict[str, Any], passed: Sequence[str]) -> ServeOptions:
+    """Of plain llama.cpp; drafts are as long as they are told to, whatever recording takes."""
+    kind = parse_spec_type(given["spec_type"])
+    has_draft = given["model_draft"] or given["mtp"] or names_draft(passed)
+    drafts = bool(has_draft) if kind is None else kind != NONE
+    more = {"stock": True, "speculation": FIXED if drafts else None}
+    return own_options(given | more, (*_GREEDY, *passed))
 
-    trace_geometry(options.model)  # a dense model is refused before it is loaded
-    if wants_gate:
-        check_draft_gate(options.model, options.draft)
-        if options.effective_spec_type != DRAFT:
-            raise UsageError(
-                f"--draft-gate records what the draft model of --spec-type {DRAFT} sees: choose that one"
-            )
-    probe = RoutingProbe(wants_logits=wants_logits, wants_early=wants_early, keeps_inputs=wants_gate)
-    draft_probe = (
-        RoutingProbe(wants_logits=False, wants_early=False, keeps_inputs=True) if wants_gate else None
-    )
-    with loading_bar(interrupt) as progress:
-        session = TraceSession(probe, draft_probe, options, progress)
+
+def _check_gate(options: ServeOptions) -> None:
+    """Raises UsageError where --draft-gate has nothing to record."""
+    assert options.model is not None
+    check_draft_gate(options.model, options.draft)
+    if not reads_like_target(options.wanted_spec_type):
+        raise UsageError(
+            f"--draft-gate records what the draft model of --spec-type {DRAFT} sees: choose that one"
+        )
+
+
+def _raw_file(folder: Path) -> IO[bytes]:
+    """Where the trace will be, if there is room for a file; nothing is left of it however this ends."""
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError:
+        return tempfile.TemporaryFile()
+
+
+def record(options: ServeOptions, prompt: str, wanted: Wanted, raw: IO[bytes], interrupt: Interrupt) -> Trace:
+    """Load, generate with a progress bar, and return the trace of what the engine has written to `raw`."""
+    assert options.model is not None
+    with open_server(options, interrupt, verbose=wanted.is_verbose) as own:
+        since = os.fstat(raw.fileno()).st_size  # before, llama-server tries what the model can do
+        try:
+            n_prompt = len(own.client.post("/tokenize", {"content": prompt, "add_special": True})["tokens"])
+            answer = _generate(own.client, prompt, wanted, interrupt)
+        except LostError as error:
+            raise own.explain(error) from error
+        except RefusedError as error:
+            if error.kind != _SERVER_ERROR:
+                raise
+            words = own.last_words().replace(options.trace[TRACE], "the record of the routing")
+            raise PyspacError(f"{error}{words}") from error
+    is_whole = answer.stop_reason != "interrupted"
+    passes = read_target(
+        read_passes(raw, since, is_whole=is_whole),
+        wants_logits=wanted.logits, wants_early=wanted.early, wants_gate=wanted.draft_gate,
+    )  # fmt: skip
+    if not is_whole:
+        passes = without_undecided(passes, n_prompt)
+        if not passes:
+            raise KeyboardInterrupt
+    elif passes and not ends_with(passes, n_prompt, answer.token_ids):
+        raise cut_off(os.fstat(raw.fileno()).st_size)
+    return build_trace(trace_geometry(options.model), passes, n_prompt)
+
+
+def _generate(client: Client, prompt: str, wanted: Wanted, interrupt: Interrupt) -> Answer:
+    """The prompt and all that follows is computed, in the one slot."""
+    settings = {"n_predict": wanted.n_predict, "cache_prompt": False, "id_slot": 0}
     columns = (TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with session, Progress(*columns, console=error_console(), transient=True) as bar:
-        task = bar.add_task("tokens", total=options.n_predict if options.n_predict > 0 else None)
-        stream = session.text_stream()
+    with Progress(*columns, console=error_console(), transient=True) as bar:
+        task = bar.add_task("tokens", total=wanted.n_predict if wanted.n_predict > 0 else None)
 
-        def on_token(token: int) -> None:
+        def show(text: str) -> None:
             bar.advance(task)
-            if is_shown:
-                sys.stdout.write(stream.feed(token))
+            if wanted.shows_text:
+                sys.stdout.write(text)
                 sys.stdout.flush()
 
-        session.generate(session.tokenize(prompt), on_token, interrupt)
-        if is_shown:
-            sys.stdout.write(stream.finish() + "\n")
-        return session.trace()
+        answer = complete(client, prompt, show, interrupt, settings)
+    if wanted.shows_text:
+        sys.stdout.write("\n")
+    return answer
 
 
 def _say(trace: Trace, path: Path) -> None:

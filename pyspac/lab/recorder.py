@@ -1,153 +1,143 @@
-"""A model that generates in, a routing trace out.
+"""A raw trace in, a routing trace out.
 
-`TracedContext` is a context that carries a probe and knows which tokens were taken back. The graph is
-stock's, evaluated piece by piece: results are the same, only slower.
+All arithmetic is here: routers that are asked early, or with the draft model's inputs. What was taken back is
+known by what came next: a rejected draft's position is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from pyspac.errors import UsageError
-from pyspac.generate.decode import Generation, Interrupt
-from pyspac.generate.llama import Context, ContextParams, Model
-from pyspac.generate.session import Session
-from pyspac.lab.probe import Array, RoutedLayer, RoutingProbe
-from pyspac.lab.trace import Trace
-from pyspac.lab.trace_builder import Pass, build_trace, trace_geometry
+from pyspac.lab.raw_trace import Array, RawPass
+from pyspac.lab.trace import EARLY_MAX, TraceError
+from pyspac.lab.trace_builder import Pass, RoutedLayer
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 
-_N_KEPT: Final = 64  # tokens of the widest piece whose router inputs are kept: drafts, and no prompts
+TARGET: Final = 0  # the context that a program makes first
+_N_KEPT: Final = 64  # tokens of the widest pass whose router inputs are kept: drafts, and no prompts
 
 
-class ProbedContext(Context):
-    """A context whose routers a probe reads."""
+@dataclass(slots=True)
+class DraftInputs:
+    """What the draft model's routers were given for the tokens in its context."""
 
-    def __init__(self, model: Model, params: ContextParams, probe: RoutingProbe) -> None:
-        """As Context; the probe must outlive it."""
-        self.probe = probe
-        super().__init__(model, params)
+    kept: dict[int, tuple[int, dict[int, Array]]] = field(default_factory=dict)  # position: token, by layer
 
-    def _c_params(self) -> Any:
-        c_params = super()._c_params()
-        c_params.cb_eval = self.probe.callback
-        return c_params
-
-
-class DraftContext(ProbedContext):
-    """A draft model's context that keeps what its routers were given for the tokens that it drafted from."""
-
-    def __init__(self, model: Model, params: ContextParams, probe: RoutingProbe) -> None:
-        """As ProbedContext; nothing is kept yet."""
-        self.kept: dict[int, tuple[int, dict[int, Array]]] = {}  # position: token, [n_embd] by layer
-        super().__init__(model, params, probe)
-
-    def _decode_piece(self, tokens: Sequence[int], n_outputs: int) -> None:
-        first = self.n_past
-        super()._decode_piece(tokens, n_outputs)
-        inputs = dict(self.probe.inputs)
-        self.probe.take()
-        if len(tokens) > _N_KEPT:
+    def add(self, one: RawPass) -> None:
+        """A pass of the draft model; it replaces what was there from its first position on."""
+        n = len(one.tokens)
+        first = int(one.positions[0]) if n else 0
+        self.kept = {at: entry for at, entry in self.kept.items() if at < first}
+        if n > _N_KEPT:
             return
-        for i, token in enumerate(tokens):
+        for i, (token, at) in enumerate(zip(one.tokens, one.positions, strict=True)):
             # a layer that ran for the last tokens only has fewer rows
-            rows = {il: rows[i - len(tokens)] for il, rows in inputs.items() if len(rows) >= len(tokens) - i}
-            self.kept[first + i] = (token, rows)
+            rows = {il: r[i - n] for il, r in one.nodes.get("input", {}).items() if len(r) >= n - i}
+            self.kept[int(at)] = (int(token), rows)
 
-    def take(self, position: int, tokens: Sequence[int]) -> list[dict[int, Array]]:
-        """Return each token's router inputs [n_embd] by layer, and forget these and those before.
-
-        A token that was not computed has none.
-        """
-        found = [self.kept.get(position + i, (token, {})) for i, token in enumerate(tokens)]
-        end = position + len(tokens)
-        self.kept = {at: entry for at, entry in self.kept.items() if at >= end}
-        return [rows if was == token else {} for (was, rows), token in zip(found, tokens, strict=True)]
+    def of(self, one: RawPass) -> list[dict[int, Array]]:
+        """Each token's router inputs [n_embd] by layer; a token that was not computed has none."""
+        pairs = zip(one.positions.tolist(), one.tokens.tolist(), strict=True)
+        found = [(*self.kept.get(at, (token, {})), token) for at, token in pairs]
+        return [rows if was == token else {} for was, rows, token in found]
 
 
-class TracedContext(ProbedContext):
-    """A context whose forward passes are recorded in `passes`."""
-
-    def __init__(
-        self, model: Model, params: ContextParams, probe: RoutingProbe, draft: DraftContext | None = None
-    ) -> None:
-        """As ProbedContext; `draft`: its router inputs go through the routers of this model, too."""
-        self.passes: list[Pass] = []
-        self.draft = draft
-        super().__init__(model, params, probe)
-
-    def compute(self, batch: Any, n_new: int) -> None:
-        """As Context; mask tokens, which follow the sequence's, are left out."""
-        position, tokens = self.n_past, batch.token[:n_new]
-        super().compute(batch, n_new)
-        layers = self.probe.take()
-        if batch.n_tokens > n_new:
-            layers = {il: layer.first(n_new) for il, layer in layers.items()}
-        if self.draft is not None:
-            self._gate(self.draft, layers, position, tokens)
-        self.passes.append(Pass(layers, position, len(tokens), len(tokens), tuple(tokens)))
-
-    def _gate(
-        self, draft: DraftContext, layers: dict[int, RoutedLayer], position: int, tokens: Sequence[int]
-    ) -> None:
-        """Ask each layer's router with the input that the draft model's had for the same token."""
-        inputs = draft.take(position, tokens)
-        for il, layer in layers.items():
-            router, bias, n = self.probe.routers[il], self.probe.biases.get(il, 0.0), len(layer.experts)
-            layer.draft = np.full((n, len(router)), np.nan, np.float32)
-            for row, of_token in zip(layer.draft, inputs[-n:], strict=True):
-                if il in of_token:
-                    row[:] = router @ of_token[il] + bias
-
-    def rollback(self, n_past: int) -> None:
-        """Take tokens back, and note which: rejected drafts."""
-        if n_past < self.n_past:
-            last = self.passes[-1]
-            last.n_kept = min(last.n_kept, n_past - last.position)
-        super().rollback(n_past)
+def read_target(
+    passes: Iterable[RawPass],
+    *,
+    wants_logits: bool = False,
+    wants_early: bool = False,
+    wants_gate: bool = False,
+) -> list[Pass]:
+    """The target's passes; how many tokens were kept is known of all but the last, which keeps all."""
+    draft, found = DraftInputs(), list[Pass]()
+    for one in passes:
+        if one.context != TARGET:
+            draft.add(one)
+            continue
+        if not len(one.tokens):
+            continue
+        layers = _layers(one, wants_logits=wants_logits, wants_early=wants_early)
+        if wants_gate:
+            _gate(one, layers, draft.of(one))
+        position, n = int(one.positions[0]), len(one.tokens)
+        if found:
+            last = found[-1]
+            last.n_kept = min(last.n_kept, max(1, position - last.position))
+        found.append(Pass(layers, position, n, n, tuple(one.tokens.tolist())))
+    return found
 
 
-class TraceSession(Session):
-    """A stock session whose target context is traced."""
+def ends_with(passes: list[Pass], n_prompt: int, text: Sequence[int]) -> bool:
+    """Note what was kept in the last pass, by the tokens that were generated; whether all of them are there.
 
-    def __init__(self, probe: RoutingProbe, draft_probe: RoutingProbe | None, *args: Any) -> None:
-        """As Session, with probes that outlive it; draft_probe: of the draft model, for the draft gate."""
-        self.probe, self.draft_probe = probe, draft_probe  # the contexts are opened with them
-        self.draft_context: DraftContext | None = None
-        self.n_prompt = 0
-        super().__init__(*args)
+    The last one was sampled, and is no part of a pass.
+    """
+    decoded = [one for one in passes if one.position >= n_prompt]
+    if decoded:
+        last = decoded[-1]
+        rest = text[last.position - n_prompt :]
+        same = [a == b for a, b in zip(last.tokens, rest, strict=False)]
+        last.n_kept = max(1, same.index(False) if False in same else len(same))
+    n_read = sum(one.n_token for one in passes if one.position < n_prompt)
+    return n_read >= n_prompt and sum(one.n_kept for one in decoded) >= len(text) - 1
 
-    def _open_context(self, model: Model, n_draft_max: int) -> Context:
-        context = super()._open_context(model, n_draft_max)
-        params = context.params
-        if model is self.model:
-            context.close()
-            return TracedContext(model, params, self.probe, self.draft_context)
-        if self.draft_probe is None:
-            return context
-        context.close()
-        self.draft_context = DraftContext(model, params, self.draft_probe)
-        return self.draft_context
 
-    def generate(
-        self,
-        prompt: list[int],
-        on_token: Callable[[int], None] = lambda token: None,
-        interrupt: Interrupt | None = None,
-    ) -> Generation:
-        """As Session; remembers where the prompt ends."""
-        self.n_prompt = len(prompt)
-        return super().generate(prompt, on_token, interrupt)
+def without_undecided(passes: list[Pass], n_prompt: int) -> list[Pass]:
+    """Without a last pass with drafts, of which nobody knows whether they were kept."""
+    is_open = bool(passes) and passes[-1].position >= n_prompt and passes[-1].n_token > 1
+    return passes[:-1] if is_open else passes
 
-    def trace(self) -> Trace:
-        """Return what was recorded."""
-        assert isinstance(self.context, TracedContext)
-        return build_trace(trace_geometry(self.options.model), self.context.passes, self.n_prompt)
+
+def _layers(one: RawPass, *, wants_logits: bool, wants_early: bool) -> dict[int, RoutedLayer]:
+    nodes, routers = one.nodes, one.constants.get("router", {})
+    layers: dict[int, RoutedLayer] = {}
+    for il, experts in nodes.get("topk", {}).items():
+        layer = layers[il] = RoutedLayer(experts)
+        if il in nodes.get("weights", {}):
+            layer.weights = nodes["weights"][il].reshape(experts.shape)
+        if wants_logits:
+            layer.logits = nodes.get("logits", {}).get(il)
+        if wants_early:
+            layer.early = _early_logits(one, il, _router(routers, il), len(experts))
+    return layers
+
+
+def _router(routers: dict[int, Array], il: int) -> Array:
+    if il not in routers:
+        raise TraceError(f"--early and --draft-gate know no router in layer {il}: it is no plain matrix")
+    return routers[il].astype(np.float32)
+
+
+def _bias(one: RawPass, il: int) -> Any:
+    """Experts are selected by what a bias makes of the logits."""
+    return one.constants.get("bias", {}).get(il, np.float32(0))
+
+
+def _early_logits(one: RawPass, il: int, router: Array, n: int) -> Array:
+    """[EARLY_MAX, n, n_expert] a layer's router on the inputs of the routers before it."""
+    early = np.full((EARLY_MAX, n, len(router)), np.nan, np.float32)
+    before = [rows for layer, rows in one.nodes.get("input", {}).items() if layer < il]
+    for at, rows in zip(early, before[::-1], strict=False):
+        at[:] = rows[len(rows) - n :] @ router.T + _bias(one, il)
+    return early
+
+
+def _gate(one: RawPass, layers: dict[int, RoutedLayer], inputs: list[dict[int, Array]]) -> None:
+    """Ask each layer's router with the input that the draft model's had for the same token."""
+    for il, layer in layers.items():
+        router, n = _router(one.constants.get("router", {}), il), len(layer.experts)
+        layer.draft = np.full((n, len(router)), np.nan, np.float32)
+        for row, of_token in zip(layer.draft, inputs[len(inputs) - n :], strict=True):
+            if il in of_token:
+                row[:] = router @ of_token[il] + np.ravel(_bias(one, il))
 
 
 def check_draft_gate(model: Path, draft: Path | None) -> None:

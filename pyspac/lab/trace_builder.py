@@ -11,15 +11,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.lab.probe import RoutedLayer
 from pyspac.lab.trace import EARLY_MAX, NOT_RUN, TokenStatus, Trace, TraceError, TraceGeometry
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader, read_header
 
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class RoutedLayer:
+    """One layer's router in one forward pass: rows are tokens."""
+
+    experts: Array  # [n, n_expert_used] int32
+    weights: Array | None = None  # [n, n_expert_used] float32
+    logits: Array | None = None  # [n, n_expert] float32
+    early: Array | None = None  # [EARLY_MAX, n, n_expert] by the inputs of routers before; NaN: there is none
+    draft: Array | None = None  # [n, n_expert] by the draft model's inputs; NaN where it has none
+
 
 @dataclass(slots=True)
 class Pass:
-    """One forward pass; `n_token` is set by the context."""
+    """One forward pass."""
 
     layers: dict[int, RoutedLayer] = field(default_factory=dict)
     position: int = 0
@@ -61,6 +73,8 @@ def build_trace(geometry: TraceGeometry, passes: list[Pass], n_prompt: int) -> T
     layers = [layer for one in passes for layer in one.layers.values()]
     if not layers:
         raise TraceError("no router was seen: the graph of this architecture gives its nodes other names")
+    has_prompt = [one.position < n_prompt for one in passes]
+    n_pieces = has_prompt.index(False) if False in has_prompt else len(passes)
     n, n_layer = sum(one.n_token for one in passes), geometry.n_layer
     per_choice, per_expert = (n, n_layer, geometry.n_expert_used), (n, n_layer, geometry.n_expert)
     arrays: dict[str, Any] = {
@@ -78,7 +92,7 @@ def build_trace(geometry: TraceGeometry, passes: list[Pass], n_prompt: int) -> T
         geometry=geometry,
         step=np.repeat(np.arange(len(passes)), [p.n_token for p in passes]).astype(np.int32),
         position=np.concatenate([p.position + np.arange(p.n_token) for p in passes]).astype(np.int32),
-        status=np.concatenate([_status(p, n_prompt) for p in passes]),
+        status=np.concatenate([_status(p, is_prompt=i < n_pieces) for i, p in enumerate(passes)]),
         token_id=np.array([token for p in passes for token in p.tokens], np.int32),
         **arrays,
     )
@@ -100,9 +114,9 @@ def _fill(arrays: dict[str, Any], passes: list[Pass]) -> None:
                     arrays[name][..., at, il, :] = rows
 
 
-def _status(one: Pass, n_prompt: int) -> npt.NDArray[np.uint8]:
+def _status(one: Pass, *, is_prompt: bool) -> npt.NDArray[np.uint8]:
     """A step verifies the last emitted token and its drafts; what was taken back was rejected."""
-    if one.position < n_prompt:
+    if is_prompt:
         return np.full(one.n_token, TokenStatus.PROMPT, np.uint8)
     status = np.full(one.n_token, TokenStatus.REJECTED, np.uint8)
     status[: one.n_kept] = TokenStatus.ACCEPTED

@@ -162,14 +162,12 @@ def _is_given(options: ServeOptions, variable: str, *flags: str) -> bool:
 
 def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str, str]:
     """What the engine reads from the environment, beside its flags; `ram_mib`: as of the launch."""
-    if options.stock:
-        return {}
-    env = {
-        "PYSPAC_MAX_BATCH": str(options.max_batch or DEFAULT_MAX_BATCH),
-        "PYSPAC_DEVICE": options.device,  # auto too: it leaves out those that have no MoE layer
-    }
+    env = {"PYSPAC_MAX_BATCH": str(options.max_batch or DEFAULT_MAX_BATCH)}
     if options.mtp is not None:
         env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
+    if options.stock:
+        return {**env, **options.trace} if options.trace else {}
+    env["PYSPAC_DEVICE"] = options.device  # auto too: it leaves out those that have no MoE layer
     if ram_mib is not None:
         env[VARIABLE] = ram_text(ram_mib)
     elif VARIABLE in os.environ:

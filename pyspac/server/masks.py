@@ -25,9 +25,9 @@ def fit_masks(options: ServeOptions, target: GgufHeader, *, has_engine: bool) ->
     assert options.mtp is not None
     adapter = check_adapter(options.mtp, target)
     _check_can_keep_apart(options, target)
-    if options.stock:
+    if options.stock and not options.trace:
         raise UsageError("--mtp needs the engine, which --stock leaves out: leave out one of them")
-    if not has_engine:
+    if not has_engine and not options.trace:
         raise UsageError(
             "--mtp needs the engine, which has no kernels for this model without a device: use one, or "
             "another drafter"

@@ -143,6 +143,8 @@ class ServeOptions:
     port: int | None = None  # None: 8080 if it is free, else any
     socket: Path | None = None  # listen there instead: a UNIX socket, *.sock
     stock: bool = False  # plain llama.cpp, for comparison: no engine, experts on the host
+    # PYSPAC_TRACE and what belongs to it: the engine records what routers choose, and splits nothing
+    trace: Mapping[str, str] = field(default_factory=dict)
     board: str | None = None  # None: server-PORT
     max_batch: int | None = None  # None: DEFAULT_MAX_BATCH, or what masks need
     restart: bool = False

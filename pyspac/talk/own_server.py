@@ -109,7 +109,7 @@ class OwnServer:
         n_bytes = max(1, self.launch.model.stat().st_size)
         while not self._is_ready():
             if (code := self.server.exit_code()) is not None:
-                text = f"{self.server.end_text()} while it loaded the model{self._last_words()}"
+                text = f"{self.server.end_text()} while it loaded the model{self.last_words()}"
                 raise (PyspacError if code < 0 else ModelError)(text)
             if self._interrupt:
                 raise KeyboardInterrupt
@@ -144,9 +144,9 @@ class OwnServer:
         """`error` with what is known of its cause."""
         if not self.server.wait(_LAST_WORDS_S):
             return error
-        return PyspacError(f"{self.server.end_text()}{self._last_words()}")
+        return PyspacError(f"{self.server.end_text()}{self.last_words()}")
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         """Which RPC servers are gone; else the end of the server's log, unless it was shown."""
         rpc = self.options.rpc
         if rpc and not self.options.stock and (gone := servers_that_fail(split_endpoints(rpc))):

@@ -385,7 +385,7 @@ def test_a_model_without_its_flag(
 
 
 # flags of llama.cpp that commands without a llama-server have not
-@pytest.mark.parametrize("line", ["trace --lora x", "profile --jinja"])
+@pytest.mark.parametrize("line", ["profile --jinja"])
 def test_a_flag_that_is_not_there(line: str) -> None:
     command, *arguments = line.split()
     assert f"No such option: {arguments[0]}" in refusal(command, "-m", str(TARGET), *arguments)

@@ -31,7 +31,6 @@ DIFFERENT = {
     "--predict",  # attach: those of a scheduler alone; lab: recorded
     "--ram",  # inspect: the same text, but it only predicts, and takes several to compare
     "--rpc",  # doctor: looks at it alone
-    "--seed",  # lab: of what it assumes, not of sampling
 }
 MAX_LINES = 60
 

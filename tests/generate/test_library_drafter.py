@@ -332,10 +332,10 @@ def test_models_that_do_not_fit_are_refused(pair: tuple[Model, Model], tmp_path:
             Handle("draft-simple", 4, target=target, draft=draft)
 
 
-def test_a_trace_of_the_draft_gate_needs_our_own_drafter(tmp_path: Path) -> None:
+def test_a_trace_of_the_draft_gate_needs_a_draft_model_that_drafts(tmp_path: Path) -> None:
     target = input_models.write_target(tmp_path / "target.gguf")
     draft = input_models.write_draft(tmp_path / "draft.gguf")
-    names = ["-m", str(target), "-md", str(draft), "--spec-type", "draft-simple", "--draft-gate"]
+    names = ["-m", str(target), "-md", str(draft), "--spec-type", "draft-mtp", "--draft-gate"]
     result = CliRunner().invoke(app, ["trace", *names, "-p", "x", "-o", str(tmp_path / "t.parquet")])
     assert result.exit_code == 2
     assert "--spec-type draft sees" in " ".join(result.output.split())

@@ -13,14 +13,15 @@ from typing import Any
 import gguf_models
 import numpy as np
 import pytest
+from recording import Recording
 
 from pyspac.engine.board import NO_BUDGET
 from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import Model, ModelParams
 from pyspac.lab.machine import PRESETS
-from pyspac.lab.probe import RoutingProbe
-from pyspac.lab.recorder import TracedContext
+from pyspac.lab.recorder import read_target
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
 from pyspac.lab.trace import Trace
@@ -69,11 +70,13 @@ def record(path: Path, n_prompt: int) -> Recorded:
     # few different tokens, so that some experts are worth keeping
     widths = ([n_prompt] if n_prompt else []) + [WIDTH] * N_STEPS
     batches = [[int(t) for t in rng.choice([10, 20, 30, 40, 50, 60, 70, 80], width)] for width in widths]
-    probe = RoutingProbe(wants_logits=False, wants_early=False)
-    with open_model(path) as model, TracedContext(model, CONTEXT, probe) as context:
+    recording = Recording(path.with_suffix(".raw"))
+    with open_model(path) as model, Context(model, CONTEXT) as context:
+        assert recording.watch(context)
         for batch in batches:
             context.decode(batch, len(batch))
-        return Recorded(path, batches, build_trace(trace_geometry(path), context.passes, n_prompt))
+    passes = read_target(recording.passes())
+    return Recorded(path, batches, build_trace(trace_geometry(path), passes, n_prompt))
 
 
 @pytest.fixture(scope="module")

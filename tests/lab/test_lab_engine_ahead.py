@@ -22,15 +22,16 @@ import gguf_models
 import numpy as np
 import pytest
 from conftest import ROOT
+from recording import Recording
 
 from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS
 from pyspac.engine.board import AHEAD_NAMES, Residency
 from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import Model, ModelParams
 from pyspac.lab.machine import PRESETS
-from pyspac.lab.probe import RoutingProbe
-from pyspac.lab.recorder import DraftContext, TracedContext
+from pyspac.lab.recorder import read_target
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
 from pyspac.lab.trace import Trace
@@ -58,17 +59,18 @@ class Decoding:
     """The same tokens in every context, whoever looks on: a prompt, then steps of which drafts are a part."""
 
     def __init__(
-        self, stack: ExitStack, target: Path, draft: Path | None, probes: list[RoutingProbe]
+        self, stack: ExitStack, target: Path, draft: Path | None, recording: Recording | None = None
     ) -> None:
-        """Open target and draft; with probes, they are recorded."""
+        """Open target and draft, and record them, the target first."""
 
-        def opened(path: Path, kind: type[Context], *more: Any) -> Any:
+        def opened(path: Path) -> Context:
             model = stack.enter_context(Model(ModelParams(path=path, use_extra_bufts=False)))
-            return stack.enter_context(kind(model, CONTEXT, *more))
+            context = stack.enter_context(Context(model, CONTEXT))
+            assert recording is None or recording.watch(context)
+            return context
 
-        kinds = (TracedContext, DraftContext) if probes else (Context, Context)
-        self.draft = opened(draft, kinds[1], *probes[1:]) if draft is not None else None
-        self.target = opened(target, kinds[0], *probes[:1], *([self.draft] if probes else []))
+        self.target = opened(target)
+        self.draft = opened(draft) if draft is not None else None
 
     def prompt(self, tokens: list[int]) -> None:
         for context in self.contexts():
@@ -97,18 +99,16 @@ def make_steps(width: int) -> Steps:
     return [text[:N_PROMPT], *(text[i : i + width] for i in starts)]
 
 
-def record(steps: Steps, target: Path, draft: Path | None) -> tuple[Trace, Trace]:
+def record(steps: Steps, target: Path, draft: Path | None, raw: Path) -> tuple[Trace, Trace]:
     """Return the trace of these steps, and the same with logits in 32 bits."""
-    probes = [
-        RoutingProbe(wants_logits=False, wants_early=draft is None, keeps_inputs=True) for _ in range(2)
-    ]
+    recording = Recording(raw, "draft-inputs" if draft else "inputs")
     with ExitStack() as stack:
-        decoding = Decoding(stack, target, draft, probes)
+        decoding = Decoding(stack, target, draft, recording)
         decoding.prompt(steps[0])
         for i, step in enumerate(steps[1:], 1):
             decoding.step(list(chain(*steps[:i])), step)
-        passes = decoding.target.passes
-        trace = build_trace(trace_geometry(target), passes, N_PROMPT)
+    passes = read_target(recording.passes(), wants_early=draft is None, wants_gate=draft is not None)
+    trace = build_trace(trace_geometry(target), passes, N_PROMPT)
     if draft is None:
         return trace, replace(trace, early_logits=in_32_bits(trace.early_logits, passes, "early"))
     return trace, replace(trace, draft_logits=in_32_bits(trace.draft_logits, passes, "draft"))
@@ -158,7 +158,7 @@ def said_in_engine(
     params = EngineParams(device="cpu", cache="100%", fill=False, next_layer=NEXT_LAYERS.get(name, 0))
     said = []
     with ExitStack() as stack:
-        decoding = Decoding(stack, target, draft, [])
+        decoding = Decoding(stack, target, draft)
         engine = stack.enter_context(Engine.attach(decoding.target.ptr, params))
         if draft is not None:
             engine.watch_draft(decoding.draft.ptr)
@@ -213,8 +213,8 @@ def n_doubtful(trace: Trace, name: str) -> list[int]:
     return [int(is_doubtful[trace.step == step].sum()) for step in np.unique(decoded)]
 
 
-def assert_alike(steps: Steps, name: str, target: Path, draft: Path | None = None) -> None:
-    trace, wide = record(steps, target, draft)
+def assert_alike(raw: Path, steps: Steps, name: str, target: Path, draft: Path | None = None) -> None:
+    trace, wide = record(steps, target, draft, raw)
     of_lab = said_in_lab(wide, name)
     of_engine = said_in_engine(steps, name, target, draft, [counts[1] for counts, _ in of_lab])
     n_hit, n_chosen = (sum(counts[i] for counts, _ in of_lab) for i in (2, 1))
@@ -233,13 +233,13 @@ def assert_alike(steps: Steps, name: str, target: Path, draft: Path | None = Non
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("name", NEXT_LAYERS)
-def test_next_layer_says_the_same_in_lab_and_engine(name: str, width: int) -> None:
-    assert_alike(make_steps(width), name, TARGET)
+def test_next_layer_says_the_same_in_lab_and_engine(tmp_path: Path, name: str, width: int) -> None:
+    assert_alike(tmp_path / "raw", make_steps(width), name, TARGET)
 
 
 @pytest.mark.parametrize("width", [2, WIDTH_MAX])
-def test_draft_gate_says_the_same_in_lab_and_engine(low_bit: Path, width: int) -> None:
-    assert_alike(make_steps(width), DRAFT_GATE, TARGET, low_bit)
+def test_draft_gate_says_the_same_in_lab_and_engine(tmp_path: Path, low_bit: Path, width: int) -> None:
+    assert_alike(tmp_path / "raw", make_steps(width), DRAFT_GATE, TARGET, low_bit)
 
 
 @pytest.mark.parametrize("name", ["next-layer", DRAFT_GATE])
@@ -247,4 +247,4 @@ def test_a_router_s_bias_counts_in_both(tmp_path: Path, name: str) -> None:
     path = gguf_models.write_model(tmp_path / "gpt-oss.gguf", "gpt-oss")
     rng = np.random.default_rng(3)
     steps = [rng.integers(3, 60, N_PROMPT if i == 0 else 2).tolist() for i in range(N_STEPS)]
-    assert_alike(steps, name, path, path if name == DRAFT_GATE else None)
+    assert_alike(tmp_path / "raw", steps, name, path, path if name == DRAFT_GATE else None)

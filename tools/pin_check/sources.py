@@ -19,7 +19,6 @@ from tools.patches.pin import ROOT
 
 TREE: Final = ROOT / "build" / "llama.cpp"
 ENGINE: Final = ROOT / "engine" / "src"
-LAYOUTS: Final = Path(__file__).resolve().parent / "layouts.cpp"
 TIMEOUT_S: Final = 120.0
 _LLAMA_HEADER: Final = re.compile(r'^#\s*include "(?:ggml|llama)', re.MULTILINE)
 
@@ -42,13 +41,12 @@ class Command:
 
 
 def read_commands(build_dir: Path, scratch: Path, patched: Sequence[str]) -> list[Command]:
-    """Libspac's sources that include llama.cpp's headers, the layouts, and the patched sources in `scratch`.
+    """Libspac's sources that include llama.cpp's headers, and the patched sources in `scratch`.
 
     Raises FileNotFoundError where `build_dir` was never configured.
     """
     entries = json.loads((build_dir / "compile_commands.json").read_text(encoding="utf-8"))
     commands: dict[str, Command] = {}
-    layouts = str(LAYOUTS.relative_to(ROOT))
     for entry in entries:
         path = Path(entry["file"])
         is_ours = path.is_relative_to(ENGINE) and includes_llama(path)
@@ -58,9 +56,6 @@ def read_commands(build_dir: Path, scratch: Path, patched: Sequence[str]) -> lis
         name = str(path.relative_to(ROOT if is_ours else TREE))
         argv = check_only(entry["command"], scratch)
         commands.setdefault(name, Command(name, tuple(argv), Path(entry["directory"])))
-        if is_ours and layouts not in commands:  # as any of ours
-            argv = [str(LAYOUTS) if part == str(path) else part for part in argv]
-            commands[layouts] = Command(layouts, tuple(argv), Path(entry["directory"]))
     return list(commands.values())
 
 

@@ -43,7 +43,7 @@ llama_moe_hook spac_draft_gate::make_hook() {
         ((spac_draft_gate *) gate)->add_node(*p);
         return nullptr;
     };
-    h.n_threads = [](void * gate, ggml_cgraph *, int32_t) { return ((spac_draft_gate *) gate)->home.is_this() ? 0 : -1; };
+    h.n_threads = [](void * gate, ggml_cgraph *, const llama_ubatch *) { return ((spac_draft_gate *) gate)->home.is_this() ? 0 : -1; };
     return h;
 }
 
