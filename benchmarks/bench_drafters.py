@@ -1,7 +1,8 @@
 """Which drafter pays on which text? Drafters, each at several lengths and at `auto`, interleaved.
 
 In: the demo target and what drafts for it. Out: a table or rows of JSON by drafter, length and text: tokens
-per second, tokens per step, the speed as a share of plain decoding's, and what drafting takes in a step.
+per second, tokens per step, the speed as a share of plain decoding's, what drafting takes in a step, and what
+share of the drafts held at each position. Each contender has a llama-server of its own, as `pyspac run` has.
 
     python benchmarks/bench_drafters.py --json -
     python benchmarks/bench_drafters.py --drafters ngram,draft-simple,ngram-map-k --lengths 4,8
@@ -10,12 +11,11 @@ per second, tokens per step, the speed as a share of plain decoding's, and what 
 Texts: four kinds of places in those modules of the standard library that the demo models were not trained on
 (pyspac/train/corpus.py); greedy, or sampled with `--temp`: each request has a seed of its own then, the same
 for all contenders and rounds; each drafter's text is another even so, as drafts draw random numbers, too.
-Every request is run by every contender before the next one, in another order each round. Two sessions of one
-contender differ by up to 4 %, for where their memory lies, so all are opened `--sessions` times, with
-`--rounds` rounds each time after one that is not measured. What `auto` learned goes from one session to the
-next, as in a process that runs for longer. `none again` is plain decoding in another session: how far its
-`ratio` is from 1 says how far others may be off by chance. `of_best` is the speed of `auto` as a share of the
-best fixed length's with the same drafter, none included.
+Every request is run by every contender before the next one, in another order each round. Two servers of one
+contender differ by up to 4 %, for where their memory lies, so all are started `--sessions` times, with
+`--rounds` rounds each time after one that is not measured. `none again` is plain decoding in another server:
+how far its `ratio` is from 1 says how far others may be off by chance. `of_best` is the speed of `auto` as a
+share of the best fixed length's with the same drafter, none included.
 
 The requests are also divided by what plain decoding makes of them: `new`, if fewer than half of the threes of
 tokens that end in its continuation came earlier in prompt or continuation, else `repeated`. (Threes, as
@@ -28,6 +28,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -38,19 +39,15 @@ from statistics import fmean, median
 from typing import Any, Final
 
 import machine
-from bench_speculation import OFF, Results, Timing, count_request, use_cpu_clock
+from drafting import OFF, Results, Timing, Way
 
+from pyspac.commands.bench_ways import Given
 from pyspac.commands.common import EXIT_INTERRUPTED
 from pyspac.commands.demo import DRAFT, MODELS, TARGET
 from pyspac.commands.json_file import STDOUT, can_write
 from pyspac.errors import PyspacError
-from pyspac.generate.metrics import Metrics
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.sampling import SamplingParams
-from pyspac.generate.session import Session
 from pyspac.model.gguf_header import read_header
-from pyspac.model.spec_types import DRAFT_EAGLE3, LLAMA, OWN, SERVER_ONLY
-from pyspac.speculation.manager import Speculation
+from pyspac.talk.interrupt import Interrupt
 from pyspac.train.corpus import read_stdlib
 
 AUTO: Final = "auto"
@@ -61,7 +58,6 @@ REPEATED: Final = "repeated"
 N_SEEN: Final = 3  # tokens of a piece that came earlier, or did not
 LORA: Final = "draft-lora"
 HEAD: Final = "head"
-KNOWN: Final = (*OWN, *(name for name in LLAMA if name not in (DRAFT_EAGLE3, *SERVER_ONLY)), HEAD)
 DEFAULT_DRAFTERS: Final = ("ngram", "draft", LORA)  # and a head, if there is one
 DEFAULT_LENGTHS: Final = (2, 4, 8)
 LORA_LENGTHS: Final = (2, 4)  # unless --lengths says which
@@ -134,57 +130,50 @@ class Contender:
 
     drafter: str
     length: str
-    fields: dict[str, Any]  # of RunOptions
+    flags: tuple[str, ...]  # of `pyspac run`
 
     @property
     def name(self) -> str:
         return OFF if self.length == "0" else f"{self.drafter} {self.length}"
 
+    def text(self, args: argparse.Namespace) -> str:
+        """All flags of its server."""
+        where = ["--device", args.device, "--cache", args.cache]
+        threads = ["-t", str(args.threads)] if args.threads else []
+        return shlex.join([*where, *threads, *self.flags])
+
 
 def contenders(args: argparse.Namespace) -> Iterator[Contender]:
     """Plain decoding first, twice; a line on stderr for a drafter that has no file."""
-    yield Contender("none", "0", {})
-    yield Contender("none", AGAIN, {})
+    yield Contender("none", "0", ())
+    yield Contender("none", AGAIN, ())
     for drafter in args.drafters:
-        path, fields = _drafter_fields(drafter, args)
+        path, flags = _drafter_flags(drafter, args)
         if path is not None and not path.is_file():
             print(f"{drafter} is left out: there is no file {path}", file=sys.stderr)
             continue
-        if fields is None:
+        if flags is None:
             print(f"{drafter} is left out: give its file with --{drafter} FILE", file=sys.stderr)
             continue
         lengths = args.lengths or (LORA_LENGTHS if drafter == LORA else DEFAULT_LENGTHS)
         for length in lengths:
-            yield Contender(drafter, str(length), fields | {"draft_max": length})
+            yield Contender(drafter, str(length), (*flags, "--draft-max", str(length)))
         cap = max(lengths) if drafter == LORA else args.draft_max
-        yield Contender(drafter, AUTO, fields | {"draft_max": cap, "speculation": AUTO})
+        yield Contender(drafter, AUTO, (*flags, "--draft-max", str(cap), "--speculation", AUTO))
 
 
-def _drafter_fields(drafter: str, args: argparse.Namespace) -> tuple[Path | None, dict[str, Any] | None]:
+def _drafter_flags(drafter: str, args: argparse.Namespace) -> tuple[Path | None, tuple[str, ...] | None]:
     """Its file, if it has one, and how to run it; None for the latter: no file was given."""
     if drafter == LORA:
-        return args.mtp, {"spec_type": LORA, "mtp": args.mtp}
+        return args.mtp, ("--mtp", str(args.mtp))
     if drafter == HEAD:
         if args.head is None or not args.head.is_file():
             return args.head, None
-        is_eagle = read_header(args.head).architecture == "eagle3"
-        return args.head, {"spec_type": "draft-eagle3" if is_eagle else "draft-mtp", "draft": args.head}
+        kind = "draft-eagle3" if read_header(args.head).architecture == "eagle3" else "draft-mtp"
+        return args.head, ("--spec-type", kind, "-md", str(args.head))
     if drafter in ("draft", "draft-simple"):
-        return args.model_draft, {"spec_type": drafter, "draft": args.model_draft}
-    return None, {"spec_type": drafter}
-
-
-def open_session(contender: Contender, args: argparse.Namespace) -> Session:
-    return Session(
-        RunOptions(
-            model=args.model,
-            n_predict=args.predict,
-            n_threads=args.threads,
-            device=args.device,
-            cache=CacheSize(text=args.cache),
-            **contender.fields,
-        )
-    )
+        return args.model_draft, ("--spec-type", drafter, "-md", str(args.model_draft))
+    return None, ("--spec-type", drafter)
 
 
 class Requests:
@@ -192,53 +181,59 @@ class Requests:
 
     def __init__(
         self,
-        sessions: dict[str, Session],
+        ways: dict[str, Way],
         shares: dict[str, list[float]],
         args: argparse.Namespace,
         rng: random.Random,
     ) -> None:
         """`shares` gets those of each text, by contender: see `repeats`. `rng`: of the orders."""
-        self.sessions, self.shares, self.args, self.rng = sessions, shares, args, rng
+        self.ways, self.shares, self.args, self.rng = ways, shares, args, rng
         self.requests = [(kind, text) for kind, of_kind in texts(args.requests).items() for text in of_kind]
 
-    def run(self, name: str, text: str, seed: int) -> Metrics:
-        session = self.sessions[name]
-        session.set_sampling(SamplingParams(temp=self.args.temp, seed=seed))
-        prompt = session.tokenize(text)[-self.args.prompt_tokens :]
-        generation = session.generate(prompt)
-        self.shares[name].append(repeats(prompt, generation.token_ids))
-        return generation.metrics
+    def run(self, name: str, text: str, seed: int) -> Timing:
+        way = self.ways[name]
+        prompt = way.tokenize(text)[-self.args.prompt_tokens :]
+        answer, timing = way.ask(prompt, self.args.predict, temperature=self.args.temp, seed=seed)
+        self.shares[name].append(repeats(prompt, answer.token_ids))
+        return timing
 
     def round(self) -> dict[str, dict[str, Timing]]:
         """[contender][text] -> what it did."""
-        timings: dict[str, dict[str, Timing]] = {name: {} for name in self.sessions}
+        timings: dict[str, dict[str, Timing]] = {name: {} for name in self.ways}
         for seed, (kind, text) in enumerate(self.requests):
-            order = self.rng.sample(list(self.sessions), len(self.sessions))
-            metrics = {name: self.run(name, text, seed) for name in order}
+            order = self.rng.sample(list(self.ways), len(self.ways))
+            found = {name: self.run(name, text, seed) for name in order}
             seen = REPEATED if self.shares[OFF][-1] >= 0.5 else NEW
-            for name, one in metrics.items():
+            for name, one in found.items():
                 for of in (kind, ALL, seen):
-                    count_request(one, timings[name].setdefault(of, Timing()))
+                    timings[name].setdefault(of, Timing()).add(one)
         return timings
 
 
 def measure(found: list[Contender], args: argparse.Namespace) -> tuple[Results, dict[str, float]]:
     """All of them in turn on every request; see the top. And by contender what share of its texts repeats."""
-    results, learned, rng = Results(""), dict[str, Speculation | None](), random.Random(0)
+    results, rng = Results(), random.Random(0)
     shares: dict[str, list[float]] = {contender.name: [] for contender in found}
-    for _ in range(args.sessions):
-        with ExitStack() as stack:
-            sessions = {c.name: stack.enter_context(open_session(c, args)) for c in found}
-            for name, session in sessions.items():
-                session.speculation = learned.setdefault(name, session.speculation)
-            requests = Requests(sessions, shares, args, rng)
-            for i in range(1 + args.rounds):
-                for name, by_kind in requests.round().items():
-                    for kind, timing in by_kind.items() if i else ():
-                        results.add(kind, name, timing)
-            for speculation in filter(None, learned.values()):
-                speculation.end()  # while the drafters are open that it learns from
+    with Interrupt.watch() as interrupt:
+        for _ in range(args.sessions):
+            with ExitStack() as stack:
+                ways = {c.name: stack.enter_context(open_way(c, args, interrupt)) for c in found}
+                requests = Requests(ways, shares, args, rng)
+                for i in range(1 + args.rounds):
+                    for name, by_kind in requests.round().items():
+                        for kind, timing in by_kind.items() if i else ():
+                            results.add(kind, name, timing)
     return results, {name: fmean(some) for name, some in shares.items()}
+
+
+def open_way(contender: Contender, args: argparse.Namespace, interrupt: Interrupt) -> Way:
+    return Way(args.model, contender.text(args), interrupt, clock=args.clock)
+
+
+def check(found: list[Contender], args: argparse.Namespace) -> None:
+    """Raise PyspacError for what no server can be given, before one is started."""
+    for contender in found:
+        Given(model=args.model).way(contender.text(args), is_own=True)
 
 
 # ---- rows ------------------------------------------------------------------------------------------
@@ -248,20 +243,20 @@ def rows(found: list[Contender], results: Results, shares: dict[str, float]) -> 
     """One per contender and text; see benchmarks/README.md."""
     for contender in found:
         for kind in (kind for kind in (*KINDS, ALL, NEW, REPEATED) if kind in results.timings):
-            timings = results.timings[kind][contender.name]
-            n_steps = sum(t.n_steps for t in timings)
-            n_drafted = sum(t.n_drafted for t in timings)
+            timings, total = results.timings[kind][contender.name], results.total(kind, contender.name)
+            n_steps, n_drafted = max(1, total.n_steps), total.n_drafted
             ratios = results.speedups(kind, contender.name)
             row: dict[str, Any] = {"drafter": contender.drafter, "length": contender.length, "text": kind}
             row |= {
                 "tps": round(median(t.tps for t in timings), 2),
-                "tokens_per_step": round(sum(t.n_tokens for t in timings) / max(1, n_steps), 3),
-                "acceptance": round(sum(t.n_accepted for t in timings) / n_drafted, 3) if n_drafted else None,
-                "draft_us": round(sum(t.draft_us for t in timings) / max(1, n_steps), 1),
+                "tokens_per_step": round(total.n_tokens / n_steps, 3),
+                "acceptance": round(total.n_accepted / n_drafted, 3) if n_drafted else None,
+                "acceptance_by_position": total.acceptance(),
+                "draft_us": round(total.draft_us / n_steps, 1),
                 "ratio": round(results.speedup(kind, contender.name), 3),
                 "ratio_rounds": [round(min(ratios), 3), round(max(ratios), 3)],
             }
-            row["drafted_per_step"] = round(n_drafted / max(1, n_steps), 3)
+            row["drafted_per_step"] = round(n_drafted / n_steps, 3)
             if kind == ALL:
                 row["repeats"] = round(shares[contender.name], 3)
             if contender.length == AUTO:
@@ -308,13 +303,6 @@ def names(text: str) -> list[str]:
     return found
 
 
-def drafters(text: str) -> list[str]:
-    for name in (found := names(text)):
-        if name not in KNOWN:
-            raise argparse.ArgumentTypeError(f"there is no drafter {name!r}: give some of {', '.join(KNOWN)}")
-    return found
-
-
 def lengths(text: str) -> list[int]:
     return list(dict.fromkeys(map(positive, names(text))))
 
@@ -330,9 +318,11 @@ def json_target(text: str) -> str:
 
 def temperature(text: str) -> float:
     try:
-        return SamplingParams(temp=float(text)).temp
-    except (ValueError, PyspacError):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number from 0 to 100") from None
+        if 0.0 <= (value := float(text)) <= 100.0:
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: give a number from 0 to 100")
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -344,7 +334,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     usual = f"default: {','.join(DEFAULT_DRAFTERS)}, and {HEAD} with --head"
-    parser.add_argument("--drafters", type=drafters, help=f"some of {', '.join(KNOWN)}; {usual}")
+    parser.add_argument("--drafters", type=names, help=f"names of --spec-type, and {HEAD}; {usual}")
     usual = f"default: {_listed(DEFAULT_LENGTHS)}; {LORA}: {_listed(LORA_LENGTHS)}"
     parser.add_argument("--lengths", type=lengths, help=f"the fixed ones, with commas; {usual}")
     parser.add_argument("--draft-max", type=positive, default=8, help="the most that auto drafts")
@@ -363,7 +353,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=positive)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", default="auto")
-    clock = "cpu: time of the decoding thread alone, for a machine that others use too; with --threads 1"
+    clock = "cpu: CPU time of the servers, for a machine that others use too; with --threads 1"
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=clock)
     parser.add_argument(
         "--json", type=json_target, metavar="FILE", help="append a line of JSON per row; - for stdout"
@@ -372,7 +362,7 @@ def parse() -> argparse.Namespace:
     if args.head is not None and not args.head.is_file():
         parser.error(f"argument --head: there is no file {args.head}")
     if args.clock == "cpu" and args.threads != 1:
-        parser.error("--clock cpu needs --threads 1: other threads' time would be missing")
+        parser.error("--clock cpu needs --threads 1: threads that wait for each other take CPU time, too")
     args.drafters = args.drafters or [*DEFAULT_DRAFTERS, *([HEAD] if args.head else [])]
     return args
 
@@ -388,10 +378,9 @@ def write(path: Path, lines: str) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, and show. Raises PyspacError."""
-    if args.clock == "cpu":
-        use_cpu_clock()
     about = machine.describe()
     found = list(contenders(args))
+    check(found, args)
     result = list(rows(found, *measure(found, args)))
     if args.json != STDOUT:
         print(machine.one_line(about))

@@ -1,6 +1,6 @@
 """Is speculation ever slower than none? Draft-length controllers against fixed lengths, interleaved.
 
-In: the demo pair, and a synthetic larger model whose verification is expensive. Out: a table of speedups over
+In: the demo pair, or a synthetic larger model whose verification is expensive. Out: a table of speedups over
 plain decoding by stream and controller, medians with the lowest and highest round, and a figure. `static-0`
 is plain decoding once more: how far it lies from 1 is how much these numbers are worth.
 
@@ -10,12 +10,12 @@ is plain decoding once more: how far it lies from 1 is how much these numbers ar
 
 Without a model, on simulated curves: benchmarks/replay_speculation.py.
 
-Every request of a stream is run by every controller before the next one, in another order each round, so all
-meet the same disturbances. A controller starts each stream knowing nothing, as in the first seconds of a
-process; with --keep it keeps what it learned in the rounds before, as in a server that runs for longer (the
-first round is run once more then, unmeasured). `demo`: the model's own text, greedy. `synthetic`: the model
-(scripts/make_synthetic_gguf.py) goes on with token t + 1, so drafts can be made to hold by chance, with given
-acceptances; verification is real.
+Every controller has a llama-server of its own for each stream, so it begins knowing nothing; every request is
+run by every controller before the next one, in another order each round, so all meet the same disturbances.
+The first round is not measured, unless `--cold`: then there is only that one, as in the first seconds of a
+server. `demo`: the model's own text, greedy. `synthetic`: the model (scripts/make_synthetic_gguf.py) goes on
+with token t + 1, as the prompt does, so that `ngram` always drafts; drafts hold by chance, with given
+acceptances (llama-server's --spec-synth-rates), and verification is real.
 """
 
 from __future__ import annotations
@@ -23,285 +23,106 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import machine
+from drafting import OFF, Results, Timing, Way
 from replay_speculation import CURVES, WANTED, WANTED_MIX
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pyspac.generate.drafting import Drafter, FreeDrafter, ModelDrafter
-from pyspac.generate.metrics import Metrics
-from pyspac.generate.ngram_drafter import NgramDrafter
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.speculation_hook import SpeculationHook, forecast_for
-from pyspac.speculation.forecast import Forecast
-from pyspac.speculation.manager import Speculation
-from pyspac.speculation.static import Static
+from pyspac.commands.demo import DRAFT, TARGET
+from pyspac.errors import PyspacError
+from pyspac.talk.interrupt import Interrupt
 
-OFF = "off"
-CONTROLLERS = (OFF, "static-1", "static-3", "static-8", "cascade", "per-k-ema", "forecast")
-STREAMS = ("code", "prose", "lists", "mix")
-MIX = ("code", "prose", "lists", "prose")
-N_SCRIPTED = 8  # tokens that a scripted drafter prepares
+CONTROLLERS: Final = (OFF, "static-0", "static-1", "static-3", "static-8", "cascade", "per-k-ema", "forecast")
+STREAMS: Final = ("code", "prose", "lists", "mix")
+MIX: Final = ("code", "prose", "lists", "prose")
+N_COUNTED: Final = 4  # tokens of the synthetic prompt that stood at its begin: a match
+
+# ---------------------------------------------------------------------------------------------- servers
 
 
-@dataclass(slots=True)
-class Timing:
-    """What one controller did in one stream of one round."""
-
-    n_tokens: int = 0
-    seconds: float = 0.0
-    n_steps: int = 0
-    n_drafted: int = 0
-    n_accepted: int = 0
-    draft_us: float = 0.0  # drafting, and reading afterwards what was verified
-    requests: list[float] = field(default_factory=list)  # seconds per token
-
-    @property
-    def tps(self) -> float:
-        return self.n_tokens / self.seconds
-
-
-@dataclass(slots=True)
-class Results:
-    """[stream][controller] -> one Timing per round."""
-
-    drafter: str
-    timings: dict[str, dict[str, list[Timing]]] = field(default_factory=dict)
-
-    def add(self, stream: str, controller: str, timing: Timing) -> None:
-        self.timings.setdefault(stream, {}).setdefault(controller, []).append(timing)
-
-    def speedup(self, stream: str, controller: str) -> float:
-        """Over plain decoding: every request takes the median of its rounds, so an accident counts once."""
-        rows = self.timings[stream]
-        return _usual_s(rows[OFF]) / _usual_s(rows[controller])
-
-    def speedups(self, stream: str, controller: str) -> list[float]:
-        """Over plain decoding, by round."""
-        rows = self.timings[stream]
-        return [a.tps / b.tps for a, b in zip(rows[controller], rows[OFF], strict=True)]
-
-    def controllers(self) -> list[str]:
-        return list(next(iter(self.timings.values())))
-
-    def worst(self, controller: str) -> float:
-        """The lowest speedup of any stream."""
-        return min(self.speedup(stream, controller) for stream in self.timings)
+def flags_of(controller: str, stream: str, args: argparse.Namespace) -> str:
+    """Of `pyspac run`, for a server that drafts as `controller` says."""
+    flags = ["--device", args.device, *(["--cache", args.cache] if args.device != "none" else [])]
+    flags += ["-t", str(args.threads)] if args.threads else []
+    if controller in (OFF, "static-0"):
+        return shlex.join(flags)
+    flags += ["--spec-type", args.drafter]
+    flags += ["-md", str(args.model_draft or DRAFT)] if args.drafter == "draft" else []
+    length = fixed_length(controller)
+    flags += ["--draft-max", str(length or args.draft_max)]
+    flags += [] if length else ["--speculation", controller]
+    if args.what == "synthetic":
+        rates = accumulate(acceptances(stream, length or args.draft_max), mul)
+        flags += ["--spec-synth-rates", ",".join(f"{rate:.6f}" for rate in rates)]
+    return shlex.join(flags)
 
 
-def _usual_s(rounds: list[Timing]) -> float:
-    """Seconds per token of all requests, each the median of its rounds."""
-    requests = zip(*(timing.requests for timing in rounds), strict=True)
-    return sum(float(median(times)) for times in requests)
+def acceptances(kind: str, n: int) -> list[float]:
+    """Chances of tokens 1, 2, ... of a draft, if all before it held."""
+    curve = CURVES[kind][0]
+    return [curve[min(i, len(curve) - 1)] for i in range(n)]
 
 
-# --------------------------------------------------------------------------------------------- drafters
-
-
-class ScriptedDrafter(FreeDrafter):
-    """Knows that the model counts: t, t + 1, ...; drafts hold by chance, the same for everyone at a position.
-
-    Free, as an n-gram drafter is, so that controllers may watch it in the shadow.
-    """
-
-    def __init__(self, kind: str, seed: int, n_vocab: int) -> None:
-        self.acceptance, self.hit_rate = CURVES[kind]
-        self.seed, self.n_vocab = seed, n_vocab
-
-    def draft_at(self, tokens: Sequence[int], end: int, n_max: int) -> list[int]:
-        acceptance = self.acceptance
-        rng = random.Random(self.seed * 1_000_003 + end)
-        if rng.random() >= self.hit_rate:
-            return []
-        n_held, n = 0, max(n_max, N_SCRIPTED)  # the same work whatever is asked for
-        while rng.random() < acceptance[min(n_held, len(acceptance) - 1)] and n_held < n:
-            n_held += 1
-        right = [self._wrapped(tokens[end - 1] + 1 + i) for i in range(n)]
-        drafted = [t if i < n_held else self._wrapped(t + 7) for i, t in enumerate(right)]
-        return drafted[:n_max]
-
-    def _wrapped(self, token: int) -> int:
-        """The lowest ids are control tokens."""
-        return token if token < self.n_vocab else token - self.n_vocab + 16
-
-
-# ----------------------------------------------------------------------------------------------- models
-
-
-def use_cpu_clock() -> None:
-    """Let the decode loop and the controllers see the time of this thread only, without what others do."""
-    import pyspac.generate.decode
-    import pyspac.generate.speculation_hook
-
-    clock = SimpleNamespace(perf_counter=time.thread_time, perf_counter_ns=time.thread_time_ns)
-    pyspac.generate.decode.time = pyspac.generate.speculation_hook.time = clock  # type: ignore[attr-defined,assignment]
-
-
-class ModelBench:
-    """One loaded session; every request starts with empty caches."""
-
-    def __init__(self, options: RunOptions, drafter: str, args: argparse.Namespace) -> None:
-        from pyspac.generate.session import Session
-
-        self.session = Session(options)
-        self.drafter, self.n_predict, self.n_draft_max = drafter, args.predict, args.draft_max
-
-    def run(
-        self,
-        controller: str,
-        speculation: Speculation,
-        prompt: list[int],
-        timing: Timing,
-        drafter: Drafter | None = None,
-    ) -> None:
-        """One request."""
-        from pyspac.generate.decode import DecodeLoop
-        from pyspac.generate.sampling import Sampler, SamplingParams
-
-        session, split = self.session, self.session.split
-        session.context.rollback(0)
-        drafter = drafter or self._new_drafter()
-        hook: Any = split
-        n_draft_max = 0 if controller == OFF else _fixed_length(controller)
-        if n_draft_max is None:
-            hook = SpeculationHook(speculation, drafter, split)
-            drafter, n_draft_max = hook.drafter, self.n_draft_max
-        loop = DecodeLoop(
-            session.context, Sampler(SamplingParams()), drafter, n_draft_max=n_draft_max, hook=hook
-        )
-        count_request(loop.run(prompt, self.n_predict).metrics, timing)
-
-    def _new_drafter(self) -> Drafter:
-        if self.drafter == "ngram":
-            return NgramDrafter()
-        from pyspac.generate.sampling import Sampler, SamplingParams
-
-        assert isinstance(self.session.drafter, ModelDrafter)
-        self.session.drafter.context.rollback(0)
-        return ModelDrafter(self.session.drafter.context, Sampler(SamplingParams()))
-
-
-def _fixed_length(controller: str) -> int | None:
+def fixed_length(controller: str) -> int | None:
     return int(controller.removeprefix("static-")) if controller.startswith("static-") else None
 
 
-def count_request(metrics: Metrics, timing: Timing) -> None:
-    """Add one request; the first token is the prompt's."""
-    n_tokens, seconds = metrics.n_tokens - 1, metrics.last_token_s - metrics.first_token_s
-    timing.n_tokens += n_tokens
-    timing.seconds += seconds
-    timing.requests.append(seconds / max(1, n_tokens))
-    totals = metrics.totals
-    timing.n_steps += totals.n_steps
-    timing.n_drafted += totals.n_draft
-    timing.n_accepted += totals.n_accepted
-    timing.draft_us += totals.draft_us + totals.process_us
-
-
-def _speculation(controller: str, args: argparse.Namespace) -> Speculation:
-    forecast = forecast_for(args.drafter) if args.what == "demo" else Forecast
-    return Speculation(_maker(controller), n_draft_max=args.draft_max, forecast=forecast)
-
-
-def interleave(
-    results: Results,
-    stream: str,
-    requests: Callable[[int], list[Any]],
-    run: Callable[[str, Speculation, Any, Timing], None],
-    args: argparse.Namespace,
-) -> None:
-    """All controllers in turn for each request, in a new order every round."""
+def run_stream(results: Results, stream: str, requests: list[Any], args: argparse.Namespace) -> None:
+    """All controllers in turn for each request, in a new order every round. A request: text, or tokens."""
     rng, names = random.Random(0), args.controllers
-    console = Console(file=sys.stderr)
-    rounds = [*([0] if args.keep else []), *range(args.rounds)]
-    for n, i in enumerate(track(rounds, description=stream, console=console, transient=True)):
-        if n == 0 or not args.keep:
-            speculations = {name: _speculation(name, args) for name in names}
-        timings = {name: Timing() for name in names}
-        for request in requests(i):
-            for name in rng.sample(names, len(names)):
-                run(name, speculations[name], request, timings[name])
-        if n < len(rounds) - args.rounds:
-            continue  # the unmeasured one
-        for name in names:
-            results.add(stream, name, timings[name])
-
-
-def _maker(controller: str) -> Any:
-    length = _fixed_length(controller)
-    return controller if length is None else lambda shared: Static(shared, length)
-
-
-# -------------------------------------------------------------------------------------------- the two runs
+    model = args.model or TARGET
+    with Interrupt.watch() as interrupt, ExitStack() as stack:
+        ways = {
+            name: stack.enter_context(Way(model, flags_of(name, stream, args), interrupt, clock=args.clock))
+            for name in names
+        }
+        rounds = range(1 if args.cold else 1 + args.rounds)
+        for i in track(rounds, description=stream, console=Console(file=sys.stderr), transient=True):
+            timings = {name: Timing() for name in names}
+            for request in requests:
+                for name in rng.sample(names, len(names)):
+                    prompt = (
+                        ways[name].tokenize(request)[: args.prompt_tokens]
+                        if isinstance(request, str)
+                        else request
+                    )
+                    _, timing = ways[name].ask(prompt, args.predict, ignore_eos=True)
+                    timings[name].add(timing)
+            for name in names if i or args.cold else ():
+                results.add(stream, name, timings[name])
 
 
 def run_demo(args: argparse.Namespace) -> Results:
-    from pyspac.commands.demo import DRAFT, TARGET
-
-    options = RunOptions(
-        model=args.model or TARGET,
-        draft=(args.model_draft or DRAFT) if args.drafter == "draft" else None,
-        spec_type=args.drafter,
-        draft_max=args.draft_max,
-        **_placement(args),
-    )
-    bench = ModelBench(options, args.drafter, args)
-    results = Results(args.drafter)
-    texts = prompts(args.prompts, args.requests)
-
-    def run(name: str, speculation: Speculation, text: str, timing: Timing) -> None:
-        tokens = bench.session.tokenize(text)[: args.prompt_tokens]
-        bench.run(name, speculation, tokens, timing)
-
-    run(OFF, Speculation(OFF, n_draft_max=0), texts["code"][0], Timing())  # warm-up
-    for stream in STREAMS:
-        requests = texts[stream]
-        interleave(results, stream, lambda i, r=requests: r, run, args)
+    results, texts = Results(), prompts(args.prompts, args.requests)
+    for stream in args.streams:
+        run_stream(results, stream, texts[stream], args)
     return results
 
 
 def run_synthetic(args: argparse.Namespace) -> Results:
-    options = RunOptions(model=args.model, spec_type="ngram", draft_max=args.draft_max, **_placement(args))
-    bench = ModelBench(options, "ngram", args)
-    n_vocab = bench.session.model.vocab.n_tokens
-    results = Results("ngram")
-    prompt = list(range(100, 100 + args.prompt_tokens))
-
-    def run(name: str, speculation: Speculation, request: tuple[str, int], timing: Timing) -> None:
-        kind, seed = request
-        drafter = ScriptedDrafter(kind, seed, n_vocab)
-        bench.run(name, speculation, [t + 37 * seed for t in prompt], timing, drafter)
-
-    run(OFF, Speculation(OFF, n_draft_max=0), ("code", 0), Timing())
-    for stream in STREAMS:
-        kinds = _kinds(stream, args.requests)
-        requests = [(kind, i) for i, kind in enumerate(kinds)]
-        interleave(results, stream, lambda i, r=requests: r, run, args)
+    """No `mix`: a server's drafts hold with one set of chances."""
+    results = Results()
+    for stream in (name for name in args.streams if name != "mix"):
+        run_stream(results, stream, [counted(args, i) for i in range(args.requests)], args)
     return results
 
 
-def _kinds(stream: str, n: int) -> list[str]:
-    """The kind of text of each of `n` requests."""
-    return [MIX[i % len(MIX)] if stream == "mix" else stream for i in range(n)]
-
-
-def _placement(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "stock": args.stock,
-        "device": args.device,
-        "cache": CacheSize(text=args.cache),
-        "n_threads": args.threads,
-    }
+def counted(args: argparse.Namespace, i: int) -> list[int]:
+    """A prompt that counts as far as the answer will, and begins anew: the answer stands in it."""
+    numbers = range(100 + 37 * i, 100 + 37 * i + args.predict + 2 * N_COUNTED)
+    return [*numbers, *numbers[:N_COUNTED]]
 
 
 # ---------------------------------------------------------------------------------------------- prompts
@@ -355,20 +176,20 @@ def _turns(path: Path) -> list[str]:
 # ---------------------------------------------------------------------------------------------- reports
 
 
-def show(results: Results, title: str) -> None:
+def show(results: Results, title: str, drafter: str) -> None:
     """The table, and whether what is wanted was reached."""
     console = Console(width=130)
     table = Table(title=title, title_justify="left")
-    for name in ("stream", *results.controllers()):
+    for name in ("stream", *results.ways()):
         table.add_column(name, justify="right" if name != "stream" else "left")
     for stream in results.timings:
-        table.add_row(stream, *(_cell(results, stream, name) for name in results.controllers()))
-    table.add_row("worst", *(f"{results.worst(name):.3f}" for name in results.controllers()))
+        table.add_row(stream, *(_cell(results, stream, name) for name in results.ways()))
+    table.add_row("worst", *(f"{results.worst(name):.3f}" for name in results.ways()))
     console.print(table)
     console.print(
         "speedup over no speculation (off: tokens/s): requests' medians over rounds (lowest - highest round)"
     )
-    for line in verdicts(results):
+    for line in verdicts(results, drafter):
         console.print(line)
 
 
@@ -379,21 +200,26 @@ def _cell(results: Results, stream: str, name: str) -> str:
     return f"{results.speedup(stream, name):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
-def verdicts(results: Results) -> Iterator[str]:
+def verdicts(results: Results, drafter: str) -> Iterator[str]:
     """One line per controller."""
-    static = [name for name in results.controllers() if name.startswith("static")]
-    best = max(results.speedup("mix", name) for name in static)
-    allowed = WANTED[results.drafter]
-    for name in results.controllers():
+    allowed = WANTED[drafter]
+    for name in results.ways():
         if name == OFF:
             continue
         slowdown = 1 - results.worst(name)
-        mix = results.speedup("mix", name) / best
         yield (
             f"{name:10} worst slowdown {max(0.0, slowdown):6.1%} (wanted: at most {allowed:.0%}: "
-            f"{'yes' if slowdown <= allowed else 'NO'}); mix over the best fixed length {mix:.3f} "
-            f"(wanted: {WANTED_MIX:.2f}: {'yes' if mix >= WANTED_MIX else 'NO'})"
+            f"{'yes' if slowdown <= allowed else 'NO'}){_mix_verdict(results, name)}"
         )
+
+
+def _mix_verdict(results: Results, name: str) -> str:
+    static = [way for way in results.ways() if fixed_length(way) is not None]
+    if "mix" not in results.timings or not static:
+        return ""
+    mix = results.speedup("mix", name) / max(results.speedup("mix", way) for way in static)
+    is_reached = "yes" if mix >= WANTED_MIX else "NO"
+    return f"; mix over the best fixed length {mix:.3f} (wanted: {WANTED_MIX:.2f}: {is_reached})"
 
 
 def to_dict(results: Results) -> dict[str, Any]:
@@ -403,9 +229,11 @@ def to_dict(results: Results) -> dict[str, Any]:
                 "speedup": results.speedup(stream, name),
                 "rounds": results.speedups(stream, name),
                 "tps": [t.tps for t in timings],
-                "n_drafted": sum(t.n_drafted for t in timings),
-                "n_accepted": sum(t.n_accepted for t in timings),
-                "n_steps": sum(t.n_steps for t in timings),
+                "n_drafted": (total := results.total(stream, name)).n_drafted,
+                "n_accepted": total.n_accepted,
+                "n_steps": total.n_steps,
+                "tokens_per_step": total.n_tokens / max(1, total.n_steps),
+                "acceptance_by_position": total.acceptance(),
             }
             for name, timings in rows.items()
         }
@@ -419,7 +247,7 @@ def draw(results: Results, path: Path, title: str) -> None:
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     axes = figure.subplots()
-    names = [name for name in results.controllers() if name != OFF]
+    names = [name for name in results.ways() if name != OFF]
     width = 0.8 / len(names)
     for i, name in enumerate(names):
         values = [results.speedups(stream, name) for stream in results.timings]
@@ -452,38 +280,35 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=200)
     parser.add_argument("--draft-max", type=int, default=8, help="the controllers' cap")
     parser.add_argument("--controllers", default=",".join(CONTROLLERS), type=lambda text: text.split(","))
-    parser.add_argument("--keep", action="store_true", help="what controllers learn, from round to round")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--streams", default=",".join(STREAMS), type=lambda text: text.split(","))
+    parser.add_argument("--cold", action="store_true", help="the first round alone")
+    parser.add_argument("--device", default="none")
     parser.add_argument("--cache", default="50%")
-    parser.add_argument("--stock", action="store_true")
     parser.add_argument("--threads", type=int)
-    parser.add_argument(
-        "--clock",
-        choices=("wall", "cpu"),
-        default="wall",
-        help="cpu: time of the decoding thread alone, for a machine that others use too; with --threads 1",
-    )
+    clock = "cpu: CPU time of the servers, for a machine that others use too; with --threads 1"
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=clock)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse()
+    args = parser.parse_args()
     if args.what == "synthetic" and args.model is None:
-        sys.exit("--model is needed: write one with scripts/make_synthetic_gguf.py")
-    if args.clock == "cpu":
-        if args.threads != 1:
-            sys.exit("--clock cpu needs --threads 1: other threads' time would be missing")
-        use_cpu_clock()
+        parser.error("--model is needed: write one with scripts/make_synthetic_gguf.py")
+    if args.clock == "cpu" and args.threads != 1:
+        parser.error("--clock cpu needs --threads 1: threads that wait for each other take CPU time, too")
+    if OFF not in args.controllers:
+        parser.error(f"--controllers needs {OFF}, which the others are compared with")
+    return args
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, and show. Raises PyspacError."""
     here = machine.describe()
     results = {"demo": run_demo, "synthetic": run_synthetic}[args.what](args)
     title = (
         f"{args.what}, drafter {args.drafter}, {args.requests} x {args.predict} tokens, {args.rounds} rounds"
     )
-    title += ", controllers keep what they learned" if args.keep else ""
-    title += ", CPU time of the decoding thread" if args.clock == "cpu" else ""
-    show(results, title)
+    title += ", the first round" if args.cold else ""
+    title += ", CPU time of the servers" if args.clock == "cpu" else ""
+    show(results, title, args.drafter)
     print(machine.one_line(here))
     if args.json:
         row = {"machine": here, "arguments": vars(args), "results": to_dict(results)}
@@ -492,5 +317,14 @@ def main() -> None:
         draw(results, args.png, title)
 
 
+def main() -> int:
+    try:
+        run(parse())
+    except PyspacError as error:
+        print(f"bench_speculation: error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -110,8 +110,30 @@ def test_drafters_have_a_row_per_length_and_text() -> None:
         assert 1 <= row["tokens_per_step"] <= 1 + 3 * (row["length"] == "3") + 8 * (row["length"] == "auto")
         assert (row["ratio"] == 1) or row["length"] != "0"
         assert row["n_sessions"] == 2
+        assert len(row["acceptance_by_position"]) <= 8
+        assert all(0 <= share <= 1 for share in row["acceptance_by_position"])
+        assert bool(row["acceptance_by_position"]) == (row["drafted_per_step"] > 0)
         assert ("of_best" in row) == (row["length"] == "auto")
         assert row["machine"]["cpu"]
+
+
+@pytest.mark.model
+def test_controllers_are_compared_on_a_running_server(model: Path, tmp_path: Path) -> None:
+    """On the demo's texts, and on a synthetic model whose drafts hold by chance."""
+    rows = tmp_path / "rows.json"
+    short = (*["--rounds", "1", "--requests", "1", "--predict", "32", "--threads", "1", "--json"], rows)
+    for what in (("demo", "--streams", "lists"), ("synthetic", "--model", model, "--streams", "lists,mix")):
+        controllers = ("off", "static-3", "forecast")
+        output = run_script(ROOT / "benchmarks/bench_speculation.py", *what, *short, "--controllers",
+                            ",".join(controllers))  # fmt: skip
+        assert "forecast   worst slowdown" in output
+        results = json.loads(rows.read_text())["results"]
+        assert list(results) == ["lists"]
+        assert tuple(results["lists"]) == controllers
+        assert results["lists"]["off"]["n_drafted"] == 0
+        row = results["lists"]["static-3"]
+        assert row["tokens_per_step"] > 1.5
+        assert len(row["acceptance_by_position"]) == 3
 
 
 DEMO = ROOT / "pyspac/models/demo-moe.gguf"
@@ -131,9 +153,9 @@ WRONG = {
     "--predict 1": "give a whole number of 2 or more",
     "--prompt-tokens 0": "give a whole number of 1 or more",
     "--model /nope": "/nope: there is no such file",
-    "--drafters bogus": "there is no drafter 'bogus': give some of",
-    "--drafters none": "there is no drafter 'none'",
-    "--drafters draft-eagle3": "head",
+    "--drafters bogus": "--spec-type cannot be 'bogus'",
+    "--drafters none": "nothing drafts",
+    "--drafters draft-eagle3": "draft-eagle3 needs a draft model",
     "--drafters ,": "names none",
     "--lengths ,": "names none",
     "--lengths 2,x": "'x': give a whole number",
@@ -182,11 +204,11 @@ def test_no_two_rounds_of_drafters_have_the_same_order(
         requests.shares[bench_drafters.OFF].append(0.0)
         return {}
 
-    session = nullcontext(SimpleNamespace(speculation=None))
-    monkeypatch.setattr(bench_drafters, "open_session", lambda contender, args: session)
+    way = nullcontext(SimpleNamespace())
+    monkeypatch.setattr(bench_drafters, "open_way", lambda contender, args, interrupt: way)
     monkeypatch.setattr(bench_drafters.Requests, "round", note_order)
     args = SimpleNamespace(sessions=3, rounds=1, requests=1)
-    bench_drafters.measure([bench_drafters.Contender("none", "0", {})], args)
+    bench_drafters.measure([bench_drafters.Contender("none", "0", ())], args)
     assert len(set(orders)) == len(orders) == 6
 
 

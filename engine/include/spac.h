@@ -26,51 +26,54 @@ extern "C" {
 // The board's arrays, in their order: name, type of an element, dimensions, writer (SPAC_WRITER_...), meaning. Nothing else lists
 // them: layout, view, accessors (engine/src/board.h), numpy's arrays (pyspac/engine/board.py) and the table in docs/c-abi.md come
 // from here. Those of one writer FORWARD, and those of DECISION, follow each other.
-#define SPAC_BOARD_FIELDS(X)                                                                                                                                                                                    \
-    X(counts, uint32_t, (n_layer, n_expert), FORWARD, "activations in split forwards, ever; wraps")                                                                                                             \
-    X(prompt_counts, uint32_t, (n_layer, n_expert), FORWARD, "the same of batches wider than max_batch, which are not split: prompts")                                                                          \
-    X(residency, uint8_t, (n_layer, n_expert), FORWARD, "spac_residency")                                                                                                                                       \
-    X(expert_bytes, uint32_t, (n_layer), FORWARD, "of one expert; 0: the layer is not split")                                                                                                                   \
-    X(info, spac_engine_info, (1), FORWARD, "what attaching decided: devices, sizes, who computes")                                                                                                             \
-    X(declined, spac_reason, (n_layer), FORWARD, "why llama.cpp computes a MoE layer by itself; empty: it does not")                                                                                            \
-    X(group, uint32_t, (n_layer), FORWARD, "layout group: slots are shared within a group only")                                                                                                                \
-    X(group_slots, uint32_t, (n_layer), FORWARD, "slots of that layer's group")                                                                                                                                 \
-    X(layer_device, uint32_t, (n_layer), FORWARD, "index of the device with the layer's experts")                                                                                                               \
-    X(layer_stats, spac_layer_stats, (n_layer), FORWARD, "experts and rows of each side, times; only grow")                                                                                                     \
-    X(counters, spac_counters, (1), FORWARD, "hits, misses, loads, bytes, waits; only grow")                                                                                                                    \
-    X(ahead, spac_ahead_stats, (SPAC_N_AHEAD), FORWARD, "by spac_ahead_source: what the engine's own predictors said, what it took, what became of the copies")                                                 \
-    X(devices, spac_device_stats, (n_device), FORWARD, "slots, loads and waits of each device")                                                                                                                 \
-    X(whole, uint8_t, (n_layer), FORWARD, "spac_layer_mode")                                                                                                                                                    \
-    X(tier, spac_tier_info, (1), FORWARD, "experts on disk, as of the last forward; zeros without")                                                                                                             \
-    X(in_memory, uint8_t, (n_layer, n_expert), FORWARD, "as of then: 1: the memory tier has the expert; zeros without one")                                                                                     \
-    X(records, spac_step_record, (SPAC_N_RECORDS), ENGINE, "a ring of decoding steps: the one with index i is at i % SPAC_N_RECORDS")                                                                           \
-    X(n_records, uint64_t, (1), ENGINE, "records ever written")                                                                                                                                                 \
-    X(routed_tokens, int32_t, (SPAC_N_ROUTED), ENGINE, "the routing log, a ring of tokens, written while looks_ahead is set: id of the vocabulary; -1: the input were embeddings, or the token is not counted") \
-    X(routed_experts, uint16_t, (SPAC_N_ROUTED, n_layer, n_expert_used), ENGINE, "what they used; 65535: none, or the layer did not run for all of the batch")                                                  \
-    X(n_routed, uint64_t, (2), ENGINE, "rows ever written; rows ever begun, which is raised first: others may be overwritten")                                                                                  \
-    X(upcoming, int32_t, (SPAC_N_UPCOMING), ENGINE, "ids of the tokens that a server's next batch computes, as far as they are known; told while looks_ahead is set")                                           \
-    X(n_upcoming, uint32_t, (1), ENGINE, "of these")                                                                                                                                                            \
-    X(n_looks, uint64_t, (1), ENGINE, "rises by two with each look ahead; odd while one is being written")                                                                                                      \
-    X(looks_ahead, uint32_t, (1), SCHEDULER, "not 0: keep the routing log, tell of upcoming tokens, and take decisions over between layers too")                                                                \
-    X(decision_seq, uint64_t, (1), SCHEDULER, "of spac_decision_begin and spac_decision_end alone: rises with each decision, odd while one is being written")                                                   \
-    X(utility, uint8_t, (n_layer, n_expert), DECISION, "expected demand")                                                                                                                                       \
-    X(tau, uint8_t, (n_layer), DECISION, "experts with utility >= tau belong on the device")                                                                                                                    \
-    X(load, uint32_t, (n_layer * n_expert), DECISION, "il * n_expert + ie, most wanted first")                                                                                                                  \
-    X(n_load, uint32_t, (1), DECISION, "of these")                                                                                                                                                              \
-    X(byte_budget, uint64_t, (n_device), DECISION, "bytes that may be copied per forward; UINT64_MAX: no limit")                                                                                                \
-    X(want_whole, uint8_t, (n_layer), DECISION, "1: the device shall have all of the layer's experts")                                                                                                          \
-    X(n_draft_max, int32_t, (SPAC_N_SERVER_SLOTS), SCHEDULER, "limit of the draft length by server slot, each entry a decision of its own; -1: none")                                                           \
+#define SPAC_BOARD_FIELDS(X)                                                                                                                                                                                                \
+    X(counts, uint32_t, (n_layer, n_expert), FORWARD, "activations in split forwards, ever; wraps")                                                                                                                         \
+    X(prompt_counts, uint32_t, (n_layer, n_expert), FORWARD, "the same of batches wider than max_batch, which are not split: prompts")                                                                                      \
+    X(residency, uint8_t, (n_layer, n_expert), FORWARD, "spac_residency")                                                                                                                                                   \
+    X(expert_bytes, uint32_t, (n_layer), FORWARD, "of one expert; 0: the layer is not split")                                                                                                                               \
+    X(info, spac_engine_info, (1), FORWARD, "what attaching decided: devices, sizes, who computes")                                                                                                                         \
+    X(declined, spac_reason, (n_layer), FORWARD, "why llama.cpp computes a MoE layer by itself; empty: it does not")                                                                                                        \
+    X(group, uint32_t, (n_layer), FORWARD, "layout group: slots are shared within a group only")                                                                                                                            \
+    X(group_slots, uint32_t, (n_layer), FORWARD, "slots of that layer's group")                                                                                                                                             \
+    X(layer_device, uint32_t, (n_layer), FORWARD, "index of the device with the layer's experts")                                                                                                                           \
+    X(layer_stats, spac_layer_stats, (n_layer), FORWARD, "experts and rows of each side, times; only grow")                                                                                                                 \
+    X(counters, spac_counters, (1), FORWARD, "hits, misses, loads, bytes, waits; only grow")                                                                                                                                \
+    X(ahead, spac_ahead_stats, (SPAC_N_AHEAD), FORWARD, "by spac_ahead_source: what the engine's own predictors said, what it took, what became of the copies")                                                             \
+    X(devices, spac_device_stats, (n_device), FORWARD, "slots, loads and waits of each device")                                                                                                                             \
+    X(whole, uint8_t, (n_layer), FORWARD, "spac_layer_mode")                                                                                                                                                                \
+    X(tier, spac_tier_info, (1), FORWARD, "experts on disk, as of the last forward; zeros without")                                                                                                                         \
+    X(in_memory, uint8_t, (n_layer, n_expert), FORWARD, "as of then: 1: the memory tier has the expert; zeros without one")                                                                                                 \
+    X(records, spac_step_record, (SPAC_N_RECORDS), ENGINE, "a ring of decoding steps: the one with index i is at i % SPAC_N_RECORDS")                                                                                       \
+    X(n_records, uint64_t, (1), ENGINE, "records ever written")                                                                                                                                                             \
+    X(routed_tokens, int32_t, (SPAC_N_ROUTED), ENGINE, "the routing log, a ring of tokens, written while looks_ahead is set: id of the vocabulary; -1: the input were embeddings, or the token is not counted")             \
+    X(routed_experts, uint16_t, (SPAC_N_ROUTED, n_layer, n_expert_used), ENGINE, "what they used; 65535: none, or the layer did not run for all of the batch")                                                              \
+    X(n_routed, uint64_t, (2), ENGINE, "rows ever written; rows ever begun, which is raised first: others may be overwritten")                                                                                              \
+    X(upcoming, int32_t, (SPAC_N_UPCOMING), ENGINE, "ids of the tokens that a server's next batch computes, as far as they are known; told while looks_ahead is set")                                                       \
+    X(n_upcoming, uint32_t, (1), ENGINE, "of these")                                                                                                                                                                        \
+    X(n_looks, uint64_t, (1), ENGINE, "rises by two with each look ahead; odd while one is being written")                                                                                                                  \
+    X(looks_ahead, uint32_t, (1), SCHEDULER, "not 0: keep the routing log, tell of upcoming tokens, and take decisions over between layers too")                                                                            \
+    X(decision_seq, uint64_t, (1), SCHEDULER, "of spac_decision_begin and spac_decision_end alone: rises with each decision, odd while one is being written")                                                               \
+    X(utility, uint8_t, (n_layer, n_expert), DECISION, "expected demand")                                                                                                                                                   \
+    X(tau, uint8_t, (n_layer), DECISION, "experts with utility >= tau belong on the device")                                                                                                                                \
+    X(load, uint32_t, (n_layer * n_expert), DECISION, "il * n_expert + ie, most wanted first")                                                                                                                              \
+    X(n_load, uint32_t, (1), DECISION, "of these")                                                                                                                                                                          \
+    X(byte_budget, uint64_t, (n_device), DECISION, "bytes that may be copied per forward; UINT64_MAX: no limit")                                                                                                            \
+    X(want_whole, uint8_t, (n_layer), DECISION, "1: the device shall have all of the layer's experts")                                                                                                                      \
+    X(n_draft_max, int32_t, (SPAC_N_SERVER_SLOTS), SCHEDULER, "limit of the draft length by server slot, each entry a decision of its own; -1: none")                                                                       \
+    X(n_draft_matched, int32_t, (SPAC_N_SERVER_SLOTS, SPAC_N_MATCHES), SCHEDULER, "the same of copied drafts (ngram), by how many of the last tokens stood before: 0 (unused), 1, 2, 3, from 4, 8 and 16 on, 32; -1: none") \
     X(fallback, int32_t, (2), SCHEDULER, "for whoever watches: whether copies pay, as measured: 0: not compared yet, 1: they go on, 2: there are none, 3: there are only whole layers, 4: they go on and no layer is whole; by how many thousandths of tokens/s that is faster")
 #define SPAC_VIEW_FIELD(name, type, shape, writer, meaning) type * name;
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     6
+#define SPAC_ABI_VERSION     7
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
 #define SPAC_N_UPCOMING      512 // tokens of a look ahead, at most
 #define SPAC_N_SERVER_SLOTS  64
+#define SPAC_N_MATCHED_MAX   32  // tokens of a match: longer ones are alike
+#define SPAC_N_MATCHES       8   // kinds of them, by length
 #define SPAC_BOARD_NAME_MAX  100 // letters, digits, '_', '.' and '-'
 #define SPAC_N_AHEAD         2   // predictors of the engine's own
 #define SPAC_NEXT_LAYER_MAX  3   // layers that one of them looks ahead
@@ -295,7 +298,9 @@ typedef struct spac_step_record {
     uint32_t verify_us;
     uint32_t process_us;
     uint32_t sample_us;
-    int32_t  n_masks; // tokens of the batch that only draft this sequence's next ones
+    int32_t  n_masks;       // tokens of the batch that only draft this sequence's next ones
+    int32_t  n_matched;     // ngram: of the tokens before its drafts, that stood together before, too; 0: none, or not looked for
+    int32_t  n_passed_over; // ngram: of a step before, whose draft was not made: its match if the first token would have held, else the negative; 0: none
 } spac_step_record;
 
 typedef struct spac_board_geometry {

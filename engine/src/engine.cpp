@@ -136,9 +136,10 @@ static int il_to_publish(const spac_plan & plan, const spac_layers & layers) {
 }
 
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *),
-                         std::unique_ptr<spac_mask_drafter> mask_drafter) :
+                         std::unique_ptr<spac_mask_drafter> mask_drafter, std::unique_ptr<spac_ngram_drafter> ngram_drafter) :
     settings(params),
     masks(std::move(mask_drafter)),
+    ngram(std::move(ngram_drafter)),
     hook(ctx),
     layers(hook),
     plan(spac_make_plan(settings, layers)),
@@ -165,6 +166,9 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         }
         if (masks) {
             masks->count_first = [this](int32_t n_tokens) { count_first(n_tokens); };
+        }
+        if (ngram) {
+            ngram->limit = [this](int32_t server_slot, int32_t n_matched) { return decisions.n_draft_max(server_slot, n_matched); };
         }
         show_info();
         decisions.want_whole = [this](const uint8_t * wanted) { untried.want_whole(wanted); };
@@ -269,10 +273,14 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     };
     h.forget = [](void * engine, int32_t slot, bool is_replaced) { ((spac_engine *) engine)->forget(slot, is_replaced); };
     if (masks) {
-        h.draft = [](void * engine, int32_t slot, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
+        h.draft = [](void * engine, int32_t slot, const llama_token *, int32_t, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
             return ((spac_engine *) engine)->masks->draft(slot, id_last, pos, n_max, drafted);
         };
         h.process = [](void * engine, llama_batch_ext * batch) { return ((spac_engine *) engine)->masks->process(batch); };
+    } else if (ngram) {
+        h.draft = [](void * engine, int32_t slot, const llama_token * tokens, int32_t n, llama_token id_last, llama_pos, int32_t n_max, const llama_token ** drafted) {
+            return ((spac_engine *) engine)->ngram->draft(slot, tokens, n, id_last, n_max, drafted);
+        };
     }
     return h;
 }
@@ -280,6 +288,9 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
 void spac_engine::forget(int32_t server_slot, bool is_replaced) {
     if (masks) {
         masks->forget(server_slot);
+    }
+    if (ngram) {
+        ngram->forget(server_slot);
     }
     if (is_replaced) {
         head_states.drop(server_slot);
@@ -358,6 +369,9 @@ void spac_engine::record_step(const llama_moe_hook_step & step) {
     if (masks) {
         record.n_masks = masks->end_step(step.server_slot, step.n_accepted);
         record.n_tokens += masks->n_masks_in_batch();
+    }
+    if (ngram) {
+        ngram->end_step(step.server_slot, record);
     }
     board->push_record(record);
 }

@@ -15,6 +15,7 @@
 #include "decide/next-layer.h"
 #include "draft/head-states.h"
 #include "draft/mask-drafter.h"
+#include "draft/ngram-drafter.h"
 #include "graph/prompt-counts.h"
 #include "graph/routing-log.h"
 #include "host/dense-matmul.h"
@@ -35,9 +36,9 @@
 struct spac_engine {
     // attaches; free_with_context: NULL, or what to call when the context is freed, with the engine as its argument; an
     // engine that its context owns has no scheduler of its own process, so the built-in policy decides until one comes;
-    // masks: NULL, or what drafts for a server that drives the context
+    // masks, ngram: NULL, or what drafts for a server that drives the context
     spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *) = nullptr,
-                std::unique_ptr<spac_mask_drafter> masks = nullptr);
+                std::unique_ptr<spac_mask_drafter> masks = nullptr, std::unique_ptr<spac_ngram_drafter> ngram = nullptr);
     ~spac_engine();
 
     spac_engine(const spac_engine &) = delete;
@@ -68,16 +69,17 @@ struct spac_engine {
     void forget_context();
 
     // The parts, in the order in which they are made. Each knows of those above it alone.
-    const spac_home_process                  home;
-    const spac_settings                      settings;
-    const std::unique_ptr<spac_mask_drafter> masks;
-    spac_context_hook                        hook;
-    spac_layers                              layers;
-    const spac_plan                          plan;
-    const spac_slot_groups                   slots;
-    const std::unique_ptr<spac_board>        board;
-    spac_timeline                            timeline;
-    std::mutex                               cache_mutex;
+    const spac_home_process                   home;
+    const spac_settings                       settings;
+    const std::unique_ptr<spac_mask_drafter>  masks;
+    const std::unique_ptr<spac_ngram_drafter> ngram;
+    spac_context_hook                         hook;
+    spac_layers                               layers;
+    const spac_plan                           plan;
+    const spac_slot_groups                    slots;
+    const std::unique_ptr<spac_board>         board;
+    spac_timeline                             timeline;
+    std::mutex                                cache_mutex;
     // of each device
     const std::vector<std::unique_ptr<spac_expert_cache>> cache_of;
     const spac_device_caches                              cache;

@@ -13,6 +13,8 @@
 //                   them, or none
 //   PYSPAC_MTP      an adapter with mask tokens, which drafts for llama-server; it is loaded with --lora
 //   PYSPAC_MASKS    how many tokens it drafts at most; the context has as many sequences more (patches/hooks/0006)
+//   PYSPAC_NGRAM    so many tokens at most llama-server drafts from what followed the last ones earlier in the text, in the place
+//                   of its --spec-type, which has drafts as long
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 //   PYSPAC_TRACE    a file for what the routers choose, instead of all this: the graphs stay stock (trace/routing-trace.h)
 //   PYSPAC_TRACE_ADD  what else it gets: logits, inputs, draft-inputs, with commas between them
@@ -143,7 +145,11 @@ static void attach(llama_context * ctx) {
     params.next_layer  = p.next_layer;
     gates_drafts       = p.draft_gate;
 
-    target = new spac_engine(ctx, params, free_with_context, make_masks(ctx)); // owned by the context
+    std::unique_ptr<spac_ngram_drafter> ngram;
+    if (const char * n = env_or("PYSPAC_NGRAM", nullptr)) {
+        ngram = std::make_unique<spac_ngram_drafter>(checked_number("PYSPAC_NGRAM", n, SPAC_DRAFT_MAX));
+    }
+    target = new spac_engine(ctx, params, free_with_context, make_masks(ctx), std::move(ngram)); // owned by the context
 }
 
 // a context beside the engine's: that of a draft model, most likely

@@ -127,6 +127,11 @@ static void test_shared() {
 
     scheduler->view().n_draft_max[63] = 5;
     CHECK(engine->draft_limit(63) == 5 && engine->draft_limit(0) == -1 && engine->draft_limit(64) == -1 && engine->draft_limit(-1) == -1);
+    CHECK(engine->draft_limit(63, 9) == -1);
+    scheduler->view().n_draft_matched[63 * SPAC_N_MATCHES + 5] = 2; // 8 to 15 tokens
+    CHECK(engine->draft_limit(63, 8) == 2 && engine->draft_limit(63, 15) == 2 && engine->draft_limit(63, 16) == -1 && engine->draft_limit(63, 7) == -1);
+    scheduler->view().n_draft_matched[63 * SPAC_N_MATCHES + 7] = 3; // 32 and more
+    CHECK(engine->draft_limit(63, 31) == -1 && engine->draft_limit(63, 32) == 3 && engine->draft_limit(63, 1000) == 3);
     scheduler->view().n_draft_max[63] = INT32_MIN;
     CHECK(engine->draft_limit(63) == -1);
 

@@ -15,6 +15,8 @@ class _Lib:
     SPAC_N_ROUTED_MAX: int
     SPAC_N_UPCOMING: int
     SPAC_N_SERVER_SLOTS: int
+    SPAC_N_MATCHED_MAX: int
+    SPAC_N_MATCHES: int
     SPAC_BOARD_NAME_MAX: int
     SPAC_N_AHEAD: int
     SPAC_NEXT_LAYER_MAX: int

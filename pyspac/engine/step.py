@@ -26,9 +26,11 @@ class StepRecord:
     process_us: float = 0  # taking rejected tokens back, handing out
     sample_us: float = 0  # verification's decision
     n_masks: int = 0  # tokens of the batch that only draft the next ones
+    n_matched: int = 0  # of the tokens before its drafts, that stood together before, too; 0: none
+    # of a step before whose draft was not made: the match, negative if its first token did not come; 0: none
+    n_passed_over: int = 0
     # this is not on the board
     overhead_us: float = 0  # what else the step took: scheduling, the loop itself
-    n_matched: int = 0  # of the tokens before its drafts: see DraftResult; 0: none, or not looked for
 
     @property
     def width(self) -> int:

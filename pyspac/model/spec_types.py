@@ -13,7 +13,7 @@ from pyspac.errors import ConfigError, UsageError
 
 NONE: Final = "none"
 DRAFT: Final = "draft"  # a draft model: generate/drafting.py; in a server draft-simple
-NGRAM: Final = "ngram"  # the text so far: generate/ngram_drafter.py; in a server ngram-simple
+NGRAM: Final = "ngram"  # the text so far: the engine (engine/src/draft/ngram-drafter.h)
 DRAFT_LORA: Final = "draft-lora"  # mask tokens: generate/lora_drafter.py; in a server the engine
 OWN: Final = (DRAFT, NGRAM, DRAFT_LORA)
 DRAFT_SIMPLE: Final = "draft-simple"

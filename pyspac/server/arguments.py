@@ -14,7 +14,7 @@ from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.forward.no_device import can_predict
 from pyspac.model.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
-from pyspac.model.spec_types import names_of
+from pyspac.model.spec_types import NGRAM, names_of
 from pyspac.model.tensor_split import text_of
 from pyspac.server.options import DEFAULT_MAX_BATCH, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
@@ -168,6 +168,8 @@ def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str,
     if options.stock:
         return {**env, **options.trace} if options.trace else {}
     env["PYSPAC_DEVICE"] = options.device  # auto too: it leaves out those that have no MoE layer
+    if options.wanted_spec_type == NGRAM:
+        env["PYSPAC_NGRAM"] = str(options.attach.n_draft_max)
     if ram_mib is not None:
         env[VARIABLE] = ram_text(ram_mib)
     elif VARIABLE in os.environ:

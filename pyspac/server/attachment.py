@@ -8,6 +8,7 @@ from typing import Final
 
 from pyspac.engine.board import Board
 from pyspac.engine.step import StepTotals
+from pyspac.model.spec_types import DRAFT_LORA, NGRAM
 from pyspac.scheduler.config import TOKEN, SchedulerConfig
 from pyspac.scheduler.read_ahead import make_read_ahead
 from pyspac.scheduler.scheduler import Scheduler
@@ -17,7 +18,9 @@ from pyspac.server.options import AttachOptions
 from pyspac.server.pacer import Pacer
 from pyspac.server.stop_flag import StopFlag
 from pyspac.speculation.cost_table import MaskCosts
+from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import parse_controller
+from pyspac.speculation.placed_forecast import MatchForecast
 
 LOOK_PERIOD_S: Final = 0.5  # how often to look whether the server still lives
 SAVE_PERIOD_S: Final = 60.0  # so that kill -9 loses little
@@ -31,7 +34,8 @@ def _speculation(board: Board, options: AttachOptions) -> BoardSpeculation | Non
         board,
         parse_controller(options.speculation),
         n_draft_max=options.n_draft_max,
-        table=MaskCosts() if options.uses_masks else None,
+        table=MaskCosts() if options.spec_type == DRAFT_LORA else None,
+        forecast=MatchForecast if options.spec_type == NGRAM else Forecast,
     )
 
 

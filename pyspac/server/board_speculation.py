@@ -18,10 +18,14 @@ from pyspac.engine.board import Board
 from pyspac.engine.step import StepRecord
 from pyspac.scheduler.activations import Activity
 from pyspac.speculation.cost_table import CostTable
+from pyspac.speculation.forecast import Forecast, ForecastBase
 from pyspac.speculation.manager import DEFAULT_CONTROLLER, MakeController, Speculation
+from pyspac.speculation.matches import SHORTEST
+from pyspac.speculation.placed_forecast import MatchForecast
 
 LAG_STEPS: Final = 1
 NO_REQUEST: Final = -1  # of a record whose writer does not know
+NO_LIMIT: Final = -1
 
 
 class BoardSpeculation:
@@ -34,20 +38,28 @@ class BoardSpeculation:
         *,
         n_draft_max: int,
         table: CostTable | None = None,
+        forecast: type[ForecastBase] = Forecast,
     ) -> None:
-        """`n_draft_max`: what the server was started with, which no limit may exceed; `table`: a new one."""
+        """`n_draft_max`: what the server was started with, which no limit may exceed.
+
+        `table`, `forecast`: as of `Speculation`.
+        """
         self.board = board
         self.speculation = Speculation(
-            make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS, table=table
+            make_controller, n_draft_max=n_draft_max, lag_steps=LAG_STEPS, table=table, forecast=forecast
         )
+        board.n_draft_matched[:] = NO_LIMIT  # an earlier scheduler may have left some
         self._requests: dict[int, int] = {}  # by server slot: the last record's
         for slot in range(len(board.n_draft_max)):
-            self._write(slot, 0 if n_draft_max == 0 else self.speculation.begin(slot).next_n_draft())
+            self.speculation.begin(slot)
+            self._write(slot)
 
     def observe(self, activity: Activity) -> None:
         """Take in the records of one drain of the board, and renew their slots' limits."""
         for record in activity.steps:
             self._observe(record)
+        for slot in {record.server_slot for record in activity.steps}:
+            self._write(slot)
 
     def _observe(self, record: StepRecord) -> None:
         slot = record.server_slot
@@ -55,7 +67,6 @@ class BoardSpeculation:
             self.speculation.follow(record)
         else:
             self.speculation.observe(record)
-        self._write(slot, self.speculation.next_n_draft(slot))
 
     def _is_new_request(self, slot: int, request: int) -> bool:
         """Whether the slot's last record was of another one; the first record of all is of its controller."""
@@ -64,8 +75,13 @@ class BoardSpeculation:
         before, self._requests[slot] = self._requests.get(slot, request), request
         return before != request
 
-    def _write(self, slot: int, n_draft: int) -> None:
-        if (
-            0 <= slot < len(self.board.n_draft_max)
-        ):  # the board has no limit for the others: they draft as they like
-            self.board.n_draft_max[slot] = n_draft
+    def _write(self, slot: int) -> None:
+        """The slot's limits; those that the board has no room for draft as they like."""
+        if not 0 <= slot < len(self.board.n_draft_max):
+            return
+        controller = self.speculation.slot(slot)
+        if isinstance(controller, MatchForecast) and controller.next_n_draft():
+            limits = self.board.n_draft_matched[slot]
+            for kind, n_matched in SHORTEST.items():
+                limits[kind] = controller.n_draft_for(n_matched)
+        self.board.n_draft_max[slot] = controller.next_n_draft()

@@ -36,7 +36,7 @@ def fit_masks(options: ServeOptions, target: GgufHeader, *, has_engine: bool) ->
     n = min(scheduler.n_draft_max, adapter.n_masks)
     if options.attach.speculation == "static" and n < scheduler.n_draft_max:
         log.warning(f"--draft-max {scheduler.n_draft_max} is {n} here: the adapter has so many masks")
-    attach = replace(options.attach, scheduler=replace(scheduler, n_draft_max=n), uses_masks=True)
+    attach = replace(options.attach, scheduler=replace(scheduler, n_draft_max=n))
     return replace(options, attach=attach, max_batch=_choose_max_batch(options, n))
 
 

@@ -104,7 +104,7 @@ class AttachOptions:
     warm_start: bool = True
     model: Path | None = None  # whose utilities to load and save; None: no warm start
     log_json: bool = False
-    uses_masks: bool = False  # the model drafts with mask tokens, in the pass that verifies
+    spec_type: str = spec_types.NONE  # who drafts, by pyspac's name
 
     def __post_init__(self) -> None:
         check_range("--cpu-share", self.cpu_share, 0.001, 1)

@@ -96,6 +96,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     device = probe_device(options.device, options.rpc, is_stopped, is_split=not options.stock)
     is_auto = read_device_kind(options.device) == "auto"
     options = options.on(device)
+    options = replace(options, attach=replace(options.attach, spec_type=options.wanted_spec_type))
     files = find_models(options, folder, is_stopped)
     sizes = _sizes(options, files, device)
     if options.mtp is not None:

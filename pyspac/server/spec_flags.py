@@ -13,7 +13,8 @@ _NGRAM: Final = "ngram-simple"
 def in_server(spec_type: str) -> str:
     """llama-server's name: it has none of pyspac's own drafters.
 
-    With masks the engine drafts in the place of one that needs no model.
+    With masks and with `ngram` the engine drafts in the place of one that needs no model, and that is what
+    drafts where there is no engine.
     """
     return {DRAFT: DRAFT_SIMPLE, NGRAM: _NGRAM, DRAFT_LORA: _NGRAM}.get(spec_type, spec_type)
 

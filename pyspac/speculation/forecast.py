@@ -17,7 +17,7 @@ judged, and a jump of T(n) is no hill to climb.
 What else there is, and why:
 - drafts of llama.cpp's n-gram drafters, which cost nothing, are compared with the text while speculation is
   off (the shadow), so that their acceptance is never in doubt;
-- `pyspac run` and its like choose a length for each place in the text (`placed_forecast.py`);
+- `ngram` has a length for each place in the text (`placed_forecast.py`);
 - drafters end drafts by themselves, and each change of widths sets up a graph anew: E[time] has both;
 - what a new length takes to begin with (a graph, caches, what the drafter has missed) is paid once, so two
   steps are taken before it is judged; while a choice stands, steps are put down and learned from later,

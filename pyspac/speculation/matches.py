@@ -19,6 +19,8 @@ N_GUESSED: Final = 8.0
 _KEEP: Final = 0.5 ** (1.0 / HALF_LIFE)
 # By tokens matched: 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, and more are counted apart.
 _BUCKET: Final = [n if n < 4 else 1 + n.bit_length() for n in range(N_MATCHED_MAX + 1)]
+# By the same kinds, the shortest match of each: the engine has a draft length for every kind (spac.h).
+SHORTEST: Final = {kind: _BUCKET.index(kind) for kind in range(1, 1 + _BUCKET[-1])}
 
 
 class MatchCurve:

@@ -2,9 +2,10 @@
 
 How many of the last tokens stood together before, the match, tells how predictable the next ones are,
 whoever drafts. A place is what has one draft length: of drafts that are copied (`MatchForecast`) the length
-of the match, of those that a model makes (`ModelForecast`) whether the text is new or repeats itself. The
-drafter asks in each step, with the match (pyspac/generate/place_limit.py). Times, the ledger and the rule
-are `forecast.py`'s.
+of the match, of those that a model makes (`ModelForecast`) whether the text is new or repeats itself. In a
+server the engine has a limit for each kind of match (pyspac/server/board_speculation.py); a drafter of this
+process asks in each step (pyspac/generate/place_limit.py). Times, the ledger and the rule are those of
+`forecast.py`.
 """
 
 from __future__ import annotations
@@ -107,6 +108,12 @@ class MatchForecast(PlacedForecast):
     def _can_pass_over(self) -> bool:
         """See ForecastBase. What it would have drafted it is told of at once."""
         return True
+
+    def observe(self, record: StepRecord) -> None:
+        """See Controller. What was passed over is told of at once."""
+        if record.n_passed_over:
+            self.observe_passed_over(abs(record.n_passed_over), record.n_passed_over > 0)
+        super().observe(record)
 
     def observe_passed_over(self, n_matched: int, is_held: bool) -> None:
         """The text has come to the first token of a draft that was not made."""

@@ -93,7 +93,8 @@ def test_engine_arrays_are_read_only(ctx: Any) -> None:
         may_write = {
             field.name for field in engine.board.fields() if getattr(engine.board, field.name).flags.writeable
         }
-    schedulers = {"utility", "tau", "load", "n_load", "byte_budget", "want_whole", "n_draft_max"}
+    schedulers = {"utility", "tau", "load", "n_load", "byte_budget", "want_whole", "n_draft_max",
+                  "n_draft_matched"}  # fmt: skip
     assert may_write == schedulers | {"decision_seq", "looks_ahead", "fallback"}
 
 

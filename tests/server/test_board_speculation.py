@@ -11,6 +11,7 @@ from pyspac.scheduler.activations import ActivationDrain
 from pyspac.server.board_speculation import BoardSpeculation
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS, MakeController
+from pyspac.speculation.placed_forecast import MatchForecast
 
 COSTS = [10_000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
 
@@ -225,3 +226,29 @@ def test_cap_zero() -> None:
     Attached(board, lambda shared: CONTROLLERS["forecast"](shared), n_draft_max=0).step()
     assert board.n_draft_max.max() == 0
     assert Shared(n_draft_max=0).n_draft_max == 0
+
+
+def test_drafts_by_matches_have_a_limit_for_each_length() -> None:
+    """Matches of 2 and 3 tokens never hold, longer ones do; what was passed over is learned from, too."""
+    board = LocalBoard(BoardGeometry.uniform(n_layer=1, n_expert=1, n_expert_used=1, n_slots=1))
+    drain = ActivationDrain(board)
+    on_board = BoardSpeculation(board, n_draft_max=8, forecast=MatchForecast)
+    assert (board.n_draft_matched[5] == -1).all(), "the plain step's time comes first"
+    for i in range(600):
+        n_matched = (2, 16)[i % 2]
+        kind = {2: 2, 16: 6}[n_matched]
+        limit = int(board.n_draft_matched[5][kind]) if board.n_draft_max[5] else 0
+        n_draft = max(0, limit)
+        n_held = n_draft if n_matched == 16 else 0
+        board.record_step(
+            StepRecord(step=i, server_slot=5, n_draft=n_draft, n_accepted=n_held, n_tokens=1 + n_draft,
+                       verify_us=COSTS[n_draft], n_matched=n_matched,
+                       n_passed_over=0 if i < 50 else -2)
+        )  # fmt: skip
+        on_board.observe(drain.drain())
+    assert int(board.n_draft_max[5]) == 8, "the drafter looks for a match"
+    assert board.n_draft_matched[5].tolist()[2:3] == [0]
+    assert board.n_draft_matched[5][6] >= 5
+    assert (board.n_draft_matched[5][1:] >= 0).all()
+    BoardSpeculation(board, n_draft_max=8)
+    assert (board.n_draft_matched == -1).all(), "one length for all again"

@@ -289,6 +289,7 @@ def test_every_kind_of_drafting_is_given_its_length(spec_type: str, flags: str) 
     options = ServeOptions(model=Path("t"), spec_type=spec_type, device="cpu", attach=attach)
     argv = server_argv(options, LAUNCH, Path("/bin"))
     assert " ".join(argv).startswith(f"/bin/llama-server -m t {flags} -c 512")
+    assert server_env(options).get("PYSPAC_NGRAM") == ("6" if spec_type == "ngram" else None)
 
 
 def test_a_drafter_after_the_dashes_keeps_its_own_lengths_unless_steered() -> None:

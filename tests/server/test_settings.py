@@ -45,7 +45,7 @@ ATTACH: dict[str, Any] = {
     "warm_start": False,
     "model": Path("/models/a b 'c' \"d\"\n$HOME ä\udcff.gguf"),
     "log_json": True,
-    "uses_masks": True,
+    "spec_type": "ngram",
 }
 
 

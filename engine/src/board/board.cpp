@@ -105,6 +105,7 @@ spac_board * spac_board::create(const spac_board_geometry & geometry) {
     memset(board->tau(), 1, geometry.n_layer);
     std::fill_n(board->byte_budget(), geometry.n_device, UINT64_MAX);
     std::fill_n(board->n_draft_max(), SPAC_N_SERVER_SLOTS, -1);
+    std::fill_n(board->n_draft_matched(), SPAC_N_SERVER_SLOTS * SPAC_N_MATCHES, -1);
     *(spac_board_header *) board->memory = { BOARD_MAGIC, SPAC_ABI_VERSION, getpid(), size, geometry };
     return board.release();
 }
@@ -296,11 +297,16 @@ bool spac_board::read_decision(uint64_t seen, spac_decision & decision) {
     return ok && look_at_decision() == seq; // else written meanwhile: next time
 }
 
-int32_t spac_board::draft_limit(int32_t server_slot) const {
+// 4 to 7 tokens are alike, and so on
+static int32_t match_kind(int32_t n_matched) {
+    return n_matched < 4 ? n_matched : 33 - __builtin_clz(std::min(n_matched, SPAC_N_MATCHED_MAX));
+}
+
+int32_t spac_board::draft_limit(int32_t server_slot, int32_t n_matched) const {
     if (server_slot < 0 || server_slot >= SPAC_N_SERVER_SLOTS) {
         return -1;
     }
-    const int32_t * const limit = n_draft_max() + server_slot;
+    const int32_t * const limit = n_matched > 0 ? n_draft_matched() + server_slot * SPAC_N_MATCHES + match_kind(n_matched) : n_draft_max() + server_slot;
     int32_t               n     = -1;
     if (read(limit, &n, 1) && n >= 0) {
         return n;

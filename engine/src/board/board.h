@@ -69,8 +69,8 @@ struct spac_board {
 
     // takes over the scheduler's decision if its number is not `seen` and it is whole
     bool    read_decision(uint64_t seen, spac_decision & decision);
-    bool    is_asked_ahead() const;                 // looks_ahead; of a scheduler in another process as of the last read_decision
-    int32_t draft_limit(int32_t server_slot) const; // -1: none
+    bool    is_asked_ahead() const;                                        // looks_ahead; of a scheduler in another process as of the last read_decision
+    int32_t draft_limit(int32_t server_slot, int32_t n_matched = 0) const; // behind such a match; 0: wherever; -1: none
 
     // the scheduler's side: a sequence lock, odd while its arrays are being written
     void decision_begin();

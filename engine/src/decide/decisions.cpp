@@ -88,6 +88,6 @@ void spac_decisions::run_policy() {
     board.counters()->n_decisions++;
 }
 
-int32_t spac_decisions::n_draft_max(int32_t server_slot) const {
-    return is_abandoned ? -1 : board.draft_limit(server_slot);
+int32_t spac_decisions::n_draft_max(int32_t server_slot, int32_t n_matched) const {
+    return is_abandoned ? -1 : board.draft_limit(server_slot, n_matched);
 }

@@ -20,10 +20,10 @@ struct spac_decisions {
     // layers [n_layer] that a decision wants whole on the device; set before the first is taken over; empty: nobody asks
     std::function<void(const uint8_t * wanted)> want_whole;
 
-    void    take_over();                            // the board's decision, if it is new and whole; by the graph, the worker or the ABI
-    void    begin_forward();                        // takes over, and looks after a scheduler that may be gone
-    void    begin_layer();                          // takes over again where the scheduler looks ahead: it may have been told late
-    int32_t n_draft_max(int32_t server_slot) const; // -1: no limit
+    void    take_over();                                                   // the board's decision, if it is new and whole; by the graph, the worker or the ABI
+    void    begin_forward();                                               // takes over, and looks after a scheduler that may be gone
+    void    begin_layer();                                                 // takes over again where the scheduler looks ahead: it may have been told late
+    int32_t n_draft_max(int32_t server_slot, int32_t n_matched = 0) const; // behind such a match; 0: wherever; -1: no limit
 
   private:
     bool is_overdue() const;
