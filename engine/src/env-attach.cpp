@@ -181,7 +181,7 @@ extern "C" SPAC_API bool spac_attach_from_env(llama_context * ctx) {
     if (const char * path = env_or("PYSPAC_TRACE", nullptr)) {
         return record(ctx, path);
     }
-    if (!env_or("PYSPAC_CACHE", nullptr)) {
+    if (const char * cache = getenv("PYSPAC_CACHE"); cache ? !*cache : getenv("PYSPAC_TRACE") != nullptr) {
         return true; // empty is as good as unset
     }
     if (attached.exchange(true)) {

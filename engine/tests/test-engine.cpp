@@ -3,6 +3,7 @@
 #include "check.h"
 #include "spac.h"
 
+#include "llama-batch.h"
 #include "llama-moe-hook.h"
 #include "llama.h"
 
@@ -204,6 +205,12 @@ static void set_warmup(llama_context * ctx, bool on) {
 }
 #pragma GCC diagnostic pop
 
+static int32_t n_threads_of(const llama_moe_hook & hook, uint32_t n_tokens) {
+    llama_ubatch ubatch = {};
+    ubatch.n_tokens     = n_tokens;
+    return hook.n_threads(hook.user_data, nullptr, &ubatch);
+}
+
 // one thread beside the executor, whose threads work meanwhile; all of the context's where nothing is split
 static void test_threads_of_graphs() {
     llama_context *    ctx        = make_context();
@@ -212,13 +219,13 @@ static void test_threads_of_graphs() {
     params.max_batch              = 4;
     spac_engine *          engine = attach(ctx, params);
     const llama_moe_hook * hook   = llama_get_moe_hook(ctx);
-    CHECK(!decode(ctx, 4).empty() && hook->n_threads(hook->user_data, nullptr, 4) == 1);
-    CHECK(!decode(ctx, 6).empty() && hook->n_threads(hook->user_data, nullptr, 6) == 0);
-    CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, nullptr, 2) == 1);
-    set_warmup(ctx, true);                                                               // all experts at once: llama.cpp's own graph
-    CHECK(!decode(ctx, 3).empty() && hook->n_threads(hook->user_data, nullptr, 3) == 0); // another width, so that a graph is built
+    CHECK(!decode(ctx, 4).empty() && n_threads_of(*hook, 4) == 1);
+    CHECK(!decode(ctx, 6).empty() && n_threads_of(*hook, 6) == 0);
+    CHECK(!decode(ctx, 2).empty() && n_threads_of(*hook, 2) == 1);
+    set_warmup(ctx, true);                                         // all experts at once: llama.cpp's own graph
+    CHECK(!decode(ctx, 3).empty() && n_threads_of(*hook, 3) == 0); // another width, so that a graph is built
     set_warmup(ctx, false);
-    CHECK(!decode(ctx, 2).empty() && hook->n_threads(hook->user_data, nullptr, 2) == 1);
+    CHECK(!decode(ctx, 2).empty() && n_threads_of(*hook, 2) == 1);
     spac_engine_free(engine);
     llama_free(ctx);
 }
@@ -343,13 +350,13 @@ static void test_routing_log(int host_mode) {
 static llama_moe_hook engines_hook;
 static int            n_nodes, n_log_nodes; // of the last graph; of these, the routing log's
 
-static int32_t count_nodes(void * engine, ggml_cgraph * graph, int32_t n_tokens) {
+static int32_t count_nodes(void * engine, ggml_cgraph * graph, const llama_ubatch * ubatch) {
     n_nodes     = ggml_graph_n_nodes(graph);
     n_log_nodes = 0;
     for (int i = 0; i < n_nodes; i++) {
         n_log_nodes += strncmp(ggml_graph_node(graph, i)->name, "spac_tokens", strlen("spac_tokens")) == 0;
     }
-    return engines_hook.n_threads(engine, graph, n_tokens);
+    return engines_hook.n_threads(engine, graph, ubatch);
 }
 
 static uint64_t count_writes() {

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 MAX_PORT: Final = 65535
 MAX_TOKENS: Final = 2**31 - 1  # llama.cpp counts them in 32 bits
 DEFAULT_HOST: Final = "127.0.0.1"
-DEFAULT_MAX_BATCH: Final = (
-    40  # llama-server's four slots, each with eight drafts and one token more; without masks
-)
+DEFAULT_MAX_BATCH: Final = 40  # without masks: of four slots, each with eight drafts and one token more
 DEFAULT_CPU_SHARE: Final = 0.02
 MAX_DRAIN_S: Final = 86400.0
 DEFAULT_DRAIN_S: Final = 20.0  # systemd and containers give 30 s or more before they kill
@@ -143,8 +141,7 @@ class ServeOptions:
     port: int | None = None  # None: 8080 if it is free, else any
     socket: Path | None = None  # listen there instead: a UNIX socket, *.sock
     stock: bool = False  # plain llama.cpp, for comparison: no engine, experts on the host
-    # PYSPAC_TRACE and what belongs to it: the engine records what routers choose, and splits nothing
-    trace: Mapping[str, str] = field(default_factory=dict)
+    trace: Mapping[str, str] = field(default_factory=dict)  # variables: it records, and splits nothing
     board: str | None = None  # None: server-PORT
     max_batch: int | None = None  # None: DEFAULT_MAX_BATCH, or what masks need
     restart: bool = False
