@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from pyspac.forward.options import DEFAULT_N_CTX
-from pyspac.model.spec_types import LLAMA, SERVER_ONLY
+from pyspac.model.spec_types import LLAMA
 from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PARTS, PREDICTORS, SchedulerConfig
 from pyspac.server.options import SERVER_N_CTX
 from pyspac.speculation.manager import CONTROLLERS, DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX
@@ -202,8 +202,8 @@ SpecTypeName = Annotated[
         "--spec-type",
         metavar="NAME",
         help="What proposes tokens: draft (the draft model), ngram (the text so far), draft-lora (--mtp's "
-        f"adapter), none, or one of llama.cpp's: {', '.join(LLAMA)} ({' and '.join(SERVER_ONLY)} in `pyspac "
-        "serve` alone); of a list of these the first that finds something. Default: draft with -md,"
+        f"adapter), none, or one of llama.cpp's: {', '.join(LLAMA)}; "
+        "of a list of these the first that finds something. Default: draft with -md,"
         " draft-lora with --mtp, else none.",
         rich_help_panel=DRAFTING,
     ),

@@ -12,9 +12,9 @@ from typing import Final
 from pyspac.errors import ConfigError, UsageError
 
 NONE: Final = "none"
-DRAFT: Final = "draft"  # a draft model: generate/drafting.py; in a server draft-simple
+DRAFT: Final = "draft"  # a draft model: llama.cpp's draft-simple
 NGRAM: Final = "ngram"  # the text so far: the engine (engine/src/draft/ngram-drafter.h)
-DRAFT_LORA: Final = "draft-lora"  # mask tokens: generate/lora_drafter.py; in a server the engine
+DRAFT_LORA: Final = "draft-lora"  # mask tokens: the engine
 OWN: Final = (DRAFT, NGRAM, DRAFT_LORA)
 DRAFT_SIMPLE: Final = "draft-simple"
 DRAFT_MTP: Final = "draft-mtp"
@@ -41,13 +41,6 @@ def parse_spec_type(text: str | None) -> str | None:
             f"--spec-type {text}: there is one draft model or head; give one of the draft- names"
         )
     return ",".join(names)
-
-
-def check_in_process(spec_type: str) -> None:
-    """Raise ConfigError for what only a server can draft with."""
-    for name in names_of(spec_type):
-        if name in SERVER_ONLY:
-            raise ConfigError("--spec-type", name, "another one, or run `pyspac serve`, which knows it")
 
 
 def check_has_adapter(spec_type: str, *, has_adapter: bool) -> None:
@@ -78,11 +71,6 @@ def check_has_draft(spec_type: str, *, has_draft: bool) -> None:
 
 def names_of(spec_type: str) -> list[str]:
     return spec_type.split(",")
-
-
-def is_free(spec_type: str) -> bool:
-    """Whether no model drafts."""
-    return all(name in (NONE, NGRAM, *_TEXT) for name in names_of(spec_type))
 
 
 def needs_draft(spec_type: str) -> bool:
