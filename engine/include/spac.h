@@ -86,8 +86,8 @@ extern "C" {
 
 struct llama_context;
 
-typedef struct spac_engine  spac_engine;
-typedef struct spac_board   spac_board;
+typedef struct spac_engine        spac_engine;
+typedef struct spac_board         spac_board;
 typedef struct spac_hidden_states spac_hidden_states;
 
 typedef enum spac_status {
