@@ -33,7 +33,8 @@ import psutil
 
 from pyspac.engine.engine import Engine, host_buffer_type, measure_host_gb_s
 from pyspac.engine.params import EngineParams
-from pyspac.generate.llama import ALL_TENSORS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import ALL_TENSORS, LOAD_MODE_NONE, Model, ModelParams
 from pyspac.model.gguf_header import read_header
 
 TYPES = "q8_0,q4_k,q5_k,q6_k,iq4_xs,q4_0,mxfp4,f16,bf16"

@@ -30,7 +30,8 @@ import psutil
 from pyspac.engine.board import NO_BUDGET, Residency
 from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
-from pyspac.generate.llama import LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import LOAD_MODE_NONE, Model, ModelParams
 
 N_PROMPT = 32  # tokens in the cache before the first timed step
 N_CTX = 512

@@ -44,13 +44,13 @@ from rich.progress import track
 
 from pyspac.engine.devices import cpu_device
 from pyspac.errors import PyspacError
-from pyspac.generate.memory_tier import host_bytes, least_bytes
-from pyspac.generate.preflight import choose_n_ctx
+from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import estimate_needs
 from pyspac.model.disk_probe import measure_disk, measure_in_order
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.memory_tier import host_bytes, least_bytes
 from pyspac.scheduler.config import NO_PREDICTOR
 from pyspac.units import MIB
 

@@ -3,11 +3,9 @@
 # scikit-build-core installs this component alone, into its folder `pyspac`.
 
 set(libraries ${PYSPAC_LLAMA_LIBS} spac)
-foreach(name spac-common _ffi)
-    if(TARGET ${name})
-        list(APPEND libraries ${name})
-    endif()
-endforeach()
+if(TARGET _ffi)
+    list(APPEND libraries _ffi)
+endif()
 install(TARGETS ${libraries} LIBRARY DESTINATION bin COMPONENT pyspac)
 if(PYSPAC_TOOLS)
     install(TARGETS ${PYSPAC_TOOLS} RUNTIME DESTINATION bin COMPONENT pyspac)

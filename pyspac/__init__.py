@@ -21,9 +21,11 @@ Each folder may use those above it in this list, never those below:
 - model             what a model's file says
 - scheduler         the data flow above
 - speculation       how many tokens to draft: pure arithmetic on what steps took
-- generate          one run in this process: bindings, sampling, drafting, the decode loop, `Llama`
+- forward           one model open in this process, for what measures; the checks before anything is loaded
 - lab               recorded routing, replayed through any policy
 - server            llama-server with a scheduler beside it
+- talk              the client of one llama-server, for the commands
+- drop_in           `pyspac.Llama`
 - commands          the command line
 """
 
@@ -47,8 +49,8 @@ _PUBLIC = {
     "LocalBoard": "engine.board",
     "Scheduler": "scheduler.scheduler",
     "Engine": "engine.engine",
-    "Llama": "generate.drop_in",
-    "replace_llama_cpp": "generate.drop_in",
+    "Llama": "drop_in.llama",
+    "replace_llama_cpp": "drop_in.llama",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -1,6 +1,6 @@
 """Stock and split contexts side by side: decode the same batches in both, and place experts at random.
 
-Plain llama.cpp calls rather than pyspac.generate.llama, for several sequences and any output flags.
+Plain llama.cpp calls rather than pyspac.forward, for several sequences and any output flags.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from pyspac.engine.board import NO_BUDGET
 from pyspac.engine.engine import Engine, cpu_buffer_type
 from pyspac.engine.params import EngineParams
-from pyspac.generate.llama import EXPERT_TENSORS
-from pyspac.generate.llama import lib as llama  # the bindings, on the build's libllama; their log is silent
+from pyspac.forward.libllama import lib as llama  # the bindings, on the build's libllama; their log is silent
+from pyspac.forward.model import EXPERT_TENSORS
 
 WAIT_MS = 20_000
 N_UBATCH = 64

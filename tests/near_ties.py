@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import Model, ModelParams
 
 NEAR_TIE = 1e-3  # of the two best logits
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from pyspac.generate.llama import Model, ModelParams
+from pyspac.forward.model import Model, ModelParams
 from pyspac.server.options import ServeOptions
 
 

@@ -19,8 +19,8 @@ from conftest import ROOT
 from gguf import GGUFWriter
 
 from pyspac.commands import machine
-from pyspac.generate.loading import Loading
-from pyspac.generate.options import RunOptions
+from pyspac.forward.loading import Loading
+from pyspac.forward.options import ForwardOptions
 from pyspac.model.checks import check_model_file
 
 CONTENDERS = ["stock", "none", "all", "repacked"]
@@ -312,8 +312,8 @@ def test_run_takes_the_sizes_that_tiers_gives_it(
     assert len(list(tiers.measure_all(args, check_model_file(model)))) == 1
     [(argv, limit)] = [(argv, limit) for argv, limit in given if "--ram" in argv]
     value = {flag: argv[argv.index(flag) + 1] for flag in ("--ram", "-c")}
-    monkeypatch.setattr("pyspac.generate.memory_tier.free_memory", lambda: limit - (190 << 20))
-    options = RunOptions(model=model, device="none", ram=value["--ram"], n_ctx=int(value["-c"]))
+    monkeypatch.setattr("pyspac.model.memory_tier.free_memory", lambda: limit - (190 << 20))
+    options = ForwardOptions(model=model, device="none", ram=value["--ram"], n_ctx=int(value["-c"]))
     assert Loading.of(options).ram_mib == pytest.approx(float(value["--ram"]))
 
 

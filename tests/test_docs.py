@@ -145,14 +145,14 @@ def python_examples() -> list[str]:
 
 
 def test_there_are_examples_in_python() -> None:
-    assert len(python_examples()) == 6
+    assert len(python_examples()) == 5
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("code", python_examples(), ids=lambda code: code.splitlines()[2])
 def test_examples_in_python_run(code: str, tmp_path: Path) -> None:
     """With the demo's models in the place of the reader's."""
-    for name, file in (("MODEL", "demo-moe"), ("DRAFT", "demo-draft"), ("ADAPTER", "demo-mtp")):
+    for name, file in (("MODEL", "demo-moe"), ("DRAFT", "demo-draft")):
         (tmp_path / f"{name}.gguf").symlink_to(ROOT / f"pyspac/models/{file}.gguf")
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},

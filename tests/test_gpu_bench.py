@@ -191,33 +191,49 @@ def test_logits_too_far_away_fail(split_distance: tuple[float, float]) -> None:
 
 def test_replayed_drafts_are_right_as_often_as_asked() -> None:
     sequence = list(range(1000, 5000))
-    drafter = replay.ReplayDrafter(sequence, acceptance=0.7, seed=1)
-    again = replay.ReplayDrafter(sequence, acceptance=0.7, seed=1)
+    drafts = replay.ReplayDrafts(sequence, acceptance=0.7, seed=1)
+    again = replay.ReplayDrafts(sequence, acceptance=0.7, seed=1)
     n_right = 0
     for at in range(1, 3900):
-        tokens = drafter.draft(sequence[:at], 4).tokens
-        assert tokens == again.draft(sequence[:at], 4).tokens
+        tokens = drafts.draft(at, 4)
+        assert tokens == again.draft(at, 4)
         assert len(tokens) == 4
         n_right += tokens[0] == sequence[at]
     assert n_right / 3899 == pytest.approx(0.7, abs=0.03)
-    assert replay.ReplayDrafter(sequence, 0.7, 1).draft(sequence, 4).tokens == []  # nothing follows
+    assert drafts.draft(len(sequence), 4) == []  # nothing follows
 
 
 def test_wrong_drafts_are_wrong_in_texts_that_repeat() -> None:
     sequence = [7] * 500
-    drafts = replay.ReplayDrafter(sequence, acceptance=0.5, seed=2).draft(sequence[:1], 400).tokens
+    drafts = replay.ReplayDrafts(sequence, acceptance=0.5, seed=2).draft(1, 400)
     assert drafts.count(7) == pytest.approx(200, abs=60)
 
 
 def test_all_contenders_go_on_with_the_same_tokens() -> None:
     """Wrong drafts are rejected, right ones accepted, and own choices counted, not taken."""
-    sampler = replay.ReplaySampler([3, 1, 4, 1])
-    logits = np.zeros((3, 6), dtype=np.float32)
-    logits[:, 1] = 1.0  # its own choice is always 1
-    assert sampler.sample(logits[0])[0] == 3
-    assert sampler.verify(logits, [1, 5], None).tokens == [1, 4]  # 1 is right, 5 is not
-    assert sampler.verify(logits[:1], [], None).tokens == [1]
-    assert sampler.agreement == 0.5
+
+    class Context:  # whose own choice is always 1
+        n_past = 0
+
+        def decode(self, tokens: list[int], n_outputs: int = 1) -> Any:
+            self.n_past += len(tokens)
+            return np.tile(np.eye(6, dtype=np.float32)[1], (n_outputs, 1))
+
+        def rollback(self, n_past: int) -> None:
+            self.n_past = n_past
+
+    drafts = replay.ReplayDrafts([0, 3, 1, 4, 1], acceptance=1.0, seed=0)
+    drafts.is_right[3] = False
+    context: Any = Context()
+    steps = replay.Replay(context, drafts)
+    steps.read(1)
+    assert (steps.n_known, steps.n_other) == (2, 1)
+    record = steps.step(2)  # of 1 and another one than 4
+    assert (record.n_draft, record.n_accepted, record.n_tokens) == (2, 1, 3)
+    assert (steps.n_known, context.n_past) == (4, 3)
+    assert steps.step(0).n_draft == 0
+    assert (steps.n_known, context.n_past) == (5, 4)
+    assert steps.agreement == 0.5
 
 
 @pytest.mark.parametrize(("share", "layers"), [(0.0, []), (0.49, []), (0.5, [1]), (0.99, [1]), (1.0, [1, 0])])
@@ -352,7 +368,7 @@ def test_sources_of_the_bundle_need_no_network(tmp_path: Path) -> None:
     for name in (
         "CMakeLists.txt",
         "engine/include/spac.h",
-        "pyspac/generate/decode.py",
+        "pyspac/forward/context.py",
         "benchmarks/gpu/run.py",
         "benchmarks/machine.py",
         "scripts/make_synthetic_gguf.py",

@@ -29,14 +29,15 @@ MAX_FILE_LINES: Final = 400  # of the package
 FOLDERS: Final = {
     "_native": set[str](),
     "engine": {"_native"},
-    "model": set[str](),
+    "model": {"engine"},
     "scheduler": {"engine"},
     "speculation": {"engine"},
-    "generate": {"_native", "engine", "model", "scheduler", "speculation"},
-    "train": {"_native", "engine", "model", "generate"},
+    "forward": {"_native", "engine", "model", "scheduler", "speculation"},
+    "train": {"_native", "engine", "model", "forward"},
     "lab": {"engine", "model", "scheduler"},
-    "server": {"_native", "engine", "model", "scheduler", "speculation", "generate"},
-    "talk": {"engine", "model", "scheduler", "speculation", "generate", "server"},
+    "server": {"_native", "engine", "model", "scheduler", "speculation", "forward"},
+    "talk": {"engine", "model", "scheduler", "speculation", "server"},
+    "drop_in": {"_native", "engine", "model", "scheduler", "speculation", "forward", "server", "talk"},
     "commands": {
         "talk",
         "_native",
@@ -44,7 +45,7 @@ FOLDERS: Final = {
         "model",
         "scheduler",
         "speculation",
-        "generate",
+        "forward",
         "lab",
         "server",
         "train",
@@ -66,7 +67,6 @@ ROOMS: Final = {
     "split": {"base", "board", "layers", "cache", "host", "plan", "graph", "untried", "decide"},
     "draft": {"base"},
     "trace": {"base", "draft"},
-    "common": {"draft"},  # a library of its own
 }
 MAX_TOP_FILES: Final = 6  # engine, the C interface, attaching
 

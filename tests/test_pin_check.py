@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from pyspac.generate.llama import EXPERT_TENSORS
+from pyspac.forward.model import EXPERT_TENSORS
 from tools.patches.pin import read_pin
 from tools.patches.pristine import pristine_tree
 from tools.patches.queue import read_patches
@@ -237,7 +237,7 @@ def test_a_renamed_name_no_longer_compiles(moved: Path, build_dir: Path) -> None
     error = compile_one(uses, moved).error
     assert error is not None
     assert "ggml_threadpool_chunk_add" in error
-    other = next(c for c in commands if c.source == "engine/src/trace/routing-trace.cpp")
+    other = next(c for c in commands if c.source == "engine/src/draft/hidden-states.cpp")
     assert compile_one(other, moved).error is None
 
 

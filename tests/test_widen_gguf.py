@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader, GGUFWriter
+from greedy_text import greedy_text
 from llama_helpers import Batch, decode, loaded_model, new_context
 from serving import TARGET
 
-from pyspac.generate.options import RunOptions
-from pyspac.generate.session import Session
+from pyspac.forward.options import ForwardOptions
+from pyspac.forward.runner import Runner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import widen_gguf
@@ -41,8 +42,8 @@ def test_the_text_stays(tmp_path: Path) -> None:
     assert wide.stat().st_size > 2.5 * TARGET.stat().st_size
     texts = []
     for path in (TARGET, wide):
-        with Session(RunOptions(model=path, n_predict=48, stock=True)) as session:
-            texts.append(session.generate(session.tokenize("class Reader:\n    def read(")).token_ids)
+        with Runner(ForwardOptions(model=path, stock=True)) as runner:
+            texts.append(greedy_text(runner.context, "class Reader:\n    def read(", 48))
     assert texts[0] == texts[1]
 
 

@@ -9,8 +9,9 @@ from typing import Literal
 from settings import Settings
 
 from pyspac.engine.params import EngineParams
-from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.forward.options import CacheSize, ForwardOptions
 from pyspac.model.geometry import MoeGeometry
+from pyspac.scheduler.config import SchedulerConfig
 
 Placement = Literal["host", "ncmoe"]
 BASELINE = "stock-sd"  # ratios are against stock with speculation
@@ -20,13 +21,13 @@ PAPER_ABLATIONS = ("specue", "adabc", "hetwb", "prefetch", "evict", "sd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmOptions(RunOptions):
-    """A run's options, and how the host's experts are computed."""
+class ArmOptions(ForwardOptions):
+    """How a model is loaded, and how the host's experts are computed."""
 
     host_mode: str = "auto"
 
     def engine_params(self, device: str, ram_mib: float | None = None) -> EngineParams:
-        return replace(RunOptions.engine_params(self, device), host_mode=self.host_mode)
+        return replace(ForwardOptions.engine_params(self, device), host_mode=self.host_mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Arm:
     host_mode: str = "auto"
 
     def options(self, path: Path, s: Settings) -> ArmOptions:
+        n_draft_max = s.draft_max if self.speculates else 0
         return ArmOptions(
             model=path,
             stock=not self.is_split,
@@ -52,10 +54,10 @@ class Arm:
             rpc=s.rpc,
             n_threads=s.split_threads or None,  # of the engine: its context is opened by bench.py
             cache=CacheSize(text=s.cache),
-            spec_type="ngram" if self.speculates else "none",  # the drafter itself is replaced
-            draft_max=s.draft_max if self.speculates else None,
-            estimator=self.estimator,
-            without=self.without,
+            width=1 + n_draft_max,
+            scheduler=SchedulerConfig(
+                estimator=self.estimator, without=self.without, n_draft_max=n_draft_max
+            ),
             copy_gb_s=s.copy_gb_s if self.is_split else 0.0,
             host_kernels=self.host_kernels,
             host_mode=self.host_mode,

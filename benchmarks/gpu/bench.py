@@ -10,21 +10,13 @@ from pathlib import Path
 
 import psutil
 from arms import chosen_arms, device_layers, host_pattern
-from replay import EndlessSampler
+from replay import endless
 from settings import Settings
 
 from pyspac.engine import engine as native
 from pyspac.engine.devices import Device, choose_device
-from pyspac.generate.decode import DecodeLoop
-from pyspac.generate.llama import (
-    ALL_LAYERS,
-    LOAD_MODE_AUTO,
-    LOAD_MODE_NONE,
-    Context,
-    ContextParams,
-    Model,
-    ModelParams,
-)
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import ALL_LAYERS, LOAD_MODE_AUTO, LOAD_MODE_NONE, Model, ModelParams
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import read_header
 
@@ -112,9 +104,7 @@ def new_context(bench: Bench, placement: str) -> Context:
 def compute_reference(bench: Bench) -> list[int]:
     """Prompt and its plain greedy continuation by stock, long enough for every draft."""
     with new_context(bench, "host") as context:
-        loop = DecodeLoop(context, EndlessSampler(context.model.vocab))
-        generation = loop.run(bench.prompt(), bench.n_predict + bench.s.draft_max)
-    return bench.prompt() + generation.token_ids
+        return endless(context, bench.prompt(), bench.n_predict + bench.s.draft_max)
 
 
 def choose_threads(bench: Bench, say: Callable[[str], None]) -> int:

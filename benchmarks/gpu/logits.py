@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from pyspac.engine import engine as native
 from pyspac.engine.devices import Device, cpu_device
 from pyspac.engine.step import StepRecord
-from pyspac.generate.llama import ALL_LAYERS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.split import Split
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import ALL_LAYERS, LOAD_MODE_NONE, Model, ModelParams
+from pyspac.forward.options import CacheSize, ForwardOptions
+from pyspac.forward.split import Split
+from pyspac.scheduler.config import SchedulerConfig
 
 WIDTHS = (1, 5, 2, 9, 1, 16, 3, 8, 4, 1)
 N_PROMPT = 32
@@ -45,7 +47,7 @@ def load(path: Path, device: Device, experts_on_host: bool) -> Model:
     )
 
 
-def logits_of(model: Model, device: Device, n_threads: int, options: RunOptions | None = None) -> Logits:
+def logits_of(model: Model, device: Device, n_threads: int, options: ForwardOptions | None = None) -> Logits:
     """All logits of the steps; with `options`, by the split."""
     n = sum(WIDTHS)
     params = ContextParams(
@@ -98,13 +100,13 @@ def compare(path: Path, device: Device, n_threads: int, say: Callable[[str], Non
     with load(path, device, True) as model:
         mixed = logits_of(model, device, n_threads)
         for cache in ("17%", "60%"):
-            options = RunOptions(
+            options = ForwardOptions(
                 model=path,
                 cache=CacheSize(text=cache),
                 n_threads=n_threads,
                 device=device.name,
-                draft_max=15,
-                spec_type="ngram",
+                width=max(WIDTHS),
+                scheduler=SchedulerConfig(n_draft_max=max(WIDTHS) - 1),
             )
             split[cache] = logits_of(model, device, n_threads, options)
     distances = {

@@ -1,4 +1,4 @@
-"""A replayed continuation: a drafter that is right as often as it is told to be, and a sampler that follows.
+"""A replayed continuation: drafts that are right as often as they are told to be, and steps through it.
 
 A model of random weights has no draft model that fits it, and the gain of speculation depends on how many
 drafts are accepted. So the continuation is computed beforehand, by plain greedy decoding, and replayed: at
@@ -12,18 +12,16 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspac.generate.drafting import Drafter, DraftResult
-from pyspac.generate.sampling import Probs, Sampler, SamplingParams, argmax
-from pyspac.generate.vocab import Vocab
+from pyspac.engine.step import StepRecord
+from pyspac.forward.context import Context
 
 WRONG_DISTANCE = (
     3  # a wrong draft is the token so many positions later: as alike to its neighbours as drafts are
 )
 
 
-class ReplayDrafter(Drafter):
+class ReplayDrafts:
     """Drafts from `sequence` (prompt and continuation); the seed alone decides which positions are right."""
 
     def __init__(
@@ -34,12 +32,12 @@ class ReplayDrafter(Drafter):
         self.is_right = np.random.default_rng(seed).random(len(self.sequence)) < acceptance
         self.ms_per_token = ms_per_token
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> DraftResult:
-        first = len(tokens)
-        drafted = [self._token(at) for at in range(first, min(first + n_max, len(self.sequence)))]
+    def draft(self, n_known: int, n_max: int) -> list[int]:
+        """What follows the first `n_known` tokens."""
+        drafted = [self._token(at) for at in range(n_known, min(n_known + n_max, len(self.sequence)))]
         if self.ms_per_token:
             time.sleep(self.ms_per_token * len(drafted) / 1e3)
-        return DraftResult(drafted)
+        return drafted
 
     def _token(self, at: int) -> int:
         right = self.sequence[at]
@@ -50,42 +48,67 @@ class ReplayDrafter(Drafter):
         return next(token for token in others if token != right)
 
 
-class EndlessSampler(Sampler):
-    """Greedy, but for the tokens that would end the text: the reference must be as long as the visits."""
-
-    def __init__(self, vocab: Vocab) -> None:
-        super().__init__(SamplingParams())
-        self.ends = [token for token in range(vocab.n_tokens) if vocab.is_eog(token)]
-
-    def sample(self, logits: npt.NDArray[np.float32]) -> tuple[int, Probs | None]:
-        logits = logits.copy()
-        logits[self.ends] = -np.inf
-        return argmax(logits), None
-
-
-class ReplaySampler(Sampler):
-    """Takes the reference's tokens, whatever the logits say, and counts where the greedy choice is another.
+class Replay:
+    """Goes through the drafts' text, whatever the logits say, and counts where the greedy choice is another.
 
     Kernels round differently for another width or device, so each contender would soon have a text of its
     own, which no draft fits any more; so all decode the same text, in the same steps.
     """
 
-    def __init__(self, continuation: Sequence[int]) -> None:
-        super().__init__(SamplingParams())
-        self.continuation = continuation
-        self.n_taken = 0
-        self.n_other = 0
+    def __init__(self, context: Context, drafts: ReplayDrafts) -> None:
+        self.context, self.drafts = context, drafts
+        self.n_known = 0  # of the text; all but the last are in the context
+        self.n_taken = self.n_other = 0
+        self._n_steps = 0
 
     @property
     def agreement(self) -> float:
         """Share of the tokens that the contender would have chosen itself."""
         return 1 - self.n_other / max(1, self.n_taken)
 
-    def sample(self, logits: npt.NDArray[np.float32]) -> tuple[int, Probs | None]:
-        token = self.continuation[self.n_taken]
-        self.n_taken += 1
-        self.n_other += argmax(logits) != token
-        return token, None
+    def read(self, n_prompt: int) -> None:
+        """The prompt; its logits give the first token."""
+        self.n_known = n_prompt
+        self._take(self.context.decode(self.drafts.sequence[:n_prompt])[:1].argmax(1))
 
-    def _verify_one(self, logits: npt.NDArray[np.float32], token: int, q: Probs | None) -> int:
-        return self.sample(logits)[0]
+    def step(self, n_max: int) -> StepRecord:
+        """Draft at most so many tokens, verify them, take the wrong ones back."""
+        text, t0 = self.drafts.sequence, time.perf_counter_ns()
+        drafted = self.drafts.draft(self.n_known, n_max)
+        t1 = time.perf_counter_ns()
+        tokens, n_past = [text[self.n_known - 1], *drafted], self.context.n_past
+        logits = self.context.decode(tokens, len(tokens))
+        t2 = time.perf_counter_ns()
+        right = text[self.n_known : self.n_known + len(drafted)]
+        n_accepted = next((i for i, token in enumerate(drafted) if token != right[i]), len(drafted))
+        self._take(logits[: 1 + n_accepted].argmax(1))
+        self.context.rollback(n_past + 1 + n_accepted)
+        self._n_steps += 1
+        return StepRecord(
+            step=self._n_steps - 1,
+            n_draft=len(drafted),
+            n_accepted=n_accepted,
+            n_tokens=len(tokens),
+            draft_us=(t1 - t0) / 1e3,
+            verify_us=(t2 - t1) / 1e3,
+        )
+
+    def _take(self, own: Sequence[int]) -> None:
+        """The text's next tokens, where the contender would have chosen `own`."""
+        taken = self.drafts.sequence[self.n_known : self.n_known + len(own)]
+        self.n_other += sum(a != b for a, b in zip(own, taken, strict=True))
+        self.n_taken += len(taken)
+        self.n_known += len(taken)
+
+
+def endless(context: Context, prompt: Sequence[int], n_tokens: int) -> list[int]:
+    """The prompt and its greedy continuation, without the tokens that would end it."""
+    vocab = context.model.vocab
+    ends = [token for token in range(vocab.n_tokens) if vocab.is_eog(token)]
+    sequence = new = list(prompt)
+    for _ in range(n_tokens):
+        logits = context.decode(new)[0].copy()
+        logits[ends] = -np.inf
+        new = [int(logits.argmax())]
+        sequence = sequence + new
+    return sequence

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from arms import Arm
 from bench import N_PROMPT, Bench, new_context
-from replay import ReplayDrafter, ReplaySampler
+from replay import Replay, ReplayDrafts
 
 from pyspac.engine.step import StepRecord
-from pyspac.generate.decode import DecodeLoop
-from pyspac.generate.llama import Context
-from pyspac.generate.split import Split
+from pyspac.forward.context import Context
+from pyspac.forward.split import Split
 
 COUNTERS = (
     "n_hit_rows",
@@ -36,17 +35,13 @@ LAYER_TIMES = ("host_us", "device_us", "layer_us")
 
 @dataclass(slots=True)
 class Probe:
-    """The decode loop's hook: passes on to the split, and keeps times and counters where warm-up ends."""
+    """Gives the split its turn, and keeps times and counters where warm-up ends."""
 
     split: Split | None
     n_warm: int
     n_tokens: int = 1  # the prompt's logits gave the first one
-    n_steps: int = 0
     marks: list[tuple[float, int, dict[str, int]]] = field(default_factory=list)  # (s, tokens, counters)
     widths: list[int] = field(default_factory=list)  # of the measured steps' batches
-
-    def n_draft_limit(self) -> int | None:
-        return self.split.n_draft_limit() if self.split else None
 
     def after_prompt(self) -> None:
         if self.split:
@@ -60,10 +55,6 @@ class Probe:
             self.widths.append(step.n_tokens)
         elif self.n_tokens >= self.n_warm:
             self.mark()
-
-    def look_ahead(self, tokens: Sequence[int]) -> None:
-        if self.split:
-            self.split.look_ahead(tokens)
 
     def mark(self) -> None:
         self.marks.append((time.perf_counter(), self.n_tokens, self._counters()))
@@ -101,17 +92,20 @@ def opened(bench: Bench, arm: Arm) -> Iterator[tuple[Context, Split | None, int]
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(new_context(bench, arm.placement))
         split = stack.enter_context(Split(context.ptr, bench.device, options)) if arm.is_split else None
-        yield context, split, options.effective_draft_max
+        yield context, split, options.width - 1
 
 
 def visit(bench: Bench, arm: Arm, n_predict: int | None = None) -> Visit:
     """Warm-up and measured tokens of one contender, in a new context."""
     with opened(bench, arm) as (context, split, n_draft):
         probe = Probe(split, bench.s.warm_up)
-        drafter = ReplayDrafter(bench.reference, bench.s.acceptance, bench.s.seed, bench.s.draft_ms)
-        sampler = ReplaySampler(bench.reference[N_PROMPT:])
-        loop = DecodeLoop(context, sampler, drafter, n_draft_max=n_draft, hook=probe)
-        loop.run(bench.prompt(), n_predict or bench.n_predict)
+        drafts = ReplayDrafts(bench.reference, bench.s.acceptance, bench.s.seed, bench.s.draft_ms)
+        replay = Replay(context, drafts)
+        replay.read(N_PROMPT)
+        probe.after_prompt()
+        n_end = N_PROMPT + (n_predict or bench.n_predict)
+        while replay.n_known < n_end:
+            probe.after_step(replay.step(min(n_draft, n_end - replay.n_known - 1)))
         probe.mark()
         (t0, n0, before), (t1, n1, after) = probe.marks[0], probe.marks[-1]
         return Visit(
@@ -120,7 +114,7 @@ def visit(bench: Bench, arm: Arm, n_predict: int | None = None) -> Visit:
             n_steps=len(probe.widths),
             mean_width=float(np.mean(probe.widths)) if probe.widths else float("nan"),
             counters={name: after[name] - before[name] for name in before},
-            agreement=sampler.agreement,
+            agreement=replay.agreement,
             pool_bytes=split.info.pool_bytes if split else 0,
             scheduler_us=split.scheduler.stats().step_p50_us if split and split.scheduler else None,
         )

@@ -81,16 +81,13 @@ extern "C" {
 #define SPAC_MAX_THREADS     512 // of the host executor, and cores that can be named: as many as ggml has room for
 #define SPAC_AUTO_MARGIN_MIB 768 // of a device's free memory, left by the cache "auto" for what still grows: CUDA's modules and graphs, compute buffers
 #define SPAC_MIN_MARGIN_MIB  256 // the least that a cache of a given size has to leave
-#define SPAC_DRAFT_MAX       256 // tokens of a drafter's draft
+#define SPAC_DRAFT_MAX       256 // tokens of a draft
 #define SPAC_N_DEVICES       16  // of one context, at most
 
 struct llama_context;
 
-typedef struct spac_engine  spac_engine;
-typedef struct spac_board   spac_board;
-typedef struct spac_drafter spac_drafter;
-
-typedef struct spac_chat_template spac_chat_template;
+typedef struct spac_engine        spac_engine;
+typedef struct spac_board         spac_board;
 typedef struct spac_hidden_states spac_hidden_states;
 
 typedef enum spac_status {
@@ -366,15 +363,6 @@ typedef struct spac_device_info {
     bool     has_pinned; // host memory of its own, from which copies are fast
 } spac_device_info;
 
-// how llama.cpp guesses the next tokens of one sequence
-typedef struct spac_drafter_params {
-    const char *           types;  // llama.cpp's names, "ngram-mod,draft-simple": the first that finds something drafts, n-grams before models
-    struct llama_context * target; // of the model that verifies; n-grams alone need none
-    struct llama_context * draft;  // of the draft model, or of the target's own head; n-grams alone need none
-    int32_t                n_max;  // of a draft, 1 .. SPAC_DRAFT_MAX
-    float                  p_min;  // a model's draft ends where its likeliest token is less likely
-} spac_drafter_params;
-
 SPAC_API uint32_t     spac_abi_version(void);
 SPAC_API const char * spac_last_error(void); // text of this thread's last failure; "" if none
 
@@ -404,24 +392,6 @@ SPAC_API bool                    spac_board_get_field(spac_board * board, int32_
 SPAC_API spac_status             spac_board_record_step(spac_board * board, const spac_step_record * record);
 SPAC_API void                    spac_decision_begin(spac_board * board);
 SPAC_API void                    spac_decision_end(spac_board * board);
-
-// drafter: one sequence, used by one thread at a time; close it before the contexts. Positions count from the sequence's
-// begin; one that lies before the end takes back all from there on. Drafts are the likeliest tokens, without a
-// distribution: whoever samples has to verify them as certain.
-SPAC_API spac_drafter_params spac_drafter_default_params(void);
-SPAC_API spac_status         spac_drafter_types(const char ** names); // all that llama.cpp knows, comma-separated; may be more than can be opened
-SPAC_API spac_status         spac_drafter_open(const spac_drafter_params * params, spac_drafter ** drafter);
-SPAC_API void                spac_drafter_close(spac_drafter * drafter);
-SPAC_API spac_status         spac_drafter_begin(spac_drafter * drafter, int32_t * n_keep);                                                                  // a new sequence, the same as the last one for n_keep tokens; less where it has not as many
-SPAC_API spac_status         spac_drafter_process(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos);                           // the target has computed these in its last batch
-SPAC_API spac_status         spac_drafter_defer(spac_drafter * drafter, const int32_t * tokens, int32_t n_tokens, int32_t pos);                             // the same, of a batch without drafts: looked at when it drafts next
-SPAC_API spac_status         spac_drafter_draft(spac_drafter * drafter, int32_t token, int32_t pos, int32_t n_max, int32_t * drafted, int32_t * n_drafted); // what follows `token` at `pos`, which nobody has computed yet
-SPAC_API spac_status         spac_drafter_accept(spac_drafter * drafter, int32_t n_accepted);                                                               // of the last draft
-
-// chat template: messages to the text that the model continues, as llama-server makes it. Needs no model
-SPAC_API spac_status spac_chat_template_open(const char * source, const char * bos, const char * eos, spac_chat_template ** chat); // jinja, or "chatml"
-SPAC_API void        spac_chat_template_close(spac_chat_template * chat);
-SPAC_API spac_status spac_chat_template_apply(spac_chat_template * chat, const char * messages, const char ** text, int64_t * n_bytes); // messages: JSON, as OpenAI's; the text lives until the next call, and may hold zeros
 
 // hidden states: the inputs of some layers, kept by each batch that is computed after it was opened; close it before the
 // context. For architectures alone whose graphs llama.cpp lets name them: at the others it aborts.

@@ -28,8 +28,8 @@ from pyspac.commands.common import (
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.draft_files import spec_type_of
 from pyspac.model.checks import check_model_file
+from pyspac.model.draft_files import spec_type_of
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.server import log

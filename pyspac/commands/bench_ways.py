@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from pyspac.commands.run_flags import parse_run
 from pyspac.commands.server_options import own_options
 from pyspac.engine.devices import fits_memory
-from pyspac.generate.spec_types import DRAFT_LORA
 from pyspac.model.geometry import LayerGeometry, MoeGeometry
+from pyspac.model.spec_types import DRAFT_LORA
 from pyspac.server.options import ServeOptions
 from pyspac.talk.interrupt import Interrupt
 

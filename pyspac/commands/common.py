@@ -17,7 +17,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from pyspac.commands.json_file import STDOUT, can_write
 from pyspac.errors import ConfigError, PyspacError, UsageError
-from pyspac.generate.decode import Interrupt
 
 P = ParamSpec("P")
 EXIT_INTERRUPTED: Final = 130
@@ -114,8 +113,8 @@ def check_json_target(target: str | None) -> None:
 
 
 @contextmanager
-def loading_bar(interrupt: Interrupt) -> Iterator[Callable[[str, float], bool]]:
-    """A progress bar on stderr for `Session`'s `progress`; Ctrl-C stops the loading."""
+def loading_bar(interrupt: object) -> Iterator[Callable[[str, float], bool]]:
+    """A progress bar on stderr for `Runner`'s `progress`; Ctrl-C stops the loading."""
     console = error_console()
     columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

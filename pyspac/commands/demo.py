@@ -23,11 +23,10 @@ from pyspac.commands.run import answer_shown
 from pyspac.commands.server_options import own_options
 from pyspac.engine.params import EngineParams
 from pyspac.errors import ConfigError, ModelError, PyspacError
-from pyspac.generate.options import CacheSize
+from pyspac.forward.options import CacheSize
 from pyspac.server import log
 from pyspac.server.options import ServeOptions
 from pyspac.talk.answer import Answer
-from pyspac.talk.figures import Figures
 from pyspac.talk.interrupt import Interrupt
 from pyspac.talk.report import device_text, print_table, run_dict
 from pyspac.talk.turns import Speeds, compare, stock_and_own
@@ -114,7 +113,7 @@ def _run_shown(
     console = error_console()
     console.print(f"\n[bold]{title}[/]\n")
     with Interrupt.watch() as interrupt, open_server(options, interrupt, verbose=verbose) as own:
-        figures = Figures(own)
+        figures = own.figures()
         answer = answer_shown(own.client, demo_prompt(), interrupt, out, n_predict, figures)
         console.print()
         print_table(console, answer, own, figures)

@@ -116,10 +116,10 @@ def _bindings() -> Iterator[Finding]:
 def _engine() -> Iterator[Finding]:
     """The libraries, and what they were built with."""
     from pyspac import _native
-    from pyspac.generate import llama
+    from pyspac.forward.libllama import lib
 
     yield Finding("ok", "engine", f"libspac and libllama from {_native.lib_dir()}")
-    yield Finding("ok", "built with", _enabled_features(llama.system_info()))
+    yield Finding("ok", "built with", _enabled_features(lib.llama_print_system_info().decode()))
     yield from _server(build_extras(_native.bin_dir()))
 
 

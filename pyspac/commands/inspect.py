@@ -20,14 +20,14 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.draft_files import drafting_note, has_head
-from pyspac.generate.memory_tier import asked_bytes, check_ram
-from pyspac.generate.preflight import choose_n_ctx
-from pyspac.generate.tier_forecast import Places
+from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import Needs, estimate_needs
+from pyspac.model.draft_files import drafting_note, has_head
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.memory_tier import asked_bytes, check_ram
+from pyspac.model.tier_forecast import Places
 from pyspac.units import GIB, MIB, read_size, size_text
 
 DEFAULT_VRAM: Final = ("4G", "8G", "12G", "16G", "24G")

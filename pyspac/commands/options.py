@@ -11,10 +11,10 @@ from typing import Annotated, Final
 import typer
 
 from pyspac.commands.grouped_help import MORE
-from pyspac.generate.options import DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX, DEFAULT_N_CTX
+from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
 from pyspac.server.options import SERVER_N_CTX
-from pyspac.speculation.manager import CONTROLLERS
+from pyspac.speculation.manager import CONTROLLERS, DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX
 
 # ---- the groups of `--help`; the others come first, under "Options"
 

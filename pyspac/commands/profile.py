@@ -25,15 +25,14 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.profile_figure import draw
 from pyspac.commands.profile_sweep import Places, check_alone, report_rounds, show_sweep
 from pyspac.commands.stuck import computes
-from pyspac.generate import decode
-from pyspac.generate.decode import Interrupt
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.profiler import Profiler
-from pyspac.generate.report import device_text
-from pyspac.generate.session import Session
-from pyspac.generate.tensor_split import parse_tensor_split
+from pyspac.forward import profiler
+from pyspac.forward.options import CacheSize, ForwardOptions
+from pyspac.forward.runner import Runner
+from pyspac.model.tensor_split import parse_tensor_split
+from pyspac.scheduler.config import SchedulerConfig
 from pyspac.speculation.sweep import Sweep
 from pyspac.speculation.tolerance import SHOWN_ACCEPTANCES, Profile
+from pyspac.talk.interrupt import Interrupt
 
 MIN_WIDTH: Final = 2
 MAX_WIDTH: Final = 16
@@ -105,10 +104,10 @@ def profile(
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     if places is not None:
         places.check_fits(target)
-    options = RunOptions(
+    options = ForwardOptions(
         model=target, draft=draft, n_threads=threads, n_gpu_layers=gpu_layers,
         stock=stock, device=device, rpc=rpc, tensor_split=parse_tensor_split(tensor_split), verbose=verbose,
-        cache=CacheSize(text=cache), spec_type="draft" if draft else "ngram", draft_max=width_max - 1,
+        cache=CacheSize(text=cache), width=width_max, scheduler=SchedulerConfig(n_draft_max=width_max - 1),
         n_ctx=ctx_size if ctx_size is not None or places is None else places.n_ctx,
         n_sequences=1 if places is None else max(places.sequences),
         max_batch=MAX_WIDTH if places is None else max(MAX_WIDTH, places.max_batch),
@@ -117,15 +116,15 @@ def profile(
     with (
         Interrupt.watch() as interrupt,
         loading_bar(interrupt) as progress,
-        Session(options, progress) as session,
+        Runner(options, progress) as runner,
     ):
-        tokens = session.tokenize(_text(file))
+        tokens = runner.model.vocab.tokenize(_text(file))
         measured = (
-            _profile(session, tokens, width_max, rounds, n_prompt, progress)
+            _profile(runner, tokens, width_max, rounds, n_prompt, progress)
             if places is None
-            else places.measure(session, tokens, progress)
+            else places.measure(runner, tokens, progress)
         )
-        where = _where(session)
+        where = _where(runner)
     _report(measured, where, json_file, png)
 
 
@@ -146,10 +145,10 @@ def _places(
 
 
 def _profile(
-    session: Session, tokens: list[int], width_max: int, n_rounds: int, n_prompt: int, progress: Any
+    runner: Runner, tokens: list[int], width_max: int, n_rounds: int, n_prompt: int, progress: Any
 ) -> Profile:
-    profiler = Profiler(session, width_max=width_max, n_rounds=n_rounds, n_prompt=n_prompt)
-    return profiler.run(tokens, report_rounds(progress, n_rounds))
+    measuring = profiler.Profiler(runner, width_max=width_max, n_rounds=n_rounds, n_prompt=n_prompt)
+    return measuring.run(tokens, report_rounds(progress, n_rounds))
 
 
 def _report(
@@ -194,29 +193,38 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _where(session: Session) -> dict[str, Any]:
+def _where(runner: Runner) -> dict[str, Any]:
     """What the numbers hold for."""
-    split = session.split
+    split = runner.split
     if split is None:
-        placement = f"stock llama.cpp on {session.device.name}"
-    elif session.options.is_host_only:
+        placement = f"stock llama.cpp on {runner.device.name}"
+    elif runner.options.is_host_only:
         placement = f"every expert on the host, {split.info.kernels} kernels"
     else:
         share = split.info.pool_bytes / max(1, split.info.total_bytes)
-        placement = f"split with {device_text(session)}, room for {min(share, 1.0):.0%} of the experts"
+        placement = f"split with {_device_text(runner)}, room for {min(share, 1.0):.0%} of the experts"
     return {
-        "model": session.options.model.name,
-        "draft": session.options.draft.name if session.options.draft else None,
+        "model": runner.options.model.name,
+        "draft": runner.options.draft.name if runner.options.draft else None,
         "placement": placement,
-        "device": session.device.name,
+        "device": runner.device.name,
         "emulated": bool(split and split.info.is_emulated),
-        "n_threads": session.n_threads,
+        "n_threads": runner.n_threads,
         "pyspac": pyspac.__version__,
     }
 
 
+def _device_text(runner: Runner) -> str:
+    """The device's name, and that it is emulated where it is."""
+    assert runner.split is not None
+    info = runner.split.info
+    if not info.is_emulated:
+        return info.device
+    return "a device emulated on the CPU" if runner.device.is_cpu else f"{info.device} with an emulated link"
+
+
 def _text(file: Path | None) -> str:
-    return read_prompt(None, file or Path(decode.__file__))
+    return read_prompt(None, file or Path(profiler.__file__))
 
 
 def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:

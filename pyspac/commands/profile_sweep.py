@@ -12,9 +12,9 @@ from rich.table import Table
 
 from pyspac.checks import check_int
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.options import DEFAULT_N_CTX
-from pyspac.generate.session import Session
-from pyspac.generate.sweeper import Sweeper, n_tokens_needed
+from pyspac.forward.options import DEFAULT_N_CTX
+from pyspac.forward.runner import Runner
+from pyspac.forward.sweeper import Sweeper, n_tokens_needed
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
 from pyspac.speculation.sweep import Sweep
@@ -61,9 +61,9 @@ class Places:
             wanted = f"at most {n_train - (self.n_ctx - longest)}: this model's context has {n_train} tokens"
             raise ConfigError("--contexts", longest, f"{wanted}, and the measurements need some of them")
 
-    def measure(self, session: Session, tokens: list[int], progress: Any) -> Sweep:
+    def measure(self, runner: Runner, tokens: list[int], progress: Any) -> Sweep:
         sweeper = Sweeper(
-            session,
+            runner,
             widths=self.widths,
             sequences=self.sequences,
             contexts=self.contexts,

@@ -86,7 +86,7 @@ def run(
             with interrupt.ends(connection.client.cancel):
                 text = with_template(connection.client, text)
         out = sys.stderr if json_file == STDOUT else sys.stdout
-        figures = Figures(connection.own) if connection.own else None
+        figures = connection.own.figures() if connection.own else None
         answer = answer_shown(connection.client, text, interrupt, out, n_predict, figures)
         show_result(connection, figures, answer, json_file, explains=explain)
     if answer.stop_reason == "interrupted":

@@ -8,9 +8,9 @@ from typing import Any, Final
 from pyspac.checks import check_int
 from pyspac.commands.model_names import hub_arguments
 from pyspac.errors import UsageError
-from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize
-from pyspac.generate.spec_types import parse_spec_type
+from pyspac.forward.options import CacheSize
+from pyspac.model.memory_tier import given_ram
+from pyspac.model.spec_types import parse_spec_type
 from pyspac.scheduler.config import NO_PREDICTOR, parse_predictors
 from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server.options import (

@@ -10,10 +10,10 @@ from typing import Any, Self
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.generate.tier_forecast import TierForecast, forecast
 from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.tier_forecast import TierForecast, forecast
 from pyspac.units import MIB, size_text
 
 

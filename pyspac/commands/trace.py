@@ -25,12 +25,12 @@ from pyspac.commands.own import open_server
 from pyspac.commands.server_options import own_options
 from pyspac.engine.attached import TRACE
 from pyspac.errors import PyspacError, UsageError
-from pyspac.generate.spec_types import DRAFT, NONE, parse_spec_type, reads_like_target
 from pyspac.lab.raw_trace import cut_off, read_passes
 from pyspac.lab.recorder import check_draft_gate, ends_with, read_target, without_undecided
 from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_builder import build_trace, trace_geometry
 from pyspac.lab.trace_file import write_trace
+from pyspac.model.spec_types import DRAFT, NONE, parse_spec_type, reads_like_target
 from pyspac.server import log
 from pyspac.server.options import ServeOptions, names_draft
 from pyspac.speculation.manager import FIXED

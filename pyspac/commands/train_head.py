@@ -18,8 +18,8 @@ from pyspac.commands.json_file import write_json
 from pyspac.commands.stuck import computes
 from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import UsageError
-from pyspac.generate.memory_tier import given_ram
-from pyspac.generate.options import CacheSize, RunOptions
+from pyspac.forward.options import CacheSize, ForwardOptions
+from pyspac.model.memory_tier import given_ram
 from pyspac.train.packages import missing_packages
 
 PACKAGES: Final = ("torch", "tqdm")  # of the extra `train`
@@ -131,11 +131,11 @@ def run_options(
     device: str,
     cache: str,
     ram: str | None,
-) -> RunOptions:
+) -> ForwardOptions:
     """How the model runs while it writes. Raises a PyspacError."""
     from pyspac.train.capture import N_TEXTS
 
-    return RunOptions(
+    return ForwardOptions(
         model=model, n_ctx=ctx_size, n_sequences=N_TEXTS, n_threads=threads or default_n_threads(),
         n_gpu_layers=gpu_layers, device=device, cache=CacheSize(text=cache),
         ram=given_ram(ram),

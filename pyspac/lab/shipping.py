@@ -78,7 +78,7 @@ class ShippingScheduler:
             raise self.trace.without("token ids", "")
 
     def look_ahead(self, tokens: Tokens, now_us: float) -> None:
-        """Tell the scheduler which tokens of the trace come next, as the decode loop does."""
+        """Tell the scheduler which tokens of the trace come next, as a server does."""
         if self.scheduler.foresight is None:
             return
         assert self.trace.token_id is not None

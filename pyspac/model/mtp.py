@@ -14,6 +14,7 @@ Masks and gates: Samragh et al., arXiv 2507.11851, section 3.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 from pyspac.errors import ModelError
 from pyspac.model.gguf_header import GgufHeader, read_header
 
+# where llama.cpp's graphs have a row for each token of the batch: hooks/0005 gates them
+_GATED_TENSOR: Final = re.compile(r"(blk\.\d+\.attn_(q|k|v|qkv|output)|token_embd)\.weight\.lora_[ab]")
 N_MASKS: Final = "pyspac.mtp.n_masks"
 MASK_IDS: Final = "pyspac.mtp.mask_ids"
 BASE: Final = "pyspac.mtp.base"
@@ -160,3 +163,43 @@ def _get(header: GgufHeader, key: str) -> Any:
     if key not in header.metadata:
         raise ModelError(f"{header.path}: the key {key} is missing; convert the adapter again")
     return header.metadata[key]
+
+
+def check_adapter(path: Path, target: GgufHeader) -> MtpAdapter:
+    """The adapter with mask tokens in `path`. Raises ModelError if it is none for this model."""
+    header = read_header(path)
+    adapter = read_adapter(header)
+    if adapter.base != base_id(target):
+        raise ModelError(
+            f"{path}: this adapter was trained on another model than {target.path}; give one of this "
+            "model, or train one with scripts/train_mtp.py"
+        )
+    if max(adapter.mask_ids) >= (n_tokens := len(target.metadata["tokenizer.ggml.tokens"])):
+        raise ModelError(
+            f"{path}: a mask has the id {max(adapter.mask_ids)}, but the model has {n_tokens} tokens: "
+            "convert the adapter again"
+        )
+    for tensor in header.tensors:
+        if not _GATED_TENSOR.fullmatch(tensor.name):
+            raise ModelError(
+                f"{path}: {tensor.name} is neither of the attention's projections nor of the embeddings, "
+                "which alone can act on masks only; train an adapter without it"
+            )
+    _check_tables(adapter, header, n_tokens)
+    return adapter
+
+
+def _check_tables(adapter: MtpAdapter, file: GgufHeader, n_tokens: int) -> None:
+    """Raise ModelError for what llama.cpp does not compare: it would abort, or read beyond a table's end."""
+    if adapter.sampler is not None and (n_rows := len(adapter.sampler.previous)) != n_tokens:
+        raise ModelError(
+            f"{file.path}: the sampler's tables have {n_rows} rows, and the model has {n_tokens} tokens: "
+            "convert the adapter again"
+        )
+    shapes = {tensor.name: tensor.shape for tensor in file.tensors}
+    a, b = (shapes.get(f"token_embd.weight.lora_{part}", (0,)) for part in "ab")
+    if a[0] != b[0]:
+        raise ModelError(
+            f"{file.path}: the two matrices of the masks' embeddings have the ranks {a[0]} and {b[0]}: "
+            "convert the adapter again"
+        )

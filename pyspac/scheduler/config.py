@@ -21,7 +21,7 @@ ABLATIONS = {
     "evict": "a resident expert never leaves",
     "prompt": "prompts teach nothing, and free slots wait for the plan (ours)",
     "stage": "the experts of prompts do not pass through the device's slots (ours)",
-    "sd": "plain decoding, no drafts",  # the decode loop obeys it; the scheduler only records it
+    "sd": "plain decoding, no drafts",  # whoever starts a server obeys it; the scheduler only records it
 }
 # what else can be taken away, and is no part of how experts are chosen
 FALLBACK = "fallback"

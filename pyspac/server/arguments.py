@@ -12,10 +12,10 @@ from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
-from pyspac.generate.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
-from pyspac.generate.no_device import can_predict
-from pyspac.generate.spec_types import NGRAM, names_of
-from pyspac.generate.tensor_split import text_of
+from pyspac.forward.no_device import can_predict
+from pyspac.model.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
+from pyspac.model.spec_types import NGRAM, names_of
+from pyspac.model.tensor_split import text_of
 from pyspac.server.options import KEY_VARIABLES, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from pyspac.engine.board import Board
 from pyspac.engine.step import StepTotals
-from pyspac.generate.spec_types import DRAFT_LORA, NGRAM
+from pyspac.model.spec_types import DRAFT_LORA, NGRAM
 from pyspac.scheduler.config import TOKEN, SchedulerConfig
 from pyspac.scheduler.read_ahead import make_read_ahead
 from pyspac.scheduler.scheduler import Scheduler
@@ -49,7 +49,8 @@ def _placing(board: Board, config: SchedulerConfig) -> SchedulerConfig:
 class Attachment:
     """A scheduler on an open board, with what it learned before and what may be watched."""
 
-    def __init__(self, name: str, board: Board, options: AttachOptions) -> None:
+    def __init__(self, name: str | None, board: Board, options: AttachOptions) -> None:
+        """`name`: the board's, where it is another process's; None: it is there until it is told to stop."""
         self.name = name
         self.board = board
         self.options = options
@@ -57,7 +58,7 @@ class Attachment:
         self.read_ahead = make_read_ahead(board, options.scheduler.predict)
         self.speculation = _speculation(board, options)
         self.totals = StepTotals()
-        self._file = board_file.look_at(name)
+        self._file = None if name is None else board_file.look_at(name)
         self._memory = warm_start.open_store(options.model) if options.warm_start else None
         self._next_look_s = self._next_save_s = 0.0
 
@@ -106,7 +107,7 @@ class Attachment:
         if now >= self._next_save_s:
             self._next_save_s = now + SAVE_PERIOD_S
             self._keep()
-        if now < self._next_look_s:
+        if self.name is None or now < self._next_look_s:
             return True
         self._next_look_s = now + LOOK_PERIOD_S
         found = board_file.look_at(self.name)

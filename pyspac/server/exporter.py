@@ -109,8 +109,8 @@ class SchedulerCollector(Collector):
 
     def _info(self) -> Metric:
         board, config = self.attachment.board, self.attachment.scheduler.config
-        values = {"board": self.attachment.name, "estimator": config.estimator, "n_layer": str(board.n_layer),
-                  "n_expert": str(board.n_expert), "n_expert_used": str(board.n_expert_used)}  # fmt: skip
+        sizes = {name: str(getattr(board, name)) for name in ("n_layer", "n_expert", "n_expert_used")}
+        values = {"board": self.attachment.name or "", "estimator": config.estimator, **sizes}
         return InfoMetricFamily("pyspac", "What is scheduled, and how", value=values)
 
     def _steps(self) -> Iterable[Metric]:

@@ -8,8 +8,8 @@ from typing import Final
 
 from pyspac.engine.limits import MAX_BATCH
 from pyspac.errors import ModelError, UsageError
-from pyspac.generate.preflight import check_adapter
 from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.mtp import check_adapter
 from pyspac.server import log
 from pyspac.server.options import ServeOptions
 from pyspac.speculation.cost_table import masked_width

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from pyspac.engine.devices import Device
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.options import DEFAULT_N_CTX, CacheSize
+from pyspac.forward.options import DEFAULT_N_CTX, CacheSize
 from pyspac.model.device_needs import Needs
 from pyspac.model.geometry import MoeGeometry
 from pyspac.server.options import SERVER_SLOTS, ServeOptions

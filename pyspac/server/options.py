@@ -16,16 +16,12 @@ from pyspac.engine.params import EngineParams
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate import spec_types
-from pyspac.generate.memory_tier import check_ram
-from pyspac.generate.no_device import check_no_device, is_host_only
-from pyspac.generate.options import (
-    CacheSize,
-    check_host_kernels,
-    choose_draft_max,
-)
-from pyspac.generate.tensor_split import FLAG as TENSOR_SPLIT
-from pyspac.generate.tensor_split import check_n_numbers, parse_tensor_split
+from pyspac.forward.no_device import check_no_device, is_host_only
+from pyspac.forward.options import CacheSize, check_host_kernels, check_ram_goes_with
+from pyspac.model import spec_types
+from pyspac.model.memory_tier import check_ram
+from pyspac.model.tensor_split import FLAG as TENSOR_SPLIT
+from pyspac.model.tensor_split import check_n_numbers, parse_tensor_split
 from pyspac.scheduler.config import (
     DRAFT_MAX,
     LINK_GB_S,
@@ -33,7 +29,7 @@ from pyspac.scheduler.config import (
     SchedulerConfig,
 )
 from pyspac.server.board_file import check_name
-from pyspac.speculation.manager import FIXED, choose_controller, parse_controller
+from pyspac.speculation.manager import FIXED, choose_controller, choose_draft_max, parse_controller
 
 if TYPE_CHECKING:
     from pyspac.engine.devices import Device
@@ -177,15 +173,7 @@ class ServeOptions:
 
     def _check_mode(self) -> None:
         """What goes with a device, without one, and with plain llama.cpp."""
-        if self.ram is not None and self.stock:
-            raise UsageError(
-                f"--ram {self.ram} has no effect with --stock, which maps the file: leave it out"
-            )
-        if self.ram is not None and self.host_kernels == "ggml":
-            raise UsageError(
-                f"--ram {self.ram} needs the engine's own kernels, as ggml's read experts from the mapped "
-                "file: leave out --host-kernels ggml"
-            )
+        check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
         if self.stock:
             return
         if self.rpc and read_device_kind(self.device) in ("emulated", "none"):

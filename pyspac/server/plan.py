@@ -19,17 +19,17 @@ from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.draft_files import check_drafter
-from pyspac.generate.memory_tier import ram_mib
-from pyspac.generate.no_device import can_predict, check_can_predict
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.preflight import Preflight, check_run, has_own_kernels
-from pyspac.generate.spec_types import DRAFT_MTP, names_of
-from pyspac.generate.tensor_split import check_reach
+from pyspac.forward.no_device import can_predict, check_can_predict
+from pyspac.forward.options import CacheSize, ForwardOptions
+from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import estimate_needs
+from pyspac.model.draft_files import check_drafter
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.memory_tier import ram_mib
+from pyspac.model.spec_types import DRAFT_MTP, names_of
+from pyspac.model.tensor_split import check_reach
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
@@ -245,6 +245,6 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:
-    """The checks of `pyspac run` but for the draft: a MoE model that is whole, a cache that fits."""
-    run = RunOptions(model=files.model, cache=options.cache, device=options.device, stock=options.stock)
+    """All but the draft: a MoE model that is whole, a cache that fits."""
+    run = ForwardOptions(model=files.model, cache=options.cache, device=options.device, stock=options.stock)
     return check_run(run, device)

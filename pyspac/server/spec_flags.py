@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspac.generate.spec_types import DRAFT, DRAFT_LORA, DRAFT_SIMPLE, NGRAM
+from pyspac.model.spec_types import DRAFT, DRAFT_LORA, DRAFT_SIMPLE, NGRAM
 from pyspac.speculation.cost_table import masked_width
 
 _NGRAM: Final = "ngram-simple"

@@ -21,5 +21,5 @@
 - simulator        streams with known costs and acceptances
 - explain          decisions as text
 
-The decode loop's side is `pyspac.generate.speculation_hook`, a server's `pyspac.server.board_speculation`.
+What comes of it reaches a server through `pyspac.server.board_speculation`.
 """

@@ -258,7 +258,7 @@ class CostTable:
 
 
 class MaskCosts(CostTable):
-    """Of a drafter that drafts in the pass which verifies the last drafts (pyspac/generate/masks.py)."""
+    """Of a drafter that drafts in the pass which verifies the last drafts."""
 
     def width(self, n_draft: int) -> int:
         """See CostTable: as many drafts again are made behind each token."""

@@ -22,6 +22,8 @@ MakeController = Callable[[Shared], Controller]
 
 DEFAULT_CONTROLLER: Final = "forecast"
 FIXED: Final = "static"  # draft lengths stay as they are
+DEFAULT_DRAFT_MAX: Final = 4  # of a fixed draft length
+DEFAULT_DRAFT_CAP: Final = 8  # of one that is controlled
 CONTROLLERS: Final[dict[str, MakeController]] = {
     "forecast": Forecast,
     "cascade": Cascade,
@@ -55,6 +57,13 @@ def choose_controller(name: str | None, n_draft_max: int | None, *, must_repeat:
         parse_controller(name)
         return name
     return FIXED if n_draft_max is not None or must_repeat else DEFAULT_CONTROLLER
+
+
+def choose_draft_max(wanted: int | None, controller: str) -> int:
+    """Tokens drafted per step at most, if anything drafts."""
+    if wanted is not None:
+        return wanted
+    return DEFAULT_DRAFT_MAX if controller == FIXED else DEFAULT_DRAFT_CAP
 
 
 class Speculation:

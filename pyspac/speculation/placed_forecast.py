@@ -1,31 +1,23 @@
 """`forecast` with a draft length for each place in the text, by how far the text repeats itself there.
 
-How many of the last tokens stood together before, the match, tells how predictable the next ones are,
-whoever drafts. A place is what has one draft length: of drafts that are copied (`MatchForecast`) the length
-of the match, of those that a model makes (`ModelForecast`) whether the text is new or repeats itself. In a
-server the engine has a limit for each kind of match (pyspac/server/board_speculation.py); a drafter of this
-process asks in each step (pyspac/generate/place_limit.py). Times, the ledger and the rule are those of
-`forecast.py`.
+How many of the last tokens stood together before, the match, tells how predictable the next ones are. A
+place is what has one draft length: of drafts that are copied (`MatchForecast`) the length of the match. The
+engine has a limit for each kind of match (pyspac/server/board_speculation.py). Times, the ledger and the
+rule are those of `forecast.py`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import deque
 from typing import Final
 
 from pyspac.engine.step import StepRecord
 from pyspac.speculation.choice import Choice, Option, judged, pick
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.forecast import CHOICE_US, REST_US, ForecastBase, ForecastMemory
+from pyspac.speculation.forecast import CHOICE_US, REST_US, ForecastBase
 from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 
-# Tokens of a match from which on text counts as repeated. Of the demo's draft model the first token holds
-# with chances of 0.58 behind no match, 0.74 behind 2 or 3 tokens, 0.87 behind 4 to 7, and 0.95 and more
-# behind longer ones. In replays 8, 10 and 12 were alike, 4 and 16 gained 1 to 2 % less, more kinds no more.
-N_REPEATED: Final = 8
-NOT_ASKED: Final = -1  # tokens: the drafter did not ask for a length
 NO_LIMIT: Final = 1 << 30
 
 
@@ -141,71 +133,3 @@ class MatchForecast(PlacedForecast):
             dear = price.cost + change * ends * (1.0 + (k != n_last))
             options.append(judged(price, self._gained(tokens[k]), 0.0, dear, appetite))
         return options
-
-
-class ModelForecast(PlacedForecast):
-    """Of a drafter that computes: what its drafts are worth in text that is new, and in text that repeats."""
-
-    def __init__(self, shared: Shared) -> None:
-        """See ForecastBase."""
-        memory, n_max = shared.memory(ForecastMemory), shared.n_draft_max
-        # by place: of new text, and of text that repeats itself
-        self.curves = memory.new_curve(n_max), memory.new_curve(n_max, 1, guess=1.0 - 1.0 / N_REPEATED)
-        self._asked: deque[int] = deque()  # of each gathered step: the longest draft, or NOT_ASKED
-        self._n_asked = NOT_ASKED  # the same of the step under way
-        super().__init__(shared)
-
-    def place(self, n_matched: int) -> int:
-        """See PlacedForecast."""
-        return int(n_matched >= N_REPEATED)
-
-    def named(self, place: int) -> str:
-        """See PlacedForecast."""
-        return "in text that repeats itself" if place else "in new text"
-
-    def _is_sure(self) -> bool:
-        """See ForecastBase."""
-        return super()._is_sure() and all(c.phase != "probe" for c in self._chosen.values())
-
-    def _limit(self) -> int:
-        """See PlacedForecast. 0 where no place is worth a draft: then it need not look where it is."""
-        choices = [self._choice(place) for place in range(len(self.curves))]
-        if n_draft := max(choice.n_draft for choice in choices):
-            return n_draft
-        for choice in choices:  # nobody asks for them
-            self._say(choice)
-        return 0
-
-    def n_draft_for(self, n_matched: int, n_max: int = NO_LIMIT) -> int:
-        """See PlacedForecast. `n_max`: what others allow; that a draft is no longer says nothing of it."""
-        self._n_asked = min(n_max, super().n_draft_for(n_matched))
-        return self._n_asked
-
-    def observe(self, record: StepRecord) -> None:
-        """See Controller."""
-        self._asked.append(self._n_asked)
-        self._n_asked = NOT_ASKED
-        super().observe(record)
-
-    def _learn_drafts(self, record: StepRecord) -> None:
-        """See ForecastBase."""
-        n_asked, place = self._asked.popleft(), self.place(record.n_matched)
-        if n_asked == NOT_ASKED:  # nobody looked which place it was
-            self._fade(1)
-        elif record.n_draft or record.is_plain:  # else it begins: it drafts, for the next step
-            self._learn_acceptance(self.curves[place], n_asked, record.n_draft, record.n_accepted, place)
-
-    def _fade(self, n_steps: int) -> None:
-        """See ForecastBase."""
-        for curve in self.curves:
-            curve.fade(n_steps)
-
-    def _pass_over(self, n: int) -> None:
-        """See ForecastBase."""
-        super()._pass_over(n)
-        for _ in range(n):
-            self._asked.popleft()
-
-    def _judge_place(self, place: int, n_last: int) -> list[Option]:
-        """See PlacedForecast."""
-        return self._judge(self.curves[place], n_last)

@@ -1,8 +1,9 @@
-"""What happened behind an answer: the board and scheduler of an own server in, objects of `--json` out."""
+"""What happened behind an answer: the engine's board and its scheduler in, objects of `--json` out."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspac.engine import board_figures
@@ -14,19 +15,19 @@ from pyspac.engine.tier import read_tier, tier_dict
 
 if TYPE_CHECKING:
     from pyspac.server.attachment import Attachment
-    from pyspac.talk.own_server import OwnServer
 
 NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "copies", "whole"))
 _TIMES = ("host_us", "device_us")
 
 
 class Figures:
-    """Of one server, since it began; `after_prompt` marks where decoding begins."""
+    """Of one engine, since it was attached; `after_prompt` marks where decoding begins."""
 
-    def __init__(self, server: OwnServer) -> None:
-        self.options = server.options
-        self.board: Board | None = server.board
-        self.attachment: Attachment | None = server.attachment
+    def __init__(
+        self, board: Board | None, attachment: Attachment | None, predict: Sequence[str] = ()
+    ) -> None:
+        """`board`: None: there is no engine; `predict`: the predictors that were asked for."""
+        self.board, self.attachment, self.predict = board, attachment, predict
         self._prompt_us = dict.fromkeys(_TIMES, 0)
         self.prompt_read_bytes = 0  # of experts on disk, until the last prompt was computed
 
@@ -83,7 +84,7 @@ class Figures:
         if self.board is None:
             return []
         found = self.attachment and (self.attachment.read_ahead or self.attachment.scheduler.foresight)
-        names = in_engine(self.options.attach.scheduler.predict)
+        names = in_engine(self.predict)
         return [*([found.to_dict()] if found else []), *(ahead_dict(self.board, name) for name in names)]
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from pyspac.server.options import ServeOptions
 from pyspac.server.plan import Plan, plan_launch
 from pyspac.server.start import start_server
 from pyspac.talk.client import UNIX, Client, LostError, RefusedError
+from pyspac.talk.figures import Figures
 from pyspac.talk.interrupt import Interrupt, ends_at_signals
 from pyspac.talk.scheduling import scheduling
 
@@ -87,6 +88,10 @@ class OwnServer:
     def n_threads(self) -> int:
         return n_threads(self.options)
 
+    def figures(self) -> Figures:
+        """What its engine and scheduler do from now on."""
+        return Figures(self.board, self.attachment, self.options.attach.scheduler.predict)
+
     # ---- beginning
 
     def _plan(self, options: ServeOptions) -> Plan:
@@ -130,7 +135,7 @@ class OwnServer:
         self.board = self._stack.enter_context(Board.open(name))
         if self.options.has_scheduler:
             attach = replace(self.options.attach, model=self.launch.model)
-            self.attachment = self._stack.enter_context(scheduling(name, self.board, attach))
+            self.attachment = self._stack.enter_context(scheduling(self.board, attach, name))
 
     # ---- the end
 

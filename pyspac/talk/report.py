@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyspac.engine.board_figures import EngineInfo, read_info
-from pyspac.generate.spec_types import NONE
+from pyspac.model.spec_types import NONE
 from pyspac.scheduler.fallback import copies_text
 from pyspac.scheduler.layer_modes import whole_text
 from pyspac.speculation.explain import explain, to_dicts

@@ -1,7 +1,8 @@
-"""The scheduler of a server of this process's own: a board's name in, a thread that decides on it out."""
+"""A scheduler in this process: a board in, a thread that decides on it out."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -14,23 +15,31 @@ from pyspac.server.attachment import Attachment
 from pyspac.server.options import AttachOptions
 from pyspac.server.stop_flag import StopFlag
 
-_JOIN_S = 3.0
-
 
 @contextlib.contextmanager
-def scheduling(name: str, board: Board, options: AttachOptions) -> Iterator[Attachment]:
-    """Inside the block a thread decides on the board; it has decided once before the block begins."""
+def scheduling(board: Board, options: AttachOptions, name: str | None = None) -> Iterator[Attachment]:
+    """Inside the block a thread decides on the board; it has decided once before the block begins.
+
+    `name`: of the board, where its engine is in another process. A process that ends inside the block, or a
+    fork of it, does not wait for the thread.
+    """
     stop = StopFlag()
-    with sole_scheduler(name):
+    with contextlib.nullcontext() if name is None else sole_scheduler(name):
         attachment = Attachment(name, board, options)
         attachment.recall()
         thread = threading.Thread(target=_run, args=(attachment, stop), daemon=True)
+
+        def end() -> None:
+            stop.is_set = True
+            thread.join()  # a decision takes milliseconds, and the board is gone after this
+
         thread.start()
+        atexit.register(end)  # later no thread runs any more, and join would wait for ever
         try:
             yield attachment
         finally:
-            stop.is_set = True
-            thread.join(_JOIN_S)
+            atexit.unregister(end)
+            end()
 
 
 def _run(attachment: Attachment, stop: StopFlag) -> None:

@@ -12,11 +12,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.engine.step import StepRecord
 from pyspac.errors import UsageError
-from pyspac.generate.hidden_states import HiddenStates, States
-from pyspac.generate.sequences import Sequences
-from pyspac.generate.session import Session
+from pyspac.forward.hidden_states import HiddenStates, States
+from pyspac.forward.runner import Runner
+from pyspac.forward.sequences import Sequences
 from pyspac.train.captured import Captured, Rows
 from pyspac.train.corpus import Module
 
@@ -28,12 +27,12 @@ Ids = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 
 
-def cut_prompts(session: Session, modules: Sequence[Module], n_text: int, n_prompt: int, seed: int) -> Ids:
+def cut_prompts(runner: Runner, modules: Sequence[Module], n_text: int, n_prompt: int, seed: int) -> Ids:
     """Pieces of the modules, one behind another, in an order that the seed decides: [n_text, n_prompt].
 
     Those of a longer run begin with those of a shorter one. Raises UsageError for too little text.
     """
-    vocab = session.model.vocab
+    vocab = runner.model.vocab
     ids = [i for m in modules for i in vocab.tokenize(m.text, add_special=False, parse_special=False)]
     if len(ids) <= n_prompt:
         raise UsageError(f"the texts have {len(ids)} tokens to begin with; give longer ones: -f")
@@ -42,7 +41,7 @@ def cut_prompts(session: Session, modules: Sequence[Module], n_text: int, n_prom
 
 
 def write(
-    session: Session,
+    runner: Runner,
     captured: Captured,
     prompts: Ids,
     *,
@@ -51,7 +50,7 @@ def write(
 ) -> None:
     """A text behind each of the prompts [n, n_prompt] that `captured` has none for yet.
 
-    `greedy`: all of them, else every second one; the others are sampled at temperature 1. `session`: of
+    `greedy`: all of them, else every second one; the others are sampled at temperature 1. `runner`: of
     `N_TEXTS` sequences. `on_texts` gets how many there are.
     """
     n_done = min(len(captured), len(prompts))
@@ -60,12 +59,12 @@ def write(
             f"{captured.folder} has texts behind other prompts; give another --work-dir or delete it"
         )
     about = captured.about
-    session.context.clear()
+    runner.context.clear()
     with (
-        HiddenStates(session.context, about.layers, about.n_embd) as states,
-        Sequences(session.context) as sequences,
+        HiddenStates(runner.context, about.layers, about.n_embd) as states,
+        Sequences(runner.context) as sequences,
     ):
-        writer = Writer(session, sequences, states, captured)
+        writer = Writer(runner, sequences, states, captured)
         for first in range(n_done, len(prompts), N_TEXTS):
             chosen = range(first, min(first + N_TEXTS, len(prompts)))
             sampled = [None if greedy or i % 2 == 0 else np.random.default_rng((SEED, i)) for i in chosen]
@@ -77,11 +76,11 @@ class Writer:
     """Some texts at a time, all of one length."""
 
     def __init__(
-        self, session: Session, sequences: Sequences, states: HiddenStates, captured: Captured
+        self, runner: Runner, sequences: Sequences, states: HiddenStates, captured: Captured
     ) -> None:
-        self._session, self._sequences, self._states = session, sequences, states
+        self._runner, self._sequences, self._states = runner, sequences, states
         self._about = captured.about
-        vocab = session.model.vocab
+        vocab = runner.model.vocab
         self._ends = np.array([i for i in range(vocab.n_tokens) if vocab.is_eog(i)], np.int64)
 
     def write(self, prompts: Ids, sampled: Sequence[np.random.Generator | None]) -> Rows:
@@ -92,7 +91,7 @@ class Writer:
         tops = []
         for _ in range(self._about.n_new):
             states.append(self._decode(ids[:, -1:], has_logits=True))
-            logits = np.array(self._session.context.logits(len(prompts)))
+            logits = np.array(self._runner.context.logits(len(prompts)))
             tops.append(likeliest(logits, self._about.n_top))
             logits[:, self._ends] = -np.inf  # a text goes on
             new = [choose(row, rng) for row, rng in zip(logits, sampled, strict=True)]
@@ -103,18 +102,17 @@ class Writer:
 
     def _read(self, ids: npt.NDArray[np.int32]) -> list[States]:
         """Prompts, in as few batches as there may be."""
-        n_piece = self._session.context.params.n_ubatch // len(ids)
+        n_piece = self._runner.context.params.n_ubatch // len(ids)
         pieces = range(0, ids.shape[1], n_piece)
         states = [self._decode(ids[:, first : first + n_piece], has_logits=False) for first in pieces]
-        if self._session.split:
-            self._session.split.after_prompt()
+        self._runner.after_prompt()
         return states
 
     def _decode(self, ids: npt.NDArray[np.int32], *, has_logits: bool) -> States:
         """Hidden states of [n_text, n] tokens: [n_text, n, n_layers, n_embd]."""
         self._sequences.decode(ids.tolist(), has_logits=has_logits)
-        if self._session.split and has_logits:
-            self._session.split.after_step(StepRecord(n_draft=0, n_accepted=0, n_tokens=len(ids)))
+        if has_logits:
+            self._runner.after_step(1, len(ids))
         return self._states.read(ids.size).reshape(*ids.shape, len(self._about.layers), self._about.n_embd)
 
 

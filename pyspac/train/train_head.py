@@ -15,10 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyspac.errors import ModelError, PyspacError, UsageError
-from pyspac.generate.draft_files import STATE_ARCHITECTURES
-from pyspac.generate.loading import Loading
-from pyspac.generate.options import RunOptions
-from pyspac.generate.session import Session
+from pyspac.forward.loading import Loading
+from pyspac.forward.options import ForwardOptions
+from pyspac.forward.runner import Runner
+from pyspac.model.draft_files import STATE_ARCHITECTURES
 from pyspac.model.gguf_header import GgufHeader, read_header
 from pyspac.train import capture
 from pyspac.train.accepted import describe, report
@@ -41,7 +41,7 @@ SMALL_RATE: Final = 1.5e-3
 class HeadOptions:
     """What `pyspac train-head` was asked for; `run`: how the model runs."""
 
-    run: RunOptions
+    run: ForwardOptions
     output: Path
     text: Path | None  # a file or a folder; None: Python's standard library
     work_dir: Path
@@ -165,21 +165,19 @@ def write_texts(options: HeadOptions, header: GgufHeader, modules: Sequence[Modu
     if len(texts.train) >= options.n_text and len(texts.held_out) >= N_HELD_OUT:
         return texts
     parts = {False: (texts.train, options.n_text), True: (texts.held_out, N_HELD_OUT)}
-    with Session(options.run) as session:
+    with Runner(options.run) as runner:
         for is_held_out, (captured, n_text) in parts.items():
             chosen = [m for m in modules if m.is_held_out == is_held_out]
-            prompts = capture.cut_prompts(session, chosen, n_text, n_prompt, SEED + is_held_out)
-            write(session, captured, prompts, is_held_out=is_held_out)
+            prompts = capture.cut_prompts(runner, chosen, n_text, n_prompt, SEED + is_held_out)
+            write(runner, captured, prompts, is_held_out=is_held_out)
     return texts
 
 
-def write(session: Session, captured: Captured, prompts: capture.Ids, *, is_held_out: bool) -> None:
+def write(runner: Runner, captured: Captured, prompts: capture.Ids, *, is_held_out: bool) -> None:
     """With a progress bar; held-out texts are greedy."""
     name = "held-out texts" if is_held_out else "texts"
     with tqdm(total=len(prompts), initial=len(captured), unit="text", desc=f"writing {name}") as bar:
-        capture.write(
-            session, captured, prompts, greedy=is_held_out, on_texts=lambda n: bar.update(n - bar.n)
-        )
+        capture.write(runner, captured, prompts, greedy=is_held_out, on_texts=lambda n: bar.update(n - bar.n))
 
 
 class HeadTraining(Training):

@@ -6,8 +6,8 @@ import pytest
 
 from pyspac.commands.common import output_console
 from pyspac.commands.tier_view import TierView
-from pyspac.generate.tier_forecast import TierForecast
 from pyspac.model.disk_probe import DiskSpeed
+from pyspac.model.tier_forecast import TierForecast
 from pyspac.units import GIB
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import gguf_models as models
 import pytest
-from llama_helpers import Sequence0, attached_engine, decode, in_new_thread, loaded_model, new_context
+from llama_helpers import Sequence0, attached_engine, decode, loaded_model, new_context
 from serving import Serve, complete
 
 from pyspac.engine.cpus import kept_within
 from pyspac.errors import EngineError
-from pyspac.generate.options import RunOptions
-from pyspac.generate.session import Session
+from pyspac.server.arguments import n_threads
+from pyspac.server.options import ServeOptions
 
 DEMO = Path(__file__).resolve().parents[2] / "pyspac/models/demo-moe.gguf"
 OPEN = os.sched_getaffinity(0)
@@ -71,29 +71,8 @@ def test_the_engine_refuses_what_it_cannot_obey(text: str, tmp_path: Path) -> No
         pass
 
 
-@two_cores
-@pytest.mark.parametrize("stock", [True, False])
-def test_a_run_stays_within_its_cores(stock: bool) -> None:
-    def run() -> None:
-        before, mine = set(cores_of_threads()), os.sched_getaffinity(0)
-        options = RunOptions(
-            model=DEMO, device="cpu", n_predict=4, n_ctx=512, n_threads=2, stock=stock, cpu_range="1-1"
-        )
-        with Session(options) as session:
-            session.generate(session.tokenize("def f(self, text):\n"))
-            after = cores_of_threads()
-        new = after.keys() - before
-        assert new
-        assert {after[name] for name in new} == {"1"}
-        assert os.sched_getaffinity(0) == mine
-
-    in_new_thread(run)  # whose team of OpenMP threads is new
-
-
-@two_cores
-def test_a_run_has_as_many_threads_as_cores() -> None:
-    with Session(RunOptions(model=DEMO, device="cpu", cpu_range="1-1")) as session:
-        assert session.n_threads == 1
+def test_as_many_threads_as_cores() -> None:
+    assert n_threads(ServeOptions(model=DEMO, cpu_range="1-1")) == 1
 
 
 @two_cores

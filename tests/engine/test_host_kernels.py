@@ -25,8 +25,8 @@ from pyspac.cli import app
 from pyspac.engine.devices import fits_memory
 from pyspac.engine.engine import Engine
 from pyspac.errors import EngineError
-from pyspac.generate.options import RunOptions
-from pyspac.generate.session import Session
+from pyspac.forward.options import ForwardOptions
+from pyspac.forward.runner import Runner
 
 MODELS = Path(__file__).resolve().parents[2] / "pyspac/models"
 DEMO, DENSE = MODELS / "demo-moe.gguf", MODELS / "demo-draft.gguf"
@@ -222,9 +222,9 @@ def test_run_of_a_dense_model() -> None:
 def test_llama_cpps_kernels_where_the_engine_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As fast as llama.cpp is by default, and said."""
     monkeypatch.setattr("pyspac.engine.engine.has_kernels", lambda type_name: False)
-    with Session(RunOptions(model=DEMO, n_ctx=512)) as session:
-        assert session.split is None
-        assert session.options.repack
+    with Runner(ForwardOptions(model=DEMO, n_ctx=512)) as runner:
+        assert runner.split is None
+        assert runner.options.repack
     result = run("--device", "none")
     assert json.loads(result.stdout)["mode"] == "stock"
     assert "the engine has none for this model here" in " ".join(result.stderr.split())
@@ -255,13 +255,11 @@ def test_weights_have_memory_of_their_own_where_they_fit(
     is_copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copied into huge pages; or mapped."""
-    monkeypatch.setattr("pyspac.generate.loading.fits_memory", lambda n_bytes: is_copied)
-    options = RunOptions(model=DEMO, device="none", n_predict=24, n_ctx=512)
-    with Session(options) as session:
-        assert session.split is not None
-        assert session.split.info.n_layer_kernels == session.split.info.n_layer_split == 6
-        result = session.generate(session.tokenize("def f(self, text):\n"))
-    assert len(result.token_ids) == 24
+    monkeypatch.setattr("pyspac.forward.loading.fits_memory", lambda n_bytes: is_copied)
+    with Runner(ForwardOptions(model=DEMO, device="none", n_ctx=512)) as runner:
+        assert runner.split is not None
+        assert runner.split.info.n_layer_kernels == runner.split.info.n_layer_split == 6
+        assert np.isfinite(runner.context.decode([5, 6, 7])).all()
 
 
 def test_what_fits_memory() -> None:

@@ -21,7 +21,7 @@ from llama_helpers import (
     split_layers,
 )
 
-from pyspac.generate.llama import Model, ModelParams
+from pyspac.forward.model import Model, ModelParams
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.estimator import make_estimator
 from pyspac.scheduler.predict.token import TokenPredictor

@@ -11,27 +11,28 @@ import numpy as np
 import pytest
 
 from pyspac.engine.engine import Engine, EngineParams
-from pyspac.generate import llama
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import Model, ModelParams
 
 TOKENS = range(1, 7)
 
 
-def load(path: Path) -> llama.Model:
-    return llama.Model(llama.ModelParams(path=path, n_gpu_layers=0, use_extra_bufts=False))
+def load(path: Path) -> Model:
+    return Model(ModelParams(path=path, n_gpu_layers=0, use_extra_bufts=False))
 
 
-def decode(context: llama.Context) -> list[np.ndarray]:
+def decode(context: Context) -> list[np.ndarray]:
     return [context.decode([token], 1)[0].copy() for token in TOKENS]
 
 
 @pytest.mark.parametrize("name", [name for name in models.ARCHITECTURES if name != models.NOT_SPLIT])
 def test_a_router_is_asked_early(name: str, tmp_path: Path) -> None:
     path = models.write_model(tmp_path / "model.gguf", name, models.MIXED_TYPES)
-    params = llama.ContextParams(n_ctx=256, n_outputs_max=1, n_threads=1)
+    params = ContextParams(n_ctx=256, n_outputs_max=1, n_threads=1)
     with load(path) as model:
-        with llama.Context(model, params) as context:
+        with Context(model, params) as context:
             plain = decode(context)
-        with llama.Context(model, params) as context:
+        with Context(model, params) as context:
             assert context.ptr is not None
             settings = EngineParams(device="cpu", cache="50%", next_layer=1)
             with Engine.attach(context.ptr, settings) as engine:
@@ -47,8 +48,8 @@ def test_the_cutoff_of_one_layer_is_that_layer(tmp_path: Path, monkeypatch: pyte
     known = models.ARCHITECTURES["qwen3moe"]
     monkeypatch.setitem(models.ARCHITECTURES, "qwen3moe", replace(known, shape=models.Shape(n_layer=1)))
     path = models.write_model(tmp_path / "model.gguf", "qwen3moe")
-    params = llama.ContextParams(n_ctx=256, n_outputs_max=3, n_threads=1)
-    with load(path) as model, llama.Context(model, params) as target, llama.Context(model, params) as draft:
+    params = ContextParams(n_ctx=256, n_outputs_max=3, n_threads=1)
+    with load(path) as model, Context(model, params) as target, Context(model, params) as draft:
         assert target.ptr is not None
         assert draft.ptr is not None
         with Engine.attach(target.ptr, EngineParams(device="cpu", cache="50%")) as engine:

@@ -29,7 +29,7 @@ from llama_helpers import (
 )
 
 from pyspac.engine.engine import Engine
-from pyspac.generate.llama import LAZY_MODE_EXPERTS, LOAD_MODE_NONE
+from pyspac.forward.model import LAZY_MODE_EXPERTS, LOAD_MODE_NONE
 
 WIDTHS = (40, 1, 2, 5, 9, 16)  # the first is wider than a split
 HOST_MODES = ("in-graph", "executor")

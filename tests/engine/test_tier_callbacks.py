@@ -23,7 +23,7 @@ from llama_helpers import (
     new_context,
 )
 
-from pyspac.generate.llama import LAZY_MODE_EXPERTS, LOAD_MODE_NONE
+from pyspac.forward.model import LAZY_MODE_EXPERTS, LOAD_MODE_NONE
 
 ABORTED = "llama_decode returned 2"
 ENGINES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from pyspac._native import ffi, lib
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MIN_MARGIN_BYTES
 from pyspac.engine.values import read_cpu_range
 from pyspac.errors import ConfigError, PyspacError, UsageError
-from pyspac.generate.options import CacheSize
+from pyspac.forward.options import CacheSize
 from pyspac.lab.setup import capacity_bytes
 from pyspac.units import MIB, read_size
 

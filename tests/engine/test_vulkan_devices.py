@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,12 @@ from llama_helpers import (
 from pyspac.engine import engine as native
 from pyspac.engine.device_stats import read_devices
 from pyspac.engine.devices import choose_device, gpu_devices
+from pyspac.engine.params import EngineParams
 from pyspac.engine.step import StepRecord
-from pyspac.generate.llama import ALL_LAYERS, LOAD_MODE_NONE, Context, ContextParams, Model, ModelParams
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.split import Split
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import ALL_LAYERS, LOAD_MODE_NONE, Model, ModelParams
+from pyspac.forward.options import CacheSize, ForwardOptions
+from pyspac.forward.split import Split
 from tools.rpc_servers import rpc_server
 
 MODEL = ROOT / "pyspac" / "models" / "demo-moe.gguf"
@@ -152,13 +155,13 @@ def test_the_text_is_stocks_over_the_same_devices(other: str) -> None:
 def test_a_slow_link_is_granted_less(pair: list[Any]) -> None:
     """As the links are measured, while experts are copied over both."""
     device = choose_device(names_of(pair))
-    options = RunOptions(
-        model=MODEL,
-        device=device.name,
-        cache=CacheSize(text="25%"),
-        device_copy_gb_s=(1.0, 0.002),
-        n_threads=2,
-    )
+
+    class SlowLink(ForwardOptions):
+        def engine_params(self, device: str, ram_mib: float | None = None) -> EngineParams:
+            params = ForwardOptions.engine_params(self, device, ram_mib)
+            return replace(params, device_copy_gb_s=(1.0, 0.002))
+
+    options = SlowLink(model=MODEL, device=device.name, cache=CacheSize(text="25%"), n_threads=2)
     params = ModelParams(
         path=MODEL,
         n_gpu_layers=ALL_LAYERS,
@@ -179,4 +182,4 @@ def test_a_slow_link_is_granted_less(pair: list[Any]) -> None:
             split.after_step(StepRecord(step=i, n_draft=0, n_accepted=0, n_tokens=1))
         fast, slow = split.engine.board.byte_budget.tolist()
         assert slow < fast / 10
-        assert all(figures.n_loads > 0 for figures in split.devices())
+        assert all(figures.n_loads > 0 for figures in read_devices(split.engine.board))

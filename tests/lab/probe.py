@@ -9,7 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from pyspac._native import lib_dir
-from pyspac.generate.llama import Context, ContextParams, Model, lib  # type: ignore[attr-defined]
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.libllama import lib
+from pyspac.forward.model import Model
 from pyspac.model.geometry import MoeGeometry
 
 _NODE: Final = re.compile(rb"ffn_moe_(topk|logits|weights(?:_softmax|_norm|_scaled)?)-(\d+)")

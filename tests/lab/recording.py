@@ -9,7 +9,7 @@ import pytest
 
 from pyspac._native import lib_dir
 from pyspac.engine.attached import TRACE
-from pyspac.generate.llama import Context
+from pyspac.forward.context import Context
 from pyspac.lab.raw_trace import RawPass, read_passes
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.errors import ConfigError
-from pyspac.generate.llama import Model, ModelParams
+from pyspac.forward.model import Model, ModelParams
 from pyspac.lab.combos import COMBINATIONS, DEFAULT_SWEEP
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.policy import DIMENSIONS

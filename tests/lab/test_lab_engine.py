@@ -18,7 +18,8 @@ from recording import Recording
 from pyspac.engine.board import NO_BUDGET
 from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import Model, ModelParams
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.recorder import read_target
 from pyspac.lab.setup import Setup

@@ -28,7 +28,8 @@ from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS
 from pyspac.engine.board import AHEAD_NAMES, Residency
 from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import Model, ModelParams
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.recorder import read_target
 from pyspac.lab.setup import Setup

@@ -25,8 +25,9 @@ from typer.testing import CliRunner
 from pyspac._native import lib_dir
 from pyspac.cli import app
 from pyspac.engine.attached import TRACE
-from pyspac.generate.libllama import LlamaError
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.libllama import LlamaError
+from pyspac.forward.model import Model, ModelParams
 from pyspac.lab.raw_trace import RawPass, read_passes
 from pyspac.lab.recorder import ends_with, read_target, without_undecided
 from pyspac.lab.trace import TokenStatus, TraceError

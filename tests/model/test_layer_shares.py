@@ -13,8 +13,8 @@ import pytest
 from llama_helpers import attached_engine, new_context, offloaded_model, split_layers
 
 from pyspac.errors import ConfigError
-from pyspac.generate.tensor_split import parse_tensor_split
 from pyspac.model.layer_shares import device_of_layers
+from pyspac.model.tensor_split import parse_tensor_split
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from gguf import GGUFWriter
 from gguf_models import write_model
 
 from pyspac.errors import ModelError
-from pyspac.generate import preflight
-from pyspac.generate.llama import lib as llama
+from pyspac.forward.libllama import lib as llama
 from pyspac.model import mtp
 from pyspac.model.gguf_header import GgufHeader, read_header
 
@@ -184,7 +183,6 @@ def test_a_run_reads_each_header_once(monkeypatch: pytest.MonkeyPatch) -> None:
         read.append(path)
         return read_header(path)
 
-    for module in (mtp, preflight):
-        monkeypatch.setattr(module, "read_header", counted)
-    assert preflight.check_adapter(ADAPTER, read_header(TARGET)).n_masks == 4
+    monkeypatch.setattr(mtp, "read_header", counted)
+    assert mtp.check_adapter(ADAPTER, read_header(TARGET)).n_masks == 4
     assert read == [ADAPTER]

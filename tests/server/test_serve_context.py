@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from serving import HOST, ONE_THREAD, TARGET, Serve, post, wait_for
 
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.model import Model, ModelParams
 from pyspac.server.health import get_json
 
 N_CTX = 1024

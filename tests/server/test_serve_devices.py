@@ -19,7 +19,7 @@ import pytest
 from serving import HOST, TARGET, Serve, complete, environment, free_port, run_pyspac, wait_for
 
 from pyspac.engine.devices import Device
-from pyspac.generate.options import CacheSize
+from pyspac.forward.options import CacheSize
 from pyspac.server import plan
 from pyspac.server.arguments import Launch, server_argv, server_env
 from pyspac.server.options import ServeOptions

@@ -18,8 +18,6 @@ from serving import HOST, JSON_HEADER, ONE_THREAD, TARGET, Serve, post, run_pysp
 
 from pyspac.engine.board import Board
 from pyspac.engine.step import StepRecord
-from pyspac.generate.options import CacheSize, RunOptions
-from pyspac.generate.session import Session
 
 ADAPTER = TARGET.with_name("demo-mtp.gguf")
 N_DRAFT = 2
@@ -86,20 +84,10 @@ def n_records(serve: Serve) -> int:
 # ---- one request
 
 
-def test_a_server_drafts_what_a_run_drafts(served: Serve) -> None:
-    """Step by step: the same drafts are made, and the same hold."""
+def test_every_step_drafts_for_the_next(served: Serve) -> None:
     first = n_records(served)
-    answer = ask(served, PROMPTS[0], id_slot=1)
-    assert_plain(answer)
+    assert_plain(ask(served, PROMPTS[0], id_slot=1))
     steps = records(served, first)
-    options = RunOptions(
-        model=TARGET, mtp=ADAPTER, draft_max=N_DRAFT, n_predict=60, n_threads=1, device="cpu",
-        cache=CacheSize(text="25%"),
-    )  # fmt: skip
-    with Session(options) as session:
-        run = session.generate(answer["ids"]).metrics.steps
-    # the last steps have fewer drafts in a run, whose limit is the rest of the text, too
-    assert [(s.n_draft, s.n_accepted) for s in steps[:20]] == [(s.n_draft, s.n_accepted) for s in run[:20]]
     assert all(s.n_masks == (1 + s.n_draft) * N_DRAFT and s.n_others == 0 for s in steps[:20])
     assert sum(s.n_accepted for s in steps) > 10
 

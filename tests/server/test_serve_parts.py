@@ -32,7 +32,7 @@ from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.errors import ConfigError, UsageError
-from pyspac.generate.options import CacheSize
+from pyspac.forward.options import CacheSize
 from pyspac.model import device_needs
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 from scripted import always, play
 
 from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
-from pyspac.generate.options import RunOptions
-from pyspac.generate.sampling import SamplingParams
 from pyspac.ledger import CAPACITY, CREDIT, SHARE, SHARE_IN_DEBT, LossLedger
 from pyspac.speculation.acceptance import AcceptanceCurve
 from pyspac.speculation.cascade import CascadeMemory
@@ -445,9 +442,7 @@ class TestWhoDecides:
         assert choose_controller("cascade", 4) == "cascade"
 
     def test_sampled_text_repeats_with_its_seed(self) -> None:
-        assert RunOptions(model=Path("m"), spec_type="ngram").controller == DEFAULT_CONTROLLER
-        sampling = SamplingParams(temp=0.8, seed=3)
-        assert RunOptions(model=Path("m"), spec_type="ngram", sampling=sampling).controller == FIXED
+        assert choose_controller(None, None, must_repeat=True) == FIXED
 
     def test_unknown(self) -> None:
         with pytest.raises(ConfigError, match="--speculation"):

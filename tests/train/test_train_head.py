@@ -21,11 +21,11 @@ from pyspac.cli import app
 from pyspac.commands import train_head as command
 from pyspac.commands.demo import TARGET
 from pyspac.errors import EngineError, UsageError
-from pyspac.generate.hidden_states import HiddenStates
-from pyspac.generate.llama import Context, ContextParams, Model, ModelParams
-from pyspac.generate.options import RunOptions
-from pyspac.generate.session import Session
-from pyspac.model.gguf_header import read_header
+from pyspac.forward.context import Context, ContextParams
+from pyspac.forward.hidden_states import HiddenStates
+from pyspac.forward.model import Model, ModelParams
+from pyspac.forward.options import ForwardOptions
+from pyspac.forward.runner import Runner
 from pyspac.train.packages import missing_packages
 
 MISSING = missing_packages(command.PACKAGES)
@@ -104,10 +104,10 @@ def write_texts(folder: Path, prompts: Any, *, greedy: bool) -> Any:
     from pyspac.train import capture
     from pyspac.train.captured import Captured
 
-    options = RunOptions(model=TARGET, n_ctx=16, n_sequences=capture.N_TEXTS, n_threads=1, device="none")
+    options = ForwardOptions(model=TARGET, n_ctx=16, n_sequences=capture.N_TEXTS, n_threads=1, device="none")
     captured = Captured(folder, about())
-    with Session(options) as session:
-        capture.write(session, captured, prompts, greedy=greedy)
+    with Runner(options) as runner:
+        capture.write(runner, captured, prompts, greedy=greedy)
     return captured
 
 
@@ -189,52 +189,20 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, arguments)
 
 
+def check_drafts(folder: Path, pair: tuple[Path, Path], text: str, *mode: str) -> None:
+    """A server drafts with the head, and its text is plain decoding's."""
+    drafts = ("--spec-type", "draft-eagle3", "--speculation", "static", "--draft-max", "3")
+    with Serve(folder, *drafts, *mode, passed=ONE_THREAD, draft=True, pair=pair) as serve:
+        serve.wait_ready(scheduler=not mode)
+        body = {"prompt": text, "n_predict": 32, "temperature": 0, "return_tokens": True}
+        answer = post(serve.port, "/completion", body | {"ignore_eos": True})
+        prompt = post(serve.port, "/tokenize", {"content": text, "add_special": True})
+    assert answer["timings"]["draft_n"] > 0
+    assert margins(pair[0], prompt["tokens"], answer["tokens"]).max() < NEAR_TIE
+
+
 class TestHead:
     pytestmark = train
-
-    def test_llama_cpp_drafts_what_it_guesses(
-        self, arguments: list[str], tmp_path: Path, model: Model
-    ) -> None:
-        """Three drafts behind each of some places, of a head that learned little: its own states count."""
-        import torch
-
-        from pyspac.generate.library_drafter import Handle
-        from pyspac.train.head import Head
-        from pyspac.train.head_file import choose_shape, read_shared
-
-        assert invoke(*arguments, "--steps", "5").exit_code == 0
-        header = read_header(TARGET)
-        shared = read_shared(header, torch.device("cpu"))
-        head = Head(choose_shape(header), shared, torch.ones(3))
-        head.load_state_dict(torch.load(tmp_path / "head.gguf.work" / "head.pt")["head"])
-        text = model.vocab.tokenize("import os\n\n\ndef main(path: str) -> int:\n    return 12\n")
-        params = ContextParams(n_ctx=64, n_outputs_max=1)
-        with (
-            Model(ModelParams(path=tmp_path / "head.gguf")) as draft_model,
-            Context(model, params) as target,
-            Context(draft_model, ContextParams(n_ctx=64, target=target)) as draft,
-            Handle("draft-eagle3", 3, target=target, draft=draft) as handle,
-        ):
-            for n_known in (8, 12, 15):
-                handle.begin(0)
-                target.clear()
-                target.decode(text[:n_known])
-                handle.process(text[:n_known], 0)
-                drafted = handle.draft(text[n_known], n_known, 3)
-                self.check_drafts(head, model, text[: n_known + 1], drafted)
-
-    def check_drafts(self, head: Any, model: Model, known: list[int], drafted: list[int]) -> None:
-        """`known` ends with the token that the drafts follow."""
-        import torch
-
-        assert len(drafted) == 3
-        ids = [*known, *drafted]
-        states = read_states(model, LAYERS, [ids[:-1]])
-        with torch.no_grad():
-            guesses = head.drafts(torch.tensor([ids]), torch.tensor(states)[None], len(known) - 2, 3)
-            for token, logits in zip(drafted, guesses, strict=True):
-                row = logits[0, 0]
-                assert row[token] > row.max() - 0.05 * row.std()  # llama.cpp rounds
 
     def test_it_learns_and_goes_on_as_if_never_stopped(
         self, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,7 +247,7 @@ class TestHead:
         assert done.exit_code == 0, done.output
         return {**torch.load(work / "head.pt")["head"], "losses": losses}
 
-    def test_the_head_drafts_and_the_text_stays(self, arguments: list[str], tmp_path: Path) -> None:
+    def test_what_it_says_of_itself(self, arguments: list[str], tmp_path: Path) -> None:
         head = tmp_path / "head.gguf"
         done = invoke(*arguments, "--steps", "2", "--json", "-")
         assert done.exit_code == 0, done.output
@@ -288,13 +256,6 @@ class TestHead:
         assert len(found["tokens_per_step"]) == len(found["accepted"]) == 5
         assert found["tokens_per_step"] == sorted(found["tokens_per_step"])
         assert "-md with --spec-type draft-eagle3" in " ".join(invoke("inspect", str(head)).output.split())
-        fields: dict[str, Any] = {"n_predict": 40, "n_threads": 1, "draft_max": 3, "device": "none"}
-        options = RunOptions(model=TARGET, draft=head, spec_type="draft-eagle3", **fields)
-        with Session(options) as session:
-            prompt = session.tokenize("import os\n\n\ndef main(")
-            generation = session.generate(prompt)
-        assert generation.metrics.totals.n_draft > 0
-        assert margins(TARGET, prompt, generation.token_ids).max() < NEAR_TIE
 
     @pytest.mark.parametrize("name", ["gpt-oss", "mixtral"])
     def test_heads_of_other_architectures(self, arguments: list[str], tmp_path: Path, name: str) -> None:
@@ -303,24 +264,11 @@ class TestHead:
         arguments[1] = str(target)
         done = invoke(*arguments, "--steps", "1")
         assert done.exit_code == 0, done.output
-        fields: dict[str, Any] = {"n_predict": 24, "n_threads": 1, "draft_max": 3, "stock": True}
-        with Session(RunOptions(model=target, draft=head, spec_type="draft-eagle3", **fields)) as session:
-            prompt = session.tokenize("hello world, hello world, hello")
-            generation = session.generate(prompt)
-        assert generation.metrics.totals.n_draft > 0
-        assert margins(target, prompt, generation.token_ids).max() < NEAR_TIE
+        check_drafts(tmp_path, (target, head), "hello world, hello world, hello", "--stock")
 
     def test_a_server_drafts_with_it(self, arguments: list[str], tmp_path: Path) -> None:
         assert invoke(*arguments, "--steps", "2").exit_code == 0
-        drafts = ("--spec-type", "draft-eagle3", "--speculation", "static", "--draft-max", "3")
-        pair = TARGET, tmp_path / "head.gguf"
-        with Serve(tmp_path, *drafts, passed=ONE_THREAD, draft=True, pair=pair) as serve:
-            serve.wait_ready()
-            body = {"prompt": "import os\n", "n_predict": 32, "temperature": 0, "return_tokens": True}
-            answer = post(serve.port, "/completion", body | {"ignore_eos": True})
-            prompt = post(serve.port, "/tokenize", {"content": "import os\n", "add_special": True})
-        assert answer["timings"]["draft_n"] > 0
-        assert margins(TARGET, prompt["tokens"], answer["tokens"]).max() < NEAR_TIE
+        check_drafts(tmp_path, (TARGET, tmp_path / "head.gguf"), "import os\n")
 
     def test_too_little_memory_is_said(self, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         import torch

@@ -52,7 +52,7 @@ def decode(form: str, model: Path, trace: Path) -> None:
     from pyspac.engine.devices import choose_device
     from pyspac.engine.engine import Engine
     from pyspac.engine.params import EngineParams
-    from pyspac.generate.llama import Context, ContextParams
+    from pyspac.forward.context import Context, ContextParams
 
     device = choose_device("CUDA0")
     with load(model, device, experts_on_host=True) as opened:

@@ -1,6 +1,6 @@
 // Drafts of a server's slots by mask tokens: the batch that verifies drafts makes the next ones, too.
 //
-// As pyspac/generate/masks.py does for one sequence: behind each token of a slot that drafts, an anchor, stands a group of
+// Behind each token of a slot that drafts, an anchor, stands a group of
 // masks, which predict what follows the token after it. A group is a sequence of its own, which shares the cells of the slot's
 // sequence up to its anchor (a unified cache). Masks come behind the batch's own tokens, whose indices stay.
 #pragma once

@@ -1,5 +1,4 @@
-// The target's hidden states that a head reads: a row for each token of the last batch, in buffers of n_batch rows. libspac
-// and libspac-common both have it.
+// The target's hidden states that a head reads: a row for each token of the last batch, in buffers of n_batch rows.
 #pragma once
 
 #include "llama-ext.h"

@@ -53,7 +53,7 @@ llama_moe_hook spac_routing_trace::make_hook() {
     };
     h.n_threads = [](void * trace, ggml_cgraph * graph, const llama_ubatch * ubatch) { return ((spac_routing_trace *) trace)->begin(graph, ubatch); };
     if (masks) {
-        h.draft = [](void * trace, int32_t slot, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
+        h.draft = [](void * trace, int32_t slot, const llama_token *, int32_t, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
             return ((spac_routing_trace *) trace)->masks->draft(slot, id_last, pos, n_max, drafted);
         };
         h.process     = [](void * trace, llama_batch_ext * batch) { return ((spac_routing_trace *) trace)->masks->process(batch); };

@@ -1,0 +1,74 @@
+"""`--predict next-layer` and `draft-gate`: predictors of the engine move experts, never text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pyspac._native import lib_dir
+from pyspac.cli import app
+
+MODELS = Path(__file__).resolve().parents[2] / "pyspac" / "models"
+TARGET, DENSE = MODELS / "demo-moe.gguf", MODELS / "demo-draft.gguf"
+PROMPT = "def read_header(path):\n    with open(path) as file:\n"
+
+
+@pytest.fixture(scope="module")
+def low_bit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target itself in fewer bits: a MoE draft whose router inputs fit."""
+    path = tmp_path_factory.mktemp("models") / "demo-q4.gguf"
+    command = [lib_dir() / "llama-quantize", "--allow-requantize", TARGET, path, "Q4_0"]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+def run(*arguments: object) -> tuple[list[int], list[Any]]:
+    """Tokens, and what the predictors say of themselves."""
+    argv = ["run", "-m", str(TARGET), "-p", PROMPT, "-n", "60", "--temp", "0", "--device", "emulated"]
+    result = CliRunner().invoke(app, [*argv, "--cache", "25%", "--json", "-", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    return found["token_ids"], found["predictors"]
+
+
+@pytest.mark.parametrize("name", ["next-layer", "next-layer-2", "next-layer-3"])
+def test_next_layer_moves_no_text(name: str):
+    plain, nothing = run()
+    tokens, (figures,) = run("--predict", name)
+    assert tokens == plain
+    assert nothing == []
+    assert figures["name"] == name
+    assert figures["recall"] > 0.4  # of 32 experts 4 are used: the average has 0.3
+    assert figures["n_copies_used"] <= figures["n_copied"] <= figures["n_queued"]
+
+
+def test_draft_gate_moves_no_text(low_bit: Path):
+    drafts = ("-md", low_bit, "--draft-max", 4)
+    plain, _nothing = run(*drafts)
+    tokens, (gate, ahead) = run(*drafts, "--predict", "draft-gate,next-layer")
+    assert tokens == plain
+    assert gate["recall"] > 0.6
+    assert gate["precision"] > 0.5
+    assert 0 <= gate["cutoff_layer"] <= 6
+    assert ahead["n_inputs"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-md", DENSE, "--predict", "draft-gate"), "needs a draft model with experts"),
+        (("--predict", "draft-gate"), "needs a MoE draft model"),
+        (("--predict", "next-layer,next-layer-2"), "two distances"),
+    ],
+)
+def test_bad_input(arguments: tuple[object, ...], said: str):
+    result = CliRunner().invoke(
+        app, ["run", "-m", str(TARGET), "-p", "x", "--device", "emulated", *map(str, arguments)]
+    )
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
