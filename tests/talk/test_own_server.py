@@ -115,6 +115,16 @@ def test_its_folder_is_private_and_goes(place: Path) -> None:
     assert not board.exists()
 
 
+def test_a_folder_for_temporary_files_that_no_address_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama-server takes a comma in --host for two addresses."""
+    (tmp_path / "a,b").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a,b"))
+    with private_folder() as folder:
+        assert "," not in str(folder)
+
+
 def test_a_command_leaves_nothing_behind(place: Path) -> None:
     with command(place, "-n", "4") as run:
         board = run.board
