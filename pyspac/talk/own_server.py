@@ -127,6 +127,8 @@ class OwnServer:
         if not self.launch.has_engine:
             return
         name = self.launch.board
+        if board_file.look_at(name) is None:  # a full /dev/shm; the engine needs it beside a device alone
+            return
         self.board = self._stack.enter_context(Board.open(name))
         if self.options.has_scheduler:
             attach = replace(self.options.attach, model=self.launch.model)
