@@ -27,6 +27,8 @@ HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that m
 _FOR_OTHERS: Final = (
     *KEY_VARIABLES, "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
     "LLAMA_ARG_HOST", "LLAMA_ARG_PORT",
+    "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT", "PYSPAC_FILL",
+    "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS", "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
 )  # fmt: skip
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
 

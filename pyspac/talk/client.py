@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -38,6 +38,14 @@ class LostError(PyspacError):
     """The server does not answer, or ended in the middle of an answer."""
 
 
+class _CancelledError(http.client.HTTPException):
+    """`cancel` came while it connected; no OSError, after which the next address would be tried."""
+
+
+# of a server that is gone, or none
+_BROKEN: Final = (OSError, http.client.HTTPException, ValueError, RecursionError)
+
+
 class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a UNIX socket."""
 
@@ -58,6 +66,8 @@ class Client:
         self.address = address
         self._prefix = ""
         self._sock: socket.socket | None = None  # of the request under way
+        self._is_connecting = False
+        self._is_cancelled = False
         self.is_own = address.startswith(UNIX)  # which asks for no key
         if not self.is_own:
             try:
@@ -70,6 +80,7 @@ class Client:
             self._prefix = url.path.rstrip("/").removesuffix("/v1")
 
     def _connect(self) -> http.client.HTTPConnection:
+        self._is_cancelled = False
         if self.is_own:
             return _UnixConnection(self.address.removeprefix(UNIX))
         url = urlsplit(self.address)
@@ -107,10 +118,10 @@ class Client:
                 yield event
                 if event.get("stop") is True:
                     return
-            if self._sock is not None:
+            if not self._is_cancelled:
                 raise self._lost("it ended in the middle of an answer")
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            if self._sock is not None:
+        except _BROKEN as error:
+            if not self._is_cancelled:
                 raise self._lost(str(error)) from error
         finally:
             self._sock = None
@@ -118,15 +129,20 @@ class Client:
 
     def cancel(self) -> None:
         """End the request under way; from a signal handler, too."""
+        self._is_cancelled = True
+        if self._is_connecting:
+            self._is_connecting = False
+            raise _CancelledError("cancelled")
         sock, self._sock = self._sock, None
         if sock is not None:
-            sock.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the server is gone, too
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _whole(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         connection = self._connect()
         try:
             return json.loads(self._send(connection, method, path, body).read() or b"null")
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except _BROKEN as error:
             raise self._lost(str(error)) from error
         finally:
             self._sock = None
@@ -135,12 +151,16 @@ class Client:
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None
     ) -> http.client.HTTPResponse:
-        connection.connect()
+        self._is_connecting = True
+        try:
+            connection.connect()
+        finally:
+            self._is_connecting = False
         connection.sock.settimeout(None)
         self._sock = connection.sock
         headers = {} if body is None else {"Content-Type": "application/json"}
         if not self.is_own and (key := os.environ.get(KEY_VARIABLE)):
-            headers["Authorization"] = f"Bearer {key}"
+            headers["Authorization"] = f"Bearer {key.split(',')[0].strip()}"  # llama-server takes a list
         connection.request(method, self._prefix + path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != http.client.OK:
@@ -165,7 +185,7 @@ class Client:
 def _json_or_none(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except _BROKEN:
         return None
 
 

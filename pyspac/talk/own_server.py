@@ -132,6 +132,8 @@ class OwnServer:
         if not self.launch.has_engine:
             return
         name = self.launch.board
+        if board_file.look_at(name) is None:  # a full /dev/shm; the engine needs it beside a device alone
+            return
         self.board = self._stack.enter_context(Board.open(name))
         if self.options.has_scheduler:
             attach = replace(self.options.attach, model=self.launch.model)
@@ -196,10 +198,11 @@ def private_folder() -> Iterator[Path]:
 
 
 def _parent() -> Path:
-    """The folder for temporary files, or another one where a socket's name would be too long there."""
+    """The folder for temporary files, or another one where a socket there would be no address."""
     others = (os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp")
-    short = (name for name in (tempfile.gettempdir(), *others) if len(os.fsencode(name)) <= _MAX_PARENT)
-    return Path(next((name for name in short if os.access(name, os.W_OK | os.X_OK)), tempfile.gettempdir()))
+    all_ = (tempfile.gettempdir(), *others)
+    fit = (name for name in all_ if len(os.fsencode(name)) <= _MAX_PARENT and "," not in name)
+    return Path(next((name for name in fit if os.access(name, os.W_OK | os.X_OK)), tempfile.gettempdir()))
 
 
 def _new_folder() -> tuple[Path, IO[str]]:

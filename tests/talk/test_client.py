@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import socketserver
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +64,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._event({"content": "", "stop": True})
             case "/list":
                 self._event([1])
+            case "/deep":
+                self.wfile.write(b"data: " + b"[" * 100_000 + b"\n\n")
             case "/done":
                 self.wfile.write(b"data: [DONE]\n\n")
             case "/error":
@@ -97,6 +103,16 @@ def test_whole_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.post("/echo", {"a": "ä"}) == {"a": "ä"}
 
 
+def test_the_first_of_several_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the server takes them."""
+    monkeypatch.setenv(KEY_VARIABLE, "one,two\n")
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        Client(f"http://127.0.0.1:{server.server_address[1]}").get("/health")
+        server.shutdown()
+    assert seen[-1] == ("/health", "Bearer one")
+
+
 def test_refusals_say_what_the_server_said(client: Client) -> None:
     with pytest.raises(RefusedError, match="too long") as refused:
         client.post("/refuse", {})
@@ -124,6 +140,8 @@ def test_a_stream_that_is_cut_off_is_an_error(client: Client) -> None:
 def test_a_server_that_is_no_llama_server(client: Client) -> None:
     with pytest.raises(LostError, match="does not answer as a llama-server does"):
         list(client.stream("/list", {}))
+    with pytest.raises(LostError, match="recursion"):
+        list(client.stream("/deep", {}))
     with pytest.raises(LostError, match="IndexError"), client.understood():
         _ = client.post("/echo", {"events": []})["events"][0]
     with pytest.raises(LostError, match="KeyError"):
@@ -165,9 +183,43 @@ def test_cancel_ends_a_stream_quietly_and_at_once(client: Client) -> None:
     client.cancel()  # nothing is under way
 
 
+def test_ctrl_c_while_it_connects() -> None:
+    """To a port that takes connections and says nothing: TLS waits there."""
+    with socket.create_server(("127.0.0.1", 0)) as server, Interrupt.watch() as interrupt:
+        client = Client(f"https://127.0.0.1:{server.getsockname()[1]}")
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), interrupt.ends(client.cancel):
+            client.get("/health")
+    assert time.monotonic() - start < 5
+
+
+def test_cancel_where_the_server_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = Client(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+        def reset() -> None:
+            theirs, _ = server.accept()
+            theirs.recv(4096)
+            theirs.sendall(b"HTTP/1.1 200 OK\r\n\r\ndata: {}\n\n")
+            is_read.wait(5)
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()
+
+        is_read, thread = threading.Event(), threading.Thread(target=reset)
+        thread.start()
+        for _ in client.stream("/", {}):
+            is_read.set()
+            thread.join()
+            client.cancel()
+
+
 def test_nobody_answers(tmp_path: Path) -> None:
+    nobody = Client(f"{UNIX}{tmp_path / 'none.sock'}")
     with pytest.raises(LostError, match="does not answer"):
-        Client(f"{UNIX}{tmp_path / 'none.sock'}").get("/health")
+        nobody.get("/health")
+    with pytest.raises(LostError, match="does not answer"):
+        list(nobody.stream("/completion", {}))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pyspac.server import board_file
 from pyspac.talk import own_server
 from pyspac.talk.interrupt import Interrupt
 from pyspac.talk.own_server import PREFIX, OwnServer, private_folder
+from tools.soak import namespace
 
 END_S = 30.0
 WITHOUT_END = ("--context-shift", "--temp", "2", "--ignore-eos")  # an answer that goes on for ever
@@ -113,6 +115,32 @@ def test_its_folder_is_private_and_goes(place: Path) -> None:
     assert has_ended(pid)
     assert list(place.iterdir()) == []
     assert not board.exists()
+
+
+def test_a_folder_for_temporary_files_that_no_address_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama-server takes a comma in --host for two addresses."""
+    (tmp_path / "a,b").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a,b"))
+    with private_folder() as folder:
+        assert "," not in str(folder)
+
+
+@pytest.mark.skipif(not namespace.is_allowed(), reason="no mount namespaces here")
+@pytest.mark.parametrize("drafter", [(), ("--spec-type", "ngram")])
+def test_a_full_shm_is_no_obstacle_without_a_device(drafter: tuple[str, ...], place: Path) -> None:
+    script = 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$0" "$@"'
+    argv = [sys.executable, "-m", "pyspac", "run", "-m", str(TARGET), "-p", "import os", "-t", "1", "-n", "4"]
+    done = subprocess.run(
+        [*namespace.unshare(), "sh", "-c", script, *argv, *drafter, "--device", "none", "--json", "-"],
+        env=environment(place.parent) | {"TMPDIR": str(place)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n_tokens"] == 4
 
 
 def test_a_command_leaves_nothing_behind(place: Path) -> None:
