@@ -14,6 +14,7 @@ from typing import Final
 from pyspac.server import log
 from pyspac.server.child import Child
 from pyspac.server.health import get_json
+from pyspac.server.options import ServeOptions
 
 LOOK_S: Final = 0.1
 ANNOUNCE_S: Final = 5.0  # for routers to look at /health, before anything is refused
@@ -21,7 +22,7 @@ OURS: Final = 1  # the connection that asks
 
 
 def drain(
-    server: Child, host: str, port: int, prefix: str, *, limit_s: float, is_stopped: Callable[[], bool]
+    server: Child, options: ServeOptions, port: int, *, limit_s: float, is_stopped: Callable[[], bool]
 ) -> None:
     """Wait until no connection is open, for `limit_s` at most, or until `is_stopped`.
 
@@ -32,7 +33,7 @@ def drain(
     log.event("SIGTERM: /health says no from now on; answers under way are finished", event="draining")
     start_s = time.monotonic()
     has_refused = False
-    while n_open := _n_open(host, port, prefix):
+    while n_open := _n_open(options, port):
         age_s = time.monotonic() - start_s
         if server.exit_code() is not None:
             return
@@ -48,9 +49,9 @@ def drain(
         time.sleep(LOOK_S)
 
 
-def _n_open(host: str, port: int, prefix: str) -> int:
+def _n_open(options: ServeOptions, port: int) -> int:
     """Connections that others have; 1 if the server does not say, as before it has seen the signal."""
-    _status, body = get_json(host, port, f"{prefix}/health")
+    _status, body = get_json(options.host, port, f"{options.api_prefix}/health", is_tls=options.is_tls)
     try:
         return max(0, int(body["error"]["n_connections"]) - OURS)
     except (KeyError, TypeError, ValueError):

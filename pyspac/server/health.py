@@ -6,6 +6,7 @@ import errno
 import http.client
 import json
 import socket
+import ssl
 from contextlib import closing
 from typing import Any, Final
 
@@ -66,9 +67,15 @@ def reachable_host(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def get_json(host: str, port: int, path: str) -> tuple[int, Any]:
-    """GET a small JSON document; (0, None) if nobody answers."""
+def get_json(host: str, port: int, path: str, *, is_tls: bool = False) -> tuple[int, Any]:
+    """GET a small JSON document; (0, None) if nobody answers. `is_tls`: with any certificate."""
     connection = http.client.HTTPConnection(reachable_host(host), port, timeout=_TIMEOUT_S)
+    if is_tls:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is a process of our own
+        connection = http.client.HTTPSConnection(
+            reachable_host(host), port, timeout=_TIMEOUT_S, context=context
+        )
     with closing(connection):
         try:
             connection.request("GET", path)
@@ -78,7 +85,7 @@ def get_json(host: str, port: int, path: str) -> tuple[int, Any]:
             return 0, None
 
 
-def is_healthy(host: str, port: int, prefix: str = "") -> bool:
+def is_healthy(host: str, port: int, prefix: str = "", *, is_tls: bool = False) -> bool:
     """Whether a llama-server there has loaded its model."""
-    status, _body = get_json(host, port, f"{prefix}/health")
+    status, _body = get_json(host, port, f"{prefix}/health", is_tls=is_tls)
     return status == 200

@@ -275,6 +275,17 @@ class ServeOptions:
         return not has_key and not _is_loopback(self.host)
 
     @property
+    def api_prefix(self) -> str:
+        """Of every path."""
+        return self.passed_value("--api-prefix") or os.environ.get("LLAMA_ARG_API_PREFIX", "")
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether it is reached by HTTPS."""
+        names = (("--ssl-key-file", "LLAMA_ARG_SSL_KEY_FILE"), ("--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE"))
+        return all(self.passed_value(flag) or os.environ.get(variable) for flag, variable in names)
+
+    @property
     def is_host_only(self) -> bool:
         """No device: the engine's kernels compute every expert on the host, prompts included."""
         return is_host_only(self.device)

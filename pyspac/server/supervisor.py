@@ -114,9 +114,9 @@ class Supervisor:
     def _wait_until_healthy(self) -> bool:
         """False: it died, or a signal came."""
         assert self.server is not None
-        prefix = self.options.passed_value("--api-prefix")
+        host, prefix, is_tls = self.options.host, self.options.api_prefix, self.options.is_tls
         while not self.signals and self.server.exit_code() is None:
-            if is_healthy(self.options.host, self.launch.port, prefix):
+            if is_healthy(host, self.launch.port, prefix, is_tls=is_tls):
                 self._say_ready()
                 return True
             time.sleep(HEALTH_PERIOD_S)
@@ -125,7 +125,7 @@ class Supervisor:
     def _say_ready(self) -> None:
         assert self.server is not None
         host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
-        url = f"http://{host}:{self.launch.port}"
+        url = f"{'https' if self.options.is_tls else 'http'}://{host}:{self.launch.port}"
         log.event(
             f'ready: {url}, board "{self.launch.board}"',
             event="ready", url=url, board=self.launch.board, server_pid=self.server.pid,
@@ -247,7 +247,7 @@ class Supervisor:
         n_signals = len(self.signals.received)
         if self._is_ready and self.options.drain_s > 0 and self.signals.received[:1] == [signal.SIGTERM]:
             drain(
-                server, self.options.host, self.launch.port, self.options.passed_value("--api-prefix"),
+                server, self.options, self.launch.port,
                 limit_s=self.options.drain_s,
                 is_stopped=lambda: len(self.signals.received) > n_signals,
             )  # fmt: skip

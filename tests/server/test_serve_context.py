@@ -71,6 +71,16 @@ def test_several_answers_to_one_prompt_wait_too(served: Serve) -> None:
     assert [answer["tokens_predicted"] for answer in answers] == [400] * 3
 
 
+def test_several_answers_to_one_prompt_begin_where_others_were(served: Serve) -> None:
+    """What their slots held before is no obstacle, and each answer has all of its prompt."""
+    body = {"n_predict": 8, "ignore_eos": True, "temperature": 0}
+    other, tokens = (tokenize(served, prompt * 200)[:600] for prompt in PROMPTS[:2])
+    post(served.port, "/completion", body | {"prompt": other, "id_slot": 1})
+    answers = list(post(served.port, "/completion", body | {"prompt": tokens, "n_cmpl": 3}))
+    assert {answer["tokens_evaluated"] for answer in answers} == {600}
+    assert len({answer["content"] for answer in answers}) == 1
+
+
 def test_one_that_waits_may_be_cancelled(served: Serve) -> None:
     """Its slot is as good as new."""
     before = n_waiting(served)

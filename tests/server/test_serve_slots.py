@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,3 +61,26 @@ def test_a_slot_is_saved_whole_or_not_at_all(tmp_path: Path, draft: bool) -> Non
             assert "is the disk full?" in refused.value.read().decode()
             assert {path.name: path.read_bytes() for path in folder.iterdir()} == saved
         assert post(serve.port, "/slots/0?action=restore", {"filename": "a"})["n_restored"] == n_saved
+
+
+def n_deferred(serve: Serve) -> int:
+    """Requests that wait for a slot."""
+    with urllib.request.urlopen(f"http://{HOST}:{serve.port}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    return int(next(line for line in lines if line.startswith("llamacpp:requests_deferred ")).split()[1])
+
+
+def test_who_waits_behind_a_request_that_is_refused_is_answered(tmp_path: Path) -> None:
+    """No slot is released for it."""
+    with Serve(tmp_path, "-c", "1024", passed=("-np", "1", *ONE_THREAD), draft=False) as serve:
+        serve.wait_ready()
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(ask, serve, "import os", 900)
+            wait_for("the first answer to begin", lambda: n_written(serve) > 3)
+            wrong = pool.submit(post, serve.port, "/completion", {"prompt": "x", "grammar": "root ::= ("})
+            wait_for("the wrong one", lambda: n_deferred(serve) == 1)
+            third = pool.submit(post, serve.port, "/completion", {"prompt": "import re", "n_predict": 4})
+            wait_for("the one behind", lambda: n_deferred(serve) == 2)
+            assert len(first.result()) == 900
+            wait_for("its answer", third.done, 30)
+            assert isinstance(wrong.exception(), urllib.error.HTTPError)

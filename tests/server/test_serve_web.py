@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -16,6 +18,8 @@ import psutil
 import pytest
 from serving import HOST, ONE_THREAD, Serve, complete, wait_for
 
+from pyspac._native import bin_dir
+from pyspac.server.build_extras import build_extras
 from pyspac.server.health import get_json
 from pyspac.server.options import ServeOptions
 from tools.system_faults import VARIABLE, SystemFaults, prepare
@@ -53,6 +57,28 @@ def test_no_other_page_is_let_in(served: Serve, origin: str) -> None:
         _, headers, _ = ask(served, method, "/v1/models", **asked)
         assert headers.get("access-control-allow-origin", "") == ""
         assert headers.get("access-control-allow-credentials") != "true"
+
+
+def test_a_prefix_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was never seen as ready."""
+    monkeypatch.setenv("LLAMA_ARG_API_PREFIX", "/sub")
+    with Serve(tmp_path, passed=ONE_THREAD, draft=False) as serve:
+        assert ask(serve.wait_ready(), "GET", "/sub/health")[0] == 200
+
+
+@pytest.mark.skipif(not build_extras(bin_dir()).https, reason="built without HTTPS")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_a_server_with_https_is_seen_as_ready(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=elsewhere",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    passed = ("--ssl-key-file", str(key), "--ssl-cert-file", str(certificate), *ONE_THREAD)
+    with Serve(tmp_path, passed=passed, draft=False) as serve:
+        serve.wait_ready()
+        assert any(event.get("url", "").startswith("https:") for event in serve.events)
 
 
 def test_a_page_is_let_in_by_name(tmp_path: Path) -> None:
