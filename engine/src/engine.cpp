@@ -39,7 +39,7 @@ static void describe_devices(spac_board & board, const spac_plan & plan, const s
 
 // of the experts on disk that memory holds
 static uint64_t ram_bytes(const std::string & text, uint64_t total_bytes) {
-    const uint64_t bytes = spac_size_bytes(text, total_bytes);
+    const uint64_t bytes = spac_size_bytes("memory for experts on disk (ram)", text, total_bytes);
     if (bytes == UINT64_MAX) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "memory for experts on disk (ram) cannot be auto here: give MiB (8000), GiB (8G) or a share (25%)");
     }

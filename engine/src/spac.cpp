@@ -227,7 +227,7 @@ void spac_decision_end(spac_board * board) {
 spac_status spac_read_size(const char * text, uint64_t total_bytes, uint64_t * bytes) {
     return spac_guard([&] {
         require(text && bytes, "spac_read_size: no text, or nowhere to put the bytes");
-        *bytes = spac_size_bytes(text, total_bytes);
+        *bytes = spac_size_bytes("a size", text, total_bytes);
     });
 }
 

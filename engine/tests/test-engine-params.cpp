@@ -48,7 +48,7 @@ static void test_margin() {
 
 static std::string refused_size(const char * text) {
     try {
-        spac_size_bytes(text, 100 * MIB);
+        spac_size_bytes("a size", text, 100 * MIB);
     } catch (const spac_error & error) {
         CHECK(error.status == SPAC_STATUS_INVALID_ARGUMENT);
         return error.what();
@@ -57,14 +57,14 @@ static std::string refused_size(const char * text) {
 }
 
 static void test_sizes() {
-    CHECK(spac_size_bytes("auto", 100 * MIB) == UINT64_MAX);
-    CHECK(spac_size_bytes("12.5%", 100 * MIB) == 25 * MIB / 2);
-    CHECK(spac_size_bytes("100%", 100 * MIB) == 100 * MIB);
-    CHECK(spac_size_bytes("0.5", 100 * MIB) == MIB / 2);
-    CHECK(spac_size_bytes("4096", 100 * MIB) == 4096 * MIB); // as asked for: more than there are
-    CHECK(spac_size_bytes("0", 100 * MIB) == 0 && spac_size_bytes("0%", 100 * MIB) == 0);
+    CHECK(spac_size_bytes("a size", "auto", 100 * MIB) == UINT64_MAX);
+    CHECK(spac_size_bytes("a size", "12.5%", 100 * MIB) == 25 * MIB / 2);
+    CHECK(spac_size_bytes("a size", "100%", 100 * MIB) == 100 * MIB);
+    CHECK(spac_size_bytes("a size", "0.5", 100 * MIB) == MIB / 2);
+    CHECK(spac_size_bytes("a size", "4096", 100 * MIB) == 4096 * MIB); // as asked for: more than there are
+    CHECK(spac_size_bytes("a size", "0", 100 * MIB) == 0 && spac_size_bytes("a size", "0%", 100 * MIB) == 0);
     for (const char * text : { "8192", "8192M", "8192MiB", "8G", "8gb", "8.0GiB", "8589934592B" }) {
-        CHECK(spac_size_bytes(text, 100 * MIB) == 8192 * MIB);
+        CHECK(spac_size_bytes("a size", text, 100 * MIB) == 8192 * MIB);
     }
     for (const char * text : { "G", "8T", "8 G", "8k", "", "%", "17x", "-1", "+1", "1e3", "0x10", "inf", "nan", "1.", ".5", " 5", "5 ", "17%%", "100.1%", "1e10", "2000000000" }) {
         CHECK(refused_size(text).find(spac_format("cannot be \"%s\": give MiB", text)) != std::string::npos);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ class GroupedCommand(TyperCommand):
             if wanted is None or parameter is None:
                 raise
             option, value = _find_value(given, parameter.opts)
+            if not value and (name := getattr(parameter, "envvar", None)):
+                option, value = name, os.environ.get(name, "")
             typer.echo(f"pyspac: error: {option} cannot be {value!r}: give {wanted}", err=True)
             raise typer.Exit(UsageError.exit_code) from error
 

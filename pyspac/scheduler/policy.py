@@ -38,11 +38,12 @@ class Policy:
         if text in ESTIMATORS:
             return cls(text=text, config=SchedulerConfig(estimator=text))
         try:
-            values = tomllib.loads(text if "=" in text else Path(text).read_text(encoding="utf-8"))
+            is_text = "=" in text and not Path(text).is_file()
+            values = tomllib.loads(text if is_text else Path(text).read_text(encoding="utf-8"))
         except OSError as error:
             wanted = f"one of {', '.join(ESTIMATORS)}, or a TOML file ({error.strerror})"
             raise ConfigError(FLAG, text, wanted) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(FLAG, text, f"settings as TOML ({error})") from None
         if unknown := sorted(values.keys() - set(KEYS)):
             raise ConfigError(FLAG, text, f"settings without {unknown[0]}: known are {', '.join(KEYS)}")
@@ -60,6 +61,6 @@ class Policy:
 def _speeds(value: Any) -> tuple[float, ...]:
     found = tuple(value) if isinstance(value, list | tuple) else (value,)
     for speed in found:
-        if speed:
+        if not (isinstance(speed, int | float) and speed == 0):
             check_range(COPY_GB_S, speed, *LINK_GB_S)
     return found

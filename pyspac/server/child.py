@@ -87,7 +87,10 @@ class Child:
     def end_text(self) -> str:
         """How it ended, for people: "llama-server (process 17) was killed by SIGKILL"."""
         code = self._process.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        known = {number.value: number.name for number in signal.Signals}
+        how = (
+            f"was killed by {known.get(-code, f'signal {-code}')}" if code < 0 else f"exited with code {code}"
+        )
         return f"{self.name} (process {self.pid}) {how}"
 
     def send(self, number: int) -> None:

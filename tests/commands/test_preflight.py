@@ -161,6 +161,8 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--policy", "link_gb_s=-3"], ["link_gb_s cannot be -3"]),
     (["--policy", "copy_gb_s=[2,-3]"], ["copy_gb_s cannot be -3"]),
     (["--policy", "copy_gb_s='2'"], ["copy_gb_s cannot be '2'"]),
+    (["--policy", "copy_gb_s=''"], ["copy_gb_s cannot be ''"]),
+    (["--policy", "a=" + "[" * 9999], ["--policy cannot be", "TOML"]),
     (["-f", "/nonexistent"], ["both -p and -f are given"]),
 ]
 

@@ -19,7 +19,8 @@ struct spac_settings {
 };
 // bytes of "25%" of all experts, "4096" (MiB), "4096M", "4G" or "4096B", 0 among them; UINT64_MAX: "auto"
 // throws SPAC_STATUS_INVALID_ARGUMENT
-uint64_t spac_size_bytes(const std::string & text, uint64_t total_bytes);
+// name: what it is the size of
+uint64_t spac_size_bytes(const char * name, const std::string & text, uint64_t total_bytes);
 
 // without a device there is nothing that a cache could be in; throws SPAC_STATUS_INVALID_ARGUMENT where one is asked for
 void spac_check_no_cache(const std::string & text);
