@@ -21,11 +21,11 @@ INTRODUCTION: Final = """# Command line
 <!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
 
 Flags are spelt as in llama.cpp where it has them, but for `--predict`: it names predictors, and the number of
-tokens is `-n` or `--n-predict`. `run`, `chat`, `bench` and `serve` pass all other flags on to `llama-server`
-(`-t`, `-np`, `--temp`, `--lora` ...), as well as everything after `--`. Sizes are MiB (`8000`), GiB (`8G`), a
-share of all experts (`25%`) or `auto`. Exit codes: 0 done, 1 failed, 2 bad input (nothing is written), 130
-stopped with Ctrl-C (the figures so far are printed first). The generated text goes to stdout, everything else
-to stderr; with `--json -` stdout holds the JSON object alone.
+tokens is `-n` or `--n-predict`. `run`, `chat`, `bench`, `trace` and `serve` pass all other flags on to
+`llama-server` (`-t`, `-np`, `--temp`, `--lora` ...), as well as everything after `--`. Sizes are MiB (`8000`),
+GiB (`8G`), bytes (`8000B`), a share of all experts (`25%`) or `auto`. Exit codes: 0 done, 1 failed, 2 bad input
+(nothing is written), 130 stopped with Ctrl-C (the figures so far are printed first). The generated text goes to
+stdout, everything else to stderr; with `--json -` stdout holds the JSON object alone.
 """
 
 
@@ -37,7 +37,7 @@ SHARED: Final = """## Options of several commands
 JSON_FIELDS: Final = """## The object of `pyspac run --json`
 
 `pyspac demo --json` writes `{"equal": ..., "split": ..., "stock": ...}`, with two of them. What was not
-measured is `null`; without slots on a device (`mode` other than `split`) all of `experts` is 0.
+measured is `null`; without slots on a device only `experts.n_miss` counts.
 
 | field | meaning |
 |---|---|
@@ -46,7 +46,7 @@ measured is `null`; without slots on a device (`mode` other than `split`) all of
 | `model`, `draft`, `mtp` | the files; `draft` and `mtp` (masks) are `null` unless they draft |
 | `spec_type`, `draft_max` | who drafts, and how many tokens at most |
 | `speculation` | what chose the draft lengths: `forecast`, `static`, ...; `null` where nothing drafts |
-| `seed` | of sampling; `null` if greedy |
+| `seed` | as given; 4294967295: none was |
 | `text`, `token_ids`, `n_tokens` | what was generated, without the end token |
 | `stop_reason` | `eog`, `length`, `context` (it is full) or `interrupted` |
 | `n_prompt` | tokens of the prompt |
@@ -67,7 +67,7 @@ measured is `null`; without slots on a device (`mode` other than `split`) all of
 | `predictors[]` | one object per name of `--predict`: [look-ahead.md](look-ahead.md#what-the-figures-mean) |
 | `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
 | `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | estimator; the scheduler's time per step |
-| `scheduler.copies` | [whether copies pay](policies.md#the-measured-fallback); `null`: not ours to say |
+| `scheduler.copies` | [whether copies pay](policies.md#the-measured-fallback); `null`: does not apply |
 | `.chosen` | `copies`; `frozen`: none; `whole`: whole layers alone; `split`: copies, no whole layer |
 | `.gain` | 0.05: 5 % faster than the best of the others; `null`: not known |
 | `.n_trials`, `.n_switches` | times that another way was tried, and was taken |

@@ -94,6 +94,6 @@ def _check_theirs(given: dict[str, Any], passed: list[str]) -> None:
     flags = [f"--{name.replace('_', '-')}" for name in MODEL_FIELDS if given.get(name) is not None] + passed
     if flags:
         raise UsageError(
-            f"{flags[0]} has no effect with --server {given['server']}, which runs already: leave it out, or "
-            "give it where that server is started"
+            f"{flags[0]} cannot be given with --server {given['server']}, which runs already: leave it out, "
+            "or give it where that server is started"
         )

@@ -30,7 +30,7 @@ MaxBatch = Annotated[
         "--max-batch",
         metavar="N",
         help="Widest batch that is split: server slots times (drafts + 1), with --mtp its square. Default: "
-        "40; with --mtp what that takes.",
+        "what the slots' drafts take.",
     ),
 ]
 Restart = Annotated[

@@ -71,7 +71,7 @@ def find_board(name: str | None) -> str:
     if name is None and len(running) == 1:
         return running[0]
     if name is None and running:
-        raise UsageError(f"several servers are running: give the name of one's board, {' or '.join(running)}")
+        raise UsageError(f"several servers are running; name one: {', '.join(running)}")
     if name is None:
         raise PyspacError("no server with a board is running; start one with `pyspac serve`")
     board = look_at(check_name(name))

@@ -209,12 +209,12 @@ class ServeOptions:
         mode = self.passed_value(*SPLIT_MODE_FLAGS)
         if mode in ("row", "tensor"):  # a layer would have no one device
             raise UsageError(
-                f"-sm {mode} cannot come after --, as whole layers are shared out: leave it out; -ts says "
+                f"-sm {mode} is not possible, as each device gets whole layers: leave it out; -ts says "
                 "which share each device gets"
             )
         parse_tensor_split(self.passed_value(*TENSOR_SPLIT_FLAGS))  # or it raises
         if self.spec_type is not None and self.passed_value("--spec-type"):
-            raise UsageError("--spec-type stands before and after --: give it before")
+            raise UsageError("--spec-type is given twice: give it once, before any --")
         if self.spec_type is not None or self.mtp is not None:
             spec_types.check_has_draft(self.wanted_spec_type, has_draft=self.has_draft)
         spec_types.check_has_adapter(self.wanted_spec_type, has_adapter=self.mtp is not None)

@@ -188,7 +188,7 @@ def _parse(folder: Path, arguments: Sequence[str]) -> None:
     lines = [line.strip() for line in done.stderr.splitlines() if "argument" in line]
     if done.returncode == 1 and lines:
         why = lines[0].removeprefix("error: ")
-        raise UsageError(f"llama-server refuses a flag that is not pyspac's own: {why}{_hint(why)}")
+        raise UsageError(f"llama-server refuses what is passed on to it: {why}{_hint(why)}")
 
 
 def _hint(why: str) -> str:
@@ -198,7 +198,7 @@ def _hint(why: str) -> str:
         return "; a flag of llama-server's takes its value after a space"
     if re.fullmatch(r"-[a-z][a-z-]{3,}", flag):  # shorter ones are often meant
         return f"; long flags begin with two dashes: -{flag}"
-    return "; -h lists pyspac's own, llama-server --help the others"
+    return "; --help-all lists pyspac's own flags, build/*/bin/llama-server --help the others"
 
 
 def _check_draft_gate(draft: GgufHeader) -> None:

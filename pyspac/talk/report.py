@@ -169,8 +169,9 @@ def drafting_rows(answer: Answer, server: OwnServer | None) -> list[tuple[str, s
     if name == NONE or (not server and not answer.totals.n_draft):
         return [("drafting", NONE)]
     totals = answer.totals
-    rate = "nothing drafted" if totals.acceptance_rate is None else f"{totals.acceptance_rate:.0%} accepted"
+    rate = f"{totals.acceptance_rate or 0.0:.0%} accepted"
     text = f"{totals.n_draft} drafted, {rate}, {_number(totals.acceptance_length)} tokens per step"
+    text = text if totals.n_draft else "nothing drafted"
     return [("drafting", f"{name}, {text}" if name else text)]
 
 

@@ -171,7 +171,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         "request (301 tokens) exceeds the available context size (256 tokens)",
     ),
     "a draft that is not there": ((*RUN, str(TARGET), "-md", "/nowhere.gguf"), "check the path"),
-    "a cache of too much": ((*RUN, str(TARGET), "--cache", "200%"), "such as 17% (at most 100%)"),
+    "a cache of too much": ((*RUN, str(TARGET), "--cache", "200%"), "a share of all experts (25%)"),
     "a size that is none": ((*RUN, str(TARGET), "--ram", "lots"), "GiB (8G)"),
     "memory for less than one layer": ((*RUN, str(TARGET), "--ram", "1"), "take a smaller quantisation"),
     "no RPC server": (
@@ -256,7 +256,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a flag for a server that runs": (
         ("run", "-p", "x", "--server", "http://127.0.0.1:1", "--lora", "x"),
-        "--lora has no effect with --server",
+        "--lora cannot be given with --server",
     ),
     "an address that is none": (
         ("run", "-p", "x", "--server", "127.0.0.1:8080"),
