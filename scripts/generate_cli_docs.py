@@ -20,12 +20,13 @@ INTRODUCTION: Final = """# Command line
 
 <!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
 
-Flags are spelt as in llama.cpp where it has them, but for `--predict`: it names predictors, and the number of
-tokens is `-n` or `--n-predict`. `run`, `chat`, `bench`, `trace` and `serve` pass all other flags on to
-`llama-server` (`-t`, `-np`, `--temp`, `--lora` ...), as well as everything after `--`. Sizes are MiB (`8000`),
-GiB (`8G`), bytes (`8000B`), a share of all experts (`25%`) or `auto`. Exit codes: 0 done, 1 failed, 2 bad input
-(nothing is written), 130 stopped with Ctrl-C (the figures so far are printed first). The generated text goes to
-stdout, everything else to stderr; with `--json -` stdout holds the JSON object alone.
+Flags are spelt as in llama.cpp where it has them, but for `--predict`: it names predictors, and the
+number of tokens is `-n` or `--n-predict`. `run`, `chat`, `bench`, `trace` and `serve` pass all other
+flags on to `llama-server` (`-t`, `-np`, `--temp`, `--lora` ...), as well as everything after `--`. Sizes
+are MiB (`8000`), GiB (`8G`), bytes (`8000B`), a share of all experts (`25%`) or `auto`. Exit codes: 0
+done, 1 failed, 2 bad input (nothing is written), 130 stopped with Ctrl-C (the figures so far are printed
+first). The generated text goes to stdout, everything else to stderr; with `--json -` stdout holds the
+JSON object alone.
 """
 
 

@@ -79,7 +79,7 @@ def test_settings_need_no_native_library() -> None:
     modules = (
         "scheduler.config",
         "scheduler.scheduler",
-        "generate.options",
+        "forward.options",
         "engine.board",
         "server.options",
         "lab.simulator",
