@@ -41,7 +41,7 @@ def connected(command: typer.Context, interrupt: Interrupt) -> Iterator[Connecti
     if given.get("server") is not None:
         _check_theirs(given, command.args)
         client = Client(given["server"])
-        with interrupt.ends(client.cancel):
+        with interrupt.ends(client):
             client.get("/health")
         yield Connection(client)
         return

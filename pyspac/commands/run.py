@@ -83,7 +83,7 @@ def run(
     text = read_prompt(prompt, file)
     with Interrupt.watch() as interrupt, connected(command, interrupt) as connection:
         if chat:
-            with interrupt.ends(connection.client.cancel):
+            with interrupt.ends(connection.client):
                 text = with_template(connection.client, text)
         out = sys.stderr if json_file == STDOUT else sys.stdout
         figures = connection.own.figures() if connection.own else None

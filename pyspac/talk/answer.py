@@ -193,6 +193,6 @@ def _events(
     client: Client, path: str, body: dict[str, Any], interrupt: Interrupt
 ) -> Iterator[dict[str, Any]]:
     """As they come; Ctrl-C ends them, also one that came before the request."""
-    with interrupt.cancels(client.cancel):
+    with interrupt.cancels(client):
         if not interrupt:
             yield from client.stream(path, body)

@@ -80,7 +80,6 @@ class Client:
             self._prefix = url.path.rstrip("/").removesuffix("/v1")
 
     def _connect(self) -> http.client.HTTPConnection:
-        self._is_cancelled = False
         if self.is_own:
             return _UnixConnection(self.address.removeprefix(UNIX))
         url = urlsplit(self.address)
@@ -128,7 +127,7 @@ class Client:
             connection.close()
 
     def cancel(self) -> None:
-        """End the request under way; from a signal handler, too."""
+        """End the request under way, or the next one, until `resume`; from a signal handler, too."""
         self._is_cancelled = True
         if self._is_connecting:
             self._is_connecting = False
@@ -137,6 +136,10 @@ class Client:
         if sock is not None:
             with suppress(OSError):  # the server is gone, too
                 sock.shutdown(socket.SHUT_RDWR)
+
+    def resume(self) -> None:
+        """Requests may follow after `cancel`."""
+        self._is_cancelled = False
 
     def _whole(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         connection = self._connect()
@@ -158,6 +161,8 @@ class Client:
             self._is_connecting = False
         connection.sock.settimeout(None)
         self._sock = connection.sock
+        if self._is_cancelled:
+            raise _CancelledError("cancelled")
         headers = {} if body is None else {"Content-Type": "application/json"}
         if not self.is_own and (key := os.environ.get(KEY_VARIABLE)):
             headers["Authorization"] = f"Bearer {key.split(',')[0].strip()}"  # llama-server takes a list

@@ -8,10 +8,20 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn, Protocol, Self
 
 _END_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 _EXIT_BY_SIGNAL: Final = 128  # and its number, as shells have it
+
+
+class Cancellable(Protocol):
+    """Something to wait for."""
+
+    def cancel(self) -> None:
+        """End it, or what comes next, until `resume`; from a signal handler."""
+
+    def resume(self) -> None:
+        """What comes next is not cancelled."""
 
 
 class Interrupt:
@@ -25,22 +35,23 @@ class Interrupt:
         return self.is_set
 
     @contextmanager
-    def cancels(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """Inside the block the first Ctrl-C calls `cancel`, which ends what is waited for."""
-        self._cancel = cancel
+    def cancels(self, request: Cancellable) -> Iterator[None]:
+        """Inside the block the first Ctrl-C cancels `request`, which ends what is waited for."""
+        self._cancel = request.cancel
         try:
             if self.is_set:
-                cancel()
+                request.cancel()
             yield
         finally:
             self._cancel = None
+            request.resume()
 
     @contextmanager
-    def ends(self, cancel: Callable[[], None]) -> Iterator[None]:
+    def ends(self, request: Cancellable) -> Iterator[None]:
         """As `cancels`, of what is of no use unless it is whole: KeyboardInterrupt at its end."""
         try:
             if not self.is_set:
-                with self.cancels(cancel):
+                with self.cancels(request):
                     yield
         finally:
             if self.is_set:

@@ -118,7 +118,7 @@ class OwnServer:
 
     def _is_ready(self) -> bool:
         try:
-            with self._interrupt.cancels(self.client.cancel):
+            with self._interrupt.cancels(self.client):
                 self.client.get("/health")
         except RefusedError as error:
             if error.status != HTTPStatus.SERVICE_UNAVAILABLE:

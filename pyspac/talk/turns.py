@@ -179,7 +179,7 @@ def _time(client: Client, prompt: Sequence[int], n_predict: int, interrupt: Inte
     """The server's times of one answer."""
     body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "cache_prompt": False, "stream": True}
     timings: dict[str, Any] = {}
-    with interrupt.cancels(client.cancel):
+    with interrupt.cancels(client):
         for event in client.stream("/completion", body):
             timings = event.get("timings", timings)
     if interrupt:

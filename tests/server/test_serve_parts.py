@@ -142,7 +142,7 @@ def test_a_variable_of_ours_is_not_the_servers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYSPAC_RAM", "8G")
     options = ServeOptions(model=Path("t.gguf"), device="none")
     assert server_env(options)["PYSPAC_RAM"] == ""
-    assert server_env(options, 2.5)["PYSPAC_RAM"] == "2.5"
+    assert server_env(options, 2.5)["PYSPAC_RAM"] == "2621440B"
 
 
 def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
@@ -161,7 +161,7 @@ def test_experts_that_stay_on_disk_are_mapped_and_the_engine_knows_its_memory() 
     assert argv[argv.index("--lazy-mode") + 1] == "experts"
     assert argv[argv.index("-ub") + 1] == "1024", "larger pieces of prompts read less"
     assert argv[argv.index("--load-mode") + 1] == "none", "what is no expert is loaded"
-    assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "700"
+    assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "734003200B"
     assert "--no-warmup" in argv, "it would run every expert"
     assert "--no-warmup" not in server_argv(replace(options, passed=("--warmup",)), launch, Path("bin"))
     assert "--lazy-mode" not in server_argv(options, replace(launch, ram_mib=None), Path("bin"))
@@ -173,7 +173,7 @@ def test_experts_on_disk_beside_a_device() -> None:
     argv = server_argv(options, launch, Path("bin"))
     assert argv[argv.index("--spac-cache") + 1] == "25%"
     assert argv[argv.index("--lazy-mode") + 1] == "experts"
-    assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "700"
+    assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "734003200B"
 
 
 @pytest.mark.parametrize("flag", [("--api-key", "secret"), ("--api-key=secret",), ("--api_key", "secret")])
@@ -284,7 +284,7 @@ def test_draft_lengths_nobody_could_obey_are_refused(tmp_path: Path, arguments: 
         ),
         (("--spec-type", "none", "--speculation", "auto"), "--speculation auto has no effect"),
         (("--spec-type", "ngram-mod", "--draft-max", "0"), "--draft-max cannot be 0: give a whole number"),
-        (("--spec-type", "ngram-mod", "--", "--spec-type", "ngram-mod"), "stands before and after --"),
+        (("--spec-type", "ngram-mod", "--", "--spec-type", "ngram-mod"), "--spec-type is given twice"),
     ],
 )
 def test_bad_kinds_of_drafting(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -165,10 +165,10 @@ def test_ctrl_c_ends_a_question_that_is_no_answer(client: Client) -> None:
     interrupt = Interrupt()
     threading.Timer(0.2, lambda: interrupt._handle(2, None)).start()
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), interrupt.ends(client.cancel):
+    with pytest.raises(KeyboardInterrupt), interrupt.ends(client):
         client.get("/hang")
     assert time.monotonic() - start < 10
-    with pytest.raises(KeyboardInterrupt), interrupt.ends(client.cancel):
+    with pytest.raises(KeyboardInterrupt), interrupt.ends(client):
         pass
 
 
@@ -180,7 +180,17 @@ def test_cancel_ends_a_stream_quietly_and_at_once(client: Client) -> None:
         threading.Timer(0.1, client.cancel).start()
     assert len(events) == 1
     assert time.monotonic() - start < 10
-    client.cancel()  # nothing is under way
+    client.resume()
+
+
+def test_a_cancel_just_before_a_request_ends_it(client: Client) -> None:
+    """Ctrl-C between the beginning of a wait and its request."""
+    client.cancel()
+    with pytest.raises(LostError, match="cancelled"):
+        client.get("/hang")
+    assert list(client.stream("/slow", {})) == []
+    client.resume()
+    assert client.get("/health") == {"path": "/health"}
 
 
 def test_ctrl_c_while_it_connects() -> None:
@@ -189,7 +199,7 @@ def test_ctrl_c_while_it_connects() -> None:
         client = Client(f"https://127.0.0.1:{server.getsockname()[1]}")
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt), interrupt.ends(client.cancel):
+        with pytest.raises(KeyboardInterrupt), interrupt.ends(client):
             client.get("/health")
     assert time.monotonic() - start < 5
 
