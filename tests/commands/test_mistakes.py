@@ -217,7 +217,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "an unknown option": (
         (*RUN, str(TARGET), "--ctx", "5"),
-        "llama-server refuses a flag that is not pyspac's own: invalid argument: --ctx; -h lists",
+        "llama-server refuses what is passed on to it: invalid argument: --ctx; --help-all lists pyspac's own flags",
     ),
     "an unknown option of a server": (("serve", "-m", str(TARGET), "--ctx", "5"), "invalid argument: --ctx;"),
     "an unknown option of a chat": (("chat", "-m", str(TARGET), "--ctx", "5"), "invalid argument: --ctx;"),
@@ -228,11 +228,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown command": (("rum",), "Did you mean 'run'"),
     "an argument that llama-server has not": (
         ("serve", "-m", str(TARGET), "--", "--foo"),
-        "invalid argument: --foo; -h lists pyspac's own, llama-server --help the others",
+        "invalid argument: --foo; --help-all lists pyspac's own flags, build/*/bin/llama-server --help the others",
     ),
     "an argument of llama-server without a number": (
         ("serve", "-m", str(TARGET), "--", "-np", "abc"),
-        'llama-server refuses a flag that is not pyspac\'s own: error while handling argument "-np"',
+        'llama-server refuses what is passed on to it: error while handling argument "-np"',
     ),
     "a draft as the model": (
         (*RUN, "{head}"),
@@ -252,7 +252,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a model beside a server that runs": (
         (*RUN, str(TARGET), "--server", "http://127.0.0.1:1"),
-        "--model has no effect with --server http://127.0.0.1:1, which runs already: leave it out",
+        "--model cannot be given with --server http://127.0.0.1:1, which runs already: leave it out",
     ),
     "a flag for a server that runs": (
         ("run", "-p", "x", "--server", "http://127.0.0.1:1", "--lora", "x"),
