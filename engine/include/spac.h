@@ -249,7 +249,7 @@ typedef struct spac_counters {
     uint64_t n_staged;        // copies for such a batch, which are among n_loads; their bytes and time are below
     uint64_t staged_bytes;
     uint64_t staged_us;
-    uint64_t stage_wait_us; // time such batches waited for them: the rest was hidden
+    uint64_t stage_wait_us;      // time such batches waited for them: the rest was hidden
     uint64_t n_left_out_rows;    // (token, expert) that were left out (spac_engine_params.lossy)
     uint64_t router_weight;      // of all experts of the forwards that may leave some out, in millionths
     uint64_t router_weight_kept; // of those that were computed

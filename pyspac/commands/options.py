@@ -184,8 +184,8 @@ Lossy = Annotated[
         "--lossy",
         metavar="drop:N",
         show_default=False,
-        help="Faster, not exact: leave out experts that are not on the device (with --ram: not in memory), but "
-        "never a token's best N.",
+        help="Faster, not exact: leave out experts that are not on the device (with --ram: not in memory), "
+        "but never a token's best N.",
         rich_help_panel=MORE,
     ),
 ]

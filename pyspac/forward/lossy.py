@@ -28,5 +28,5 @@ def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_mib: float |
     """Raise UsageError where every expert is in memory, so that none could be left out."""
     if text is not None and is_host_only and ram_mib is None:
         raise UsageError(
-            f"{FLAG} {text} needs a device, or experts on disk (--ram): all experts are in memory; omit {FLAG}"
+            f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; omit {FLAG}"
         )

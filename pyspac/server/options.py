@@ -16,8 +16,8 @@ from pyspac.engine.params import EngineParams
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
-from pyspac.forward.no_device import check_no_device, is_host_only
 from pyspac.forward.lossy import check_lossy
+from pyspac.forward.no_device import check_no_device, is_host_only
 from pyspac.forward.options import CacheSize, check_host_kernels, check_ram_goes_with
 from pyspac.model import spec_types
 from pyspac.model.memory_tier import check_ram

@@ -91,7 +91,7 @@ def test_what_is_on_the_device_is_computed(model: Any) -> None:
         assert n_left_out(engine) == 0
 
 
-@pytest.mark.parametrize("way", [IN_GRAPH, EXECUTOR, OWN_KERNELS], ids=["in-graph", "executor", "own kernels"])
+@pytest.mark.parametrize("way", [IN_GRAPH, EXECUTOR, OWN_KERNELS], ids=["in-graph", "executor", "own"])
 def test_with_an_empty_device_only_the_best_are_computed(model: Any, way: dict[str, Any]) -> None:
     tokens = Sequence0(5, models.N_VOCAB)
     with two(model, {}, way | {"lossy": "drop:1"}) as (stock, split, engine):

@@ -77,8 +77,8 @@ static void combine_in_graph(ggml_tensor * dst, int ith, int nth, void * user_da
     const ggml_tensor * weights     = dst->src[3];
 
     const int64_t   n_embd = dst->ne[0], n_tokens = dst->ne[1], n_used = ids->ne[0];
-    const int32_t * slots  = (const int32_t *) ids->data;
-    const int32_t * hosts  = slots + n_used * n_tokens;
+    const int32_t * slots = (const int32_t *) ids->data;
+    const int32_t * hosts = slots + n_used * n_tokens;
 
     // each thread takes tokens where there are many, else a band of columns, so that one token is divided too
     const bool    by_token = n_tokens >= 4 * nth;
@@ -287,7 +287,7 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
     ggml_tensor * args[]     = { p.ids, in.cur, p.weights };
     const int     n_args_ids = node->ops->weights_wanted() ? 3 : 2;
     ggml_tensor * ids        = ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, n_args_ids, dispatch_executor, 1, node);
-    ggml_tensor * device = build_own_device(p, node, in, build_call(p, backend, ids, "spac_dispatch"));
+    ggml_tensor * device     = build_own_device(p, node, in, build_call(p, backend, ids, "spac_dispatch"));
     if (!device) { // an emulated device's would be moved to another device of the context
         device = build_ffn(p, layer, group.parts, in, ids);
         device = ggml_backend_buffer_is_host(group.buffer) ? pin_chain_to_cpu(p, device) : device;
