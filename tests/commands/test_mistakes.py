@@ -217,7 +217,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "an unknown option": (
         (*RUN, str(TARGET), "--ctx", "5"),
-        "llama-server refuses what is passed on to it: invalid argument: --ctx; --help-all lists pyspac's own",
+        "llama-server refuses what is passed on to it: invalid argument: --ctx; --help-all lists pyspac's",
     ),
     "an unknown option of a server": (("serve", "-m", str(TARGET), "--ctx", "5"), "invalid argument: --ctx;"),
     "an unknown option of a chat": (("chat", "-m", str(TARGET), "--ctx", "5"), "invalid argument: --ctx;"),
