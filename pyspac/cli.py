@@ -22,6 +22,7 @@ from pyspac.commands.lab import app as lab
 from pyspac.commands.models import models
 from pyspac.commands.passing import ServerCommand
 from pyspac.commands.profile import profile
+from pyspac.commands.quality import quality
 from pyspac.commands.run import run
 from pyspac.commands.serve import serve
 from pyspac.commands.short_options import ModelCommand
@@ -30,7 +31,7 @@ from pyspac.commands.trace import trace
 from pyspac.commands.train_head import train_head
 from pyspac.errors import ConfigError
 
-MODEL_COMMANDS: Final = ("run", "chat", "serve", "bench", "profile", "trace")  # that take it with -m
+MODEL_COMMANDS: Final = ("run", "chat", "serve", "bench", "profile", "quality", "trace")  # with -m
 
 app = typer.Typer(
     name="pyspac",
@@ -47,6 +48,7 @@ app.command(cls=ServerCommand)(chat)
 app.command(cls=GroupedCommand)(demo)
 app.command(cls=ServerCommand)(bench)
 app.command(cls=ModelCommand)(profile)
+app.command(cls=ModelCommand)(quality)
 app.command(cls=ModelCommand)(inspect)
 app.command(cls=GroupedCommand)(models)
 app.command(cls=ModelCommand)(doctor)

@@ -66,7 +66,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     7
+#define SPAC_ABI_VERSION     8
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -160,6 +160,7 @@ typedef struct spac_engine_params {
     const char * cpu_range;                        // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
     bool         fill;                             // experts that were just used take free slots at once, those of prompts included
     int32_t      next_layer;                       // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
+    const char * lossy;                            // "drop:2": an expert that is not there and that is not among its token's best 2 is left out; NULL: none is
     const char * ram;                              // memory for experts, which lie in mapped files: "25%" of all experts' bytes, or "4096" MiB; NULL: they are in memory
     int32_t      stage;                            // spac_stage
     double       device_copy_gb_s[SPAC_N_DEVICES]; // copy_gb_s of each of several devices; 0: copy_gb_s
@@ -248,7 +249,10 @@ typedef struct spac_counters {
     uint64_t n_staged;        // copies for such a batch, which are among n_loads; their bytes and time are below
     uint64_t staged_bytes;
     uint64_t staged_us;
-    uint64_t stage_wait_us; // time such batches waited for them: the rest was hidden
+    uint64_t stage_wait_us;      // time such batches waited for them: the rest was hidden
+    uint64_t n_left_out_rows;    // (token, expert) that were left out (spac_engine_params.lossy)
+    uint64_t router_weight;      // of all experts of the forwards that may leave some out, in millionths
+    uint64_t router_weight_kept; // of those that were computed
 } spac_counters;
 
 // the engine's own predictors of experts

@@ -138,6 +138,14 @@ static std::unique_ptr<spac_memory_tier> make_tier(const spac_plan & plan, const
     return std::make_unique<spac_memory_tier>(layers.split(), ram_bytes(settings.ram, layers.total_bytes), plan.has_slots);
 }
 
+static spac_lossy make_lossy(const spac_plan & plan, const spac_memory_tier * tier, const std::string & text) {
+    spac_lossy lossy(text);
+    if (lossy.is_on() && !plan.has_slots && !tier) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("lossy \"%s\" needs a device, or experts on disk (ram): else every expert is there", text.c_str()));
+    }
+    return lossy;
+}
+
 // the worker publishes between forwards where there is one
 static int il_to_publish(const spac_plan & plan, const spac_layers & layers) {
     const auto split = layers.split();
@@ -162,7 +170,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),
     log(*board),
-    forward(*board, cache, decisions, host, tier.get(), timeline, log, settings.params.fill, il_to_publish(plan, layers)),
+    forward(*board, cache, decisions, host, tier.get(), timeline, log, make_lossy(plan, tier.get(), settings.lossy), settings.params.fill, il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
     untried(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),

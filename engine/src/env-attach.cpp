@@ -5,6 +5,7 @@
 //   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
+//   PYSPAC_LOSSY   drop:2: an expert that is not there and not among its token's best 2 is left out; else none is
 //   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)
 //   PYSPAC_STAGE    0: the experts of prompts do not pass through the slots (1: where that is faster)
 //   PYSPAC_EVICT    0: a full pool stays as it is, for comparison (1)
@@ -136,6 +137,7 @@ static void attach(llama_context * ctx) {
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
     params.ram                = env_or("PYSPAC_RAM", nullptr);
+    params.lossy              = env_or("PYSPAC_LOSSY", nullptr);
     params.fill               = checked_switch("PYSPAC_FILL");
     params.evict              = checked_switch("PYSPAC_EVICT");
     read_copy_speeds(env_or("PYSPAC_COPY_GB_S", ""), params);

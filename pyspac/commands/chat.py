@@ -34,6 +34,7 @@ def chat(
     cpu_range: o.CpuRange = None,
     cache: o.Cache = "auto",
     ram: o.Ram = None,
+    lossy: o.Lossy = None,
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,

@@ -178,6 +178,17 @@ Ram = Annotated[
         rich_help_panel=EXPERTS,
     ),
 ]
+Lossy = Annotated[
+    str | None,
+    typer.Option(
+        "--lossy",
+        metavar="drop:N",
+        show_default=False,
+        help="Faster, not exact: leave out experts that are not on the device (with --ram: not in memory), "
+        "but never a token's best N.",
+        rich_help_panel=MORE,
+    ),
+]
 HostKernels = Annotated[
     str,
     typer.Option(

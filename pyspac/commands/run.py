@@ -56,6 +56,7 @@ def run(
     cpu_range: o.CpuRange = None,
     cache: o.Cache = "auto",
     ram: o.Ram = None,
+    lossy: o.Lossy = None,
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,

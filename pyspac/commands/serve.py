@@ -57,6 +57,7 @@ def serve(
     mtp: o.Mtp = None,
     cache: o.Cache = "auto",
     ram: o.Ram = None,
+    lossy: o.Lossy = None,
     device: o.Device = "auto",
     rpc: o.Rpc = None,
     host_kernels: o.HostKernels = "auto",

@@ -69,7 +69,7 @@ def _options(
     return ServeOptions(
         model=given.get("model"), draft=draft, mtp=mtp, spec_type=kind, rpc=given.get("rpc"),
         cache=CacheSize(text=given.get("cache") or "auto"), device=given.get("device") or "auto",
-        ram=given_ram(given.get("ram"), is_stock=bool(fields.get("stock"))),
+        lossy=given.get("lossy"), ram=given_ram(given.get("ram"), is_stock=bool(fields.get("stock"))),
         host_kernels=given.get("host_kernels") or "auto", cpu_range=given.get("cpu_range"),
         n_ctx=given.get("ctx_size"), passed=passed, copy_gb_s=policy.copy_gb_s,
         attach=AttachOptions(scheduler=config, speculation=controller, **attach), **fields,

@@ -57,6 +57,13 @@ def coverage(board: Board) -> float | None:
     return n_hit / n_all if n_all else None
 
 
+def router_weight_kept(board: Board) -> float | None:
+    """Share of the router's weight whose experts were computed (`--lossy`); None if all of them are."""
+    counters = board.counters[0]
+    weight = int(counters["router_weight"])
+    return int(counters["router_weight_kept"]) / weight if weight else None
+
+
 def time_us(board: Board, name: str) -> int:
     """Sum over layers of `host_us` or `device_us` of spac_layer_stats."""
     return int(board.layer_stats[name].sum())

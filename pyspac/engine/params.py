@@ -36,6 +36,7 @@ class EngineParams:
     ram: str | None = (
         None  # memory for experts that lie in mapped files: "25%", "4096" MiB; None: all are loaded
     )
+    lossy: str | None = None  # "drop:2": what may be left out; None: nothing
     cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
 
     def __post_init__(self) -> None:

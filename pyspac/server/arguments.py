@@ -12,6 +12,7 @@ from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
+from pyspac.forward.lossy import VARIABLE as LOSSY
 from pyspac.forward.no_device import can_predict
 from pyspac.model.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
 from pyspac.model.spec_types import NGRAM, names_of
@@ -28,7 +29,7 @@ _FOR_OTHERS: Final = (
     *KEY_VARIABLES, "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
     "LLAMA_ARG_HOST", "LLAMA_ARG_PORT",
     "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT", "PYSPAC_FILL",
-    "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS", "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
+    "PYSPAC_LOSSY", "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS", "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
 )  # fmt: skip
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
 
@@ -202,6 +203,8 @@ def _engine_env(options: ServeOptions, ram_mib: float | None) -> dict[str, str]:
         env["PYSPAC_STAGE"] = "0"
     if options.host_kernels != "auto":
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
+    if options.lossy is not None:
+        env[LOSSY] = options.lossy
     if options.copy_gb_s:
         env["PYSPAC_COPY_GB_S"] = text_of(options.copy_gb_s)
     if options.cpu_range is not None:

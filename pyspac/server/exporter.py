@@ -32,6 +32,9 @@ _COUNTERS: Final = (
     ("load_seconds", "load_us", 1e-6, "Time spent copying"),
     ("dispatch_seconds", "dispatch_us", 1e-6, "Time in the dispatch nodes"),
     ("wait_seconds", "wait_us", 1e-6, "Time the graph waited for the host's experts"),
+    ("left_out_activations", "n_left_out_rows", 1, "(token, expert) pairs left out (--lossy)"),
+    ("router_weight", "router_weight", 1e-6, "Router weight of all experts, while some may be left out"),
+    ("router_weight_kept", "router_weight_kept", 1e-6, "Router weight of the experts that were computed"),
     ("decisions", "n_decisions", 1, "Decisions that the engine took over"),
 )
 # metric, the tier's figure, kind, factor, help; nothing without experts on disk

@@ -24,6 +24,7 @@ def figures(seen: Observation) -> dict[str, str]:
         "verify": _ms(seen.verify_us),
         "process": _ms(seen.process_us),
         **({} if seen.tier is None else _tier(seen.tier, seen.seconds)),
+        **({} if seen.kept is None else {"router weight kept": _text(seen.kept * 100, ".2f", " %")}),
     }
 
 

@@ -16,6 +16,7 @@ from pyspac.engine.params import EngineParams
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
+from pyspac.forward.lossy import check_lossy
 from pyspac.forward.no_device import check_no_device, is_host_only
 from pyspac.forward.options import CacheSize, check_host_kernels, check_ram_goes_with
 from pyspac.model import spec_types
@@ -132,6 +133,7 @@ class ServeOptions:
     spec_type: str | None = None  # as parse_spec_type returns it; None: in `passed`, or what suits
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
+    lossy: str | None = None  # what may be left out: "drop:N"; None: nothing
     device: str = "auto"
     rpc: str | None = None  # HOST:PORT of ggml-rpc-servers, with commas
     host_kernels: str = "auto"
@@ -174,6 +176,7 @@ class ServeOptions:
     def _check_mode(self) -> None:
         """What goes with a device, without one, and with plain llama.cpp."""
         check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
+        check_lossy(self.lossy, stock=self.stock)
         if self.stock:
             return
         if self.rpc and read_device_kind(self.device) in ("emulated", "none"):

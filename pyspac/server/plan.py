@@ -19,6 +19,7 @@ from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import ConfigError, UsageError
+from pyspac.forward.lossy import check_can_be_lossy
 from pyspac.forward.no_device import can_predict, check_can_predict
 from pyspac.forward.options import CacheSize, ForwardOptions
 from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
@@ -228,6 +229,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
         host_kernels=options.host_kernels,
         is_split=bool(options.passed_value(*GPU_LAYERS_FLAGS)),
     )  # fmt: skip
+    check_can_be_lossy(options.lossy, is_host_only=options.is_host_only, ram_mib=ram)
     if options.is_host_only:
         has_engine = ram is not None or has_own_kernels(header)
         can = can_predict(is_host_only=True, ram_mib=ram)

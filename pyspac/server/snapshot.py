@@ -34,6 +34,7 @@ class Observation:
     n_loads: int
     n_evictions: int
     loaded_bytes: int
+    kept: float | None  # share of the router's weight that --lossy kept; None: nothing may be left out
     covered: float | None  # share of activations whose expert was on the device
     draft_length: float | None  # tokens drafted per step
     acceptance_rate: float | None  # accepted / drafted
@@ -90,6 +91,7 @@ class Observation:
             "loads_per_s": self.loads_per_s,
             "loaded_bytes_per_s": self.loaded_bytes_per_s,
             "covered": self.covered,
+            "router_weight_kept": self.kept,
             "draft_length": self.draft_length,
             "acceptance_rate": self.acceptance_rate,
             "draft_us": self.draft_us,
@@ -147,7 +149,8 @@ def _engine_part(activity: Activity) -> dict[str, Any]:
     n_hit = activity.counter("n_hit_rows")
     n_rows = n_hit + activity.counter("n_miss_rows") + activity.counter("n_late_rows")
     names = ("n_forward", "n_decisions", "n_loads", "n_evictions", "loaded_bytes")
-    return {"covered": ratio(n_hit, n_rows), **{name: activity.counter(name) for name in names}}
+    kept = ratio(activity.counter("router_weight_kept"), activity.counter("router_weight"))
+    return {"covered": ratio(n_hit, n_rows), "kept": kept, **{name: activity.counter(name) for name in names}}
 
 
 def _steps_part(totals: StepTotals) -> dict[str, Any]:

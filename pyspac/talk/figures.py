@@ -47,6 +47,10 @@ class Figures:
     def coverage(self) -> float | None:
         return None if self.board is None else board_figures.coverage(self.board)
 
+    def router_weight_kept(self) -> float | None:
+        """What `--lossy` cost; None without it."""
+        return None if self.board is None else board_figures.router_weight_kept(self.board)
+
     def devices(self) -> list[DeviceFigures]:
         return [] if self.board is None else read_devices(self.board)
 
@@ -92,6 +96,7 @@ class Figures:
         info = None if self.board is None else read_info(self.board)
         return {
             "experts": self.experts(),
+            "router_weight_kept": self.router_weight_kept(),
             "devices": [device.as_json() for device in self.devices()],
             "tier": self.tier(),
             "prompt_read_bytes": self.prompt_read_bytes,

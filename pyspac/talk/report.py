@@ -198,7 +198,7 @@ def _host_rows(info: EngineInfo, figures: Figures, n_steps: int) -> list[tuple[s
         rows.append(("per step", f"experts {figures.steps_us('host_us') / n_steps / 1e3:.2f} ms"))
     tier = _tier_rows(figures)
     predicted = [(f"predicted by {p['name']}", _read_ahead_text(p)) for p in figures.predictors()]
-    return [*rows, *tier, *(predicted if tier else [])]
+    return [*rows, *tier, *_lossy_rows(figures.router_weight_kept()), *(predicted if tier else [])]
 
 
 def _tier_rows(figures: Figures) -> list[tuple[str, str]]:
@@ -237,6 +237,7 @@ def _split_rows(info: EngineInfo, figures: Figures, n_steps: int) -> list[tuple[
         ("slots", f"{experts['n_slots']} experts, {experts['pool_bytes'] / MIB:.1f} MiB"),
         *_tier_rows(figures),
         ("covered", _coverage_text(figures.coverage())),
+        *_lossy_rows(figures.router_weight_kept()),
         (
             "loads",
             f"{experts['n_loads']} ({moved}), {experts['n_evictions']} evictions, {experts['n_late']} late",
@@ -289,6 +290,10 @@ def _predicted_text(predictor: dict[str, Any]) -> str:
         f"{predictor['n_copies_used']} used, {predictor['n_refused']} left out, "
         f"{predictor['n_late']} of them too late; {_number(predictor['us_per_step'])} us each time"
     )
+
+
+def _lossy_rows(kept: float | None) -> list[tuple[str, str]]:
+    return [] if kept is None else [("left out", f"{1 - kept:.2%} of the router's weight (--lossy)")]
 
 
 def _coverage_text(coverage: float | None) -> str:

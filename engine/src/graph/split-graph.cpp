@@ -12,12 +12,12 @@ static spac_split_node * node_of(void * user_data) {
 
 // ---- nodes of the in-graph form
 
-// src: ids; dst: [n_expert_used, n_tokens, 2] device ids, host ids
+// src: ids, weights where they are wanted; dst: [n_expert_used, n_tokens, 2] device ids, host ids
 static void dispatch_in_graph(ggml_tensor * dst, int ith, int, void * user_data) {
     if (ith == 0) {
         spac_split_node * node = node_of(user_data);
         int32_t *         out  = (int32_t *) dst->data;
-        node->ops->dispatch(*node->layer, dst->src[0], nullptr, out, out + dst->ne[0] * dst->ne[1]);
+        node->ops->dispatch(*node->layer, dst->src[0], dst->src[1], nullptr, out, out + dst->ne[0] * dst->ne[1]);
     }
 }
 
@@ -76,7 +76,9 @@ static void combine_in_graph(ggml_tensor * dst, int ith, int nth, void * user_da
     const ggml_tensor * ids         = dst->src[2];
     const ggml_tensor * weights     = dst->src[3];
 
-    const int64_t n_embd = dst->ne[0], n_tokens = dst->ne[1], n_used = ids->ne[0];
+    const int64_t   n_embd = dst->ne[0], n_tokens = dst->ne[1], n_used = ids->ne[0];
+    const int32_t * slots = (const int32_t *) ids->data;
+    const int32_t * hosts = slots + n_used * n_tokens;
 
     // each thread takes tokens where there are many, else a band of columns, so that one token is divided too
     const bool    by_token = n_tokens >= 4 * nth;
@@ -88,8 +90,14 @@ static void combine_in_graph(ggml_tensor * dst, int ith, int nth, void * user_da
     for (int64_t it = by_token ? begin : 0; it < (by_token ? end : n_tokens); it++) {
         float * out = (float *) ((char *) dst->data + it * dst->nb[1]);
         for (int64_t iu = 0; iu < n_used; iu++) {
-            const int32_t       slot = ((const int32_t *) ids->data)[it * n_used + iu];
-            const ggml_tensor * from = rows[slot < 0];
+            const int64_t i = it * n_used + iu;
+            if (slots[i] < 0 && hosts[i] < 0) { // left out: a row of zeros
+                if (iu == 0) {
+                    std::fill(out + c0, out + c1, 0.0f);
+                }
+                continue;
+            }
+            const ggml_tensor * from = rows[slots[i] < 0];
             const float *       row  = (const float *) ((const char *) from->data + iu * from->nb[1] + it * from->nb[2]);
             const float         w    = has_weights ? *(const float *) ((const char *) weights->data + iu * weights->nb[1] + it * weights->nb[2]) : 1.0f;
             if (iu == 0) {
@@ -107,13 +115,13 @@ static void combine_in_graph(ggml_tensor * dst, int ith, int nth, void * user_da
 
 // ---- nodes of the executor form
 
-// src: ids, cur; dst: [n_expert_used, n_tokens] device ids
+// src: ids, cur, weights where they are wanted; dst: [n_expert_used, n_tokens] device ids
 static void dispatch_executor(ggml_tensor * dst, int ith, int nth, void * user_data) {
     if (ith == 0) {
         static thread_local std::vector<int32_t> ids_host;
         ids_host.resize(ggml_nelements(dst));
         spac_split_node * node = node_of(user_data);
-        node->ops->dispatch(*node->layer, dst->src[0], dst->src[1], (int32_t *) dst->data, ids_host.data());
+        node->ops->dispatch(*node->layer, dst->src[0], dst->src[2], dst->src[1], (int32_t *) dst->data, ids_host.data());
         plan_device(node, dst->ne[1], nth);
     }
 }
@@ -182,8 +190,9 @@ struct in_graph_ids {
 static in_graph_ids build_dispatch(const llama_moe_hook_params & p, spac_split_node * node, ggml_custom_op_t op) {
     const int64_t n_used = node->layer->n_expert_used, n_tokens = p.cur->ne[1];
 
-    ggml_tensor * args[] = { p.ids };
-    ggml_tensor * ids    = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 2, 1, args, 1, op, 1, node));
+    ggml_tensor * args[] = { p.ids, p.weights };
+    const int     n_args = node->ops->weights_wanted() ? 2 : 1;
+    ggml_tensor * ids    = pin_to_cpu(p, ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 2, 1, args, n_args, op, 1, node));
     ggml_format_name(ids, "spac_dispatch-%d", p.il);
     return {
         ids,
@@ -275,9 +284,10 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
     const int64_t          n_used = layer.n_expert_used, n_tokens = p.cur->ne[1];
     const split_inputs     in = make_inputs(p, layer);
 
-    ggml_tensor * args[] = { p.ids, in.cur };
-    ggml_tensor * ids    = ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, 2, dispatch_executor, 1, node);
-    ggml_tensor * device = build_own_device(p, node, in, build_call(p, backend, ids, "spac_dispatch"));
+    ggml_tensor * args[]     = { p.ids, in.cur, p.weights };
+    const int     n_args_ids = node->ops->weights_wanted() ? 3 : 2;
+    ggml_tensor * ids        = ggml_custom_4d(p.ctx, GGML_TYPE_I32, n_used, n_tokens, 1, 1, args, n_args_ids, dispatch_executor, 1, node);
+    ggml_tensor * device     = build_own_device(p, node, in, build_call(p, backend, ids, "spac_dispatch"));
     if (!device) { // an emulated device's would be moved to another device of the context
         device = build_ffn(p, layer, group.parts, in, ids);
         device = ggml_backend_buffer_is_host(group.buffer) ? pin_chain_to_cpu(p, device) : device;

@@ -9,8 +9,13 @@
 // the stream. So no thread holds the expert cache's mutex while it calls CUDA.
 struct spac_split_ops {
     // ids: [n_expert_used, n_tokens] as the router chose; ids_device: slots or -1; ids_host: experts or -1
+    // both -1: an expert that is left out (weights_wanted)
     // cur: NULL in-graph; else the input of the host experts, to be handed to the executor
-    virtual void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) = 0;
+    // weights: the router's, [1, n_expert_used, n_tokens]; NULL unless weights_wanted
+    virtual void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights, const ggml_tensor * cur, int32_t * ids_device,
+                          int32_t * ids_host) = 0;
+
+    virtual bool weights_wanted() const { return false; } // when a graph is built
 
     // in-graph, with the engine's own kernels: after dispatch, by one thread, with its ids_host
     virtual void plan_host(const spac_moe_layer &, const int32_t * /*ids_host*/, int64_t /*n_tokens*/, int /*n_threads*/) {}

@@ -2,12 +2,14 @@
 
 #include "base/clock.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
-                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish) :
-    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), fills(fills),
-    il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
+                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, bool fills, int il_to_publish) :
+    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)),
+    fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
 
@@ -58,10 +60,14 @@ void spac_forward::begin_layer(int il, uint64_t now) {
 
 // ---- dispatch
 
-void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) {
+void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) {
     const uint64_t t0 = spac_now_us();
     begin_layer(layer.il, t0);
     pin_experts(layer, ids);
+    n_rows_left_out.assign(slots.size(), 0);
+    if (weights) {
+        leave_out(layer, ids, *weights);
+    }
     record_split(layer);
     write_ids(layer, ids, ids_device, ids_host);
 
@@ -94,12 +100,38 @@ void spac_forward::record_split(const spac_moe_layer & layer) {
             s.n_device_experts++;
             s.n_device_rows += activations.n_rows[i];
             any_device = true;
-        } else {
+        } else if (activations.n_rows[i] > n_rows_left_out[i]) {
             s.n_host_experts++;
-            s.n_host_rows += activations.n_rows[i];
+            s.n_host_rows += activations.n_rows[i] - n_rows_left_out[i];
             any_host = true;
         }
     }
+}
+
+// An expert is there where its layer need not wait for it: on the device, or without one in memory. Batches wider than
+// max_batch, which are prompts, are exact.
+void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights) {
+    const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
+    if (n_tokens > board.geometry().max_batch) {
+        return lossy.keep_all(n_used * n_tokens);
+    }
+    is_there.assign(n_used * n_tokens, 1);
+    for (int64_t i = 0; i < n_used * n_tokens; i++) {
+        const int32_t ie = spac_id_at(ids, i % n_used, i / n_used);
+        if (ie >= 0 && ie < layer.n_expert) {
+            is_there[i] = slots[activations.index_of[ie]] >= 0 || (cache.empty() && tier && tier->is_there(layer.il, ie));
+        }
+    }
+    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted));
+    for (int64_t i = 0; i < n_used * n_tokens; i++) {
+        if (lossy.is_left_out[i]) {
+            n_rows_left_out[activations.index_of[spac_id_at(ids, i % n_used, i / n_used)]]++;
+        }
+    }
+    spac_counters & c = *board.counters();
+    c.n_left_out_rows += lossy.n_left_out;
+    c.router_weight += llround(lossy.weight * 1e6);
+    c.router_weight_kept += llround(lossy.weight_kept * 1e6);
 }
 
 void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host) {
@@ -110,8 +142,9 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
         const int32_t ie   = spac_id_at(ids, i % n_used, i / n_used);
         const bool    ok   = ie >= 0 && ie < layer.n_expert; // else nobody computes it: the row is zero
         const int32_t slot = ok ? slots[activations.index_of[ie]] : -1;
+        const bool    out  = lossy.is_on() && lossy.is_left_out[i];
         ids_device[i]      = slot;
-        ids_host[i]        = slot < 0 && ok ? ie : -1;
+        ids_host[i]        = slot < 0 && ok && !out ? ie : -1;
         ids_copy[i]        = ok ? ie : 0;
         on_device[i]       = slot < 0 ? -1 : ie;
     }

@@ -9,6 +9,7 @@
 #include "graph/activations.h"
 #include "graph/routing-log.h"
 #include "graph/split-graph.h"
+#include "lossy.h"
 #include "plan/host-work.h"
 
 #include <atomic>
@@ -18,9 +19,10 @@
 struct spac_forward : spac_split_ops {
     // fills: whether experts that were just used take free slots
     // tier: of experts on disk, or NULL
+    // lossy: what may be left out; nothing unless it was asked for
     // il_to_publish: the layer after which the board is published; -1: a worker does that between forwards
     spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
-                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, bool fills, int il_to_publish);
+                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, bool fills, int il_to_publish);
 
     bool is_running() const { return in_progress; } // the worker asks too
     void begin();                                   // by itself where a layer is split
@@ -29,7 +31,8 @@ struct spac_forward : spac_split_ops {
     int64_t n_tokens_counted = INT64_MAX; // of a forward, the first ones: others are computed, and nothing is learned from them
 
     // spac_split_ops
-    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
+    bool weights_wanted() const override { return lossy.is_on(); }
+    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
     void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) override;
     void device_done(const spac_moe_layer & layer) override;
     void host_done(const spac_moe_layer & layer) override;
@@ -48,6 +51,7 @@ struct spac_forward : spac_split_ops {
     void begin_layer(int il, uint64_t now);
     void pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids);
     void record_split(const spac_moe_layer & layer);
+    void leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
     void write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
 
     spac_board &             board;
@@ -57,6 +61,7 @@ struct spac_forward : spac_split_ops {
     spac_memory_tier * const tier;
     spac_timeline &          timeline;
     spac_routing_log &       log;
+    spac_lossy               lossy;
     const bool               fills;
     const int                il_to_publish;
 
@@ -68,9 +73,11 @@ struct spac_forward : spac_split_ops {
     std::vector<call_times> times; // [n_layer]
 
     // the layer in progress
-    spac_activations     activations;
-    std::vector<int32_t> slots;     // of each distinct expert, or -1
-    std::vector<int32_t> ids_copy;  // [n_expert_used * n_tokens]
-    std::vector<int32_t> slot_of;   // [n_expert], of those in use
-    std::vector<int32_t> on_device; // [n_expert_used * n_tokens] experts or -1, as ids_host
+    spac_activations      activations;
+    std::vector<int32_t>  slots;           // of each distinct expert, or -1
+    std::vector<int32_t>  ids_copy;        // [n_expert_used * n_tokens]
+    std::vector<int32_t>  slot_of;         // [n_expert], of those in use
+    std::vector<int32_t>  on_device;       // [n_expert_used * n_tokens] experts or -1, as ids_host
+    std::vector<uint32_t> n_rows_left_out; // of each distinct expert
+    std::vector<uint8_t>  is_there;        // [n_expert_used * n_tokens] where something may be left out
 };

@@ -15,7 +15,7 @@ ggml_tensor * spac_wide_batches::build(const llama_moe_hook_params & p) {
     return is_ours ? spac_build_split_kernels(p, &it->second, nullptr) : nullptr;
 }
 
-void spac_wide_batches::dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor *, int32_t * ids_device, int32_t * ids_host) {
+void spac_wide_batches::dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor *, const ggml_tensor *, int32_t * ids_device, int32_t * ids_host) {
     const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie = spac_id_at(ids, i % n_used, i / n_used);

@@ -19,7 +19,7 @@ struct spac_wide_batches : spac_split_ops {
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
 
     // spac_split_ops
-    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
+    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
     void plan_host(const spac_moe_layer & layer, const int32_t * ids_host, int64_t n_tokens, int n_threads) override;
     void compute_host(const spac_moe_layer & layer, const ggml_tensor * cur, float * rows) override;
     void host_done(const spac_moe_layer & layer) override;

@@ -424,6 +424,12 @@ spac_tier_info spac_memory_tier::info() const {
     return info;
 }
 
+bool spac_memory_tier::is_there(int il, int32_t ie) const {
+    std::lock_guard<std::mutex> lock(mutex);
+    const int32_t               is = info_of(il).experts[ie].slot;
+    return is >= 0 && slots[is].now.load(std::memory_order_relaxed) == THERE;
+}
+
 void spac_memory_tier::show(spac_board & board) const {
     *board.tier()         = info();
     const size_t n_expert = board.geometry().n_expert;

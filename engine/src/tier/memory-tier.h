@@ -49,6 +49,8 @@ struct spac_memory_tier {
 
     bool has(uint32_t il, uint32_t ie) const { return il < by_il.size() && by_il[il] >= 0 && ie < info_of((int) il).experts.size(); }
 
+    bool is_there(int il, int32_t ie) const; // now: a layer need not wait for it
+
     // until a requested expert is there; false: it could not be read, see info()
     bool wait(int il, int32_t ie);
 

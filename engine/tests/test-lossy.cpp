@@ -1,0 +1,80 @@
+// Which experts are left out: by hand, with ties, negative weights and batches that are computed whole; and texts that name no rule.
+#include "base/status.h"
+#include "split/lossy.h"
+
+#undef NDEBUG
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+
+static ggml_tensor weights_of(std::vector<float> & data, int64_t n_used) {
+    ggml_tensor t = {};
+    t.type        = GGML_TYPE_F32;
+    t.ne[0]       = 1;
+    t.ne[1]       = n_used;
+    t.ne[2]       = (int64_t) data.size() / n_used;
+    t.nb[0] = t.nb[1] = sizeof(float);
+    t.nb[2]           = n_used * sizeof(float);
+    t.data            = data.data();
+    return t;
+}
+
+// two tokens with three experts each: the first has its second best and its worst absent, the other all of them
+static void test_ranks() {
+    std::vector<float> w = { 0.2f, 0.5f, 0.3f, /**/ 0.6f, 0.1f, 0.3f };
+    const ggml_tensor  t = weights_of(w, 3);
+
+    spac_lossy one("drop:1");
+    one.choose(t, { 0, 1, 0, /**/ 0, 0, 0 }, 2);
+    assert((one.is_left_out == std::vector<uint8_t>{ 1, 0, 1, /**/ 0, 1, 1 }));
+    assert(one.n_left_out == 4);
+    assert(std::fabs(one.weight - 2.0) < 1e-6 && std::fabs(one.weight_kept - 1.1) < 1e-6);
+
+    spac_lossy two("drop:2");
+    two.choose(t, { 0, 1, 0, /**/ 0, 0, 0 }, 2);
+    assert((two.is_left_out == std::vector<uint8_t>{ 1, 0, 0, /**/ 0, 1, 0 }));
+
+    two.choose(t, { 0, 1, 0, /**/ 0, 0, 0 }, 1); // the second token is not counted, and left out all the same
+    assert(two.n_left_out == 1 && two.is_left_out[4] && std::fabs(two.weight - 1.0) < 1e-6);
+
+    spac_lossy all("drop:3");
+    all.choose(t, { 0, 0, 0, 0, 0, 0 }, 2);
+    assert(all.n_left_out == 0 && all.weight == all.weight_kept);
+}
+
+static void test_ties_and_signs() {
+    std::vector<float> w = { 0.25f, 0.25f, -0.9f, 0.25f };
+    spac_lossy         lossy("drop:2");
+    lossy.choose(weights_of(w, 4), { 0, 0, 0, 0 }, 1);
+    assert((lossy.is_left_out == std::vector<uint8_t>{ 0, 1, 0, 1 })); // the largest, and the first of those that are equal
+}
+
+static void test_whole() {
+    spac_lossy lossy("drop:1");
+    lossy.keep_all(5);
+    assert(lossy.is_left_out == std::vector<uint8_t>(5, 0));
+    assert(!spac_lossy("").is_on() && lossy.is_on());
+}
+
+static void test_refusals() {
+    for (const char * text : { "drop", "drop:", "drop:0", "drop:-1", "drop:x", "drop:1x", "drop:99999", "drop: 2", "drop:+2", "keep:2", " drop:2" }) {
+        bool refused = false;
+        try {
+            spac_lossy lossy(text);
+        } catch (const spac_error & e) {
+            refused = e.status == SPAC_STATUS_INVALID_ARGUMENT;
+        }
+        if (!refused) {
+            printf("\"%s\" was taken\n", text);
+        }
+        assert(refused);
+    }
+}
+
+int main() {
+    test_ranks();
+    test_ties_and_signs();
+    test_whole();
+    test_refusals();
+    return 0;
+}

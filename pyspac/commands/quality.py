@@ -1,0 +1,158 @@
+"""`pyspac quality`: what lossy modes cost in quality, as llama.cpp's llama-perplexity measures it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.table import Table
+
+from pyspac._native import bin_dir
+from pyspac.checks import check_int
+from pyspac.commands import options as o
+from pyspac.commands.common import check_json_target, error_console, output_console, reports_errors
+from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.forward.lossy import VARIABLE, check_can_be_lossy, check_lossy
+from pyspac.forward.no_device import is_host_only
+from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import read_header
+from pyspac.model.memory_tier import asked_bytes
+
+BATCH: Final = 8  # tokens at a time: a prompt's wide batches would be computed whole
+N_CTX: Final = 256
+_NUMBER: Final = r"\s*:\s*([-\d.]+|-?nan)"
+_PATTERNS: Final = {
+    "perplexity": re.compile(rf"Mean PPL\(Q\){_NUMBER}"),
+    "perplexity_exact": re.compile(rf"Mean PPL\(base\){_NUMBER}"),
+    "kl_divergence": re.compile(rf"Mean    KLD{_NUMBER}"),
+    "same_top_share": re.compile(rf"Same top p{_NUMBER}"),
+}
+
+Text = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="The text to measure on.")]
+Rules = Annotated[
+    list[str],
+    typer.Option("--lossy", metavar="drop:N", help="What may be left out; several times for several rows."),
+]
+Context = Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a piece of the text.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rule beside exact computation, over the same tokens."""
+
+    lossy: str
+    perplexity: float
+    perplexity_exact: float
+    kl_divergence: float  # nats per token, of the exact distribution from this one
+    same_top_share: float  # of tokens whose likeliest one is the same
+
+
+@reports_errors
+def quality(
+    model: o.Model,
+    file: Text,
+    lossy: Rules,
+    cache: o.Cache = "auto",
+    ram: o.Ram = None,
+    device: o.Device = "auto",
+    ctx_size: Context = N_CTX,
+    json_file: o.JsonFile = None,
+) -> None:
+    """Measure what --lossy costs: perplexity, KL divergence and top-1 agreement with exact computation.
+
+    llama.cpp's llama-perplexity reads the text in batches of 8 tokens, once exactly and once for each rule.
+    Example: pyspac quality -m MODEL.gguf -f TEXT --ram 8G --lossy drop:4 --lossy drop:2
+    """
+    check_json_target(json_file)
+    check_int("-c", ctx_size, 2 * BATCH, 1 << 20)
+    if not file.is_file():
+        raise ConfigError("-f", str(file), "a text file")
+    rules = list(dict.fromkeys(lossy))
+    for rule in rules:
+        check_lossy(rule, stock=False)
+    env = _engine_env(model, cache, ram, device, rules[0])
+    with tempfile.TemporaryDirectory(prefix="pyspac-") as folder:
+        base = Path(folder) / "exact.kld"
+        argv = _argv(model, ram, ctx_size, base)
+        _say("exact")
+        _perplexity([*argv, "-f", str(file)], env)
+        if not base.exists() or base.stat().st_size < N_CTX:
+            wanted = f"give a text of {2 * ctx_size} tokens or more, or a smaller -c"
+            raise UsageError(f"{file} is too short: {wanted}")
+        rows = [_measured(rule, [*argv, "--kl-divergence"], env) for rule in rules]
+    if json_file != STDOUT:
+        output_console().print(_table(rows))
+    if json_file is not None:
+        found = {"model": str(model), "n_ctx": ctx_size, "rows": [asdict(row) for row in rows]}
+        write_json(json_file, found)
+
+
+def _engine_env(model: Path, cache: str, ram: str | None, device: str, rule: str) -> dict[str, str]:
+    """For the engine in llama-perplexity, whose own policy places the experts. Raises UsageError."""
+    geometry = read_geometry(read_header(model))
+    if not geometry.is_moe:
+        raise UsageError(f"{model} has no experts that could be left out: give a Mixture-of-Experts model")
+    is_host = is_host_only(device)
+    ram_bytes = None if ram is None else asked_bytes(ram, geometry)
+    check_can_be_lossy(rule, is_host_only=is_host, ram_mib=ram_bytes)
+    env = {
+        "PYSPAC_CACHE": "auto" if is_host else cache,
+        "PYSPAC_DEVICE": device,
+        "PYSPAC_MAX_BATCH": str(BATCH),
+    }
+    return env if ram_bytes is None else env | {"PYSPAC_RAM": f"{ram_bytes}B"}
+
+
+def _argv(model: Path, ram: str | None, n_ctx: int, base: Path) -> list[str]:
+    argv = [str(bin_dir() / "llama-perplexity"), "-m", str(model), "-c", str(n_ctx), "-b", str(n_ctx)]
+    argv += ["-ub", str(BATCH), "--no-repack", "--kl-divergence-base", str(base)]
+    return argv if ram is None else [*argv, "--lazy-mode", "experts", "--no-warmup"]
+
+
+def _measured(rule: str, argv: Sequence[str], env: Mapping[str, str]) -> Row:
+    _say(rule)
+    output = _perplexity(argv, {**env, VARIABLE: rule})
+    found: dict[str, Any] = {}
+    for name, pattern in _PATTERNS.items():
+        match = pattern.search(output)
+        if match is None:
+            raise PyspacError(f"llama-perplexity says no {name}: {output.strip()[-300:]}")
+        found[name] = float(match[1])
+    return Row(lossy=rule, **found | {"same_top_share": found["same_top_share"] / 100})
+
+
+def _perplexity(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        argv, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        why = [line for line in done.stdout.splitlines() if " E " in line or "spac:" in line] or ["no reason"]
+        raise PyspacError(f"llama-perplexity ended with {done.returncode}: {' '.join(why[-3:])}")
+    return done.stdout
+
+
+def _say(rule: str) -> None:
+    console = error_console()
+    if console.is_terminal:
+        console.print(f"measuring: {rule}")
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("left out", "perplexity", "exact", "KL divergence", "same best token"):
+        table.add_column(name, justify="left" if name == "left out" else "right")
+    for row in rows:
+        table.add_row(
+            row.lossy, f"{row.perplexity:.4f}", f"{row.perplexity_exact:.4f}", f"{row.kl_divergence:.5f}",
+            f"{row.same_top_share:.2%}",
+        )  # fmt: skip
+    return table

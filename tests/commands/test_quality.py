@@ -1,0 +1,98 @@
+"""`--lossy` of a command that generates, and `pyspac quality`, which says what it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pyspac.cli import app
+
+MODELS = Path(__file__).resolve().parents[2] / "pyspac" / "models"
+DEMO = MODELS / "demo-moe.gguf"
+N_USED = 4
+ON_DISK = ("-dev", "none", "--ram", "6")
+
+pytestmark = pytest.mark.model
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def run_json(*arguments: object) -> dict[str, Any]:
+    prompt = ("-p", "def read_header(path):", "-n", 40, "--temp", 0)
+    result = invoke("run", "-m", DEMO, *prompt, *arguments, "--json", "-")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize("place", [ON_DISK, ("-dev", "emulated", "--cache", "25%")], ids=["disk", "device"])
+def test_the_text_is_exact_where_all_are_kept(place: tuple[str, ...]) -> None:
+    exact, kept, lossy = (
+        run_json(*place, *more) for more in ((), ("--lossy", f"drop:{N_USED}"), ("--lossy", "drop:1"))
+    )
+    assert exact["router_weight_kept"] is None
+    assert kept["token_ids"] == exact["token_ids"]
+    assert kept["router_weight_kept"] == 1.0
+    assert 0.25 < lossy["router_weight_kept"] < 1.0
+
+
+def test_what_is_left_out_is_not_read() -> None:
+    exact, lossy = (run_json(*ON_DISK, *more) for more in ((), ("--lossy", "drop:1")))
+    assert lossy["tier"]["n_miss"] < 0.5 * exact["tier"]["n_miss"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("quality") / "text.txt"
+    path.write_text(Path(__file__).read_text() * 2)
+    return path
+
+
+def test_more_is_lost_the_fewer_are_kept(text: Path) -> None:
+    rules = [part for n in (N_USED, 2, 1) for part in ("--lossy", f"drop:{n}")]
+    result = invoke("quality", "-m", DEMO, "-f", text, *ON_DISK, *rules, "-c", 128, "--json", "-")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["lossy"] for row in rows] == ["drop:4", "drop:2", "drop:1"]
+    exact, two, one = rows
+    assert abs(exact["kl_divergence"]) < 1e-3
+    assert exact["same_top_share"] > 0.995  # the exact logits are kept in 16 bits
+    assert 1e-3 < two["kl_divergence"] < one["kl_divergence"]
+    assert one["same_top_share"] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--lossy", "drop:0"), "--lossy cannot be 'drop:0': give drop:N"),
+        (("--lossy", "drop:2", "--ram", "6", "-f", "/nowhere"), "-f cannot be '/nowhere': give a text file"),
+        (("--lossy", "drop:2"), "--lossy drop:2 needs a device, or experts on disk (--ram)"),
+        (("--lossy", "drop:2", "-m", str(MODELS / "demo-draft.gguf")), "has no experts"),
+        (("--lossy", "drop:2", "--ram", "6", "-c", "65536"), "is too short: give a text of 131072 tokens"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], says: str, text: Path) -> None:
+    given = ["-m", DEMO, "-f", text, "-dev", "none"]
+    result = invoke("quality", *given, *arguments)
+    assert result.exit_code == 2, result.output
+    assert says in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--lossy", "drop:2x", *ON_DISK), "--lossy cannot be 'drop:2x'"),
+        (("--lossy", "drop:2", "-dev", "none"), "needs a device, or experts on disk (--ram)"),
+        (("--lossy", "drop:2", "--stock"), "has no effect with --stock"),
+    ],
+)
+def test_what_run_refuses(arguments: tuple[str, ...], says: str) -> None:
+    result = invoke("run", "-m", DEMO, "-p", "x", "-n", 2, *arguments)
+    assert result.exit_code == 2, result.output
+    assert says in " ".join(result.stderr.split())

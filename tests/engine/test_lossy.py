@@ -1,0 +1,140 @@
+"""What `lossy` leaves out: nothing where all of a token's experts are kept, or all are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gguf_models as models
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from llama_helpers import (
+    Sequence0,
+    assert_same_bits,
+    attached_engine,
+    decide_all,
+    decide_randomly,
+    decode,
+    loaded_model,
+    new_context,
+    place,
+    split_layers,
+)
+
+from pyspac.engine.board_figures import router_weight_kept
+from pyspac.engine.engine import Engine
+from pyspac.engine.params import EngineParams
+from pyspac.errors import EngineError
+
+NAME = "qwen3moe"
+N_USED = models.ARCHITECTURES[NAME].shape.n_expert_used
+WIDTHS = (1, 2, 5, 9, 16)
+PROMPT = 40  # more than max_batch
+IN_GRAPH, EXECUTOR = {"host_mode": "in-graph"}, {"host_mode": "executor"}
+OWN_KERNELS = IN_GRAPH | {"host_kernels": "spac"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    path = tmp_path_factory.mktemp("lossy") / "model.gguf"
+    with loaded_model(models.write_model(path, NAME, ((Type.Q8_0,) * 3,))) as model:
+        yield model
+
+
+@contextmanager
+def two(model: Any, first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[Any, Any, Engine]]:
+    """Two contexts, the second's engine beside them; {}: llama.cpp without an engine."""
+    with (
+        new_context(model) as a,
+        new_context(model) as b,
+        attached_engine(b, **second) as engine,
+    ):
+        if first:
+            with attached_engine(a, **first):
+                yield a, b, engine
+        else:
+            yield a, b, engine
+
+
+def engine_params(**fields: Any) -> EngineParams:
+    return EngineParams(**({"device": "cpu", "cache": "50%"} | fields))
+
+
+def n_left_out(engine: Engine) -> int:
+    engine.end_forward()
+    return int(engine.board.counters["n_left_out_rows"][0])
+
+
+@pytest.mark.parametrize("way", [IN_GRAPH, EXECUTOR], ids=["in-graph", "executor"])
+def test_all_of_a_tokens_experts_kept_is_exact(model: Any, way: dict[str, Any]) -> None:
+    tokens, rng = Sequence0(1, models.N_VOCAB), np.random.default_rng(2)
+    with two(model, {}, way | {"lossy": f"drop:{N_USED}"}) as (stock, split, engine):
+        for width in (PROMPT, *WIDTHS, *WIDTHS):
+            decide_randomly(engine, rng)
+            place(engine)
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(split, batch), decode(stock, batch), f"{width} tokens")
+        assert n_left_out(engine) == 0
+        assert router_weight_kept(engine.board) == 1.0
+
+
+def test_what_is_on_the_device_is_computed(model: Any) -> None:
+    tokens = Sequence0(3, models.N_VOCAB)
+    with two(model, {}, EXECUTOR | {"cache": "100%", "lossy": "drop:1"}) as (stock, split, engine):
+        decide_all(engine)
+        place(engine)
+        for width in WIDTHS:
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(split, batch), decode(stock, batch), f"{width} tokens")
+        assert n_left_out(engine) == 0
+
+
+@pytest.mark.parametrize("way", [IN_GRAPH, EXECUTOR, OWN_KERNELS], ids=["in-graph", "executor", "own"])
+def test_with_an_empty_device_only_the_best_are_computed(model: Any, way: dict[str, Any]) -> None:
+    tokens = Sequence0(5, models.N_VOCAB)
+    with two(model, {}, way | {"lossy": "drop:1"}) as (stock, split, engine):
+        prompt = tokens.next_batch(PROMPT)
+        assert_same_bits(decode(split, prompt), decode(stock, prompt), "a prompt is exact")
+        n_tokens = 0
+        for width in WIDTHS:
+            batch = tokens.next_batch(width)
+            found, exact = decode(split, batch), decode(stock, batch)
+            assert np.isfinite(found).all()
+            assert np.abs(found - exact).max() > 1e-3
+            n_tokens += width
+        n_layers = len(split_layers(engine))
+        assert n_left_out(engine) == n_tokens * (N_USED - 1) * n_layers
+        stats = engine.board.layer_stats[split_layers(engine)]
+        assert (stats["n_host_rows"] == n_tokens).all()
+        kept = router_weight_kept(engine.board)
+        assert kept is not None
+        assert 1 / N_USED <= kept < 1.0
+
+
+def test_both_ways_leave_out_the_same(model: Any) -> None:
+    tokens = Sequence0(7, models.N_VOCAB)
+    with two(model, IN_GRAPH | {"lossy": "drop:2"}, EXECUTOR | {"lossy": "drop:2"}) as (a, b, engine):
+        for width in WIDTHS:
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(a, batch), decode(b, batch), f"{width} tokens")
+        assert n_left_out(engine) > 0
+
+
+def test_without_it_nothing_is_weighed(model: Any) -> None:
+    with two(model, {}, EXECUTOR) as (_, split, engine):
+        decode(split, Sequence0(9, models.N_VOCAB).next_batch(5))
+        assert n_left_out(engine) == 0
+        assert router_weight_kept(engine.board) is None
+
+
+@pytest.mark.parametrize("text", ["drop:0", "drop", "keep:2", "drop:2x"])
+def test_what_is_no_rule_is_refused(model: Any, text: str) -> None:
+    with new_context(model) as ctx, pytest.raises(EngineError, match="give drop:N"):
+        Engine.attach(ctx, engine_params(lossy=text))
+
+
+def test_without_a_device_every_expert_is_there(model: Any) -> None:
+    with new_context(model) as ctx, pytest.raises(EngineError, match="needs a device, or experts on disk"):
+        Engine.attach(ctx, engine_params(device="none", cache="0", lossy="drop:2"))
