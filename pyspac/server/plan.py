@@ -35,7 +35,7 @@ from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
 from pyspac.server.device_probe import probe_device
 from pyspac.server.download import ModelFiles, find_models
-from pyspac.server.health import choose_port
+from pyspac.server.health import choose_port, overlap
 from pyspac.server.masks import fit_masks
 from pyspac.server.memory import (
     check_n_ctx,
@@ -87,8 +87,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     if options.board is not None:
         board_file.check_free(options.board)
     port = 0 if options.socket else choose_port(options.host, options.port)
-    hosts = {options.host, options.attach.metrics_host}
-    if port == options.attach.metrics_port and (len(hosts) == 1 or hosts & {"0.0.0.0", "::"}):
+    if port == options.attach.metrics_port and overlap(options.host, options.attach.metrics_host):
         raise ConfigError("--metrics-port", port, "another port: llama-server listens at this one (--port)")
     board = options.board or f"server-{port}"
     board_file.check_free(board)

@@ -534,7 +534,15 @@ def test_a_server_that_hangs_behind_its_greeting(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("given", "host", "metrics_host"),
-    [(True, HOST, HOST), (True, "0.0.0.0", HOST), (True, HOST, "0.0.0.0"), (False, HOST, HOST)],
+    [
+        (True, HOST, HOST),
+        (True, "0.0.0.0", HOST),
+        (True, HOST, "0.0.0.0"),
+        (True, "localhost", HOST),
+        (True, HOST, "localhost"),
+        (True, "0", HOST),
+        (False, HOST, HOST),
+    ],
 )
 def test_metrics_have_a_port_of_their_own(
     monkeypatch: pytest.MonkeyPatch, given: bool, host: str, metrics_host: str
