@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pyspac.checks import check_int
 from pyspac.drop_in.errors import InputError, as_input_error
+from pyspac.engine.limits import MAX_THREADS
 from pyspac.engine.memory import free_memory
 from pyspac.engine.params import EngineParams
 from pyspac.errors import ConfigError
@@ -115,10 +116,12 @@ def _text(name: str, value: Any, kinds: tuple[type, ...], what: str) -> str:
 
 
 def check_sizes(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for sizes of the context that are none."""
+    """Raise ConfigError for sizes of the context that are none, and threads that cannot be."""
     for name, least in _LEAST.items():
         if name in given:
             check_int(name, given[name], least, _MANY)
+    if (n_threads := given["n_threads_batch"]) is not None:
+        check_int("n_threads_batch", n_threads, 1, MAX_THREADS)
 
 
 def check_context(given: Mapping[str, Any], loading: Loading) -> None:

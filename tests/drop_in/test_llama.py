@@ -469,6 +469,8 @@ def test_langchain(theirs: Any) -> None:
         (DRAFT, {"device": "emulated"}, r'\(device="none"\), or in plain llama.cpp \(stock=True\)'),
         (MODEL, {"draft_max": 3}, "^draft_max 3 .* model with draft_model, or LlamaPromptLookupDecoding"),
         (MODEL, {"n_threads": -1}, "^n_threads cannot be -1"),
+        (MODEL, {"n_threads_batch": 10**6}, "^n_threads_batch cannot be 1000000: give a .* 1 to 512"),
+        (MODEL, {"n_threads_batch": "x"}, "^n_threads_batch cannot be 'x'"),
         (
             MODEL,
             {"n_ctx": 10**9},
