@@ -481,6 +481,8 @@ def test_langchain(theirs: Any) -> None:
         (MODEL, {"n_ctx": None}, "^n_ctx cannot be None: give a whole number from 0 to "),
         (MODEL, {"n_batch": -1}, "^n_batch cannot be -1: give a whole number from 1 to "),
         (MODEL, {"n_ubatch": 0}, "^n_ubatch cannot be 0: give a whole number from 1 to "),
+        (MODEL, {"type_k": 99}, "^type_k cannot be 99: give llama_cpp.GGML_TYPE_F32, GGML_TYPE_F16"),
+        (MODEL, {"type_v": "q8_0"}, "^type_v cannot be 'q8_0'"),
         (MODEL, {"lora_path": "/nowhere.gguf"}, "lora_path /nowhere.gguf: there is no such file"),
         (MODEL, {"lora_path": DRAFT}, "this file is no LoRA adapter of this model"),
     ],

@@ -42,6 +42,7 @@ from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import board_file, device_probe, log, memory, plan
 from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env
+from pyspac.server.attachment import Attachment
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.download import ModelFiles, StoppedError
@@ -657,6 +658,15 @@ def test_waiting_for_news_is_cheap() -> None:
     while time.monotonic() - start_s < 1.0:
         pacer.poll()
     assert time.process_time() - cpu_s < 0.02
+
+
+def test_a_busy_machine_is_no_reason_to_rest_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's cost is its CPU time: one that waits for a core is no dearer, and the next no later."""
+    attachment = Attachment(None, small_board(), AttachOptions(warm_start=False))
+    monkeypatch.setattr(attachment.scheduler, "step", lambda: time.sleep(0.3))
+    assert attachment._step() < 0.15
+    monkeypatch.setattr(attachment.board, "read_upcoming", lambda: time.sleep(0.3))
+    assert attachment._look_ahead() < 0.15
 
 
 def test_totals() -> None:
