@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import urllib.request
 from contextlib import closing
@@ -31,7 +32,7 @@ from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.step import StepRecord, StepTotals
-from pyspac.errors import ConfigError, UsageError
+from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.forward.options import CacheSize
 from pyspac.model import device_needs
 from pyspac.model.geometry import read_geometry
@@ -53,6 +54,7 @@ from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
 from pyspac.server.secrets import take_secrets
 from pyspac.server.settings import to_json
+from pyspac.talk.scheduling import scheduling
 from pyspac.units import MIB
 
 
@@ -667,6 +669,18 @@ def test_a_busy_machine_is_no_reason_to_rest_longer(monkeypatch: pytest.MonkeyPa
     assert attachment._step() < 0.15
     monkeypatch.setattr(attachment.board, "read_upcoming", lambda: time.sleep(0.3))
     assert attachment._look_ahead() < 0.15
+
+
+def test_no_thread_for_a_scheduler_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with (
+        pytest.raises(PyspacError, match=r"no thread left for the scheduler .* limit on processes"),
+        scheduling(small_board(), AttachOptions(warm_start=False)),
+    ):
+        pass
 
 
 def test_totals() -> None:
