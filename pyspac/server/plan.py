@@ -45,6 +45,7 @@ from pyspac.server.memory import (
 )
 from pyspac.server.options import (
     GPU_LAYERS_FLAGS,
+    OTHER_THREADS_FLAGS,
     TENSOR_SPLIT_FLAGS,
     THREADS_FLAGS,
     ServeOptions,
@@ -78,8 +79,9 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
     if options.max_batch is not None:
         check_max_batch("--max-batch", options.max_batch)
-    if (n_threads := options.passed_value(*THREADS_FLAGS)).isdecimal():
-        check_n_threads("-t", int(n_threads), 1)
+    for flags, low in ((THREADS_FLAGS, 1), *((others, 0) for others in OTHER_THREADS_FLAGS)):
+        if (n_threads := options.passed_value(*flags)).isdecimal():
+            check_n_threads(flags[0], int(n_threads), low)
     check_environment(os.environ)
     folder = bin_dir()
     extras = build_extras(folder)

@@ -559,6 +559,14 @@ def test_metrics_have_a_port_of_their_own(
         plan_launch(options, lambda: False)
 
 
+@pytest.mark.parametrize("flag", ["-t", "-tb", "-td", "-tbd"])
+def test_threads_that_no_context_takes(flag: str) -> None:
+    """llama-server aborts while it loads the model."""
+    options = ServeOptions(model=TARGET, passed=(flag, "1000000"))
+    with pytest.raises(ConfigError, match=f"^{flag} cannot be 1000000: give a number of threads from"):
+        plan_launch(options, lambda: False)
+
+
 def test_ports() -> None:
     with closing(socket.create_server((HOST, 0))) as listener:
         taken = listener.getsockname()[1]
