@@ -12,8 +12,11 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final
 
+from gguf.constants import GGMLQuantizationType
+
 from pyspac.checks import check_int
 from pyspac.drop_in.errors import InputError, as_input_error
+from pyspac.engine.limits import MAX_THREADS
 from pyspac.engine.memory import free_memory
 from pyspac.engine.params import EngineParams
 from pyspac.errors import ConfigError
@@ -29,6 +32,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel  # isort: skip  # after 
 
 _MANY: Final = 2**31 - 1
 _LEAST: Final = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 1}
+_CACHE_TYPES: Final = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # as -ctk's
 # of sampling: the least that each may be
 _NUMBERS: Final = {"temperature": 0.0, "temp": 0.0} | dict.fromkeys(
     ("top_p", "min_p", "typical_p", "frequency_penalty", "presence_penalty", "repeat_penalty",
@@ -115,10 +119,16 @@ def _text(name: str, value: Any, kinds: tuple[type, ...], what: str) -> str:
 
 
 def check_sizes(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for sizes of the context that are none."""
+    """Raise ConfigError for sizes of the context that are none, and threads that cannot be."""
     for name, least in _LEAST.items():
         if name in given:
             check_int(name, given[name], least, _MANY)
+    if (n_threads := given["n_threads_batch"]) is not None:
+        check_int("n_threads_batch", n_threads, 1, MAX_THREADS)
+    known = {f"GGML_TYPE_{name}": int(GGMLQuantizationType[name]) for name in _CACHE_TYPES}
+    for name in ("type_k", "type_v"):
+        if given.get(name) is not None and given[name] not in known.values():
+            raise InputError(f"{name} cannot be {given[name]!r}: give llama_cpp.{', '.join(known)}")
 
 
 def check_context(given: Mapping[str, Any], loading: Loading) -> None:

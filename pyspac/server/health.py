@@ -14,6 +14,7 @@ from pyspac.errors import ConfigError, UsageError
 
 DEFAULT_PORT: Final = 8080  # llama-server's
 _TIMEOUT_S: Final = 2.0
+_EVERY_ADDRESS: Final = {"0.0.0.0", "::"}
 
 
 def choose_port(host: str, port: int | None, field: str = "--port", default: int = DEFAULT_PORT) -> int:
@@ -60,6 +61,20 @@ def _any_free(host: str) -> int:
         raise UsageError(
             f"--host {host!r} cannot be listened on ({error}): give an address of this machine"
         ) from error
+
+
+def overlap(host: str, other: str) -> bool:
+    """Whether who listens at one takes the other's ports: the same address by any name, or all of them."""
+    one, two = _addresses(host), _addresses(other)
+    return bool(one & two or (one | two) & _EVERY_ADDRESS)
+
+
+def _addresses(host: str) -> set[str]:
+    """None, where there is no such host: who listens there says so."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()
 
 
 def reachable_host(host: str) -> str:

@@ -69,6 +69,11 @@ MODEL_FLAGS: Final = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "
 GPU_LAYERS_FLAGS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 TENSOR_SPLIT_FLAGS: Final = ("-ts", TENSOR_SPLIT)
 THREADS_FLAGS: Final = ("-t", "--threads")
+OTHER_THREADS_FLAGS: Final = (
+    ("-tb", "--threads-batch"),
+    ("-td", "--threads-draft", "--spec-draft-threads"),
+    ("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch"),
+)  # of which 0 is as many as there are cores
 SPLIT_MODE_FLAGS: Final = ("-sm", "--split-mode")
 # what llama-server would take from the environment, and has to be known here
 VARIABLES: Final = {"LLAMA_ARG_TENSOR_SPLIT": "-ts", "LLAMA_ARG_SPLIT_MODE": "-sm"}

@@ -36,7 +36,7 @@ from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
 from pyspac.server.device_probe import probe_device
 from pyspac.server.download import ModelFiles, find_models
-from pyspac.server.health import choose_port
+from pyspac.server.health import choose_port, overlap
 from pyspac.server.masks import fit_masks
 from pyspac.server.memory import (
     check_n_ctx,
@@ -46,6 +46,7 @@ from pyspac.server.memory import (
 )
 from pyspac.server.options import (
     GPU_LAYERS_FLAGS,
+    OTHER_THREADS_FLAGS,
     TENSOR_SPLIT_FLAGS,
     THREADS_FLAGS,
     ServeOptions,
@@ -79,8 +80,9 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
     if options.max_batch is not None:
         check_max_batch("--max-batch", options.max_batch)
-    if (n_threads := options.passed_value(*THREADS_FLAGS)).isdecimal():
-        check_n_threads("-t", int(n_threads), 1)
+    for flags, low in ((THREADS_FLAGS, 1), *((others, 0) for others in OTHER_THREADS_FLAGS)):
+        if (n_threads := options.passed_value(*flags)).isdecimal():
+            check_n_threads(flags[0], int(n_threads), low)
     check_environment(os.environ)
     folder = bin_dir()
     extras = build_extras(folder)
@@ -88,8 +90,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     if options.board is not None:
         board_file.check_free(options.board)
     port = 0 if options.socket else choose_port(options.host, options.port)
-    hosts = {options.host, options.attach.metrics_host}
-    if port == options.attach.metrics_port and (len(hosts) == 1 or hosts & {"0.0.0.0", "::"}):
+    if port == options.attach.metrics_port and overlap(options.host, options.attach.metrics_host):
         raise ConfigError("--metrics-port", port, "another port: llama-server listens at this one (--port)")
     board = options.board or f"server-{port}"
     board_file.check_free(board)

@@ -156,6 +156,8 @@ class Client:
     ) -> http.client.HTTPResponse:
         self._is_connecting = True
         try:
+            if self._is_cancelled:  # before that: nothing was there to be ended
+                raise _CancelledError("cancelled")
             connection.connect()
         finally:
             self._is_connecting = False

@@ -469,6 +469,8 @@ def test_langchain(theirs: Any) -> None:
         (DRAFT, {"device": "emulated"}, r'\(device="none"\), or in plain llama.cpp \(stock=True\)'),
         (MODEL, {"draft_max": 3}, "^draft_max 3 .* model with draft_model, or LlamaPromptLookupDecoding"),
         (MODEL, {"n_threads": -1}, "^n_threads cannot be -1"),
+        (MODEL, {"n_threads_batch": 10**6}, "^n_threads_batch cannot be 1000000: give a .* 1 to 512"),
+        (MODEL, {"n_threads_batch": "x"}, "^n_threads_batch cannot be 'x'"),
         (
             MODEL,
             {"n_ctx": 10**9},
@@ -479,6 +481,8 @@ def test_langchain(theirs: Any) -> None:
         (MODEL, {"n_ctx": None}, "^n_ctx cannot be None: give a whole number from 0 to "),
         (MODEL, {"n_batch": -1}, "^n_batch cannot be -1: give a whole number from 1 to "),
         (MODEL, {"n_ubatch": 0}, "^n_ubatch cannot be 0: give a whole number from 1 to "),
+        (MODEL, {"type_k": 99}, "^type_k cannot be 99: give llama_cpp.GGML_TYPE_F32, GGML_TYPE_F16"),
+        (MODEL, {"type_v": "q8_0"}, "^type_v cannot be 'q8_0'"),
         (MODEL, {"lora_path": "/nowhere.gguf"}, "lora_path /nowhere.gguf: there is no such file"),
         (MODEL, {"lora_path": DRAFT}, "this file is no LoRA adapter of this model"),
     ],

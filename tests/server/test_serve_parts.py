@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import urllib.request
 from contextlib import closing
@@ -31,7 +32,7 @@ from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.step import StepRecord, StepTotals
-from pyspac.errors import ConfigError, UsageError
+from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.forward.options import CacheSize
 from pyspac.model import device_needs
 from pyspac.model.geometry import read_geometry
@@ -42,6 +43,7 @@ from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import board_file, device_probe, log, memory, plan
 from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env
+from pyspac.server.attachment import Attachment
 from pyspac.server.backoff import Backoff
 from pyspac.server.child import Child
 from pyspac.server.download import ModelFiles, StoppedError
@@ -52,6 +54,7 @@ from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
 from pyspac.server.secrets import take_secrets
 from pyspac.server.settings import to_json
+from pyspac.talk.scheduling import scheduling
 from pyspac.units import MIB
 
 
@@ -534,7 +537,15 @@ def test_a_server_that_hangs_behind_its_greeting(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("given", "host", "metrics_host"),
-    [(True, HOST, HOST), (True, "0.0.0.0", HOST), (True, HOST, "0.0.0.0"), (False, HOST, HOST)],
+    [
+        (True, HOST, HOST),
+        (True, "0.0.0.0", HOST),
+        (True, HOST, "0.0.0.0"),
+        (True, "localhost", HOST),
+        (True, HOST, "localhost"),
+        (True, "0", HOST),
+        (False, HOST, HOST),
+    ],
 )
 def test_metrics_have_a_port_of_their_own(
     monkeypatch: pytest.MonkeyPatch, given: bool, host: str, metrics_host: str
@@ -545,6 +556,14 @@ def test_metrics_have_a_port_of_their_own(
     attach = AttachOptions(metrics_port=port, metrics_host=metrics_host)
     options = ServeOptions(model=TARGET, host=host, port=port if given else None, attach=attach)
     with pytest.raises(ConfigError, match=f"--metrics-port cannot be {port}.*another port"):
+        plan_launch(options, lambda: False)
+
+
+@pytest.mark.parametrize("flag", ["-t", "-tb", "-td", "-tbd"])
+def test_threads_that_no_context_takes(flag: str) -> None:
+    """llama-server aborts while it loads the model."""
+    options = ServeOptions(model=TARGET, passed=(flag, "1000000"))
+    with pytest.raises(ConfigError, match=f"^{flag} cannot be 1000000: give a number of threads from"):
         plan_launch(options, lambda: False)
 
 
@@ -649,6 +668,27 @@ def test_waiting_for_news_is_cheap() -> None:
     while time.monotonic() - start_s < 1.0:
         pacer.poll()
     assert time.process_time() - cpu_s < 0.02
+
+
+def test_a_busy_machine_is_no_reason_to_rest_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's cost is its CPU time: one that waits for a core is no dearer, and the next no later."""
+    attachment = Attachment(None, small_board(), AttachOptions(warm_start=False))
+    monkeypatch.setattr(attachment.scheduler, "step", lambda: time.sleep(0.3))
+    assert attachment._step() < 0.15
+    monkeypatch.setattr(attachment.board, "read_upcoming", lambda: time.sleep(0.3))
+    assert attachment._look_ahead() < 0.15
+
+
+def test_no_thread_for_a_scheduler_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with (
+        pytest.raises(PyspacError, match=r"no thread left for the scheduler .* limit on processes"),
+        scheduling(small_board(), AttachOptions(warm_start=False)),
+    ):
+        pass
 
 
 def test_totals() -> None:

@@ -63,6 +63,28 @@ def test_a_slot_is_saved_whole_or_not_at_all(tmp_path: Path, draft: bool) -> Non
         assert post(serve.port, "/slots/0?action=restore", {"filename": "a"})["n_restored"] == n_saved
 
 
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_saved_slot_that_ends_early_is_refused(tmp_path: Path, draft: bool) -> None:
+    """Wherever it ends; the server goes on, and takes a whole one."""
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    passed = ("-np", "1", "--slot-save-path", str(folder), *ONE_THREAD)
+    with Serve(tmp_path, "-c", "1024", passed=passed, draft=draft) as serve:
+        serve.wait_ready()
+        tokens = ask(serve, "def parse(self, text):\n", 40)
+        n_saved = post(serve.port, "/slots/0?action=save", {"filename": "a"})["n_saved"]
+        whole = {path: path.read_bytes() for path in folder.iterdir()}
+        for path, content in whole.items():
+            for n_bytes in (0, 8, 12, 100, len(content) // 2, len(content) - 1):
+                path.write_bytes(content[:n_bytes])
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    post(serve.port, "/slots/0?action=restore", {"filename": "a"})
+                assert refused.value.code == 400
+                assert ask(serve, "def parse(self, text):\n", 40) == tokens
+            path.write_bytes(content)
+        assert post(serve.port, "/slots/0?action=restore", {"filename": "a"})["n_restored"] == n_saved
+
+
 def n_deferred(serve: Serve) -> int:
     """Requests that wait for a slot."""
     with urllib.request.urlopen(f"http://{HOST}:{serve.port}/metrics", timeout=60) as response:

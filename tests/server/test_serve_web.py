@@ -104,9 +104,20 @@ def test_what_a_browser_sends_unasked_is_refused(served: Serve, path: str, kind:
 
 
 def test_json_is_taken_from_the_servers_own_page(served: Serve) -> None:
-    kind = "application/json; charset=utf-8"
-    status, _, _ = ask(served, "POST", "/completion", json.dumps(BODY), Origin=served.url, Content_Type=kind)
-    assert status == 200
+    for kind in ("application/json; charset=utf-8", "Application/JSON"):
+        sent = {"Origin": served.url, "Content_Type": kind}
+        assert ask(served, "POST", "/completion", json.dumps(BODY), **sent)[0] == 200
+
+
+@pytest.mark.parametrize(("origin", "status"), [(EVIL, 415), ("null", 415), (None, 501), ("own", 501)])
+def test_audio_comes_from_the_servers_own_page_alone(served: Serve, origin: str | None, status: int) -> None:
+    """Its form is one that a browser sends for any page; 501: this model hears nothing."""
+    head = 'Content-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav'
+    sent = {"Content_Type": "multipart/form-data; boundary=x"}
+    if origin:
+        sent["Origin"] = served.url if origin == "own" else origin
+    body = f"--x\r\n{head}\r\n\r\nRIFF\r\n--x--\r\n"
+    assert ask(served, "POST", "/v1/audio/transcriptions", body, **sent)[0] == status
 
 
 @pytest.mark.parametrize("body", ['{"prompt": ', "", "not JSON"])

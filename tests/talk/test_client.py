@@ -193,6 +193,15 @@ def test_a_cancel_just_before_a_request_ends_it(client: Client) -> None:
     assert client.get("/health") == {"path": "/health"}
 
 
+def test_ctrl_c_before_it_connects() -> None:
+    """A busy machine takes its time from the request's beginning to there: nothing is waited for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = Client(f"https://127.0.0.1:{server.getsockname()[1]}")
+        client.cancel()
+        with pytest.raises(LostError, match="cancelled"):
+            client.get("/health")
+
+
 def test_ctrl_c_while_it_connects() -> None:
     """To a port that takes connections and says nothing: TLS waits there."""
     with socket.create_server(("127.0.0.1", 0)) as server, Interrupt.watch() as interrupt:
