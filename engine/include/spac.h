@@ -66,7 +66,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     7
+#define SPAC_ABI_VERSION     8
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -160,7 +160,7 @@ typedef struct spac_engine_params {
     const char * cpu_range;                        // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
     bool         fill;                             // experts that were just used take free slots at once, those of prompts included
     int32_t      next_layer;                       // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
-    const char * ram;                              // memory for experts, which lie in mapped files: "25%" of all experts' bytes, or "4096" MiB; NULL: they are in memory
+    uint64_t     ram_bytes;                        // memory for experts, which lie in mapped files; 0: they are in memory
     int32_t      stage;                            // spac_stage
     double       device_copy_gb_s[SPAC_N_DEVICES]; // copy_gb_s of each of several devices; 0: copy_gb_s
 } spac_engine_params;
@@ -416,7 +416,7 @@ SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);
 SPAC_API spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_seq);
 
 // values as they are written in options, flags and the environment: how each is read is decided here alone
-SPAC_API spac_status spac_read_size(const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"
+SPAC_API spac_status spac_read_size(const char * name, const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"; name: of the option, for the error
 SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                  // spac_device_kind
 SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);   // "0-7", all open to this process
 

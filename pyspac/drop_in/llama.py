@@ -207,7 +207,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         from pyspac.talk.scheduling import scheduling
 
         options = loading.options
-        params = options.engine_params(engine_device(loading.device, options), loading.ram_mib)
+        params = options.engine_params(engine_device(loading.device, options), loading.ram_bytes)
         self._engine = self._stack.enter_context(Engine.attach(self.ctx, params))
         if not options.is_host_only:
             attach = AttachOptions(scheduler=options.scheduler, warm_start=False)

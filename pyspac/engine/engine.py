@@ -201,7 +201,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
         return texts[-1]
 
     c_params.device, c_params.cache = c_text(params.device), c_text(params.cache)
-    c_params.ram = c_text(params.ram)
+    c_params.ram_bytes = params.ram_bytes
     c_params.board_name, c_params.cpu_range = c_text(params.board_name), c_text(params.cpu_range)
     c_params.n_threads, c_params.max_batch = params.n_threads, params.max_batch
     c_params.copy_gb_s = params.copy_gb_s

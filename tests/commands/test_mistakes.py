@@ -217,7 +217,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "an unknown option": (
         (*RUN, str(TARGET), "--ctx", "5"),
-        "llama-server refuses what is passed on to it: invalid argument: --ctx; --help-all lists pyspac's own flags",
+        "llama-server refuses what is passed on to it: invalid argument: --ctx; --help-all lists pyspac's",
     ),
     "an unknown option of a server": (("serve", "-m", str(TARGET), "--ctx", "5"), "invalid argument: --ctx;"),
     "an unknown option of a chat": (("chat", "-m", str(TARGET), "--ctx", "5"), "invalid argument: --ctx;"),
@@ -228,7 +228,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown command": (("rum",), "Did you mean 'run'"),
     "an argument that llama-server has not": (
         ("serve", "-m", str(TARGET), "--", "--foo"),
-        "invalid argument: --foo; --help-all lists pyspac's own flags, build/*/bin/llama-server --help the others",
+        "invalid argument: --foo; --help-all lists pyspac's own flags, build/*/bin/llama-server --help",
     ),
     "an argument of llama-server without a number": (
         ("serve", "-m", str(TARGET), "--", "-np", "abc"),
