@@ -48,8 +48,8 @@ def chat(
     A llama-server of its own runs it, and ends with the chat; its flags can be given, too: --temp 0.2,
     --chat-template-file FILE, --reasoning-format none ... Enter sends, Alt+Enter begins a new line, Ctrl-C
     ends an answer, Ctrl-D the chat; /help lists what else there is. Only new tokens are processed, unless the
-    chat template rewrites earlier turns. Reasoning is dimmed. What you type is kept for later chats, for you
-    alone: ~/.cache/pyspac/chat-history.
+    chat template rewrites earlier turns. Reasoning is dimmed. What you type is kept for later chats, readable
+    only by you: ~/.cache/pyspac/chat-history.
     """
     talk(command, system_prompt, n_predict)
 

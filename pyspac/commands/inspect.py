@@ -148,7 +148,7 @@ def _vram_bytes(text: str) -> int:
 
 
 def _fit_dict(geometry: MoeGeometry, needs: Needs, n_bytes: int) -> dict[str, float]:
-    """So many bytes for experts alone, and on a GPU with that much memory."""
+    """So many bytes for experts, and on a GPU with that much memory."""
     return {
         "gib": n_bytes / GIB,
         "n_experts": geometry.n_experts_in(n_bytes),

@@ -59,7 +59,7 @@ class TierInfo:
     read_bytes: int
     read_us: int  # of all reads, added up
     busy_us: int  # at least one read was under way
-    wait_us: int  # somebody waited for a read
+    wait_us: int  # a layer waited for a read
     is_direct: bool  # around the page cache
     error: str  # why the last forward failed: an expert could not be read; "": it did not
     n_to_device: int  # experts copied to the device beside it
@@ -157,7 +157,7 @@ class Engine:
         check(lib.spac_engine_end_forward(self._live()))
 
     def count_first(self, n_tokens: int) -> None:
-        """Learn from the first tokens alone of the forwards that follow; 0: from all."""
+        """In the forwards that follow, learn only from the first tokens; 0: from all."""
         check(lib.spac_engine_count_first(self._live(), n_tokens))
 
     def record_step(self, record: StepRecord) -> None:

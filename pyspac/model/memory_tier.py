@@ -60,7 +60,7 @@ def choose_ram(
     """What `pool_bytes` says of a run or a server; None as well where it is not the engine that computes.
 
     cache_bytes: of the device's slots, as of `host_bytes`; is_split: some layers besides the experts stay on
-    the host, and nobody knows how much they take. Raises UsageError.
+    the host, and how much they take is unknown. Raises UsageError.
     """
     can = host_kernels != "ggml" and _has_kernels()
     if text is not None and not can:
@@ -129,7 +129,7 @@ def pool_bytes(
         return None
     least = least_bytes(geometry, has_device=has_device)
     if text is None and n_bytes < least:
-        return None  # nobody asked for it: llama.cpp maps the file, as ever
+        return None  # not asked for: llama.cpp maps the file, as ever
     _check_room(f"--ram {text or AUTO}", n_bytes, least, free, others)
     return n_bytes
 
@@ -180,5 +180,5 @@ def _check_room(given: str, n_bytes: int, least: int, free: int, others: int) ->
         raise UsageError(
             f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give "
             f"{-(-least // MIB)} MiB at least, of {free // MIB} MiB "
-            "that are free, or take a smaller quantisation. A number alone is MiB: 8G is 8 GiB"
+            "that are free, or take a smaller quantisation. A number without a unit is MiB: 8G is 8 GiB"
         )

@@ -154,7 +154,7 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
 
 
 def _http_arguments(options: ServeOptions) -> list[str]:
-    """Pages of other web sites stay out, and nobody holds a connection without using it."""
+    """Pages of other web sites stay out, and an idle connection is closed."""
     argv: list[str] = []
     if not _is_given(options, "LLAMA_ARG_CORS_ORIGINS", "--cors-origins"):
         argv += ["--cors-origins", "", "--no-cors-credentials"]

@@ -129,7 +129,7 @@ def without_lost(given: ServeOptions, n_devices: Sequence[int]) -> ServeOptions:
     """The same without RPC servers that do not answer any more, as long as one does.
 
     `n_devices`: of each server, when all were there: what is given for each device goes with them. Where
-    devices are named nobody is left out: the names of those that stay would change.
+    devices are named all stay: the names of the rest would change.
     """
     endpoints = [] if given.rpc is None else split_endpoints(given.rpc)
     if len(endpoints) < 2 or read_device_kind(given.device) != "auto":

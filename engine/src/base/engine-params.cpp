@@ -170,7 +170,7 @@ static ggml_backend_dev_t find_device(const std::string & name, const std::vecto
     const std::vector<ggml_backend_dev_t> gpus = gpus_of(devices);
     const spac_device_kind                kind = spac_read_device(name);
     if (kind == SPAC_DEVICE_AUTO || kind == SPAC_DEVICE_NONE) {
-        throw spac_error(SPAC_STATUS_DEVICE, spac_format("the device \"%s\" stands for itself alone: leave it out, or the others", name.c_str()));
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("the device \"%s\" cannot be in a list: leave it out, or the others", name.c_str()));
     }
     for (ggml_backend_dev_t device : devices) {
         const bool is_named = strcasecmp(name.c_str(), ggml_backend_dev_name(device)) == 0;
