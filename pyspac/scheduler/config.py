@@ -17,10 +17,10 @@ ABLATIONS = {
     "specue": "binary utility (n_levels = 1)",
     "adabc": "fixed boundaries, up = 3 and down = 1 (estimator spac)",
     "hetwb": "fixed threshold, tau = 2",
-    "prefetch": "static allocation: the pool is filled once",
+    "prefetch": "fill the pool once",
     "evict": "a resident expert never leaves",
-    "prompt": "prompts teach nothing, and free slots wait for the plan (ours)",
-    "stage": "the experts of prompts do not pass through the device's slots (ours)",
+    "prompt": "ignore prompt activations; fill free slots only from the plan (not in the paper)",
+    "stage": "prompts do not pass through the device's slots (not in the paper)",
     "sd": "plain decoding, no drafts",  # for the start of a server; the scheduler only records it
 }
 # what else can be taken away, and is no part of how experts are chosen
@@ -28,8 +28,8 @@ FALLBACK = "fallback"
 WHOLE = "whole"
 PARTS = {
     **ABLATIONS,
-    FALLBACK: "never measured whether copies pay: they go on (ours)",
-    WHOLE: "no layer is held whole by the device: all are split (ours)",
+    FALLBACK: "copy without measuring whether it pays (not in the paper)",
+    WHOLE: "split all layers, hold none whole (not in the paper)",
 }
 
 # who says what comes next: in pyspac/scheduler/predict/, and in the engine

@@ -214,7 +214,7 @@ class Supervisor:
         self._scheduler_due_s = time.monotonic() + delay_s
         self.scheduler = None
         if board_file.look_at(self.launch.board) is None:
-            log.event("the server has put its model away; the scheduler waits until it loads it again")
+            log.event("llama-server unloaded the model; the scheduler waits until it is loaded again")
             return
         log.warning(
             f"the {scheduler.end_text()}; the server goes on with the last decisions for a while, "

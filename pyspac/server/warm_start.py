@@ -114,7 +114,7 @@ class UtilityStore:
             self._seen = _version(self.path)
 
     def _of_others(self) -> dict[str, NDArray[Any]]:
-        """The file, if another process wrote it since it was seen here; empty if not, or if it is unreadable."""
+        """The file, if another process wrote it since it was seen here; empty if not, or if unreadable."""
         if _version(self.path) in (None, self._seen):
             return {}
         try:
