@@ -25,7 +25,7 @@ from policy_bench import (
 )
 
 from pyspac.lab.figures import draw_ablation, draw_capacity, draw_collisions
-from pyspac.scheduler.config import ABLATIONS, SchedulerConfig
+from pyspac.scheduler.config import ABLATIONS
 
 CAPACITIES: Final = ("1%", "5%", "17%", "25%", "40%")
 FIGURE_CAPACITIES: Final = ("1%", "2.5%", "5%", "10%", "17%", "25%", "40%", "60%")
@@ -93,24 +93,6 @@ def estimators(bench: Bench) -> str:
     ]
     heads = [head for c in COMMON for head in (f"{percent(c)}: {policies[0]}", policies[1])]
     return table(["covered/tokens per second", *heads], lines)
-
-
-def gamma(bench: Bench) -> str:
-    """What Algorithm 1 gains or loses by where its boundaries start; the one in force is bold."""
-
-    def cell(trace: str, capacity: str, k: int, value: int) -> str:
-        text = tps(bench.row(trace, f"spac:gamma={value}", capacity, k))
-        return f"**{text}**" if value == SchedulerConfig(n_draft_max=k).gamma else text
-
-    def cells(trace: str, capacity: str, k: int) -> str:
-        return "/".join(cell(trace, capacity, k, value) for value in (2, 4, 6, 8))
-
-    lines = [
-        [f"{trace}, K = {k}", cells(trace, "17%", k), cells(trace, "25%", k)]
-        for trace in FILES
-        for k in (0, 1, 4)
-    ]
-    return table(["gamma 2/4/6/8", "17 %", "25 %"], lines)
 
 
 def prompts(bench: Bench) -> str:
@@ -213,7 +195,6 @@ SECTIONS: Final[dict[str, Make]] = {
     "capacity-qwen-k0": capacity_table(QWEN, 0),
     "capacity-qwen-k4": capacity_table(QWEN, 4, SHORTER),
     "estimators": estimators,
-    "gamma": gamma,
     "prompts": prompts,
     "machines": machines,
     "prefetch": prefetch,
