@@ -134,7 +134,7 @@ def _core_arguments(options: ServeOptions) -> list[str]:
 
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """Weights in memory of their own: pinned beside a real device, with huge pages without one."""
-    is_given = options.passed_value("-lm", "--load-mode") or "--no-mmap" in options.passed
+    is_given = options.passed_value("-lm", "--load-mode")
     argv = ["--load-mode", "none"] if launch.is_copied and not is_given else []
     if launch.ram_bytes is None:
         return argv
