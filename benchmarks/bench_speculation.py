@@ -44,7 +44,7 @@ from pyspac.commands.demo import DRAFT, TARGET
 from pyspac.errors import PyspacError
 from pyspac.talk.interrupt import Interrupt
 
-CONTROLLERS: Final = (OFF, "static-0", "static-1", "static-3", "static-8", "cascade", "per-k-ema", "forecast")
+CONTROLLERS: Final = (OFF, "static-0", "static-1", "static-3", "static-8", "cascade", "forecast")
 STREAMS: Final = ("code", "prose", "lists", "mix")
 MIX: Final = ("code", "prose", "lists", "prose")
 N_COUNTED: Final = 4  # tokens of the synthetic prompt that stood at its begin: a match

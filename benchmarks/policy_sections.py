@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from policy_bench import (
-    DEMO,
     FILES,
-    GEMMA,
     MACHINE,
     N_FIRST,
     QWEN,
@@ -27,7 +25,7 @@ from policy_bench import (
 )
 
 from pyspac.lab.figures import draw_ablation, draw_capacity, draw_collisions
-from pyspac.scheduler.config import ABLATIONS, SchedulerConfig
+from pyspac.scheduler.config import ABLATIONS
 
 CAPACITIES: Final = ("1%", "5%", "17%", "25%", "40%")
 FIGURE_CAPACITIES: Final = ("1%", "2.5%", "5%", "10%", "17%", "25%", "40%", "60%")
@@ -95,44 +93,6 @@ def estimators(bench: Bench) -> str:
     ]
     heads = [head for c in COMMON for head in (f"{percent(c)}: {policies[0]}", policies[1])]
     return table(["covered/tokens per second", *heads], lines)
-
-
-def gamma(bench: Bench) -> str:
-    """What Algorithm 1 gains or loses by where its boundaries start; the one in force is bold."""
-
-    def cell(trace: str, capacity: str, k: int, value: int) -> str:
-        text = tps(bench.row(trace, f"spac:gamma={value}", capacity, k))
-        return f"**{text}**" if value == SchedulerConfig(n_draft_max=k).gamma else text
-
-    def cells(trace: str, capacity: str, k: int) -> str:
-        return "/".join(cell(trace, capacity, k, value) for value in (2, 4, 6, 8))
-
-    lines = [
-        [f"{trace}, K = {k}", cells(trace, "17%", k), cells(trace, "25%", k)]
-        for trace in FILES
-        for k in (0, 1, 4)
-    ]
-    return table(["gamma 2/4/6/8", "17 %", "25 %"], lines)
-
-
-def knobs(bench: Bench) -> str:
-    variants = (
-        *(f"ema_decay={value}" for value in (0.93, 0.98, 0.99)),
-        *(f"payback_steps={value}" for value in (0, 12, 66)),
-    )
-
-    def gain(knob: str, machine: str, k: int) -> str:
-        ratios = [
-            bench.row(trace, f"ema:{knob}", capacity, k, machine=machine)["predicted_tps"]
-            / bench.row(trace, "ema", capacity, k, machine=machine)["predicted_tps"]
-            for trace in FILES
-            for capacity in COMMON
-        ]
-        return f"{100 * (sum(ratios) / len(ratios) - 1):+.1f}"
-
-    where = [(machine, k) for machine in (MACHINE, "rtx3060-laptop") for k in (0, 4)]
-    lines = [[f"`{knob}`", *(gain(knob, machine, k) for machine, k in where)] for knob in variants]
-    return table(["knob: change in %", *(f"`{machine}`, K = {k}" for machine, k in where)], lines)
 
 
 def prompts(bench: Bench) -> str:
@@ -231,40 +191,16 @@ def departures(bench: Bench) -> str:
     return table(["GB/tokens per second, 17 %", *(f"{trace}, K = {k}" for trace, k in where)], lines)
 
 
-def recorded(bench: Bench) -> str:
-    """Policies that need logits or guesses, on a trace that recorded them."""
-    capacities = ("17%", "25%", "40%")
-    lines = []
-    for policy, fields in (
-        ("specmd-1", {}), ("specmd-2", {}), ("specmd-3", {}), ("specmd-4", {}), ("specmd-5", {}),
-        ("lru", {}), ("lru", {"prefetch": "score"}), ("least-stale", {}),
-        *(("lru", {"routing": f"cache-aware:lambda={value}"}) for value in (0.1, 0.5)),
-        *(("lru", {"routing": f"cache-aware:lambda={value},range=1"}) for value in (0.1, 0.5)),
-        ("ema", {}),
-    ):  # fmt: skip
-        rows = [bench.row(DEMO, policy, capacity, None, **fields) for capacity in capacities]
-        cells = [
-            f"{row['coverage']:.2f}/{row['bytes_moved'] / 1e6:.0f}/{row['predicted_tps']:.0f}" for row in rows
-        ]
-        name = ", ".join([policy, *(f"{kind} {value}" for kind, value in fields.items())])
-        lines.append([f"`{name}`", *cells, f"{rows[-1]['fidelity']:.3f}"])
-    return table(["policy", *map(percent, capacities), f"fidelity, {percent(capacities[-1])}"], lines)
-
-
 SECTIONS: Final[dict[str, Make]] = {
     "capacity-qwen-k0": capacity_table(QWEN, 0),
     "capacity-qwen-k4": capacity_table(QWEN, 4, SHORTER),
-    "capacity-gemma-k0": capacity_table(GEMMA, 0, SHORTER),
     "estimators": estimators,
-    "gamma": gamma,
-    "knobs": knobs,
     "prompts": prompts,
     "machines": machines,
     "prefetch": prefetch,
     "collisions": collisions,
     "ablation": ablation,
     "departures": departures,
-    "recorded": recorded,
 }
 
 

@@ -29,9 +29,10 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from pyspac.engine.step import StepRecord
+from pyspac.lab.drafts.controllers import parse_lab_controller
+from pyspac.lab.drafts.simulator import Machine, Phase, Simulation, Text
 from pyspac.speculation.controller import Controller
-from pyspac.speculation.manager import MakeController, Speculation, parse_controller
-from pyspac.speculation.simulator import Machine, Phase, Simulation, Text
+from pyspac.speculation.manager import MakeController, Speculation
 from pyspac.speculation.static import Static
 
 N_DRAFT_MAX: Final = 8
@@ -258,7 +259,7 @@ def decision_us(name: str) -> float:
     taken: list[int] = []
 
     def make(shared: Any) -> Controller:
-        controller = parse_controller(name)(shared)
+        controller = parse_lab_controller(name)(shared)
         plain_observe = controller.observe
 
         def observe(record: StepRecord) -> None:

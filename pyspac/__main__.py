@@ -15,7 +15,7 @@ def main() -> None:
         leave_command_line()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else it is ignored, as in the background of a script
-        # there is nothing to tidy up yet, and an exception would come out of somebody's import
+        # there is nothing to tidy up yet, and an exception would come out of another module's import
         signal.signal(signal.SIGINT, lambda _signum, _frame: os._exit(130))
     from pyspac.cli import main as run
 

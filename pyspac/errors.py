@@ -1,6 +1,6 @@
 """Exceptions a user may see: what failed, with which value, and what to do about it.
 
-Everything derives from PyspacError, so that a command line can print the text alone and exit with
+Everything derives from PyspacError, so that a command line can print just the text and exit with
 `exit_code`. A broken invariant of our own is an AssertionError instead: it is a bug, and its traceback is
 wanted.
 """

@@ -19,12 +19,12 @@ from typing import Final
 
 # Speculation's share of all time: until it is in debt, and in debt. A first request in which nothing pays
 # loses CREDIT, and the latter of what follows; each request after it one step at the former. In replays with
-# 0.03 for both up to half a percent more was lost at worst, and nobody gained more. 0.015 in debt lost half a
+# 0.03 for both up to half a percent more was lost at worst, without gaining more. 0.015 in debt lost half a
 # percent less, and took twice as long to find out that drafts pay again; with 0.02 for both draft models
 # gained one percent less.
 SHARE: Final = 0.03
 SHARE_IN_DEBT: Final = 0.02
-# plain steps that may be lost before anybody is in debt: with none draft models gained one percent less in
+# plain steps that may be lost before the ledger is in debt: with none draft models gained one percent less in
 # texts, and 20 were as good as no difference of shares.
 CREDIT: Final = 10.0
 # usual steps after which a gain, a loss, or the credit counts a third: some requests, as a kind of text lasts
@@ -45,10 +45,10 @@ class LossLedger:
     n_sharers: int = 1  # of the last step
 
     def begin_request(self) -> None:
-        """Another request is another text: nobody is in debt before it has lost a step.
+        """Another request is another text: it is not in debt before it has lost a step.
 
         In a batch the others' debts stay: what they lose together each of them sees a part of, and one of
-        three that always drafted in vain, in short requests, lost 8 % of the time in replays instead of 5.
+        three useless drafters, in short requests, lost 8 % of the time in replays instead of 5.
         """
         if self.n_sharers == 1:
             self.gain = max(self.gain, 1.0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 SPIN_COUNT: Final = "GOMP_SPINCOUNT"
-CHOSEN_BY: Final = (SPIN_COUNT, "OMP_WAIT_POLICY")  # whoever sets one of them has chosen
+CHOSEN_BY: Final = (SPIN_COUNT, "OMP_WAIT_POLICY")  # the user has chosen if one of them is set
 # 0.5 to 1 ms. With 5,000 a model is slower on a machine of its own, with 100,000 it may stand still on others
 N_SPINS: Final = "20000"
 

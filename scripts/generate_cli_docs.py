@@ -20,13 +20,12 @@ INTRODUCTION: Final = """# Command line
 
 <!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
 
-Flags are spelt as in llama.cpp where it has them, but for `--predict`: it names predictors, and the
-number of tokens is `-n` or `--n-predict`. `run`, `chat`, `bench`, `trace` and `serve` pass all other
-flags on to `llama-server` (`-t`, `-np`, `--temp`, `--lora` ...), as well as everything after `--`. Sizes
-are MiB (`8000`), GiB (`8G`), bytes (`8000B`), a share of all experts (`25%`) or `auto`. Exit codes: 0
-done, 1 failed, 2 bad input (nothing is written), 130 stopped with Ctrl-C (the figures so far are printed
-first). The generated text goes to stdout, everything else to stderr; with `--json -` stdout holds the
-JSON object alone.
+Flags have llama.cpp's names, except `--predict`, which names predictors (the number of tokens is `-n`).
+`run`, `chat`, `bench`, `trace` and `serve` pass all other flags, and everything after `--`, on to
+`llama-server` (`-t`, `-np`, `--temp`, `--lora` ...). Sizes are MiB (`8000`), GiB (`8G`), bytes
+(`8000B`), a share of all experts (`25%`) or `auto`. Exit codes: 0 done, 1 failed, 2 bad input (nothing
+is written), 130 stopped with Ctrl-C, after printing the figures so far. The text goes to stdout,
+everything else to stderr; with `--json -` stdout holds only the JSON object.
 """
 
 
@@ -42,7 +41,7 @@ measured is `null`; without slots on a device only `experts.n_miss` counts.
 
 | field | meaning |
 |---|---|
-| `mode` | `host` (no device, own kernels: the default without a GPU), `split`, `stock` (llama.cpp alone) |
+| `mode` | `host` (no device, own kernels: the default without a GPU), `split`, `stock` (only llama.cpp) |
 | `device`, `emulated` | ggml's name of the device; whether it, or the speed of its link, is emulated |
 | `model`, `draft`, `mtp` | the files; `draft` and `mtp` (masks) are `null` unless they draft |
 | `spec_type`, `draft_max` | who drafts, and how many tokens at most |
@@ -69,7 +68,7 @@ measured is `null`; without slots on a device only `experts.n_miss` counts.
 | `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
 | `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | estimator; the scheduler's time per step |
 | `scheduler.copies` | [whether copies pay](policies.md#the-measured-fallback); `null`: does not apply |
-| `.chosen` | `copies`; `frozen`: none; `whole`: whole layers alone; `split`: copies, no whole layer |
+| `.chosen` | `copies`; `frozen`: none; `whole`: only whole layers; `split`: copies, no whole layer |
 | `.gain` | 0.05: 5 % faster than the best of the others; `null`: not known |
 | `.n_trials`, `.n_switches` | times that another way was tried, and was taken |
 | `scheduler.whole` | [whole layers](gpu.md#whole-layers); `null`: there can be none |

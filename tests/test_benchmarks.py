@@ -314,7 +314,7 @@ def test_run_takes_the_sizes_that_tiers_gives_it(
     value = {flag: argv[argv.index(flag) + 1] for flag in ("--ram", "-c")}
     monkeypatch.setattr("pyspac.model.memory_tier.free_memory", lambda: limit - (190 << 20))
     options = ForwardOptions(model=model, device="none", ram=value["--ram"], n_ctx=int(value["-c"]))
-    assert Loading.of(options).ram_mib == pytest.approx(float(value["--ram"]))
+    assert Loading.of(options).ram_bytes == pytest.approx(float(value["--ram"]) * 2**20, abs=1)
 
 
 def test_what_tiers_wants_and_misses() -> None:

@@ -26,7 +26,7 @@ class ArmOptions(ForwardOptions):
 
     host_mode: str = "auto"
 
-    def engine_params(self, device: str, ram_mib: float | None = None) -> EngineParams:
+    def engine_params(self, device: str, ram_bytes: int | None = None) -> EngineParams:
         return replace(ForwardOptions.engine_params(self, device), host_mode=self.host_mode)
 
 

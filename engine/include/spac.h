@@ -52,7 +52,7 @@ extern "C" {
     X(n_upcoming, uint32_t, (1), ENGINE, "of these")                                                                                                                                                                        \
     X(n_looks, uint64_t, (1), ENGINE, "rises by two with each look ahead; odd while one is being written")                                                                                                                  \
     X(looks_ahead, uint32_t, (1), SCHEDULER, "not 0: keep the routing log, tell of upcoming tokens, and take decisions over between layers too")                                                                            \
-    X(decision_seq, uint64_t, (1), SCHEDULER, "of spac_decision_begin and spac_decision_end alone: rises with each decision, odd while one is being written")                                                               \
+    X(decision_seq, uint64_t, (1), SCHEDULER, "only of spac_decision_begin and spac_decision_end: rises with each decision, odd while one is being written")                                                                \
     X(utility, uint8_t, (n_layer, n_expert), DECISION, "expected demand")                                                                                                                                                   \
     X(tau, uint8_t, (n_layer), DECISION, "experts with utility >= tau belong on the device")                                                                                                                                \
     X(load, uint32_t, (n_layer * n_expert), DECISION, "il * n_expert + ie, most wanted first")                                                                                                                              \
@@ -61,7 +61,7 @@ extern "C" {
     X(want_whole, uint8_t, (n_layer), DECISION, "1: the device shall have all of the layer's experts")                                                                                                                      \
     X(n_draft_max, int32_t, (SPAC_N_SERVER_SLOTS), SCHEDULER, "limit of the draft length by server slot, each entry a decision of its own; -1: none")                                                                       \
     X(n_draft_matched, int32_t, (SPAC_N_SERVER_SLOTS, SPAC_N_MATCHES), SCHEDULER, "the same of copied drafts (ngram), by how many of the last tokens stood before: 0 (unused), 1, 2, 3, from 4, 8 and 16 on, 32; -1: none") \
-    X(fallback, int32_t, (2), SCHEDULER, "for whoever watches: whether copies pay, as measured: 0: not compared yet, 1: they go on, 2: there are none, 3: there are only whole layers, 4: they go on and no layer is whole; by how many thousandths of tokens/s that is faster")
+    X(fallback, int32_t, (2), SCHEDULER, "for display: whether copies pay, as measured: 0: not compared yet, 1: they go on, 2: there are none, 3: there are only whole layers, 4: they go on and no layer is whole; by how many thousandths of tokens/s that is faster")
 #define SPAC_VIEW_FIELD(name, type, shape, writer, meaning) type * name;
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
@@ -121,7 +121,7 @@ typedef enum spac_host_mode {
     SPAC_HOST_AUTO      = 0, // in-graph if the device is the CPU, in-stream if it can be and all routers are there, else executor
     SPAC_HOST_IN_GRAPH  = 1, // ordinary graph nodes on the context's threads
     SPAC_HOST_EXECUTOR  = 2, // the engine's own threads, concurrent with the device; the graph's thread waits for both in each layer
-    SPAC_HOST_IN_STREAM = 3, // the same, but the device's stream calls the engine: nobody waits before the graph's end
+    SPAC_HOST_IN_STREAM = 3, // the same, but the device's stream calls the engine: no wait before the graph's end
 } spac_host_mode;
 
 // whose kernels compute the host's experts
@@ -161,7 +161,7 @@ typedef struct spac_engine_params {
     bool         fill;                             // experts that were just used take free slots at once, those of prompts included
     int32_t      next_layer;                       // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
     const char * lossy;                            // "drop:2": an expert that is not there and that is not among its token's best 2 is left out; NULL: none is
-    const char * ram;                              // memory for experts, which lie in mapped files: "25%" of all experts' bytes, or "4096" MiB; NULL: they are in memory
+    uint64_t     ram_bytes;                        // memory for experts, which lie in mapped files; 0: they are in memory
     int32_t      stage;                            // spac_stage
     double       device_copy_gb_s[SPAC_N_DEVICES]; // copy_gb_s of each of several devices; 0: copy_gb_s
 } spac_engine_params;
@@ -183,7 +183,7 @@ typedef struct spac_engine_info {
     int32_t  n_layer_kernels;  // split layers whose host experts the engine's own kernels compute
     char     kernels[16];      // which of them: "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
     int32_t  n_layer_unpinned; // split layers whose experts are not in memory pinned by the device: copies are slower
-    int32_t  n_dense_kernels;  // other matrices that they multiply; without a device alone
+    int32_t  n_dense_kernels;  // other matrices that they multiply; only without a device
     int32_t  n_device;         // 0: "none"
 } spac_engine_info;
 
@@ -219,14 +219,14 @@ typedef struct spac_tier_info {
     uint64_t read_bytes;
     uint64_t read_us;          // of all reads, added up
     uint64_t busy_us;          // at least one read was under way: read_us / busy_us is the queue's depth
-    uint64_t wait_us;          // somebody waited for a read
+    uint64_t wait_us;          // a layer waited for a read
     bool     is_direct;        // around the page cache; false: the file system cannot, and pages are dropped after each read
     char     error[256];       // why the last forward failed: an expert could not be read; "": it did not
     uint64_t n_to_device;      // experts copied to the device beside it
     uint64_t n_to_device_read; // of these: straight from disk
 } spac_tier_info;
 
-// cumulative, written by the engine alone; read at any time
+// cumulative, written only by the engine; read at any time
 typedef struct spac_counters {
     uint64_t n_forward;      // graph evaluations that took the split path
     uint64_t n_forward_both; // of these: device and host experts both at work
@@ -245,7 +245,7 @@ typedef struct spac_counters {
     uint64_t wait_us;         // time the graph waited for the host executor
     uint64_t n_decisions;     // decisions taken over from the board
     uint64_t n_pinned_steals; // must stay 0: a slot in use was taken
-    uint64_t n_prompt_tokens; // tokens of batches wider than max_batch, which are counted in prompt_counts alone
+    uint64_t n_prompt_tokens; // tokens of batches wider than max_batch, which are counted only in prompt_counts
     uint64_t n_staged;        // copies for such a batch, which are among n_loads; their bytes and time are below
     uint64_t staged_bytes;
     uint64_t staged_us;
@@ -270,7 +270,7 @@ typedef struct spac_ahead_stats {
     uint64_t n_chosen;    // experts that those layers' own routers chose
     uint64_t n_hit;       // both; recall: of n_chosen, precision: of n_predicted
     uint64_t n_queued;    // absent, and queued before all else
-    uint64_t n_cut;       // absent, and left alone: the copy would come too late, delay better ones or exceed the byte budget
+    uint64_t n_cut;       // absent, and not queued: the copy would come too late, delay better ones or exceed the byte budget
     uint64_t n_dropped;   // queued, but their layer ran first, or there was no slot
     uint64_t n_copied;
     uint64_t n_used;       // copied, and used before they left
@@ -290,7 +290,7 @@ typedef struct spac_layer_stats {
     uint64_t layer_us;  // from this layer's dispatch to the next one's
 } spac_layer_stats;
 
-// one decoding step (one draft + verify cycle), written by whoever drives the context
+// one decoding step (one draft + verify cycle), written by the program that drives the context
 typedef struct spac_step_record {
     uint64_t step;
     int32_t  server_slot;
@@ -341,7 +341,7 @@ typedef struct spac_board_view {
     SPAC_BOARD_FIELDS(SPAC_VIEW_FIELD) // pointers
 } spac_board_view;
 
-// who was at work; with the executor alone
+// who was at work; only with the executor
 typedef enum spac_span_kind {
     SPAC_SPAN_DISPATCH = 0,
     SPAC_SPAN_DEVICE   = 1, // between dispatch and collect, in which the graph waits for the device: contains its work
@@ -398,7 +398,7 @@ SPAC_API void                    spac_decision_begin(spac_board * board);
 SPAC_API void                    spac_decision_end(spac_board * board);
 
 // hidden states: the inputs of some layers, kept by each batch that is computed after it was opened; close it before the
-// context. For architectures alone whose graphs llama.cpp lets name them: at the others it aborts.
+// context. Only for architectures whose graphs name them: at the others llama.cpp aborts.
 SPAC_API spac_status spac_hidden_states_open(struct llama_context * ctx, const int32_t * layers, int32_t n_layers, spac_hidden_states ** states); // the context is empty
 SPAC_API spac_status spac_hidden_states_read(spac_hidden_states * states, int32_t n_tokens, float * out);                                         // of the last batch's first tokens, [n_tokens][n_layers][n_embd]
 SPAC_API void        spac_hidden_states_close(spac_hidden_states * states);
@@ -419,10 +419,10 @@ SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);
 // unless set: on none
 SPAC_API spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_seq);
 
-// values as they are written in options, flags and the environment: how each is read is decided here alone
-SPAC_API spac_status spac_read_size(const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"
-SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                  // spac_device_kind
-SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);   // "0-7", all open to this process
+// values as they are written in options, flags and the environment: how each is read is decided only here
+SPAC_API spac_status spac_read_size(const char * name, const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"; name: of the option, for the error
+SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                                     // spac_device_kind
+SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);                      // "0-7", all open to this process
 
 // cdef-end
 

@@ -37,15 +37,6 @@ static void describe_devices(spac_board & board, const spac_plan & plan, const s
     }
 }
 
-// of the experts on disk that memory holds
-static uint64_t ram_bytes(const std::string & text, uint64_t total_bytes) {
-    const uint64_t bytes = spac_size_bytes("memory for experts on disk (ram)", text, total_bytes);
-    if (bytes == UINT64_MAX) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "memory for experts on disk (ram) cannot be auto here: give MiB (8000), GiB (8G) or a share (25%)");
-    }
-    return bytes;
-}
-
 static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & slots, int32_t max_batch) {
     const int32_t n_slots = std::accumulate(plan.group_slots.begin(), plan.group_slots.end(), 0);
     // of a dense model as of one with an expert per layer that is never asked for: boards, and who reads them, have no other form
@@ -86,7 +77,7 @@ std::vector<std::unique_ptr<spac_expert_cache>> spac_engine::make_caches() {
             n_slots[g] = layers.group_like[g]->device == (int) d ? plan.group_slots[g] : 0;
         }
         const spac_expert_cache::published out   = { board->residency(), board->counters(), board->ahead(), board->whole(), board->devices() + d, &cache_mutex };
-        const auto                         descs = describe(layers, plan, slots, d, !settings.ram.empty());
+        const auto                         descs = describe(layers, plan, slots, d, settings.params.ram_bytes > 0);
         caches.push_back(std::make_unique<spac_expert_cache>(descs, n_slots, std::max(1, layers.n_expert), settings.params.evict, out));
     }
     return caches;
@@ -129,13 +120,13 @@ static std::unique_ptr<spac_next_layer> make_next_layer(spac_board & board, cons
 }
 
 static std::unique_ptr<spac_memory_tier> make_tier(const spac_plan & plan, const spac_layers & layers, const spac_settings & settings) {
-    if (settings.ram.empty()) {
+    if (settings.params.ram_bytes == 0) {
         return nullptr;
     }
     if (!layers.any_split()) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "experts on disk (ram) need experts that the engine's own kernels compute: this model has none");
     }
-    return std::make_unique<spac_memory_tier>(layers.split(), ram_bytes(settings.ram, layers.total_bytes), plan.has_slots);
+    return std::make_unique<spac_memory_tier>(layers.split(), settings.params.ram_bytes, plan.has_slots);
 }
 
 static spac_lossy make_lossy(const spac_plan & plan, const spac_memory_tier * tier, const std::string & text) {
@@ -170,7 +161,8 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),
     log(*board),
-    forward(*board, cache, decisions, host, tier.get(), timeline, log, make_lossy(plan, tier.get(), settings.lossy), settings.params.fill, il_to_publish(plan, layers)),
+    forward(*board, plan.has_slots || tier ? cache : spac_device_caches(), decisions, host, tier.get(), timeline, log, settings.params.fill,
+            il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
     untried(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),

@@ -23,6 +23,7 @@
 #include "engine.h"
 #include "trace/routing-trace.h"
 
+#include "llama-model.h"
 #include "llama.h"
 
 #include <algorithm>
@@ -77,6 +78,27 @@ static bool checked_switch(const char * name) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s \"%s\": give 0 or 1", name, text.c_str()));
     }
     return text == "1";
+}
+
+static uint64_t expert_bytes(llama_context * ctx) {
+    uint64_t n = 0;
+    for (const auto & [name, tensor] : llama_internal_get_tensor_map(llama_get_model(ctx))) {
+        n += name.find("_exps.weight") != std::string::npos ? ggml_nbytes(tensor) : 0;
+    }
+    return n;
+}
+
+// 0: all experts are in memory
+static uint64_t checked_ram(llama_context * ctx) {
+    const char * text = env_or("PYSPAC_RAM", nullptr);
+    if (!text) {
+        return 0;
+    }
+    const uint64_t bytes = spac_size_bytes("PYSPAC_RAM", text, expert_bytes(ctx));
+    if (bytes == UINT64_MAX || bytes == 0) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_RAM cannot be %s here: give MiB (8000), GiB (8G) or a share of all experts (25%%)", text));
+    }
+    return bytes;
 }
 
 // the speeds of all devices, or of each
@@ -136,8 +158,8 @@ static void attach(llama_context * ctx) {
     params.verbose            = true;
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
-    params.ram                = env_or("PYSPAC_RAM", nullptr);
     params.lossy              = env_or("PYSPAC_LOSSY", nullptr);
+    params.ram_bytes          = checked_ram(ctx);
     params.fill               = checked_switch("PYSPAC_FILL");
     params.evict              = checked_switch("PYSPAC_EVICT");
     read_copy_speeds(env_or("PYSPAC_COPY_GB_S", ""), params);

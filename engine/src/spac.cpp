@@ -224,10 +224,10 @@ void spac_decision_end(spac_board * board) {
 
 // ---- values
 
-spac_status spac_read_size(const char * text, uint64_t total_bytes, uint64_t * bytes) {
+spac_status spac_read_size(const char * name, const char * text, uint64_t total_bytes, uint64_t * bytes) {
     return spac_guard([&] {
-        require(text && bytes, "spac_read_size: no text, or nowhere to put the bytes");
-        *bytes = spac_size_bytes("a size", text, total_bytes);
+        require(name && text && bytes, "spac_read_size: no name, no text, or nowhere to put the bytes");
+        *bytes = spac_size_bytes(name, text, total_bytes);
     });
 }
 

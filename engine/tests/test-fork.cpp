@@ -170,14 +170,14 @@ int main() {
     for (int i = 0; i < 4; i++) {
         spac_engine_params params = spac_engine_default_params();
         params.device             = "none";
-        params.ram                = "50%";
+        params.ram_bytes          = 6 << 20; // half of the demo model's experts
         params.next_layer         = 1;
         test_child("experts on disk, no device", on_disk, params, i % 2, i / 2);
         params.device    = "cpu";
         params.cache     = "25%";
         params.host_mode = SPAC_HOST_EXECUTOR;
         test_child("experts on disk beside a device", on_disk, params, i % 2, i / 2);
-        params.ram        = nullptr;
+        params.ram_bytes  = 0;
         params.next_layer = 0;
         test_child("slots, an executor", in_memory, params, i % 2, i / 2);
         params.host_mode = SPAC_HOST_IN_GRAPH;

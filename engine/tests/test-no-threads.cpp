@@ -110,7 +110,7 @@ int main() {
     params.fill               = false;
     params.n_threads          = 3;
     params.device             = "none";
-    params.ram                = "50%";
+    params.ram_bytes          = 6 << 20; // half of the demo model's experts
     params.next_layer         = 1;
     test_every_position("experts on disk, no device", on_disk, draft, params);
 
@@ -119,7 +119,7 @@ int main() {
     params.host_mode = SPAC_HOST_EXECUTOR;
     test_every_position("experts on disk beside a device", on_disk, nullptr, params);
 
-    params.ram        = nullptr;
+    params.ram_bytes  = 0;
     params.next_layer = 0;
     test_every_position("slots, the engine's own kernels", in_memory, draft, params);
 #ifdef _OPENMP // else ggml's own threads end the process, as they do without an engine

@@ -39,7 +39,7 @@ def constant_names(cdef: str) -> list[str]:
 
 
 def emit(header: Path, target: Path) -> None:
-    from cffi import FFI  # needed here alone: the readers above serve tests that have no cffi
+    from cffi import FFI  # only needed here: tests use the readers above without cffi
 
     ffi = FFI()
     ffi.cdef(read_cdef(header.read_text()))

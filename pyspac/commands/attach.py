@@ -53,10 +53,8 @@ def attach(
     """Run a scheduler for a server that was started by hand.
 
     That server is llama-server with --spac-cache SIZE and --spac-board NAME. Ends when the server does.
-    Without a scheduler the server keeps the last decisions for 10 s of decoding; then the engine's own simple
-    policy decides, and drafts have no limit. --draft-max is the server's own limit (0: it drafts nothing);
-    unless --speculation is static, drafts of every kind are held below it. -m, the server's model, is for the
-    warm start.
+    --draft-max is the server's own limit (0: it drafts nothing); unless --speculation is static, drafts stay
+    below it. -m, the server's model, is for the warm start.
     """
     if settings is not None:
         options = read_settings(settings)

@@ -87,7 +87,7 @@ class Findings:
 
     @property
     def _says_how(self) -> bool:
-        """Whether pyspac's first way has flags of the user's, so that `pyspac run` alone is another."""
+        """Whether pyspac's first way has flags of the user's, so that plain `pyspac run` is another."""
         return bool(self.given.ram) or self.given.split != AUTO_SPLIT
 
     def prompt_verdict(self) -> str:
@@ -150,7 +150,7 @@ def show(console: Console, findings: Findings) -> None:
     if not findings.at_once:
         console.print(
             "They ran one after the other, as all at once would have taken each other's memory: a "
-            "disturbance of the machine may have met one of them alone.",
+            "disturbance of the machine may have met only one of them.",
             style="yellow",
         )
     console.print(findings.verdict(), markup=False, soft_wrap=True)

@@ -152,7 +152,7 @@ def n_cpu_moe(layers: Sequence[LayerGeometry], pool_bytes: int) -> int:
 
 def fit_together(ways: dict[str, Way], plan: Plan, geometry: MoeGeometry) -> bool:
     """Whether all of them may be loaded at the same time."""
-    if not plan.launch.is_cpu or plan.launch.ram_mib is not None:
+    if not plan.launch.is_cpu or plan.launch.ram_bytes is not None:
         return False  # each takes the device's memory that is free, or the memory that the others left
     drafts = [way.options.draft.stat().st_size for way in ways.values() if way.options.draft]
     return fits_memory(geometry.model_bytes * len(ways) + sum(drafts))

@@ -46,11 +46,10 @@ def chat(
 ) -> None:
     """Talk with a model.
 
-    A llama-server of its own runs it, and ends with the chat; its flags can be given, too: --temp 0.2,
-    --chat-template-file FILE, --reasoning-format none ... Enter sends, Alt+Enter begins a new line, Ctrl-C
-    ends an answer, Ctrl-D the chat; /help lists what else there is. Only new tokens are processed, unless the
-    chat template rewrites earlier turns. Reasoning is dimmed. What you type is kept for later chats, for you
-    alone: ~/.cache/pyspac/chat-history.
+    Its llama-server takes all of llama-server's flags: --temp 0.2, --chat-template-file FILE,
+    --reasoning-format none ... Enter sends, Alt+Enter begins a new line, Ctrl-C ends an answer, Ctrl-D the
+    chat; /help lists more. Only new tokens are processed, unless the chat template rewrites earlier turns.
+    Reasoning is dimmed. ~/.cache/pyspac/chat-history, which only you can read, keeps what you type.
     """
     talk(command, system_prompt, n_predict)
 

@@ -25,7 +25,7 @@ STDIN: Final = "-"
 
 
 def error_console() -> Console:
-    """Notes, tables and errors: stderr, so that stdout holds the text or the JSON alone."""
+    """Notes, tables and errors: stderr, so that stdout holds only the text or the JSON."""
     return Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else TABLE_WIDTH)
 
 

@@ -143,7 +143,7 @@ def _show_verdict(split: _Shown, stock: _Shown) -> None:
 
 
 def _compare_speeds(passed: list[str]) -> Speeds:
-    """One token per step, without drafts: the kernels alone."""
+    """One token per step, without drafts: only the kernels."""
     options = own_options({"model": TARGET, "device": "none"}, passed)
     return compare(stock_and_own(options), demo_prompt(), N_ROUNDS, N_TIMED)
 

@@ -1,6 +1,6 @@
 """What this machine offers and what is wrong with it: a list of `Finding`s, each with a way to mend it.
 
-Every check stands alone: where the native library is missing, the others still run.
+The checks are independent: where the native library is missing, the others still run.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, UsageError
 from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
@@ -28,7 +29,7 @@ from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.memory_tier import asked_bytes, check_ram
 from pyspac.model.tier_forecast import Places
-from pyspac.units import GIB, MIB, read_size, size_text
+from pyspac.units import GIB, MIB, size_text
 
 DEFAULT_VRAM: Final = ("4G", "8G", "12G", "16G", "24G")
 
@@ -147,7 +148,7 @@ def _vram_bytes(text: str) -> int:
 
 
 def _fit_dict(geometry: MoeGeometry, needs: Needs, n_bytes: int) -> dict[str, float]:
-    """So many bytes for experts alone, and on a GPU with that much memory."""
+    """So many bytes for experts, and on a GPU with that much memory."""
     return {
         "gib": n_bytes / GIB,
         "n_experts": geometry.n_experts_in(n_bytes),

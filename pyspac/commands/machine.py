@@ -46,7 +46,7 @@ def cpu_model() -> str:
 
 def commit() -> str:
     """Short commit of this checkout, with "-dirty" if files differ from it; "unknown" outside of one."""
-    if not (REPOSITORY / PIN_FILE).is_file():  # installed: a repository around it is somebody else's
+    if not (REPOSITORY / PIN_FILE).is_file():  # installed: a repository around it is another project's
         return "unknown"
     try:
         run = subprocess.run(

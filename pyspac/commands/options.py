@@ -93,8 +93,8 @@ CtxSize = Annotated[
         "-c",
         "--ctx-size",
         metavar="N",
-        help="Context in tokens, of all slots of a server together; 0: the model's own. Default: the "
-        f"model's, at most {DEFAULT_N_CTX} (server: {SERVER_N_CTX}).",
+        help=f"Context in tokens, of all slots together; 0: the model's own. Default: that, at most "
+        f"{DEFAULT_N_CTX} (server: {SERVER_N_CTX}).",
     ),
 ]
 Threads = Annotated[
@@ -112,8 +112,7 @@ CpuRange = Annotated[
         "-Cr",
         "--cpu-range",
         metavar="LO-HI",
-        help="Cores to stay on, such as 0-7; each of the engine's own threads is pinned to one of them. "
-        "Default: all.",
+        help="Cores to stay on, such as 0-7; each engine thread is pinned to one. Default: all.",
         rich_help_panel=MORE,
     ),
 ]

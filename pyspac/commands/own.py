@@ -1,4 +1,4 @@
-"""The server that `run` and `chat` talk to: one of their own, or somebody else's (`--server URL`)."""
+"""The server that `run` and `chat` talk to: one of their own, or one that runs already (`--server URL`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL_FIELDS = ("model", "hf_repo", "model_draft", "hf_repo_draft", "mtp")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A server that answers. `own` is None where it is somebody else's."""
+    """A server that answers. `own` is None where it ran already."""
 
     client: Client
     own: OwnServer | None = None

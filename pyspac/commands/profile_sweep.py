@@ -77,7 +77,7 @@ def check_alone(draft: Path | str | None, contexts: str | None, prompt_tokens: i
     if draft is not None:
         flag = "-md" if isinstance(draft, Path) else "-hfd"
         raise UsageError(
-            f"{flag} {draft} has no effect beside --sequences and --contexts, which measure the model alone: "
+            f"{flag} {draft} has no effect beside --sequences and --contexts, which measure only the model: "
             "leave it out"
         )
     if contexts is not None and prompt_tokens is not None:

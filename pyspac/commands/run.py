@@ -72,8 +72,8 @@ def run(
 ) -> None:
     """Generate text after a prompt; without one, on a terminal, it is a chat.
 
-    A llama-server of its own runs the model, with experts split between GPU and host if there is a GPU, and
-    ends with the command. Other flags are llama-server's: --temp 0, --grammar-file FILE, --lora FILE ...
+    A llama-server runs the model, with experts split between GPU and host if there is a GPU, and ends with
+    the command. Other flags are llama-server's: --temp 0, --grammar-file FILE, --lora FILE ...
     Example: pyspac run -m MODEL.gguf -p Once -n 9
     """
     check_json_target(json_file)

@@ -24,7 +24,7 @@ from pyspac.server.warm_start import cache_folder, model_hash
 MODE: Final = 0o600  # it names folders of the user's
 _FILES: Final = {"model_draft": "draft model", "mtp": "adapter"}  # parameters that name a file
 
-# parameters of how a model is run: whoever gives one of them decides, and nothing that was saved is used
+# parameters of how a model is run: with one of them given, no saved defaults are used
 HOW: Final = (
     "stock", "device", "rpc", "cache", "ram", "host_kernels", "model_draft", "hf_repo_draft", "mtp",
     "spec_type", "draft_max", "speculation", "explain", "policy", "predict",
@@ -133,7 +133,7 @@ def _parse(command: typer.Context, given: dict[str, Any], flags: str) -> Saved |
                 _say(f"the defaults saved for this model want the {what} {file}, which is gone: not used")
                 return None
         return Saved(flags, own_options(given | values, [*context.args, *command.args]))
-    except Exception as error:  # of another version, or of somebody's editor; typer's errors have no base
+    except Exception as error:  # of another version, or edited by hand; typer's errors have no base
         say_not_used(error)
         return None
 

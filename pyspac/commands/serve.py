@@ -82,9 +82,8 @@ def serve(
 ) -> None:
     """Serve a model: llama-server with its experts split.
 
-    The scheduler runs beside it. It speaks OpenAI's API at http://HOST:PORT/v1. Other flags are
-    llama-server's, and go to it as they are. Ctrl-C ends everything, SIGTERM lets answers under way finish
-    first.
+    It speaks OpenAI's API at http://HOST:PORT/v1; the scheduler runs beside it. Other flags are
+    llama-server's. Ctrl-C ends everything, SIGTERM lets answers under way finish first.
     """
     log.set_up("serve", as_json=log_json)
     options = serve_options(context.params, context.args)

@@ -57,7 +57,7 @@ class TierView:
             "drafts: from all experts used alike to used as in recorded texts"
         )
         if any(found.tps_alike is None for found in self.forecasts):
-            console.print("a number alone is MiB: --ram 8G is 8 GiB")
+            console.print("a number without a unit is MiB: --ram 8G is 8 GiB")
 
 
 def measure_speeds(path: Path, geometry: MoeGeometry, n_threads: int) -> tuple[DiskSpeed, float]:

@@ -45,7 +45,7 @@ _SERVER_ERROR: Final = "server_error"  # llama-server's name: the request was fi
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace to write, Parquet.")]
 Logits = Annotated[
     bool,
-    typer.Option("--logits", help="Record the router's scores of all experts, not of the chosen ones alone."),
+    typer.Option("--logits", help="Record the router's scores of all experts, not only of the chosen ones."),
 ]
 Early = Annotated[
     bool,

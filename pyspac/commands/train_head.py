@@ -50,7 +50,7 @@ WorkDir = Annotated[
     ),
 ]
 Minutes = Annotated[
-    float, typer.Option("--minutes", metavar="N", help="Time for training alone; writing comes before.")
+    float, typer.Option("--minutes", metavar="N", help="Time for training, after the texts are written.")
 ]
 Steps = Annotated[
     int | None, typer.Option("--steps", metavar="N", help="Steps of the optimiser, instead of --minutes.")

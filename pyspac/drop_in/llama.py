@@ -140,7 +140,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         )  # fmt: skip
 
     def _loading_of(self, options: ForwardOptions) -> Loading:
-        """A dense model is llama.cpp's alone where there is a GPU, unless the device was named."""
+        """With a GPU, llama.cpp computes a dense model without the engine, unless the device was named."""
         from pyspac.engine.devices import choose_device
 
         is_left_to_us = options.device == "auto" and (options.rpc or not choose_device("auto").is_cpu)
@@ -207,7 +207,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         from pyspac.talk.scheduling import scheduling
 
         options = loading.options
-        params = options.engine_params(engine_device(loading.device, options), loading.ram_mib)
+        params = options.engine_params(engine_device(loading.device, options), loading.ram_bytes)
         self._engine = self._stack.enter_context(Engine.attach(self.ctx, params))
         if not options.is_host_only:
             attach = AttachOptions(scheduler=options.scheduler, warm_start=False)
@@ -282,7 +282,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
     @contextmanager
     def _says_why(self) -> Iterator[None]:
-        """Of a batch that failed llama_cpp.Llama knows a number alone; the engine may know more."""
+        """Of a failed batch llama_cpp.Llama knows only a number; the engine may know more."""
         try:
             yield
         except RuntimeError as error:

@@ -31,7 +31,7 @@ class Steps:
         self._pending: StepRecord | None = None  # verified; its outcome is not known yet
 
     def begin(self) -> None:
-        """Another text: what became of the last drafts nobody will say."""
+        """Another text: the fate of the last drafts stays unknown."""
         self._pending = None
         self.n_drafted = 0
 

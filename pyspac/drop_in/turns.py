@@ -1,7 +1,7 @@
 """One `Llama` and several threads: what computes has the object to itself, one call after the other.
 
-A text that comes token by token holds nobody up between two tokens: whoever reads it may have left. If
-another text is begun there, the context holds that one, and the first is over: an error instead of nonsense.
+A stream holds no lock between two tokens, as its reader may have left. If another text is begun there, the
+context holds that one, and the first is over: an error instead of nonsense.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _MESSAGE: Final = {"role": "user", "content": "Hello"}
 
 
 def check_known(given: Mapping[str, Any], known: Set[str]) -> None:
-    """Raise InputError for arguments of nobody: llama_cpp.Llama itself takes them without a word."""
+    """Raise InputError for unknown arguments: llama_cpp.Llama itself ignores them."""
     if "mtp" in given:
         raise InputError(
             "Llama has no mtp: mask tokens draft in llama-server, so start `pyspac serve -m MODEL --mtp "
@@ -161,7 +161,7 @@ def check_sampling(given: Mapping[str, Any]) -> None:
 def check_tokens(tokens: Iterable[Any], n_vocab: int) -> None:
     """Raise InputError for what is no token of the model's."""
     for token in tokens:
-        is_whole = type(token) is int or isinstance(token, Integral)  # the second alone takes long
+        is_whole = type(token) is int or isinstance(token, Integral)  # the second one is slow
         if not is_whole or not 0 <= int(token) < n_vocab:
             raise InputError(
                 f"a token cannot be {token!r}: give whole numbers from 0 to {n_vocab - 1}, as tokenize() "

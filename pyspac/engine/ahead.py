@@ -19,7 +19,7 @@ def in_engine(names: Iterable[str]) -> list[str]:
 
 
 def at_work(board: Board, names: Iterable[str]) -> list[str]:
-    """Return the engine's predictors that `names` has, and those that the board alone tells of.
+    """Return the engine's predictors in `names`, and those of which only the board tells.
 
     It does not tell how far ahead routers are asked: all distances are "next-layer" then.
     """

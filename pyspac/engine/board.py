@@ -165,7 +165,7 @@ class Board:
         return {"chosen": FALLBACKS[way], "gain": thousandths / 1e3} if 0 < way < len(FALLBACKS) else None
 
     def read_upcoming(self) -> list[int] | None:
-        """Return what the next batch computes; None while that is being written, or if nobody told it."""
+        """Return what the next batch computes; None while that is being written, or if it is unknown."""
         n_looks = int(self.n_looks[0])
         tokens: list[int] = self.upcoming[: int(self.n_upcoming[0])].tolist()
         is_whole = n_looks > 0 and n_looks % 2 == 0 and n_looks == int(self.n_looks[0])

@@ -30,7 +30,7 @@ class EngineInfo:
     n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
     kernels: str  # which of them: "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
     n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
-    n_dense_kernels: int  # other matrices that the engine's own kernels multiply; without a device alone
+    n_dense_kernels: int  # other matrices that the engine's own kernels multiply; only without a device
     n_device: int  # 0: none
 
 

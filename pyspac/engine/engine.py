@@ -59,7 +59,7 @@ class TierInfo:
     read_bytes: int
     read_us: int  # of all reads, added up
     busy_us: int  # at least one read was under way
-    wait_us: int  # somebody waited for a read
+    wait_us: int  # a layer waited for a read
     is_direct: bool  # around the page cache
     error: str  # why the last forward failed: an expert could not be read; "": it did not
     n_to_device: int  # experts copied to the device beside it
@@ -157,7 +157,7 @@ class Engine:
         check(lib.spac_engine_end_forward(self._live()))
 
     def count_first(self, n_tokens: int) -> None:
-        """Learn from the first tokens alone of the forwards that follow; 0: from all."""
+        """In the forwards that follow, learn only from the first tokens; 0: from all."""
         check(lib.spac_engine_count_first(self._live(), n_tokens))
 
     def record_step(self, record: StepRecord) -> None:
@@ -201,7 +201,8 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
         return texts[-1]
 
     c_params.device, c_params.cache = c_text(params.device), c_text(params.cache)
-    c_params.ram, c_params.lossy = c_text(params.ram), c_text(params.lossy)
+    c_params.ram_bytes = params.ram_bytes
+    c_params.lossy = c_text(params.lossy)
     c_params.board_name, c_params.cpu_range = c_text(params.board_name), c_text(params.cpu_range)
     c_params.n_threads, c_params.max_batch = params.n_threads, params.max_batch
     c_params.copy_gb_s = params.copy_gb_s

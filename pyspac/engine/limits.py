@@ -1,7 +1,7 @@
 """The engine's limits, read from spac.h through the native module, so that no number is written twice.
 
 Only what loads the engine anyway imports this. Settings by themselves (pyspac.scheduler.config,
-pyspac.forward.options) and the lab work without it, and know lower bounds alone.
+pyspac.forward.options) and the lab work without it, and know only lower bounds.
 """
 
 from __future__ import annotations

@@ -33,10 +33,8 @@ class EngineParams:
     fill: bool = True  # experts that were just used take free slots at once, those of prompts included
     stage: str = "auto"  # one of STAGES: whether the experts of wide batches pass through the slots
     next_layer: int = 0  # 1 .. 3: routers of so many MoE layers further on are asked early; 0: not
-    ram: str | None = (
-        None  # memory for experts that lie in mapped files: "25%", "4096" MiB; None: all are loaded
-    )
     lossy: str | None = None  # "drop:2": what may be left out; None: nothing
+    ram_bytes: int = 0  # memory for experts that lie in mapped files; 0: all are loaded
     cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere
 
     def __post_init__(self) -> None:
@@ -49,6 +47,7 @@ class EngineParams:
             raise ConfigError("stage", self.stage, f"one of {', '.join(STAGES)}")
         check_int("n_threads", self.n_threads, 0)
         check_int("max_batch", self.max_batch, 1)
+        check_int("ram_bytes", self.ram_bytes, 0)
         check_int("next_layer", self.next_layer, 0, NEXT_LAYER_MAX)
         for speed in (self.copy_gb_s, *self.device_copy_gb_s):
             check_range("copy_gb_s", speed, 0.0, 1e5)

@@ -92,8 +92,8 @@ def greet(endpoint: str, deadline_s: float = DEADLINE_S, *, hold: ExitStack | No
     """Ask the server for its version.
 
     `hold`: who closes the connection; until then the server is silent to all others. Raises NoAnswerError
-    where nobody listens, or answers within `deadline_s` seconds, UsageError where the answer is not that of a
-    server of this protocol.
+    without an answer within `deadline_s` seconds, UsageError where it is not that of a server of this
+    protocol.
     """
     host, port = split_endpoint(endpoint)
     start_s = time.monotonic()

@@ -96,7 +96,7 @@ _KNOWN: Final[dict[Place, _Server]] = {}
 
 
 def _ask(place: Place, endpoint: str, hold: ExitStack) -> _Server:
-    """Greets it, unless it serves this process just now: it takes nobody else meanwhile."""
+    """Greets it, unless it serves this process just now: it takes no one else meanwhile."""
     known = _KNOWN.get(place)
     if known is not None and _serves_us(place):
         return known

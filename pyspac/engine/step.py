@@ -1,6 +1,6 @@
 """One decoding step: what a step did in (a `StepRecord`), sums over steps out (`StepTotals`).
 
-A record has the fields of spac.h's spac_step_record, and what Python alone knows of the step. A server
+A record has the fields of spac.h's spac_step_record, and what only Python knows of the step. A server
 or `Llama` makes it, the board's ring carries it to the scheduler, and controllers and reports read it.
 """
 

@@ -11,6 +11,22 @@ from typing import Final, Literal
 
 from pyspac.errors import UsageError
 
+AUTO: Final = "auto"
+
+
+def read_size(name: str, text: str, total_bytes: int) -> int | None:
+    """Bytes of "8000" (MiB), "8000M", "8G", "8000B" or "25%" of `total_bytes`; None: "auto".
+
+    `name`: the option, for the error.
+    """
+    if text == AUTO:
+        return None
+    from pyspac._native import ffi, lib
+
+    n_bytes = ffi.new("uint64_t *")
+    check_value(lib.spac_read_size(os.fsencode(name), os.fsencode(text), total_bytes, n_bytes))
+    return int(n_bytes[0])
+
 
 def read_cpu_range(text: str) -> set[int]:
     """The cores of a range such as "0-7", all open to this process."""

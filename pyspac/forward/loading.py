@@ -16,7 +16,7 @@ from pyspac.errors import ModelError
 from pyspac.forward.options import ForwardOptions
 from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.device_needs import estimate_needs
-from pyspac.model.memory_tier import PROMPT_PIECE, ram_mib
+from pyspac.model.memory_tier import PROMPT_PIECE, choose_ram
 from pyspac.model.tensor_split import FLAG, check_n_numbers, check_reach
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Loading:
     device: Device
     preflight: Preflight
     n_threads: int
-    ram_mib: float | None  # memory for experts that stay on disk; None: all are loaded
+    ram_bytes: int | None  # memory for experts that stay on disk; None: all are loaded
 
     @classmethod
     def of(cls, options: ForwardOptions) -> Self:
@@ -46,7 +46,7 @@ class Loading:
         device = choose_device(options.device, options.rpc, is_split=not options.stock)
         options = options.on(device)
         preflight = check_run(options, device)
-        ram = None if options.stock else _ram_mib(options, preflight, device)
+        ram = None if options.stock else _ram_bytes(options, preflight, device)
         is_ours = options.stock or not options.is_host_only or ram is not None
         lacks_kernels = not is_ours and not has_own_kernels(preflight.header)
         found = cls(
@@ -55,7 +55,7 @@ class Loading:
             device=device,
             preflight=preflight,
             n_threads=options.n_threads or default_n_threads(),
-            ram_mib=ram,
+            ram_bytes=ram,
         )
         found.check_tensor_split()
         return found
@@ -92,7 +92,7 @@ class Loading:
         )
 
         has_own_memory = self._fits_own_memory()  # free memory changes: ask once
-        stays_mapped = self.device.is_cpu and not has_own_memory and self.ram_mib is None
+        stays_mapped = self.device.is_cpu and not has_own_memory and self.ram_bytes is None
         return ModelParams(
             path=self.options.model,
             n_gpu_layers=self._n_gpu_layers(),
@@ -101,14 +101,14 @@ class Loading:
             buft=self._buffer_type(has_own_memory),
             buft_tensors=ALL_TENSORS if has_own_memory else EXPERT_TENSORS,
             use_extra_bufts=self.options.repack,
-            lazy_mode=LAZY_MODE_AUTO if self.ram_mib is None else LAZY_MODE_EXPERTS,
+            lazy_mode=LAZY_MODE_AUTO if self.ram_bytes is None else LAZY_MODE_EXPERTS,
             load_mode=LOAD_MODE_AUTO if stays_mapped else LOAD_MODE_NONE,
         )
 
     def _fits_own_memory(self) -> bool:
         """Whether weights are copied out of the file; else they stay mapped, and may exceed memory."""
         is_wanted = self.options.is_host_only and not self.options.stock
-        has_room = self.ram_mib is not None or fits_memory(self.preflight.geometry.model_bytes)
+        has_room = self.ram_bytes is not None or fits_memory(self.preflight.geometry.model_bytes)
         return is_wanted and has_room
 
     def _buffer_type(self, has_own_memory: bool) -> int | None:
@@ -132,7 +132,7 @@ class Loading:
         options = self.options
         return ContextParams(
             n_ctx=self.preflight.n_ctx,
-            n_ubatch=N_UBATCH if self.ram_mib is None else PROMPT_PIECE,
+            n_ubatch=N_UBATCH if self.ram_bytes is None else PROMPT_PIECE,
             n_sequences=options.n_sequences,
             n_outputs_max=options.width * options.n_sequences,
             n_rollback_max=options.width if options.width > 1 else 0,
@@ -162,9 +162,9 @@ class Loading:
         return stack.enter_context(Context(model, sizes))
 
 
-def _ram_mib(options: ForwardOptions, preflight: Preflight, device: Device) -> float | None:
+def _ram_bytes(options: ForwardOptions, preflight: Preflight, device: Device) -> int | None:
     needs = estimate_needs(preflight.header, preflight.draft, preflight.n_ctx)
-    return ram_mib(
+    return choose_ram(
         options.ram, preflight.geometry, device, needs,
         cache_bytes=options.cache.n_bytes(preflight.geometry.experts_bytes),
         host_kernels=options.host_kernels, is_split=options.n_gpu_layers is not None,

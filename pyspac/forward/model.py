@@ -40,7 +40,7 @@ class ModelParams:
 
     path: Path
     n_gpu_layers: int = 0  # ALL_LAYERS: all
-    devices: tuple[int, ...] = ()  # ggml_backend_dev_t; (): the CPU alone
+    devices: tuple[int, ...] = ()  # ggml_backend_dev_t; (): only the CPU
     tensor_split: tuple[float, ...] = ()  # shares of the layers, of each device; (): by free memory
     buft: int | None = None  # ggml_backend_buffer_type_t for the tensors below; None: with their layer
     buft_tensors: bytes = EXPERT_TENSORS  # a regular expression

@@ -41,9 +41,9 @@ def check_no_device(
         )
 
 
-def can_predict(*, is_host_only: bool, ram_mib: float | None) -> bool:
+def can_predict(*, is_host_only: bool, ram_bytes: int | None) -> bool:
     """Whether the engine can fetch experts ahead, to a device or from disk; else memory holds all."""
-    return not is_host_only or ram_mib is not None
+    return not is_host_only or ram_bytes is not None
 
 
 def check_can_predict(predict: Iterable[str], ram: str | None, *, can: bool) -> str:

@@ -10,13 +10,12 @@ from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import NEXT_LAYERS
 from pyspac.engine.params import HOST_KERNELS, EngineParams
 from pyspac.engine.rpc import split_endpoints
-from pyspac.engine.values import read_device_kind
+from pyspac.engine.values import read_device_kind, read_size
 from pyspac.errors import ConfigError, UsageError
 from pyspac.forward.no_device import can_predict, check_no_device, is_host_only
-from pyspac.model.memory_tier import check_ram, ram_text
+from pyspac.model.memory_tier import check_ram
 from pyspac.model.tensor_split import check_shares
 from pyspac.scheduler.config import LINK_GB_S, SchedulerConfig
-from pyspac.units import read_size
 
 if TYPE_CHECKING:
     from pyspac.engine.devices import Device
@@ -134,15 +133,15 @@ class ForwardOptions:
         """No device: the engine's kernels compute every expert on the host, prompts included."""
         return is_host_only(self.device)
 
-    def engine_params(self, device: str, ram_mib: float | None = None) -> EngineParams:
+    def engine_params(self, device: str, ram_bytes: int | None = None) -> EngineParams:
         without, predict = self.scheduler.without, self.scheduler.predict
-        can = can_predict(is_host_only=device == "none", ram_mib=ram_mib)
+        can = can_predict(is_host_only=device == "none", ram_bytes=ram_bytes)
         return EngineParams(
             device=device,
             cache=self.cache.text,
             n_threads=self.n_threads or 0,
             max_batch=max(self.max_batch, self.width),
-            ram=None if ram_mib is None else ram_text(ram_mib),
+            ram_bytes=ram_bytes or 0,
             copy_gb_s=self.copy_gb_s,
             evict="evict" not in without,
             fill=not {"prefetch", "prompt"} & without,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspac.engine.devices import Device
+from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, ModelError
 from pyspac.forward.options import DEFAULT_N_CTX, ForwardOptions
 from pyspac.model.checks import check_model_file
@@ -16,7 +17,7 @@ from pyspac.model.draft_files import check_drafter, check_is_target
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.spec_types import DRAFT
-from pyspac.units import MIB, read_size
+from pyspac.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class Runner:
             from pyspac.forward.split import Split  # loads the engine
 
             self.split = stack.enter_context(
-                Split(self.context.ptr, self.device, self.options, self.loading.ram_mib)
+                Split(self.context.ptr, self.device, self.options, self.loading.ram_bytes)
             )
             self.context.why_failed = self.split.why_failed
 

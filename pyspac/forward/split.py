@@ -23,11 +23,11 @@ class Split:
     """An attached engine with its scheduler; close it before the context."""
 
     def __init__(
-        self, ctx_ptr: int | None, device: Device, options: ForwardOptions, ram_mib: float | None = None
+        self, ctx_ptr: int | None, device: Device, options: ForwardOptions, ram_bytes: int | None = None
     ) -> None:
         """`ctx_ptr`: a llama_context. Raises EngineError if the device fails or no layer can be split."""
         assert ctx_ptr is not None
-        self.engine = Engine.attach(ctx_ptr, options.engine_params(engine_device(device, options), ram_mib))
+        self.engine = Engine.attach(ctx_ptr, options.engine_params(engine_device(device, options), ram_bytes))
         with ExitStack() as on_error:
             on_error.callback(self.engine.close)  # an engine must not outlive its context
             self.info = self.engine.info()

@@ -111,7 +111,7 @@ class Sweeper:
     def _step(self, rows: Rows, n: int) -> None:
         """Go on in all texts, as a decoding step would."""
         tokens = self._next(rows, len(rows), n)
-        self._sequences.decode(tokens, has_logits=False)  # of none: there is room for the widths' alone
+        self._sequences.decode(tokens, has_logits=False)  # of none: there is room only for the widths'
         self.runner.after_step(n, len(rows))
 
     def _measure(self, rows: Rows, n_sequences: int, n: int) -> tuple[float, list[float]]:

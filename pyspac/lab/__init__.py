@@ -8,14 +8,14 @@ What is replayed:
 - trace.py        recorded routing; trace_file.py, trace_csv.py read and write it
 - probe.py, recorder.py, trace_builder.py    record it while a model runs
 - workload.py     tokens of a trace, grouped into the steps of decoding with drafts of length K
-- demand.py       what a layer asks for; future.py: when it will, for bounds alone
+- demand.py       what a layer asks for; future.py: when it will, only for bounds
 
 What decides:
 
 - policy.py       the four kinds of policy; registry.py finds them by name
 - events.py       what a policy is told; view.py: what it may ask
 - eviction/, prefetch/, miss/, routing/    the policies, one file each; combos.py names combinations
-- predict/        who guesses what a layer will want, between the activations and whoever decides
+- predict/        guesses of what a layer will want, between activations and decisions
 - shipping.py     the shipping scheduler (`pyspac.scheduler`) itself, on a board that the lab fills
 
 What runs it:

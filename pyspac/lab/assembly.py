@@ -68,7 +68,7 @@ def _make(state: RunState, dimension: Dimension, text: str, default: str) -> Any
 def _check(policies: Policies, setup: Setup) -> None:
     clairvoyant = [policy.name for policy in policies.all if policy.is_clairvoyant]
     if policies.routing.is_lossy and clairvoyant:
-        allowed = f"standard, as {clairvoyant[0]} knows the future of the recorded routing alone"
+        allowed = f"standard, as {clairvoyant[0]} only knows the future of the recorded routing"
         raise ConfigError("--routing", setup.routing, allowed)
     if policies.eviction.needs_host() and policies.miss.name != "host":
         raise ConfigError("--miss", setup.miss, "host, as cold_on_host leaves residents to it")
@@ -77,7 +77,7 @@ def _check(policies: Policies, setup: Setup) -> None:
 def make_scheduler(state: RunState, policies: Policies) -> ShippingScheduler | None:
     """Return the shipping scheduler as the policies ask for it; None if none of them does.
 
-    Where nothing ever moves there is nothing to schedule. UsageError for predictors that nobody would hear.
+    Where nothing ever moves there is nothing to schedule. UsageError for predictors without effect.
     """
     wanted = policies.eviction.scheduler_setup()
     if state.setup.predict and (wanted is None or not policies.prefetch.obeys_scheduler):

@@ -158,7 +158,7 @@ class ExpertCache:
         return candidates[self.eviction.victims(candidates, min(n, len(candidates)))]
 
     def _candidates(self, group: int, *, ignores_pins: bool = False) -> Keys:
-        """Return the residents of a group that nobody uses, by slot."""
+        """Return the residents of a group that are not in use, by slot."""
         owner = self.owner[group]
         if self.free[group]:
             owner = owner[owner >= 0]
@@ -168,9 +168,9 @@ class ExpertCache:
         return np.asarray(owner[is_there], np.intp)
 
     def claim(self, key: int, *, is_ahead: bool = False) -> bool:
-        """Take a slot for a copy that begins now; False if nobody may leave for it.
+        """Take a slot for a copy that begins now; False if no resident may leave for it.
 
-        is_ahead: a predictor expects it, so that it takes the place of anybody who is not wanted.
+        is_ahead: a predictor expects it, so it may replace any expert that is not wanted.
         """
         group = int(self.group_of[key])
         if self.free[group]:

@@ -157,7 +157,7 @@ class LayerRunner:
         return _Service(on_device, on_host, host_us, arrived_us)
 
     def _check_fates(self, fate: npt.NDArray[np.int8], n: int) -> None:
-        """Experts that nobody computes would cost nothing."""
+        """Experts without a place to run would cost nothing."""
         if len(fate) != n or fate.min() < 0 or fate.max() > SUBSTITUTE:
             raise PyspacError(
                 f"the miss policy {self.policies.miss.name} gave the fates {fate.tolist()}: give each of "

@@ -65,7 +65,7 @@ class Link:
     def fill(self, demand: Demand, levels: npt.NDArray[np.integer], n_held_max: int, now: float) -> None:
         """Copy what was just used into free slots while nothing of the queue can begin.
 
-        As spac_expert_cache::fill: outside the byte budget, and nobody leaves for them. levels: [n] who comes
+        As spac_expert_cache::fill: outside the byte budget, and without evicting. levels: [n] who comes
         first, up to the next decision (`reorder_fills`); n_held_max: of the layer's experts that hold or
         await a slot.
         """

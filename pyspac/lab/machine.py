@@ -98,7 +98,7 @@ PRESETS: Final = {
         Machine(name="cpu-ssd", link_gb_s=5.0, host_gb_s=5.0, device_gb_s=50.0, host_gflop_s=1000.0,
                 device_gflop_s=1000.0, link_latency_us=80.0, layer_us=5.0, host_layer_us=80.0,
                 draft_us=12_000.0, vram_gib=16.0),
-        # copies take no time: for comparing counts alone, and for the engine's deterministic mode
+        # copies take no time: only for comparing counts, and for the engine's deterministic mode
         Machine(name="instant", link_gb_s=INSTANT_GB_S, host_gb_s=65.0, device_gb_s=900.0,
                 host_gflop_s=1500.0, device_gflop_s=80e3, link_latency_us=0.0, is_shared=False),
     )

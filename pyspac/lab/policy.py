@@ -183,7 +183,7 @@ class Routing(Policy):
     """May change what the router selected."""
 
     dimension = "routing"
-    is_lossy: ClassVar[bool] = False  # changes the routing, so that nobody can know the future of it
+    is_lossy: ClassVar[bool] = False  # changes the routing, so that its future cannot be known
 
     def route(self, routed: Routed) -> Demand:
         """Return the demand to serve."""

@@ -35,7 +35,7 @@ class RawPass:
     context: int  # 0: the first that the program made, the target
     tokens: Array  # [n] ids
     positions: Array  # [n]
-    nodes: dict[str, dict[int, Array]]  # what -> layer -> [n or fewer, width]: of the last tokens alone
+    nodes: dict[str, dict[int, Array]]  # what -> layer -> [n or fewer, width]: only of the last tokens
     constants: dict[str, dict[int, Array]]  # router [n_expert, n_embd] and bias [1, n_expert]
 
 

@@ -91,7 +91,7 @@ def ends_with(passes: list[Pass], n_prompt: int, text: Sequence[int]) -> bool:
 
 
 def without_undecided(passes: list[Pass], n_prompt: int) -> list[Pass]:
-    """Without a last pass with drafts, of which nobody knows whether they were kept."""
+    """Without a last pass with drafts, whose fate is unknown."""
     is_open = bool(passes) and passes[-1].position >= n_prompt and passes[-1].n_token > 1
     return passes[:-1] if is_open else passes
 

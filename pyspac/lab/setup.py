@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyspac.checks import check_int, check_range
+from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError
-from pyspac.units import read_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ class SchedulerSetup:
     """How a policy wants the scheduler."""
 
     config: SchedulerConfig
-    uses_free_slots: bool = True  # the balancer lowers tau to fill slots that nobody holds
+    uses_free_slots: bool = True  # the balancer lowers tau to fill empty slots
     is_spent: Bools | None = None  # [n_cell] residents without worth to the plan; the policy's array
 
 

@@ -58,7 +58,7 @@ class Run:
     def _run_prompt(self) -> float:
         """Let the scheduler see a prompt that is no step, layer by layer; return when it is over.
 
-        It takes llama.cpp's path, which leaves the cache alone; the scheduler hears of it as in the engine.
+        It takes llama.cpp's path, which does not touch the cache; the scheduler hears of it as in the engine.
         """
         prompt, state = self.workload.prompt, self.state
         is_step = self.workload.steps[0] is prompt
@@ -126,7 +126,7 @@ class Run:
 
 
 def prompt_us(prompt: Step, geometry: TraceGeometry, machine: Machine) -> float:
-    """Return the time of a prompt on stock's path, which leaves the cache alone.
+    """Return the time of a prompt on stock's path, which does not touch the cache.
 
     Per layer the better of two ways: the host computes the experts, or the link brings them all.
     """

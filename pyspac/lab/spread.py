@@ -39,7 +39,7 @@ class _Worker:
         self.index = -1  # of the job that it is at
         self.process = _CONTEXT.Process(target=_work, args=(theirs, policy_files), daemon=True)
         self.process.start()
-        theirs.close()  # held by the worker alone, so that its end is seen here
+        theirs.close()  # only the worker holds it, so that its end is seen here
 
     def start(self, index: int, job: Job) -> None:
         self.index = index

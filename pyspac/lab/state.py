@@ -1,6 +1,6 @@
 """Where a simulation stands: cache, link, clock, books and the last decision. The simulator moves it on.
 
-Policies see it through `view.py` alone.
+Policies see it only through `view.py`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class CacheView:
         return self._cache.is_resident(keys)
 
     def n_free(self, group: int) -> int:
-        """Return how many slots of a layout group nobody holds."""
+        """Return how many slots of a layout group are empty."""
         return len(self._cache.free[group])
 
     def owners(self, group: int) -> Keys:

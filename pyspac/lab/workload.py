@@ -109,7 +109,7 @@ def _emulated_windows(trace: Trace, k: int, accept: float, seed: int) -> Windows
 
 
 def _demands(trace: Trace, tokens: Tokens) -> list[Demand]:
-    """Return what each MoE layer is asked for by these tokens; a layer that nobody runs is left out."""
+    """Return what each MoE layer is asked for by these tokens; a layer that does not run is left out."""
     g = trace.geometry
     demands = []
     for il in range(g.n_layer):

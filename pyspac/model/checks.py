@@ -1,4 +1,4 @@
-"""Whether llama.cpp can be trusted with a file, and a draft model with a target; by their headers alone."""
+"""Whether llama.cpp can be trusted with a file, and a draft model with a target; from their headers."""
 
 from __future__ import annotations
 

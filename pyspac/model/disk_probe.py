@@ -23,7 +23,7 @@ from pyspac.errors import PyspacError
 from pyspac.units import MIB
 
 DEPTH: Final = 32  # as many reads as the engine keeps under way (spac_disk_reader::DEPTH)
-N_TURNS: Final = 3  # of both depths: a disk that is fast for a moment alone favours neither
+N_TURNS: Final = 3  # of both depths: a disk that is fast only for a moment favours neither
 BLOCK: Final = 1 << 16  # a multiple of any disk's
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 

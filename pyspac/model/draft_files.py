@@ -99,7 +99,7 @@ def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) 
         raise ModelError(
             f"{(draft or target).path}: this model has no head that predicts further tokens, which "
             f"{DRAFT_MTP} needs; use a file that has one, or --spec-type {NGRAM}; an adapter with mask "
-            "tokens needs no head, but --mtp alone"
+            "tokens needs no head, only --mtp"
         )
 
 

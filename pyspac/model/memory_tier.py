@@ -1,7 +1,7 @@
 """How much memory holds experts, of a model whose experts stay on disk (`--ram`).
 
-In: what the user asked for, the model's shape, free memory. Out: MiB for the engine's pool; None: all of the
-model is loaded, and there is no such tier.
+In: what the user asked for, the model's shape, free memory. Out: bytes of the engine's pool; None: there is
+no such tier, and all of the model is loaded.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Final
 
 from pyspac.engine.devices import Device
 from pyspac.engine.memory import free_memory
+from pyspac.engine.values import AUTO, read_size
 from pyspac.errors import UsageError
 from pyspac.model.device_needs import N_UBATCH, Needs
 from pyspac.model.geometry import MoeGeometry
-from pyspac.units import AUTO, GIB, MIB, read_size
+from pyspac.units import GIB, MIB
 
 FLAG: Final = "--ram"
 VARIABLE: Final = "PYSPAC_RAM"
@@ -46,7 +47,7 @@ def check_ram(text: str | None) -> None:
         )
 
 
-def ram_mib(
+def choose_ram(
     text: str | None,
     geometry: MoeGeometry,
     device: Device,
@@ -55,11 +56,11 @@ def ram_mib(
     cache_bytes: int | None,
     host_kernels: str = "auto",
     is_split: bool = False,
-) -> float | None:
-    """What `choose_ram_mib` says of a run or a server; None as well where it is not the engine that computes.
+) -> int | None:
+    """What `pool_bytes` says of a run or a server; None as well where it is not the engine that computes.
 
     cache_bytes: of the device's slots, as of `host_bytes`; is_split: some layers besides the experts stay on
-    the host, and nobody knows how much they take. Raises UsageError.
+    the host, and how much they take is unknown. Raises UsageError.
     """
     can = host_kernels != "ggml" and _has_kernels()
     if text is not None and not can:
@@ -70,7 +71,7 @@ def ram_mib(
     if not can:
         return None
     others = None if is_split and not device.is_cpu else host_bytes(geometry, device, cache_bytes, needs)
-    return choose_ram_mib(text, geometry, others=others, has_device=device.has_cache)
+    return pool_bytes(text, geometry, others=others, has_device=device.has_cache)
 
 
 def _has_kernels() -> bool:
@@ -78,11 +79,6 @@ def _has_kernels() -> bool:
     from pyspac.engine.engine import has_kernels  # loads the native library, as the rest does anyway
 
     return has_kernels("Q8_0")
-
-
-def ram_text(mib: float) -> str:
-    """As the engine reads it, in bytes."""
-    return f"{round(mib * MIB)}B"
 
 
 def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None, needs: Needs) -> int:
@@ -103,15 +99,15 @@ def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None, n
     return others + min(cache_bytes, geometry.experts_bytes)
 
 
-def choose_ram_mib(
+def pool_bytes(
     text: str | None,
     geometry: MoeGeometry,
     free_bytes: int | None = None,
     others: int | None = None,
     *,
     has_device: bool = False,
-) -> float | None:
-    """MiB of the pool; None: no tier, as all experts fit.
+) -> int | None:
+    """Bytes of the pool; None: no tier, as all experts fit.
 
     text: as given; None: a tier only if the model does not fit into free memory, and a layer's experts do.
     others: bytes in memory beside the pool, as of `host_bytes`; None: the model's but for experts. Raises
@@ -133,9 +129,9 @@ def choose_ram_mib(
         return None
     least = least_bytes(geometry, has_device=has_device)
     if text is None and n_bytes < least:
-        return None  # nobody asked for it: llama.cpp maps the file, as ever
+        return None  # not asked for: llama.cpp maps the file, as ever
     _check_room(f"--ram {text or AUTO}", n_bytes, least, free, others)
-    return n_bytes / MIB
+    return n_bytes
 
 
 def asked_bytes(text: str, geometry: MoeGeometry, free_bytes: int | None = None) -> int:
@@ -184,5 +180,5 @@ def _check_room(given: str, n_bytes: int, least: int, free: int, others: int) ->
         raise UsageError(
             f"{given}: {n_bytes / MIB:.1f} MiB cannot hold the experts of one layer at once; give "
             f"{-(-least // MIB)} MiB at least, of {free // MIB} MiB "
-            "that are free, or take a smaller quantisation. A number alone is MiB: 8G is 8 GiB"
+            "that are free, or take a smaller quantisation. A number without a unit is MiB: 8G is 8 GiB"
         )

@@ -1,4 +1,4 @@
-"""A drafter trained into a model: a LoRA adapter that acts at mask tokens alone, as its file describes it.
+"""A drafter trained into a model: a LoRA adapter that acts only on mask tokens, as its file describes it.
 
 In: a GGUF adapter made by `scripts/convert_mtp_to_gguf.py`. Out: an `MtpAdapter`. The file is a LoRA adapter
 as llama.cpp loads it; what llama.cpp does not know stands in the keys `pyspac.mtp.*`, and all of them are
@@ -183,7 +183,7 @@ def check_adapter(path: Path, target: GgufHeader) -> MtpAdapter:
         if not _GATED_TENSOR.fullmatch(tensor.name):
             raise ModelError(
                 f"{path}: {tensor.name} is neither of the attention's projections nor of the embeddings, "
-                "which alone can act on masks only; train an adapter without it"
+                "the only ones that can act on masks only; train an adapter without it"
             )
     _check_tables(adapter, header, n_tokens)
     return adapter

@@ -35,7 +35,7 @@ def parse_spec_type(text: str | None) -> str | None:
             wanted = f"{', '.join(OWN)}, {NONE}, or one or more of llama.cpp's: {', '.join(LLAMA)}"
             raise ConfigError("--spec-type", name, wanted)
         if name not in LLAMA and len(names) > 1:
-            raise UsageError(f"--spec-type {text}: {name} stands alone; only llama.cpp's names can be listed")
+            raise UsageError(f"--spec-type {text}: {name} cannot be in a list; only llama.cpp's names can")
     if sum(name.startswith("draft-") for name in names) > 1:
         raise UsageError(
             f"--spec-type {text}: there is one draft model or head; give one of the draft- names"

@@ -5,7 +5,7 @@
               cost_model, occupancy ---------+
 
 `layer_modes` holds layers whole on the device where `whole_layers` says that they are faster so. `fallback`
-measures whether that is true, and whether copies pay, with `contest`, and leaves them out where they do not.
+measures whether that is true and whether copies pay (`paired_timing`), and leaves out what does not pay.
 
 Between steps, `foresight` (the routing log and a predictor of `predict/`) says what the next tokens will use,
 and `plan_ahead` plans anew.

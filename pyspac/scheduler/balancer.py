@@ -138,7 +138,7 @@ class Balancer:
         self.uses_free_slots = True  # the lab measures what that gains
         self.tables = LevelTables(board.n_layer, board.n_expert, self.n_levels)
         self.tau = np.full(board.n_layer, self.fixed or self.n_levels, np.uint8)  # [n_layer]
-        self.is_balanced = False  # whether measured costs decided the last tau (else capacity alone)
+        self.is_balanced = False  # whether measured costs decided the last tau (else only capacity)
         self._n_layer = board.n_layer
         self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
@@ -214,7 +214,7 @@ class Balancer:
         return t_cpu, self.tables.above(used * device_us)
 
     def _has_link_limit(self) -> bool:
-        """Whether equation 10 binds: a link that is known, and a layer's copies have its time alone."""
+        """Whether equation 10 binds: a link that is known, and a layer's copies have only its own time."""
         return self.is_io_per_layer and bool(self.cost.layer_links().any())
 
     def _has_link_time(
@@ -239,9 +239,9 @@ class Balancer:
         return np.asarray(lowest[self.groups.of_layer])
 
     def _use_free_slots(self, levels: NDArray[np.uint8], slots: Occupancy) -> None:
-        """Lower tau by one where a group has slots nobody holds beyond what its hot experts will take.
+        """Lower tau by one where a group has more empty slots than its hot experts will take.
 
-        A whole level rarely fits the slots exactly; without this the remainder would stay empty. Nobody is
+        A whole level rarely fits the slots exactly; without this the remainder would stay empty. No expert is
         evicted for it: the plan stops at the free slots.
         """
         is_wanted = (levels >= self.tau[:, None]) & ~slots.is_held

@@ -17,19 +17,19 @@ ABLATIONS = {
     "specue": "binary utility (n_levels = 1)",
     "adabc": "fixed boundaries, up = 3 and down = 1 (estimator spac)",
     "hetwb": "fixed threshold, tau = 2",
-    "prefetch": "static allocation: the pool is filled once",
+    "prefetch": "fill the pool once",
     "evict": "a resident expert never leaves",
-    "prompt": "prompts teach nothing, and free slots wait for the plan (ours)",
-    "stage": "the experts of prompts do not pass through the device's slots (ours)",
-    "sd": "plain decoding, no drafts",  # whoever starts a server obeys it; the scheduler only records it
+    "prompt": "ignore prompt activations; fill free slots only from the plan (not in the paper)",
+    "stage": "prompts do not pass through the device's slots (not in the paper)",
+    "sd": "plain decoding, no drafts",  # for the start of a server; the scheduler only records it
 }
 # what else can be taken away, and is no part of how experts are chosen
 FALLBACK = "fallback"
 WHOLE = "whole"
 PARTS = {
     **ABLATIONS,
-    FALLBACK: "never measured whether copies pay: they go on (ours)",
-    WHOLE: "no layer is held whole by the device: all are split (ours)",
+    FALLBACK: "copy without measuring whether it pays (not in the paper)",
+    WHOLE: "split all layers, hold none whole (not in the paper)",
 }
 
 # who says what comes next: in pyspac/scheduler/predict/, and in the engine
@@ -44,7 +44,7 @@ DEFAULT_N_LEVELS = {"spac": 4, "ema": 16, "lfu": 16, "static": 16, "lru": 255, "
 
 # [gamma] of Algorithm 1 without drafts, for which MoE-SpAc has no rule: its own draft length (4.1)
 GAMMA_WITHOUT_DRAFTS = 8
-# boundaries start at floor(gamma / 2); at 0 they would stay there, and lift the experts that nobody uses
+# boundaries start at floor(gamma / 2); at 0 they would stay there, and lift the unused experts
 MIN_GAMMA = 2
 
 
@@ -74,7 +74,7 @@ def parse_predictors(names: str | Iterable[str]) -> tuple[str, ...]:
             wanted += " (a number of tokens is given with -n)"
         raise ConfigError("predict", ", ".join(unknown), wanted)
     if NO_PREDICTOR in found and len(found) > 1:
-        raise ConfigError("predict", ", ".join(found), f"{NO_PREDICTOR} alone, or the others without it")
+        raise ConfigError("predict", ", ".join(found), f"only {NO_PREDICTOR}, or the others without it")
     return tuple(name for name in found if name != NO_PREDICTOR)
 
 
@@ -146,13 +146,13 @@ class SchedulerConfig:
 
     @property
     def has_fallback(self) -> bool:
-        """Return whether copies may be left out where they do not pay: nobody asked for a way to copy."""
+        """Return whether copies may be left out where they do not pay: no way to copy was asked for."""
         is_asked = bool(self.without - {"sd", WHOLE}) or bool(self.predict) or self.threshold != "auto"
         return not is_asked and self.byte_budget == "auto"
 
     @property
     def has_whole_layers(self) -> bool:
-        """Return whether the device may hold layers whole: nobody asked for another way to fill it.
+        """Return whether the device may hold layers whole: no other way to fill it was asked for.
 
         The other estimators are there to be compared, each with the rules of its authors.
         """

@@ -165,7 +165,7 @@ class CostModel:
                 self.is_device_measured[g] = True
 
     def _update_step(self, activity: Activity) -> None:
-        """Renew the times per step: from step records where somebody writes them, else from layer times."""
+        """Renew the times per step: from step records if there are any, else from layer times."""
         n_steps, total_us = activity.totals.n_steps, activity.totals.total_us
         if n_steps > 0:
             self.draft_us = _smooth(self.draft_us, activity.totals.draft_us / n_steps)
@@ -221,7 +221,7 @@ def _solve_host(
     extra = (s11 * s2y - s12 * s1y) / det if det > 1e-9 * s11 * s22 else 0.0
     load = (s1y - s12 * extra) / s11
     row = ROW_SHARE * load + extra
-    if load <= 0.0 or row < 0.0:  # fit the default ratio alone
+    if load <= 0.0 or row < 0.0:  # fit only the default ratio
         load = s1y / s11
         row = ROW_SHARE * load
     return load, row

@@ -174,7 +174,7 @@ class _RateEstimator(Estimator):
     ) -> None:
         """Take in a prompt as if it were `weight` [n_layer] tokens; `kept` [n_layer] of the past is left.
 
-        By layer, as the last one of a prompt runs for the tokens alone whose logits are wanted.
+        By layer, as the last one of a prompt runs only for the tokens whose logits are wanted.
         """
         after = np.maximum(kept * self._n_tokens + weight, 1e-9)
         n_after = float(after[n_tokens.argmax()])

@@ -6,7 +6,7 @@ goes on, is not. So now and then another way has its turn:
     copies    experts come and go, beside the layers that are predicted to be better whole
     split     the same without whole layers
     frozen    the resident set stays as it is
-    whole     whole layers alone, as many as fit
+    whole     only whole layers, as many as fit
 
     wait -> settle -> try -> return -> check     a round; then another one, or a decision, and wait again
 
@@ -103,7 +103,7 @@ class Fallback:
         """Take in what happened since the last call: steps of one way.
 
         Sequences of one batch have a record each: `n_forward` says how many passes there were. `is_full`:
-        nobody waits for a free slot. `can_be_whole`: whole layers alone may be as fast; `has_whole`: some are
+        no load waits for a free slot. `can_be_whole`: only whole layers may be as fast; `has_whole`: some are
         beside copies; `is_in_place`: those layers are whole that the way of these steps asks for.
         """
         samples = [Sample((step.width, step.n_draft), step.total_us) for step in steps if step.total_us > 0.0]
@@ -264,7 +264,7 @@ def copies_text(found: dict[str, Any]) -> str:
     if found["chosen"] == "frozen":
         return f"left out: steps without them are {percent}"
     if found["chosen"] == "whole":
-        return f"of whole layers alone: steps with them are {percent}"
+        return f"of only whole layers: steps with them are {percent}"
     if found["chosen"] == "split":
         return f"go on, and no layer is whole: steps are {percent}"
     return f"go on: steps with them are {percent}"

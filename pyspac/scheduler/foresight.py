@@ -82,7 +82,7 @@ class Foresight:
         return (score.n_right + _BELIEVED * _N_BELIEVED) / (score.n_predicted + _N_BELIEVED)
 
     def note_plan(self, plan: PrefetchPlan) -> None:
-        """Remember which copies were planned for a prediction alone."""
+        """Remember which copies were planned only for a prediction."""
         self.stats.n_refused += plan.n_refused + plan.n_late
         self.stats.n_late += plan.n_late
         fate = self._fate.reshape(-1)
@@ -118,7 +118,7 @@ class Foresight:
 
 
 def make_foresight(board: Board, names: Sequence[str]) -> Foresight | None:
-    """Return the foresight that a configuration names; None: nobody looks ahead here."""
+    """Return the foresight that a configuration names; None: there is no look-ahead here."""
     if TokenPredictor.name not in names:
         return None
     return Foresight(board, TokenPredictor(board.n_layer, board.n_expert, board.n_expert_used))

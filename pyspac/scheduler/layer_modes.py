@@ -31,7 +31,7 @@ N_TOGETHER: Final = 4  # whose times are taken in as one: what a stop costs chan
 N_SAMPLES: Final = 8  # of so many steps: of a probe, of each device
 PATIENCE: Final = 256  # until the engine must have begun with what was wanted: else it cannot
 MAY_LOSE: Final = (
-    0.05  # of a step's time, as predicted, by which whole layers alone may be slower and yet are tried
+    0.05  # of a step's time, as predicted, by which only whole layers may be slower and yet are tried
 )
 
 _WHOLE: Final = int(LayerMode.WHOLE)  # plain integers: numpy compares with an enum's in 64 bits
@@ -112,7 +112,7 @@ class LayerModes:
         return bool(np.count_nonzero(self.wanted))
 
     def can_be_alone(self, *, is_chosen: bool) -> bool:
-        """Whether whole layers alone may be as fast as anything else; is_chosen: that was measured."""
+        """Whether only whole layers may be as fast as anything else; is_chosen: that was measured."""
         return (is_chosen or self.is_plausible) and bool(np.count_nonzero(self.most))
 
     def is_in_place(self, way: str) -> bool:
@@ -153,7 +153,7 @@ class LayerModes:
                 self._probed = None
                 self._choose()
         elif self.tables.weight > 0 and self.cost.is_host_measured.all():
-            # free slots that nobody asks for do not fill
+            # free slots without demand do not fill
             self._until_choice = max(until_choice - (1.0 if is_full else 0.25), 0.0)
             if self._until_choice == 0 and self.stops.together.saved_us is None:
                 self._probe()
@@ -161,7 +161,7 @@ class LayerModes:
                 self._choose()
 
     def _has_shown(self) -> bool:
-        """Whether every device of a probe was seen often enough; nobody waits for a slow one for ever."""
+        """Whether every device of a probe was seen often enough; a slow one is not waited for for ever."""
         n_samples = min(self.stops.of(device).n_samples for device in self._probed_devices)
         return n_samples >= N_SAMPLES or N_TOGETHER * self.stops.together.n_samples >= PATIENCE
 

@@ -18,7 +18,7 @@ class Occupancy:
     """One residency [n_layer, n_expert], and what follows from it; `read` renews all."""
 
     def __init__(self, board: Board) -> None:
-        """Nobody holds a slot."""
+        """All slots are empty."""
         self.groups = LayoutGroups(board)
         self._bytes = board.expert_bytes.astype(np.int64)  # [n_layer]
         self.read(np.full((board.n_layer, board.n_expert), Residency.ABSENT, np.uint8))

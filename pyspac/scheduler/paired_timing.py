@@ -1,7 +1,7 @@
 """Two ways to run, timed in turns: samples of step times in, how much slower the second is, and how sure.
 
-Steps are compared with steps of the same kind alone (tokens in the batch, tokens drafted), so that drafts
-which hold or fail, and whoever decides on their length, are no difference between the two ways.
+Steps are compared only with steps of the same kind (tokens in the batch, tokens drafted), so that drafts
+which hold or fail, and decisions on their length, are no difference between the two ways.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step 4 where somebody looks ahead: the plan, with what the next forward is expected to use.
+"""Step 4 with a look-ahead: the plan, with what the next forward is expected to use.
 
 An expert's value is the uses that it is expected to have per step, over the steps within which a copy has to
 pay (H = payback_steps): the chance at its level in each of them, but in the first one the predicted chance.
@@ -6,7 +6,7 @@ pay (H = payback_steps): the chance at its level in each of them, but in the fir
     value = (chance + (H - 1) * worth[level]) / H        predicted, and likelier than its level says
     value = worth[level]                                 all others
 
-A copy for the next step alone moves the same bytes over the host's memory bus as the use that it saves, so
+A copy only for the next step moves the same bytes over the host's memory bus as the use that it saves, so
 a prediction tips the scales and no more: a newcomer takes the place of the least valuable resident where the
 uses it gains within H steps exceed the price of a copy (`CostModel.copy_prices`). What is predicted and
 resident is no victim. What would come after its layer has begun is not copied for this step.
@@ -31,7 +31,7 @@ _FREE, _NOBODY = -1, -2  # instead of a victim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What a step decided, before anybody looked ahead."""
+    """What a step decided, before the look-ahead."""
 
     utility: NDArray[np.uint8]  # [n_layer, n_expert]
     tau: NDArray[np.uint8]  # [n_layer]

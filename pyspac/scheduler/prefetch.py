@@ -27,7 +27,7 @@ class PrefetchPlan:
     load: NDArray[np.uint32]  # [n_load] il * n_expert + ie
     load_bytes: int
     n_wanted: int  # hot and absent, before slots and budget cut the list
-    # where somebody looks ahead: of `load`, those that only a prediction asks for
+    # with a look-ahead: of `load`, those that only a prediction asks for
     ahead: NDArray[np.uint32] = field(default_factory=lambda: _NO_LOADS)
     n_refused: int = 0  # absent and predicted, but a copy would not pay
     n_late: int = 0  # absent and predicted, but a copy would come after its layer

@@ -56,7 +56,7 @@ class SchedulerStats:
     planned_bytes: int
     step_p50_us: float
     step_p99_us: float
-    is_balanced: bool  # whether measured costs decided the last tau (else slots alone)
+    is_balanced: bool  # whether measured costs decided the last tau (else only slots)
     byte_budget: int | None  # of all devices; None: one has no limit
 
 
@@ -102,7 +102,7 @@ class Scheduler:
         self.prefetcher = Prefetcher(board, self.config)
         self.layers = LayerModes(board, self.cost, self.balancer.tables, is_on=self.config.has_whole_layers)
         self.static = StaticAllocation(board) if "prefetch" in self.config.without else None
-        self.foresight = make_foresight(board, self.config.predict)  # None: nobody looks ahead
+        self.foresight = make_foresight(board, self.config.predict)  # None: no look-ahead
         self.ahead = AheadPlanner(self.prefetcher, self.config, self.cost)
         self.fallback = Fallback() if self.config.has_fallback else None  # None: copies go on
         self.times = StepTimes()
@@ -150,7 +150,7 @@ class Scheduler:
             utility=utility, tau=tau, counts=self.activity.counts,
             worth=self.balancer.tables.use_probability(), byte_limits=self._budgets,
         )  # fmt: skip
-        # until the forward begins: one token alone is told before drafting, which took so long on average (0
+        # until the forward begins: a single token is told before drafting, which took so long on average (0
         # where nothing drafts); with drafts beside it, the forward is next
         lead_us = self.cost.draft_us if len(tokens) == 1 else 0.0
         plan, levels = self.ahead.plan(

@@ -101,7 +101,7 @@ class StopCost:
     def _followed(
         self, is_followed: NDArray[np.bool_], after: NDArray[np.int64], is_whole: NDArray[np.bool_]
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return which of those layers our whole ones alone follow, and the last one behind each."""
+        """Return which of those layers are followed only by our whole ones, and the last one behind each."""
         first = np.flatnonzero(is_followed)
         end = np.flatnonzero(is_whole)[np.cumsum(is_whole)[first] + after[first] - 1]
         n_ours = np.cumsum(is_whole & self._is_ours)
@@ -116,7 +116,7 @@ class StopCost:
 
 
 class StopCosts:
-    """`StopCost` of each device; of all together, where one alone has not shown it."""
+    """`StopCost` of each device; of all together, where a single one has not shown it."""
 
     def __init__(self, device_of_layer: NDArray[np.intp], n_device: int) -> None:
         """Nothing is known. device_of_layer: [n_layer]."""

@@ -14,7 +14,7 @@ from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.forward.lossy import VARIABLE as LOSSY
 from pyspac.forward.no_device import can_predict
-from pyspac.model.memory_tier import PROMPT_PIECE, VARIABLE, ram_text
+from pyspac.model.memory_tier import PROMPT_PIECE, VARIABLE
 from pyspac.model.spec_types import NGRAM, names_of
 from pyspac.model.tensor_split import text_of
 from pyspac.server.options import KEY_VARIABLES, THREADS_FLAGS, ServeOptions
@@ -46,7 +46,7 @@ class Launch:
     n_ctx: int | None = None  # None: llama-server's own choice
     is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
     has_engine: bool = True  # False: llama-server as it is
-    ram_mib: float | None = None  # memory for experts that stay on disk; None: all are loaded
+    ram_bytes: int | None = None  # memory for experts that stay on disk; None: all are loaded
     device: str = ""  # the name of what was found
     has_page: bool = True  # the build's llama-server has its web page
     model: Path | None = None  # the model's file, where llama-server fetches it (-hf)
@@ -135,9 +135,9 @@ def _core_arguments(options: ServeOptions) -> list[str]:
 
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """Weights in memory of their own: pinned beside a real device, with huge pages without one."""
-    is_given = options.passed_value("-lm", "--load-mode") or "--no-mmap" in options.passed
+    is_given = options.passed_value("-lm", "--load-mode")
     argv = ["--load-mode", "none"] if launch.is_copied and not is_given else []
-    if launch.ram_mib is None:
+    if launch.ram_bytes is None:
         return argv
     has_piece = bool(options.passed_value("-ub", "--ubatch-size"))
     has_warmup = "--warmup" in options.passed or "--no-warmup" in options.passed
@@ -155,7 +155,7 @@ def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
 
 
 def _http_arguments(options: ServeOptions) -> list[str]:
-    """Pages of other web sites stay out, and nobody holds a connection without using it."""
+    """Pages of other web sites stay out, and an idle connection is closed."""
     argv: list[str] = []
     if not _is_given(options, "LLAMA_ARG_CORS_ORIGINS", "--cors-origins"):
         argv += ["--cors-origins", "", "--no-cors-credentials"]
@@ -168,15 +168,15 @@ def _is_given(options: ServeOptions, variable: str, *flags: str) -> bool:
     return variable in os.environ or any(flag in options.passed for flag in flags)
 
 
-def server_env(options: ServeOptions, ram_mib: float | None = None) -> dict[str, str | None]:
+def server_env(options: ServeOptions, ram_bytes: int | None = None) -> dict[str, str | None]:
     """What llama-server and the engine read from the environment, beside flags; None: not what is there.
 
-    `ram_mib`: as of the launch.
+    `ram_bytes`: as of the launch.
     """
     own: dict[str, str | None] = dict.fromkeys(_FOR_OTHERS) if options.socket is not None else {}
     if options.trace:
         return {**own, **_drafting_env(options), **options.trace}
-    return own if options.stock else {**own, **_engine_env(options, ram_mib)}
+    return own if options.stock else {**own, **_engine_env(options, ram_bytes)}
 
 
 def _drafting_env(options: ServeOptions) -> dict[str, str]:
@@ -186,13 +186,13 @@ def _drafting_env(options: ServeOptions) -> dict[str, str]:
     return env
 
 
-def _engine_env(options: ServeOptions, ram_mib: float | None) -> dict[str, str]:
+def _engine_env(options: ServeOptions, ram_bytes: int | None) -> dict[str, str]:
     env = _drafting_env(options)
     env["PYSPAC_DEVICE"] = options.device  # auto too: it leaves out those that have no MoE layer
     if options.wanted_spec_type == NGRAM:
         env["PYSPAC_NGRAM"] = str(options.attach.n_draft_max)
-    if ram_mib is not None:
-        env[VARIABLE] = ram_text(ram_mib)
+    if ram_bytes is not None:
+        env[VARIABLE] = f"{ram_bytes}B"
     elif VARIABLE in os.environ:
         env[VARIABLE] = ""  # none, as all experts are loaded
     if "evict" in options.attach.scheduler.without:
@@ -209,7 +209,7 @@ def _engine_env(options: ServeOptions, ram_mib: float | None) -> dict[str, str]:
         env["PYSPAC_COPY_GB_S"] = text_of(options.copy_gb_s)
     if options.cpu_range is not None:
         env["PYSPAC_CPU_RANGE"] = options.cpu_range
-    can = can_predict(is_host_only=options.is_host_only, ram_mib=ram_mib)
+    can = can_predict(is_host_only=options.is_host_only, ram_bytes=ram_bytes)
     if can and (names := in_engine(options.attach.scheduler.predict)):
         env["PYSPAC_PREDICT"] = ",".join(names)
     if options.is_host_only:

@@ -21,7 +21,7 @@ KILL_WAIT_S: Final = 10.0
 
 @contextlib.contextmanager
 def _stdin_with(text: str) -> Iterator[int]:
-    """A file in memory, without a name: unlike a pipe it holds any text before somebody reads."""
+    """A file in memory, without a name: unlike a pipe it holds any text before it is read."""
     if not text:
         yield subprocess.DEVNULL
         return

@@ -1,7 +1,7 @@
 """What devices there are, asked in a process of its own.
 
-A process that has asked a GPU holds memory of it until it ends, and the supervisor lives long. And whoever
-asks an RPC server through llama.cpp waits for it without end: that process can be ended.
+A process that has asked a GPU holds memory of it until it ends, and the supervisor lives long. And llama.cpp
+waits for an RPC server without end: that process can be ended.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _note_checked(file: Path) -> None:
 
 
 def why_failed(url: str, token: str | None = None) -> str:
-    """What `url` answers, with which a download began; `token` is for the hub alone."""
+    """What `url` answers, with which a download began; `token` is only for the hub."""
     request = urllib.request.Request(url)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -89,7 +89,7 @@ def why_failed(url: str, token: str | None = None) -> str:
         reason = getattr(error, "reason", error)
         return f"{url} cannot be reached ({reason}): check the connection, a proxy, and the address"
     return (
-        f"{url} answers, so check the name of the file or of the quantisation (GGUF files alone are taken), "
+        f"{url} answers, so check the name of the file or of the quantisation (only GGUF files are taken), "
         "and the space on the disk"
     )
 

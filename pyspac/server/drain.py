@@ -1,7 +1,7 @@
-"""Letting llama-server finish what it has begun: a running server in, one that nobody waits for out.
+"""Letting llama-server finish what it has begun: a running server in, one without waiting clients out.
 
-Whoever spreads requests over several servers asks each for its /health. First that alone says no, so that
-requests go elsewhere; later new ones are refused as well (patches/upstream/0007). What was begun is answered.
+A load balancer asks each server for its /health. At first only that says no, so that requests go elsewhere;
+later new ones are refused as well (patches/upstream/0007). What was begun is answered.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def reachable_host(host: str) -> str:
 
 
 def get_json(host: str, port: int, path: str, *, is_tls: bool = False) -> tuple[int, Any]:
-    """GET a small JSON document; (0, None) if nobody answers. `is_tls`: with any certificate."""
+    """GET a small JSON document; (0, None) without an answer. `is_tls`: with any certificate."""
     connection = http.client.HTTPConnection(reachable_host(host), port, timeout=_TIMEOUT_S)
     if is_tls:
         context = ssl.create_default_context()

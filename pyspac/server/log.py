@@ -41,7 +41,7 @@ def set_up(source: str, *, as_json: bool, is_quiet: bool = False) -> None:
 
 
 def event(message: str, *, level: int = logging.INFO, **fields: Any) -> None:
-    """Say that something happened; `fields` are for the JSON alone."""
+    """Say that something happened; `fields` are only for the JSON."""
     logging.getLogger(NAME).log(level, message, extra={"fields": fields})
 
 

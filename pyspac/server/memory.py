@@ -10,12 +10,13 @@ from dataclasses import asdict, replace
 from typing import Final, TypeAlias
 
 from pyspac.engine.devices import Device
+from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, UsageError
 from pyspac.forward.options import DEFAULT_N_CTX, CacheSize
 from pyspac.model.device_needs import Needs
 from pyspac.model.geometry import MoeGeometry
 from pyspac.server.options import SERVER_SLOTS, ServeOptions
-from pyspac.units import MIB, read_size
+from pyspac.units import MIB
 
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
 Shares: TypeAlias = tuple[float, ...]

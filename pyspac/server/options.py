@@ -360,7 +360,7 @@ def drafting_of(
 ) -> tuple[str, int]:
     """As `choose_drafting`; (static, 0) where nothing drafts, or llama-server by its own lengths.
 
-    These it keeps where its drafter is named after -- alone. Raises ConfigError.
+    It keeps its own lengths where only flags after -- name its drafter. Raises ConfigError.
     """
     is_asked = speculation is not None or draft_max is not None
     drafts = spec_type != spec_types.NONE and (spec_type is not None or has_draft)

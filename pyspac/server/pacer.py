@@ -16,7 +16,7 @@ BUSY_POLL_S: Final = 0.0015
 IDLE_POLL_S: Final = 0.020
 _SLOWDOWN: Final = 1.3  # of the poll period per poll without news
 _MAX_REST_S: Final = 0.050
-_MAX_DEBT_S: Final = 0.100  # of rest that is still to come, beyond which nobody looks ahead
+_MAX_DEBT_S: Final = 0.100  # of rest that is still to come, beyond which there is no look-ahead
 
 
 class Pacer:
@@ -59,7 +59,7 @@ class Pacer:
         return True
 
     def has_look(self) -> bool:
-        """Whether somebody told meanwhile which tokens come next: there is no time to rest first."""
+        """Whether the next tokens were told meanwhile: there is no time to rest first."""
         n_looks = int(self.board.n_looks[0])
         if n_looks == self._n_looks or n_looks % 2 == 1:
             return False

@@ -28,7 +28,7 @@ from pyspac.model.device_needs import estimate_needs
 from pyspac.model.draft_files import check_drafter
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader
-from pyspac.model.memory_tier import ram_mib
+from pyspac.model.memory_tier import choose_ram
 from pyspac.model.spec_types import DRAFT_MTP, names_of
 from pyspac.model.tensor_split import check_reach
 from pyspac.server import board_file, log
@@ -65,7 +65,7 @@ class Sizes:
     n_ctx: int
     is_copied: bool
     has_engine: bool = True
-    ram_mib: float | None = None
+    ram_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
         is_copied=sizes.is_copied,
         has_page=extras.ui,
         has_engine=sizes.has_engine,
-        ram_mib=sizes.ram_mib,
+        ram_bytes=sizes.ram_bytes,
         model=files.model,
         device=device.name,
     )
@@ -131,7 +131,7 @@ def without_lost(given: ServeOptions, n_devices: Sequence[int]) -> ServeOptions:
     """The same without RPC servers that do not answer any more, as long as one does.
 
     `n_devices`: of each server, when all were there: what is given for each device goes with them. Where
-    devices are named nobody is left out: the names of those that stay would change.
+    devices are named all stay: the names of the rest would change.
     """
     endpoints = [] if given.rpc is None else split_endpoints(given.rpc)
     if len(endpoints) < 2 or read_device_kind(given.device) != "auto":
@@ -225,7 +225,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     if options.stock:
         return Sizes(cache="", n_ctx=n_ctx, is_copied=not device.is_cpu, has_engine=False)
     needs = estimate_needs(header, draft, n_ctx, has_head=DRAFT_MTP in names_of(options.wanted_spec_type))
-    ram = ram_mib(
+    ram = choose_ram(
         options.ram, geometry, device, needs, cache_bytes=options.cache.n_bytes(geometry.experts_bytes),
         host_kernels=options.host_kernels,
         is_split=bool(options.passed_value(*GPU_LAYERS_FLAGS)),
@@ -233,18 +233,18 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     check_can_be_lossy(options.lossy, is_host_only=options.is_host_only, ram_mib=ram)
     if options.is_host_only:
         has_engine = ram is not None or has_own_kernels(header)
-        can = can_predict(is_host_only=True, ram_mib=ram)
+        can = can_predict(is_host_only=True, ram_bytes=ram)
         if note := check_can_predict(options.attach.scheduler.predict, options.ram, can=can):
             log.warning(note)
         is_copied = has_engine and (ram is not None or fits_memory(geometry.model_bytes))
-        return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_mib=ram)
+        return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_bytes=ram)
     shares = options.tensor_split
     check_reach(shares, device, geometry, options.n_gpu_layers)
     cache = choose_cache(options.cache.text, geometry, needs, device, shares)
     if reason := why_tight(cache, geometry, needs, device, shares):
         log.warning(f"this may not fit: {reason}")
     is_copied = ram is not None or not device.is_cpu
-    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_mib=ram)
+    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_bytes=ram)
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:

@@ -73,7 +73,7 @@ class Observation:
 
     @property
     def n_whole(self) -> int:
-        """Layers of which the device has all experts, and that nobody counts."""
+        """Layers of which the device has all experts; their activations are not counted."""
         return int(np.count_nonzero(self.modes == LayerMode.WHOLE))
 
     def to_dict(self) -> dict[str, Any]:

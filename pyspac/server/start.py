@@ -39,7 +39,7 @@ def start_server(
     board_file.remove_stale(launch.board)
     log.event(f"starting {shlex.join(argv)}", argv=argv)
     with _on_its_cores(options.cpu_range), not_by_environment():
-        env = spin_environment() | server_env(options, launch.ram_mib)
+        env = spin_environment() | server_env(options, launch.ram_bytes)
         return Child("llama-server", argv, env=env, output=output, death_signal=death_signal)
 
 

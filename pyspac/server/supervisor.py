@@ -132,7 +132,7 @@ class Supervisor:
         )  # fmt: skip
         if self.options.is_open:
             log.warning(
-                f"whoever reaches {url} may use it: give it a key (LLAMA_API_KEY), or leave out --host",
+                f"everyone who reaches {url} may use it: give it a key (LLAMA_API_KEY), or leave out --host",
                 event="open",
             )
         if not self.launch.has_engine:
@@ -154,7 +154,7 @@ class Supervisor:
         """Clean up after a server that died; raise, or wait before the next one starts."""
         assert self.server is not None
         text, age_s, pid = self.server.end_text(), self.server.age_s, self.server.pid
-        # its board says that the model was loaded, where nobody asked for its health in between
+        # its board says that the model was loaded, where its health was not asked for in between
         self._was_ready = self._was_ready or board_file.look_at(self.launch.board) is not None
         self._stop_scheduler()
         board_file.remove_stale(self.launch.board)
@@ -175,7 +175,7 @@ class Supervisor:
     def _plan_again(self) -> bool:
         """With the RPC servers that there are now, where it ran before; False: they are too few.
 
-        It is not started then: llama-server would wait without end for one that takes connections alone.
+        It is not started then: llama-server would wait without end for one that only takes connections.
         Raises PyspacError for what waiting does not mend.
         """
         try:
@@ -214,7 +214,7 @@ class Supervisor:
         self._scheduler_due_s = time.monotonic() + delay_s
         self.scheduler = None
         if board_file.look_at(self.launch.board) is None:
-            log.event("the server has put its model away; the scheduler waits until it loads it again")
+            log.event("llama-server unloaded the model; the scheduler waits until it is loaded again")
             return
         log.warning(
             f"the {scheduler.end_text()}; the server goes on with the last decisions for a while, "

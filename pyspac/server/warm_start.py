@@ -114,7 +114,7 @@ class UtilityStore:
             self._seen = _version(self.path)
 
     def _of_others(self) -> dict[str, NDArray[Any]]:
-        """The file, if somebody else wrote it since it was seen here; empty if not, or it cannot be read."""
+        """The file, if another process wrote it since it was seen here; empty if not, or if unreadable."""
         if _version(self.path) in (None, self._seen):
             return {}
         try:
@@ -154,7 +154,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One writer at a time; nobody waits long for one that is held up, or where there are no locks."""
+    """One writer at a time; others do not wait long for one that is held up, or where there are no locks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         end_s = time.monotonic() + LOCK_S

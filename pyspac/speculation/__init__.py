@@ -15,10 +15,8 @@
 - choice           which of judged lengths is taken, as the ledger allows
 - placed_forecast  `forecast` with a length for each place in the text
 - cascade          the paper's test-and-set
-- per_k_ema        an average for each draft length
 - static           a fixed length, and none
 - tolerance        what `pyspac profile` found, and what follows from it; sweep: at several places
-- simulator        streams with known costs and acceptances
 - explain          decisions as text
 
 What comes of it reaches a server through `pyspac.server.board_speculation`.

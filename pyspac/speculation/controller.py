@@ -116,4 +116,4 @@ class Controller(ABC):
 
 
 def _nothing() -> None:
-    """Nobody drafts in the shadow."""
+    """Nothing drafts in the shadow."""

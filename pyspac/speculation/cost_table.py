@@ -10,7 +10,7 @@ every sample. The shape of a width is its own, and settles. A sample that is not
 between both in proportion to what is uncertain about each (a Kalman filter of two logarithms), so widths that
 were not seen lately are right in the mean when they are used again. One that is far off moves the level at
 first, and the shape when it repeats while others are as expected. What plain passes take is the level, once
-their shape is settled (some ten samples): a rise moves the level alone, so if their shape took its part of
+their shape is settled (some ten samples): a rise moves only the level, so if their shape took its part of
 each fall, it would sink with every program that comes and goes, and other widths be thought dearer without
 end. A width that was never seen takes as long as the next narrower one, or up to n / n' times as long: no
 pass is shorter than a narrower one, and n tokens at once cost no more than one by one.
@@ -36,7 +36,7 @@ SHAPE_DRIFT: Final = 0.0002
 SURPRISE: Final = 2.0
 _BEGUN: Final = (
     SURPRISE * SURPRISE * NOISE
-)  # of a sample that has more in it than the step, and nobody knows how much
+)  # of a sample that has more in it than the step, and how much is unknown
 
 
 class Estimate(NamedTuple):
@@ -148,7 +148,7 @@ class TimeCurve:
         return shape.variance + drift
 
     def _choice_variance(self, shape: _Shape) -> float:
-        """The same for a choice: what the level has moved by since may have been other widths' alone."""
+        """The same for a choice: what the level has moved by since may have been only other widths'."""
         moved = self._level - shape.level
         return self._variance(shape) + moved * moved
 
@@ -164,7 +164,7 @@ class TimeCurve:
         return Estimate(math.exp(0.5 * (least + most)), NOISE + (most - least) ** 2 / 12.0)
 
     def us(self, n: int) -> float | None:
-        """T(n) alone."""
+        """Only T(n)."""
         estimate = self.estimate(n)
         return None if estimate is None else estimate.us
 

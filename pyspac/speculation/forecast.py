@@ -54,7 +54,7 @@ CHOICE_US: Final = 30_000.0
 REST_US: Final = (15_000.0, 60_000.0)
 N_REST_MAX: Final = 1000  # steps; of a time near 0 it would be tens of thousands, whatever they take then
 # Plain steps that an accident may take and be charged: a lost time slice or a page from a disk, not a machine
-# that slept. Where accidents hit wide passes alone 5 lost up to half of the time in replays and 10 a tenth;
+# that slept. Where accidents hit only wide passes, 5 lost up to half of the time in replays and 10 a tenth;
 # where another program comes and goes draft models gained half a percent less.
 MOST_BOOKED: Final = 10.0
 # Plain steps behind plain steps that are looked at, the last ones since the choice; the others are passed
@@ -97,7 +97,7 @@ class ForecastBase(Controller):
         self.memory = shared.memory(ForecastMemory)
         self.memory.ledger.begin_request()
         self.lengths = candidates(self.n_draft_max)
-        self._is_watched = False  # whether somebody drafts in the shadow
+        self._is_watched = False  # whether there are drafts in the shadow
         self._has_shadow = False  # whether it told of a draft
         self._n_others = 0  # tokens of other sequences in the batch
         self._gathered: list[StepRecord] = []  # steps since the choice

@@ -6,16 +6,14 @@ In: a controller's name and the cap. Out: `next_n_draft(slot)` and `observe(reco
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
-from pyspac.speculation.cascade import OPTIMISATIONS, Cascade, CascadeConfig
+from pyspac.speculation.cascade import Cascade
 from pyspac.speculation.controller import Controller, Decision, Shared
 from pyspac.speculation.cost_table import CostTable
 from pyspac.speculation.forecast import Forecast, ForecastBase
-from pyspac.speculation.per_k_ema import PerKEma
 from pyspac.speculation.static import Off, Static
 
 MakeController = Callable[[Shared], Controller]
@@ -27,29 +25,21 @@ DEFAULT_DRAFT_CAP: Final = 8  # of one that is controlled
 CONTROLLERS: Final[dict[str, MakeController]] = {
     "forecast": Forecast,
     "cascade": Cascade,
-    "per-k-ema": PerKEma,
     "static": Static,
     "off": Off,
 }
 
 
 def parse_controller(text: str) -> MakeController:
-    """Read "cascade", "auto", or the paper's controller without a part: "cascade-backoff-climb"."""
+    """Read a name of CONTROLLERS, or "auto". Raises ConfigError."""
     name = DEFAULT_CONTROLLER if text == "auto" else text
-    if name in CONTROLLERS:
-        return CONTROLLERS[name]
-    base, *without = name.split("-")
-    if base == "cascade" and set(without) <= OPTIMISATIONS.keys():
-        return partial(Cascade, config=CascadeConfig(without=frozenset(without)))
-    raise ConfigError(
-        "--speculation",
-        text,
-        f"auto, {', '.join(CONTROLLERS)}, or cascade-{'-'.join(OPTIMISATIONS)} (less parts)",
-    )
+    if name not in CONTROLLERS:
+        raise ConfigError("--speculation", text, f"auto, or one of {', '.join(CONTROLLERS)}")
+    return CONTROLLERS[name]
 
 
 def choose_controller(name: str | None, n_draft_max: int | None, *, must_repeat: bool = False) -> str:
-    """Who decides if nobody was named: a draft length that was asked for is kept, else the best controller.
+    """Who decides by default: a draft length that was asked for is kept, else the best controller.
 
     `must_repeat`: the text has to be the same in every run, so drafts must not depend on measured times.
     """

@@ -38,6 +38,7 @@ from pyspac.server.start import start_server
 from pyspac.talk.client import UNIX, Client, LostError, RefusedError
 from pyspac.talk.figures import Figures
 from pyspac.talk.interrupt import Interrupt, ends_at_signals
+from pyspac.talk.remover import removed_if_killed
 from pyspac.talk.scheduling import scheduling
 
 Progress = Callable[[float], None]  # 0.0 .. 1.0 of the loading
@@ -132,7 +133,7 @@ class OwnServer:
         if not self.launch.has_engine:
             return
         name = self.launch.board
-        if board_file.look_at(name) is None:  # a full /dev/shm; the engine needs it beside a device alone
+        if board_file.look_at(name) is None:  # a full /dev/shm; the engine only needs it beside a device
             return
         self.board = self._stack.enter_context(Board.open(name))
         if self.options.has_scheduler:
@@ -153,7 +154,7 @@ class OwnServer:
         if rpc and not self.options.stock and (gone := servers_that_fail(split_endpoints(rpc))):
             return f", as {' and '.join(gone)} is gone: {'; '.join(gone.values())}"
         if self.server.exit_code() == -signal.SIGKILL:
-            return ", by somebody or for lack of memory"
+            return ", by another process or for lack of memory"
         if self._log is None:
             return "; its log is above"
         self._log.seek(0)
@@ -187,10 +188,13 @@ def _memory_of(child: Child) -> int:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder of mode 0700, removed at the end; those of killed commands go, too, with their boards."""
+    """A new folder of mode 0700, removed at the end, and with its board if this process is killed.
+
+    What a whole killed session left goes, too.
+    """
     _remove_stale()
     folder, lock = _new_folder()
-    with lock:
+    with lock, removed_if_killed((folder, board_file.path_of(_board_of(folder)))):
         try:
             yield folder
         finally:
@@ -223,7 +227,7 @@ def _board_of(folder: Path) -> str:
 
 def _remove_stale() -> None:
     for folder in _parent().glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or gone
+        with contextlib.suppress(OSError):  # another user's, or gone
             if folder.stat().st_uid == os.getuid() and _is_left(folder):
                 board_file.remove_stale(_board_of(folder))
                 if not board_file.path_of(_board_of(folder)).exists():  # else its server is just ending

@@ -35,7 +35,7 @@ def run_dict(
 
 
 def answer_dict(answer: Answer) -> dict[str, Any]:
-    """What came of the request, whoever answered."""
+    """What came of the request, from any server."""
     return {
         "seed": answer.seed,
         "text": answer.text,
@@ -48,7 +48,7 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
 
 
 def way_dict(server: OwnServer) -> dict[str, Any]:
-    """How models are run; `mode`: split, host (own kernels alone, no device), or stock."""
+    """How models are run; `mode`: split, host (only own kernels, no device), or stock."""
     options, info = server.options, _info_of(server)
     drafts = options.drafts
     return {
@@ -109,7 +109,7 @@ def print_table(
     figures: Figures | None = None,
     defaults: str | None = None,
 ) -> None:
-    """What happened, in at most 80 columns; of somebody else's server only what the answer tells.
+    """What happened, in at most 80 columns; of a server that ran already only what the answer tells.
 
     `defaults`: flags that were saved for the model, and are used.
     """

@@ -42,7 +42,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Tokens per second of every way, round by round; decoding alone, as `Metrics.tps`."""
+    """Tokens per second of every way, round by round; only decoding, as `Metrics.tps`."""
 
     tps: Mapping[str, list[float]]
 

@@ -1,6 +1,6 @@
 """The model writes texts, and what a head reads of it while drafting is kept: hidden states, predictions.
 
-A head guesses what its model will say, not what somebody else wrote, so it learns from the model's own texts.
+A head guesses what its model will say, not what other people wrote, so it learns from the model's own texts.
 The GGUF itself computes them, several at a time, with experts wherever a run would have them.
 """
 

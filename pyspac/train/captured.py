@@ -37,7 +37,7 @@ class About:
 
 @dataclass(frozen=True)
 class Rows:
-    """n texts. Nobody computes a text's last token, so there are states of all others.
+    """n texts. A text's last token is not computed, so there are states of all others.
 
     `ids` [n, n_token] int32; `states` [n, n_token - 1, n_layers, n_embd] float16; of the predictions behind
     the prompt's last token and each written one but the last: `top_ids` [n, n_new, n_top] int32, best first,

@@ -27,7 +27,7 @@ class Module:
 
     @property
     def is_held_out(self) -> bool:
-        """Decided by the name alone, so that it is the same on every machine and in every run."""
+        """Decided by the name, so that it is the same on every machine and in every run."""
         return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % HELD_OUT_ONE_IN == 0
 
 

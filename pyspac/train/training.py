@@ -31,7 +31,7 @@ class Plan:
 
     checkpoint: Path  # log.jsonl lies beside it
     lr: float  # the highest
-    minutes: float  # of training alone
+    minutes: float  # only of training
     steps: int | None = None  # of the optimiser, instead of minutes: the same on every machine
     report_every: float  # minutes
 
@@ -169,7 +169,7 @@ def load_checkpoint(path: Path, device: Any) -> Any:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch has a class of its own for a GPU's memory alone; the CPU's is a RuntimeError like any other."""
+    """torch only has a class for a GPU's memory; the CPU's is a RuntimeError like any other."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 

@@ -158,7 +158,7 @@ def test_own_kernels_beside_both(rpc_devices: list[Any], tmp_path: Path) -> None
     [
         ("{0},{0}", "50%", "names {0} twice"),
         ("{0},RPC77", "50%", 'no device "RPC77" here'),
-        ("{0},none", "50%", "stands for itself alone"),
+        ("{0},none", "50%", "cannot be in a list"),
         ("{0},{1}", "50%,50%,50%", "has 3 sizes, and there are 2 devices"),
         ("{0},emulated", "50%", "gives CPU no MoE layer of this model"),
         ("auto", "50%,50%,50%", "has 3 sizes, and there are 2 devices"),

@@ -47,7 +47,9 @@ def on_disk(path: Path, host_mode: str, **fields: Any) -> Iterator[tuple[Any, En
         ctx = stack.enter_context(new_context(model))
         yield (
             ctx,
-            stack.enter_context(attached_engine(ctx, host_mode=host_mode, cache="30%", ram="3", **fields)),
+            stack.enter_context(
+                attached_engine(ctx, host_mode=host_mode, cache="30%", ram_bytes=3 << 20, **fields)
+            ),
         )
 
 

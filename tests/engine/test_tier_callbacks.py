@@ -89,7 +89,7 @@ def test_a_failed_read_ends_the_forward(path: Path, name: str, when: str) -> Non
     with on_disk(path) as ctx, ExitStack() as stack:
         if when == "before":
             program.set(ctx)
-        engine = stack.enter_context(attached_engine(ctx, ram="3", **ENGINES[name]))
+        engine = stack.enter_context(attached_engine(ctx, ram_bytes=3 << 20, **ENGINES[name]))
         if when == "after":
             program.set(ctx)
         expected = decode_some(ctx)
@@ -111,7 +111,7 @@ def test_a_callback_taken_away(path: Path) -> None:
     program = Program()
     with on_disk(path) as ctx, ExitStack() as stack:
         program.set(ctx)
-        stack.enter_context(attached_engine(ctx, ram="3", **ENGINES["no device"]))
+        stack.enter_context(attached_engine(ctx, ram_bytes=3 << 20, **ENGINES["no device"]))
         llama.llama_set_abort_callback(ctx, llama.ggml_abort_callback(), ctypes.c_void_p(0))
         os.truncate(path, len(content) // 3)
         with pytest.raises(AssertionError, match=ABORTED):

@@ -8,11 +8,11 @@ import pytest
 
 from pyspac._native import ffi, lib
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MIN_MARGIN_BYTES
-from pyspac.engine.values import read_cpu_range
+from pyspac.engine.values import read_cpu_range, read_size
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.forward.options import CacheSize
 from pyspac.lab.setup import capacity_bytes
-from pyspac.units import MIB, read_size
+from pyspac.units import MIB
 
 OPEN = os.sched_getaffinity(0)
 TOTAL = 1000 * MIB + 3  # bytes of all experts; odd, so that rounding shows
@@ -72,7 +72,7 @@ def test_what_is_no_size(text: str) -> None:
 def engines(text: str) -> int | None:
     """What the engine reads; None: no size."""
     n_bytes = ffi.new("uint64_t *")
-    status = lib.spac_read_size(text.encode(), TOTAL, n_bytes)
+    status = lib.spac_read_size(b"a size", text.encode(), TOTAL, n_bytes)
     return int(n_bytes[0]) if status == 0 else None
 
 

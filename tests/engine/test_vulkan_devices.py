@@ -157,8 +157,8 @@ def test_a_slow_link_is_granted_less(pair: list[Any]) -> None:
     device = choose_device(names_of(pair))
 
     class SlowLink(ForwardOptions):
-        def engine_params(self, device: str, ram_mib: float | None = None) -> EngineParams:
-            params = ForwardOptions.engine_params(self, device, ram_mib)
+        def engine_params(self, device: str, ram_bytes: int | None = None) -> EngineParams:
+            params = ForwardOptions.engine_params(self, device, ram_bytes)
             return replace(params, device_copy_gb_s=(1.0, 0.002))
 
     options = SlowLink(model=MODEL, device=device.name, cache=CacheSize(text="25%"), n_threads=2)

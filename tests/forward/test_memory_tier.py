@@ -32,12 +32,11 @@ from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.model.memory_tier import (
     asked_bytes,
-    choose_ram_mib,
     given_ram,
     host_bytes,
     least_bytes,
     n_slots,
-    ram_text,
+    pool_bytes,
 )
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.units import MIB
@@ -113,12 +112,12 @@ def test_types_that_ggmls_kernels_compute(tmp_path: Path, device: str) -> None:
     path = models.write_model(tmp_path / "model.gguf", "qwen3moe", MIXED)
     geometry = read_geometry(read_header(path))
     much, little = geometry.experts_bytes - 1, least_bytes(geometry, has_device=True) * 1.2
-    wanted = replace(options(path, ram_text(much / MIB)), device=device)
+    wanted = replace(options(path, f"{much}B"), device=device)
     with Runner(replace(options(path, None), device=device, stock=True)) as runner:
         stock = logits(runner, models.N_VOCAB, 3)
     with Runner(wanted) as runner:
         expected = logits(runner, models.N_VOCAB, 3)
-    with Runner(replace(wanted, ram=ram_text(little / MIB))) as runner:
+    with Runner(replace(wanted, ram=f"{int(little)}B")) as runner:
         found = logits(runner, models.N_VOCAB, 3)
         tier = tier_of(runner)
         assert runner.split is not None
@@ -309,29 +308,27 @@ def test_what_was_asked_for_need_not_be_free() -> None:
 def test_auto_is_what_is_free() -> None:
     geometry = read_geometry(read_header(DEMO))
     others = geometry.model_bytes - geometry.experts_bytes
-    assert choose_ram_mib(None, geometry, free_bytes=2 * geometry.model_bytes) is None, "it fits"
-    assert choose_ram_mib("auto", geometry, free_bytes=100 * geometry.model_bytes) is None
+    assert pool_bytes(None, geometry, free_bytes=2 * geometry.model_bytes) is None, "it fits"
+    assert pool_bytes("auto", geometry, free_bytes=100 * geometry.model_bytes) is None
     for free in (geometry.model_bytes, others + geometry.experts_bytes * 2 // 3):
-        found = choose_ram_mib(None, geometry, free_bytes=free)
+        found = pool_bytes(None, geometry, free_bytes=free)
         assert found is not None
-        assert 0 < found * MIB < min(geometry.experts_bytes, free - others)
+        assert 0 < found < min(geometry.experts_bytes, free - others)
     with pytest.raises(UsageError, match="smaller quantisation"):
-        choose_ram_mib("auto", geometry, free_bytes=others // 2)
+        pool_bytes("auto", geometry, free_bytes=others // 2)
 
 
 @pytest.mark.parametrize("text", ["6", "6M", "6MiB", "6mb", "0.005859375G", "0.005859375GiB"])
 def test_sizes(text: str) -> None:
     geometry = read_geometry(read_header(DEMO))
-    assert choose_ram_mib(text, geometry, free_bytes=100 * MIB) == 6
+    assert pool_bytes(text, geometry, free_bytes=100 * MIB) == 6 * MIB
 
 
 def test_a_size_reaches_the_engine_as_it_was_given() -> None:
     geometry = read_geometry(read_header(DEMO))
-    for text, said in (("2.9", "3040870B"), ("6.5", "6815744B"), ("6", "6291456B")):
-        mib = choose_ram_mib(text, geometry, free_bytes=100 * MIB)
-        assert mib is not None
-        assert ram_text(mib) == said
-    assert choose_ram_mib("auto", geometry, free_bytes=100 * geometry.model_bytes) is None
+    for text, n_bytes in (("2.9", 3040870), ("6.5", 6815744), ("6", 6291456)):
+        assert pool_bytes(text, geometry, free_bytes=100 * MIB) == n_bytes
+    assert pool_bytes("auto", geometry, free_bytes=100 * geometry.model_bytes) is None
 
 
 @pytest.mark.parametrize("device", ["none", "emulated"])
@@ -350,10 +347,10 @@ def test_the_least_is_the_engines(tmp_path: Path) -> None:
     geometry = read_geometry(read_header(DEMO))
     for device in ("none", "emulated"):
         least = least_bytes(geometry, has_device=device == "emulated")
-        with Runner(replace(options(DEMO, ram_text(least / MIB)), device=device)) as runner:
+        with Runner(replace(options(DEMO, f"{least}B"), device=device)) as runner:
             greedy_text(runner.context, "x", 4)
         with pytest.raises(UsageError, match=f"give {-(-least // MIB)} MiB at least.* 8G is 8 GiB"):
-            Runner(replace(options(DEMO, ram_text((least - 1) / MIB)), device=device))
+            Runner(replace(options(DEMO, f"{least - 1}B"), device=device))
 
 
 def test_the_environment_speaks_where_the_option_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +370,7 @@ def test_the_environment_speaks_where_the_option_does_not(monkeypatch: pytest.Mo
 def test_more_than_is_free() -> None:
     geometry = read_geometry(read_header(DEMO))
     with pytest.raises(UsageError, match=r"--ram 8: 9 MiB of memory are free.* or less"):
-        choose_ram_mib("8", geometry, free_bytes=9 * MIB)
+        pool_bytes("8", geometry, free_bytes=9 * MIB)
 
 
 def test_more_than_all_experts_has_to_fit_as_well() -> None:
@@ -382,8 +379,8 @@ def test_more_than_all_experts_has_to_fit_as_well() -> None:
     free = geometry.model_bytes // 2
     for text in ("100%", "200G"):
         with pytest.raises(UsageError, match="or less"):
-            choose_ram_mib(text, geometry, free_bytes=free)
-        assert choose_ram_mib(text, geometry, free_bytes=2 * geometry.model_bytes) is None
+            pool_bytes(text, geometry, free_bytes=free)
+        assert pool_bytes(text, geometry, free_bytes=2 * geometry.model_bytes) is None
 
 
 def test_contexts_are_not_the_pools() -> None:
@@ -399,9 +396,9 @@ def test_contexts_are_not_the_pools() -> None:
         > draft.path.stat().st_size / 2
     )
     free = int((geometry.experts_bytes + few + MIB) / 0.9)  # less a margin of a tenth
-    assert choose_ram_mib(None, geometry, free_bytes=free, others=few) is None
-    assert choose_ram_mib(None, geometry, free_bytes=free, others=few + 3 * MIB) is not None
-    assert choose_ram_mib(None, geometry, free_bytes=few, others=few) is None, "not a layer of them"
+    assert pool_bytes(None, geometry, free_bytes=free, others=few) is None
+    assert pool_bytes(None, geometry, free_bytes=free, others=few + 3 * MIB) is not None
+    assert pool_bytes(None, geometry, free_bytes=few, others=few) is None, "not a layer of them"
 
 
 def test_models_without_experts_or_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

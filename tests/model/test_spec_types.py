@@ -36,8 +36,8 @@ def test_lists_are_read() -> None:
     ("text", "says"),
     [
         ("eagle", "draft, ngram, draft-lora, none, or one or more of llama.cpp's: draft-simple"),
-        ("ngram,draft-simple", "ngram stands alone"),
-        ("none,ngram-mod", "none stands alone"),
+        ("ngram,draft-simple", "ngram cannot be in a list"),
+        ("none,ngram-mod", "none cannot be in a list"),
         ("draft-simple,draft-mtp", "one of the draft- names"),
         ("", "cannot be ''"),
     ],

@@ -176,7 +176,7 @@ def test_a_new_request_gets_a_new_controller() -> None:
     assert speculation.speculation.slot(0) is after
 
 
-@pytest.mark.parametrize("name", ["forecast", "cascade", "per-k-ema"])
+@pytest.mark.parametrize("name", ["forecast", "cascade"])
 def test_back_off_does_not_outlive_its_request(name: str) -> None:
     """The old limit rules the first step of the next request and, late as limits are, the second."""
     speculation, server = backed_off(name)

@@ -89,7 +89,7 @@ def test_layers_as_the_user_deals_them_out(rpc: str, tmp_path: Path) -> None:
         (["--cache", "25%,0"], "more than 0"),
         (["--cache", "25%", "--device", "RPC0,RPC9"], 'there is no device "RPC9" here'),
         (["--cache", "25%", "--device", "RPC0,rpc0"], "names RPC0 twice"),
-        (["--cache", "25%", "--device", "RPC0,auto"], "stands for itself alone"),
+        (["--cache", "25%", "--device", "RPC0,auto"], "cannot be in a list"),
         (["--cache", "25%", "-ts", "1,2,3"], "--tensor-split 1,2,3 has 3 numbers"),
         (["--cache", "25%", "-ts", "1,x"], "--tensor-split cannot be '1,x': give a share"),
         (["--cache", "25%", "-ts", "0,0"], "--tensor-split cannot be '0,0': give a share"),

@@ -137,7 +137,7 @@ def test_the_engine_serves_types_without_kernels_where_experts_stay_on_disk(tmp_
     for ram, has_engine in (("80%", True), ("100%", False)):
         options = ServeOptions(model=model, device="none", ram=ram)
         sizes = plan._sizes(options, ModelFiles(model=model, draft=None), choose_device("none"))
-        assert (sizes.has_engine, sizes.ram_mib is not None) == (has_engine, has_engine)
+        assert (sizes.has_engine, sizes.ram_bytes is not None) == (has_engine, has_engine)
 
 
 def test_a_variable_of_ours_is_not_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,24 +159,24 @@ def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
 
 def test_experts_that_stay_on_disk_are_mapped_and_the_engine_knows_its_memory() -> None:
     options = ServeOptions(model=Path("m.gguf"), device="none", ram="25%")
-    launch = replace(LAUNCH, cache="0", is_copied=True, ram_mib=700)
+    launch = replace(LAUNCH, cache="0", is_copied=True, ram_bytes=700 << 20)
     argv = server_argv(options, launch, Path("bin"))
     assert argv[argv.index("--lazy-mode") + 1] == "experts"
     assert argv[argv.index("-ub") + 1] == "1024", "larger pieces of prompts read less"
     assert argv[argv.index("--load-mode") + 1] == "none", "what is no expert is loaded"
-    assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "734003200B"
+    assert server_env(options, launch.ram_bytes)["PYSPAC_RAM"] == "734003200B"
     assert "--no-warmup" in argv, "it would run every expert"
     assert "--no-warmup" not in server_argv(replace(options, passed=("--warmup",)), launch, Path("bin"))
-    assert "--lazy-mode" not in server_argv(options, replace(launch, ram_mib=None), Path("bin"))
+    assert "--lazy-mode" not in server_argv(options, replace(launch, ram_bytes=None), Path("bin"))
 
 
 def test_experts_on_disk_beside_a_device() -> None:
     options = ServeOptions(model=Path("m.gguf"), device="emulated", ram="25%").on(cpu_device())
-    launch = replace(LAUNCH, cache="25%", is_copied=True, ram_mib=700)
+    launch = replace(LAUNCH, cache="25%", is_copied=True, ram_bytes=700 << 20)
     argv = server_argv(options, launch, Path("bin"))
     assert argv[argv.index("--spac-cache") + 1] == "25%"
     assert argv[argv.index("--lazy-mode") + 1] == "experts"
-    assert server_env(options, launch.ram_mib)["PYSPAC_RAM"] == "734003200B"
+    assert server_env(options, launch.ram_bytes)["PYSPAC_RAM"] == "734003200B"
 
 
 @pytest.mark.parametrize("flag", [("--api-key", "secret"), ("--api-key=secret",), ("--api_key", "secret")])

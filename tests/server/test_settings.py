@@ -41,7 +41,7 @@ ATTACH: dict[str, Any] = {
     "metrics_port": 0,
     "metrics_host": "::1",
     "cpu_share": 2 / 3,
-    "speculation": "cascade-backoff-climb",
+    "speculation": "cascade",
     "warm_start": False,
     "model": Path("/models/a b 'c' \"d\"\n$HOME ä\udcff.gguf"),
     "log_json": True,

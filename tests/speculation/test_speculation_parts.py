@@ -1,4 +1,4 @@
-"""What controllers are made of: cost table, acceptance curve, formulas, ledger; static and per-K EMA."""
+"""What controllers are made of: cost table, acceptance curve, formulas, ledger; static."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from pyspac.speculation.manager import (
     choose_controller,
     parse_controller,
 )
-from pyspac.speculation.per_k_ema import PerKEma, ladder
 from pyspac.speculation.utility import break_even, expected_tokens, speedup
 
 
@@ -373,23 +372,6 @@ def test_a_sure_gain_may_overdraw_the_ledger_once() -> None:
     assert not ledger.can_lose(-0.1)
 
 
-class TestPerK:
-    def test_ladder(self) -> None:
-        assert ladder(15) == (0, 1, 2, 3, 5, 8)
-        assert ladder(4) == (0, 1, 2, 3, 4)
-        assert ladder(0) == (0,)
-
-    def test_passes_a_jump_of_the_costs(self) -> None:
-        costs = [100.0 * x for x in (1, 1.8, 2.8, 3.0, 3.1, 3.2, 3.3, 3.4, 3.5)]
-        played = play(PerKEma(Shared(n_draft_max=8)), 300, costs, always(8))
-        assert played.n_drafts[100:].count(8) > 150
-
-    def test_off_when_nothing_holds(self) -> None:
-        costs = [100.0 * (1 + k) for k in range(9)]
-        played = play(PerKEma(Shared(n_draft_max=8)), 400, costs, always(0))
-        assert played.n_drafts[100:].count(0) >= 270
-
-
 class TestSpeculation:
     def test_static_and_off(self) -> None:
         assert Speculation("static", n_draft_max=5).next_n_draft() == 5
@@ -414,9 +396,7 @@ class TestSpeculation:
 
     def test_names(self) -> None:
         assert parse_controller("auto") is CONTROLLERS[DEFAULT_CONTROLLER]
-        reduced = parse_controller("cascade-climb-backoff")(Shared(n_draft_max=3))
-        assert reduced.config.without == {"climb", "backoff"}  # type: ignore[attr-defined]
-        for wrong in ("cascade-speed", "fast", ""):
+        for wrong in ("cascade-climb", "per-k-ema", "fast", ""):
             with pytest.raises(ConfigError, match="--speculation"):
                 parse_controller(wrong)
 

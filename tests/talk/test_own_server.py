@@ -192,18 +192,34 @@ def test_a_signal_ends_it_all(number: signal.Signals, answers: bool, place: Path
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_killed_command(answers: bool, place: Path) -> None:
-    """The server ends with it; its folder and its board go when another command starts."""
+    """The server ends with it; its folder and its board go at once."""
     with command(place, *WITHOUT_END) as run:
         pid, board = run.server.pid, run.board
         if answers:
             run.wait_for_text()
+            assert board.exists()
+        run.process.kill()
+        run.process.wait()
+        wait_for("the end of llama-server", lambda: has_ended(pid), END_S)
+        wait_for("an empty place", lambda: not list(place.iterdir()) and not board.exists(), END_S)
+    assert not board.exists()
+
+
+def test_a_killed_command_whose_remover_is_killed_too(place: Path) -> None:
+    """Its folder and its board go when another command starts."""
+    with command(place, *WITHOUT_END) as run:
+        pid, board = run.server.pid, run.board
+        run.wait_for_text()
+        for child in psutil.Process(run.process.pid).children():
+            if child.pid != pid:
+                child.kill()
         run.process.kill()
         run.process.wait()
         wait_for("the end of llama-server", lambda: has_ended(pid), END_S)
         name = board.name.removeprefix(board_file.PREFIX)  # its threads end one by one
         wait_for("its lock", lambda: not (found := board_file.look_at(name)) or not found.is_alive, END_S)
         [left] = place.iterdir()
-        assert board.exists() or not answers  # it has one before it answers
+        assert board.exists()
         with private_folder() as folder:
             assert list(place.iterdir()) == [folder]
             assert folder != left

@@ -74,7 +74,7 @@ uint64_t spac_size_bytes(const char * name, const std::string & text, uint64_t t
     const double      value = read_number(number);
     if (value < 0 || (is("%") ? value > 100.0 : value * scale > MAX_SIZE_MIB * MIB) || !(is("%") || is_gib || is_mib || is("B"))) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("%s cannot be \"%s\": give MiB (8000), GiB (8G), a share of all experts (25%%), or auto", name, text.c_str()));
+                         spac_format("%s %s is no size: give MiB (8000), GiB (8G), a share of all experts (25%%), or auto", name, text.c_str()));
     }
     return (uint64_t) (value * scale + (is("%") ? 0.5 : 0.0));
 }
@@ -83,7 +83,7 @@ uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64
     size_t free_bytes = 0, all_bytes = 0;
     ggml_backend_dev_memory(device, &free_bytes, &all_bytes);
 
-    const uint64_t asked = spac_size_bytes("the cache size", text, total_bytes);
+    const uint64_t asked = spac_size_bytes("cache", text, total_bytes);
     if (asked == UINT64_MAX) {
         return auto_bytes(total_bytes, guard_bytes, device, free_bytes);
     }
@@ -130,7 +130,7 @@ std::vector<std::string> spac_cache_sizes(const std::string & text, size_t n_dev
 }
 
 void spac_check_no_cache(const std::string & text) {
-    const uint64_t asked = spac_size_bytes("the cache size", text, UINT64_MAX / 2);
+    const uint64_t asked = spac_size_bytes("cache", text, UINT64_MAX / 2);
     if (asked != UINT64_MAX && asked != 0) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("cache \"%s\" needs a device, and there is none: leave it out, or name a device (\"emulated\" tries "
@@ -170,7 +170,7 @@ static ggml_backend_dev_t find_device(const std::string & name, const std::vecto
     const std::vector<ggml_backend_dev_t> gpus = gpus_of(devices);
     const spac_device_kind                kind = spac_read_device(name);
     if (kind == SPAC_DEVICE_AUTO || kind == SPAC_DEVICE_NONE) {
-        throw spac_error(SPAC_STATUS_DEVICE, spac_format("the device \"%s\" stands for itself alone: leave it out, or the others", name.c_str()));
+        throw spac_error(SPAC_STATUS_DEVICE, spac_format("the device \"%s\" cannot be in a list: leave it out, or the others", name.c_str()));
     }
     for (ggml_backend_dev_t device : devices) {
         const bool is_named = strcasecmp(name.c_str(), ggml_backend_dev_name(device)) == 0;
@@ -270,6 +270,6 @@ static std::string or_else(const char * text, const char * fallback) {
 }
 
 spac_settings::spac_settings(const spac_engine_params & params) :
-    params(params), device(or_else(params.device, "auto")), cache(or_else(params.cache, "auto")), board_name(or_else(params.board_name, "")), ram(or_else(params.ram, "")),
+    params(params), device(or_else(params.device, "auto")), cache(or_else(params.cache, "auto")), board_name(or_else(params.board_name, "")),
     lossy(or_else(params.lossy, "")),
     cpus(params.cpu_range ? spac_parse_cpu_range(params.cpu_range) : std::vector<int>()) {}

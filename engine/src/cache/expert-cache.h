@@ -40,7 +40,7 @@ struct spac_expert_cache {
     void idle(); // no forward began for a while: renews the byte budget too
 
     // n experts that were just used, n_rows times each: those absent are copied into free slots, outside the byte budget, while
-    // no load that the scheduler asked for can start; nobody is evicted for them
+    // no load that the scheduler asked for can start, without evicting
     // n_tokens: of a prompt: what most of them used comes first; 0: what has the highest utility, as for all from the next
     // decision on
     // n_held_max: of the layer's experts that hold or await a slot

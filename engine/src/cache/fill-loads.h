@@ -1,5 +1,5 @@
 // What was just used and is absent: copied into free slots, outside the byte budget, while no load that the scheduler asked
-// for can start; nobody is evicted for it.
+// for can start, without evicting.
 #pragma once
 
 #include "prefetch-queue.h"

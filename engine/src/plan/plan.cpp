@@ -202,7 +202,7 @@ static void probe_device(const spac_plan & plan, const spac_layers & layers, int
 }
 
 spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
-    const bool is_on_disk = !settings.ram.empty();
+    const bool is_on_disk = settings.params.ram_bytes > 0;
     spac_plan  plan;
     choose_device(plan, settings, layers);
     const size_t n_asked = plan.devices.size();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
                            spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, bool fills, int il_to_publish) :
@@ -85,8 +86,14 @@ void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor *
     activations.count(ids, layer.n_expert, board.counts() + (size_t) layer.il * board.geometry().n_expert, n_tokens_counted);
     log.add(layer.il, ids);
     slots.resize(activations.n_distinct());
-    // where it is not the first, this layer's input depends on the previous layer's output, whose experts are no longer in use
-    cache.run_layer(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data(), is_first, fills ? activations.n_counted : 0);
+    if (cache.empty()) { // all are absent for good, and there is nothing to lock
+        std::fill(slots.begin(), slots.end(), -1);
+        board.counters()->n_miss += slots.size();
+        board.counters()->n_miss_rows += std::accumulate(activations.n_rows.begin(), activations.n_rows.end(), uint64_t{ 0 });
+    } else { // where it is not the first, its input depends on the previous layer's output, whose experts are no longer in use
+        cache.run_layer(layer.il, activations.experts.data(), activations.n_rows.data(), slots.size(), slots.data(), is_first,
+                        fills ? activations.n_counted : 0);
+    }
     if (tier) {
         tier->use_on_device(layer.il, activations.experts.data(), activations.n_rows.data(), slots.data(), slots.size());
     }
@@ -115,11 +122,12 @@ void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * i
     if (n_tokens > board.geometry().max_batch) {
         return lossy.keep_all(n_used * n_tokens);
     }
+    const bool is_in_memory = tier && board.geometry().n_slots == 0;
     is_there.assign(n_used * n_tokens, 1);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie = spac_id_at(ids, i % n_used, i / n_used);
         if (ie >= 0 && ie < layer.n_expert) {
-            is_there[i] = slots[activations.index_of[ie]] >= 0 || (cache.empty() && tier && tier->is_there(layer.il, ie));
+            is_there[i] = slots[activations.index_of[ie]] >= 0 || (is_in_memory && tier->is_there(layer.il, ie));
         }
     }
     lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted));
@@ -199,9 +207,6 @@ void spac_forward::host_done(const spac_moe_layer & layer) {
     board.layer_stats()[layer.il].host_us += spac_now_us() - times[layer.il].device;
     if (layer.il == il_to_publish) {
         log.end();
-        if (tier) {
-            tier->show(board);
-        }
-        board.publish(); // the next forward may be long in coming
+        close(); // the next forward may be long in coming
     }
 }

@@ -20,7 +20,8 @@ struct spac_forward : spac_split_ops {
     // fills: whether experts that were just used take free slots
     // tier: of experts on disk, or NULL
     // lossy: what may be left out; nothing unless it was asked for
-    // il_to_publish: the layer after which the board is published; -1: a worker does that between forwards
+    // cache: empty without slots and without experts on disk
+    // il_to_publish: the layer with which a forward ends, and the board is published; -1: a worker does that between forwards
     spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
                  spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, bool fills, int il_to_publish);
 

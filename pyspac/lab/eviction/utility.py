@@ -8,7 +8,7 @@ bytes per forward, 0 for no limit). Three more measure what pyspac does otherwis
 - `reset`: a resident that was used is worth nothing (its Appendix D), 1: until the next decision, 2: until it
   is copied again. 0: it keeps its utility.
 - `cold_on_host` = 1: residents below tau are computed on the host. 0: wherever they are.
-- `free_slots` = 0: tau is not lowered to fill slots that nobody holds.
+- `free_slots` = 0: tau is not lowered to fill empty slots.
 """
 
 from __future__ import annotations

@@ -8,4 +8,4 @@ from pyspac.lab.registry import register
 
 @register("none")
 class NoPrefetch(Prefetch):
-    """Copies on demand alone."""
+    """Only copies on demand."""

@@ -130,7 +130,7 @@ class TokenPredictor:
     def _count(self, rows: NDArray[Any]) -> Expected:
         """Return [n_layer, n_expert] how often each expert is in rows [n, n_layer, n_expert_used].
 
-        The cell behind a layer's experts takes what is nobody's.
+        The cell behind a layer's experts takes what belongs to none.
         """
         cells = np.minimum(rows, self.n_expert) + self._cells
         n_layer, width = len(self._cells), self.n_expert + 1
