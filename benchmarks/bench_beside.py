@@ -50,7 +50,11 @@ def busy_programs(n: int) -> Iterator[None]:
 def decoder(path: Path, n_threads: int, *, has_engine: bool) -> Iterator[Context]:
     buft = host_buffer_type() if has_engine else None
     params = ModelParams(
-        path=path, buft=buft, buft_tensors=ALL_TENSORS, use_extra_bufts=not has_engine, load_mode=LOAD_MODE_NONE
+        path=path,
+        buft=buft,
+        buft_tensors=ALL_TENSORS,
+        use_extra_bufts=not has_engine,
+        load_mode=LOAD_MODE_NONE,
     )
     sizes = ContextParams(n_ctx=N_CTX, n_ubatch=512, n_outputs_max=16, n_threads=n_threads)
     with Model(params) as model, Context(model, sizes) as ctx, contextlib.ExitStack() as stack:

@@ -240,7 +240,12 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
             log.warning(note)
         is_copied = has_engine and (ram is not None or fits_memory(n_bytes))
         return Sizes(
-            cache="0", n_ctx=n_ctx, is_copied=is_copied, model_bytes=n_bytes, has_engine=has_engine, ram_mib=ram
+            cache="0",
+            n_ctx=n_ctx,
+            is_copied=is_copied,
+            model_bytes=n_bytes,
+            has_engine=has_engine,
+            ram_mib=ram,
         )
     shares = options.tensor_split
     check_reach(shares, device, geometry, options.n_gpu_layers)
