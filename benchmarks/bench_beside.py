@@ -30,13 +30,19 @@ DEMO = machine.REPOSITORY / "pyspac" / "models" / "demo-moe.gguf"
 FIRST_TOKEN = 300
 N_CTX = 1024
 N_CACHED = 32  # tokens in the cache before each timed step
-LOOP = "while True: pass"
+LOOP = """
+import os, sys
+try: open("/proc/self/autogroup", "w").write("-20")
+except OSError: pass
+while True: pass
+"""
 
 
 @contextlib.contextmanager
-def busy_programs(n: int) -> Iterator[None]:
-    """So many loops, each a process of its own."""
-    running = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(n)]
+def busy_programs(n: int, *, in_sessions: bool) -> Iterator[None]:
+    """So many loops, each a process of its own, or a session, which Linux may share the cores among."""
+    loop = [sys.executable, "-c", LOOP]
+    running = [subprocess.Popen(loop, start_new_session=in_sessions) for _ in range(n)]
     try:
         time.sleep(0.3)  # until they loop
         yield
@@ -90,7 +96,7 @@ def measure(ctx: Context, args: argparse.Namespace) -> list[dict[str, object]]:
     for i in range(args.rounds):
         for width in widths:
             quiet[width].append(tokens_per_s(ctx, width, args.seconds))
-        with busy_programs(args.busy):
+        with busy_programs(args.busy, in_sessions=args.sessions):
             for width in widths:
                 beside[width].append(tokens_per_s(ctx, width, args.seconds))
         print(f"\rround {i + 1}/{args.rounds}", end="", file=sys.stderr, flush=True)
@@ -130,6 +136,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--widths", default="1,5,256", help="tokens per batch (default: 1,5,256)")
     parser.add_argument("--rounds", type=int, default=10, help="default: 10")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each width and round (default: 1)")
+    parser.add_argument("--sessions", action="store_true", help="each busy program in a session of its own")
     parser.add_argument("--stock", action="store_true", help="llama.cpp as it is, without an engine")
     parser.add_argument("--json", action="store_true", help="one JSON object per row instead of a table")
     return parser.parse_args()

@@ -349,7 +349,7 @@ int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
 int32_t spac_engine::n_threads_beside_others(int32_t n_tokens) {
     spac_thread_info & info = *board->threads();
     info.n_most             = n_tokens > 1 ? llama_n_threads_batch(hook.ctx) : llama_n_threads(hook.ctx);
-    info.n_threads          = team->n_threads(info.n_most);
+    info.n_threads          = team->n_threads(info.n_most, n_tokens);
     info.is_crowded         = team->seen().is_crowded();
     info.share              = team->seen().share();
     info.n_moves            = team->n_moves();

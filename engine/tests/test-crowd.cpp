@@ -1,97 +1,107 @@
-// How many threads compute beside other programs: shares of cores in, a number out, on a clock that the test moves.
+// How many threads compute beside other programs: speeds and shares of cores in, a number out, on a clock that the test moves.
 #include "check.h"
 #include "host/crowd.h"
 
 #include <algorithm>
-#include <vector>
+#include <functional>
 
-// a machine: what each of n threads gets, with a window of time after the other
+// a machine: `speed` of so many threads, `share` of a core that the one with the least of them gets
 struct world {
+    typedef std::function<double(int n)> by_number;
+
     spac_crowd crowd;
-    uint64_t   now = 0;
+    uint64_t   now        = 0;
+    int        n_switches = 0;
 
     explicit world(int n) :
         crowd(n) {}
 
-    // others leave the i-th thread shares[i]; fewer threads are those that have most
-    void pass(std::vector<double> shares, int n_windows) {
-        std::sort(shares.rbegin(), shares.rend());
+    // forwards of one and of 5 tokens, which take 1 and 2 ms at full speed
+    void pass(int n_windows, const by_number & speed, const by_number & share) {
         for (int i = 0; i < n_windows; i++) {
-            now += spac_crowd::WINDOW_US;
-            crowd.note({ shares.begin(), shares.begin() + crowd.n_threads() }, now);
+            const int n = crowd.n_threads();
+            for (uint64_t t = 0; t < spac_crowd::WINDOW_US;) {
+                const int  n_tokens = t % 2 == 0 ? 1 : 5;
+                const auto us       = (uint64_t) ((n_tokens == 1 ? 1000 : 2000) / speed(n)) | 1;
+                crowd.ran(n_tokens, us);
+                t += us;
+                now += us;
+            }
+            n_switches += crowd.end_window(share(n), now);
         }
+    }
+
+    // nobody else is there
+    void quiet(int n_windows) {
+        pass(n_windows, [&](int n) { return (double) n / crowd.most(); }, [](int) { return 0.99; });
     }
 };
 
 static void test_quiet() {
-    world w(8);
-    w.pass(std::vector<double>(8, 0.99), 100);
-    CHECK(w.crowd.n_threads() == 8 && !w.crowd.is_crowded());
-}
-
-// as many others as cores: a half of each core is more than all of fewer
-static void test_everywhere() {
-    for (const int n : { 2, 8 }) {
+    for (const int n : { 1, 2, 8, 64 }) {
         world w(n);
-        for (int i = 0; i < 200; i++) {
-            w.pass(std::vector<double>(n, i % 2 ? 0.45 : 0.55), 1);
-            CHECK(w.crowd.n_threads() == n);
-        }
-        CHECK(w.crowd.is_crowded() && w.crowd.share() == 0.45);
+        w.quiet(1000);
+        CHECK(w.crowd.n_threads() == n && !w.crowd.is_crowded() && w.n_switches == 0);
     }
 }
 
-// one other program on 8 cores: 7 threads that are not disturbed, until it is gone
-static void test_one_core() {
-    std::vector<double> shares(8, 1.0);
-    shares[3] = 0.5;
-    world w(8);
-    w.pass(shares, 6);
-    CHECK(w.crowd.n_threads() == 7 && w.crowd.is_crowded());
+// half of each core: all threads are the fastest still
+static void test_all_are_best() {
+    world w(2);
+    w.quiet(10);
+    w.pass(600, [](int n) { return n == 2 ? 0.45 : 0.3; }, [](int n) { return n == 2 ? 0.5 : 0.66; });
+    CHECK(w.crowd.is_crowded() && w.crowd.n_threads() == 2);
+    CHECK(w.n_switches > 0 && w.n_switches < 20); // one is tried, ever more rarely: it is a minute
+    w.quiet(10);
+    CHECK(!w.crowd.is_crowded() && w.crowd.n_threads() == 2);
+}
+
+// they wait for each other most of the time: one thread is the fastest, until the others are gone
+static void test_one_is_best() {
+    world w(2);
+    w.quiet(10);
+    const auto speed = [](int n) { return n == 2 ? 0.15 : 0.4; };
+    w.pass(6, speed, [](int n) { return n == 2 ? 0.33 : 0.66; });
+    CHECK(w.crowd.is_crowded() && w.crowd.n_threads() == 1);
     int n_all = 0;
-    for (int i = 0; i < 600; i++) { // a minute
-        w.pass(shares, 1);
-        n_all += w.crowd.n_threads() == 8;
+    for (int i = 0; i < 600; i++) {
+        w.pass(1, speed, [](int n) { return n == 2 ? 0.33 : 0.66; });
+        n_all += w.crowd.n_threads() == 2;
     }
-    CHECK(n_all > 0 && n_all < 60); // it is tried again, ever more rarely
-    w.pass(std::vector<double>(8, 1.0), 200);
-    CHECK(w.crowd.n_threads() == 8 && !w.crowd.is_crowded());
+    CHECK(n_all > 0 && n_all < 60);
+    w.quiet(400); // it finds out at its next trial
+    CHECK(!w.crowd.is_crowded() && w.crowd.n_threads() == 2);
 }
 
-// the others follow to the cores that are left: all threads again
-static void test_others_follow() {
-    std::vector<double> shares(4, 1.0);
-    shares[0] = 0.3;
-    world w(4);
-    w.pass(shares, 6);
+// one other program on 8 cores: 7 threads that are not disturbed
+static void test_one_less() {
+    world w(8);
+    w.quiet(10);
+    w.pass(60, [](int n) { return n == 8 ? 0.5 : n / 8.0; }, [](int n) { return n == 8 ? 0.5 : 1.0; });
+    CHECK(w.crowd.is_crowded() && w.crowd.n_threads() == 7);
+    // more come: it is noticed before the next trial is due
+    w.pass(60, [](int n) { return n > 4 ? 0.1 : n / 8.0; }, [](int n) { return n > 4 ? 0.3 : 1.0; });
     CHECK(w.crowd.n_threads() == 3);
-    w.pass(std::vector<double>(4, 0.5), 1);
-    CHECK(w.crowd.n_threads() == 4);
-    w.pass(std::vector<double>(4, 0.5), 50);
-    CHECK(w.crowd.n_threads() == 4);
 }
 
-static void test_odd_windows() {
+static void test_odd_input() {
     world w(4);
-    w.crowd.note({}, 1);
-    w.crowd.note({ 0.1 }, 2);
-    w.crowd.note({ 0.0, 0.0, 0.0, 0.0, 0.0 }, 3);
+    w.crowd.ran(1, 0);
+    w.crowd.ran(0, 10);
+    w.crowd.ran(2000000000, UINT64_MAX);
+    for (int i = 0; i < 1000; i++) { // nothing is known of any speed
+        w.crowd.end_window(0.0, i);
+        CHECK(w.crowd.n_threads() >= 1 && w.crowd.n_threads() <= 4);
+    }
+    w.quiet(600);
     CHECK(w.crowd.n_threads() == 4 && !w.crowd.is_crowded());
-    w.pass({ 0.0, 0.0, 0.0, 0.0 }, 20);
-    CHECK(w.crowd.n_threads() >= 1);
-    w.pass({ 1.0, 1.0, 1.0, 1.0 }, 200);
-    CHECK(w.crowd.n_threads() == 4 && !w.crowd.is_crowded());
-
-    world one(1);
-    one.pass({ 0.1 }, 20);
-    CHECK(one.crowd.n_threads() == 1 && !one.crowd.is_crowded());
 }
 
 int main() {
     test_quiet();
-    test_everywhere();
-    test_one_core();
-    test_others_follow();
-    test_odd_windows();
+    test_all_are_best();
+    test_one_is_best();
+    test_one_less();
+    test_odd_input();
     return 0;
 }

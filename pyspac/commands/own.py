@@ -87,9 +87,8 @@ def open_server(options: ServeOptions, interrupt: Interrupt, *, verbose: bool = 
 def loading_bar() -> Iterator[Callable[[int, int], None]]:
     """On a terminal: bytes, speed and the time that is left."""
     console = error_console()
-    columns = (
-        TextColumn("loading model"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
+    parts = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("loading model"), *parts)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("model", total=None)
 

@@ -1,4 +1,4 @@
-"""The threads that compute without a device, as reports show them: how many, and whether others want their cores."""
+"""The threads that compute without a device, as reports show them, and whether others want their cores."""
 
 from __future__ import annotations
 

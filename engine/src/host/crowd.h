@@ -1,39 +1,53 @@
-// How many of a context's threads compute while other programs want the cores, too. All threads wait for each other at every
-// node of a graph, so the slowest sets the speed: as many are used as promise most, the number times the share of a core that
-// the last of them gets. No clock and no system: whoever has them tells of one window of time after the other.
+// With how many of a context's threads a graph is computed while other programs want the cores, too. The threads wait for each
+// other at every node, so one that has lost its core holds up all; how much is lost depends on how the system shares cores
+// out. So numbers are tried, and the fastest is kept for a while. No clock and no system here: whoever has them tells.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 struct spac_crowd {
     static constexpr uint64_t WINDOW_US = 100000;
 
-    explicit spac_crowd(int n_most) :
-        n_most(n_most), n(n_most) {}
+    explicit spac_crowd(int n_most);
 
     int most() const { return n_most; }
 
-    // shares: of each thread that computed in the window, of the time that it wanted a core: in which it had one
-    void note(std::vector<double> shares, uint64_t now_us);
+    // a forward of so many tokens took so long, with n_threads()
+    void ran(int n_tokens, uint64_t us);
+
+    // a window of at least WINDOW_US is over. share: of the time in which it wanted a core, that in which it had one, of the thread
+    // that had least; true: n_threads() is another one now
+    bool end_window(double share, uint64_t now_us);
 
     int    n_threads() const { return n; } // from now on
-    bool   is_crowded() const { return crowded; }
-    double share() const { return least; } // of the thread that had least, in the last window
+    bool   is_crowded() const { return is_trying || t_try > 0; }
+    double share() const { return last_share; } // of the last window
 
   private:
-    static constexpr uint64_t RETEST_FIRST_US = 1000000, RETEST_LAST_US = 16000000;
-    static constexpr int      N_WINDOWS = 4;    // with all threads, until there may be fewer
-    static constexpr int      N_CALM    = 5;    // until nobody else is there
-    static constexpr double   FULL      = 0.95; // of a core
+    static constexpr uint64_t HOLD_FIRST_US = 2000000, HOLD_LAST_US = 32000000;
+    static constexpr int      N_WINDOWS = 2;   // of each number that is tried, and with too small a share until any is
+    static constexpr int      N_CALM    = 5;   // with all threads, until the others are gone
+    static constexpr double   FULL      = 0.9; // of a core
 
-    void use_all();
-    void choose(uint64_t now_us);
+    void   try_all();
+    void   try_next(uint64_t now_us);
+    void   calm_down();
+    double take_speed();
 
     int                 n_most, n;
-    bool                crowded = false;
-    double              least   = 1.0;
-    int                 n_calm = 0, n_seen = 0;
-    std::vector<double> sums; // of the windows seen with all threads, from the largest share to the least
-    uint64_t            retest_us = RETEST_FIRST_US, t_retest = 0;
+    std::vector<int>    numbers; // that are tried, the largest first
+    std::vector<double> speeds;  // found so far
+    bool                is_trying  = false;
+    uint64_t            t_try      = 0; // when to try again; 0: others were not seen
+    uint64_t            hold_us    = HOLD_FIRST_US;
+    double              kept_speed = 0.0, last_share = 1.0;
+    int                 kept    = 0; // number of the last trial
+    int                 n_small = 0, n_calm = 0, n_windows = 0;
+
+    // Forwards of different widths are compared by the least time that each width ever took: of one token, of 2, 4, 8 ... tokens,
+    // per token
+    std::array<double, 16> least_us  = {};
+    double                 wanted_us = 0.0, spent_us = 0.0; // since the last take_speed()
 };

@@ -1,8 +1,10 @@
 #include "team-watch.h"
 
 #include "base/clock.h"
+#include "dense-matmul.h"
 #include "openmp-team.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -15,20 +17,35 @@
 #    include <sched.h>
 #endif
 
-static constexpr uint64_t SPREAD_US = 10000;
+static constexpr uint64_t SPREAD_US = 10000, IDLE_US = 1000000;
 
-int spac_team_watch::n_threads(int n_most) {
+int spac_team_watch::n_threads(int n_most, int n_tokens) {
     const uint64_t now = spac_now_us();
     if (n_most != crowd.most() || (!team.empty() && team[0] != spac_thread_id())) {
         crowd = spac_crowd(n_most);
         begin(now);
-    } else if (now >= t_window) {
-        end_window(now);
-    } else if (crowd.is_crowded() && now >= t_spread) {
-        t_spread = now + SPREAD_US;
-        spread();
+    } else {
+        note_forward(now);
+        if (now >= t_window) {
+            end_window(now);
+        } else if (crowd.is_crowded() && now >= t_spread) {
+            t_spread = now + SPREAD_US;
+            spread();
+        }
     }
+    t_forward   = now;
+    last_tokens = n_tokens;
     return crowd.n_threads();
+}
+
+// One whose end is not known is taken to have lasted until now, unless the program did something else for long.
+void spac_team_watch::note_forward(uint64_t now_us) {
+    const uint64_t t_end = spac_dense_matmul::t_graph_end();
+    if (t_end > t_forward) {
+        crowd.ran(last_tokens, t_end - t_forward);
+    } else if (now_us - t_forward < IDLE_US) {
+        crowd.ran(last_tokens, now_us - t_forward);
+    }
 }
 
 // a window; the team is asked for its ids, as its threads come and go with their number
@@ -45,7 +62,7 @@ void spac_team_watch::begin(uint64_t now_us) {
 void spac_team_watch::end_window(uint64_t now_us) {
     std::vector<times> after;
     if (!team.empty() && read_times(after)) {
-        crowd.note(shares(after), now_us);
+        crowd.end_window(least_share(after), now_us);
         if (crowd.is_crowded()) {
             spread();
         }
@@ -53,16 +70,16 @@ void spac_team_watch::end_window(uint64_t now_us) {
     begin(now_us);
 }
 
-// of the threads that wanted a core for long enough
-std::vector<double> spac_team_watch::shares(const std::vector<times> & after) const {
-    std::vector<double> found;
+// of the threads that wanted a core for a good part of the window
+double spac_team_watch::least_share(const std::vector<times> & after) const {
+    double least = 1.0;
     for (size_t i = 0; i < team.size(); i++) {
         const double run = after[i].run_ns - before[i].run_ns, wait = after[i].wait_ns - before[i].wait_ns;
         if ((run + wait) / 1e3 >= spac_crowd::WINDOW_US / 4) {
-            found.push_back(run / (run + wait));
+            least = std::min(least, run / (run + wait));
         }
     }
-    return found;
+    return least;
 }
 
 #ifdef __linux__
