@@ -36,7 +36,7 @@ import psutil
 from pyspac._native import bin_dir
 from pyspac.server.arguments import HUGE_PAGES
 
-PIECE = 1 << 22
+PIECE = 1 << 21
 DEPTH = 16
 WAYS = ("engine", "loader", "stock", "disk")
 _COPIED = ("--load-mode", "none", "--device", "none")
@@ -62,6 +62,7 @@ def read_disk(path: Path) -> tuple[float, float]:
 
     def read() -> None:
         buffer = mmap.mmap(-1, PIECE)
+        buffer.madvise(mmap.MADV_HUGEPAGE)  # else the kernel cuts each read into many
         while (offset := next(offsets)) < size:
             os.preadv(fd, [buffer], offset)
 
@@ -141,9 +142,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
                 if way == "disk" and cache == "warm":
                     continue
                 warm_up(args.model) if cache == "warm" else forget(args.model)
-                found.setdefault((cache, way), []).append(run(way, args.model, args.threads))
-        print(f"\rround {i + 1}/{args.rounds}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+                seconds, cpu = run(way, args.model, args.threads)
+                found.setdefault((cache, way), []).append((seconds, cpu))
+                print(f"round {i + 1}: {cache} {way} {seconds:.1f} s, {cpu:.1f} s CPU", file=sys.stderr)
     return [row_of(args.model, cache, way, times) for (cache, way), times in found.items()]
 
 

@@ -57,7 +57,7 @@ def test_ctrl_c_ends_it() -> None:
 def test_a_read_that_fails_says_where(tmp_path: Path) -> None:
     variables = prepare(tmp_path)
     SystemFaults(Path(variables[VARIABLE])).set(read_every=1)
-    argv = [sys.executable, "-m", "pyspac", "run", DEMO, "-p", "def", "-n", "2", "--device", "none"]
+    argv = [sys.executable, "-m", "pyspac", "run", "-m", DEMO, "-p", "def", "-n", "2", "--device", "none"]
     run = subprocess.run(argv, env=os.environ | variables, capture_output=True, text=True, timeout=120)
     assert run.returncode == 2
     assert f"{DEMO} cannot be read at byte" in run.stderr

@@ -49,19 +49,21 @@ bool spac_crowd::end_window(double share, uint64_t now_us) {
     const int before = n;
     last_share       = share;
     n_small          = share < FULL ? n_small + 1 : 0;
-    n_calm           = n == n_most && share >= FULL ? n_calm + 1 : 0;
+    n_calm           = share >= FULL ? n_calm + 1 : 0;
     n_windows++;
     const bool is_first = is_trying && speeds.empty() && n_windows >= N_WINDOWS;
-    if (n_calm >= (is_first ? N_WINDOWS : N_CALM)) {
+    if (n == n_most && n_calm >= (is_first ? N_WINDOWS : N_CALM)) {
         calm_down();
     } else if (is_trying && n_windows >= N_WINDOWS) {
         try_next(now_us);
     } else if (!is_trying && t_try == 0 && n_small >= N_WINDOWS) {
         try_all();
     } else if (!is_trying && t_try > 0) {
-        const double speed  = take_speed();
-        const bool   is_odd = speed < MUCH_SLOWER * kept_speed && n_windows >= (int) (HOLD_FIRST_US / WINDOW_US);
-        if (now_us >= t_try || is_odd) {
+        const double speed   = take_speed();
+        const bool   is_odd  = speed < MUCH_SLOWER * kept_speed && n_windows >= (int) (HOLD_FIRST_US / WINDOW_US);
+        const bool   is_free = n_calm >= n_patient; // are the others gone?
+        if (now_us >= t_try || is_odd || is_free) {
+            n_patient = is_free ? std::min(2 * n_patient, N_PATIENT) : n_patient;
             try_all();
         }
     }
@@ -73,21 +75,22 @@ void spac_crowd::calm_down() {
     is_trying = false;
     t_try     = 0;
     hold_us   = HOLD_FIRST_US;
+    n_patient = N_CALM;
     n_calm = n_windows = 0;
     take_speed();
 }
 
 void spac_crowd::try_all() {
     is_trying = true;
-    n_windows = 0;
-    n         = numbers[0];
+    n_calm = n_windows = 0;
+    n                  = numbers[0];
     speeds.clear();
     take_speed();
 }
 
 void spac_crowd::try_next(uint64_t now_us) {
     speeds.push_back(take_speed());
-    n_windows = 0;
+    n_calm = n_windows = 0;
     if (speeds.size() < numbers.size()) {
         n = numbers[speeds.size()];
         return;

@@ -28,7 +28,8 @@ struct spac_crowd {
   private:
     static constexpr uint64_t HOLD_FIRST_US = 2000000, HOLD_LAST_US = 32000000;
     static constexpr int      N_WINDOWS = 2;   // of each number that is tried, and with too small a share until any is
-    static constexpr int      N_CALM    = 5;   // with all threads, until the others are gone
+    static constexpr int      N_CALM    = 5;   // with full shares, until the others are gone
+    static constexpr int      N_PATIENT = 320; // the same with fewer threads, at most
     static constexpr double   FULL      = 0.9; // of a core
 
     void   try_all();
@@ -44,7 +45,7 @@ struct spac_crowd {
     uint64_t            hold_us    = HOLD_FIRST_US;
     double              kept_speed = 0.0, last_share = 1.0;
     int                 kept    = 0; // number of the last trial
-    int                 n_small = 0, n_calm = 0, n_windows = 0;
+    int                 n_small = 0, n_calm = 0, n_windows = 0, n_patient = N_CALM;
 
     // Forwards of different widths are compared by the least time that each width ever took: of one token, of 2, 4, 8 ... tokens,
     // per token

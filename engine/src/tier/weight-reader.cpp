@@ -22,7 +22,6 @@
 
 // Pieces end where huge pages do: of two threads that touch one first, both would clear it.
 static constexpr size_t   PIECE     = 2 << 20;
-static constexpr int32_t  N_SLOTS   = 16; // pieces under way
 static constexpr int      N_SAMPLES = 64; // places of a file that are looked for in the page cache
 static constexpr uint64_t REPORT_US = 100000;
 
@@ -52,7 +51,8 @@ void spac_weight_reader::open(file & f, int fd) {
     if (f.fd < 0) {
         throw std::system_error(errno, std::generic_category(), path);
     }
-    if (is_cached(f.fd)) {
+    if (is_cached(f.fd)) { // copying is all that there is to do: more threads than cores would be in each other's way
+        f.depth = std::max<int32_t>(1, std::min<int32_t>(f.depth, (int32_t) std::thread::hardware_concurrency()));
         return;
     }
     const spac_direct_file file = spac_open_direct(path);
@@ -115,13 +115,13 @@ bool spac_weight_reader::run_file(const file & f, const progress_fn & progress) 
     const size_t                          room = PIECE + 2 * f.block;
     std::unique_ptr<char[], free_aligned> blocks;
     if (f.is_direct) {
-        blocks.reset((char *) aligned_alloc(f.block, N_SLOTS * room));
+        blocks.reset((char *) aligned_alloc(f.block, f.depth * room));
         if (!blocks) {
             throw std::bad_alloc();
         }
     }
-    under_way.resize(N_SLOTS);
-    free_slots.resize(N_SLOTS);
+    under_way.resize(f.depth);
+    free_slots.resize(f.depth);
     std::iota(free_slots.begin(), free_slots.end(), 0);
 
     spac_disk_reader reader([&](const spac_disk_read & r, int error) { on_read(f, r, error); }, false, read, f.block);
@@ -135,7 +135,7 @@ bool spac_weight_reader::run_file(const file & f, const progress_fn & progress) 
         under_way[slot]      = p;
         reader.submit({ f.fd, p.offset - skip, bytes, skip + p.bytes, f.is_direct ? blocks.get() + slot * room : p.data, slot }, false);
     }
-    return wait(f, progress, N_SLOTS) >= 0;
+    return wait(f, progress, f.depth) >= 0;
 }
 
 // until so many slots are free, one of which is taken then; -1: `progress` ends it

@@ -39,6 +39,7 @@ struct spac_weight_reader {
         int                fd        = -1;
         bool               is_direct = false;
         size_t             block     = 1;
+        int32_t            depth     = 16; // pieces under way
         std::vector<piece> pieces;
     };
 
