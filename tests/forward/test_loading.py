@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,13 +54,26 @@ def test_ctrl_c_ends_it() -> None:
     assert len(list(OPEN.iterdir())) == n_open
 
 
+def run_with_faults(folder: Path, *flags: str, **faults: int) -> subprocess.CompletedProcess[str]:
+    variables = prepare(folder)
+    SystemFaults(Path(variables[VARIABLE])).set(**faults)
+    argv = [sys.executable, "-m", "pyspac", "run", "-m", DEMO, "-p", "def", "-n", "2", "--device", "none"]
+    return subprocess.run(
+        [*argv, *flags], env=os.environ | variables, capture_output=True, text=True, timeout=120
+    )
+
+
 @pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
 def test_a_read_that_fails_says_where(tmp_path: Path) -> None:
-    variables = prepare(tmp_path)
-    SystemFaults(Path(variables[VARIABLE])).set(read_every=1)
-    argv = [sys.executable, "-m", "pyspac", "run", "-m", DEMO, "-p", "def", "-n", "2", "--device", "none"]
-    run = subprocess.run(argv, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+    run = run_with_faults(tmp_path, read_every=1)
     assert run.returncode == 2
     assert f"{DEMO} cannot be read at byte" in run.stderr
     assert "Input/output error" in run.stderr
     assert run.stdout == ""
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
+def test_a_slow_disk_is_told(tmp_path: Path) -> None:
+    run = run_with_faults(tmp_path, "--verbose", slow_every=1, slow_us=2_200_000)
+    assert run.returncode == 0
+    assert re.search(r"spac: loaded 0\.0 GB in \d+\.\d s, 0\.00 GB/s", run.stderr)
