@@ -85,18 +85,8 @@ def free_port() -> int:
 def load(path: Path, arguments: tuple[str, ...], env: Mapping[str, str]) -> tuple[float, float]:
     """Of a llama-server until it answers; seconds, and processor seconds."""
     port = free_port()
-    argv = [
-        bin_dir() / "llama-server",
-        "-m",
-        path,
-        "--port",
-        str(port),
-        "-c",
-        "512",
-        "-np",
-        "1",
-        "--no-warmup",
-    ]
+    program, context = str(bin_dir() / "llama-server"), ("-c", "512", "-np", "1", "--no-warmup")
+    argv = [program, "-m", str(path), "--port", str(port), *context]
     start = time.perf_counter()
     with subprocess.Popen(
         [*argv, *arguments], env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -40,8 +40,9 @@ def test_the_bits_are_those_of_the_mapping() -> None:
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
-    split = [bin_dir() / "llama-gguf-split", "--split", "--split-max-tensors", "20", DEMO, tmp_path / "part"]
-    subprocess.run(split, check=True, capture_output=True, timeout=60)
+    program = bin_dir() / "llama-gguf-split"
+    split = ["--split", "--split-max-tensors", "20", str(DEMO), str(tmp_path / "part")]
+    subprocess.run([str(program), *split], check=True, capture_output=True, timeout=60)
     first = min(tmp_path.glob("part-*.gguf"))
     assert len(list(tmp_path.glob("part-*.gguf"))) > 2
     assert np.array_equal(logits(first, LOAD_MODE_NONE), logits(DEMO, LOAD_MODE_AUTO))
@@ -57,7 +58,20 @@ def test_ctrl_c_ends_it() -> None:
 def run_with_faults(folder: Path, *flags: str, **faults: int) -> subprocess.CompletedProcess[str]:
     variables = prepare(folder)
     SystemFaults(Path(variables[VARIABLE])).set(**faults)
-    argv = [sys.executable, "-m", "pyspac", "run", "-m", DEMO, "-p", "def", "-n", "2", "--device", "none"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pyspac",
+        "run",
+        "-m",
+        str(DEMO),
+        "-p",
+        "def",
+        "-n",
+        "2",
+        "--device",
+        "none",
+    ]
     return subprocess.run(
         [*argv, *flags], env=os.environ | variables, capture_output=True, text=True, timeout=120
     )
