@@ -337,3 +337,19 @@ print(json.dumps(bench_tiers.missed(rows)))
         "memory for 50%, decode: 70% of the disk, wanted 85%",
         "memory for 130%, decode: 0.97 times mmap, wanted 0.98",
     ]
+
+
+def test_beside_has_a_row_per_width(model: Path) -> None:
+    short = ("--widths", "1,5", "--rounds", 1, "--seconds", 0.05, "--busy", 1, "--threads", 2, "--json")
+    output = run_script(ROOT / "benchmarks/bench_beside.py", "--model", model, *short)
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert [row["width"] for row in rows] == [1, 5]
+    assert all(0 < row["share_least"] <= row["share"] <= row["share_most"] for row in rows)
+
+
+def test_loading_has_a_row_per_way(model: Path) -> None:
+    output = run_script(ROOT / "benchmarks/bench_loading.py", model, "--rounds", 1, "--threads", 1, "--json")
+    rows = [json.loads(line) for line in output.splitlines()]
+    found = {(row["cache"], row["way"]) for row in rows}
+    assert found == {*product(("cold", "warm"), ("engine", "loader", "stock")), ("cold", "disk")}
+    assert all(0 < row["s_least"] <= row["s_median"] <= row["s_most"] for row in rows)

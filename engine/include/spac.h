@@ -43,6 +43,7 @@ extern "C" {
     X(whole, uint8_t, (n_layer), FORWARD, "spac_layer_mode")                                                                                                                                                                \
     X(tier, spac_tier_info, (1), FORWARD, "experts on disk, as of the last forward; zeros without")                                                                                                                         \
     X(in_memory, uint8_t, (n_layer, n_expert), FORWARD, "as of then: 1: the memory tier has the expert; zeros without one")                                                                                                 \
+    X(threads, spac_thread_info, (1), FORWARD, "that compute without a device; zeros beside one, and before the first forward")                                                                                             \
     X(records, spac_step_record, (SPAC_N_RECORDS), ENGINE, "a ring of decoding steps: the one with index i is at i % SPAC_N_RECORDS")                                                                                       \
     X(n_records, uint64_t, (1), ENGINE, "records ever written")                                                                                                                                                             \
     X(routed_tokens, int32_t, (SPAC_N_ROUTED), ENGINE, "the routing log, a ring of tokens, written while looks_ahead is set: id of the vocabulary; -1: the input were embeddings, or the token is not counted")             \
@@ -225,6 +226,15 @@ typedef struct spac_tier_info {
     uint64_t n_to_device;      // experts copied to the device beside it
     uint64_t n_to_device_read; // of these: straight from disk
 } spac_tier_info;
+
+// the threads that compute graphs without a device, beside other programs as well
+typedef struct spac_thread_info {
+    int32_t  n_threads;  // of the last forward
+    int32_t  n_most;     // that the context has for it
+    bool     is_crowded; // other programs want their cores
+    double   share;      // of the time in which it wanted a core: the thread that had one least, lately
+    uint64_t n_moves;    // threads that shared a core with another of them, and were moved
+} spac_thread_info;
 
 // cumulative, written only by the engine; read at any time
 typedef struct spac_counters {

@@ -160,6 +160,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
               free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),
+    team(plan.has_slots ? nullptr : std::make_unique<spac_team_watch>(llama_n_threads(ctx))),
     log(*board),
     forward(*board, plan.has_slots || tier ? cache : spac_device_caches(), decisions, host, tier.get(), timeline, log,
             make_lossy(plan, tier.get(), settings.lossy), settings.params.fill,
@@ -342,7 +343,18 @@ int32_t spac_engine::before_graph(ggml_cgraph * graph, int32_t n_tokens) {
         host.abandon();        // it waits for what is being read
         tier->begin_forward(); // before the first node: it would be aborted otherwise
     }
-    return splitter.n_threads_of(graph, n_tokens);
+    const int32_t n_threads = splitter.n_threads_of(graph, n_tokens);
+    return n_threads == 0 && team && n_tokens > 0 ? n_threads_beside_others(n_tokens) : n_threads;
+}
+
+int32_t spac_engine::n_threads_beside_others(int32_t n_tokens) {
+    spac_thread_info & info = *board->threads();
+    info.n_most             = n_tokens > 1 ? llama_n_threads_batch(hook.ctx) : llama_n_threads(hook.ctx);
+    info.n_threads          = team->n_threads(info.n_most, n_tokens);
+    info.is_crowded         = team->seen().is_crowded();
+    info.share              = team->seen().share();
+    info.n_moves            = team->n_moves();
+    return info.n_threads;
 }
 
 void spac_engine::wait_for_stream() {

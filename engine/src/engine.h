@@ -19,6 +19,7 @@
 #include "graph/prompt-counts.h"
 #include "graph/routing-log.h"
 #include "host/dense-matmul.h"
+#include "host/team-watch.h"
 #include "layers/context-hook.h"
 #include "layers/layers.h"
 #include "plan/host-work.h"
@@ -87,6 +88,7 @@ struct spac_engine {
     spac_decisions                                        decisions;
     spac_host_work                                        host;
     const std::unique_ptr<spac_dense_matmul>              dense; // where the device is "none"
+    std::unique_ptr<spac_team_watch>                      team;  // the same
     spac_routing_log                                      log;
     spac_forward                                          forward;
     spac_prompt_counts                                    prompts;
@@ -105,6 +107,7 @@ struct spac_engine {
     ggml_tensor *                                   build(const llama_moe_hook_params & p);
     bool                                            can_reuse() const;
     int32_t                                         before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's, -1: none
+    int32_t                                         n_threads_beside_others(int32_t n_tokens);
     std::vector<std::unique_ptr<spac_expert_cache>> make_caches();
     double                                          copy_gb_s(size_t device) const;
     void                                            share_board();

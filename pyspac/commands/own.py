@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from pyspac.commands.common import error_console
 from pyspac.commands.saved_defaults import find_saved, say_not_used, say_used
@@ -77,14 +84,16 @@ def open_server(options: ServeOptions, interrupt: Interrupt, *, verbose: bool = 
 
 
 @contextmanager
-def loading_bar() -> Iterator[Callable[[float], None]]:
+def loading_bar() -> Iterator[Callable[[int, int], None]]:
+    """On a terminal: bytes, speed and the time that is left."""
     console = error_console()
-    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn())
+    parts = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("loading model"), *parts)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("model", total=1.0)
+        task = bar.add_task("model", total=None)
 
-        def update(fraction: float) -> None:
-            bar.update(task, completed=fraction)
+        def update(n_bytes: int, total: int) -> None:
+            bar.update(task, completed=n_bytes, total=total)
 
         yield update
 

@@ -102,7 +102,7 @@ def _engine_env(model: Path, cache: str, ram: str | None, device: str, rule: str
         raise UsageError(f"{model} has no experts that could be left out: give a Mixture-of-Experts model")
     is_host = is_host_only(device)
     ram_bytes = None if ram is None else asked_bytes(ram, geometry)
-    check_can_be_lossy(rule, is_host_only=is_host, ram_mib=ram_bytes)
+    check_can_be_lossy(rule, is_host_only=is_host, ram_bytes=ram_bytes)
     env = {
         "PYSPAC_CACHE": "auto" if is_host else cache,
         "PYSPAC_DEVICE": device,

@@ -24,9 +24,9 @@ def check_lossy(text: str | None, *, stock: bool) -> None:
         raise UsageError(f"{FLAG} {text} has no effect with --stock, which computes every expert: omit one")
 
 
-def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_mib: float | None) -> None:
+def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_bytes: int | None) -> None:
     """Raise UsageError where every expert is in memory, so that none could be left out."""
-    if text is not None and is_host_only and ram_mib is None:
+    if text is not None and is_host_only and ram_bytes is None:
         raise UsageError(
             f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; omit {FLAG}"
         )

@@ -45,6 +45,7 @@ class Launch:
     n_devices: tuple[int, ...] = ()  # of each RPC server
     n_ctx: int | None = None  # None: llama-server's own choice
     is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
+    model_bytes: int = 0  # of its weights, in all of its files
     has_engine: bool = True  # False: llama-server as it is
     ram_bytes: int | None = None  # memory for experts that stay on disk; None: all are loaded
     device: str = ""  # the name of what was found

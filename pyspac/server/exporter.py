@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from pyspac.engine.ahead import ahead_dict, at_work
 from pyspac.engine.board import Residency
 from pyspac.engine.device_stats import read_devices
+from pyspac.engine.threads import threads_dict
 from pyspac.engine.tier import read_tier
 from pyspac.errors import ConfigError
 from pyspac.server import log
@@ -108,6 +109,7 @@ class SchedulerCollector(Collector):
         yield from self._own()
         yield from self._predictors()
         yield from self._tier()
+        yield from self._threads()
         yield from self._devices()
 
     def _info(self) -> Metric:
@@ -210,6 +212,15 @@ class SchedulerCollector(Collector):
         if figures["n_slots"]:
             for name, field, kind, factor, text in _TIER:
                 yield kind(f"pyspac_{name}", text, value=figures[field] * factor)
+
+    def _threads(self) -> Iterable[Metric]:
+        """Without a device: how many compute, and how much of a core others leave them."""
+        if (threads := threads_dict(self.attachment.board)) is not None:
+            yield GaugeMetricFamily("pyspac_threads", "Threads that compute", value=threads["n_threads"])
+            yield GaugeMetricFamily(
+                "pyspac_thread_share", "Of the time in which it wanted a core: the thread that had one least",
+                value=threads["share"],
+            )  # fmt: skip
 
     def _devices(self) -> Iterable[Metric]:
         devices = read_devices(self.attachment.board)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyspac.engine.threads import threads_text
 from pyspac.scheduler.fallback import copies_text
 from pyspac.server.snapshot import Observation
 from pyspac.units import MIB
@@ -23,6 +24,7 @@ def figures(seen: Observation) -> dict[str, str]:
         "draft": _ms(seen.draft_us),
         "verify": _ms(seen.verify_us),
         "process": _ms(seen.process_us),
+        **({} if seen.threads is None else {"threads": threads_text(seen.threads)}),
         **({} if seen.tier is None else _tier(seen.tier, seen.seconds)),
         **({} if seen.kept is None else {"router weight kept": _text(seen.kept * 100, ".2f", " %")}),
     }

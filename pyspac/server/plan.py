@@ -64,6 +64,7 @@ class Sizes:
     cache: str
     n_ctx: int
     is_copied: bool
+    model_bytes: int
     has_engine: bool = True
     ram_bytes: int | None = None
 
@@ -112,6 +113,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
         n_devices=_n_devices(options.rpc, device),
         n_ctx=sizes.n_ctx,
         is_copied=sizes.is_copied,
+        model_bytes=sizes.model_bytes,
         has_page=extras.ui,
         has_engine=sizes.has_engine,
         ram_bytes=sizes.ram_bytes,
@@ -220,31 +222,41 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     if draft is not None and DRAFT_GATE in options.attach.scheduler.predict:
         _check_draft_gate(draft)
     geometry = read_geometry(header)
+    n_bytes = geometry.model_bytes
     check_n_ctx(options, geometry)
     n_ctx = choose_n_ctx(options.n_ctx, geometry, options.n_server_slots)
     if options.stock:
-        return Sizes(cache="", n_ctx=n_ctx, is_copied=not device.is_cpu, has_engine=False)
+        return Sizes(
+            cache="", n_ctx=n_ctx, is_copied=not device.is_cpu, model_bytes=n_bytes, has_engine=False
+        )
     needs = estimate_needs(header, draft, n_ctx, has_head=DRAFT_MTP in names_of(options.wanted_spec_type))
     ram = choose_ram(
         options.ram, geometry, device, needs, cache_bytes=options.cache.n_bytes(geometry.experts_bytes),
         host_kernels=options.host_kernels,
         is_split=bool(options.passed_value(*GPU_LAYERS_FLAGS)),
     )  # fmt: skip
-    check_can_be_lossy(options.lossy, is_host_only=options.is_host_only, ram_mib=ram)
+    check_can_be_lossy(options.lossy, is_host_only=options.is_host_only, ram_bytes=ram)
     if options.is_host_only:
         has_engine = ram is not None or has_own_kernels(header)
         can = can_predict(is_host_only=True, ram_bytes=ram)
         if note := check_can_predict(options.attach.scheduler.predict, options.ram, can=can):
             log.warning(note)
-        is_copied = has_engine and (ram is not None or fits_memory(geometry.model_bytes))
-        return Sizes(cache="0", n_ctx=n_ctx, is_copied=is_copied, has_engine=has_engine, ram_bytes=ram)
+        is_copied = has_engine and (ram is not None or fits_memory(n_bytes))
+        return Sizes(
+            cache="0",
+            n_ctx=n_ctx,
+            is_copied=is_copied,
+            model_bytes=n_bytes,
+            has_engine=has_engine,
+            ram_bytes=ram,
+        )
     shares = options.tensor_split
     check_reach(shares, device, geometry, options.n_gpu_layers)
     cache = choose_cache(options.cache.text, geometry, needs, device, shares)
     if reason := why_tight(cache, geometry, needs, device, shares):
         log.warning(f"this may not fit: {reason}")
     is_copied = ram is not None or not device.is_cpu
-    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, ram_bytes=ram)
+    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, model_bytes=n_bytes, ram_bytes=ram)
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:

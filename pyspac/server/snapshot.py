@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyspac.engine.board import Board, LayerMode, Residency
 from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.step import StepTotals
+from pyspac.engine.threads import threads_dict
 from pyspac.engine.tier import read_tier, since, tier_dict
 from pyspac.scheduler.activations import ActivationDrain, Activity
 
@@ -52,6 +53,7 @@ class Observation:
     modes: NDArray[np.uint8]  # [n_layer] LayerMode
     copies: dict[str, Any] | None  # whether they pay: `chosen` and `gain`; None: not measured
     tier: dict[str, Any] | None  # experts on disk, as in `pyspac.engine.tier`; None: there are none
+    threads: dict[str, Any] | None  # as in `pyspac.engine.threads`; None: a device computes, too
     in_memory: NDArray[np.uint8]  # [n_layer, n_expert] 1: the tier's memory has it
 
     @property
@@ -105,6 +107,7 @@ class Observation:
             "n_whole": self.n_whole,
             "copies": self.copies,
             "tier": self.tier,
+            "threads": self.threads,
             "layers": [self._layer_dict(il) for il in range(len(self.tau))],
         }
 
@@ -136,7 +139,7 @@ class BoardWatch:
         seconds, self._before_s = max(1e-6, now_s - self._before_s), now_s
         return Observation(
             seconds=seconds, copies=self.board.read_fallback(), tier=self._look_at_tier(),
-            **_engine_part(activity),
+            threads=threads_dict(self.board), **_engine_part(activity),
             **_steps_part(activity.totals), **_decision(self.board),
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from pyspac.engine.ahead import ahead_dict, in_engine
 from pyspac.engine.board import Board
 from pyspac.engine.board_figures import NO_EXPERTS, read_declined, read_info
 from pyspac.engine.device_stats import DeviceFigures, read_devices
+from pyspac.engine.threads import threads_dict
 from pyspac.engine.tier import read_tier, tier_dict
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class Figures:
     def tier(self) -> dict[str, Any] | None:
         return None if self.board is None else tier_dict(read_tier(self.board))
 
+    def threads(self) -> dict[str, Any] | None:
+        return None if self.board is None else threads_dict(self.board)
+
     def declined(self) -> dict[str, int]:
         """How many layers are left to llama.cpp, by the reason."""
         return {} if self.board is None else dict(Counter(read_declined(self.board).values()))
@@ -99,6 +103,7 @@ class Figures:
             "router_weight_kept": self.router_weight_kept(),
             "devices": [device.as_json() for device in self.devices()],
             "tier": self.tier(),
+            "threads": self.threads(),
             "prompt_read_bytes": self.prompt_read_bytes,
             "layers": {
                 "split": self.n_split,

@@ -41,7 +41,7 @@ from pyspac.talk.interrupt import Interrupt, ends_at_signals
 from pyspac.talk.remover import removed_if_killed
 from pyspac.talk.scheduling import scheduling
 
-Progress = Callable[[float], None]  # 0.0 .. 1.0 of the loading
+Progress = Callable[[int, int], None]  # bytes of the model that are loaded, and all
 
 PREFIX: Final = "pyspac-server-"  # of the folders' names
 _LOCK: Final = "lock"
@@ -58,7 +58,7 @@ class OwnServer:
         self,
         options: ServeOptions,
         interrupt: Interrupt | None = None,
-        on_progress: Progress = lambda fraction: None,
+        on_progress: Progress = lambda n_bytes, total: None,
         *,
         verbose: bool = False,
     ) -> None:
@@ -105,17 +105,16 @@ class OwnServer:
 
     def _wait(self, on_progress: Progress) -> None:
         """Until the model is loaded. Raises ModelError if it cannot be."""
-        assert self.launch.model is not None
-        n_bytes = max(1, self.launch.model.stat().st_size)
+        total = self.launch.model_bytes
         while not self._is_ready():
             if (code := self.server.exit_code()) is not None:
                 text = f"{self.server.end_text()} while it loaded the model{self.last_words()}"
                 raise (PyspacError if code < 0 else ModelError)(text)
             if self._interrupt:
                 raise KeyboardInterrupt
-            on_progress(min(1.0, _memory_of(self.server) / n_bytes))
+            on_progress(min(total, _memory_of(self.server)), total)
             time.sleep(_POLL_S)
-        on_progress(1.0)
+        on_progress(total, total)
 
     def _is_ready(self) -> bool:
         try:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyspac.engine.board_figures import EngineInfo, read_info
+from pyspac.engine.threads import threads_text
 from pyspac.model.spec_types import NONE
 from pyspac.scheduler.fallback import copies_text
 from pyspac.scheduler.layer_modes import whole_text
@@ -196,6 +197,8 @@ def _host_rows(info: EngineInfo, figures: Figures, n_steps: int) -> list[tuple[s
     rows = [("own kernels", f"{experts}{info.n_dense_kernels} other matrices")]
     if info.n_layer_kernels:
         rows.append(("per step", f"experts {figures.steps_us('host_us') / n_steps / 1e3:.2f} ms"))
+    if (threads := figures.threads()) is not None and threads["is_crowded"]:
+        rows.append(("threads", threads_text(threads)))
     tier = _tier_rows(figures)
     predicted = [(f"predicted by {p['name']}", _read_ahead_text(p)) for p in figures.predictors()]
     return [*rows, *tier, *_lossy_rows(figures.router_weight_kept()), *(predicted if tier else [])]

@@ -59,7 +59,9 @@ def test_arrays_have_the_shapes_and_types_of_the_list(ctx: Any) -> None:
             assert meaning
 
 
-@pytest.mark.parametrize("struct", ["counters", "layer_stats", "tier", "devices", "ahead", "records"])
+@pytest.mark.parametrize(
+    "struct", ["counters", "layer_stats", "tier", "threads", "devices", "ahead", "records"]
+)
 def test_structs_have_the_fields_of_the_c_ones(struct: str) -> None:
     board = LocalBoard(BoardGeometry.uniform(n_layer=1, n_expert=2, n_expert_used=1, n_slots=1))
     (c_type,) = (field.type for field in board.fields() if field.name == struct)

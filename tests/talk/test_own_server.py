@@ -297,6 +297,17 @@ def test_a_model_that_cannot_be_loaded_says_why(place: Path, tmp_path: Path) -> 
     assert list(place.iterdir()) == []
 
 
+def test_loading_is_told_in_bytes(place: Path) -> None:
+    told: list[tuple[int, int]] = []
+    options = own_options({"model": TARGET, "device": "none"}, ["-t", "1"])
+    with OwnServer(options, on_progress=lambda n_bytes, total: told.append((n_bytes, total))) as own:
+        total = own.launch.model_bytes
+    assert 0 < total < TARGET.stat().st_size
+    assert {t for _, t in told} == {total}
+    assert told[-1] == (total, total)
+    assert all(0 <= n_bytes <= total for n_bytes, _ in told)
+
+
 def test_ctrl_c_before_it_begins(place: Path) -> None:
     interrupt = Interrupt()
     interrupt.is_set = True

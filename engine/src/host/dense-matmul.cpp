@@ -2,6 +2,8 @@
 // (ggml-cpu/traits.h). Ours has no buffers: it knows the nodes by a mark, which their `extra` is.
 #include "dense-matmul.h"
 
+#include "base/clock.h"
+
 #include "ggml-backend-impl.h"
 #include "ggml-cpu/ggml-cpu-impl.h"
 #include "ggml-cpu/traits.h"
@@ -12,6 +14,9 @@
 #include <memory>
 
 static constexpr size_t ALIGNMENT = 64; // of activations
+
+static thread_local const ggml_tensor * last_node = nullptr; // of the graph that this thread marked last
+static thread_local uint64_t            t_end     = 0;       // of its multiplication
 
 // ---- the multiplication
 
@@ -55,6 +60,9 @@ struct dense_traits : ggml::cpu::tensor_traits {
         for (int64_t i = params->ith; i < n_tasks; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             const int64_t r0 = i * n_per_task;
             multiply(*op, acts, r0, std::min(n_per_task, w->ne[1] - r0));
+        }
+        if (op == last_node) { // on the graph's own thread alone
+            t_end = spac_now_us();
         }
         return true;
     }
@@ -142,14 +150,20 @@ spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors,
 }
 
 void spac_dense_matmul::mark(ggml_cgraph * graph) const {
-    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+    last_node = nullptr;
+    for (int i = ggml_graph_n_nodes(graph) - 1; i >= 0; i--) {
         ggml_tensor * node = ggml_graph_node(graph, i);
         if (node->op != GGML_OP_MUL_MAT || weights.count(node->src[0]) == 0) {
             continue;
         }
+        last_node = last_node ? last_node : node;
         if (node->extra == own_mark) {
             return; // a graph that is computed again: one that is built has new nodes
         }
         node->extra = own_mark;
     }
+}
+
+uint64_t spac_dense_matmul::t_graph_end() {
+    return t_end;
 }

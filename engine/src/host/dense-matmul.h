@@ -5,6 +5,7 @@
 #include "ggml.h"
 #include "kernels.h"
 
+#include <cstdint>
 #include <unordered_set>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct spac_dense_matmul {
 
     // ggml's CPU backend will multiply this graph's nodes so; called before it is computed, by the thread that does
     void mark(ggml_cgraph * graph) const;
+
+    // when the calling thread's last graph came to the last of its marked nodes, for most models the output: 0: never
+    static uint64_t t_graph_end();
 
     size_t n_weights() const { return weights.size(); }
 

@@ -1,18 +1,16 @@
 #include "expert-files.h"
 
 #include "base/status.h"
+#include "direct-file.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
-#include <climits>
 #include <cstring>
 #include <fstream>
 
 #ifdef __linux__
-#    include <fcntl.h>
 #    include <sys/mman.h>
-#    include <sys/stat.h>
 #    include <unistd.h>
 #endif
 
@@ -65,11 +63,13 @@ void spac_expert_files::open(mapping & m) {
     }
     int error = 0;
     for (const std::string & path : paths_of(m.path)) {
-        m.fd = open_direct(path);
+        const spac_direct_file file = spac_open_direct(path);
+        m.fd                        = file.fd;
         if (m.fd < 0) {
             error = errno;
         } else if (is_mapped_as(m)) {
-            note_alignment(m.fd);
+            direct = direct && file.is_direct;
+            block  = std::max(block, file.block);
             return;
         } else {
             close(m.fd);
@@ -79,15 +79,6 @@ void spac_expert_files::open(mapping & m) {
     }
     const char * const why = error ? strerror(error) : "it is not the file that the model was loaded from, but was put in its place; start again";
     throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("cannot open the model's file %s to read experts from it: %s", m.path.c_str(), why));
-}
-
-int spac_expert_files::open_direct(const std::string & path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
-    if (fd >= 0 || errno != EINVAL) {
-        return fd;
-    }
-    direct = false;
-    return ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
 }
 
 // stat's device is another one than a mapping's on btrfs and overlays: two mappings are compared
@@ -100,30 +91,6 @@ bool spac_expert_files::is_mapped_as(const mapping & m) {
         munmap(page, 1);
     }
     return is_same;
-}
-
-// Kernels before 6.1 and some file systems do not tell. One that tells of 0 cannot read around the page cache, though it may
-// have taken O_DIRECT.
-void spac_expert_files::note_alignment(int fd) {
-#    ifdef STATX_DIOALIGN
-    struct statx st = {};
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) != 0 || !(st.stx_mask & STATX_DIOALIGN)) {
-        return;
-    }
-    block = std::max<size_t>({ block, st.stx_dio_mem_align, st.stx_dio_offset_align });
-    if (st.stx_dio_mem_align == 0 || st.stx_dio_offset_align == 0) {
-        direct = false;
-        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_DIRECT);
-    }
-#    else
-    (void) fd;
-#    endif
-}
-
-std::string spac_path_of(int fd) {
-    char          path[PATH_MAX];
-    const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof(path));
-    return n < 0 ? "" : std::string(path, n);
 }
 
 spac_expert_files::place spac_expert_files::find(const void * data, size_t bytes) {
@@ -150,10 +117,6 @@ spac_expert_files::~spac_expert_files() = default;
 
 spac_expert_files::place spac_expert_files::find(const void *, size_t) {
     return {};
-}
-
-std::string spac_path_of(int) {
-    return "";
 }
 
 #endif

@@ -42,8 +42,6 @@ struct spac_expert_files {
     static std::vector<mapping> read_mappings();
 
     void open(mapping & m);
-    int  open_direct(const std::string & path);
-    void note_alignment(int fd);
 
     static bool is_mapped_as(const mapping & m); // what m.fd is now
 
@@ -51,6 +49,3 @@ struct spac_expert_files {
     bool                 direct = true;
     size_t               block  = 0;
 };
-
-// of an open file, as the kernel knows it
-std::string spac_path_of(int fd);

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "direct-file.h"
 
 #include <algorithm>
 #include <cinttypes>
