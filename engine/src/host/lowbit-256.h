@@ -280,45 +280,47 @@ SPAC_INLINE __m256 scales_above_signs(__m256i x, float d) {
 }
 
 // 16 weights at 2 indices: loads into one half of a vector, which cost less than inserting
-template <typename I>
-SPAC_INLINE __m128i look_up_16(const uint64_t * grid, const I * at) {
-    return _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double *) (grid + at[0])), (const double *) (grid + at[1])));
+SPAC_INLINE __m128i look_up_16(const uint64_t * grid, uint64_t i, uint64_t j) {
+    return _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double *) (grid + i)), (const double *) (grid + j)));
 }
 
 // 8 weights at 2 indices; reads up to 12 bytes beyond the second
-template <typename I>
-SPAC_INLINE __m128i look_up_8(const uint32_t * grid, const I * at) {
-    return _mm_unpacklo_epi32(_mm_loadu_si32(grid + at[0]), load_16_bytes(grid + at[1]));
+SPAC_INLINE __m128i look_up_8(const uint32_t * grid, uint64_t i, uint64_t j) {
+    return _mm_unpacklo_epi32(_mm_loadu_si32(grid + i), load_16_bytes(grid + j));
 }
 
-template <typename I>
-SPAC_INLINE __m128i look_up_16(const uint32_t * grid, const I * at) {
-    return _mm_unpacklo_epi64(look_up_8(grid, at), look_up_8(grid, at + 2));
+// a sub-block at indices that are bytes: 4 of 8 weights
+SPAC_INLINE __m256i look_up(const uint64_t * grid, const uint8_t * at) {
+    return _mm256_set_m128i(look_up_16(grid, at[2], at[3]), look_up_16(grid, at[0], at[1]));
 }
 
-// a sub-block: at 4 indices of 8 weights, or 8 of 4
-template <typename T, typename I>
-SPAC_INLINE __m256i look_up(const T * grid, const I * at) {
-    return _mm256_set_m128i(look_up_16(grid, at + 16 / sizeof(T)), look_up_16(grid, at));
+// 8 of 4
+SPAC_INLINE __m256i look_up(const uint32_t * grid, const uint8_t * at) {
+    return _mm256_set_m128i(_mm_unpacklo_epi64(look_up_8(grid, at[4], at[5]), look_up_8(grid, at[6], at[7])),
+                            _mm_unpacklo_epi64(look_up_8(grid, at[0], at[1]), look_up_8(grid, at[2], at[3])));
 }
 
-// Indices in memory, from where each is loaded at once: compilers would take them out of the vectors one by one, which made
-// a kernel half as fast.
-struct indices {
-    alignas(32) uint16_t at[16];
+// at indices that are words of a number
+SPAC_INLINE __m256i look_up(const uint64_t * grid, uint64_t at) {
+    return _mm256_set_m128i(look_up_16(grid, (uint16_t) (at >> 32), at >> 48), look_up_16(grid, (uint16_t) at, (uint16_t) (at >> 16)));
+}
 
-    explicit SPAC_INLINE indices(__m256i all) {
-        _mm256_store_si256((__m256i *) at, all);
-        __asm__("" : "+m"(at));
+// 16 weights at 4 indices that are words of a number
+SPAC_INLINE __m128i look_up_half(const uint32_t * grid, uint64_t at) {
+    return _mm_unpacklo_epi64(look_up_8(grid, (uint16_t) at, (uint16_t) (at >> 16)), look_up_8(grid, (uint16_t) (at >> 32), at >> 48));
+}
+
+// 16 indices from the low and high bytes in one lane, 4 in each number: memory would hand them on later
+SPAC_INLINE void join_bytes(__m256i low, __m256i high, int lane, uint64_t * at) {
+    const __m128i a = lane_of(_mm256_unpacklo_epi8(low, high), lane), b = lane_of(_mm256_unpackhi_epi8(low, high), lane);
+    at[0] = (uint64_t) _mm_cvtsi128_si64(a);
+    at[1] = (uint64_t) _mm_extract_epi64(a, 1);
+    at[2] = (uint64_t) _mm_cvtsi128_si64(b);
+    at[3] = (uint64_t) _mm_extract_epi64(b, 1);
+    for (int i = 0; i < 4; i++) {
+        __asm__("" : "+r"(at[i])); // or compilers take them out of the vector one by one
     }
-
-    // from the low and high bytes in one lane
-    SPAC_INLINE indices(__m256i low, __m256i high, int lane) {
-        _mm_store_si128((__m128i *) at, lane_of(_mm256_unpacklo_epi8(low, high), lane));
-        _mm_store_si128((__m128i *) (at + 8), lane_of(_mm256_unpackhi_epi8(low, high), lane));
-        __asm__("" : "+m"(at));
-    }
-};
+}
 
 // IQ2: scale of each group from its nibble
 SPAC_INLINE void set_iq2_scales(uint16_t d, const uint8_t * nibbles, half_weights & w) {
@@ -354,14 +356,13 @@ struct iq2_xs : unpacked_in_halves {
     static constexpr int      N = 256, LARGEST = 2 * SPAC_IQ2_OFFSET;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
-        const __m256i lo = load(b->q), hi = load(b->q + 16), mask = _mm256_set1_epi16(511);
+        const __m256i lo = load(b->q), hi = load(b->q + 16);
         const __m256i fields = _mm256_packus_epi16(_mm256_srli_epi16(lo, 9), _mm256_srli_epi16(hi, 9));
         const __m256i signs  = add_eighth_sign(_mm256_permute4x64_epi64(fields, 0xD8));
 
-        const indices indices(_mm256_and_si256(half ? hi : lo, mask));
         half_weights  w;
         for (int i = 0; i < 4; i++) {
-            w.q[i] = apply_signs(look_up(spac_grids.iq2_xs, indices.at + 4 * i), is_negative(signs, half, i), SPAC_IQ2_OFFSET);
+            w.q[i] = apply_signs(look_up(spac_grids.iq2_xs, load_as<uint64_t>(b->q + 16 * half + 4 * i) & 0x01ff01ff01ff01ff), is_negative(signs, half, i), SPAC_IQ2_OFFSET);
         }
         set_iq2_scales(b->d, b->scales + 4 * half, w);
         return w;
@@ -374,10 +375,11 @@ struct iq2_s : unpacked_in_halves {
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const __m256i signs = load(b->signs);
-        const indices indices(load(b->q), spread_pairs_of_bits(b->qh), half);
-        half_weights  w;
+        uint64_t     at[4];
+        half_weights w;
+        join_bytes(load(b->q), spread_pairs_of_bits(b->qh), half, at);
         for (int i = 0; i < 4; i++) {
-            w.q[i] = apply_signs(look_up(spac_grids.iq2_s, indices.at + 4 * i), is_negative(signs, half, i), SPAC_IQ2_OFFSET);
+            w.q[i] = apply_signs(look_up(spac_grids.iq2_s, at[i]), is_negative(signs, half, i), SPAC_IQ2_OFFSET);
         }
         set_iq2_scales(b->d, b->scales + 4 * half, w);
         return w;
@@ -407,11 +409,13 @@ struct iq3_s : unpacked_in_halves {
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const __m256i signs = load(b->signs);
         const __m256i low = load(b->q + 32 * half), high = spread_bits(b->qh + 4 * half);
-        const indices indices[2] = { { low, high, 0 }, { low, high, 1 } };
+        uint64_t      at[8];
         half_weights  w;
+        join_bytes(low, high, 0, at);
+        join_bytes(low, high, 1, at + 4);
         for (int i = 0; i < 4; i++) { // with a sign 15 - q
             const __m256i flip = _mm256_and_si256(is_negative(signs, half, i), _mm256_set1_epi8(15));
-            w.q[i]             = _mm256_xor_si256(look_up(spac_grids.iq3_s, indices[i / 2].at + i % 2 * 8), flip);
+            w.q[i]             = _mm256_xor_si256(_mm256_set_m128i(look_up_half(spac_grids.iq3_s, at[2 * i + 1]), look_up_half(spac_grids.iq3_s, at[2 * i])), flip);
         }
         const uint16_t nibbles = load_as<uint16_t>(b->scales + 2 * half);
         const __m128i  n       = _mm_and_si128(_mm_srlv_epi32(_mm_set1_epi32(nibbles), _mm_setr_epi32(0, 4, 8, 12)), _mm_set1_epi32(15));
@@ -437,10 +441,11 @@ struct iq1_s : unpacked_in_halves {
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const __m128i qh = load_16_bytes(b->qh);
-        const indices indices(load(b->q), high_bytes(qh), half);
-        half_weights  w;
+        uint64_t     at[4];
+        half_weights w;
+        join_bytes(load(b->q), high_bytes(qh), half, at);
         for (int i = 0; i < 4; i++) {
-            w.q[i] = look_up(spac_grids.iq1, indices.at + 4 * i);
+            w.q[i] = look_up(spac_grids.iq1, at[i]);
         }
         const __m256i x     = _mm256_cvtepi16_epi32(qh); // the highest bit is the sign of the shift
         const __m256i odd   = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi32(x, 11), _mm256_set1_epi32(14)), _mm256_set1_epi32(1));
@@ -464,10 +469,11 @@ struct iq1_m : unpacked_in_halves {
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const __m256i raw = _mm256_cvtepu8_epi16(load_16_bytes(b->qh)), nibbles = _mm256_or_si256(raw, _mm256_slli_epi16(raw, 4));
         const __m256i up  = _mm256_srli_epi16(_mm256_andnot_si256(nibbles, _mm256_set1_epi8(8)), 2);
-        const indices indices(load(b->q), _mm256_and_si256(nibbles, _mm256_set1_epi8(7)), half);
-        half_weights  w;
+        uint64_t     at[4];
+        half_weights w;
+        join_bytes(load(b->q), _mm256_and_si256(nibbles, _mm256_set1_epi8(7)), half, at);
         for (int i = 0; i < 4; i++) {
-            w.q[i] = _mm256_add_epi8(_mm256_slli_epi16(look_up(spac_grids.iq1, indices.at + 4 * i), 3), eight_each(up, half, i));
+            w.q[i] = _mm256_add_epi8(_mm256_slli_epi16(look_up(spac_grids.iq1, at[i]), 3), eight_each(up, half, i));
         }
         const __m256i all = _mm256_srlv_epi32(_mm256_set1_epi32(load_as<int32_t>(b->scales + 2 * half)), _mm256_setr_epi32(0, 6, 16, 22, 3, 9, 19, 25));
         const __m256i n   = _mm256_and_si256(all, _mm256_set1_epi32(7));
