@@ -397,9 +397,9 @@ static void test_every_weight(const spac_kernels & kernels) {
         if (!dot || !ggml_is_quantized(type)) {
             continue;
         }
-        const int64_t n_cols = block_of(type) == 256 ? n_cols_max : 256 + block_of(type);
-        ggml_context * ctx   = ggml_init({ 2 * n_rows * n_cols * sizeof(float) + 4096, nullptr, false });
-        ggml_tensor *  w     = ggml_new_tensor_2d(ctx, type, n_cols, n_rows);
+        const int64_t  n_cols = block_of(type) == 256 ? n_cols_max : 256 + block_of(type);
+        ggml_context * ctx    = ggml_init({ 2 * n_rows * n_cols * sizeof(float) + 4096, nullptr, false });
+        ggml_tensor *  w      = ggml_new_tensor_2d(ctx, type, n_cols, n_rows);
         std::mt19937   rng(13);
         if (has_random_blocks(type)) {
             const std::vector<char> bytes = random_blocks(type, n_rows * n_cols, 1, rng);

@@ -85,8 +85,8 @@ struct spac_block_q2_0 { // 64 weights
 };
 
 struct spac_block_nvfp4 { // 64 weights
-    uint8_t e[4]; // scales of 16 weights each: UE4M3
-    uint8_t q[32]; // 8 bytes per scale; low nibbles: weights 0-7; high: 8-15
+    uint8_t e[4];         // scales of 16 weights each: UE4M3
+    uint8_t q[32];        // 8 bytes per scale; low nibbles: weights 0-7; high: 8-15
 };
 
 struct spac_block_q2_k {
@@ -96,8 +96,8 @@ struct spac_block_q2_k {
 };
 
 struct spac_block_q3_k {
-    uint8_t  qh[32]; // bit i: high bit of sub-block i of 32; minus 4
-    uint8_t  q[64];  // as in Q2_K
+    uint8_t  qh[32];     // bit i: high bit of sub-block i of 32; minus 4
+    uint8_t  q[64];      // as in Q2_K
     uint8_t  scales[12]; // 16 of 6 bits; minus 32
     uint16_t d;
 };

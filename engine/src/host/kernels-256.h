@@ -62,7 +62,7 @@ struct q8_0 {
     typedef spac_block_q8_0 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = true;
-    static constexpr int LARGEST = 128;
+    static constexpr int    LARGEST   = 128;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -80,7 +80,7 @@ struct q4_0 {
     typedef spac_block_q4_0 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = false;
-    static constexpr int LARGEST = 15;
+    static constexpr int    LARGEST   = 15;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -98,7 +98,7 @@ struct q4_1 {
     typedef spac_block_q4_1 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = false;
-    static constexpr int LARGEST = 15;
+    static constexpr int    LARGEST   = 15;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -125,7 +125,7 @@ struct q5_0 {
     typedef spac_block_q5_0 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = false;
-    static constexpr int LARGEST = 31;
+    static constexpr int    LARGEST   = 31;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -143,7 +143,7 @@ struct q5_1 {
     typedef spac_block_q5_1 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = false;
-    static constexpr int LARGEST = 31;
+    static constexpr int    LARGEST   = 31;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -166,7 +166,7 @@ struct iq4_nl {
     typedef spac_block_iq4_nl block;
     static constexpr int      N         = 32;
     static constexpr bool     IS_SIGNED = true;
-    static constexpr int LARGEST = 127;
+    static constexpr int      LARGEST   = 127;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -184,7 +184,7 @@ struct mxfp4 {
     typedef spac_block_mxfp4 block;
     static constexpr int     N         = 32;
     static constexpr bool    IS_SIGNED = false;
-    static constexpr int LARGEST = 24;
+    static constexpr int     LARGEST   = 24;
 
     // half of 2^(e - 127), since the table holds doubled values; e = 0 and 1 give subnormals
     static SPAC_INLINE __m128 scales(const block * b) {
@@ -235,7 +235,7 @@ struct q4_k {
     typedef spac_block_q4_k block;
     static constexpr int    N         = 256;
     static constexpr bool   IS_SIGNED = false;
-    static constexpr int LARGEST = 15;
+    static constexpr int    LARGEST   = 15;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -249,7 +249,7 @@ struct q5_k {
     typedef spac_block_q5_k block;
     static constexpr int    N         = 256;
     static constexpr bool   IS_SIGNED = false;
-    static constexpr int LARGEST = 31;
+    static constexpr int    LARGEST   = 31;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -269,7 +269,7 @@ struct q6_k {
     typedef spac_block_q6_k block;
     static constexpr int    N         = 256;
     static constexpr bool   IS_SIGNED = false;
-    static constexpr int LARGEST = 63;
+    static constexpr int    LARGEST   = 63;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const uint8_t * ql = b->ql + 64 * half;
@@ -294,7 +294,7 @@ struct iq4_xs {
     typedef spac_block_iq4_xs block;
     static constexpr int      N         = 256;
     static constexpr bool     IS_SIGNED = true;
-    static constexpr int LARGEST = 127;
+    static constexpr int      LARGEST   = 127;
 
     static SPAC_INLINE __m128 scales(const block * b, int half) {
         uint16_t packed;

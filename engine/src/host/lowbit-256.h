@@ -166,7 +166,6 @@ struct q3_k : unpacked_in_halves {
         w.offset = _mm256_mul_ps(w.scale, _mm256_set1_ps(4));
         return w;
     }
-
 };
 
 // ---- three values per weight
@@ -360,7 +359,7 @@ struct iq2_xs : unpacked_in_halves {
         const __m256i fields = _mm256_packus_epi16(_mm256_srli_epi16(lo, 9), _mm256_srli_epi16(hi, 9));
         const __m256i signs  = add_eighth_sign(_mm256_permute4x64_epi64(fields, 0xD8));
 
-        half_weights  w;
+        half_weights w;
         for (int i = 0; i < 4; i++) {
             w.q[i] = apply_signs(look_up(spac_grids.iq2_xs, load_as<uint64_t>(b->q + 16 * half + 4 * i) & 0x01ff01ff01ff01ff), is_negative(signs, half, i), SPAC_IQ2_OFFSET);
         }
@@ -375,8 +374,8 @@ struct iq2_s : unpacked_in_halves {
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const __m256i signs = load(b->signs);
-        uint64_t     at[4];
-        half_weights w;
+        uint64_t      at[4];
+        half_weights  w;
         join_bytes(load(b->q), spread_pairs_of_bits(b->qh), half, at);
         for (int i = 0; i < 4; i++) {
             w.q[i] = apply_signs(look_up(spac_grids.iq2_s, at[i]), is_negative(signs, half, i), SPAC_IQ2_OFFSET);
@@ -441,8 +440,8 @@ struct iq1_s : unpacked_in_halves {
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const __m128i qh = load_16_bytes(b->qh);
-        uint64_t     at[4];
-        half_weights w;
+        uint64_t      at[4];
+        half_weights  w;
         join_bytes(load(b->q), high_bytes(qh), half, at);
         for (int i = 0; i < 4; i++) {
             w.q[i] = look_up(spac_grids.iq1, at[i]);
@@ -468,9 +467,9 @@ struct iq1_m : unpacked_in_halves {
     // q is in eighths: 8 times a weight of the grid, plus 1 or minus 1, and 9 on top
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const __m256i raw = _mm256_cvtepu8_epi16(load_16_bytes(b->qh)), nibbles = _mm256_or_si256(raw, _mm256_slli_epi16(raw, 4));
-        const __m256i up  = _mm256_srli_epi16(_mm256_andnot_si256(nibbles, _mm256_set1_epi8(8)), 2);
-        uint64_t     at[4];
-        half_weights w;
+        const __m256i up = _mm256_srli_epi16(_mm256_andnot_si256(nibbles, _mm256_set1_epi8(8)), 2);
+        uint64_t      at[4];
+        half_weights  w;
         join_bytes(load(b->q), _mm256_and_si256(nibbles, _mm256_set1_epi8(7)), half, at);
         for (int i = 0; i < 4; i++) {
             w.q[i] = _mm256_add_epi8(_mm256_slli_epi16(look_up(spac_grids.iq1, at[i]), 3), eight_each(up, half, i));
