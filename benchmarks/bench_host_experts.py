@@ -37,7 +37,10 @@ from pyspac.forward.context import Context, ContextParams
 from pyspac.forward.model import ALL_TENSORS, LOAD_MODE_NONE, Model, ModelParams
 from pyspac.model.gguf_header import read_header
 
-TYPES = "q8_0,q4_k,q5_k,q6_k,iq4_xs,q4_0,mxfp4,f16,bf16"
+TYPES = (
+    "q8_0,q4_k,q5_k,q6_k,iq4_xs,q4_0,mxfp4,f16,bf16,"
+    "q3_k,iq3_s,iq3_xxs,q2_k,iq2_s,iq2_xs,iq2_xxs,tq2_0,tq1_0,iq1_m,iq1_s,q1_0,nvfp4"
+)
 WIDTHS = "1,2,3,5,9,16,64,512"
 N_PROMPT = 32  # tokens in the cache before the first timed step
 FIRST_TOKEN = 300  # the synthetic vocabulary's words begin at 259

@@ -25,11 +25,15 @@ _SCALE_FIELDS: dict[Type, tuple[int, int | None, float]] = {
     Type.Q5_0: (0, None, 0.0),
     Type.Q5_1: (0, 2, -15.5),
     Type.Q8_0: (0, None, 0.0),
+    Type.Q1_0: (0, None, 0.0),
     Type.Q2_K: (80, 82, 1.5),
     Type.Q3_K: (108, None, 0.0),
     Type.Q4_K: (0, 2, 7.5),
     Type.Q5_K: (0, 2, 15.5),
     Type.Q6_K: (208, None, 0.0),
+    Type.TQ1_0: (52, None, 0.0),
+    Type.TQ2_0: (64, None, 0.0),
+    Type.IQ1_S: (0, None, 0.0),
     Type.IQ2_XXS: (0, None, 0.0),
     Type.IQ2_XS: (0, None, 0.0),
     Type.IQ2_S: (0, None, 0.0),
@@ -39,9 +43,11 @@ _SCALE_FIELDS: dict[Type, tuple[int, int | None, float]] = {
     Type.IQ4_XS: (0, None, 0.0),
 }
 _MXFP4_EXPONENT = 0  # byte offset of MXFP4's power-of-two scale
+_NVFP4_N_SCALES = 4  # first bytes of a block: 4 bits of exponent, 3 of mantissa
+_IQ1_M_SCALES = 48  # 4 words, whose highest 4 bits are an fp16
 _FLOAT_TYPES = (Type.F32, Type.F16, Type.BF16)
 
-SUPPORTED = (*_FLOAT_TYPES, *_SCALE_FIELDS, Type.MXFP4)
+SUPPORTED = (*_FLOAT_TYPES, *_SCALE_FIELDS, Type.MXFP4, Type.NVFP4, Type.IQ1_M)
 
 
 def row_bytes(qtype: Type, n_per_row: int) -> int:
@@ -89,16 +95,32 @@ def _random_bits(rng: np.random.Generator, qtype: Type, n_blocks: int, scale: fl
     if qtype == Type.MXFP4:
         blocks[:, _MXFP4_EXPONENT] = 127 + round(float(np.log2(scale)))
         return blocks
-    at_d, at_min, min_ratio = _SCALE_FIELDS[qtype]
+    if qtype == Type.NVFP4:
+        exponent = int(np.clip(8 + round(float(np.log2(scale))), 1, 14))  # of half the numbers' scale
+        blocks[:, :_NVFP4_N_SCALES] = blocks[:, :_NVFP4_N_SCALES] % 8 + 8 * exponent
+        return blocks
     scales = rng.random((n_blocks, 1), dtype=np.float32) * np.float32(0.5 * scale) + np.float32(0.75 * scale)
+    if qtype == Type.IQ1_M:
+        _set_iq1_m_scales(blocks, scales.astype(np.float16).view(np.uint16))
+        return blocks
+    at_d, at_min, min_ratio = _SCALE_FIELDS[qtype]
     blocks[:, at_d : at_d + 2] = scales.astype(np.float16).view(np.uint8)
     if at_min is not None:
         blocks[:, at_min : at_min + 2] = (scales * np.float32(min_ratio)).astype(np.float16).view(np.uint8)
     return blocks
 
 
+def _set_iq1_m_scales(blocks: Array, scales: Array) -> None:
+    """scales: [n_blocks, 1], the bits of fp16, 4 of which go to each word, the lowest to the first."""
+    words = blocks[:, _IQ1_M_SCALES:].copy().view("<u2")  # [n_blocks, 4]
+    words = (words & 0x0FFF) | (scales >> np.array([0, 4, 8, 12], np.uint16) << 12)
+    blocks[:, _IQ1_M_SCALES:] = words.astype("<u2").view(np.uint8)
+
+
 @cache
 def _unit_std(qtype: Type) -> float:
     """Root mean square of random blocks of scale 1, measured on 256 blocks."""
+    if qtype == Type.Q1_0:
+        return 1.0  # each value is d or -d; the gguf package cannot dequantise it
     blocks = _random_bits(np.random.default_rng(0), qtype, 256, 1.0)
     return float(np.sqrt(np.mean(np.square(dequantize(blocks, qtype)))))

@@ -4,6 +4,7 @@
 #include "host/host-experts.h"
 #include "host/kernel-worker.h"
 #include "layers/expert-ffn.h"
+#include "random-blocks.h"
 
 #include "llama-graph.h" // llm_ffn_op_type
 
@@ -30,6 +31,20 @@ static const ggml_type TYPES[] = {
     GGML_TYPE_Q5_K,
     GGML_TYPE_Q6_K,
     GGML_TYPE_IQ4_XS,
+    GGML_TYPE_Q1_0,
+    GGML_TYPE_Q2_0,
+    GGML_TYPE_NVFP4,
+    GGML_TYPE_Q2_K,
+    GGML_TYPE_Q3_K,
+    GGML_TYPE_TQ1_0,
+    GGML_TYPE_TQ2_0,
+    GGML_TYPE_IQ1_S,
+    GGML_TYPE_IQ1_M,
+    GGML_TYPE_IQ2_XXS,
+    GGML_TYPE_IQ2_XS,
+    GGML_TYPE_IQ2_S,
+    GGML_TYPE_IQ3_XXS,
+    GGML_TYPE_IQ3_S,
     GGML_TYPE_F16,
     GGML_TYPE_BF16,
 };
@@ -51,6 +66,11 @@ struct layer_shape {
 static constexpr int N_EXPERT = 11, N_USED = 3;
 
 static void fill(ggml_tensor * t, std::mt19937 & rng, float size) {
+    if (has_random_blocks(t->type)) {
+        const std::vector<char> bytes = random_blocks(t->type, ggml_nelements(t), size, rng);
+        ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
+        return;
+    }
     std::normal_distribution<float> normal(0, size);
     std::vector<float>              values(ggml_nelements(t));
     for (float & v : values) {
@@ -354,15 +374,60 @@ static const std::vector<int> WIDTHS = { 1, 2, 3, 5, 9, 16, 40 };
 
 static void test_formats(const spac_kernels & kernels) {
     for (ggml_type type : TYPES) {
+        if (!kernels.dot(type)) {
+            continue; // of the low-bit formats, which ARM leaves to llama.cpp
+        }
         const int64_t block  = block_of(type);
-        const int64_t n_embd = block == 256 ? 512 : block == 32 ? 288
-                                                                : 123;
-        const int64_t n_ff   = block == 256 ? 256 : block == 32 ? 96
-                                                                : 77;
+        const int64_t n_embd = block == 256 ? 512 : block == 1 ? 123
+                                                               : 256 + block;
+        const int64_t n_ff   = block == 256 ? 256 : block == 1 ? 77
+                                                               : 3 * block;
         for (int n_tokens : WIDTHS) {
             const std::string what = std::string(ggml_type_name(type)) + ", " + std::to_string(n_tokens) + " tokens";
             test_exact(kernels, { what.c_str(), type, type, type, n_embd, n_ff }, std::vector<int>(1 + 40 / n_tokens, n_tokens));
         }
+    }
+}
+
+// each weight of a row comes out of a token that has only its column
+static void test_every_weight(const spac_kernels & kernels) {
+    const int64_t n_rows = 33, n_cols_max = 1024;
+    for (ggml_type type : TYPES) {
+        const spac_dot dot = kernels.dot(type);
+        if (!dot || !ggml_is_quantized(type)) {
+            continue;
+        }
+        const int64_t  n_cols = block_of(type) == 256 ? n_cols_max : 256 + block_of(type);
+        ggml_context * ctx    = ggml_init({ 2 * n_rows * n_cols * sizeof(float) + 4096, nullptr, false });
+        ggml_tensor *  w      = ggml_new_tensor_2d(ctx, type, n_cols, n_rows);
+        std::mt19937   rng(13);
+        if (has_random_blocks(type)) {
+            const std::vector<char> bytes = random_blocks(type, n_rows * n_cols, 1, rng);
+            memcpy(w->data, bytes.data(), bytes.size());
+        } else {
+            std::vector<float> x(n_rows * n_cols);
+            for (float & v : x) {
+                v = std::normal_distribution<float>(0, 1)(rng);
+            }
+            ggml_quantize_chunk(type, x.data(), w->data, 0, n_rows, n_cols, nullptr);
+        }
+        const std::vector<float> expected = floats_of(w);
+        const float              largest  = *std::max_element(expected.begin(), expected.end(), [](float a, float b) { return fabsf(a) < fabsf(b); });
+
+        alignas(64) char   act[n_cols_max / 256 * 384];
+        const char *       acts[] = { act };
+        std::vector<float> y(n_rows);
+        float *            out[] = { y.data() };
+        for (int64_t ic = 0; ic < n_cols; ic++) {
+            std::vector<float> x(n_cols);
+            x[ic] = 1;
+            spac_prepare_act(kernels, SPAC_ACT_Q8, x.data(), n_cols, act);
+            dot((const char *) w->data, w->nb[1], n_rows, n_cols, acts, 1, out);
+            for (int64_t ir = 0; ir < n_rows; ir++) {
+                CHECK(fabsf(y[ir] - expected[ir * n_cols + ic]) <= 2e-6f * fabsf(largest));
+            }
+        }
+        ggml_free(ctx);
     }
 }
 
@@ -496,7 +561,8 @@ static void test_ggml_dots(const spac_kernels & kernels) {
              layer_shape{ "NVFP4, TQ2_0, IQ2_S", GGML_TYPE_NVFP4, GGML_TYPE_TQ2_0, GGML_TYPE_IQ2_S, 256, 256 },
     }) {
         const layer_fixture f(shape);
-        CHECK(!spac_host_experts::can_compute(kernels, f.layer));
+        const bool          has_all = shape.down != GGML_TYPE_F32 && kernels.dot(GGML_TYPE_Q2_K); // ARM lacks the low-bit formats
+        CHECK(spac_host_experts::can_compute(kernels, f.layer) == has_all);
         test_exact(kernels, shape, WIDTHS);
     }
 }
@@ -504,7 +570,7 @@ static void test_ggml_dots(const spac_kernels & kernels) {
 // AVX2 and AVX-VNNI differ in one instruction, which neither rounds nor saturates here
 static void test_same_bits(const spac_kernels & a, const spac_kernels & b) {
     for (ggml_type type : TYPES) {
-        const int64_t       block = block_of(type) == 256 ? 512 : 96;
+        const int64_t       block = block_of(type) == 256 ? 512 : 256 + block_of(type);
         const layer_fixture f({ "", type, type, type, block, block });
         std::mt19937        rng(7);
         spac_host_experts   first(a), second(b);
@@ -538,6 +604,7 @@ int main() {
     const std::vector<const spac_kernels *> here = spac_kernels_here();
     test_choice(here);
     for (const spac_kernels * kernels : here) {
+        test_every_weight(*kernels);
         test_formats(*kernels);
         test_layers(*kernels);
         test_edges(*kernels);

@@ -11,8 +11,6 @@ import os
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gguf.constants import GGMLQuantizationType
-
 from pyspac._native import check, ffi, lib
 from pyspac.engine.board import Board
 from pyspac.engine.board_figures import EngineInfo, read_declined, read_info
@@ -20,6 +18,7 @@ from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.params import HOST_KERNELS, HOST_MODES, STAGES, EngineParams
 from pyspac.engine.step import StepRecord
 from pyspac.errors import EngineError, UsageError
+from pyspac.model.gguf_header import TYPE_IDS
 
 __all__ = [
     "DeviceInfo",
@@ -262,8 +261,8 @@ def find_devices(names: str) -> list[int]:
 
 def has_kernels(type_name: str) -> bool:
     """Return whether the engine's own kernels multiply weights of this type ("Q4_K") on this machine."""
-    type_id = GGMLQuantizationType.__members__.get(type_name)
-    return type_id is not None and bool(lib.spac_has_kernels(int(type_id)))
+    type_id = TYPE_IDS.get(type_name)
+    return type_id is not None and bool(lib.spac_has_kernels(type_id))
 
 
 def add_rpc(endpoint: str) -> None:

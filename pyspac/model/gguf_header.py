@@ -29,6 +29,7 @@ MAX_DIMS: Final = 4
 _TENSOR_TYPES: Final[dict[int, tuple[str, int, int]]] = {
     int(t): (t.name, *GGML_QUANT_SIZES[t]) for t in GGMLQuantizationType if t in GGML_QUANT_SIZES
 } | {42: ("Q2_0", 64, 18)}
+TYPE_IDS: Final = {name: type_id for type_id, (name, _, _) in _TENSOR_TYPES.items()}
 
 _SCALARS: Final[dict[int, struct.Struct]] = {
     int(GGUFValueType.UINT8): struct.Struct("<B"),

@@ -67,7 +67,7 @@ print(os.environ[{VARIABLE!r}])
 
 def test_a_server_without_an_engine_does_not_see_it(tmp_path: Path) -> None:
     """There are no kernels for these types, and the size would be refused without a device."""
-    model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe", [(GGMLQuantizationType.Q2_K,) * 3])
+    model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe", [(GGMLQuantizationType.F32,) * 3])
     with Serve(
         tmp_path, device="none", draft=False, pair=(model, model), variables={VARIABLE: "25%"}
     ) as serve:

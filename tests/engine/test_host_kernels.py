@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.engine.devices import fits_memory
-from pyspac.engine.engine import Engine
+from pyspac.engine.engine import Engine, has_kernels
 from pyspac.errors import EngineError
 from pyspac.forward.options import ForwardOptions
 from pyspac.forward.runner import Runner
@@ -50,6 +50,21 @@ KERNEL_TYPES = (
     "F16",
     "BF16",
 )
+LOW_BIT_TYPES = (
+    "Q1_0",
+    "NVFP4",
+    "Q2_K",
+    "Q3_K",
+    "TQ1_0",
+    "TQ2_0",
+    "IQ1_S",
+    "IQ1_M",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ3_XXS",
+    "IQ3_S",
+)  # on x86-64
 
 
 def errors(path: Path, n_threads: int = 2, **fields: Any) -> tuple[list[float], list[np.ndarray], Engine]:
@@ -97,8 +112,10 @@ def test_architecture_is_close_to_stock(name: str, write_model: Any) -> None:
     assert np.median(found) < SENSITIVE.get(name, TYPICAL_ERROR), found
 
 
-@pytest.mark.parametrize("name", KERNEL_TYPES)
+@pytest.mark.parametrize("name", KERNEL_TYPES + LOW_BIT_TYPES)
 def test_type_is_close_to_stock(name: str, write_model: Any) -> None:
+    if name in LOW_BIT_TYPES and not has_kernels(name):
+        pytest.skip("ARM's kernels lack them")
     found, _, _ = errors(write_model("qwen3moe", (Type[name],)), **NO_DEVICE)
     assert np.median(found) < TYPICAL_ERROR, found
 
@@ -120,7 +137,7 @@ def test_every_way_gives_the_same_bits(write_model: Any) -> None:
 
 
 def test_layers_without_kernels_take_ggmls(write_model: Any) -> None:
-    path = write_model("qwen3moe", (Type.Q3_K, Type.Q8_0))
+    path = write_model("qwen3moe", (Type.F32, Type.Q8_0))
     with loaded_model(path) as model, new_context(model) as ctx:
         with attached_engine(ctx, host_kernels="spac") as engine:
             assert 0 < engine.info().n_layer_kernels < engine.info().n_layer_split
@@ -217,6 +234,24 @@ def test_run_of_a_dense_model() -> None:
     assert result.exit_code == 0, result.output
     assert "a dense model on the host" in result.stderr
     assert "other matrices" in result.stderr
+
+
+def test_run_of_a_low_bit_model(write_model: Any) -> None:
+    """Most of its bytes have kernels, so that it does not go back to llama.cpp."""
+    if not has_kernels("IQ2_XXS"):
+        pytest.skip("ARM's kernels lack it")
+    path = write_model("qwen3moe", ((Type.IQ2_XXS, Type.IQ2_XXS, Type.Q2_K), (Type.IQ1_M,) * 3))
+    with Runner(ForwardOptions(model=path, n_ctx=512)) as runner:
+        assert runner.split is not None
+        info = runner.split.engine.info()
+        assert info.n_layer_kernels == info.n_layer_split > 0
+
+
+def test_every_type_of_a_file_is_asked_for_by_its_own_number() -> None:
+    """Also Q2_0, which the gguf package does not know."""
+    assert not has_kernels("F64")
+    assert not has_kernels("no such type")
+    assert has_kernels("Q2_0") == has_kernels("IQ2_XXS")
 
 
 def test_llama_cpps_kernels_where_the_engine_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,8 +137,8 @@ def test_experts_arrive_while_decoding(rpc_device: Any, tmp_path: Path) -> None:
 
 
 def test_own_kernels_are_the_default_beside_a_device(rpc_device: Any, tmp_path: Path) -> None:
-    """For the layers that they can compute; ggml's for the one with Q3_K."""
-    types = [Type.Q8_0, (Type.Q4_K, Type.Q4_K, Type.Q6_K), Type.Q3_K]
+    """For the layers that they can compute; ggml's for the one with F32."""
+    types = [Type.Q8_0, (Type.Q4_K, Type.Q4_K, Type.Q6_K), Type.F32]
     path = models.write_model(tmp_path / "model.gguf", "qwen3moe", types)
     with open_pair(path, rpc_device, host_kernels="auto") as (stock, split, engine):
         info = engine.info()

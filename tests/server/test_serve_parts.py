@@ -133,7 +133,7 @@ def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
 
 def test_the_engine_serves_types_without_kernels_where_experts_stay_on_disk(tmp_path: Path) -> None:
     """Else llama.cpp does, with its own."""
-    model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe", [(Type.Q2_K,) * 3])
+    model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe", [(Type.F32,) * 3])
     for ram, has_engine in (("80%", True), ("100%", False)):
         options = ServeOptions(model=model, device="none", ram=ram)
         sizes = plan._sizes(options, ModelFiles(model=model, draft=None), choose_device("none"))

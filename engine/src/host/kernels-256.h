@@ -8,7 +8,9 @@
 #pragma once
 
 #include "blocks.h"
+#include "half-weights.h"
 #include "kernels.h"
+#include "lowbit-256.h"
 #include "simd-helpers.h"
 
 #include <immintrin.h>
@@ -21,11 +23,6 @@ typedef __m256 vec;
 SPAC_INLINE vec zero() {
     return _mm256_setzero_ps();
 }
-
-struct half_weights {
-    __m256i q[4];
-    __m256  scale, offset; // in lane order
-};
 
 // activations of half a block, as they lie in a spac_act_q8 here
 SPAC_INLINE const int8_t * half_q(const spac_act_q8 & a, int half) {
@@ -41,15 +38,6 @@ SPAC_INLINE void transpose(__m256i * q) {
     q[3] = _mm256_unpackhi_epi64(hi01, hi23);
 }
 
-SPAC_INLINE __m256i load(const void * p) {
-    return _mm256_loadu_si256((const __m256i *) p);
-}
-
-// 4 floats, one per block of 32, to the lanes
-SPAC_INLINE __m256 spread_blocks(__m128 x) {
-    return _mm256_set_m128(x, x);
-}
-
 // m of each block, as an offset: it is added, not subtracted
 template <typename B>
 SPAC_INLINE __m256 spread_minus_m(const B * b) {
@@ -60,14 +48,6 @@ SPAC_INLINE __m256 spread_minus_m(const B * b) {
 template <typename B>
 SPAC_INLINE __m256 spread_halves(const B * b) {
     return spread_blocks(_mm_cvtph_ps(_mm_setr_epi16(b[0].d, b[1].d, b[2].d, b[3].d, 0, 0, 0, 0)));
-}
-
-SPAC_INLINE __m256i low_nibbles(__m256i x) {
-    return _mm256_and_si256(x, _mm256_set1_epi8(0xF));
-}
-
-SPAC_INLINE __m256i high_nibbles(__m256i x) {
-    return low_nibbles(_mm256_srli_epi16(x, 4));
 }
 
 // 16 bytes whose low nibbles are one group and whose high nibbles the next
@@ -82,6 +62,7 @@ struct q8_0 {
     typedef spac_block_q8_0 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = true;
+    static constexpr int    LARGEST   = 128;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -99,6 +80,7 @@ struct q4_0 {
     typedef spac_block_q4_0 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = false;
+    static constexpr int    LARGEST   = 15;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -116,6 +98,7 @@ struct q4_1 {
     typedef spac_block_q4_1 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = false;
+    static constexpr int    LARGEST   = 15;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -142,6 +125,7 @@ struct q5_0 {
     typedef spac_block_q5_0 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = false;
+    static constexpr int    LARGEST   = 31;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -159,6 +143,7 @@ struct q5_1 {
     typedef spac_block_q5_1 block;
     static constexpr int    N         = 32;
     static constexpr bool   IS_SIGNED = false;
+    static constexpr int    LARGEST   = 31;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -181,6 +166,7 @@ struct iq4_nl {
     typedef spac_block_iq4_nl block;
     static constexpr int      N         = 32;
     static constexpr bool     IS_SIGNED = true;
+    static constexpr int      LARGEST   = 127;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -198,6 +184,7 @@ struct mxfp4 {
     typedef spac_block_mxfp4 block;
     static constexpr int     N         = 32;
     static constexpr bool    IS_SIGNED = false;
+    static constexpr int     LARGEST   = 24;
 
     // half of 2^(e - 127), since the table holds doubled values; e = 0 and 1 give subnormals
     static SPAC_INLINE __m128 scales(const block * b) {
@@ -248,6 +235,7 @@ struct q4_k {
     typedef spac_block_q4_k block;
     static constexpr int    N         = 256;
     static constexpr bool   IS_SIGNED = false;
+    static constexpr int    LARGEST   = 15;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -261,6 +249,7 @@ struct q5_k {
     typedef spac_block_q5_k block;
     static constexpr int    N         = 256;
     static constexpr bool   IS_SIGNED = false;
+    static constexpr int    LARGEST   = 31;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         half_weights w;
@@ -280,6 +269,7 @@ struct q6_k {
     typedef spac_block_q6_k block;
     static constexpr int    N         = 256;
     static constexpr bool   IS_SIGNED = false;
+    static constexpr int    LARGEST   = 63;
 
     static SPAC_INLINE half_weights unpack(const block * b, int half) {
         const uint8_t * ql = b->ql + 64 * half;
@@ -304,6 +294,7 @@ struct iq4_xs {
     typedef spac_block_iq4_xs block;
     static constexpr int      N         = 256;
     static constexpr bool     IS_SIGNED = true;
+    static constexpr int      LARGEST   = 127;
 
     static SPAC_INLINE __m128 scales(const block * b, int half) {
         uint16_t packed;
@@ -336,6 +327,29 @@ SPAC_INLINE __m256i add_products(__m256i dot, __m256i unsigned_bytes, __m256i by
 #endif
 }
 
+// the sums of 16 products per lane, four of each pair of vectors; unsigned bytes of at most LARGEST
+template <int LARGEST>
+SPAC_INLINE __m256i sum_products(const __m256i * unsigned_bytes, const __m256i * bytes) {
+#ifdef __AVXVNNI__
+    constexpr int N_IN_16_BITS = 0;
+#else
+    constexpr int N_IN_16_BITS = INT16_MAX / (2 * 127 * LARGEST); // vectors whose pairs fit into 16 bits together
+#endif
+    __m256i sum = _mm256_setzero_si256();
+    if (N_IN_16_BITS < 2) {
+        for (int i = 0; i < 4; i++) {
+            sum = add_products(sum, unsigned_bytes[i], bytes[i]);
+        }
+        return sum;
+    }
+    __m256i pairs[4];
+    for (int i = 0; i < 4; i++) {
+        pairs[i] = _mm256_maddubs_epi16(unsigned_bytes[i], bytes[i]);
+    }
+    const __m256i one = _mm256_set1_epi16(1), a = _mm256_add_epi16(pairs[0], pairs[1]), b = _mm256_add_epi16(pairs[2], pairs[3]);
+    return N_IN_16_BITS >= 4 ? _mm256_madd_epi16(_mm256_add_epi16(a, b), one) : _mm256_add_epi32(_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one));
+}
+
 template <typename F, int NT>
 SPAC_INLINE void add_half(half_weights w, int half, const spac_act_q8 * const * acts, int64_t ib, __m256 * sums) {
     transpose(w.q);
@@ -344,17 +358,15 @@ SPAC_INLINE void add_half(half_weights w, int half, const spac_act_q8 * const * 
         size[i] = F::IS_SIGNED ? _mm256_abs_epi8(w.q[i]) : w.q[i];
     }
     for (int t = 0; t < NT; t++) {
-        const spac_act_q8 & a   = acts[t][ib];
-        __m256i             dot = _mm256_setzero_si256();
+        const spac_act_q8 & a = acts[t][ib];
+        __m256i             x[4];
         for (int i = 0; i < 4; i++) {
-            __m256i x = _mm256_load_si256((const __m256i *) (half_q(a, half) + 32 * i));
-            if (F::IS_SIGNED) {
-                x = _mm256_sign_epi8(x, w.q[i]);
-            }
-            dot = add_products(dot, size[i], x);
+            x[i] = _mm256_load_si256((const __m256i *) (half_q(a, half) + 32 * i));
+            x[i] = F::IS_SIGNED ? _mm256_sign_epi8(x[i], w.q[i]) : x[i];
         }
+        const __m256 dot   = _mm256_cvtepi32_ps(sum_products<F::LARGEST>(size, x));
         const __m256 scale = _mm256_mul_ps(w.scale, _mm256_load_ps(a.d + 8 * half));
-        sums[t]            = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sums[t]);
+        sums[t]            = _mm256_fmadd_ps(dot, scale, sums[t]);
         if (!F::IS_SIGNED) {
             sums[t] = _mm256_fnmadd_ps(w.offset, _mm256_load_ps(a.s + 8 * half), sums[t]);
         }

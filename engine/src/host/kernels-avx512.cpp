@@ -9,10 +9,12 @@
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 
 #    include "blocks.h"
+#    include "lowbit-256.h"
 #    include "simd-helpers.h"
 
 #    include <immintrin.h>
 #    include <string.h>
+#    include <type_traits>
 
 namespace {
 
@@ -358,9 +360,40 @@ struct iq4_xs {
 
 // ---- quantised rows
 
+SPAC_INLINE __m512i join(__m256i low, __m256i high) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// lane m of a half is of group 2 (m % 4) + m / 4 there
+SPAC_INLINE __m512 join_lanes(__m256 low, __m256 high) {
+    const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 4, 12, 5, 13, 2, 10, 3, 11, 6, 14, 7, 15);
+    return _mm512_permutexvar_ps(order, _mm512_castsi512_ps(join(_mm256_castps_si256(low), _mm256_castps_si256(high))));
+}
+
+// 256 weights, unpacked in halves of 128
+SPAC_INLINE weights join(const half_weights & a, const half_weights & b) {
+    weights w;
+    w.q[0]   = join(a.q[0], a.q[2]);
+    w.q[1]   = join(b.q[0], b.q[2]);
+    w.q[2]   = join(a.q[1], a.q[3]);
+    w.q[3]   = join(b.q[1], b.q[3]);
+    w.scale  = join_lanes(a.scale, b.scale);
+    w.offset = join_lanes(a.offset, b.offset);
+    return w;
+}
+
+template <typename F>
+SPAC_INLINE weights unpack(const typename F::block * b) {
+    if constexpr (std::is_base_of_v<unpacked_in_halves, F>) {
+        return join(F::unpack(b, 0), F::unpack(b, 1));
+    } else {
+        return F::unpack(b);
+    }
+}
+
 template <typename F, int NT>
 SPAC_INLINE void add_block(const typename F::block * b, const spac_act_q8 * const * acts, int64_t ib, __m512 * sums) {
-    weights w = F::unpack(b);
+    weights w = unpack<F>(b);
     transpose(w.q);
     for (int t = 0; t < NT; t++) {
         const spac_act_q8 & a   = acts[t][ib];
