@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _FOR_OTHERS: Final = (
     "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT", "PYSPAC_FILL",
     "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS", "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
 )  # fmt: skip
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}$")  # how the name of a split model's file ends
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
 
 
@@ -60,7 +62,7 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     """The command line of llama-server."""
     argv = [str(folder / "llama-server")]
     if options.model is not None:
-        argv += ["-m", str(options.model)]
+        argv += ["-m", str(options.model), *_name_arguments(options, options.model)]
     if options.draft is not None:
         argv += ["-md", str(options.draft)]
     argv += _draft_arguments(options)
@@ -73,6 +75,13 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     argv += _device_arguments(options, launch) + _load_arguments(options, launch)
     argv += _page_arguments(options, launch) + _http_arguments(options)
     return argv + list(options.passed)
+
+
+def _name_arguments(options: ServeOptions, model: Path) -> list[str]:
+    """The file's name is what clients see of it; llama-server would tell its path."""
+    if _is_given(options, "LLAMA_ARG_ALIAS", "-a", "--alias"):
+        return []
+    return ["--alias", _PART.sub("", model.stem).replace(",", "_")]
 
 
 def _address_arguments(options: ServeOptions, launch: Launch) -> list[str]:

@@ -219,7 +219,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
         _check_draft_gate(draft)
     geometry = read_geometry(header)
     check_n_ctx(options, geometry)
-    n_ctx = choose_n_ctx(options.n_ctx, geometry, options.n_server_slots)
+    n_ctx = choose_n_ctx(options.n_ctx, header, draft, device, options.n_server_slots)
     if options.stock:
         return Sizes(cache="", n_ctx=n_ctx, is_copied=not device.is_cpu, has_engine=False)
     needs = estimate_needs(header, draft, n_ctx, has_head=DRAFT_MTP in names_of(options.wanted_spec_type))

@@ -553,8 +553,10 @@ def test_ports() -> None:
         taken = listener.getsockname()[1]
         with pytest.raises(ConfigError, match="in use"):
             choose_port(HOST, taken)
-        assert choose_port(HOST, None, default=taken) != taken
-        assert not is_healthy(HOST, choose_port(HOST, None, default=taken))
+        with pytest.raises(ConfigError, match=f"cannot be {taken}: give another one, or 0 for any free one"):
+            choose_port(HOST, None, default=taken)
+        assert choose_port(HOST, 0) != taken
+        assert not is_healthy(HOST, choose_port(HOST, 0))
     with pytest.raises(ConfigError):
         choose_port("203.0.113.1", None)  # no address of this machine
 
