@@ -137,7 +137,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "two words": (
         ("run", "-p", "x", "a.gguf", "b.gguf"),
-        "one model is enough; too many words: (a.gguf b.gguf)",
+        "one model is enough; too many words",
     ),
     "a word that is no model": (("run", "-p", "x", "qwen3"), "'qwen3' is no model: there is no such file"),
     "a word that is no file": (("run", "-p", "x", "a/b.gguf"), "a/b.gguf: there is no such file"),
