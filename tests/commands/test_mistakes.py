@@ -332,11 +332,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "rows of a server": (
         ("serve", "-m", str(TARGET), "--", "-sm", "row"),
-        "-sm row cannot come after --, as whole layers are shared out: leave it out",
+        "-sm row is not possible, as each device gets whole layers: leave it out",
     ),
     "tensors of a server": (
         ("serve", "-m", str(TARGET), "--", "--split-mode", "tensor"),
-        "-sm tensor cannot come after --",
+        "-sm tensor is not possible",
     ),
     "a word for a number": ((*RUN, str(TARGET), "-n", "many"), "-n cannot be 'many': give a whole number"),
 }
