@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import typer
 from conftest import ROOT
-from serving import HOST, TARGET, environment, free_port, run_pyspac, wait_for
+from serving import HOST, TARGET, environment, free_port, post, run_pyspac, wait_for
 from terminal import on_terminal
 
 from pyspac.cli import app
@@ -72,6 +72,7 @@ def test_the_first_ten_minutes(tmp_path: Path, record_property: Any) -> None:
     port = free_port()
     with timed("server, client, top", steps), served(port, tmp_path):
         first = ask(port)
+        ask_as_agents(port)
         look(port, tmp_path)
     with timed("start again", steps), served(port, tmp_path):
         assert ask(port) == first
@@ -132,6 +133,17 @@ def ask(port: int) -> str:
     assert text == "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     assert text
     return str(text)
+
+
+def ask_as_agents(port: int) -> None:
+    """What Claude Code (messages) and Codex (responses) ask; docs/guides/coding-agents.md has the rest."""
+    message = {"role": "user", "content": QUESTIONS[0]}
+    answer = post(port, "/v1/messages", {"model": "any", "max_tokens": 8, "messages": [message]})
+    assert (answer["model"], answer["stop_reason"]) == (TARGET.stem, "max_tokens")
+    assert answer["content"][0]["text"]
+    assert post(port, "/v1/messages/count_tokens", {"messages": [message]})["input_tokens"] > 1
+    answer = post(port, "/v1/responses", {"model": "any", "input": QUESTIONS[0], "max_output_tokens": 8})
+    assert answer["output"][0]["content"][0]["text"]
 
 
 def look(port: int, folder: Path) -> None:

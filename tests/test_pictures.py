@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 from conftest import ROOT
 
-
 NOT_ALWAYS = {"demo", "most", "space", "pause", "quit"}  # a name of a board; what a narrow view cuts off
 
 

@@ -52,7 +52,7 @@ from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
 from pyspac.server.secrets import take_secrets
 from pyspac.server.settings import to_json
-from pyspac.units import MIB
+from pyspac.units import GIB, MIB
 
 
 def small_board() -> LocalBoard:
@@ -68,8 +68,8 @@ def test_servers_command_line() -> None:
     options = ServeOptions(model=Path("t.gguf"), draft=Path("d.gguf"), device="cpu", passed=("-np", "4"))
     argv = server_argv(options, LAUNCH, Path("/bin"))
     assert " ".join(argv) == (
-        "/bin/llama-server -m t.gguf -md d.gguf --spec-type draft-simple --spec-draft-n-max 8 -c 512 "
-        "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none "
+        "/bin/llama-server -m t.gguf --alias t -md d.gguf --spec-type draft-simple --spec-draft-n-max 8 "
+        "-c 512 --spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none "
         "--cors-origins  --no-cors-credentials --timeout 30 -np 4"
     )
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "36", "PYSPAC_DEVICE": "cpu"}
@@ -469,6 +469,51 @@ def test_every_context_that_drafts_has_buffers() -> None:
     assert with_head.compute == 2 * alone.compute
     assert (with_head.weights, with_head.draft, with_head.kv) == (alone.weights, 0, alone.kv)
     assert with_draft.compute - alone.compute == device_needs.compute_bytes(draft, 1000)
+
+
+@pytest.mark.parametrize(
+    ("free", "is_gpu", "n_slots", "n_train", "n_ctx"),
+    [
+        (8 * GIB, True, 1, 262_144, 86_016),  # an eighth, of 12,288 bytes a token
+        (8 * GIB, True, 4, 32_768, 32_768),  # the model's own is less
+        (1 << 20, True, 1, 262_144, 4096),  # never less than without memory to speak of
+        (1 << 20, True, 4, 262_144, 16_384),
+        (24 * GIB, False, 1, 262_144, 262_144),  # an eighth
+        (20 * GIB, False, 1, 262_144, 131_072),  # half of what the model leaves
+        (8 * GIB, False, 1, 262_144, 40_960),  # the model is larger than memory: a sixteenth
+    ],
+)
+def test_a_context_is_what_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, free: int, is_gpu: bool, n_slots: int, n_train: int, n_ctx: int
+) -> None:
+    """A model of 16 GiB, 3 GiB of memory for anything else; -c says otherwise."""
+    header = read_header(TARGET)
+    geometry = replace(read_geometry(header), n_ctx_train=n_train, model_bytes=16 * GIB)
+    monkeypatch.setattr(memory, "read_geometry", lambda _: geometry)
+    monkeypatch.setattr(memory, "context_bytes", lambda _: 12_288)
+    device = Device(
+        name="X", description="x", handle=1 if is_gpu else None, memory_free=free, memory_total=free
+    )
+    assert memory.choose_n_ctx(None, header, None, device, n_slots) == n_ctx
+    assert memory.choose_n_ctx(100, header, None, device, n_slots) == 100
+    assert memory.choose_n_ctx(0, header, None, device, n_slots) == n_train
+
+
+@pytest.mark.parametrize(
+    ("file", "passed", "alias"),
+    [
+        ("/models/Qwen3-30B.gguf", (), ["--alias", "Qwen3-30B"]),
+        ("/models/big-00001-of-00003.gguf", (), ["--alias", "big"]),
+        ("/models/a,b.gguf", (), ["--alias", "a_b"]),
+        ("/models/m.gguf", ("--alias", "mine"), []),
+        ("/models/m.gguf", ("-a", "mine"), []),
+    ],
+)
+def test_clients_see_the_name_of_the_file(file: str, passed: tuple[str, ...], alias: list[str]) -> None:
+    argv = server_argv(ServeOptions(model=Path(file), passed=passed), LAUNCH, Path("bin"))
+    own = argv[: argv.index("--spac-cache")]
+    assert own[own.index("-m") + 2 :][: len(alias)] == alias
+    assert ("--alias" in own) == bool(alias)
 
 
 @pytest.mark.parametrize(
