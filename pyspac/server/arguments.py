@@ -62,7 +62,7 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     """The command line of llama-server."""
     argv = [str(folder / "llama-server")]
     if options.model is not None:
-        argv += ["-m", str(options.model), *_name_arguments(options, options.model)]
+        argv += ["-m", str(options.model)]
     if options.draft is not None:
         argv += ["-md", str(options.draft)]
     argv += _draft_arguments(options)
@@ -77,17 +77,17 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     return argv + list(options.passed)
 
 
-def _name_arguments(options: ServeOptions, model: Path) -> list[str]:
+def _name_arguments(options: ServeOptions) -> list[str]:
     """The file's name is what clients see of it; llama-server would tell its path."""
-    if _is_given(options, "LLAMA_ARG_ALIAS", "-a", "--alias"):
+    if options.model is None or _is_given(options, "LLAMA_ARG_ALIAS", "-a", "--alias"):
         return []
-    return ["--alias", _PART.sub("", model.stem).replace(",", "_")]
+    return ["--alias", _PART.sub("", options.model.stem).replace(",", "_")]
 
 
 def _address_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     if options.socket is not None:
         return ["--host", str(options.socket)]
-    return ["--host", options.host, "--port", str(launch.port), "--metrics"]
+    return ["--host", options.host, "--port", str(launch.port), "--metrics", *_name_arguments(options)]
 
 
 def _draft_arguments(options: ServeOptions) -> list[str]:
