@@ -13,7 +13,6 @@ import typer
 from pyspac.commands.grouped_help import MORE
 from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
-from pyspac.server.options import SERVER_N_CTX
 from pyspac.speculation.manager import CONTROLLERS, DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX
 
 # ---- the groups of `--help`; the others come first, under "Options"
@@ -99,7 +98,7 @@ CtxSize = Annotated[
         "--ctx-size",
         metavar="N",
         help="Context in tokens, of all slots of a server together; 0: the model's own. Default: as much of "
-        f"that as an eighth of the free memory holds, or {DEFAULT_N_CTX} (server: {SERVER_N_CTX}).",
+        f"that as an eighth of the free memory holds; {DEFAULT_N_CTX} in bench, inspect and profile.",
     ),
 ]
 Threads = Annotated[

@@ -42,7 +42,6 @@ DEFAULT_CPU_SHARE: Final = 0.02
 MAX_DRAIN_S: Final = 86400.0
 DEFAULT_DRAIN_S: Final = 20.0  # systemd and containers give 30 s or more before they kill
 SERVER_SLOTS: Final = 4  # of llama-server, unless -np says how many
-SERVER_N_CTX: Final = 16384  # over all server slots, if the model has as many
 NGRAM_CACHE_MAX: Final = 8  # tokens of its drafts: create_state_ngram_cache in common/speculative.cpp
 
 # llama-server's arguments that have to agree with ours, and how to give them instead
