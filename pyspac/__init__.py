@@ -34,7 +34,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # name -> module; imported on first use, so that `import pyspac` needs neither numpy nor the native library
 _PUBLIC = {

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -16,10 +16,11 @@ from pyspac.commands.bench import bench
 from pyspac.commands.chat import chat
 from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
-from pyspac.commands.grouped_help import GroupedCommand
+from pyspac.commands.grouped_help import MORE, GroupedCommand, GroupedCommands
 from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
-from pyspac.commands.models import models
+from pyspac.commands.model_word import looks_like_model
+from pyspac.commands.models import models, pull
 from pyspac.commands.passing import ServerCommand
 from pyspac.commands.profile import profile
 from pyspac.commands.quality import quality
@@ -31,33 +32,34 @@ from pyspac.commands.trace import trace
 from pyspac.commands.train_head import train_head
 from pyspac.errors import ConfigError
 
-MODEL_COMMANDS: Final = ("run", "chat", "serve", "bench", "profile", "quality", "trace")  # with -m
-
 app = typer.Typer(
     name="pyspac",
-    help="Mixture-of-Experts models, split expert by expert between a device and the host while they run; "
-    "without a GPU the engine's own CPU kernels run any model. To begin: pyspac chat -m MODEL.gguf",
+    cls=GroupedCommands,
+    help="Mixture-of-Experts models that are larger than a GPU's memory, or than all memory; without a GPU "
+    "any model. To begin: pyspac chat MODEL.gguf, or pyspac chat USER/MODEL (of Hugging Face)",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command(cls=ServerCommand)(run)
 app.command(cls=ServerCommand)(chat)
-app.command(cls=GroupedCommand)(demo)
-app.command(cls=ServerCommand)(bench)
-app.command(cls=ModelCommand)(profile)
-app.command(cls=ModelCommand)(quality)
-app.command(cls=ModelCommand)(inspect)
-app.command(cls=GroupedCommand)(models)
-app.command(cls=ModelCommand)(doctor)
+app.command(cls=ServerCommand)(run)
 app.command(cls=ServerCommand)(serve)
-app.command(cls=GroupedCommand)(attach)
 app.command(cls=GroupedCommand)(top)
-app.command(cls=ServerCommand)(trace)
-app.command(cls=ModelCommand)(train_head)
-app.add_typer(lab)
+app.command(cls=GroupedCommand)(pull)
+app.command(cls=GroupedCommand)(models)
+app.command("list", cls=GroupedCommand, hidden=True)(models)
+app.command(cls=ModelCommand)(inspect)
+app.command(cls=ServerCommand)(bench)
+app.command(cls=ModelCommand)(doctor)
+app.command(cls=GroupedCommand)(demo)
+app.command(cls=ModelCommand, rich_help_panel=MORE)(profile)
+app.command(cls=ModelCommand, rich_help_panel=MORE)(quality)
+app.command(cls=ServerCommand, rich_help_panel=MORE)(trace)
+app.add_typer(lab, rich_help_panel=MORE)
+app.command(cls=ModelCommand, rich_help_panel=MORE)(train_head)
+app.command(cls=GroupedCommand, rich_help_panel=MORE)(attach)
 
 
 def _print_version(wanted: bool) -> None:
@@ -91,10 +93,7 @@ def main() -> None:
 
 
 def misplaced_model(arguments: list[str]) -> str | None:
-    """What to say of a model's file without its flag, or in a command's place; None: there is none such."""
-    for i, text in enumerate(arguments[:2]):
-        if i == 0 and text.endswith(".gguf"):
-            return f"the first word is a command: try pyspac run -m {text} (or chat, serve, inspect)"
-        if i == 1 and text.endswith(".gguf") and arguments[0] in MODEL_COMMANDS:
-            return f"give the model with its flag: pyspac {arguments[0]} -m {text}"
+    """What to say of a model in a command's place; None: there is none."""
+    if arguments and looks_like_model(arguments[0]):
+        return f"the first word is a command: try pyspac chat {arguments[0]} (or run, serve, inspect)"
     return None

@@ -109,6 +109,8 @@ def _options(command: Any) -> list[Any]:
 def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every command with its full name; a group's own commands instead of the group."""
     for name, command in group.commands.items():
+        if command.hidden:
+            continue
         if hasattr(command, "commands"):
             yield from _commands(command, f"{prefix}{name} ")
         else:
@@ -117,13 +119,17 @@ def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _section(name: str, command: Any, shared: dict[str, Any]) -> str:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    usage = " ".join(["pyspac", name, *(param.metavar for param in arguments), "[OPTIONS]"])
-    rows = [f"| `{param.metavar}` | {param.help} |" for param in arguments]
+    usage = " ".join(["pyspac", name, *map(_word, arguments), "[OPTIONS]"])
+    rows = [f"| `{_word(param)}` | {param.help} |" for param in arguments]
     rows += [_row(option) for option in _options(command) if option.help not in shared]
     table = ["| | |", "|---|---|", *rows, ""] if rows else []
     others = [f"`{option.opts[0]}`" for option in _options(command) if option.help in shared]
     also = [f"[Also](#options-of-several-commands): {', '.join(others)}.", ""] if others else []
     return "\n".join([f"## pyspac {name}", "", f"    {usage}", "", command.help, "", *table, *also])
+
+
+def _word(argument: Any) -> str:
+    return str(argument.metavar if argument.required else f"[{argument.metavar}]")
 
 
 def _row(option: Any) -> str:

@@ -22,7 +22,7 @@ from pyspac.server.settings import read_settings
 
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="The server's --spac-board. Default: the only one running."),
+    typer.Argument(metavar="NAME", help="The server's --spac-board. Default: the only one running."),
 ]
 Settings = Annotated[
     str | None,
@@ -38,7 +38,7 @@ Settings = Annotated[
 @reports_errors
 def attach(
     name: Name = None,
-    model: o.ModelIfAny = None,
+    model: o.Model = None,
     speculation: o.SpeculationName = None,
     draft_max: o.DraftMax = None,
     policy: o.Policy = DEFAULT_POLICY,

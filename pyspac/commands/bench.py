@@ -28,6 +28,7 @@ from pyspac.commands.common import (
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.errors import ConfigError, UsageError
+from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
 from pyspac.model.draft_files import spec_type_of
 from pyspac.model.geometry import read_geometry
@@ -57,7 +58,8 @@ Forget = Annotated[
 @reports_errors
 def bench(
     command: typer.Context,
-    model: o.ModelIfAny = None,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
@@ -99,7 +101,7 @@ def bench(
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
     given = Given(
         model=target,
-        common=shlex.join([*_flag("-c", ctx_size), *command.args]),
+        common=shlex.join([*_context(target, ctx_size), *command.args]),
         split=shlex.join([*_flag("--device", device), *_flag("--rpc", rpc), *_flag("--cache", cache)]),
         ram=shlex.join(_flag("--ram", ram)),
         drafting=_drafting(draft),
@@ -150,6 +152,11 @@ def _drafting(draft: Path | None) -> str:
 
 def _flag(name: str, value: object) -> list[str]:
     return [] if value is None else [name, str(value)]
+
+
+def _context(model: Path, n_ctx: int | None) -> list[str]:
+    """Prompts are short; as large as for a server, the ways' contexts would not fit beside each other."""
+    return _flag("-c", choose_n_ctx(n_ctx, read_geometry(check_model_file(model))))
 
 
 def measure(given: Given, n_predict: int, n_rounds: int) -> Findings:

@@ -22,7 +22,8 @@ System = Annotated[
 @reports_errors
 def chat(
     command: typer.Context,
-    model: o.ModelIfAny = None,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
     hf_repo: o.HfRepo = None,
     server: o.Server = None,
     model_draft: o.ModelDraft = None,
@@ -46,10 +47,10 @@ def chat(
 ) -> None:
     """Talk with a model.
 
-    Its llama-server takes all of llama-server's flags: --temp 0.2, --chat-template-file FILE,
-    --reasoning-format none ... Enter sends, Alt+Enter begins a new line, Ctrl-C ends an answer, Ctrl-D the
-    chat; /help lists more. Only new tokens are processed, unless the chat template rewrites earlier turns.
-    Reasoning is dimmed. ~/.cache/pyspac/chat-history, which only you can read, keeps what you type.
+    Enter sends, Alt+Enter begins a new line, Ctrl-C ends an answer, Ctrl-D the chat; /help lists what else
+    there is. A llama-server of its own runs the model; flags that are not listed go to it: --temp 0.2,
+    --chat-template-file FILE ... Reasoning is dimmed. When the context is full, the oldest turns are
+    forgotten. What you type is kept for later chats, for you only: ~/.cache/pyspac/chat-history.
     """
     talk(command, system_prompt, n_predict)
 

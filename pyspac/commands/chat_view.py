@@ -83,9 +83,12 @@ class ChatView:
         def show_reasoning(text: str) -> None:
             show(text, "dim")
 
+        n_forgotten = self.conversation.n_forgotten
         with Interrupt.watch() as interrupt:
             answer = self.conversation.ask(question, show, show_reasoning, interrupt)
         self.console.print()
+        if self.conversation.n_forgotten and not n_forgotten:
+            self._confirm("the context is full: the oldest turns are forgotten; a larger one with -c")
         for call in answer.tool_calls:
             self._confirm(f"calls {call['name']}({call['arguments']})")
         self._say_why_it_ended(answer)
@@ -94,7 +97,7 @@ class ChatView:
         texts = {
             "interrupted": "[stopped]",
             "length": "[-n tokens are reached]",
-            "context": "[the context is full: /clear begins a new chat; a larger one with -c]",
+            "context": "[the context is full: the answer ends here; a larger one with -c]",
         }
         if answer.stop_reason in texts:
             self.console.print(texts[answer.stop_reason], style="dim", markup=False)
@@ -145,7 +148,9 @@ def stats_lines(conversation: Conversation) -> list[str]:
             f"answer {i}: {answer.n_prompt - answer.n_cached} new tokens processed, {answer.n_cached} kept "
             f"from before; {answer.n_tokens} generated, {speed}{_drafts(answer.totals)}"
         )
-    return [*lines, f"context: {conversation.n_held} of {conversation.n_ctx} tokens"]
+    n = conversation.n_forgotten
+    gone = f"; turns that are forgotten: {n}" if n else ""
+    return [*lines, f"context: {conversation.n_held} of {conversation.n_ctx} tokens{gone}"]
 
 
 def _drafts(totals: StepTotals) -> str:

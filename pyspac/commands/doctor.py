@@ -35,7 +35,7 @@ STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
 def doctor(
     model: Annotated[
         Path | None,
-        typer.Argument(metavar="[MODEL]", help="A GGUF file whose disk is measured. Default: the demo's."),
+        typer.Argument(metavar="MODEL", help="A GGUF file whose disk is measured. Default: the demo's."),
     ] = None,
     threads: o.Threads = None,
     rpc: Rpc = None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from pyspac.commands.model_word import WORD, place_model
 from pyspac.errors import UsageError
 
 EVERYDAY: Final = "Options"  # of those that name no group
@@ -20,30 +21,54 @@ _NUMBERS: Final = {
     "Input should be a valid integer": "a whole number, such as 8",
     "Input should be a valid number": "a number, such as 0.8",
 }
+_TOO_MANY: Final = "Got unexpected extra argument(s) "  # of words that nothing takes
+
+
+class GroupedCommands(TyperGroup):
+    """Commands in groups, as a command's options are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer."""
+        _show_all(ctx, args[:1])
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """As Typer's, which has one group; click calls it."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            if not command.hidden:
+                text = str(command.help or "").partition("\n")[0]
+                groups.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append(
+                    (name, text)
+                )
+        _write_groups(ctx, formatter, groups)
 
 
 class GroupedCommand(TyperCommand):
     """A command whose options are shown by `rich_help_panel`, groups in the order of their first one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer; a number that is none is named with the text that was given."""
+        """As Typer; the model may be a word. What is no number is named with the text that was given."""
         given = list(args)
-        if HELP_ALL in args:
-            ctx.meta[_ALL] = True
-            typer.echo(ctx.get_help())
-            raise typer.Exit
+        _show_all(ctx, args)
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
+            place_model(ctx.params)
+        except UsageError as error:
+            _refuse(str(error), error)
         except Exception as error:
-            wanted = next((n for text, n in _NUMBERS.items() if text in getattr(error, "message", "")), None)
+            said = getattr(error, "message", "")
+            if said.startswith(_TOO_MANY) and any(one.name == WORD for one in self.params):
+                _refuse(f"one model is enough; too many words: {said[len(_TOO_MANY) :]}", error)
+            wanted = next((n for text, n in _NUMBERS.items() if text in said), None)
             parameter = getattr(error, "param", None)
             if wanted is None or parameter is None:
                 raise
             option, value = _find_value(given, parameter.opts)
             if not value and (name := getattr(parameter, "envvar", None)):
                 option, value = name, os.environ.get(name, "")
-            typer.echo(f"pyspac: error: {option} cannot be {value!r}: give {wanted}", err=True)
-            raise typer.Exit(UsageError.exit_code) from error
+            _refuse(f"{option} cannot be {value!r}: give {wanted}", error)
+        return left
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """As Typer's, which has one group; click calls it."""
@@ -51,14 +76,33 @@ class GroupedCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                groups.setdefault(getattr(parameter, "rich_help_panel", None) or EVERYDAY, []).append(record)
-        for title, records in groups.items():
-            if records and (title != MORE or ctx.meta.get(_ALL)):
-                with formatter.section(title):
-                    formatter.write_dl(records)
-        if (n := len(groups.get(MORE, ()))) and not ctx.meta.get(_ALL):
-            formatter.write_paragraph()
-            formatter.write_text(f"{HELP_ALL} shows {n} more, for measurements and special machines.")
+                name = record[0] if parameter.param_type_name == "option" else str(parameter.metavar)
+                group = getattr(parameter, "rich_help_panel", None) or EVERYDAY
+                groups.setdefault(group, []).append((name, record[1]))
+        _write_groups(ctx, formatter, groups)
+
+
+def _show_all(ctx: Any, args: Sequence[str]) -> None:
+    """Help with all groups, if it is asked for, and the end."""
+    if HELP_ALL in args:
+        ctx.meta[_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+def _write_groups(ctx: Any, formatter: Any, groups: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    for title, records in groups.items():
+        if records and (title != MORE or ctx.meta.get(_ALL)):
+            with formatter.section(title):
+                formatter.write_dl(records)
+    if (n := len(groups.get(MORE, ()))) and not ctx.meta.get(_ALL):
+        formatter.write_paragraph()
+        formatter.write_text(f"{HELP_ALL} shows {n} more, for measurements and special machines.")
+
+
+def _refuse(text: str, error: Exception) -> NoReturn:
+    typer.echo(f"pyspac: error: {text}", err=True)
+    raise typer.Exit(UsageError.exit_code) from error
 
 
 def _find_value(arguments: Sequence[str], options: Sequence[str]) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import typer
@@ -20,7 +19,7 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_size
-from pyspac.errors import ConfigError, UsageError
+from pyspac.errors import ConfigError
 from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import Needs, estimate_needs
@@ -34,9 +33,6 @@ from pyspac.units import GIB, MIB, size_text
 DEFAULT_VRAM: Final = ("4G", "8G", "12G", "16G", "24G")
 
 
-ModelArgument: TypeAlias = Annotated[
-    Path | None, typer.Argument(metavar="[MODEL]", help="A GGUF file; of a split model the first one.")
-]
 Vram: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -61,8 +57,8 @@ RamSizes: TypeAlias = Annotated[
 
 @reports_errors
 def inspect(
-    model: ModelArgument = None,
-    model_flag: o.ModelIfAny = None,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     ctx_size: o.CtxSize = None,
@@ -82,9 +78,7 @@ def inspect(
     sizes = sorted({_vram_bytes(text) for text in vram or DEFAULT_VRAM})
     for text in ram or ():
         check_ram(text)
-    if model is not None and model_flag is not None:
-        raise UsageError(f"two models are given, {model} and {model_flag}: give one")
-    path, _ = find_files(model or model_flag, hf_repo)
+    path, _ = find_files(model, hf_repo)
     header = check_model_file(path)
     geometry = read_geometry(header)
     draft = None if model_draft is None else check_model_file(model_draft)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
+from pyspac.commands.model_word import HUB_NAME
 from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.server.options import ServeOptions
-
-_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class CachedModel:
 def hub_arguments(model: str | None, draft: str | None) -> tuple[str, ...]:
     """-hf and -hfd as llama.cpp's programs take them. Raises ConfigError for what is no name."""
     for flag, name in (("-hf", model), ("-hfd", draft)):
-        if name is not None and not _NAME.fullmatch(name):
+        if name is not None and not HUB_NAME.fullmatch(name):
             raise ConfigError(flag, name, "USER/MODEL or USER/MODEL:QUANT, as Hugging Face shows it")
     return (*(("-hf", model) if model else ()), *(("-hfd", draft) if draft else ()))
 

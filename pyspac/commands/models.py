@@ -1,26 +1,39 @@
-"""`pyspac models`: the models in llama.cpp's cache, by the names that -hf takes."""
+"""`pyspac models`: the models in llama.cpp's cache, and fetching one."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
-from pyspac.commands.model_names import CachedModel, cached_models
+from pyspac.commands.model_names import CachedModel, cached_models, find_files
 from pyspac.errors import ModelError
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
 from pyspac.units import GIB, size_text
+
+HubName = Annotated[str, typer.Argument(metavar="USER/MODEL[:QUANT]", help="A name of Hugging Face.")]
+
+
+@reports_errors
+def pull(name: HubName) -> None:
+    """Fetch a model, to run it later.
+
+    run, chat and serve fetch one that is not there yet, too.
+    """
+    path, _ = find_files(None, name)
+    output_console().print(str(path), markup=False, soft_wrap=True)
 
 
 @reports_errors
 def models(json_file: o.JsonFile = None) -> None:
     """List the models that were fetched.
 
-    They are in llama.cpp's cache ($LLAMA_CACHE, or the Hugging Face hub's own), by the names that -hf takes.
+    They are in llama.cpp's cache ($LLAMA_CACHE, or the Hugging Face hub's own), by their names there.
     """
     check_json_target(json_file)
     rows = [_row(model) for model in cached_models()]
@@ -51,7 +64,7 @@ def _row(model: CachedModel) -> dict[str, Any]:
 def _show(rows: list[dict[str, Any]]) -> None:
     console = output_console()
     if not rows:
-        console.print("No model was fetched yet: pyspac run -hf USER/MODEL fetches one, and keeps it.")
+        console.print("No model was fetched yet: pyspac pull USER/MODEL fetches one, as run and chat do.")
         return
     table = Table("name", "size", "experts", box=None, padding=(0, 2, 0, 0))
     for row in rows:

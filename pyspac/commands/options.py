@@ -13,7 +13,6 @@ import typer
 from pyspac.commands.grouped_help import MORE
 from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
-from pyspac.server.options import SERVER_N_CTX
 from pyspac.speculation.manager import CONTROLLERS, DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX
 
 # ---- the groups of `--help`; the others come first, under "Options"
@@ -23,9 +22,14 @@ EXPERTS: Final = "Experts: where they are, and who computes them"
 
 # ---- models and prompts
 
-_MODEL: Final = typer.Option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
-Model = Annotated[Path, _MODEL]
-ModelIfAny = Annotated[Path | None, _MODEL]
+ModelWord = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A GGUF file (of a split model the first one), or USER/MODEL[:QUANT], a name of Hugging Face.",
+    ),
+]
+Model = Annotated[Path | None, typer.Option("-m", "--model", metavar="FILE", help="MODEL as a flag: a file.")]
 ModelDraft = Annotated[
     Path | None,
     typer.Option(
@@ -43,7 +47,7 @@ Mtp = Annotated[
         metavar="FILE",
         help="An adapter of the model with mask tokens (scripts/train_mtp.py), which drafts: --spec-type "
         "draft-lora.",
-        rich_help_panel=DRAFTING,
+        rich_help_panel=MORE,
     ),
 ]
 HfRepo = Annotated[
@@ -53,7 +57,7 @@ HfRepo = Annotated[
         "-hfr",
         "--hf-repo",
         metavar="USER/MODEL[:QUANT]",
-        help="The model, by its name on Hugging Face; fetched once, into llama.cpp's cache.",
+        help="MODEL as a flag: a name of Hugging Face.",
     ),
 ]
 HfRepoDraft = Annotated[
@@ -72,7 +76,7 @@ Server = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
-        help="Ask the server that runs there, instead of starting one; a key is read from LLAMA_API_KEY.",
+        help="Ask the server that runs there, instead of starting one; LLAMA_API_KEY holds its key.",
     ),
 ]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
@@ -93,8 +97,8 @@ CtxSize = Annotated[
         "-c",
         "--ctx-size",
         metavar="N",
-        help=f"Context in tokens, of all slots together; 0: the model's own. Default: that, at most "
-        f"{DEFAULT_N_CTX} (server: {SERVER_N_CTX}).",
+        help="Context in tokens, of all slots of a server together; 0: the model's own. Default: as much of "
+        f"that as an eighth of the free memory holds; {DEFAULT_N_CTX} in bench, inspect and profile.",
     ),
 ]
 Threads = Annotated[
@@ -132,8 +136,8 @@ Device = Annotated[
         "-dev",
         "--device",
         metavar="NAME",
-        help="auto (all GPUs), none (everything on the CPU), names such as CUDA0,CUDA1, or emulated (the CPU "
-        "plays the GPU, to try the split).",
+        help="auto (all GPUs), none (the CPU only), names such as CUDA0,CUDA1, or emulated (the CPU plays "
+        "the GPU, to try the split).",
     ),
 ]
 Rpc = Annotated[
@@ -214,9 +218,9 @@ SpecTypeName = Annotated[
     typer.Option(
         "--spec-type",
         metavar="NAME",
-        help="Who drafts: draft (the draft model), ngram (the text so far), draft-lora (--mtp's adapter), "
-        "none, or llama.cpp's (docs/speculation.md); of a list the first that finds something. Default: "
-        "draft with -md, draft-lora with --mtp, else none.",
+        help="Who drafts: draft (the draft model), ngram (the text so far), draft-lora (--mtp), none, or "
+        "llama.cpp's (docs/speculation.md); of a list the first that finds something. Default: what -md or "
+        "--mtp is for, else none.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -237,7 +241,7 @@ SpeculationName = Annotated[
         metavar="NAME",
         help=f"How the draft length is chosen: {', '.join(CONTROLLERS)}, or auto (the best of these). "
         "Default: auto; static, always the same length, with --draft-max, or with --temp and --seed.",
-        rich_help_panel=DRAFTING,
+        rich_help_panel=MORE,
     ),
 ]
 
@@ -315,7 +319,12 @@ JsonFile = Annotated[
     typer.Option("--json", metavar="FILE", help="Write the result as one JSON object; - for stdout."),
 ]
 LogJson = Annotated[
-    bool, typer.Option("--log-json", help="Log as JSON on stdout; llama-server's own log stays on stderr.")
+    bool,
+    typer.Option(
+        "--log-json",
+        help="Log as JSON on stdout; llama-server's own log stays on stderr.",
+        rich_help_panel=MORE,
+    ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How often each thing is measured.")]
 Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the figure; needs matplotlib.")]

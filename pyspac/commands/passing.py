@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from pyspac.commands.grouped_help import HELP_ALL, GroupedCommand
+from pyspac.commands.model_word import looks_like_model
 from pyspac.commands.short_options import check_short_options
 
 END: Final = "--"
@@ -31,7 +32,7 @@ def split_arguments(
     """The command's own arguments, and llama-server's.
 
     `flags`: the command's; `with_value`: those after which one value follows. What follows a flag of
-    llama-server's, up to the next flag, is its value.
+    llama-server's, up to the next flag, is its value; but for a model behind a value.
     """
     own: list[str] = []
     passed: list[str] = []
@@ -49,6 +50,8 @@ def split_arguments(
             target = own if name in flags else passed
             is_value = name in with_value and not equals
             target.append(text)
+        elif target is passed and not is_flag(passed[-1]) and looks_like_model(text):
+            own.append(text)  # a flag has one value
         else:
             target.append(text)
             target = target if target is passed else own

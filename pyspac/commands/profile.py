@@ -69,7 +69,8 @@ ContextsList = Annotated[
 
 @computes
 def profile(
-    model: o.ModelIfAny = None,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
     hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,

@@ -42,17 +42,18 @@ Explain = Annotated[
 @reports_errors
 def run(
     command: typer.Context,
-    model: o.ModelIfAny = None,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
     hf_repo: o.HfRepo = None,
-    server: o.Server = None,
-    model_draft: o.ModelDraft = None,
-    hf_repo_draft: o.HfRepoDraft = None,
-    mtp: o.Mtp = None,
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
     chat: Chat = False,
     n_predict: o.NPredict = -1,
     ctx_size: o.CtxSize = None,
+    server: o.Server = None,
+    model_draft: o.ModelDraft = None,
+    hf_repo_draft: o.HfRepoDraft = None,
+    mtp: o.Mtp = None,
     cpu_range: o.CpuRange = None,
     cache: o.Cache = "auto",
     ram: o.Ram = None,
@@ -72,9 +73,8 @@ def run(
 ) -> None:
     """Generate text after a prompt; without one, on a terminal, it is a chat.
 
-    A llama-server runs the model, with experts split between GPU and host if there is a GPU, and ends with
-    the command. Other flags are llama-server's: --temp 0, --grammar-file FILE, --lora FILE ...
-    Example: pyspac run -m MODEL.gguf -p Once -n 9
+    A llama-server of its own runs the model, and ends with the command; other flags are its own: --temp 0,
+    --grammar-file FILE, --lora FILE ... Example: pyspac run MODEL.gguf -p "Once upon" -n 99
     """
     check_json_target(json_file)
     can_talk = json_file is None and sys.stdin.isatty() and sys.stdout.isatty()

@@ -8,6 +8,7 @@ import typer
 
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
+from pyspac.commands.grouped_help import MORE
 from pyspac.commands.server_options import serve_options
 from pyspac.scheduler.policy import DEFAULT_POLICY
 from pyspac.server import log
@@ -16,13 +17,16 @@ from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_DRAIN_S, DEFAULT_HO
 Host = Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")]
 Port = Annotated[
     int | None,
-    typer.Option(
-        "--port", metavar="N", help="Port to listen on. Default: 8080, or a free one if it is taken."
-    ),
+    typer.Option("--port", metavar="N", help="Port to listen on; 0: any free one. Default: 8080."),
 ]
 Board = Annotated[
     str | None,
-    typer.Option("--board", metavar="NAME", help="Name of the shared board. Default: server-PORT."),
+    typer.Option(
+        "--board",
+        metavar="NAME",
+        help="Name of the shared board. Default: server-PORT.",
+        rich_help_panel=MORE,
+    ),
 ]
 MaxBatch = Annotated[
     int | None,
@@ -31,6 +35,7 @@ MaxBatch = Annotated[
         metavar="N",
         help="Widest batch that is split: server slots times (drafts + 1), with --mtp its square. Default: "
         "what the slots' drafts take.",
+        rich_help_panel=MORE,
     ),
 ]
 Restart = Annotated[
@@ -50,8 +55,12 @@ Drain = Annotated[
 @reports_errors
 def serve(
     context: typer.Context,
-    model: o.ModelIfAny = None,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
     hf_repo: o.HfRepo = None,
+    host: Host = DEFAULT_HOST,
+    port: Port = None,
+    ctx_size: o.CtxSize = None,
     model_draft: o.ModelDraft = None,
     hf_repo_draft: o.HfRepoDraft = None,
     mtp: o.Mtp = None,
@@ -62,9 +71,6 @@ def serve(
     rpc: o.Rpc = None,
     host_kernels: o.HostKernels = "auto",
     cpu_range: o.CpuRange = None,
-    ctx_size: o.CtxSize = None,
-    host: Host = DEFAULT_HOST,
-    port: Port = None,
     board: Board = None,
     max_batch: MaxBatch = None,
     restart: Restart = False,
@@ -80,10 +86,11 @@ def serve(
     warm_start: o.WarmStart = True,
     log_json: o.LogJson = False,
 ) -> None:
-    """Serve a model: llama-server with its experts split.
+    """Serve a model by OpenAI's API, at http://HOST:PORT/v1.
 
-    It speaks OpenAI's API at http://HOST:PORT/v1; the scheduler runs beside it. Other flags are
-    llama-server's. Ctrl-C ends everything, SIGTERM lets answers under way finish first.
+    llama-server with the engine inside, and a scheduler beside it. Other flags are llama-server's, and go to
+    it as they are: -np 8, --embeddings, --lora FILE ... Ctrl-C ends everything, SIGTERM lets answers under
+    way finish first. Example: pyspac serve MODEL.gguf --port 8000
     """
     log.set_up("serve", as_json=log_json)
     options = serve_options(context.params, context.args)

@@ -29,7 +29,7 @@ PICTURE_HEIGHT: Final = (18, 44)  # least and most lines; 10 are beside the laye
 def top(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="The server's board. Default: the only one running."),
+        typer.Argument(metavar="NAME", help="The server's board. Default: the only one running."),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Look for one period, print the figures and end.")

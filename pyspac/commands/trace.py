@@ -21,6 +21,7 @@ from pyspac.commands.common import (
     read_prompt,
     reports_errors,
 )
+from pyspac.commands.model_names import find_files
 from pyspac.commands.own import open_server
 from pyspac.commands.server_options import own_options
 from pyspac.engine.attached import TRACE
@@ -84,8 +85,10 @@ class Wanted:
 @reports_errors
 def trace(
     command: typer.Context,
-    model: o.Model,
     output: Output,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
+    hf_repo: o.HfRepo = None,
     model_draft: o.ModelDraft = None,
     mtp: o.Mtp = None,
     prompt: o.Prompt = None,
@@ -109,10 +112,11 @@ def trace(
     with their router weights. Other flags are llama-server's: --temp 1, --seed 7, --lora FILE ...
     """
     check_target("--output", output)
-    options = _options(command.params, command.args)
+    file_of_model, _ = find_files(model, hf_repo)
+    options = _options(command.params | {"model": file_of_model, "hf_repo": None}, command.args)
     wanted = Wanted(logits, early, draft_gate, n_predict, not no_display, verbose)
     text = read_prompt(prompt, file)
-    trace_geometry(model)  # a dense model is refused before it is loaded
+    trace_geometry(file_of_model)  # a dense model is refused before it is loaded
     if draft_gate:
         _check_gate(options)
     log.set_up("trace", as_json=False, is_quiet=not verbose)

@@ -64,6 +64,11 @@ def kv_bytes(header: GgufHeader, n_ctx: int) -> int:
     return _n_kv_heads(header, n_layer) * _row_elements(header) * n_ctx * _KV_BYTES
 
 
+def context_bytes(header: GgufHeader) -> int:
+    """What one more token of a context takes: its keys and values, and its column of the mask."""
+    return kv_bytes(header, 1) + N_UBATCH * _MASK_BYTES
+
+
 def compute_bytes(header: GgufHeader, n_ctx: int) -> int:
     """Of one context's buffers for a full batch, whose logits are few: an estimate, mostly too high."""
     n_rows = min(N_UBATCH, n_ctx)

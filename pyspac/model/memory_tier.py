@@ -121,7 +121,7 @@ def pool_bytes(
                 f"--ram {text}: a dense model has no experts that could stay on disk; leave it out"
             )
         return None
-    if text is None and geometry.experts_bytes + others + _margin(free) <= free:
+    if text is None and geometry.experts_bytes + others + margin_bytes(free) <= free:
         return None
     asked = read_size(FLAG, text or AUTO, geometry.experts_bytes)
     n_bytes = _auto_bytes(others, free) if (is_auto := asked is None) else asked
@@ -159,12 +159,13 @@ def n_slots(geometry: MoeGeometry, n_bytes: int, *, has_device: bool = False) ->
     return max(0, min(n_bytes // geometry.slot_bytes - has_device, geometry.n_experts_total))
 
 
-def _margin(free: int) -> int:
+def margin_bytes(free: int) -> int:
+    """Left free besides a model and its contexts."""
     return min(MARGIN_BYTES, int(MARGIN_SHARE * free))
 
 
 def _auto_bytes(others: int, free: int) -> int:
-    return max(0, free - others - _margin(free))
+    return max(0, free - others - margin_bytes(free))
 
 
 def _check_room(given: str, n_bytes: int, least: int, free: int, others: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ _FOR_OTHERS: Final = (
     "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT", "PYSPAC_FILL",
     "PYSPAC_LOSSY", "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS", "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
 )  # fmt: skip
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}$")  # how the name of a split model's file ends
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
 
 
@@ -77,10 +79,17 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     return argv + list(options.passed)
 
 
+def _name_arguments(options: ServeOptions) -> list[str]:
+    """The file's name is what clients see of it; llama-server would tell its path."""
+    if options.model is None or _is_given(options, "LLAMA_ARG_ALIAS", "-a", "--alias"):
+        return []
+    return ["--alias", _PART.sub("", options.model.stem).replace(",", "_")]
+
+
 def _address_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     if options.socket is not None:
         return ["--host", str(options.socket)]
-    return ["--host", options.host, "--port", str(launch.port), "--metrics"]
+    return ["--host", options.host, "--port", str(launch.port), "--metrics", *_name_arguments(options)]
 
 
 def _draft_arguments(options: ServeOptions) -> list[str]:

@@ -18,18 +18,21 @@ _EVERY_ADDRESS: Final = {"0.0.0.0", "::"}
 
 
 def choose_port(host: str, port: int | None, field: str = "--port", default: int = DEFAULT_PORT) -> int:
-    """Return `port`, or if None the default one, or if that is in use any free one.
+    """Return `port`, or if None the default one; of 0 any free one.
 
-    Raises ConfigError if `port` cannot be used.
+    Raises ConfigError if it cannot be used.
     """
-    if port is None:
-        return default if _why_not(host, default) is None else _any_free(host)
+    if port == 0:
+        return _any_free(host)
+    port = default if port is None else port
     if not 1 <= port <= 65535:
-        raise ConfigError(field, port, "a port from 1 to 65535")
-    reason = _why_not(host, port)
-    if reason is not None:
-        raise ConfigError(field, port, f"another one, or leave it out: at {host} {reason}")
-    return port
+        raise ConfigError(field, port, "a port from 1 to 65535, or 0 for any free one")
+    if (error := _why_not(host, port)) is None:
+        return port
+    if error.errno != errno.EADDRINUSE:
+        _any_free(host)  # or it raises: the address is the reason
+    reason = "this one is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
+    raise ConfigError(field, port, f"another one, or 0 for any free one: at {host} {reason}")
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -44,13 +47,13 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _why_not(host: str, port: int) -> str | None:
+def _why_not(host: str, port: int) -> OSError | None:
     """None: the port can be listened on."""
     try:
         with closing(_bind(host, port)):
             return None
     except OSError as error:
-        return "this port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
+        return error
 
 
 def _any_free(host: str) -> int:

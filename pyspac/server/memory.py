@@ -13,11 +13,15 @@ from pyspac.engine.devices import Device
 from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, UsageError
 from pyspac.forward.options import DEFAULT_N_CTX, CacheSize
-from pyspac.model.device_needs import Needs
-from pyspac.model.geometry import MoeGeometry
+from pyspac.model.device_needs import Needs, context_bytes
+from pyspac.model.geometry import MoeGeometry, read_geometry
+from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.memory_tier import margin_bytes
 from pyspac.server.options import SERVER_SLOTS, ServeOptions
 from pyspac.units import MIB
 
+CONTEXT_SHARE: Final = 8  # contexts take an eighth of what is free, unless -c says how many tokens
+N_CTX_STEP: Final = 4096
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
 Shares: TypeAlias = tuple[float, ...]
 
@@ -37,11 +41,34 @@ def check_n_ctx(options: ServeOptions, geometry: MoeGeometry) -> None:
         )
 
 
-def choose_n_ctx(wanted: int | None, geometry: MoeGeometry, n_server_slots: int = SERVER_SLOTS) -> int:
-    """The context in tokens, over all server slots; 0 asks for the model's own."""
-    most = DEFAULT_N_CTX * n_server_slots
-    n_train = geometry.n_ctx_train or most
-    return min(n_train, most) if wanted is None else wanted or n_train
+def choose_n_ctx(
+    wanted: int | None,
+    target: GgufHeader,
+    draft: GgufHeader | None,
+    device: Device,
+    n_server_slots: int = SERVER_SLOTS,
+) -> int:
+    """The context in tokens, over all server slots; 0 asks for the model's own, None for what memory allows.
+
+    That is the model's own, or as much of it as a share of the free memory holds.
+    """
+    geometry = read_geometry(target)
+    least = DEFAULT_N_CTX * n_server_slots
+    n_train = geometry.n_ctx_train or least
+    if wanted is not None:
+        return wanted or n_train
+    per_token = sum(context_bytes(header) for header in (target, draft) if header is not None)
+    n_held = _room_for_context(geometry, device) // max(1, per_token)
+    return min(n_train, max(least, n_held // N_CTX_STEP * N_CTX_STEP))
+
+
+def _room_for_context(geometry: MoeGeometry, device: Device) -> int:
+    """Bytes of the memory that is free where contexts are: what they take, experts do not get."""
+    free = device.memory_free
+    if not device.is_cpu:
+        return free // CONTEXT_SHARE
+    left = free - geometry.model_bytes - margin_bytes(free)
+    return min(free // CONTEXT_SHARE, left // 2) if left > 0 else free // (2 * CONTEXT_SHARE)
 
 
 def choose_cache(text: str, geometry: MoeGeometry, needs: Needs, device: Device, shares: Shares = ()) -> str:

@@ -43,7 +43,6 @@ DEFAULT_CPU_SHARE: Final = 0.02
 MAX_DRAIN_S: Final = 86400.0
 DEFAULT_DRAIN_S: Final = 20.0  # systemd and containers give 30 s or more before they kill
 SERVER_SLOTS: Final = 4  # of llama-server, unless -np says how many
-SERVER_N_CTX: Final = 16384  # over all server slots, if the model has as many
 NGRAM_CACHE_MAX: Final = 8  # tokens of its drafts: create_state_ngram_cache in common/speculative.cpp
 
 # llama-server's arguments that have to agree with ours, and how to give them instead
@@ -146,7 +145,7 @@ class ServeOptions:
     cpu_range: str | None = None  # LO-HI, cores to stay on; None: all
     n_ctx: int | None = None
     host: str = DEFAULT_HOST
-    port: int | None = None  # None: 8080 if it is free, else any
+    port: int | None = None  # None: 8080; 0: any free one
     socket: Path | None = None  # listen there instead: a UNIX socket, *.sock
     stock: bool = False  # plain llama.cpp, for comparison: no engine, experts on the host
     trace: Mapping[str, str] = field(default_factory=dict)  # variables: it records, and splits nothing
@@ -227,7 +226,7 @@ class ServeOptions:
             spec_types.check_has_draft(self.wanted_spec_type, has_draft=self.has_draft)
         spec_types.check_has_adapter(self.wanted_spec_type, has_adapter=self.mtp is not None)
         if self.model is None and not any(flag in self.passed for flag in MODEL_FLAGS):
-            raise UsageError("there is no model: give one with -m FILE, or by its name with -hf USER/MODEL")
+            raise UsageError("there is no model: give FILE.gguf or USER/MODEL, before flags of llama-server")
 
     @property
     def tensor_split(self) -> tuple[float, ...]:

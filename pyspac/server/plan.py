@@ -224,7 +224,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     geometry = read_geometry(header)
     n_bytes = geometry.model_bytes
     check_n_ctx(options, geometry)
-    n_ctx = choose_n_ctx(options.n_ctx, geometry, options.n_server_slots)
+    n_ctx = choose_n_ctx(options.n_ctx, header, draft, device, options.n_server_slots)
     if options.stock:
         return Sizes(
             cache="", n_ctx=n_ctx, is_copied=not device.is_cpu, model_bytes=n_bytes, has_engine=False

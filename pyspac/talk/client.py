@@ -22,7 +22,7 @@ KEY_VARIABLE: Final = "LLAMA_API_KEY"  # llama-server's own
 _CONNECT_S: Final = 10.0
 _DATA: Final = b"data: "
 _DONE: Final = b"[DONE]"
-_TOO_LONG: Final = "exceed_context_size_error"
+TOO_LONG: Final = "exceed_context_size_error"
 
 
 class RefusedError(PyspacError):
@@ -202,6 +202,4 @@ def _refused(status: int, body: Any) -> RefusedError:
         error = {"message": str(error)}
     kind = str(error.get("type", ""))
     message = str(error.get("message") or f"the server refused the request (HTTP {status})")
-    return RefusedError(
-        status, kind, f"{message} (-c), or shorten the text" if kind == _TOO_LONG else message
-    )
+    return RefusedError(status, kind, f"{message} (-c), or shorten the text" if kind == TOO_LONG else message)

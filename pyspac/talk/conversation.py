@@ -8,9 +8,10 @@ from typing import Any, Final
 from pyspac.checks import check_int, check_range
 from pyspac.errors import UsageError
 from pyspac.talk.answer import Answer, OnText, chat
-from pyspac.talk.client import Client
+from pyspac.talk.client import TOO_LONG, Client, RefusedError
 from pyspac.talk.interrupt import Interrupt
 
+FULL: Final = 0.75  # of the context: what is left then is for the next question and its answer
 MAX_SEED: Final = 2**32 - 1  # llama.cpp's; this one means a random seed
 # what `/set` changes: llama-server's name of it, and its kind
 SETTINGS: Final[dict[str, tuple[str, type]]] = {
@@ -37,6 +38,7 @@ class Conversation:
     n_predict: int = -1
     answers: list[Answer] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)  # changed ones, by llama-server's names
+    n_forgotten: int = 0  # turns that the context had no room for
     _messages: list[dict[str, Any]] = field(default_factory=list)
     _props: dict[str, Any] = field(default_factory=dict)
 
@@ -56,16 +58,35 @@ class Conversation:
         return self.answers[-1].n_prompt + self.answers[-1].n_tokens if self.answers else 0
 
     def ask(self, question: str, on_text: OnText, on_reasoning: OnText, interrupt: Interrupt) -> Answer:
-        """The answer. A question that fails is forgotten, and raises RefusedError or LostError."""
-        messages = [*self._messages, {"role": "user", "content": question}]
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        settings = self.settings | ({} if self.n_predict < 0 else {"n_predict": self.n_predict})
-        answer = chat(self.client, [*system, *messages], on_text, on_reasoning, interrupt, settings)
+        """The answer. A question that fails is forgotten, and raises RefusedError or LostError.
+
+        The oldest turns are, too, where the context has no room for them and an answer.
+        """
+        kept = self._messages
+        if self.n_held > FULL * self.n_ctx and len(kept) > 2:
+            kept = _younger(kept)
+        while True:
+            try:
+                messages = [*kept, {"role": "user", "content": question}]
+                answer = self._ask(messages, on_text, on_reasoning, interrupt)
+                break
+            except RefusedError as error:
+                if error.kind != TOO_LONG or not kept:
+                    raise
+                kept = _younger(kept)
+        self.n_forgotten += (len(self._messages) - len(kept)) // 2
         if answer.stop_reason == "length" and answer.n_prompt + answer.n_tokens + 1 >= self.n_ctx:
             answer.stop_reason = "context"
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         self.answers.append(answer)
         return answer
+
+    def _ask(
+        self, messages: list[dict[str, Any]], on_text: OnText, on_reasoning: OnText, interrupt: Interrupt
+    ) -> Answer:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        settings = self.settings | ({} if self.n_predict < 0 else {"n_predict": self.n_predict})
+        return chat(self.client, [*system, *messages], on_text, on_reasoning, interrupt, settings)
 
     def value(self, name: str) -> Any:
         """One of SETTINGS, as it is."""
@@ -95,6 +116,12 @@ class Conversation:
         """Begin again."""
         self._messages.clear()
         self.answers.clear()
+        self.n_forgotten = 0
+
+
+def _younger(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The younger half of the turns, a question and its answer each: these are processed once more."""
+    return messages[2 * -(-len(messages) // 4) :]
 
 
 def _check(name: str, value: float) -> None:

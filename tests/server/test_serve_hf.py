@@ -299,14 +299,30 @@ def test_a_model_by_name_in_every_command(tmp_path: Path) -> None:
     assert "cannot be used" in table.stdout
 
 
+def test_a_name_is_a_word(tmp_path: Path) -> None:
+    """`pull` fetches it; without the hub `run` finds it, and `list` is `models`."""
+    name = f"{REPO}:Q4_K_M"
+    with fake_hub(REPOS) as server:
+        names = variables(server, tmp_path)
+        pulled = run_pyspac("pull", name, cache_dir=tmp_path, variables=names)
+        assert pulled.returncode == 0, pulled.stderr
+        assert Path(pulled.stdout.strip()).read_bytes() == TARGET.read_bytes()
+    run = ("run", name, "--offline", "-p", "def f(", "-n", "4", "-t", "1")
+    done = run_pyspac(*run, cache_dir=tmp_path, variables=names)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    listed = run_pyspac("list", cache_dir=tmp_path, variables=names)
+    assert name in listed.stdout
+
+
 def test_no_model_was_fetched_yet(tmp_path: Path) -> None:
     done = run_pyspac("models", cache_dir=tmp_path, variables={"LLAMA_CACHE": str(tmp_path / "hub")})
     assert done.returncode == 0
-    assert "pyspac run -hf USER/MODEL fetches one" in done.stdout
+    assert "pyspac pull USER/MODEL fetches one" in done.stdout
 
 
 @pytest.mark.parametrize("command", [("run", "-p", "x"), ("inspect",), ("serve",)], ids=lambda text: text[0])
 def test_a_command_without_a_model(command: tuple[str, ...], tmp_path: Path) -> None:
     done = run_pyspac(*command, cache_dir=tmp_path)
     assert done.returncode == 2
-    assert "there is no model: give one with -m FILE, or by its name with -hf USER/MODEL" in done.stderr
+    assert "there is no model: give FILE.gguf or USER/MODEL" in done.stderr

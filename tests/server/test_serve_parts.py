@@ -55,7 +55,7 @@ from pyspac.server.plan import plan_launch
 from pyspac.server.secrets import take_secrets
 from pyspac.server.settings import to_json
 from pyspac.talk.scheduling import scheduling
-from pyspac.units import MIB
+from pyspac.units import GIB, MIB
 
 
 def small_board() -> LocalBoard:
@@ -71,9 +71,9 @@ def test_servers_command_line() -> None:
     options = ServeOptions(model=Path("t.gguf"), draft=Path("d.gguf"), device="cpu", passed=("-np", "4"))
     argv = server_argv(options, LAUNCH, Path("/bin"))
     assert " ".join(argv) == (
-        "/bin/llama-server -m t.gguf -md d.gguf --spec-type draft-simple --spec-draft-n-max 8 -c 512 "
-        "--spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --device none "
-        "--cors-origins  --no-cors-credentials --timeout 30 -np 4"
+        "/bin/llama-server -m t.gguf -md d.gguf --spec-type draft-simple --spec-draft-n-max 8 "
+        "-c 512 --spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --alias t "
+        "--device none --cors-origins  --no-cors-credentials --timeout 30 -np 4"
     )
     assert server_env(options) == {"PYSPAC_MAX_BATCH": "36", "PYSPAC_DEVICE": "cpu"}
     assert server_env(replace(options, device="auto"))["PYSPAC_DEVICE"] == "auto"  # never the user's own
@@ -475,6 +475,51 @@ def test_every_context_that_drafts_has_buffers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("free", "is_gpu", "n_slots", "n_train", "n_ctx"),
+    [
+        (8 * GIB, True, 1, 262_144, 86_016),  # an eighth, of 12,288 bytes a token
+        (8 * GIB, True, 4, 32_768, 32_768),  # the model's own is less
+        (1 << 20, True, 1, 262_144, 4096),  # never less than without memory to speak of
+        (1 << 20, True, 4, 262_144, 16_384),
+        (24 * GIB, False, 1, 262_144, 262_144),  # an eighth
+        (20 * GIB, False, 1, 262_144, 131_072),  # half of what the model leaves
+        (8 * GIB, False, 1, 262_144, 40_960),  # the model is larger than memory: a sixteenth
+    ],
+)
+def test_a_context_is_what_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, free: int, is_gpu: bool, n_slots: int, n_train: int, n_ctx: int
+) -> None:
+    """A model of 16 GiB, 3 GiB of memory for anything else; -c says otherwise."""
+    header = read_header(TARGET)
+    geometry = replace(read_geometry(header), n_ctx_train=n_train, model_bytes=16 * GIB)
+    monkeypatch.setattr(memory, "read_geometry", lambda _: geometry)
+    monkeypatch.setattr(memory, "context_bytes", lambda _: 12_288)
+    device = Device(
+        name="X", description="x", handle=1 if is_gpu else None, memory_free=free, memory_total=free
+    )
+    assert memory.choose_n_ctx(None, header, None, device, n_slots) == n_ctx
+    assert memory.choose_n_ctx(100, header, None, device, n_slots) == 100
+    assert memory.choose_n_ctx(0, header, None, device, n_slots) == n_train
+
+
+@pytest.mark.parametrize(
+    ("file", "passed", "alias"),
+    [
+        ("/models/Qwen3-30B.gguf", (), ["--alias", "Qwen3-30B"]),
+        ("/models/big-00001-of-00003.gguf", (), ["--alias", "big"]),
+        ("/models/a,b.gguf", (), ["--alias", "a_b"]),
+        ("/models/m.gguf", ("--alias", "mine"), []),
+        ("/models/m.gguf", ("-a", "mine"), []),
+    ],
+)
+def test_clients_see_the_name_of_the_file(file: str, passed: tuple[str, ...], alias: list[str]) -> None:
+    argv = server_argv(ServeOptions(model=Path(file), passed=passed), LAUNCH, Path("bin"))
+    own = argv[: len(argv) - len(passed)]
+    assert own[own.index("--metrics") + 1 :][: len(alias)] == alias
+    assert ("--alias" in own) == bool(alias)
+
+
+@pytest.mark.parametrize(
     ("path", "n_ctx", "reserved"),
     [(TARGET, 512, 5.51), (TARGET, 1024, 6.01), (DRAFT, 512, 4.07), (DRAFT, 1024, 4.57)],
 )
@@ -572,8 +617,10 @@ def test_ports() -> None:
         taken = listener.getsockname()[1]
         with pytest.raises(ConfigError, match="in use"):
             choose_port(HOST, taken)
-        assert choose_port(HOST, None, default=taken) != taken
-        assert not is_healthy(HOST, choose_port(HOST, None, default=taken))
+        with pytest.raises(ConfigError, match=f"cannot be {taken}: give another one, or 0 for any free one"):
+            choose_port(HOST, None, default=taken)
+        assert choose_port(HOST, 0) != taken
+        assert not is_healthy(HOST, choose_port(HOST, 0))
     with pytest.raises(ConfigError):
         choose_port("203.0.113.1", None)  # no address of this machine
 

@@ -104,6 +104,27 @@ def test_a_full_context_says_so(own: OwnServer) -> None:
     assert conversation.n_ctx - 2 <= conversation.n_held <= conversation.n_ctx
 
 
+def test_a_full_context_forgets_the_oldest_turns(own: OwnServer) -> None:
+    """Twenty turns of 60 tokens do not fit into 512; each is answered, and the youngest are still there."""
+    conversation = Conversation(own.client, system="be brief", n_predict=40)
+    for i in range(20):
+        answer = ask(conversation, f"question {i}: " + "word " * 8)
+        assert answer.n_tokens > 0
+        assert conversation.n_held <= conversation.n_ctx
+    texts = [message["content"] for message in conversation._messages]
+    assert conversation.n_forgotten > 0
+    assert len(texts) == 2 * (20 - conversation.n_forgotten)
+    assert texts[-2].startswith("question 19")
+    assert not any(text.startswith("question 0:") for text in texts)
+    n_forgotten = conversation.n_forgotten
+    with pytest.raises(RefusedError, match="exceeds the available context size"):
+        ask(conversation, "word " * 2000)
+    assert [message["content"] for message in conversation._messages] == texts  # nothing goes for nothing
+    assert conversation.n_forgotten == n_forgotten
+    conversation.clear()
+    assert conversation.n_forgotten == 0
+
+
 def test_a_template_that_refuses_messages(tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text(ONE_MESSAGE)

@@ -7,15 +7,16 @@ What they depend on comes from the package index, as wheels. Exit code 1 if some
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from typing import Final
 
+PYTHONS: Final = ("python3.11", "python3.12", "python3.13", "python3.14")
 ABSENT: Final = ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "make", "git", "nvcc")
 PROGRAM: Final = """
 from importlib.resources import files
@@ -37,8 +38,8 @@ class Installed:
         # no variable of a checkout or of a compiler comes through
         self.environment = {"PATH": str(self.bin), "HOME": str(folder), "LANG": "C.UTF-8"}
 
-    def install(self, wheels: list[Path]) -> None:
-        venv.create(self.bin.parent, with_pip=True)
+    def install(self, wheels: list[Path], python: str) -> None:
+        subprocess.run([python, "-m", "venv", str(self.bin.parent)], check=True)
         found = [name for name in ABSENT if shutil.which(name, path=str(self.bin))]
         assert not found, f"the environment has {found}"
         # pip has the caller's settings, for the package index; the PATH is as empty
@@ -61,27 +62,43 @@ class Installed:
 
 
 def check(folder: Path) -> None:
-    """Raises CalledProcessError where a program fails."""
+    """With every Python that is there. Raises CalledProcessError where a program fails."""
+    for python in pythons():
+        print(f"with {python}", flush=True)
+        check_with(python, folder)
+
+
+def pythons() -> list[str]:
+    """This one, and others that the wheels are for: Debian 12 has 3.11, Ubuntu 24.04 3.12."""
+    this = f"python3.{sys.version_info.minor}"
+    others = [name for name in PYTHONS if name != this and _has_venv(name)]
+    return [sys.executable, *others]
+
+
+def _has_venv(python: str) -> bool:
+    """pyenv leaves names of versions that are not chosen, and Debian's Python may have no venv."""
+    if shutil.which(python) is None:
+        return False
+    return (
+        subprocess.run([python, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
+    )
+
+
+def check_with(python: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="pyspac-wheel-") as name:
         installed = Installed(Path(name))
-        installed.install([*folder.glob("pyspac-*.whl"), *folder.glob("llama_cpp_python-*.whl")])
+        wheels = [*folder.glob("pyspac-*.whl"), *folder.glob("llama_cpp_python-*.whl")]
+        installed.install(wheels, python)
         installed.run("python", "-c", PROGRAM)
         print("llama_cpp: Llama runs", flush=True)
         installed.run("pyspac", "models")  # llama-server and its libraries
         installed.run("pyspac", "demo")
         print("pyspac demo: runs", flush=True)
         models = next(installed.bin.parent.glob("lib/python*/site-packages/pyspac/models"))
+        extras = json.loads((models.parent / "bin" / "pyspac-build.json").read_text())
+        print(f"llama-server: HTTPS {extras['https']}, web page {extras['ui']}", flush=True)
         for device in ("none", "emulated"):
-            arguments = (
-                "-m",
-                str(models / "demo-moe.gguf"),
-                "-p",
-                "def main():",
-                "-n",
-                "16",
-                "--device",
-                device,
-            )
+            arguments = (str(models / "demo-moe.gguf"), "-p", "def main():", "-n", "16", "--device", device)
             assert installed.run("pyspac", "run", *arguments).strip(), (
                 f"pyspac run --device {device}: no text"
             )
