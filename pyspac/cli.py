@@ -16,6 +16,7 @@ from pyspac.commands.bench import bench
 from pyspac.commands.chat import chat
 from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
+from pyspac.commands.fit import fit
 from pyspac.commands.grouped_help import GroupedCommand
 from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
@@ -48,6 +49,7 @@ app.command(cls=GroupedCommand)(demo)
 app.command(cls=ServerCommand)(bench)
 app.command(cls=ModelCommand)(profile)
 app.command(cls=ModelCommand)(inspect)
+app.command(cls=GroupedCommand)(fit)
 app.command(cls=GroupedCommand)(models)
 app.command(cls=ModelCommand)(doctor)
 app.command(cls=ServerCommand)(serve)

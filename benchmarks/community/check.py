@@ -55,12 +55,13 @@ def _is(value: Any, name: str) -> bool:
 
 
 def _bounds(value: Any, schema: dict[str, Any], where: str) -> Iterator[str]:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):  # NaN too
-            yield f"{where} is {value}: out of bounds"
-    if isinstance(value, str):
-        if len(value) < schema.get("minLength", 0) or not re.search(schema.get("pattern", ""), value):
-            yield f"{where} is {value!r:.60}: not of the form {schema.get('pattern', 'of a text')}"
+    if _is(value, "number") and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        yield f"{where} is {value}: out of bounds"  # or no number (NaN)
+    pattern = schema.get("pattern", "")
+    if isinstance(value, str) and not (
+        len(value) >= schema.get("minLength", 0) and re.search(pattern, value)
+    ):
+        yield f"{where} is {value!r:.60}: not of the form {pattern or 'of a text'}"
     if isinstance(value, list) and not (
         schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
     ):

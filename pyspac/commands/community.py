@@ -68,7 +68,10 @@ def _without_places(flags: str) -> str:
     """Of files the names stay, of servers nothing."""
     words = shlex.split(flags)
     names = (Path(word).name if "/" in word else word for word in words)
-    hidden = ("HOST:PORT" if before == _HOST_FLAG else name for before, name in zip(["", *words], names))
+    hidden = (
+        "HOST:PORT" if before == _HOST_FLAG else name
+        for before, name in zip(("", *words), names, strict=False)
+    )
     return shlex.join(hidden)
 
 

@@ -1,4 +1,4 @@
-"""`pyspac bench --report`: what it writes passes the check of what others send, and what is wrong does not."""
+"""`pyspac bench --report`: what it writes passes the check of what others send; what is wrong does not."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def test_what_is_written_is_accepted(tmp_path: Path) -> None:
 def test_table(found: dict[str, Any]) -> None:
     """Medians by hand: 11 and 21 tokens/s; rounds 2, 2 and 1.75 times as fast."""
     text = markdown(found)
-    assert "| pyspac | `--device none -md draft.gguf --rpc HOST:PORT` | 21 (20.5 to 21.5) | 10 (10 to 10) |" in text
+    assert (
+        "| pyspac | `--device none -md draft.gguf --rpc HOST:PORT` | 21 (20.5 to 21.5) | 10 (10 to 10) |"
+        in text
+    )
     assert "`pyspac` generates 2.00 times as fast as `llama.cpp` (1.75 to 2.00 over 3 rounds)." in text
     assert "demo-moe.gguf" in text
 
