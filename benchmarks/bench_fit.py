@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""`pyspac fit` against runs, and its tables for the docs.
+"""`pyspac fit` against runs, and tables of other machines.
 
     python benchmarks/bench_fit.py --check                # models of known geometries, some layers of each
-    python benchmarks/bench_fit.py --tables               # writes docs/fit.md between its marks
+    python benchmarks/bench_fit.py --tables               # 8 to 64 GB of memory, cards of 4 to 24 GB
 
 --check writes synthetic models, predicts each as `pyspac fit FILE` does and runs it, in memory and with a
 quarter of its experts there; both in turns, medians of the rounds. A few layers stand for all of them: what
@@ -41,9 +41,7 @@ MODELS: Final = {"qwen3-30b-a3b": 6, "gpt-oss-20b": 6, "mixtral-8x7b": 2, "olmoe
 SHARE: Final = 0.25  # of the experts, in memory
 N_PREDICT: Final = 48
 PROMPT: Final = "The quick brown fox jumps over the lazy dog. " * 50
-DOCS: Final = named.REPOSITORY / "docs/fit.md"
 SAVED: Final = named.REPOSITORY / "benchmarks/results/fit.jsonl"
-MARKS: Final = ("<!-- tables: written by benchmarks/bench_fit.py --tables -->", "<!-- tables end -->")
 RAM_GIB: Final = (8, 16, 32, 64)
 CARDS_GIB: Final = (4, 8, 12, 16, 24)
 
@@ -80,7 +78,7 @@ def check_model(model: Path, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> dict[str, float]:
-    here = replace(measure(default_n_threads(), ram_bytes, 0, model))
+    here = measure(default_n_threads(), ram_bytes, 0, model)
     predicted = forecast(weights, here, DEFAULT_N_CTX)
     found = run(model, ram, N_PREDICT)
     tier = found["tier"]
@@ -139,20 +137,17 @@ def line(weights: Weights, machines: Sequence[Machine]) -> str:
     found = [cells(forecast(weights, one, DEFAULT_N_CTX)) for one in machines]
     name, size = found[0][0], found[0][1]
     speeds = (f"{row[4]}, {row[5]}{' (disk)' if 'disk' in row[3] else ''}" for row in found)
-    return f"| {name}, {size} | {' | '.join(text if text[0] != '-' else '-' for text in speeds)} |"
+    return f"| {name}, {size} GB | {' | '.join(text if text[0] != '-' else '-' for text in speeds)} |"
 
 
-def write_tables(here: Machine) -> None:
-    text = DOCS.read_text(encoding="utf-8")
-    before, rest = text.split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
+def print_tables(here: Machine) -> None:
     about = named.describe()
-    head = (
+    print(
         f"{about['cpu']}, {default_n_threads()} threads, memory {here.memory_gb_s:.0f} GB/s, disk "
-        f"{here.disk.depth_32_gb_s:.1f} GB/s, commit {about['pyspac_commit']}."
+        f"{here.disk.depth_32_gb_s:.1f} GB/s, commit {about['pyspac_commit']}: tokens/s of "
+        "decoding, of prompts.\n"
     )
-    made = f"{before}{MARKS[0]}\n{head}\n\n{tables(here)}\n{MARKS[1]}{after}"
-    DOCS.write_text(made, encoding="utf-8")
+    print(tables(here))
 
 
 def main() -> int:
@@ -160,14 +155,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="predictions against runs")
-    parser.add_argument("--tables", action="store_true", help="write the tables of docs/fit.md")
+    parser.add_argument("--tables", action="store_true", help="other sizes of memory and cards, as Markdown")
     parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="for the models, up to 6 GB")
     args = parser.parse_args()
     console = Console()
     if args.tables:
-        write_tables(measure(default_n_threads(), GIB))
+        print_tables(measure(default_n_threads(), GIB))
     if not args.check:
         return 0
     about = named.describe()

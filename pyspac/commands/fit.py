@@ -140,8 +140,10 @@ def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[st
 
 def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: int) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("model", "size", "needs", "experts in"):
-        table.add_column(head, no_wrap=True)
+    table.add_column("model")
+    for head in ("GB", "needs"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("experts in", no_wrap=True)
     for head in ("tokens/s", "prompts"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in found:
@@ -150,8 +152,8 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
     console.print(table)
     card = f", a card with {size_text(machine.vram_bytes)}" if machine.vram_bytes else ""
     console.print(
-        f"\nfor {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens; needs: to "
-        "have all in memory. Speeds are predicted, in tokens per second, without drafts.",
+        f"\nfor {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens; needs: GiB "
+        "to have all in memory. Speeds are predicted, in tokens per second, without drafts.",
         style="dim",
     )
     if machine.vram_bytes:
@@ -168,9 +170,9 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
 
 def cells(one: Forecast) -> list[str]:
     name = f"{one.name} {one.quantisation}"
-    sizes = [f"{one.model_bytes / 1e9:.1f} GB", f"{one.needed_bytes / GIB:.1f} GiB"]
+    sizes = [f"{one.model_bytes / 1e9:.1f}", f"{one.needed_bytes / GIB:.1f}"]
     if one.decode_tps is None or one.prompt_tps is None:
-        return [name, *sizes, f"does not run: {one.least_bytes / GIB:.1f} GiB at least", "-", "-"]
+        return [name, *sizes, f"{one.least_bytes / GIB:.1f} GiB at least", "-", "-"]
     share = f" ({one.share_in_memory + one.share_on_card:.0%})" if "disk" in one.place else ""
     return [name, *sizes, f"{one.place}{share}", _number(one.decode_tps), _number(one.prompt_tps)]
 

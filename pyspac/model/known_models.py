@@ -170,9 +170,9 @@ class Weights:
             else:
                 dense[tensor.type_name] += tensor.n_bytes
         n = max(1, geometry.n_experts_total)
-        types = {layer.layout for layer in geometry.moe_layers}
         return cls(
-            name=geometry.name, quantisation=min(types, default="-"), n_layer=geometry.n_layer,
+            name=geometry.name, quantisation=max(experts, key=experts.__getitem__, default="-"),
+            n_layer=geometry.n_layer,
             n_layer_moe=geometry.n_moe_layer, n_expert=geometry.n_expert,
             n_expert_used=geometry.n_expert_used, dense=dense,
             expert=Counter({name: size // n for name, size in experts.items()}), table_bytes=table, kv=kv,
