@@ -124,11 +124,11 @@ def test_who_asks_for_no_cache_leaves_nothing(tmp_path: Path) -> None:
 def test_what_takes_its_place_is_kept_before(tmp_path: Path) -> None:
     """One slot, two prompts without a pause between them."""
     folder = tmp_path / "kept"
-    with serving(tmp_path, folder, passed=("-np", "1", "--cache-ram", "0")) as serve:
+    with serving(tmp_path, folder, passed=("-np", "1")) as serve:
         ask(serve, TEXT)
         ask(serve, OTHER)
         serve.stop()
-    with serving(tmp_path, folder, passed=("-np", "1", "--cache-ram", "0")) as serve:
+    with serving(tmp_path, folder, passed=("-np", "1")) as serve:
         assert ask(serve, TEXT + MORE)[1] > 50
         assert ask(serve, OTHER + MORE)[1] > 50
 
