@@ -16,6 +16,7 @@ from pyspac.commands.bench import bench
 from pyspac.commands.chat import chat
 from pyspac.commands.demo import demo
 from pyspac.commands.doctor import doctor
+from pyspac.commands.fit import fit
 from pyspac.commands.grouped_help import MORE, GroupedCommand, GroupedCommands
 from pyspac.commands.inspect import inspect
 from pyspac.commands.lab import app as lab
@@ -50,6 +51,7 @@ app.command(cls=GroupedCommand)(top)
 app.command(cls=GroupedCommand)(pull)
 app.command(cls=GroupedCommand)(models)
 app.command("list", cls=GroupedCommand, hidden=True)(models)
+app.command(cls=GroupedCommand)(fit)
 app.command(cls=ModelCommand)(inspect)
 app.command(cls=ServerCommand)(bench)
 app.command(cls=ModelCommand)(doctor)

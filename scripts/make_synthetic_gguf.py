@@ -33,6 +33,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from pyspac.model.known_models import KnownModel, known_models
+
 # shares of the variance of a token's embedding: common to all tokens, common to neighbouring ids, its own
 COMMON_SHARE, NEAR_SHARE = 0.42, 0.32
 NEAR_DECAY = 0.75  # correlation of the neighbouring part from one token id to the next
@@ -58,28 +60,24 @@ class Geometry:
     qtype: Type = Type.Q4_K
 
 
-GEOMETRIES = {
-    "small": Geometry(
-        arch="qwen3moe", n_layer=12, n_embd=1024, n_head=16, n_head_kv=4, n_head_dim=64, n_ff_exp=512,
-        n_expert=128, n_expert_used=8,
-    ),
-    "qwen3-30b-a3b": Geometry(
-        arch="qwen3moe", n_layer=48, n_embd=2048, n_head=32, n_head_kv=4, n_head_dim=128, n_ff_exp=768,
-        n_expert=128, n_expert_used=8,
-    ),
-    "olmoe-1b-7b": Geometry(
-        arch="olmoe", n_layer=16, n_embd=2048, n_head=16, n_head_kv=16, n_head_dim=128, n_ff_exp=1024,
-        n_expert=64, n_expert_used=8,
-    ),
-    "mixtral-8x7b": Geometry(
-        arch="llama", n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, n_head_dim=128, n_ff_exp=14336,
-        n_expert=8, n_expert_used=2,
-    ),
-    "gpt-oss-20b": Geometry(
-        arch="gpt-oss", n_layer=24, n_embd=2880, n_head=64, n_head_kv=8, n_head_dim=64, n_ff_exp=2880,
-        n_expert=32, n_expert_used=4, qtype=Type.MXFP4,
-    ),
-}  # fmt: skip
+WRITABLE = ("qwen3moe", "olmoe", "llama", "gpt-oss")  # architectures whose tensors are known here
+
+
+def geometries() -> dict[str, Geometry]:
+    """Of the known models that can be written, by name; `small` is made up."""
+    return {name: _geometry(model) for name, model in known_models().items() if model.arch in WRITABLE}
+
+
+def _geometry(model: KnownModel) -> Geometry:
+    return Geometry(
+        arch=model.arch, n_layer=model.n_layer, n_embd=model.n_embd, n_head=model.heads["n"],
+        n_head_kv=model.heads["n_kv"], n_head_dim=model.heads["dim"], n_ff_exp=model.n_ff_exp,
+        n_expert=model.n_expert, n_expert_used=model.n_expert_used,
+        qtype=Type.MXFP4 if model.quantisations == ["MXFP4"] else Type.Q4_K,
+    )  # fmt: skip
+
+
+GEOMETRIES = geometries()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ ROOMS: Final = {
     "decide": {"base", "board", "layers", "cache", "tier"},
     "split": {"base", "board", "layers", "cache", "host", "plan", "graph", "untried", "decide"},
     "draft": {"base"},
+    "keep": {"base"},
     "trace": {"base", "draft"},
 }
 MAX_TOP_FILES: Final = 6  # engine, the C interface, attaching

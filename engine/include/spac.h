@@ -417,13 +417,14 @@ SPAC_API void        spac_hidden_states_close(spac_hidden_states * states);
 SPAC_API spac_status spac_backend_load_all(void); // register the ggml backends built beside this library
 SPAC_API int32_t     spac_device_count(void);
 SPAC_API spac_status spac_device_get_info(int32_t index, spac_device_info * info);
-SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                            // HOST:PORT; adds its devices
-SPAC_API spac_status spac_devices_find(const char * names, int32_t * indices, int32_t * n); // [SPAC_N_DEVICES] what "auto" or names mean
-SPAC_API void *      spac_cpu_buffer_type(void);                                            // for llama_model_params.tensor_buft_overrides
-SPAC_API void *      spac_host_buffer_type(void);                                           // the same: huge pages, weights as in the file
-SPAC_API bool        spac_has_kernels(int32_t type);                                        // of the engine's own, for this machine; type: enum ggml_type
-SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);              // streaming read
-SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);            // host to device copies
+SPAC_API spac_status spac_device_add_rpc(const char * endpoint);                                                 // HOST:PORT; adds its devices
+SPAC_API spac_status spac_devices_find(const char * names, int32_t * indices, int32_t * n);                      // [SPAC_N_DEVICES] what "auto" or names mean
+SPAC_API void *      spac_cpu_buffer_type(void);                                                                 // for llama_model_params.tensor_buft_overrides
+SPAC_API void *      spac_host_buffer_type(void);                                                                // the same: huge pages, weights as in the file
+SPAC_API bool        spac_has_kernels(int32_t type);                                                             // of the engine's own, for this machine; type: enum ggml_type
+SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);                                   // streaming read
+SPAC_API spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s); // weights of a type times 1 to 8 tokens, by the engine's own kernels
+SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);                                 // host to device copies
 
 // mask tokens: a LoRA adapter with the key pyspac.mtp.n_masks acts on tokens of no sequence before first_seq; -1, as it is
 // unless set: on none

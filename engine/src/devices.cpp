@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -131,6 +132,69 @@ spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
             std::vector<std::future<void>> passes; // each waits for its thread when it goes, also where one cannot be made
             for (int i = 0; i < n_threads; i++) {
                 passes.push_back(std::async(std::launch::async, [&, i] { sink += read_all(data.data() + i * part, part); }));
+            }
+        });
+    });
+}
+
+// rows of weights, in pages as the model's, times the same tokens
+struct kernel_pass {
+    static constexpr int64_t N_COLS = 2048, N_ROWS_AT_ONCE = 64;
+
+    const spac_kernels & kernels;
+    const ggml_type      type;
+    const size_t         row_bytes = ggml_row_size(type, N_COLS);
+    const int64_t        n_rows    = (int64_t) (READ_BYTES / row_bytes) / N_ROWS_AT_ONCE * N_ROWS_AT_ONCE;
+
+    const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> weights{
+        ggml_backend_buft_alloc_buffer((ggml_backend_buffer_type_t) spac_host_buffer_type(), n_rows * row_bytes), ggml_backend_buffer_free
+    };
+    const size_t                                 act_bytes;
+    const int32_t                                n_tokens;
+    const std::unique_ptr<char, decltype(&free)> acts{ (char *) aligned_alloc(64, act_bytes * n_tokens), free }; // act_bytes is a multiple of 64
+
+    kernel_pass(const spac_kernels & kernels, ggml_type type, int32_t n_tokens) :
+        kernels(kernels), type(type), act_bytes(spac_act_bytes(spac_act_form_of(kernels, type), N_COLS)), n_tokens(n_tokens) {
+        if (!weights || !acts) {
+            throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no room for the %zu MiB of the measurement: free memory", READ_BYTES >> 20));
+        }
+        memset(ggml_backend_buffer_get_base(weights.get()), 0x3c, n_rows * row_bytes); // in every type scales that are no extremes
+        const std::vector<float> x(N_COLS, 0.5f);
+        for (int32_t t = 0; t < n_tokens; t++) {
+            spac_prepare_act(kernels, spac_act_form_of(kernels, type), x.data(), N_COLS, acts.get() + t * act_bytes);
+        }
+    }
+
+    void run(int64_t first, int64_t last) const {
+        float        out[SPAC_DOT_TOKENS][N_ROWS_AT_ONCE];
+        float *      to[SPAC_DOT_TOKENS];
+        const char * from[SPAC_DOT_TOKENS];
+        for (int32_t t = 0; t < n_tokens; t++) {
+            to[t] = out[t], from[t] = acts.get() + t * act_bytes;
+        }
+        const char * base = (const char *) ggml_backend_buffer_get_base(weights.get());
+        for (int64_t ir = first; ir < last; ir += N_ROWS_AT_ONCE) {
+            spac_dot_rows(kernels, type, base + ir * row_bytes, row_bytes, N_ROWS_AT_ONCE, N_COLS, from, n_tokens, to);
+        }
+    }
+};
+
+spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s) {
+    return spac_guard([&] {
+        if (n_threads < 1 || n_threads > SPAC_MAX_THREADS || n_tokens < 1 || n_tokens > SPAC_DOT_TOKENS || !gb_s) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%d threads, %d tokens: give 1 to %d threads, and 1 to %d tokens", n_threads, n_tokens,
+                                                                       SPAC_MAX_THREADS, SPAC_DOT_TOKENS));
+        }
+        if (!spac_has_kernels(type)) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("type %d: the engine has no kernel for it on this machine", type));
+        }
+        const kernel_pass pass(*spac_kernels_best(), (ggml_type) type, n_tokens);
+        const int64_t     n_blocks = pass.n_rows / kernel_pass::N_ROWS_AT_ONCE;
+        *gb_s                      = best_gb_s(pass.n_rows * pass.row_bytes, [&] {
+            std::vector<std::future<void>> parts;
+            for (int64_t i = 0; i < n_threads; i++) {
+                const int64_t first = n_blocks * i / n_threads, last = n_blocks * (i + 1) / n_threads;
+                parts.push_back(std::async(std::launch::async, [&pass, first, last] { pass.run(first * kernel_pass::N_ROWS_AT_ONCE, last * kernel_pass::N_ROWS_AT_ONCE); }));
             }
         });
     });

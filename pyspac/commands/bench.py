@@ -25,6 +25,7 @@ from pyspac.commands.common import (
     output_console,
     reports_errors,
 )
+from pyspac.commands.community import SUFFIX, markdown_path, write_report
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.errors import ConfigError, UsageError
@@ -45,6 +46,15 @@ Save = Annotated[
         "--profile",
         help="Save the fastest way as this model's defaults, for pyspac run and pyspac chat, if it wins each "
         f"of {MIN_ROUNDS} rounds or more; flags that are given there, --stock among them, replace it.",
+    ),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write machine, model and speeds to FILE.json, to share them (benchmarks/community/), and as a "
+        "table to FILE.md.",
     ),
 ]
 Forget = Annotated[
@@ -73,6 +83,7 @@ def bench(
     rpc: o.Rpc = None,
     json_file: o.JsonFile = None,
     png: o.Png = None,
+    report: Report = None,
     profile: Save = False,
     forget: Forget = False,
     verbose: o.Verbose = False,
@@ -95,6 +106,8 @@ def bench(
     if png is not None:
         check_target("--png", png)
         check_can_draw()
+    if report is not None:
+        _check_report(report)
     if profile:
         _check_can_save(rounds, has_more=bool(rpc or command.args))
     log.set_up("bench", as_json=False, is_quiet=not verbose)
@@ -107,7 +120,10 @@ def bench(
         drafting=_drafting(draft),
         mtp=mtp.absolute() if mtp else None,
     )
-    _report(measure(given, n_predict, rounds), json_file, png, saves=profile)
+    findings = measure(given, n_predict, rounds)
+    _report(findings, json_file, png, saves=profile)
+    if report is not None:
+        write_report(report, findings)
 
 
 def _report(findings: Findings, json_file: str | None, png: Path | None, *, saves: bool) -> None:
@@ -120,6 +136,13 @@ def _report(findings: Findings, json_file: str | None, png: Path | None, *, save
         console.print(f"figure: {png}", markup=False, soft_wrap=True)
     if saves:
         console.print(_save(findings), markup=False, soft_wrap=True)
+
+
+def _check_report(path: Path) -> None:
+    if path.suffix != SUFFIX:
+        raise ConfigError("--report", str(path), f"a name that ends in {SUFFIX}")
+    for target in (path, markdown_path(path)):
+        check_target("--report", target)
 
 
 def _check_can_save(n_rounds: int, *, has_more: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from pyspac.commands.grouped_help import MORE
 from pyspac.commands.server_options import serve_options
 from pyspac.scheduler.policy import DEFAULT_POLICY
 from pyspac.server import log
+from pyspac.server.keep import DEFAULT_MIB
 from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_DRAIN_S, DEFAULT_HOST
 
 Host = Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")]
@@ -51,6 +53,24 @@ Drain = Annotated[
     ),
 ]
 
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep",
+        metavar="DIR",
+        help="Keep the states of prompts in this folder, for the next server with the same model and "
+        "settings.",
+    ),
+]
+KeepMib = Annotated[
+    int | None,
+    typer.Option(
+        "--keep-mib",
+        metavar="N",
+        help=f"With --keep: MiB in all; what was used longest ago goes first. Default: {DEFAULT_MIB}.",
+    ),
+]
+
 
 @reports_errors
 def serve(
@@ -75,6 +95,8 @@ def serve(
     max_batch: MaxBatch = None,
     restart: Restart = False,
     drain: Drain = DEFAULT_DRAIN_S,
+    keep: Keep = None,
+    keep_mib: KeepMib = None,
     spec_type: o.SpecTypeName = None,
     speculation: o.SpeculationName = None,
     draft_max: o.DraftMax = None,

@@ -24,7 +24,7 @@ from pyspac.server.options import (
 # of a server with one client: one slot with all of the context, no prompts kept aside, no warm-up
 OWN_FLAGS: Final = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 SERVE_ONLY: Final = ("--host", "--port", "--api-key", "--api-key-file", "--api-prefix", "--ssl-key-file")
-_SERVER_FIELDS: Final = ("host", "port", "board", "max_batch", "restart")
+_SERVER_FIELDS: Final = ("host", "port", "board", "max_batch", "restart", "keep", "keep_mib")
 _ATTACH_FIELDS: Final = ("metrics_port", "metrics_host", "cpu_share", "warm_start", "log_json")
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "host_buffer_type",
     "load_backends",
     "measure_host_gb_s",
+    "measure_kernel_gb_s",
     "measure_link_gb_s",
 ]
 
@@ -286,6 +287,17 @@ def measure_host_gb_s(n_threads: int) -> float:
     """Return how fast n_threads read host memory, in 1e9 bytes/s. Takes about a second."""
     out = ffi.new("double *")
     check(lib.spac_measure_host_gb_s(n_threads, out))
+    return float(out[0])
+
+
+def measure_kernel_gb_s(type_name: str, n_tokens: int, n_threads: int) -> float:
+    """Return how fast weights of a type are read and multiplied by so many tokens, in 1e9 bytes/s.
+
+    By the engine's own kernels, on n_threads; it takes a second at most. Raises EngineError where they lack
+    the type.
+    """
+    out = ffi.new("double *")
+    check(lib.spac_measure_kernel_gb_s(TYPE_IDS[type_name], n_tokens, n_threads, out))
     return float(out[0])
 
 

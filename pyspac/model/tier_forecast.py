@@ -82,13 +82,18 @@ def forecast(
     dense = dense_bytes(header, geometry)
     alike, recorded = (
         1e6 / token_us(geometry, dense, found, disk, host_gb_s) if is_enough else None
-        for found in (share, max(share, float(np.interp(share, _HELD, _FOUND))))
+        for found in (share, found_share(share))
     )
     return TierForecast(
         ram_bytes=ram_bytes, least_bytes=least_bytes(geometry), n_in_memory=n_in_memory,
         n_on_disk=geometry.n_experts_total - n_in_memory,
         other_bytes=geometry.model_bytes - geometry.experts_bytes, tps_alike=alike, tps_recorded=recorded,
     )  # fmt: skip
+
+
+def found_share(held: float) -> float:
+    """Of the experts in use, what is there where memory holds that share of all: as in recorded traces."""
+    return max(held, float(np.interp(held, _HELD, _FOUND)))
 
 
 def token_us(geometry: MoeGeometry, dense: int, found: float, disk: DiskSpeed, host_gb_s: float) -> float:

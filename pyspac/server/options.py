@@ -30,6 +30,7 @@ from pyspac.scheduler.config import (
     SchedulerConfig,
 )
 from pyspac.server.board_file import check_name
+from pyspac.server.keep import check_keep
 from pyspac.speculation.manager import FIXED, choose_controller, choose_draft_max, parse_controller
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class ServeOptions:
     max_batch: int | None = None  # None: what drafts or masks need
     restart: bool = False
     drain_s: float = DEFAULT_DRAIN_S  # after SIGTERM, for answers under way
+    keep: Path | None = None  # a folder for prompts that outlive the server
+    keep_mib: int | None = None  # how much it may hold; None: the default
     passed: Sequence[str] = ()  # for llama-server as they are
     attach: AttachOptions = field(default_factory=AttachOptions)
 
@@ -169,6 +172,7 @@ class ServeOptions:
         if self.n_ctx is not None:
             check_int("-c", self.n_ctx, 0, MAX_TOKENS)
         check_range("--drain", self.drain_s, 0, MAX_DRAIN_S)
+        check_keep(self.keep, self.keep_mib)
         if self.board is not None:
             check_name(self.board)
         self._check_passed()

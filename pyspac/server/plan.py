@@ -37,6 +37,7 @@ from pyspac.server.build_extras import build_extras
 from pyspac.server.device_probe import probe_device
 from pyspac.server.download import ModelFiles, find_models
 from pyspac.server.health import choose_port, overlap
+from pyspac.server.keep import prepare_folder
 from pyspac.server.masks import fit_masks
 from pyspac.server.memory import (
     check_n_ctx,
@@ -97,6 +98,8 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     board_file.check_free(board)
     if options.attach.metrics_port:
         choose_port(options.attach.metrics_host, options.attach.metrics_port, "--metrics-port")
+    if options.keep is not None:
+        prepare_folder(options.keep)
     device = probe_device(options.device, options.rpc, is_stopped, is_split=not options.stock)
     is_auto = read_device_kind(options.device) == "auto"
     options = options.on(device)

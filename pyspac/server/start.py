@@ -16,6 +16,7 @@ from pyspac.openmp_spin import spin_environment
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch, server_argv, server_env
 from pyspac.server.child import Child
+from pyspac.server.keep import keep_env
 from pyspac.server.options import ServeOptions
 
 
@@ -40,6 +41,7 @@ def start_server(
     log.event(f"starting {shlex.join(argv)}", argv=argv)
     with _on_its_cores(options.cpu_range), not_by_environment():
         env = spin_environment() | server_env(options, launch.ram_bytes)
+        env |= keep_env(options.keep, options.keep_mib, argv, launch.model, launch.n_ctx)
         return Child("llama-server", argv, env=env, output=output, death_signal=death_signal)
 
 

@@ -23,6 +23,7 @@ from pyspac.server.child import Child
 from pyspac.server.download import StoppedError
 from pyspac.server.drain import drain
 from pyspac.server.health import is_healthy
+from pyspac.server.keep import DEFAULT_MIB
 from pyspac.server.options import ServeOptions
 from pyspac.server.plan import plan_launch, without_lost
 from pyspac.server.settings import to_json
@@ -31,6 +32,7 @@ from pyspac.server.start import start_server
 TICK_S: Final = 0.1
 HEALTH_PERIOD_S: Final = 0.2
 SERVER_STOP_S: Final = 20.0  # answers under way are cut off; what takes longer hangs
+SLOW_MIB_S: Final = 100.0
 SCHEDULER_STOP_S: Final = 3.0
 EXIT_INTERRUPTED: Final = 130
 FIRST_STARTS: Final = 3  # with --restart; what never was ready will not be: a wrong option, too little memory
@@ -253,12 +255,16 @@ class Supervisor:
             )  # fmt: skip
             n_signals = len(self.signals.received)
         server.send(signal.SIGTERM)
-        end_s = time.monotonic() + SERVER_STOP_S
+        end_s = time.monotonic() + SERVER_STOP_S + self._writing_s()
         while not server.wait(TICK_S):
             if time.monotonic() > end_s or len(self.signals.received) > n_signals:  # a second Ctrl-C
                 log.warning(f"{server.name} does not end; killing it")
                 server.stop(0)
         board_file.remove_stale(self.launch.board)
+
+    def _writing_s(self) -> float:
+        """What prompts that are kept may take, on a slow disk."""
+        return 0.0 if self.options.keep is None else (self.options.keep_mib or DEFAULT_MIB) / SLOW_MIB_S
 
     def _stop_scheduler(self) -> None:
         if self.scheduler is not None and not self.scheduler.stop(SCHEDULER_STOP_S):

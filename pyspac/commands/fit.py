@@ -1,0 +1,181 @@
+"""`pyspac fit`: which models this machine, or another one, can run, and how fast."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pyspac.checks import check_int
+from pyspac.commands import options as o
+from pyspac.commands.common import check_json_target, output_console, reports_errors
+from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.memory import free_memory
+from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.model.checks import check_model_file
+from pyspac.model.device_needs import kv_bytes
+from pyspac.model.disk_probe import DiskSpeed, measure_disk
+from pyspac.model.geometry import read_geometry
+from pyspac.model.known_models import Weights, all_weights
+from pyspac.model.speed_forecast import CARD_GB_S, N_PASS, Forecast, KernelSpeed, Machine, forecast
+from pyspac.units import GIB, MIB, read_size, size_text
+
+DEFAULT_N_CTX: Final = 4096
+MAX_N_CTX: Final = 1 << 24
+TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantisations
+PIECE_BYTES: Final = MIB  # about a matrix of an expert
+_PROBE_BYTES: Final = 256 * MIB
+
+Files: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[MODEL]...", help="GGUF files, instead of the models that people run."),
+]
+Vram: TypeAlias = Annotated[
+    str | None, typer.Option("--vram", metavar="SIZE", help="Ask for a card with so much memory: 8G.")
+]
+Ram: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--ram", metavar="SIZE", help="So much free memory: 16G. Default: what is free here."),
+]
+CtxSize: TypeAlias = Annotated[
+    int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of the context.")
+]
+
+
+@reports_errors
+def fit(
+    files: Files = None,
+    vram: Vram = None,
+    ram: Ram = None,
+    ctx_size: CtxSize = DEFAULT_N_CTX,
+    threads: o.Threads = None,
+    json_file: o.JsonFile = None,
+) -> None:
+    """Show which models fit, and how fast they would be.
+
+    Memory, kernels and disk are measured, for some seconds; speeds follow from them and the models' sizes.
+    With a card nothing was ever measured: its part is predicted with an assumed speed.
+    """
+    check_json_target(json_file)
+    check_int("-c", ctx_size, 1, MAX_N_CTX)
+    if threads is not None:
+        check_int("-t", threads, 1)
+    vram_bytes = 0 if vram is None else _size("--vram", vram)
+    ram_bytes = free_memory() if ram is None else _size("--ram", ram)
+    weights = [_of_file(path, ctx_size) for path in files or ()] or list(all_weights(ctx_size))
+    machine = measure(threads or default_n_threads(), ram_bytes, vram_bytes, files[0] if files else None)
+    found = [forecast(one, machine, ctx_size) for one in weights]
+    if json_file is not None:
+        write_json(json_file, _to_dict(machine, found, ctx_size))
+    if json_file != STDOUT:
+        show(output_console(), machine, found, ctx_size)
+
+
+def _size(flag: str, text: str) -> int:
+    n_bytes = read_size(flag, text, 0)
+    if n_bytes is None or "%" in text or n_bytes == 0:
+        raise ConfigError(flag, text, "GiB (8G) or MiB (8000), more than 0")
+    return n_bytes
+
+
+def _of_file(path: Path, n_ctx: int) -> Weights:
+    header = check_model_file(path)
+    geometry = read_geometry(header)
+    if not geometry.is_moe:
+        raise UsageError(f"{path} is a dense model: it has no experts that could be elsewhere")
+    return Weights.of_file(header, geometry, {n_ctx: kv_bytes(header, n_ctx)})
+
+
+def measure(n_threads: int, ram_bytes: int, vram_bytes: int = 0, model: Path | None = None) -> Machine:
+    """Memory, kernels, and the disk of `model`, or of the folder for temporary files. Raises PyspacError."""
+    from pyspac.engine.engine import has_kernels, measure_host_gb_s, measure_kernel_gb_s
+
+    def kernel(name: str) -> KernelSpeed:
+        return KernelSpeed(*(measure_kernel_gb_s(name, n, n_threads) for n in (1, N_PASS)))
+
+    memory_gb_s = measure_host_gb_s(n_threads)
+    kernels = {name: kernel(name) for name in TYPES if has_kernels(name)}
+    return Machine(
+        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory_gb_s, kernels=kernels,
+        disk=measure_disk(model, PIECE_BYTES) if model else _on_probe(lambda p: measure_disk(p, PIECE_BYTES)),
+    )  # fmt: skip
+
+
+def _on_probe(measured: Callable[[Path], DiskSpeed]) -> DiskSpeed:
+    """On a file that is written for it, where models that are fetched lie."""
+    folder = Path.home() / ".cache"
+    folder = folder if folder.is_dir() else Path(tempfile.gettempdir())
+    if shutil.disk_usage(folder).free < 2 * _PROBE_BYTES:
+        raise PyspacError(f"{folder} has no room for the {_PROBE_BYTES // MIB} MiB that measure its disk")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="pyspac-fit-") as file:
+        block = bytes(range(256)) * (MIB // 256)
+        for _ in range(_PROBE_BYTES // MIB):
+            file.write(block)
+        file.flush()
+        return measured(Path(file.name))
+
+
+def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[str, Any]:
+    return {
+        "n_ctx": n_ctx,
+        "ram_bytes": machine.ram_bytes,
+        "vram_bytes": machine.vram_bytes,
+        "measured": {
+            "memory_gb_s": machine.memory_gb_s,
+            "disk": machine.disk.to_dict(),
+            "kernels": {name: asdict(speed) for name, speed in machine.kernels.items()},
+        },
+        "assumed": {"card_gb_s": CARD_GB_S if machine.vram_bytes else None},
+        "models": [one.to_dict() for one in found],
+    }
+
+
+def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: int) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("model")
+    for head in ("GB", "needs"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("experts in", no_wrap=True)
+    for head in ("tokens/s", "prompts"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in found:
+        style = "dim" if one.decode_tps is None else None
+        table.add_row(*cells(one), style=style)
+    console.print(table)
+    card = f", a card with {size_text(machine.vram_bytes)}" if machine.vram_bytes else ""
+    console.print(
+        f"\nfor {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens; needs: GiB "
+        "to have all in memory. Speeds are predicted, in tokens per second, without drafts.",
+        style="dim",
+    )
+    if machine.vram_bytes:
+        console.print(
+            f"With a card: predicted, never measured; {CARD_GB_S:g} GB/s is assumed.", style="yellow"
+        )
+    shares = ", ".join(f"{name} {speed.one:.0f}" for name, speed in machine.kernels.items())
+    console.print(
+        f"measured: memory {machine.memory_gb_s:.1f} GB/s, kernels {shares or 'none'}, disk "
+        f"{machine.disk.depth_32_gb_s:.2f}. To run one: pyspac run -m FILE, or -hf USER/MODEL:QUANTISATION",
+        style="dim",
+    )
+
+
+def cells(one: Forecast) -> list[str]:
+    name = f"{one.name} {one.quantisation}"
+    sizes = [f"{one.model_bytes / 1e9:.1f}", f"{one.needed_bytes / GIB:.1f}"]
+    if one.decode_tps is None or one.prompt_tps is None:
+        return [name, *sizes, f"{one.least_bytes / GIB:.1f} GiB at least", "-", "-"]
+    share = f" ({one.share_in_memory + one.share_on_card:.0%})" if "disk" in one.place else ""
+    return [name, *sizes, f"{one.place}{share}", _number(one.decode_tps), _number(one.prompt_tps)]
+
+
+def _number(tps: float) -> str:
+    return f"{tps:,.0f}" if tps >= 10.0 else f"{tps:.1f}"

@@ -1,0 +1,155 @@
+"""Will it fit, and how fast: a model's weights and a machine's measured speeds in, where things are and
+tokens per second out.
+
+A token's time is that of the weights it reads, each type at the speed of the kernel that multiplies it, and a
+little per layer. In prompts each pass over a matrix serves several tokens. Experts on disk: as `token_us` in
+tier_forecast.py, with the share found in memory that recorded texts have. A card holds all but experts, and
+some of these; its own speed is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from pyspac.model.disk_probe import DiskSpeed
+from pyspac.model.known_models import Bytes, Weights
+from pyspac.model.memory_tier import MARGIN_BYTES, PROMPT_PIECE
+from pyspac.model.tier_forecast import found_share
+
+N_PASS: Final = 8  # tokens of a prompt that one pass over a matrix serves (SPAC_DOT_TOKENS)
+LAYER_US: Final = 90.0  # norms, attention, router, waiting; of the demo model's layers on two cores
+BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
+CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
+CARD_MARGIN_BYTES: Final = 768 << 20  # SPAC_AUTO_MARGIN_MIB
+# where the kernels lack a type: as slow as the slowest that they have
+Place = Literal["memory", "disk", "card and memory", "card and disk", "card", "nowhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpeed:
+    """Of one type's kernel, in 1e9 bytes of weights per second."""
+
+    one: float  # times one token
+    many: float  # times N_PASS tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was measured here, and what it is asked to hold."""
+
+    ram_bytes: int  # for a model
+    memory_gb_s: float
+    kernels: Mapping[str, KernelSpeed]
+    disk: DiskSpeed
+    vram_bytes: int = 0  # of a card; 0: none
+    layer_us: float = LAYER_US
+
+    def read_us(self, weights: Bytes) -> float:
+        return sum(n / (self._kernel(name).one * 1e3) for name, n in weights.items())
+
+    def prompt_us(self, weights: Bytes) -> float:
+        """Of one token of many."""
+        return sum(n / (self._kernel(name).many * 1e3) for name, n in weights.items()) / N_PASS
+
+    def _kernel(self, name: str) -> KernelSpeed:
+        if name in self.kernels:
+            return self.kernels[name]
+        slowest = min((speed.many for speed in self.kernels.values()), default=self.memory_gb_s)
+        return KernelSpeed(self.memory_gb_s, slowest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Of one model on one machine."""
+
+    name: str
+    quantisation: str
+    model_bytes: int
+    needed_bytes: int  # of memory, for all of it
+    place: Place
+    share_in_memory: float  # of the experts
+    share_on_card: float
+    decode_tps: float | None  # None: it does not run
+    prompt_tps: float | None
+    least_bytes: int  # of memory, to run at all
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def has_card(self) -> bool:
+        return self.place.startswith("card")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        basis = "predicted, never measured on a GPU" if self.has_card else "predicted"
+        return asdict(self) | {"basis": basis}
+
+
+def forecast(weights: Weights, machine: Machine, n_ctx: int, found: float | None = None) -> Forecast:
+    """`found`: share of the experts in use that is in memory, where it is known; None: as recorded texts."""
+    kv = weights.kv[n_ctx]
+    on_card = _share_on_card(weights, machine, kv)
+    host_others = BUFFERS_BYTES + MARGIN_BYTES + (0 if machine.vram_bytes and on_card >= 0 else
+                                                  weights.others_bytes + kv)  # fmt: skip
+    on_card = max(0.0, on_card)
+    rest = 1.0 - on_card
+    room = machine.ram_bytes - host_others
+    one_layer = weights.n_expert * weights.expert_bytes
+    in_memory = max(0.0, min(rest, room / max(1, weights.experts_bytes)))
+    has_card = bool(machine.vram_bytes) and host_others == BUFFERS_BYTES + MARGIN_BYTES
+    place = _place(in_memory, rest, room, one_layer, has_card=has_card)
+    common: dict[str, Any] = {
+        "name": weights.name, "quantisation": weights.quantisation, "model_bytes": weights.model_bytes,
+        "needed_bytes": host_others + int(rest * weights.experts_bytes), "place": place,
+        "share_in_memory": in_memory, "share_on_card": on_card, "least_bytes": host_others + one_layer,
+    }  # fmt: skip
+    if place == "nowhere":
+        return Forecast(**common, decode_tps=None, prompt_tps=None)
+    held = in_memory + on_card
+    share = found_share(held) if found is None else found
+    decode = _decode_us(weights, machine, share, on_card if has_card else 0.0, has_card=has_card)
+    prompt = _prompt_us(weights, machine, held, has_card=has_card)
+    return Forecast(**common, decode_tps=1e6 / decode, prompt_tps=1e6 / prompt)
+
+
+def _share_on_card(weights: Weights, machine: Machine, kv: int) -> float:
+    """Of the experts; below 0: not even the rest fits there."""
+    room = machine.vram_bytes - CARD_MARGIN_BYTES - BUFFERS_BYTES - weights.others_bytes - kv
+    return min(1.0, room / max(1, weights.experts_bytes)) if machine.vram_bytes else 0.0
+
+
+def _place(in_memory: float, rest: float, room: int, one_layer: int, *, has_card: bool) -> Place:
+    if rest <= 0.0:
+        return "card"
+    if in_memory >= rest:
+        return "card and memory" if has_card else "memory"
+    if room < one_layer:
+        return "nowhere"
+    return "card and disk" if has_card else "disk"
+
+
+def _decode_us(weights: Weights, machine: Machine, found: float, on_card: float, *, has_card: bool) -> float:
+    """Of one token. What a card holds is used as often as recorded texts use the best of that size."""
+    used = weights.n_expert_used
+    experts_us = used * machine.read_us(weights.expert)
+    absent = used * weights.expert_bytes * (1.0 - found)
+    chance = 1.0 - found**used
+    disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
+    card_us = 0.0
+    dense_us = machine.read_us(weights.dense)
+    if has_card:
+        hit = found_share(on_card)
+        card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
+        experts_us *= 1.0 - hit
+        dense_us = weights.dense.total() / (CARD_GB_S * 1e3)
+    layers_us = weights.n_layer_moe * max(experts_us, disk_us if found < 1.0 else 0.0, card_us)
+    return dense_us + layers_us + weights.n_layer * machine.layer_us
+
+
+def _prompt_us(weights: Weights, machine: Machine, held: float, *, has_card: bool) -> float:
+    """Of one token in a piece: what is not in memory is read once for all of them."""
+    experts_us = weights.n_layer_moe * weights.n_expert_used * machine.prompt_us(weights.expert)
+    dense_us = 0.0 if has_card else machine.prompt_us(weights.dense)
+    read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3) / PROMPT_PIECE
+    return dense_us + max(experts_us, read_us)

@@ -1,0 +1,125 @@
+"""`pyspac fit`: what it shows, what it refuses, and what it measures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from typer.testing import CliRunner, Result
+
+from pyspac.cli import app
+from pyspac.commands import fit
+from pyspac.engine.engine import has_kernels, measure_kernel_gb_s
+from pyspac.errors import EngineError
+from pyspac.model.disk_probe import DiskSpeed
+from pyspac.model.known_models import known_models
+from pyspac.model.speed_forecast import KernelSpeed, Machine
+
+TARGET = ROOT / "pyspac/models/demo-moe.gguf"
+DISK = DiskSpeed(path="x", piece_bytes=1 << 20, is_direct=True, depth_1_gb_s=1.0, depth_32_gb_s=1.0)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["fit", *map(str, arguments)])
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine, without measuring one."""
+
+    def machine(_n: int, ram_bytes: int, vram_bytes: int = 0, _model: Path | None = None) -> Machine:
+        kernels = {name: KernelSpeed(10.0, 5.0) for name in fit.TYPES}
+        return Machine(
+            ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=20.0, kernels=kernels, disk=DISK
+        )
+
+    monkeypatch.setattr(fit, "measure", machine)
+
+
+def rows(*arguments: object) -> dict[tuple[str, str], dict[str, Any]]:
+    done = invoke(*arguments, "--json", "-")
+    assert done.exit_code == 0, done.output
+    return {(row["name"], row["quantisation"]): row for row in json.loads(done.output)["models"]}
+
+
+@pytest.mark.usefixtures("measured")
+def test_every_model_has_a_row() -> None:
+    found = rows("--ram", "16G")
+    names = {(m.name, quant) for m in known_models().values() if m.total_b for quant in m.quantisations}
+    assert set(found) == names
+    assert found["Qwen3-30B-A3B", "Q4_K_M"]["place"] == "disk"
+    assert found["DeepSeek-V2-Lite", "Q4_K_M"]["place"] == "memory"
+    assert found["DeepSeek-V3", "Q4_K_M"]["decode_tps"] is None
+    assert {row["basis"] for row in found.values()} == {"predicted"}
+    assert rows("--ram", "64G")["Qwen3-30B-A3B", "Q4_K_M"]["place"] == "memory"
+
+
+@pytest.mark.usefixtures("measured")
+def test_with_a_card_nothing_was_measured() -> None:
+    found = rows("--ram", "16G", "--vram", "8G")
+    assert found["Qwen3-30B-A3B", "Q4_K_M"]["basis"] == "predicted, never measured on a GPU"
+    text = invoke("--ram", "16G", "--vram", "8G").output
+    assert "predicted, never measured" in text
+    assert "GiB at least" in text
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_file_of_ones_own() -> None:
+    done = invoke(TARGET, "--ram", "1G")
+    assert done.exit_code == 0
+    assert "Demo Moe Q5_K" in done.output
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ram", "much"], "--ram"),
+        (["--ram", "0"], "--ram"),
+        (["--ram", "25%"], "--ram"),
+        (["--vram", "-1"], "--vram"),
+        (["-c", "0"], "-c"),
+        (["-t", "0"], "-t"),
+        (["missing.gguf"], "missing.gguf"),
+        (["--json", "/missing/x.json"], "--json"),
+    ],
+)
+def test_nonsense(arguments: list[str], said: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_dense_model() -> None:
+    done = invoke(ROOT / "pyspac/models/demo-draft.gguf")
+    assert done.exit_code == 2
+    assert "dense" in done.output
+
+
+@pytest.mark.skipif(not has_kernels("Q4_K"), reason="the engine has no kernels for this processor")
+def test_kernels_are_measured() -> None:
+    """A weight that serves eight tokens takes longer than one that serves one."""
+    one, many = (measure_kernel_gb_s("Q4_K", n, 1) for n in (1, 8))
+    assert 0.01 < many < one < 1000.0
+    with pytest.raises(EngineError, match="8 tokens"):
+        measure_kernel_gb_s("Q4_K", 9, 1)
+    with pytest.raises(EngineError, match="no kernel"):
+        measure_kernel_gb_s("Q2_K", 1, 1)
+
+
+def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".cache").mkdir()
+    sizes = []
+
+    def look(path: Path) -> DiskSpeed:
+        sizes.append(path.stat().st_size)
+        return DISK
+
+    assert fit._on_probe(look) is DISK
+    assert sizes == [256 << 20]
+    assert list((tmp_path / ".cache").iterdir()) == []

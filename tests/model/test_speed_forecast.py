@@ -1,0 +1,140 @@
+"""Which models fit, and how fast: sizes against what was published, times by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pyspac.model.checks import check_model_file
+from pyspac.model.disk_probe import DiskSpeed
+from pyspac.model.geometry import read_geometry
+from pyspac.model.known_models import RECIPES, Weights, all_weights, known_models
+from pyspac.model.memory_tier import MARGIN_BYTES
+from pyspac.model.speed_forecast import (
+    BUFFERS_BYTES,
+    CARD_GB_S,
+    CARD_MARGIN_BYTES,
+    Forecast,
+    KernelSpeed,
+    Machine,
+    forecast,
+)
+from pyspac.units import GIB
+
+N_CTX = 4096
+DISK = DiskSpeed(path="x", piece_bytes=1 << 20, is_direct=True, depth_1_gb_s=1.0, depth_32_gb_s=1.0)
+HEAD = BUFFERS_BYTES + MARGIN_BYTES  # of memory, beside the model
+
+
+def machine(ram_bytes: int, vram_bytes: int = 0) -> Machine:
+    kernels = {"Q4_K": KernelSpeed(10.0, 4.0), "Q8_0": KernelSpeed(20.0, 8.0)}
+    return Machine(
+        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=40.0, kernels=kernels, disk=DISK, layer_us=0.0
+    )
+
+
+def weights(n_expert: int = 10) -> Weights:
+    """10 layers, each with experts of 10 MB of which a token uses 2; 100 MB for every token."""
+    return Weights(
+        name="a", quantisation="Q4_K", n_layer=10, n_layer_moe=10, n_expert=n_expert, n_expert_used=2,
+        dense=Counter({"Q8_0": 100_000_000}), expert=Counter({"Q4_K": 10_000_000}), table_bytes=50_000_000,
+        kv={N_CTX: 50_000_000},
+    )  # fmt: skip
+
+
+def tps(found: Forecast) -> tuple[float, float]:
+    assert found.decode_tps is not None
+    assert found.prompt_tps is not None
+    return found.decode_tps, found.prompt_tps
+
+
+@pytest.mark.parametrize("name", [name for name, model in known_models().items() if model.total_b])
+def test_weights_in_all_are_those_published(name: str) -> None:
+    """So no matrix is missing, or counted twice."""
+    model = known_models()[name]
+    n_expert = model.n_layer_moe * model.n_expert * 3 * model.n_embd * model.n_ff_exp
+    n_shared = model.n_layer_moe * 3 * model.n_embd * model.n_ff_shared
+    n_dense = model.n_layer_dense * 3 * model.n_embd * model.n_ff_dense
+    n_table = model.n_vocab * model.n_embd * (1 if model.has_tied_output else 2)
+    total = n_expert + n_shared + n_dense + n_table + model.n_attention
+    assert total == pytest.approx(model.total_b * 1e9, rel=0.01)
+    assert set(model.quantisations) <= set(RECIPES)
+    assert model.source
+
+
+def test_size_by_hand() -> None:
+    """Q8_0: 8.5 bits for each of the 30.5 billion weights; the routers are F32."""
+    found = Weights.of_known(known_models()["qwen3-30b-a3b"], "Q8_0", N_CTX)
+    assert found.model_bytes == pytest.approx(30.52e9 * 8.5 / 8 + 48 * 128 * 2048 * 4, rel=0.002)
+    assert found.kv[N_CTX] == 48 * 2 * 4 * 128 * 2 * N_CTX
+
+
+def test_rows_that_k_quants_do_not_fit() -> None:
+    """1,408 values are no whole blocks of 256: the down matrices are Q5_0 and Q8_0 then."""
+    found = Weights.of_known(known_models()["deepseek-v2-lite"], "Q4_K_M", N_CTX)
+    assert set(found.expert) == {"Q4_K", "Q5_0", "Q8_0"}
+
+
+def test_in_memory_by_hand() -> None:
+    """100 MB at 20 GB/s are 5 ms, 10 layers x 2 x 10 MB at 10 GB/s are 20; prompts: 8 tokens a pass."""
+    found = forecast(weights(), machine(8 * GIB), N_CTX)
+    assert found.place == "memory"
+    assert found.needed_bytes == 1_200_000_000 + HEAD
+    decode, prompt = tps(found)
+    assert decode == pytest.approx(1 / (0.005 + 0.020))
+    assert prompt == pytest.approx(8 / (100e6 / 8e9 + 200e6 / 4e9))
+
+
+def test_on_disk_by_hand() -> None:
+    """Half of 1 GB of experts in memory, 80 % of those in use found: 4 MB of 20 a layer at 1 GB/s."""
+    found = forecast(weights(), machine(HEAD + 200_000_000 + 500_000_000), N_CTX, found=0.8)
+    assert found.place == "disk"
+    assert found.share_in_memory == pytest.approx(0.5)
+    decode, prompt = tps(found)
+    assert decode == pytest.approx(1 / (0.005 + 10 * 0.004))
+    read_s = 500e6 / 1e9 / 1024  # of a token, where reading takes longer than computing
+    assert prompt == pytest.approx(1 / (100e6 / 8e9 / 8 + max(read_s, 200e6 / 4e9 / 8)))
+
+
+def test_more_memory_is_never_slower() -> None:
+    speeds = [forecast(weights(), machine(HEAD + n * 100_000_000), N_CTX) for n in range(1, 15)]
+    decoded = [one.decode_tps for one in speeds if one.decode_tps is not None]
+    assert decoded == sorted(decoded)
+    assert speeds[0].place == "nowhere"
+    assert speeds[0].least_bytes == HEAD + 200_000_000 + 100_000_000
+    assert speeds[-1].place == "memory"
+
+
+def test_a_card_by_hand() -> None:
+    """It holds all but the experts: 100 MB at its speed, and says that nothing was measured."""
+    vram = CARD_MARGIN_BYTES + BUFFERS_BYTES + 200_000_000
+    found = forecast(weights(), machine(8 * GIB, vram), N_CTX)
+    assert found.place == "card and memory"
+    assert found.share_on_card == pytest.approx(0.0)
+    assert tps(found)[0] == pytest.approx(1 / (0.1 / CARD_GB_S + 0.020))
+    assert found.to_dict()["basis"] == "predicted, never measured on a GPU"
+    all_there = forecast(weights(), machine(2 * GIB, vram + 1_000_000_000), N_CTX)
+    assert all_there.place == "card"
+    small = forecast(weights(), machine(8 * GIB, vram - 1_000_000), N_CTX)
+    assert small.place == "memory"
+    assert small.to_dict()["basis"] == "predicted"
+
+
+def test_a_file_and_its_geometry() -> None:
+    path = Path(__file__).parents[2] / "pyspac/models/demo-moe.gguf"
+    header = check_model_file(path)
+    geometry = read_geometry(header)
+    found = Weights.of_file(header, geometry, {N_CTX: 0})
+    assert found.model_bytes == pytest.approx(geometry.model_bytes, rel=0.001)
+    assert found.experts_bytes == pytest.approx(geometry.experts_bytes, rel=0.001)
+    assert found.n_expert == geometry.n_expert
+
+
+def test_all_models_have_an_answer() -> None:
+    for one in all_weights(N_CTX):
+        for ram in (8, 64, 1024):
+            found = forecast(one, machine(ram * GIB, 8 * GIB), N_CTX)
+            assert (found.decode_tps is None) == (found.place == "nowhere")
+    assert found.place == "card and memory"
