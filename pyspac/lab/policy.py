@@ -174,6 +174,10 @@ class Miss(Policy):
 
     dimension = "miss"
 
+    def leaves_to_host(self) -> bool:
+        """Whether it copies nothing itself, as the engine: then free slots fill with what was just used."""
+        return False
+
     def handle(self, access: Access) -> MissPlan:
         """Return the fate of the missing experts; there is at least one."""
         raise NotImplementedError
