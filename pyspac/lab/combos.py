@@ -80,8 +80,8 @@ COMBINATIONS: Final[dict[str, Combination]] = {
 }  # fmt: skip
 
 DEFAULT_SWEEP: Final = (
-    "lru", "lfu", "least-stale", "least-stale:cyclic=1", "farthest-layer", "farthest-layer:cyclic=1", "score", "arc", "belady", "unbounded", "ema", "spac",
-    "last", "n-cpu-moe",
+    "lru", "lfu", "least-stale", "least-stale:cyclic=1", "farthest-layer", "farthest-layer:cyclic=1",
+    "score", "arc", "belady", "unbounded", "ema", "spac", "last", "n-cpu-moe",
 )  # fmt: skip
 
 

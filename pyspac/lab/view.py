@@ -74,7 +74,7 @@ class LinkView:
     @property
     def free_in_us(self) -> float:
         """How long the copy in flight still takes; 0 if there is none."""
-        return max(self._link.free_at - self._state.now_us, 0.0) if self._link.in_flight >= 0 else 0.0
+        return self._link.in_flight_us(self._state.now_us)
 
 
 class DecisionView:

@@ -146,7 +146,10 @@ def test_fetch_priority_degrades_the_least_important_under_pressure() -> None:
     # token 0 fills both slots in full precision. Token 1: no free slot; the lighter of its two comes low
     weights = np.array([[0.5, 0.5], [0.8, 0.2]], np.float32).reshape(2, 1, 2)
     run = observe(
-        make_trace([[[0, 1]], [[2, 3]]], weights=weights), 2, eviction="lru", miss="fetch-priority:low=0.5,lowest=0"
+        make_trace([[[0, 1]], [[2, 3]]], weights=weights),
+        2,
+        eviction="lru",
+        miss="fetch-priority:low=0.5,lowest=0",
     )
     assert run.books.bytes_moved == (2 + 1.5) * MIB
     assert run.books.low_bit_weight == pytest.approx(0.2)

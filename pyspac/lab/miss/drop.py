@@ -1,9 +1,9 @@
 """Drop: leave out missing experts of low rank, fetch the others (Skliar et al. 2025; SpecMD 3.1.2, "drop
 priority").
 
-Lossy: the report says how much of the router's weight was kept. Knobs: `keep`, ranks that are never left out
-(an expert counts by the best rank that any token gives it), and `host` = 1, which has the host compute what is
-kept.
+Lossy: the report says how much of the router's weight was kept. Knobs: `keep`, ranks that are never left
+out (an expert counts by the best rank that any token gives it), and `host` = 1, which has the host compute
+what is kept.
 """
 
 from __future__ import annotations

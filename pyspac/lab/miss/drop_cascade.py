@@ -1,9 +1,9 @@
 """Drop-priority cascade: the best ranks in full precision, the next ones in low precision, the rest left out
 (SpecMD, Figure 7).
 
-The paper names it and gives no rule; this reading joins its drop policy to its cascade. Lossy: the report says
-how much of the router's weight was kept, and which share of it met a low-precision copy. Knobs: `keep`, ranks
-in full precision, `low`, ranks that come at all, and `share` of the bytes that low precision takes.
+The paper names it and gives no rule; this reading joins its drop policy to its cascade. Lossy: the report
+says how much of the router's weight was kept, and which share of it met a low-precision copy. Knobs: `keep`,
+ranks in full precision, `low`, ranks that come at all, and `share` of the bytes that low precision takes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Fetch priority: full precision, but under pressure the least important misses come in fewer bits, as 8:4:2
 (SpecMD 3.1.2, 5.4).
 
-Pressure means that no slot is free. Importance is the router's weight. The paper degrades the lower 60 % of a
-layer's experts and does not say how they share the two lower precisions: here half and half. Lossy: the report
-says which share of the router's weight met a low-precision copy. Knobs: `low` and `lowest`, shares of a
-layer's experts that come in the lower precisions or in the lowest one, `share` and `lowest_share`, of the
+Pressure means that no slot is free. Importance is the router's weight. The paper degrades the lower 60 % of
+a layer's experts and does not say how they share the two lower precisions: here half and half. Lossy: the
+report says which share of the router's weight met a low-precision copy. Knobs: `low` and `lowest`, shares of
+a layer's experts that come in the lower precisions or in the lowest one, `share` and `lowest_share`, of the
 bytes that these take. `lowest` = 0: one lower precision.
 """
 

@@ -1,12 +1,12 @@
 """Draft gate (SP-MoE): while the draft model runs its layer l, the target's router of layer l guesses the
 experts.
 
-Layers up to the cutoff are copied during drafting (`pyspac.lab.cutoff`), so that verification finds them. The
-guesses are those that the trace recorded, else assumed; `--predict draft-gate` replays the engine's own use of
-them. The paper measures how often the first choice is right (88.94 % for DeepSeek-Lite, about 88 % for two
-others), of the other choices it says nothing. Knobs: `cutoff`, layers (-1: solved for), `critical`, experts
-per token (0: n_expert_used), and `accuracy` of assumed guesses, for every choice alike (-1: as `--accuracy`;
-any other value: assumed even where the trace has recorded ones).
+Layers up to the cutoff are copied during drafting (`pyspac.lab.cutoff`), so that verification finds them.
+The guesses are those that the trace recorded, else assumed; `--predict draft-gate` replays the engine's own
+use of them. The paper measures how often the first choice is right (88.94 % for DeepSeek-Lite, about 88 % for
+two others), of the other choices it says nothing. Knobs: `cutoff`, layers (-1: solved for), `critical`,
+experts per token (0: n_expert_used), and `accuracy` of assumed guesses, for every choice alike (-1: as
+`--accuracy`; any other value: assumed even where the trace has recorded ones).
 """
 
 from __future__ import annotations
