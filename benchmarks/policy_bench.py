@@ -106,11 +106,6 @@ def tps(row: Row) -> str:
     return f"{speed:.1f}" if speed < 30 else f"{speed:.0f}"
 
 
-def speeds(rows: Iterable[Row]) -> str:
-    """Return predicted tokens per second, one beside the other."""
-    return "/".join(map(tps, rows))
-
-
 def shown_name(name: str, row: Row) -> str:
     """Return a policy's name for a table, with what was assumed beside it."""
     return f"{name}, {row['predictor']}" if is_assumed(row) else name

@@ -5,7 +5,7 @@ Each module of this folder has FIGURES: the paper's name of a figure -> a functi
 
     python benchmarks/papers/specmd.py                           # all figures
     python benchmarks/papers/specmd.py --figure "Figure 4"       # one
-    python benchmarks/papers/moe_spac.py --traces DIR            # recorded routing (qwen.route.csv), else synthetic
+    python benchmarks/papers/moe_spac.py --traces DIR            # recorded routing: qwen.route.csv
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -69,12 +70,16 @@ def _order(a: float, b: float, ties: float) -> int:
     return 1 if a > b else -1
 
 
+@cache
+def _read(path: Path) -> Trace:
+    return read_trace(path)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where routing comes from."""
 
     traces: Path | None = None  # a folder with qwen.route.csv
-    _read: dict[str, Trace] = field(default_factory=dict)
 
     def qwen(self) -> Trace | None:
         """Return the recorded trace of Qwen3-30B-A3B; None: only synthetic ones are there."""
@@ -83,9 +88,7 @@ class Source:
         path = self.traces / "qwen.route.csv"
         if not path.is_file():
             raise ConfigError("--traces", str(self.traces), f"a folder with {path.name}")
-        if "qwen" not in self._read:
-            self._read["qwen"] = read_trace(path)
-        return self._read["qwen"]
+        return _read(path)
 
     @property
     def how(self) -> str:
@@ -106,9 +109,8 @@ def show(figure: str, claim: Claim) -> None:
     print(f"{figure}: {claim.what}")
     print(f"  the paper: {claim.source}; ours: {claim.how}")
     ours = claim.our_unit or claim.unit
-    print(
-        f"  {'':34} {'paper' + (f', {claim.unit}' if claim.unit else ''):>24}  ours{f', {ours}' if ours else ''}"
-    )
+    heads = [f"{side}, {unit}" if unit else side for side, unit in (("paper", claim.unit), ("ours", ours))]
+    print(f"  {'':34} {heads[0]:>24}  {heads[1]}")
     for name in dict.fromkeys([*claim.paper, *claim.ours]):
         cells = [number(side[name]) if name in side else "-" for side in (claim.paper, claim.ours)]
         print(f"  {name:34} {cells[0]:>24}  {cells[1]}")

@@ -1,11 +1,11 @@
 """Routing made up for models whose traces are not there: a geometry in, a trace with logits and guesses out.
 
-A router's logits are the sum of how popular an expert is in its layer, of a topic that drifts from token to token, and
-of the token's own part. The shares are set so that a synthetic Qwen3-30B-A3B repeats experts as the recorded
-one does (neighbouring tokens share 0.33 of their experts, there 0.37; nine tokens use 4.1 times as many as one,
-there 4.2). Guesses (the next layer's router applied early, the
-draft's gate) are the logits with noise on them, which makes the first choice right in 0.89 of all cases,
-SP-MoE measured 0.88 (section 3.2). Seeded: two runs print the same.
+A router's logits are the sum of how popular an expert is in its layer, of a topic that drifts from token to
+token, and of the token's own part. The shares are set so that a synthetic Qwen3-30B-A3B repeats experts about
+as the recorded one does (neighbouring tokens share 0.33 of their experts, there 0.37; nine tokens use 4.1
+times as many as one, there 4.2). Guesses (the next layer's router applied early, the draft's gate) are the
+logits with noise on them, which makes the first choice right in 0.89 of all cases, SP-MoE measured 0.88
+(section 3.2). Seeded: two runs print the same.
 """
 
 from __future__ import annotations
