@@ -46,12 +46,38 @@ def claims(module: str) -> list[tuple[str, Claim]]:
     return [(figure, claim) for figure, make in figures.items() for claim in make(Source())]
 
 
-def cells(claim: Claim) -> list[str]:
-    """Return what is compared, the methods and both sides' numbers."""
-    names = [name for name in claim.paper if name in claim.ours]
-    theirs, ours = ("/".join(number(side[name]) for name in names) for side in (claim.paper, claim.ours))
-    unit = f" ({claim.unit})" if claim.unit and claim.unit != "rank" else ""
-    return [claim.what, "; ".join(names), theirs + (" (rank)" if claim.unit == "rank" else unit), ours]
+def merged(found: list[tuple[str, Claim]]) -> Iterator[tuple[str, list[Claim]]]:
+    """Give claims of one figure that compare the same methods together, for one row."""
+    rows: dict[tuple[str, ...], list[Claim]] = {}
+    for figure, claim in found:
+        rows.setdefault((figure, claim.unit, *claim.paper), []).append(claim)
+    for key, row in rows.items():
+        yield key[0], row
+
+
+def row(figure: str, same: list[Claim]) -> str:
+    """Return a row: what is compared, the methods, both sides' numbers, the order."""
+    names = [name for name in same[0].paper if name in same[0].ours]
+    unit = f" ({same[0].unit})" if same[0].unit else ""
+    theirs, ours = (
+        "; ".join(dict.fromkeys("/".join(number(side[name]) for name in names) for side in sides))
+        for sides in ([claim.paper for claim in same], [claim.ours for claim in same])
+    )
+    n_same, n = (sum(claim.pairs()[i] for claim in same) for i in (0, 1))
+    order = "agrees" if n_same == n else f"{n_same} of {n} pairs"
+    cells = [figure, together([c.what for c in same]), "; ".join(names), theirs + unit, ours, order]
+    return f"| {' | '.join(cells)} |"
+
+
+def together(texts: list[str]) -> str:
+    """Return texts as one, what differs in the middle."""
+    if len(texts) == 1:
+        return texts[0]
+    words = [text.split() for text in texts]
+    first, last = min(words), max(words)
+    before = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    rests = [" ".join(word[before:]) for word in words]
+    return " ".join([*first[:before], "; ".join(rests)])
 
 
 def section(module: str, paper: str) -> Iterator[str]:
@@ -61,10 +87,11 @@ def section(module: str, paper: str) -> Iterator[str]:
     yield "| figure | compared | methods | paper | ours | order |"
     yield "| --- | --- | --- | --- | --- | --- |"
     reasons: dict[str, list[str]] = {}
-    for figure, claim in claims(module):
-        yield "| " + " | ".join([figure, *cells(claim), claim.verdict()]) + " |"
-        if claim.why and claim.pairs()[2]:
-            reasons.setdefault(claim.why, []).append(figure)
+    for figure, same in merged(claims(module)):
+        yield row(figure, same)
+        for claim in same:
+            if claim.why and claim.pairs()[2]:
+                reasons.setdefault(claim.why, []).append(figure)
     yield ""
     for why, where in reasons.items():
         yield from wrap(f"- {', '.join(dict.fromkeys(where))}: {why}.", 110, subsequent_indent="  ")

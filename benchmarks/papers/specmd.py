@@ -72,7 +72,7 @@ def figure_8(_source: Source) -> Sequence[Claim]:
     }
     return [
         Claim(
-            what=f"collision misses at {capacity}",
+            what=f"collision misses at {capacity.replace('%', ' %')}",
             source="figure 8's caption: LS 10 to 34 times lower; section 5.2: 2.6-8.6 and 58-91 at 5 %",
             paper=theirs,
             unit="of LS",
@@ -136,7 +136,7 @@ def figure_6(_source: Source) -> Sequence[Claim]:
 
 
 def table_2(_source: Source) -> Sequence[Claim]:
-    """TTFT of four systems with their own eviction and with Least-Stale."""
+    """Four systems with their own eviction and with Least-Stale."""
     systems = {"Eliseev": "specmd-1", "Zhu": "specmd-2", "HOBBIT": "specmd-3", "MixtureCache": "specmd-4"}
     gains = {
         "OLMoE-1B-7B": (10.7, 34.7, 17.7, 13.8),
@@ -144,25 +144,27 @@ def table_2(_source: Source) -> Sequence[Claim]:
         "Phi-3.5-MoE": (14.8, -4.3, 44.1, 24.6),
         "Qwen1.5-MoE": (7.8, 4.3, 18.4, 23.0),
     }
-    claims = []
-    for model, paper in gains.items():
-        trace = make_trace(model, n_token=4)
-        ours = {}
-        for name, system in systems.items():
-            before = replay(trace, system, A100, phase="all", capacity="5%")["predicted_ttft_ms"]
-            after = replay(trace, system, A100, phase="all", capacity="5%", eviction=POLICIES["LS"])
-            ours[name] = 100 * (1 - after["predicted_ttft_ms"] / before)
-        claims.append(
-            Claim(
-                what=f"TTFT saved by Least-Stale, {model}, 5 %",
-                source="table 2",
-                paper=dict(zip(systems, paper, strict=True)),
-                unit="%",
-                ours=ours,
-                why="a prompt's batch wants nearly all experts of a layer: whoever leaves, all are copied",
-            )
+
+    def saved(model: str, system: str) -> float:
+        trace = make_trace(model, n_token=24)
+        before, after = (
+            replay(trace, system, A100, capacity="5%", eviction=eviction)["predicted_tpot_ms"]
+            for eviction in ("", POLICIES["LS"])
         )
-    return claims
+        return 100 * (1 - after / before)
+
+    return [
+        Claim(
+            what=f"time saved by Least-Stale, {model}, 5 %",
+            source="table 2, of the first token; ours: of decoding",
+            paper=dict(zip(systems, paper, strict=True)),
+            unit="%",
+            ours={name: saved(model, system) for name, system in systems.items()},
+            why="another thing is compared: time per token, not the first one's; a first pass from an empty "
+            "cache uses each expert once, whoever leaves",
+        )
+        for model, paper in gains.items()
+    ]
 
 
 FIGURES: Final[Figures] = {
