@@ -65,7 +65,7 @@ def run(
 
 
 def tpot(pair: str, system: str, **how: str | int) -> float:
-    return float(run(pair, system, **how)["predicted_tpot_ms"])  # type: ignore[arg-type]
+    return float(run(pair, system, **how)["predicted_tpot_ms"])
 
 
 def hit_rate(row: Row) -> float:
