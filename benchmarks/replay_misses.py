@@ -1,4 +1,4 @@
-"""Would drafts pay more if their length followed from their own misses (EVICT, EcoSpec)? Traces in, gains out.
+"""Would drafts gain if their length followed from their own misses (EVICT, EcoSpec)? Traces in, gains out.
 
     python benchmarks/replay_misses.py --traces DIR       # qwen.route.csv, gemma.route.csv; half a minute
 
@@ -82,7 +82,7 @@ def expected_us(times: Times, accept: float, lengths: npt.NDArray[Any] | None) -
 
 def choose(times: Times, foreseen: Times, accept: float) -> npt.NDArray[Any]:
     """Return [n_position] lengths: the most tokens gained, at the speed of late, less the time foreseen."""
-    gained = np.array([expected_tokens(k, accept) for k in LENGTHS])
+    gained = np.array([expected_tokens(int(k), accept) for k in LENGTHS])
     per_token = times / gained
     of_late = [per_token[max(at - WINDOW, 0) : max(at, 1)].mean(axis=0).min() for at in range(len(times))]
     return np.asarray((gained * np.array(of_late)[:, None] - foreseen).argmax(axis=1))

@@ -228,10 +228,10 @@ def test_sweep_in_workers_gives_the_same_rows(trace_file: Path, tmp_path: Path) 
     assert (tmp_path / "1.json").read_text() == (tmp_path / "2.json").read_text()
 
 
-def test_the_default_sweep_is_twelve_by_eight() -> None:
+def test_the_default_sweep_is_fourteen_by_eight() -> None:
     from pyspac.commands.lab import DEFAULT_CAPACITIES
 
-    assert len(DEFAULT_SWEEP) == 12
+    assert len(DEFAULT_SWEEP) == 14
     assert len(DEFAULT_CAPACITIES.split(",")) == 8
 
 
