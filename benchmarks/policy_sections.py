@@ -28,7 +28,6 @@ from policy_bench import (
 )
 
 from pyspac.lab.figures import draw_capacity, draw_collisions
-from pyspac.scheduler.config import SchedulerConfig
 
 CAPACITIES: Final = ("5%", "17%", "40%")
 MIDDLE: Final = "17%"
@@ -92,31 +91,22 @@ def drafts(bench: Bench) -> str:
     )
 
 
-def gamma(bench: Bench) -> str:
-    """What Algorithm 1 gains or loses by where its boundaries start, without drafts; bold: in force."""
-
-    def cell(trace: str, value: int) -> str:
-        text = tps(bench.row(trace, f"spac:gamma={value}", MIDDLE, 0))
-        return f"**{text}**" if value == SchedulerConfig(n_draft_max=0).gamma else text
-
-    values = (2, 4, 8)
-    lines = [[trace, *(cell(trace, value) for value in values)] for trace in FILES]
-    return table(["17 %, K = 0", *(f"gamma = {value}" for value in values)], lines)
+SETTINGS: Final = (
+    "spac:gamma=2", "spac:gamma=4", "spac:reset=2", "spac:cold_on_host=1", "ema:ema_decay=0.93",
+    "ema:ema_decay=0.98", "ema:ema_decay=0.99", "ema:payback_steps=0", "ema:payback_steps=66", "ema:reset=2",
+    "ema:cold_on_host=1",
+)  # fmt: skip
 
 
-def knobs(bench: Bench) -> str:
-    variants = (
-        *(f"ema_decay={value}" for value in (0.93, 0.98, 0.99)),
-        "payback_steps=0",
-        "payback_steps=66",
-    )
+def settings(bench: Bench) -> str:
+    """What one setting changes, without drafts."""
 
-    def gain(knob: str, trace: str) -> str:
-        before, after = (bench.row(trace, f"ema{part}", MIDDLE, 0) for part in ("", f":{knob}"))
+    def gain(policy: str, trace: str) -> str:
+        before, after = (bench.row(trace, name, MIDDLE, 0) for name in (policy.partition(":")[0], policy))
         return f"{100 * (after['predicted_tps'] / before['predicted_tps'] - 1):+.1f}"
 
-    lines = [[f"`{knob}`", *(gain(knob, trace) for trace in FILES)] for knob in variants]
-    return table(["knob: change in %, 17 %, K = 0", *FILES], lines)
+    lines = [[f"`{policy}`", *(gain(policy, trace) for trace in FILES)] for policy in SETTINGS]
+    return table(["change of speed in %, 17 %, K = 0", *FILES], lines)
 
 
 def prompts(bench: Bench) -> str:
@@ -175,17 +165,6 @@ def ablation(bench: Bench) -> str:
         cells = [tps(row) for row in rows]
         lines.append([name, *(cells if len(cells) > 1 else cells * len(ACCEPTS))])
     return table(["MoE-SpAc, Qwen3, 17 %, K = 8", *(f"{a:g}" for a in ACCEPTS)], lines)
-
-
-def departures(bench: Bench) -> str:
-    """What the paper does otherwise than pyspac, one at a time and together."""
-    lines = []
-    for estimator in ("spac", "ema"):
-        for knob in ("", "reset=2", "cold_on_host=1", "reset=2,cold_on_host=1,budget=0,free_slots=0"):
-            policy = f"{estimator}:{knob}" if knob else estimator
-            row = bench.row(QWEN, policy, MIDDLE, 0)
-            lines.append([f"`{policy}`", f"{row['bytes_moved'] / 1e9:.1f}", tps(row)])
-    return table(["Qwen3, 17 %, K = 0", "GB moved", "tokens per second"], lines)
 
 
 PEERS: Final[dict[str, dict[str, str]]] = {
@@ -250,14 +229,12 @@ SECTIONS: Final[dict[str, Make]] = {
     "capacity-qwen": capacity_table(QWEN),
     "capacity-gemma": capacity_table(GEMMA, SHORTER),
     "drafts": drafts,
-    "gamma": gamma,
-    "knobs": knobs,
+    "settings": settings,
     "prompts": prompts,
     "machines": machines,
     "prefetch": prefetch,
     "collisions": collisions,
     "ablation": ablation,
-    "departures": departures,
     "peers": peers,
     "lossy": lossy,
     "recorded": recorded,

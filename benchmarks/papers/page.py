@@ -60,13 +60,18 @@ def row(figure: str, same: list[Claim]) -> str:
     names = [name for name in same[0].paper if name in same[0].ours]
     unit = f" ({same[0].unit})" if same[0].unit else ""
     theirs, ours = (
-        "; ".join(dict.fromkeys("/".join(number(side[name]) for name in names) for side in sides))
+        "; ".join(once(["/".join(number(side[name]) for name in names) for side in sides]))
         for sides in ([claim.paper for claim in same], [claim.ours for claim in same])
     )
-    n_same, n = (sum(claim.pairs()[i] for claim in same) for i in (0, 1))
+    n_same, n = sum(claim.pairs()[0] for claim in same), sum(claim.pairs()[1] for claim in same)
     order = "agrees" if n_same == n else f"{n_same} of {n} pairs"
-    cells = [figure, together([c.what for c in same]), "; ".join(names), theirs + unit, ours, order]
+    cells = [f"{figure}: {together([c.what for c in same])}: {', '.join(names)}", theirs + unit, ours, order]
     return f"| {' | '.join(cells)} |"
+
+
+def once(texts: list[str]) -> list[str]:
+    """Return the texts, or one if they are all alike."""
+    return texts[:1] if len(set(texts)) == 1 else texts
 
 
 def together(texts: list[str]) -> str:
@@ -84,8 +89,8 @@ def section(module: str, paper: str) -> Iterator[str]:
     """Give the lines of one paper, and of why it is otherwise."""
     yield f"\n## {paper}\n"
     yield f"    python benchmarks/papers/{module}.py\n"
-    yield "| figure | compared | methods | paper | ours | order |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield "| compared | paper | ours | order |"
+    yield "| --- | --- | --- | --- |"
     reasons: dict[str, list[str]] = {}
     for figure, same in merged(claims(module)):
         yield row(figure, same)

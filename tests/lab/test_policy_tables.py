@@ -154,7 +154,7 @@ def test_drafts_say_from_which_acceptance_they_pay(tables: ModuleType, folder: P
     [
         ({"only": "nope"}, "--only"),
         ({"traces": Path("missing")}, "qwen.route.csv"),
-        ({"only": "gamma"}, "--docs"),
+        ({"only": "settings"}, "--docs"),
     ],
 )
 def test_bad_arguments(tables: ModuleType, folder: Path, options: dict[str, Any], said: str) -> None:
