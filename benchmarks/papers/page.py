@@ -65,7 +65,7 @@ def row(figure: str, same: list[Claim]) -> str:
     )
     n_same, n = sum(claim.pairs()[0] for claim in same), sum(claim.pairs()[1] for claim in same)
     order = "agrees" if n_same == n else f"{n_same} of {n} pairs"
-    cells = [f"{figure}: {together([c.what for c in same])}: {', '.join(names)}", theirs + unit, ours, order]
+    cells = [f"{figure}: {together([c.what for c in same])}: {'; '.join(names)}", theirs + unit, ours, order]
     return f"| {' | '.join(cells)} |"
 
 
@@ -99,7 +99,12 @@ def section(module: str, paper: str) -> Iterator[str]:
                 reasons.setdefault(claim.why, []).append(figure)
     yield ""
     for why, where in reasons.items():
-        yield from wrap(f"- {', '.join(dict.fromkeys(where))}: {why}.", 110, subsequent_indent="  ")
+        yield from wrap(
+            f"- {', '.join(dict.fromkeys(where))}: {why}.",
+            110,
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
 
 
 def summary() -> str:
