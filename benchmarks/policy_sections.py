@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from policy_bench import (
+    ACCEPTS,
+    DEMO,
     FILES,
+    GEMMA,
     MACHINE,
     N_FIRST,
     QWEN,
@@ -24,82 +27,93 @@ from policy_bench import (
     tps,
 )
 
-from pyspac.lab.figures import draw_ablation, draw_capacity, draw_collisions
-from pyspac.scheduler.config import ABLATIONS
+from pyspac.lab.figures import draw_capacity, draw_collisions
 
-CAPACITIES: Final = ("1%", "5%", "17%", "25%", "40%")
-FIGURE_CAPACITIES: Final = ("1%", "2.5%", "5%", "10%", "17%", "25%", "40%", "60%")
-COMMON: Final = ("5%", "17%", "25%")
-REPLAYED: Final = tuple(part for part in ABLATIONS if part != "stage")  # no replay moves a prompt's experts
+CAPACITIES: Final = ("5%", "17%", "40%")
+MIDDLE: Final = "17%"
+REPLAYED: Final = ("specue", "adabc", "hetwb", "prefetch", "evict", "sd")  # the paper's ablation
 
 POLICIES: Final = {  # policy: how the tables call it
-    "unbounded": "unbounded",
     "oracle": "oracle",
-    "belady": "belady",
     "ema": "**ema** (shipped)",
     "spac": "spac (Algorithm 1)",
-    "utility-lru": "utility-lru",
-    "utility-lfu": "utility-lfu",
     "lru": "lru (llama.cpp)",
-    "lfu": "lfu",
-    "arc": "arc",
-    "least-stale": "least-stale",
     "least-stale:cyclic=1": "least-stale, cyclic",
     "n-cpu-moe": "n-cpu-moe",
     "host-admit": "host-admit",
     "hybrimoe": "hybrimoe",
 }
-SHORTER: Final = (
-    "oracle", "ema", "spac", "utility-lfu", "lru", "lfu", "least-stale:cyclic=1", "n-cpu-moe", "host-admit",
-    "hybrimoe",
-)  # fmt: skip
-IN_FIGURE: Final = (
-    "lru", "lfu", "least-stale", "least-stale:cyclic=1", "score", "arc", "belady", "unbounded", "ema", "spac",
-    "n-cpu-moe", "hybrimoe",
-)  # fmt: skip
+SHORTER: Final = ("ema", "spac", "lru", "n-cpu-moe", "hybrimoe")
+STALE: Final = {
+    "lru": "lru",
+    "farthest-layer": "farthest-layer",
+    "farthest-layer:cyclic=1": "farthest-layer, cyclic",
+    "least-stale": "least-stale",
+    "least-stale:cyclic=1": "least-stale, cyclic",
+}
 Make = Callable[[Bench], str]
 
 
 # ---- sections
 
 
-def capacity_table(trace: str, k: int, policies: Iterable[str] = POLICIES) -> Make:
-    """Policies over capacity."""
+def capacity_table(trace: str, policies: Iterable[str] = POLICIES) -> Make:
+    """Policies over capacity, without drafts."""
 
     def make(bench: Bench) -> str:
         lines = []
         for policy in policies:
-            rows = [bench.row(trace, policy, capacity, k) for capacity in CAPACITIES]
+            rows = [bench.row(trace, policy, capacity, 0) for capacity in CAPACITIES]
             lines.append([shown_name(POLICIES[policy], rows[0]), *map(share_and_speed, rows)])
         return table(["policy", *map(percent, CAPACITIES)], lines)
 
     return make
 
 
-def estimators(bench: Bench) -> str:
-    policies = ("ema", "spac")
-    lines = [
-        [
-            f"{trace}, K = {k}",
-            *(
-                f"{row['coverage']:.2f}/{row['predicted_tps']:.0f}"
-                for row in (
-                    bench.row(trace, policy, capacity, k) for capacity in COMMON for policy in policies
-                )
-            ),
-        ]
-        for trace in FILES
-        for k in (0, 4, 8)
-    ]
-    heads = [head for c in COMMON for head in (f"{percent(c)}: {policies[0]}", policies[1])]
-    return table(["covered/tokens per second", *heads], lines)
+def drafts(bench: Bench) -> str:
+    """Speed over acceptance, beside none: from where drafts pay."""
+    cases = (
+        (QWEN, "ema", (4, 8)), (QWEN, "spac", (8,)), (QWEN, "hybrimoe", (8,)), (QWEN, "lru", (4,)),
+        (QWEN, "n-cpu-moe", (4,)), (GEMMA, "ema", (4, 8)),
+    )  # fmt: skip
+    lines = []
+    for trace, policy, lengths in cases:
+        none = bench.row(trace, policy, MIDDLE, 0)
+        for k in lengths:
+            rows = bench.grid(trace, policy, MIDDLE, k)
+            pays = [row["accept"] for row in rows if row["predicted_tps"] > none["predicted_tps"]]
+            lines.append([
+                f"{trace}, {shown_name(POLICIES[policy], none)}", str(k), tps(none), *map(tps, rows),
+                f"{pays[0]:g}" if pays else "no",
+            ])  # fmt: skip
+    return table(
+        ["17 %, tokens per second", "K", "none", *(f"{a:g}" for a in ACCEPTS), "drafts pay from"], lines
+    )
+
+
+SETTINGS: Final = (
+    "spac:gamma=2", "spac:gamma=4", "spac:reset=2", "spac:cold_on_host=1", "ema:ema_decay=0.93",
+    "ema:ema_decay=0.98", "ema:ema_decay=0.99", "ema:payback_steps=0", "ema:payback_steps=66", "ema:reset=2",
+    "ema:cold_on_host=1",
+)  # fmt: skip
+
+
+def settings(bench: Bench) -> str:
+    """What one setting changes, without drafts."""
+
+    def gain(policy: str, trace: str) -> str:
+        before, after = (bench.row(trace, name, MIDDLE, 0) for name in (policy.partition(":")[0], policy))
+        return f"{100 * (after['predicted_tps'] / before['predicted_tps'] - 1):+.1f}"
+
+    lines = [[f"`{policy}`", *(gain(policy, trace) for trace in FILES)] for policy in SETTINGS]
+    return table(["change of speed in %, 17 %, K = 0", *FILES], lines)
 
 
 def prompts(bench: Bench) -> str:
     """What a cold start and one that is seeded by the prompt cover of the first tokens, and of all."""
     lines = []
     for trace in FILES:
-        for machine in (MACHINE, "rtx3060-laptop", "instant"):
+        for machine in (MACHINE, "instant"):
             cells = []
             for capacity in ("17%", "40%"):
                 cold, seeded = (
@@ -113,118 +127,133 @@ def prompts(bench: Bench) -> str:
 
 
 def machines(bench: Bench) -> str:
-    capacities = ("5%", "10%", "17%", "25%", "40%")
     names = (MACHINE, "rtx3060-laptop", "h200", "cpu-ssd")
     lines = []
     for policy in ("ema", "lru", "n-cpu-moe", "hybrimoe"):
-        rows = [[bench.row(QWEN, policy, c, 0, machine=machine) for c in capacities] for machine in names]
-        lines.append([shown_name(POLICIES[policy], rows[0][0]), *("/".join(map(tps, row)) for row in rows)])
-    return table(["5/10/17/25/40 %", *(f"`{machine}`" for machine in names)], lines)
+        rows = [bench.row(QWEN, policy, MIDDLE, 0, machine=machine) for machine in names]
+        lines.append([shown_name(POLICIES[policy], rows[0]), *map(tps, rows)])
+    return table(["17 %, K = 0", *(f"`{machine}`" for machine in names)], lines)
 
 
 def prefetch(bench: Bench) -> str:
-    """What prefetching adds to LRU with uploads; guesses of three assumed accuracies."""
-    guessing = [
-        (name, policy, accuracy)
-        for name, policy in (("next-layer", "lru"), ("draft-gate", "lru"), ("auto", "hybrimoe"))
-        for accuracy in (0.6, 0.85, 1.0)
-    ]
+    """What prefetching adds to LRU with uploads."""
     lines = []
-    for name, policy, accuracy in (("none", "lru", 0.85), ("history", "lru", 0.85), *guessing):
-        fields = {"predictor_accuracy": accuracy} | ({} if name == "auto" else {"prefetch": name})
-        lengths = (4,) if name == "draft-gate" else (0, 4)
-        rows = [[bench.row(QWEN, policy, capacity, k, **fields) for capacity in COMMON] for k in lengths]
-        label = POLICIES[policy] if name in ("none", "auto") else f"lru with {name}"
-        blank = [""] * (2 - len(rows))
-        lines.append([shown_name(label, rows[0][0]), *blank, *("/".join(map(tps, row)) for row in rows)])
-    return table(["5/17/25 %", "K = 0", "K = 4"], lines)
+    for name in ("none", "history", "next-layer", "draft-gate"):
+        none = bench.row(QWEN, "lru", MIDDLE, 0, prefetch=name) if name != "draft-gate" else None
+        grid = bench.grid(QWEN, "lru", MIDDLE, 4, prefetch=name)
+        lines.append([shown_name(f"lru, {name}", grid[0]), tps(none) if none else "", *map(tps, grid)])
+    return table(["17 %, tokens per second", "K = 0", *(f"K = 4, {a:g}" for a in ACCEPTS)], lines)
 
 
 def collisions(bench: Bench) -> str:
-    policies = ("lru", "farthest-layer", "least-stale", "least-stale:cyclic=1")
-    cases = (
-        (0, "1%", "none", MACHINE), (0, "1%", "next-layer", MACHINE), (0, "1%", "next-layer", "instant"),
-        (0, "5%", "none", MACHINE), (0, "5%", "next-layer", MACHINE), (4, "1%", "none", MACHINE),
-        (4, "5%", "none", MACHINE), (4, "17%", "none", MACHINE),
-    )  # fmt: skip
+    """Collision misses and all misses, of both readings of two policies."""
     lines = []
-    for k, capacity, ahead, machine in cases:
-        rows = [
-            bench.row(QWEN, policy, capacity, k, machine=machine, prefetch=ahead, miss="fetch")
-            for policy in policies
-        ]
-        cells = [f"{row['collision_misses']:,.0f}/{row['misses']:,.0f}" for row in rows]
-        name = shown_name(ahead.replace("-", " "), rows[0]) + (", copies free" if machine != MACHINE else "")
-        lines.append([str(k), percent(capacity), name, *cells])
-    names = ["lru: collisions/misses", "farthest-layer", "least-stale", "least-stale, cyclic"]
-    return table(["K", "capacity", "prefetch", *names], lines)
+    for trace, capacity in ((QWEN, "1%"), (QWEN, "5%"), (GEMMA, "5%")):
+        rows = [bench.row(trace, policy, capacity, 0, miss="fetch") for policy in STALE]
+        cells = [f"{row['collision_misses']:,}/{row['misses']:,}" for row in rows]
+        lines.append([trace, percent(capacity), *cells])
+    return table(["collisions/misses, K = 0", "capacity", *STALE.values()], lines)
 
 
 def ablation(bench: Bench) -> str:
-    where = [(trace, k) for trace in FILES for k in (4, 8)]
-    lines = [
-        [name, *(tps(bench.row(trace, policy, "17%", k)) for trace, k in where)]
-        for policy, name in (
-            ("moe-spac", "full"),
-            *((f"moe-spac-no-{part}", f"without `{part}`") for part in REPLAYED),
-        )
-    ]
-    return table(["MoE-SpAc, 17 %", *(f"{trace}, K = {k}" for trace, k in where)], lines)
-
-
-def departures(bench: Bench) -> str:
-    """What the paper does otherwise than pyspac, one at a time and together."""
-    where = [(trace, k) for trace in FILES for k in (0, 4)]
     lines = []
-    for estimator in ("spac", "ema"):
-        for knob in (
-            "",
-            "reset=1",
-            "reset=2",
-            "cold_on_host=1",
-            "reset=2,cold_on_host=1,budget=0,free_slots=0",
-        ):
-            policy = f"{estimator}:{knob}" if knob else estimator
-            rows = [bench.row(trace, policy, "17%", k) for trace, k in where]
-            cells = [f"{row['bytes_moved'] / 1e9:.1f}/{tps(row)}" for row in rows]
-            lines.append([f"`{policy}`", *cells])
-    return table(["GB/tokens per second, 17 %", *(f"{trace}, K = {k}" for trace, k in where)], lines)
+    for policy, name in (
+        ("moe-spac", "full"),
+        *((f"moe-spac-no-{part}", f"without `{part}`") for part in REPLAYED),
+    ):
+        rows = bench.grid(QWEN, policy, MIDDLE, 0 if policy.endswith("-sd") else 8)
+        cells = [tps(row) for row in rows]
+        lines.append([name, *(cells if len(cells) > 1 else cells * len(ACCEPTS))])
+    return table(["MoE-SpAc, Qwen3, 17 %, K = 8", *(f"{a:g}" for a in ACCEPTS)], lines)
+
+
+PEERS: Final[dict[str, dict[str, str]]] = {
+    "second use within 64 tokens": {"eviction": "ema:second_use=64"},
+    "LFU, halved every 64 tokens": {"eviction": "aged-lfu"},
+    "copies while the host rests": {"eviction": "ema", "prefetch": "utility:quiet=1"},
+    "always admit, decayed LFU": {"eviction": "lfu:keep=0.97", "miss": "host-admit:per_layer=99"},
+}
+
+
+def peers(bench: Bench) -> str:
+    """What other engines do, on equal terms: change of speed against `ema`."""
+    where = [(trace, c, k) for trace in FILES for k in (0, 4) for c in ("17%", "40%")]
+    lines = []
+    for name, fields in PEERS.items():
+        changes = []
+        for trace, capacity, k in where:
+            before = bench.row(trace, "ema", capacity, k, accept=0.8)["predicted_tps"]
+            after = bench.row(trace, "ema", capacity, k, accept=0.8, **fields)["predicted_tps"]
+            changes.append(100 * (after / before - 1))
+        parts = ["/".join(f"{c:+.1f}" for c in changes[i : i + 2]) for i in range(0, len(changes), 2)]
+        lines.append([name, *parts, f"{sum(changes) / len(changes):+.1f}"])
+    heads = [f"{trace}, K = {k}" for trace in FILES for k in (0, 4)]
+    return table(["17/40 %: change in %", *heads, "mean"], lines)
+
+
+def lossy(bench: Bench) -> str:
+    """What leaving out misses beyond a rank spares the host, and costs."""
+    lines = []
+    for trace in FILES:
+        for keep in (1, 2, 3):
+            cells = []
+            for capacity in ("17%", "40%"):
+                exact = bench.row(trace, "ema", capacity, 0)
+                row = bench.row(trace, "ema", capacity, 0, miss=f"drop:keep={keep},host=1")
+                cells.append(f"{row['fidelity']:.3f}: {tps(exact)} to {tps(row)}")
+            lines.append([f"{trace}, `drop:keep={keep},host=1`", *cells])
+    return table(["weight kept: tokens per second, K = 0", "17 %", "40 %"], lines)
+
+
+def recorded(bench: Bench) -> str:
+    """Policies that need logits or guesses, on a trace that recorded them."""
+    capacities = ("25%", "40%")
+    lines = []
+    for policy, fields in (
+        ("specmd-1", {}), ("specmd-2", {}), ("specmd-3", {}), ("specmd-4", {}), ("specmd-5", {}),
+        ("lru", {}), ("lru", {"miss": "drop-priority-cascade"}),
+        *(("lru", {"routing": f"cache-aware:lambda={value},range=1"}) for value in (0.1, 0.5)),
+        ("ema", {}),
+    ):  # fmt: skip
+        rows = [bench.row(DEMO, policy, capacity, None, **fields) for capacity in capacities]
+        cells = [
+            f"{row['coverage']:.2f}/{row['bytes_moved'] / 1e6:.0f}/{row['predicted_tps']:.0f}" for row in rows
+        ]
+        name = ", ".join([policy, *(f"{kind} {value}" for kind, value in fields.items())])
+        kept = f"{rows[-1]['fidelity']:.3f}", f"{rows[-1]['low_bit_share']:.2f}"
+        lines.append([f"`{name}`", *cells, *kept])
+    return table(["policy", *map(percent, capacities), "weight kept, 40 %", "in fewer bits"], lines)
 
 
 SECTIONS: Final[dict[str, Make]] = {
-    "capacity-qwen-k0": capacity_table(QWEN, 0),
-    "capacity-qwen-k4": capacity_table(QWEN, 4, SHORTER),
-    "estimators": estimators,
+    "capacity-qwen": capacity_table(QWEN),
+    "capacity-gemma": capacity_table(GEMMA, SHORTER),
+    "drafts": drafts,
+    "settings": settings,
     "prompts": prompts,
     "machines": machines,
     "prefetch": prefetch,
     "collisions": collisions,
     "ablation": ablation,
-    "departures": departures,
+    "peers": peers,
+    "lossy": lossy,
+    "recorded": recorded,
 }
 
 
 # ---- figures
 
 
-def capacity_rows(bench: Bench, k: int) -> list[Row]:
-    return [bench.row(QWEN, policy, c, k) for policy in IN_FIGURE for c in FIGURE_CAPACITIES]
+def capacity_rows(bench: Bench) -> list[Row]:
+    return [bench.row(QWEN, policy, c, 0) for policy in POLICIES if policy != "oracle" for c in CAPACITIES]
 
 
 def collision_rows(bench: Bench) -> list[Row]:
-    policies = ("lru", "lfu", "least-stale", "least-stale:cyclic=1", "ema")
-    return [bench.row(QWEN, policy, c, 0) for policy in policies for c in CAPACITIES]
-
-
-def ablation_rows(bench: Bench) -> list[Row]:
-    policies = ("pyspac", "moe-spac", *(f"moe-spac-no-{part}" for part in REPLAYED))
-    return [bench.row(QWEN, policy, "17%", 4) for policy in policies]
+    return [bench.row(QWEN, policy, c, 0, miss="fetch") for policy in STALE for c in ("1%", "5%")]
 
 
 Draw = Callable[[list[Row], Path], Path]
 FIGURES: Final[dict[str, tuple[Callable[[Bench], list[Row]], Draw]]] = {
-    "policies-capacity-k0.png": (lambda bench: capacity_rows(bench, 0), draw_capacity),
-    "policies-capacity-k4.png": (lambda bench: capacity_rows(bench, 4), draw_capacity),
+    "policies-capacity-k0.png": (capacity_rows, draw_capacity),
     "policies-collisions-k0.png": (collision_rows, draw_collisions),
-    "policies-ablation-k4.png": (ablation_rows, draw_ablation),
 }

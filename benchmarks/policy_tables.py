@@ -6,7 +6,7 @@
 DIR holds qwen.route.csv and gemma.route.csv; the third trace, of the demo model, is in tests/data. Routing is
 replayed, times are predicted, drafts are emulated; each table says so, and what it assumes. Runs that were
 made already, by this code and of these traces, are taken from build/policy-tables.jsonl: stop it and start it
-again as you like. About 1,500 runs, 4 minutes on two quiet cores.
+again as you like. About 300 runs, 4 minutes on two quiet cores.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ def run(
     without: lo.Without = "",
     predict: o.Predictors = NO_PREDICTOR,  # a trace may not hold what the default needs
     capacity: lo.Capacity = DEFAULTS.capacity,
+    per_layer: lo.PerLayer = False,
     k: lo.DraftLength = None,
     machine: lo.MachineName = "rtx4090",
     accept: lo.Accept = DEFAULT_ACCEPT,
@@ -81,8 +82,8 @@ def run(
     _load_files(policy_file)
     base = Setup(
         eviction=eviction, prefetch=prefetch, miss=miss, routing=routing, capacity=capacity,
-        without=parse_ablations(without), predict=parse_predictors(predict), is_cold=cold, n_first=first,
-        predictor_accuracy=accuracy, seed=seed,
+        without=parse_ablations(without), predict=parse_predictors(predict), per_layer=per_layer,
+        is_cold=cold, n_first=first, predictor_accuracy=accuracy, seed=seed,
     )  # fmt: skip
     setup, forced_k = (base, None) if policy is None else find_setup(policy, base)
     replay = _replay(trace, k if forced_k is None else forced_k, accept, phase, seed)

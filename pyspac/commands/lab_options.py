@@ -83,6 +83,12 @@ Routing = Annotated[
 Capacity = Annotated[
     str, typer.Option("--capacity", metavar="SIZE", help="A share of all experts' bytes (5%), or MiB.")
 ]
+PerLayer = Annotated[
+    bool,
+    typer.Option(
+        "--per-layer", help="Each layer has slots of its own. Without: layers of equal layout share theirs."
+    ),
+]
 DraftLength = Annotated[
     int | None,
     typer.Option(

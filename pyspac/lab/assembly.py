@@ -70,7 +70,7 @@ def _check(policies: Policies, setup: Setup) -> None:
     if policies.routing.is_lossy and clairvoyant:
         allowed = f"standard, as {clairvoyant[0]} only knows the future of the recorded routing"
         raise ConfigError("--routing", setup.routing, allowed)
-    if policies.eviction.needs_host() and policies.miss.name != "host":
+    if policies.eviction.needs_host() and not policies.miss.leaves_to_host():
         raise ConfigError("--miss", setup.miss, "host, as cold_on_host leaves residents to it")
 
 
@@ -93,9 +93,10 @@ def make_scheduler(state: RunState, policies: Policies) -> ShippingScheduler | N
         wanted = SchedulerSetup(SchedulerConfig(n_draft_max=state.workload.k))
     state.decision.is_obeyed = policies.prefetch.obeys_scheduler
     # misses that are fetched take the free slots themselves
-    computes_misses = policies.miss.name == "host"
     state.decision.fills = (
-        state.decision.is_obeyed and computes_misses and not {"prefetch", "prompt"} & state.setup.without
+        state.decision.is_obeyed
+        and policies.miss.leaves_to_host()
+        and not {"prefetch", "prompt"} & state.setup.without
     )
     config = replace(wanted.config, without=state.setup.without, predict=state.setup.predict)
     return ShippingScheduler(state, replace(wanted, config=config))

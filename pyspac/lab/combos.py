@@ -47,7 +47,7 @@ COMBINATIONS: Final[dict[str, Combination]] = {
         eviction="score", prefetch="score", miss="substitute",
     ),
     "specmd-3": _combination(
-        "SpecMD #3 (HOBBIT): next-layer prefetch, LHU, cascade of precisions",
+        "SpecMD #3 (HOBBIT): next-layer prefetch, LHU, cascade 8:4:2",
         eviction="lhu", prefetch="next-layer", miss="fetch-priority",
     ),
     "specmd-4": _combination(
@@ -55,15 +55,15 @@ COMBINATIONS: Final[dict[str, Combination]] = {
         eviction="lru", prefetch="none", miss="fetch", routing="cache-aware",
     ),
     "specmd-5": _combination(
-        "SpecMD #5: score prefetch, Least-Stale, fetch",
-        eviction="least-stale", prefetch="score", miss="fetch",
+        "SpecMD #5: score prefetch, cyclic Least-Stale, fetch",
+        eviction="least-stale:cyclic=1", prefetch="score", miss="fetch",
     ),
     "moe-infinity": _combination(
         "MoE-Infinity-like: the sequence's most used experts ahead, LFU, fetch",
         eviction="lfu", prefetch="history", miss="fetch",
     ),
     "sp-moe": _combination(
-        "SP-MoE: draft-side gate with a cutoff layer, LRU, fetch",
+        "SP-MoE: draft-side gate (recorded, if the trace has it) up to a cutoff layer, LRU, fetch",
         eviction="lru", prefetch="draft-gate", miss="fetch",
     ),
     "hybrimoe": _combination(
@@ -80,18 +80,22 @@ COMBINATIONS: Final[dict[str, Combination]] = {
 }  # fmt: skip
 
 DEFAULT_SWEEP: Final = (
-    "lru", "lfu", "least-stale", "farthest-layer", "score", "arc", "belady", "unbounded", "ema", "spac",
-    "last", "n-cpu-moe",
+    "lru", "lfu", "least-stale", "least-stale:cyclic=1", "farthest-layer", "farthest-layer:cyclic=1",
+    "score", "arc", "belady", "unbounded", "ema", "spac", "last", "n-cpu-moe",
 )  # fmt: skip
 
 
 def find_setup(name: str, base: Setup) -> tuple[Setup, int | None]:
-    """Return the setup of a combination or an eviction policy, with `base`'s capacity and so on."""
+    """Return the setup of a combination or an eviction policy, with `base`'s capacity and so on.
+
+    What `base` says itself of prefetch, misses and routing stands before what the combination says.
+    """
     if name in COMBINATIONS:
         found = COMBINATIONS[name].setup
         setup = replace(
-            base, label=name, eviction=found.eviction, prefetch=found.prefetch, miss=found.miss,
-            routing=found.routing, without=found.without,
+            base, label=name, eviction=found.eviction, without=found.without | base.without,
+            **{part: getattr(found if getattr(base, part) == default else base, part)
+               for part, default in (("prefetch", "auto"), ("miss", "auto"), ("routing", "standard"))},
         )  # fmt: skip
         return setup, COMBINATIONS[name].k
     if name.partition(":")[0] in names("eviction"):

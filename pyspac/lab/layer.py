@@ -150,10 +150,14 @@ class LayerRunner:
         on_device[missing[is_replaced | (plan.fate == FETCH)]] = True
         on_host, host_us = missing[plan.fate == HOST], 0.0
         if len(on_host):
-            link_busy_us = max(link_busy_us, arrived_us - self.state.now_us)
+            now_us, is_quiet = self.state.now_us, self.policies.prefetch.waits_for_host()
+            link_busy_us = self.link.in_flight_us(now_us) if is_quiet else link_busy_us
+            link_busy_us = max(link_busy_us, arrived_us - now_us)
             n_bytes = self.cache.bytes_of[demand.keys[on_host]]
             row_bytes = float(n_bytes @ demand.rows[on_host])
             host_us = self.machine.host_us(float(n_bytes.sum()), row_bytes, link_busy_us)
+            if is_quiet:
+                self.link.hold(now_us + host_us)
         return _Service(on_device, on_host, host_us, arrived_us)
 
     def _check_fates(self, fate: npt.NDArray[np.int8], n: int) -> None:

@@ -50,6 +50,11 @@ class Link:
         self._largest = float(cache.bytes_of.max())
         self._number = 0
         self._idle_since = 0.0
+        self._held_until = 0.0
+
+    def hold(self, until: float) -> None:
+        """Begin no copy before then."""
+        self._held_until = max(self._held_until, until)
 
     # ---- the queue
 
@@ -162,7 +167,10 @@ class Link:
                 if self.free_at > now:
                     return
                 self._complete()
-            if not self._begin(max(self.free_at, self._idle_since)):
+            at = max(self.free_at, self._idle_since, self._held_until)
+            if at > now:
+                return
+            if not self._begin(at):
                 self._idle_since = now
                 return
 
@@ -259,10 +267,13 @@ class Link:
         self._idle_since = at
         return at
 
+    def in_flight_us(self, now: float) -> float:
+        """Return how long the copy in flight still takes; 0: there is none."""
+        return max(self.free_at - now, 0.0) if self.in_flight >= 0 else 0.0
+
     def busy_us(self, now: float) -> float:
         """Return for how long the link will be at work, as far as it is known."""
-        in_flight = self.free_at - now if self.in_flight >= 0 else 0.0
-        return max(in_flight, 0.0) + self.queued_us
+        return self.in_flight_us(now) + self.queued_us
 
     # ---- the engine's byte budget
 

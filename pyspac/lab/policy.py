@@ -138,6 +138,10 @@ class Prefetch(Policy):
     obeys_scheduler: ClassVar[bool] = False  # after each step the shipping scheduler's plan is carried out
     predictor: Predictor | None = None  # whom it believes; reports name it
 
+    def waits_for_host(self) -> bool:
+        """Whether copies begin only while the host reads no experts."""
+        return False
+
     def while_drafting(self, event: StepBegun) -> Iterable[Copies]:
         """Return what to copy while the step's draft is made."""
         return ()
@@ -173,6 +177,10 @@ class Miss(Policy):
     """Decides what happens to experts that are not resident."""
 
     dimension = "miss"
+
+    def leaves_to_host(self) -> bool:
+        """Whether it copies nothing itself, as the engine: then free slots fill with what was just used."""
+        return False
 
     def handle(self, access: Access) -> MissPlan:
         """Return the fate of the missing experts; there is at least one."""

@@ -21,6 +21,7 @@ class Setup:
     capacity: str = "5%"  # of all experts' bytes, or MiB
     without: frozenset[str] = frozenset()  # ablations of the shipping scheduler
     predict: tuple[str, ...] = ()  # of pyspac.scheduler.config.PREDICTORS, on what the trace recorded
+    per_layer: bool = False  # each layer has slots of its own; else a layout group shares them
     is_cold: bool = False  # the scheduler does not hear of the prompt
     n_first: int | None = None  # tokens of `coverage_first`; None: it is not reported
     predictor_accuracy: float = 0.85  # of predictions that the trace does not record

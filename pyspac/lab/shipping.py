@@ -7,6 +7,7 @@ times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from pyspac.lab.predict.recorded import RECORDED
 from pyspac.lab.state import RunState
 from pyspac.scheduler.activations import Activity
 from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.estimator import Estimator
 from pyspac.scheduler.prefetch import PrefetchPlan
 from pyspac.scheduler.scheduler import Scheduler
 
@@ -32,6 +34,8 @@ class SchedulerSetup:
     config: SchedulerConfig
     uses_free_slots: bool = True  # the balancer lowers tau to fill empty slots
     is_spent: Bools | None = None  # [n_cell] residents without worth to the plan; the policy's array
+    is_shut_out: Bools | None = None  # [n_cell] who may not come; the policy's array
+    make_estimator: Callable[[int, int, SchedulerConfig], Estimator] | None = None  # None: the config's
 
 
 class LabScheduler(Scheduler):
@@ -46,10 +50,17 @@ class LabScheduler(Scheduler):
         self.balancer.uses_free_slots = setup.uses_free_slots
         shape = (board.n_layer, board.n_expert)
         self.is_spent = np.zeros(shape, bool) if setup.is_spent is None else setup.is_spent.reshape(shape)
+        self.is_shut_out = (
+            np.zeros(shape, bool) if setup.is_shut_out is None else setup.is_shut_out.reshape(shape)
+        )
+        if setup.make_estimator is not None:
+            self.estimator = setup.make_estimator(*shape, setup.config)
 
     def _plan(self, utility: NDArray[np.uint8], tau: NDArray[np.uint8], activity: Activity) -> PrefetchPlan:
-        """Plan as if spent residents had utility 0: a newcomer may take their slots."""
-        return super()._plan(np.where(self.is_spent & self.slots.is_resident, 0, utility), tau, activity)
+        """Plan as if spent residents had utility 0, and who is shut out: newcomers may take their slots."""
+        is_there = self.slots.is_resident
+        worthless = (self.is_spent & is_there) | (self.is_shut_out & ~is_there)
+        return super()._plan(np.where(worthless, 0, utility), tau, activity)
 
 
 class ShippingScheduler:

@@ -37,12 +37,14 @@ class RunState:
         self.workload, self.setup, self.machine = workload, setup, machine
         self.capacity_bytes = capacity_bytes
         self.trace = workload.trace
-        self.geometry = g = self.trace.geometry
+        g = self.trace.geometry
+        self.geometry = g = g.with_own_slots() if setup.per_layer else g
         self.n_cell = g.n_layer * g.n_expert
         self.books = Books(g.n_layer, setup.n_first)
         self.group_slots = divide_slots(capacity_bytes, g)
         if min(self.group_slots) < 1:
-            raise ConfigError("--capacity", setup.capacity, "room for one expert of each layout group")
+            what = "layer" if setup.per_layer else "layout group"
+            raise ConfigError("--capacity", setup.capacity, f"room for one expert of each {what}")
         self.cache = ExpertCache(g, self.group_slots, self.books)
         self.link = Link(machine, self.cache)
         self.decision = Decision(np.zeros(self.n_cell, np.uint8), np.ones(g.n_layer, np.uint8))

@@ -6,7 +6,7 @@ weights, optionally all router logits and the next layer's router applied early.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
 
@@ -69,6 +69,13 @@ class TraceGeometry:
     def total_bytes(self) -> int:
         """All experts of all layers."""
         return self.n_expert * sum(self.expert_bytes)
+
+    def with_own_slots(self) -> TraceGeometry:
+        """Return the same model with a layout group for each layer that has experts."""
+        nth = np.cumsum([size > 0 for size in self.expert_bytes]) - 1
+        return replace(
+            self, group=tuple(int(n) if size else 0 for n, size in zip(nth, self.expert_bytes, strict=True))
+        )
 
     @property
     def n_group(self) -> int:

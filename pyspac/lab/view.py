@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pyspac.lab.cache import ExpertCache
 from pyspac.lab.demand import Bools, Floats, Keys
 from pyspac.lab.link import Link
+from pyspac.lab.predict.assumed import AssumedPredictor
 from pyspac.lab.predict.choose import choose_predictor
 from pyspac.lab.predict.predictor import Predictor, Source
 from pyspac.lab.state import Decision, RunState
@@ -73,7 +74,7 @@ class LinkView:
     @property
     def free_in_us(self) -> float:
         """How long the copy in flight still takes; 0 if there is none."""
-        return max(self._link.free_at - self._state.now_us, 0.0) if self._link.in_flight >= 0 else 0.0
+        return self._link.in_flight_us(self._state.now_us)
 
 
 class DecisionView:
@@ -135,10 +136,14 @@ class View:
         return counts
 
     def predictor(self, source: Source, accuracy: float | None = None) -> Predictor:
-        """Return who guesses the experts of layers that have not run; accuracy None: as `--accuracy`."""
-        setup = self._state.setup
-        assumed = setup.predictor_accuracy if accuracy is None else accuracy
-        return choose_predictor(source, self._state.trace, assumed, setup.seed)
+        """Return who guesses the experts of layers that have not run: recorded, or assumed as `--accuracy`.
+
+        With an accuracy they are assumed, whatever the trace recorded.
+        """
+        setup, trace = self._state.setup, self._state.trace
+        if accuracy is not None:
+            return AssumedPredictor(trace, accuracy, setup.seed)
+        return choose_predictor(source, trace, setup.predictor_accuracy, setup.seed)
 
 
 class OracleView(View):

@@ -82,6 +82,21 @@ def test_first_adds_the_coverage_of_the_first_tokens(trace_file: Path) -> None:
     assert with_prompt["coverage_first"] > with_prompt["coverage"]  # the prompt found nothing
 
 
+def test_slots_of_a_layers_own(trace_file: Path) -> None:
+    row = call_json(
+        "lab", "run", trace_file, "--eviction", "lru", "--capacity", "25%", "--per-layer", "--no-oracle"
+    )
+    assert row["setup"]["per_layer"]
+
+
+def test_what_is_said_beside_a_policy_counts(trace_file: Path) -> None:
+    args = ("lab", "run", trace_file, "--policy", "sp-moe", "--k", "2", "--capacity", "50%", "--no-oracle")
+    assert call_json(*args)["prefetch"] == "draft-gate"
+    row = call_json(*args, "--prefetch", "draft-gate:cutoff=1,critical=1", "--miss", "host")
+    assert row["setup"]["prefetch"] == "draft-gate:cutoff=1,critical=1"
+    assert row["miss"] == "host"
+
+
 def test_cold_keeps_the_prompt_from_the_scheduler(trace_file: Path) -> None:
     args = ("lab", "run", trace_file, "--capacity", "50%", "--k", "0", "--no-oracle", "--first", 1)
     seeded, cold = call_json(*args), call_json(*args, "--cold")
@@ -228,10 +243,10 @@ def test_sweep_in_workers_gives_the_same_rows(trace_file: Path, tmp_path: Path) 
     assert (tmp_path / "1.json").read_text() == (tmp_path / "2.json").read_text()
 
 
-def test_the_default_sweep_is_twelve_by_eight() -> None:
+def test_the_default_sweep_is_fourteen_by_eight() -> None:
     from pyspac.commands.lab import DEFAULT_CAPACITIES
 
-    assert len(DEFAULT_SWEEP) == 12
+    assert len(DEFAULT_SWEEP) == 14
     assert len(DEFAULT_CAPACITIES.split(",")) == 8
 
 

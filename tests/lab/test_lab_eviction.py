@@ -49,10 +49,23 @@ def test_belady_evicts_the_farthest() -> None:
     assert letters(run.left) == "ba"
 
 
-def test_farthest_layer() -> None:
-    # 3 layers, 2 slots. At layer 2 the residents are of layers 0 (next) and 1 (one later): layer 1's leaves
-    run = observe(make_trace([[[0], [0], [0]]], n_expert=2), 2, eviction="farthest-layer")
-    assert run.left == [1 * 2 + 0]
+FAR = make_trace([[[0], [0], [0]]] * 2, n_expert=2)  # 3 layers; keys 0, 2, 4
+
+
+def test_farthest_layer_is_the_plain_distance() -> None:
+    # 2 slots. Token 0, layer 2: layer 0 is 2 away, layer 1 is 1: 0 leaves, which is needed next. Token 1,
+    # layer 0: of layers 1 and 2 the latter is farther: 4 leaves, and is missed in the same step
+    run = observe(FAR, 2, eviction="farthest-layer")
+    assert run.left == [0, 4, 0]
+    assert run.books.collision_misses == 1
+
+
+def test_farthest_layer_cyclic_counts_the_layers_to_go() -> None:
+    # token 0, layer 2: layer 0 comes next, layer 1 one later: layer 1's leaves. Token 1: layer 0 hits; at
+    # layer 1 the residents are of layer 0 (2 to go) and 2 (next): 0 leaves
+    run = observe(FAR, 2, eviction="farthest-layer:cyclic=1")
+    assert run.left == [2, 0]
+    assert run.books.collision_misses == 0
 
 
 def test_score() -> None:
@@ -107,7 +120,7 @@ def test_a_collision_is_a_miss_of_what_left_in_the_same_step() -> None:
 def test_lhu_counts_high_precision_uses_only() -> None:
     # 2 slots. a b come in full precision (slots are free), a hits once: 2 uses. c comes low (no free slot): 0
     # high-precision uses, in place of b (1). Then d takes c's slot although c is the youngest
-    run = observe(one_layer("abacd"), 2, eviction="lhu", miss="fetch-priority:low=1")
+    run = observe(one_layer("abacd"), 2, eviction="lhu", miss="fetch-priority:low=1,lowest=0")
     assert letters(run.left) == "bc"
     assert run.books.bytes_moved == (1 + 1 + 0.5 + 0.5) * (1 << 20)
 

@@ -76,6 +76,57 @@ def test_drop_keeps_the_first_ranks() -> None:
     assert run.books.to_dict()["fidelity"] == pytest.approx(0.8)
 
 
+RANKS = np.array([0.5, 0.3, 0.15, 0.05], np.float32).reshape(1, 1, 4)
+
+
+def test_drop_may_leave_the_others_to_the_host() -> None:
+    # ranks 0 to 2 take 200 us each on the host, rank 3 (0.05 of the weight) is left out; nothing is copied
+    trace = make_trace([[[0, 1, 2, 3]]], weights=RANKS)
+    run = observe(trace, 4, machine=SIMPLE, eviction="lru", miss="drop:keep=3,host=1")
+    assert run.state.now_us == pytest.approx(10 + 600)
+    assert run.books.loads == 0
+    assert run.books.to_dict()["fidelity"] == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize(("miss", "fills"), [("host", 1), ("drop:host=1", 1), ("drop", 0), ("substitute", 0)])
+def test_free_slots_fill_where_the_host_computes_misses(miss: str, fills: int) -> None:
+    run = observe(make_trace([[[0]], [[0]]]), 4, eviction="ema", miss=miss)
+    assert run.state.decision.fills == bool(fills)
+
+
+def test_drop_counts_the_best_rank_of_any_token() -> None:
+    # one step of two tokens: 1 is the first token's second choice and the other one's first: it stays
+    trace = make_trace([[[0, 1]], [[1, 2]]])
+    run = observe(trace, 4, k=1, eviction="lru", miss="drop:keep=1")
+    assert run.books.loads == 2  # 0 and 1; 2 is left out
+
+
+def test_drop_cascade_goes_from_full_to_low_precision_to_nothing() -> None:
+    # by rank: 1, 1/2, 1/2 of the bytes, and nothing for the last
+    run = observe(
+        make_trace([[[0, 1, 2, 3]]], weights=RANKS), 4, eviction="lru",
+        miss="drop-priority-cascade:keep=1,low=3",
+    )  # fmt: skip
+    assert run.books.bytes_moved == 2 * MIB
+    assert run.books.to_dict()["fidelity"] == pytest.approx(0.95)
+    assert run.books.to_dict()["low_bit_share"] == pytest.approx(0.45)
+
+
+def test_fetch_priority_has_three_precisions() -> None:
+    # no slot is free: the lower half of four comes in fewer bits, the lowest quarter in a quarter of them
+    trace = make_trace([[[4, 5, 6, 7]], [[0, 1, 2, 3]]], weights=np.repeat(RANKS, 2, axis=0))
+    run = observe(trace, 4, eviction="lru", miss="fetch-priority:low=0.5,lowest=0.25")
+    assert run.books.bytes_moved == (4 + 1 + 1 + 0.5 + 0.25) * MIB
+    assert run.books.low_bit_weight == pytest.approx(0.2)
+
+
+def test_a_substitute_or_the_host() -> None:
+    # the cache is empty, so nothing can stand in: both are computed on the host, none is fetched
+    run = observe(make_trace([[[0, 1]]]), 4, machine=SIMPLE, eviction="lru", miss="substitute:host=1")
+    assert run.state.now_us == pytest.approx(10 + 400)
+    assert run.books.loads == 0
+
+
 def test_substitute_takes_a_resident_of_near_score() -> None:
     # token 1 wants 1; resident is 0, of near score (0.5): it stands in. Token 2 wants 2 with 0.9: too far
     weights = np.array([0.5, 0.5, 0.9], np.float32).reshape(3, 1, 1)
@@ -95,7 +146,10 @@ def test_fetch_priority_degrades_the_least_important_under_pressure() -> None:
     # token 0 fills both slots in full precision. Token 1: no free slot; the lighter of its two comes low
     weights = np.array([[0.5, 0.5], [0.8, 0.2]], np.float32).reshape(2, 1, 2)
     run = observe(
-        make_trace([[[0, 1]], [[2, 3]]], weights=weights), 2, eviction="lru", miss="fetch-priority:low=0.5"
+        make_trace([[[0, 1]], [[2, 3]]], weights=weights),
+        2,
+        eviction="lru",
+        miss="fetch-priority:low=0.5,lowest=0",
     )
     assert run.books.bytes_moved == (2 + 1.5) * MIB
     assert run.books.low_bit_weight == pytest.approx(0.2)

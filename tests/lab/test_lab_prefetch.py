@@ -9,11 +9,13 @@ import pytest
 from tiny import MIB, make_trace, observe, one_layer
 
 from pyspac.errors import ConfigError
+from pyspac.lab.combos import find_setup
 from pyspac.lab.cutoff import cutoff_layer
 from pyspac.lab.demand import Demand
 from pyspac.lab.machine import PRESETS
 from pyspac.lab.setup import Setup
 from pyspac.lab.simulator import Run
+from pyspac.lab.trace import Trace
 from pyspac.lab.workload import make_workload
 
 COPY_1MS = replace(
@@ -68,11 +70,55 @@ def test_score_does_without_made_up_scores() -> None:
 
 
 @pytest.mark.parametrize(("knob", "said"), [("", "assumed 0.6"), (":accuracy=0.889", "assumed 0.889")])
-def test_the_draft_gate_is_always_assumed(knob: str, said: str) -> None:
+def test_the_draft_gate_is_assumed_where_nothing_of_the_draft_was_recorded(knob: str, said: str) -> None:
     # the recorded guesses are the previous layer's, not the draft's
     trace = early_trace([[0], [3]], [[[0], [3]]])
     run = observe(trace, 4, eviction="lru", prefetch=f"draft-gate{knob}", predictor_accuracy=0.6)  # type: ignore[arg-type]
     assert run.policies.prefetch.predictor.source == said  # type: ignore[union-attr]
+
+
+def gate_trace() -> Trace:
+    """Two layers, three tokens that use expert 0; the draft's gates say 5, then 4 for all but token 2."""
+    trace = make_trace([[[0], [0]]] * 3)
+    gates = np.zeros((3, 2, 8), np.float16)
+    gates[..., 5], gates[..., 4] = 10, 9
+    gates[2] = np.nan
+    return replace(trace, draft_logits=gates)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "loads"),
+    [
+        # 2 tokens drafted in 2 ms each hide four copies. Both layers use 0 (2 copies); the gates say 5 for
+        # each layer (2 more), and with two per token 4 as well (2 more); a cutoff of 1: the first layer alone
+        ("", 2 + 2),
+        ("critical=2,cutoff=2", 2 + 4),
+        ("critical=2,cutoff=1", 2 + 2),
+        ("cutoff=0", 2),
+        ("cutoff=99", 2 + 2),
+    ],
+)
+def test_sp_moe_goes_by_the_recorded_gates_up_to_the_cutoff(knobs: str, loads: int) -> None:
+    base = Setup(capacity="8", prefetch=f"draft-gate:{knobs}")
+    setup, _ = find_setup("sp-moe", base)
+    machine = replace(COPY_1MS, link_gb_s=1e9)
+    run = Run(make_workload(gate_trace(), 2, accept=1.0), setup, machine)
+    run.run()
+    assert run.policies.prefetch.predictor.source == "recorded"  # type: ignore[union-attr]
+    assert run.books.loads == loads
+
+
+def test_a_token_without_a_recorded_gate_copies_nothing() -> None:
+    trace = replace(gate_trace(), draft_logits=np.full((3, 2, 8), np.nan, np.float16))
+    run = observe(trace, 8, k=2, eviction="lru", prefetch="draft-gate:cutoff=2")
+    assert run.books.loads == 2
+
+
+def test_what_is_said_beside_a_combination_counts() -> None:
+    setup, _ = find_setup("sp-moe", Setup(prefetch="draft-gate:critical=1", miss="host"))
+    assert (setup.eviction, setup.prefetch, setup.miss) == ("lru", "draft-gate:critical=1", "host")
+    setup, _ = find_setup("specmd-4", Setup(routing="cache-aware:lambda=0.5"))
+    assert (setup.prefetch, setup.miss, setup.routing) == ("none", "fetch", "cache-aware:lambda=0.5")
 
 
 def test_a_copy_that_comes_late_is_a_miss_but_not_fetched_twice() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from pyspac.errors import ConfigError
 
+ACCEPTS = (0.5, 0.7, 0.8, 0.9, 0.97)
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "policies.md"
 
@@ -83,7 +84,9 @@ def test_tables_are_rewritten_between_their_markers(tables: ModuleType, folder: 
     assert "old" in (folder / "policies.md").read_text()
     assert tables.update(arguments(folder)) == 0
     text = (folder / "policies.md").read_text()
-    assert text.startswith("before\n<!-- table: ablation -->\nReplayed: Qwen3, Gemma-4. Em")
+    assert text.startswith(
+        "before\n<!-- table: ablation -->\nReplayed: Qwen3. Emulated: drafts, 0.5/0.7/0.8/0.9/0.97 acc"
+    )
     assert "| without `sd`" in text
     assert text.endswith("|\n<!-- /table -->\nafter\n")
     assert tables.update(arguments(folder, check=True)) == 0
@@ -113,7 +116,7 @@ def test_runs_are_kept_and_go_on_after_a_stop(
 def test_another_trace_is_run_anew(tables: ModuleType, folder: Path) -> None:
     traces = tables.find_traces(folder)
     bench = tables.Bench(traces)
-    tables.make_tables(bench, ["ablation"])
+    tables.make_tables(bench, ["lossy"])
     before = tables.Cache(folder / "runs.jsonl", traces)
     write_csv(folder / "gemma.route.csv", seed=7)
     after = tables.Cache(folder / "runs.jsonl", traces)
@@ -127,7 +130,23 @@ def test_assumed_is_said_in_the_row(tables: ModuleType, folder: Path) -> None:
     text = (folder / "policies.md").read_text()
     assert "Assumed:" in text.split("|")[0]
     said = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")}
-    assert {"lru with next-layer, assumed 0.85", "hybrimoe, assumed 0.6", "lru with history"} <= said
+    assert {"lru, next-layer, assumed 0.85", "lru, draft-gate, assumed 0.85", "lru, history"} <= said
+
+
+def test_drafts_say_from_which_acceptance_they_pay(tables: ModuleType, folder: Path) -> None:
+    (folder / "policies.md").write_text("<!-- table: drafts -->\n<!-- /table -->\n")
+    tables.update(arguments(folder, only="drafts"))
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in (folder / "policies.md").read_text().splitlines()
+        if line.startswith(("| Qwen3", "| Gemma"))
+    ]
+    assert len(rows) == 8
+    for _, k, none, *speeds, pays in rows:
+        assert k in ("4", "8")
+        first = ACCEPTS.index(float(pays)) if pays != "no" else len(ACCEPTS)
+        assert all(float(speed) <= float(none) for speed in speeds[:first])
+        assert all(float(speed) >= float(none) for speed in speeds[first : first + 1])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +154,7 @@ def test_assumed_is_said_in_the_row(tables: ModuleType, folder: Path) -> None:
     [
         ({"only": "nope"}, "--only"),
         ({"traces": Path("missing")}, "qwen.route.csv"),
-        ({"only": "gamma"}, "--docs"),
+        ({"only": "settings"}, "--docs"),
     ],
 )
 def test_bad_arguments(tables: ModuleType, folder: Path, options: dict[str, Any], said: str) -> None:

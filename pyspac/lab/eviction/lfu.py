@@ -1,8 +1,13 @@
-"""LFU: the expert used in the fewest steps leaves, ties by oldest use (SpecMD, Appendix B). No knob."""
+"""LFU: the expert used in the fewest steps leaves, ties by oldest use (SpecMD, Appendix B).
+
+Knob: `keep`, what is left of a count after each step; 1: counts never fade.
+"""
 
 from __future__ import annotations
 
-from pyspac.lab.events import Access
+from typing import ClassVar
+
+from pyspac.lab.events import Access, StepOver
 from pyspac.lab.policy import Eviction
 from pyspac.lab.registry import register
 
@@ -10,6 +15,8 @@ from pyspac.lab.registry import register
 @register("lfu")
 class Lfu(Eviction):
     """Worth is the count of uses over the whole history; the fraction orders equals by last use."""
+
+    knobs: ClassVar[dict[str, float]] = {"keep": 1.0}
 
     def start(self) -> None:
         """Count nothing yet."""
@@ -22,3 +29,9 @@ class Lfu(Eviction):
         self.count[keys] += 1.0
         now = access.step * self.view.n_layer + access.demand.il
         self.worth[keys] = self.count[keys] + now * 1e-9
+
+    def on_step_over(self, event: StepOver) -> None:
+        """Let all counts fade."""
+        if self.knob["keep"] != 1.0:
+            self.count *= self.knob["keep"]
+            self.worth *= self.knob["keep"]

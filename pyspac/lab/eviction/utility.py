@@ -3,12 +3,14 @@
 The least utility leaves, ties by oldest use (MoE-SpAc 3.4). Where the prefetch policy is `utility` as
 well, the engine's rules hold: only residents below tau leave, and only for a newcomer of higher utility.
 Knobs: those of `SchedulerConfig`; -1 is the shipping default (`gamma`: the run's draft length; `budget`:
-bytes per forward, 0 for no limit). Three more measure what pyspac does otherwise than MoE-SpAc:
+bytes per forward, 0 for no limit). Others measure what pyspac does otherwise than MoE-SpAc, the last one what
+peers do:
 
 - `reset`: a resident that was used is worth nothing (its Appendix D), 1: until the next decision, 2: until it
   is copied again. 0: it keeps its utility.
 - `cold_on_host` = 1: residents below tau are computed on the host. 0: wherever they are.
 - `free_slots` = 0: tau is not lowered to fill empty slots.
+- `second_use`: an expert used only once within so many tokens is not planned for. 0: any may come.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ KNOBS = dict.fromkeys(
     ),
     SHIPPED,
 )  # fmt: skip
-DEPARTURES = {"reset": 0.0, "cold_on_host": 0.0, "free_slots": 1.0}
+DEPARTURES = {"reset": 0.0, "cold_on_host": 0.0, "free_slots": 1.0, "second_use": 0.0}
 _WHOLE = ("n_levels", "threshold", "static_steps", "n_draft_max")
 _UNTIL_COPIED = 2
 
@@ -48,8 +50,11 @@ class UtilityEviction(Eviction):
     default_miss: ClassVar[str] = "host"
 
     def start(self) -> None:
-        """No resident is spent."""
+        """No resident is spent; nobody was used."""
         self.is_spent = np.zeros(self.view.n_cell, bool)
+        self.is_shut_out = np.full(self.view.n_cell, bool(self.knob["second_use"]))
+        self.last_use = np.full(self.view.n_cell, -np.inf)  # [n_cell] tokens decoded until then
+        self.n_decoded = 0
 
     def scheduler_setup(self) -> SchedulerSetup:
         """Return the shipping scheduler's settings with this estimator and these knobs."""
@@ -60,7 +65,7 @@ class UtilityEviction(Eviction):
         if budget is not None:
             fields["byte_budget"] = int(budget) or None
         config = SchedulerConfig(estimator=self.estimator, **fields)
-        return SchedulerSetup(config, bool(self.knob["free_slots"]), self.is_spent)
+        return SchedulerSetup(config, bool(self.knob["free_slots"]), self.is_spent, self.is_shut_out)
 
     def needs_host(self) -> bool:
         """Whether cold residents are left to it."""
@@ -92,9 +97,14 @@ class UtilityEviction(Eviction):
         return self.view.decision.is_hot(keys, self.view.layer_of[keys])
 
     def on_access(self, access: Access) -> None:
-        """Note who is spent; while its layer runs an expert is pinned."""
+        """Note who is spent, and who was used before; while its layer runs an expert is pinned."""
+        keys = access.demand.keys
         if self.knob["reset"]:
-            self.is_spent[access.demand.keys] = True
+            self.is_spent[keys] = True
+        if self.knob["second_use"]:
+            is_again = self.n_decoded - self.last_use[keys] <= self.knob["second_use"]
+            self.is_shut_out[keys] = ~(is_again | (access.demand.rows > 1))
+            self.last_use[keys] = self.n_decoded
 
     def on_loaded(self, event: Loaded) -> None:
         """A fresh copy is worth its utility."""
@@ -102,6 +112,9 @@ class UtilityEviction(Eviction):
 
     def on_step_over(self, event: StepOver) -> None:
         """The scheduler has made a new decision."""
+        self.n_decoded += event.n_emitted
+        if self.knob["second_use"]:
+            self.is_shut_out |= self.n_decoded - self.last_use > self.knob["second_use"]
         if self.knob["reset"] and self.knob["reset"] != _UNTIL_COPIED:
             self.is_spent[:] = False
 

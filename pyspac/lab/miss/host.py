@@ -15,6 +15,10 @@ from pyspac.lab.registry import register
 class Host(Miss):
     """Copies nothing: only the prefetch policy brings experts to the device."""
 
+    def leaves_to_host(self) -> bool:
+        """All of them."""
+        return True
+
     def handle(self, access: Access) -> MissPlan:
         """Leave all to the host."""
         return MissPlan(np.full(len(access.missing), HOST, np.int8))

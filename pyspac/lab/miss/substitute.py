@@ -2,8 +2,8 @@
 3.1.2).
 
 Lossy. Score is the router's probability where the trace holds all logits, else the expert's mean weight so
-far. What finds no substitute within the tolerance is fetched. Knob: `tolerance`, the largest difference of
-scores.
+far. What finds no substitute within the tolerance is fetched. Knobs: `tolerance`, the largest difference of
+scores, and `host` = 1, which has the host compute instead of fetching.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from pyspac.lab.demand import Floats
 from pyspac.lab.events import Access
-from pyspac.lab.policy import FETCH, SUBSTITUTE, Miss, MissPlan
+from pyspac.lab.policy import FETCH, HOST, SUBSTITUTE, Miss, MissPlan
 from pyspac.lab.registry import register
 
 
@@ -22,7 +22,11 @@ from pyspac.lab.registry import register
 class Substitute(Miss):
     """Takes the resident expert of the layer, not in use already, whose score is nearest."""
 
-    knobs: ClassVar[dict[str, float]] = {"tolerance": 0.1}
+    knobs: ClassVar[dict[str, float]] = {"tolerance": 0.1, "host": 0}
+
+    def leaves_to_host(self) -> bool:
+        """If asked to."""
+        return bool(self.knob["host"])
 
     def start(self) -> None:
         """Know no scores yet."""
@@ -35,7 +39,7 @@ class Substitute(Miss):
         score, first = self._scores(access), access.demand.il * n_expert
         spare = np.flatnonzero(self.view.cache.is_resident(np.arange(first, first + n_expert)))
         spare = spare[~np.isin(spare + first, keys)]
-        fate = np.full(len(missing), FETCH, np.int8)
+        fate = np.full(len(missing), HOST if self.leaves_to_host() else FETCH, np.int8)
         for i, expert in enumerate(keys[missing] - first):
             distance = np.abs(score[spare] - score[expert])
             if len(spare) and distance.min() <= self.knob["tolerance"]:

@@ -9,11 +9,7 @@ from pyspac.lab.trace import Trace
 
 
 def choose_predictor(source: Source, trace: Trace, accuracy: float, seed: int) -> Predictor:
-    """Return a predictor; `accuracy` is that of assumed guesses.
-
-    A draft gate's guesses are assumed, as are those of a next layer that the trace lacks. `--predict
-    draft-gate` replays recorded ones (`pyspac.lab.look_ahead`).
-    """
-    if source == "next-layer" and trace.early_logits is not None:
-        return RecordedPredictor(trace.early_logits[0])
-    return AssumedPredictor(trace, accuracy, seed)
+    """Return a predictor; `accuracy` is that of assumed guesses."""
+    early = trace.early_logits[0] if trace.early_logits is not None else None
+    recorded = early if source == "next-layer" else trace.draft_logits
+    return AssumedPredictor(trace, accuracy, seed) if recorded is None else RecordedPredictor(recorded)

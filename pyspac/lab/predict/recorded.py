@@ -29,7 +29,10 @@ class RecordedPredictor:
         return np.asarray(np.isfinite(self.logits[tokens, il]).all(axis=1))
 
     def top(self, il: int, tokens: Tokens, n: int) -> Keys:
-        """Return the union of the n best experts per token, the best first."""
+        """Return the union of the n best experts per token that has a guess, the best first."""
+        tokens = tokens[self.has_guess(il, tokens)]
+        if not len(tokens):
+            return np.zeros(0, np.intp)
         probs = self.scores(il, tokens)
         best = np.argsort(-probs, axis=1, kind="stable")[:, : max(n, 1)]
         return np.asarray(il * self.n_expert + best_first(probs, np.unique(best)))

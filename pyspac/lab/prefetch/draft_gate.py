@@ -1,11 +1,12 @@
 """Draft gate (SP-MoE): while the draft model runs its layer l, the target's router of layer l guesses the
 experts.
 
-Layers up to the cutoff are copied during drafting (`pyspac.lab.cutoff`), so that verification finds them. The
-guesses are assumed; `--predict draft-gate` replays recorded ones. The paper measures how often the first
-choice is right (88.94 % for DeepSeek-Lite, about 88 % for two others), of the other choices it says nothing.
-Knobs: `accuracy` of the guess, for every choice alike (-1: as `--accuracy`), and `critical`, experts per
-token (0: n_expert_used).
+Layers up to the cutoff are copied during drafting (`pyspac.lab.cutoff`), so that verification finds them.
+The guesses are those that the trace recorded, else assumed; `--predict draft-gate` replays the engine's own
+use of them. The paper measures how often the first choice is right (88.94 % for DeepSeek-Lite, about 88 % for
+two others), of the other choices it says nothing. Knobs: `cutoff`, layers (-1: solved for), `critical`,
+experts per token (0: n_expert_used), and `accuracy` of assumed guesses, for every choice alike (-1: as
+`--accuracy`; any other value: assumed even where the trace has recorded ones).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyspac.lab.registry import register
 class DraftGate(Prefetch):
     """Asks for the guesses at the time when the draft would make them."""
 
-    knobs: ClassVar[dict[str, float]] = {"accuracy": -1, "critical": 0}
+    knobs: ClassVar[dict[str, float]] = {"accuracy": -1, "critical": 0, "cutoff": -1}
     predictor: Predictor
 
     def start(self) -> None:
@@ -34,7 +35,13 @@ class DraftGate(Prefetch):
         accuracy = self.knob["accuracy"] if self.knob["accuracy"] >= 0 else None
         self.predictor = view.predictor("draft-gate", accuracy)
         self.layer_us = view.machine.draft_us / view.n_layer
-        self.cutoff = cutoff_layer(
+        self.cutoff = min(int(self.knob["cutoff"]), view.n_layer)
+        if self.cutoff < 0:
+            self.cutoff = self._solve()
+
+    def _solve(self) -> int:
+        view = self.view
+        return cutoff_layer(
             [self.n_critical] * view.n_layer,
             layer_us=self.layer_us,
             copy_us=view.machine.copy_us(view.cache.bytes_of.max()),

@@ -2,7 +2,7 @@
 
 The plan goes into the engine's queue, one level per utility; tau, byte budget and payback are the
 scheduler's own. With an eviction policy other than an estimator's, the plan is made with the default
-estimator. No knob here.
+estimator. Knob: `quiet` = 1 begins no copy while the host computes experts.
 """
 
 from __future__ import annotations
@@ -19,3 +19,8 @@ class UtilityPrefetch(Prefetch):
 
     expires: ClassVar[bool] = False
     obeys_scheduler: ClassVar[bool] = True
+    knobs: ClassVar[dict[str, float]] = {"quiet": 0}
+
+    def waits_for_host(self) -> bool:
+        """If asked to."""
+        return bool(self.knob["quiet"])
