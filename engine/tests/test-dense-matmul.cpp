@@ -126,7 +126,7 @@ static void test_format(const spac_kernels & kernels, ggml_type type) {
     const int64_t block = ggml_blck_size(type);
     for (const int64_t n_rows : { 2, 77, 2100 }) { // the last: more than one task, the last of them short
         const matrix w(type, block == 256 ? 512 : 256 + block, n_rows);
-        for (const int n_tokens : { 1, 2, 9, 40 }) {
+        for (const int n_tokens : { 1, 2, 9, 40, 70 }) {
             const floats x    = random_floats(w.t->ne[0] * n_tokens, 1, 5 + n_tokens);
             const floats ggml = product(w, x, 2);
 
@@ -146,6 +146,20 @@ static void test_format(const spac_kernels & kernels, ggml_type type) {
             }
         }
     }
+}
+
+// a token's bits depend on the side of the rule that the batch is on, not on its neighbours
+static void test_neighbours(const spac_kernels & kernels, ggml_type type) {
+    const matrix            w(type, 512, 77);
+    const spac_dense_matmul dense({ w.t }, &kernels);
+    const floats            x = random_floats(512 * 70, 1, 3);
+
+    const auto first = [&](int n_tokens, int n_kept) {
+        const floats y = product(w, { x.begin(), x.begin() + 512 * n_tokens }, 2, &dense);
+        return floats(y.begin(), y.begin() + 77 * n_kept);
+    };
+    CHECK(first(11, 5) == first(5, 5));
+    CHECK(first(70, 24) == first(24, 24));
 }
 
 static void test_what_stays_with_ggml(const spac_kernels & kernels) {
@@ -181,6 +195,7 @@ int main() {
         for (const ggml_type type : TYPES) {
             if (kernels->dot(type)) { // the low-bit formats ARM leaves to ggml
                 test_format(*kernels, type);
+                test_neighbours(*kernels, type);
             }
         }
         test_what_stays_with_ggml(*kernels);

@@ -367,9 +367,9 @@ static int64_t block_of(ggml_type type) {
 // arithmetic does not race: under ThreadSanitizer, where starting threads is slow, two widths show what there is to see; and on
 // an emulator
 #if defined(__SANITIZE_THREAD__) || defined(SPAC_EMULATED)
-static const std::vector<int> WIDTHS = { 3, 40 };
+static const std::vector<int> WIDTHS = { 3, 130 };
 #else
-static const std::vector<int> WIDTHS = { 1, 2, 3, 5, 9, 16, 40 };
+static const std::vector<int> WIDTHS = { 1, 2, 3, 5, 9, 16, 40, 130 }; // the last: 30 rows per expert
 #endif
 
 static void test_formats(const spac_kernels & kernels) {
@@ -453,10 +453,11 @@ static void test_layers(const spac_kernels & kernels) {
     clamp_2.clamp                    = 0.5f;
     const layer_shape gelu           = { "GELU", Q8, Q8, Q8, 96, 64, LLM_FFN_GELU };
     const layer_shape relu           = { "ReLU", Q8, Q8, Q8, 96, 64, LLM_FFN_RELU };
+    const layer_shape wide           = { "panels for up and down", GGML_TYPE_Q4_0, Q8, GGML_TYPE_Q5_1, 96, 64 };
     const layer_shape big            = { "many tasks", Q8, Q8, GGML_TYPE_Q6_K, 1056, 768 };
 
-    for (const layer_shape & shape : { oss, mixed, fused, first, plain, silu, clamp_1, clamp_2, gelu, relu }) {
-        test_exact(kernels, shape, { 1, 4, 9, 17, 2, 1, 60 });
+    for (const layer_shape & shape : { oss, mixed, fused, first, plain, silu, clamp_1, clamp_2, gelu, relu, wide }) {
+        test_exact(kernels, shape, { 1, 4, 9, 17, 2, 1, 60, 130 });
     }
     test_exact(kernels, big, { 1, 3 });
 }
@@ -567,14 +568,49 @@ static void test_ggml_dots(const spac_kernels & kernels) {
     }
 }
 
-// AVX2 and AVX-VNNI differ in one instruction, which neither rounds nor saturates here
+// from how many rows per expert on a panel multiplies; 0: never. The rule of docs/host-experts.md.
+static int panel_from(const spac_kernels & kernels, ggml_type type) {
+    const std::string name = kernels.name;
+    if (name == "amx") {
+        return type == GGML_TYPE_F16 ? 0 : 12;
+    }
+    if (name != "avx2" && name != "avxvnni") {
+        return 0;
+    }
+    switch (type) {
+        case GGML_TYPE_F16:
+        case GGML_TYPE_BF16:
+            return 0;
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_IQ4_NL:
+        case GGML_TYPE_IQ4_XS:
+            return name == "avx2" ? 0 : 16;
+        default:
+            return type == GGML_TYPE_Q6_K ? 24 : 16;
+    }
+}
+
+static void test_rule(const spac_kernels & kernels) {
+    for (ggml_type type : TYPES) {
+        const int from = panel_from(kernels, type);
+        for (int n = 1; n < 100; n++) {
+            CHECK((spac_panel_for(kernels, type, n) != nullptr) == (from && n >= from));
+        }
+    }
+}
+
+// AVX2 and AVX-VNNI differ in one instruction, which neither rounds nor saturates here; wide batches of 8-bit weights apart,
+// which AVX2 multiplies as they lie
 static void test_same_bits(const spac_kernels & a, const spac_kernels & b) {
     for (ggml_type type : TYPES) {
         const int64_t       block = block_of(type) == 256 ? 512 : 256 + block_of(type);
         const layer_fixture f({ "", type, type, type, block, block });
         std::mt19937        rng(7);
         spac_host_experts   first(a), second(b);
-        for (int n_tokens : { 1, 7, 40 }) {
+        for (int n_tokens : { 1, 7, 40, 130 }) {
+            if (n_tokens > 7 && panel_from(a, type) != panel_from(b, type)) {
+                continue;
+            }
             const forward_input in = random_input(f, n_tokens, rng);
             CHECK(with_kernels(first, f, in, 1) == with_kernels(second, f, in, 1));
         }
@@ -605,6 +641,7 @@ int main() {
     test_choice(here);
     for (const spac_kernels * kernels : here) {
         test_every_weight(*kernels);
+        test_rule(*kernels);
         test_formats(*kernels);
         test_layers(*kernels);
         test_edges(*kernels);

@@ -8,7 +8,7 @@
 #include "ggml-cpu/ggml-cpu-impl.h"
 #include "ggml-cpu/traits.h"
 #include "kernels.h"
-#include "row-tasks.h"
+#include "row-block.h"
 
 #include <algorithm>
 #include <memory>
@@ -20,26 +20,37 @@ static thread_local uint64_t            t_end     = 0;       // of its multiplic
 
 // ---- the multiplication
 
-static size_t act_bytes_of(const ggml_tensor * op) {
-    return spac_act_bytes(SPAC_ACT_Q8, op->src[0]->ne[0]);
-}
-
 struct dense_traits : ggml::cpu::tensor_traits {
     const spac_kernels * kernels;
 
     explicit dense_traits(const spac_kernels * kernels) :
         kernels(kernels) {}
 
+    const spac_panel * panel_of(const ggml_tensor * op) const { return spac_panel_for(*kernels, op->src[0]->type, op->src[1]->ne[1]); }
+
+    spac_act_form form_of(const ggml_tensor * op) const {
+        const spac_panel * panel = panel_of(op);
+        return panel ? panel->form : SPAC_ACT_Q8;
+    }
+
+    size_t act_bytes_of(const ggml_tensor * op) const { return spac_act_bytes(form_of(op), op->src[0]->ne[0]); }
+
+    size_t panel_bytes_of(const ggml_tensor * op) const {
+        const spac_panel * panel = panel_of(op);
+        return panel ? GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
+    }
+
     static bool can_compute(const ggml_tensor * op) {
         const ggml_tensor * x = op->src[1];
         return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && x->ne[2] * x->ne[3] == 1;
     }
 
-    bool work_size(int, const ggml_tensor * op, size_t & size) override {
+    // panels of the threads, then activations
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
         if (!can_compute(op)) {
             return false;
         }
-        size = op->src[1]->ne[1] * act_bytes_of(op) + ALIGNMENT;
+        size = n_threads * panel_bytes_of(op) + op->src[1]->ne[1] * act_bytes_of(op) + ALIGNMENT;
         return true;
     }
 
@@ -47,7 +58,8 @@ struct dense_traits : ggml::cpu::tensor_traits {
         if (!can_compute(op)) {
             return false;
         }
-        char * acts = (char *) GGML_PAD((uintptr_t) params->wdata, ALIGNMENT);
+        char * panels = (char *) GGML_PAD((uintptr_t) params->wdata, ALIGNMENT);
+        char * acts   = panels + params->nth * panel_bytes_of(op);
         prepare(*params, *op, acts);
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
@@ -59,7 +71,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
         const int64_t       n_tasks    = (w->ne[1] + n_per_task - 1) / n_per_task;
         for (int64_t i = params->ith; i < n_tasks; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             const int64_t r0 = i * n_per_task;
-            multiply(*op, acts, r0, std::min(n_per_task, w->ne[1] - r0));
+            multiply(*op, acts, r0, std::min(n_per_task, w->ne[1] - r0), panels + params->ith * panel_bytes_of(op));
         }
         if (op == last_node) { // on the graph's own thread alone
             t_end = spac_now_us();
@@ -72,24 +84,27 @@ struct dense_traits : ggml::cpu::tensor_traits {
         const ggml_tensor * x     = op.src[1];
         const size_t        bytes = act_bytes_of(&op);
         for (int64_t it = params.ith; it < x->ne[1]; it += params.nth) {
-            kernels->quantise((const float *) ((const char *) x->data + it * x->nb[1]), x->ne[0], acts + it * bytes);
+            spac_prepare_act(*kernels, form_of(&op), (const float *) ((const char *) x->data + it * x->nb[1]), x->ne[0], acts + it * bytes);
         }
     }
 
-    // rows r0 .. r0 + n of the weights, for all tokens
-    void multiply(const ggml_tensor & op, const char * acts, int64_t r0, int64_t n) const {
+    // rows r0 .. r0 + n of the weights, for all tokens; memory: for a panel of them
+    void multiply(const ggml_tensor & op, const char * acts, int64_t r0, int64_t n, char * memory) const {
         const ggml_tensor * w     = op.src[0];
-        const spac_dot      dot   = kernels->dot(w->type);
+        const spac_panel *  panel = panel_of(&op);
         const size_t        bytes = act_bytes_of(&op);
-        spac_for_each_part((int) op.ne[1], [&](int t0, int n_acts) {
-            const char * act[SPAC_DOT_TOKENS];
-            float *      out[SPAC_DOT_TOKENS];
-            for (int t = 0; t < n_acts; t++) {
-                act[t] = acts + (t0 + t) * bytes;
-                out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r0;
-            }
-            dot((const char *) w->data + r0 * w->nb[1], w->nb[1], n, w->ne[0], act, n_acts, out);
-        });
+        for (int64_t r = r0, end = r0 + n; r < end; r += panel ? SPAC_PANEL_ROWS : n) {
+            const spac_row_block block(*kernels, w, (const char *) w->data + r * w->nb[1], std::min(panel ? SPAC_PANEL_ROWS : n, end - r), panel, memory);
+            spac_for_each_part((int) op.ne[1], panel ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int t0, int n_acts) {
+                const char * act[SPAC_PANEL_TOKENS];
+                float *      out[SPAC_PANEL_TOKENS];
+                for (int t = 0; t < n_acts; t++) {
+                    act[t] = acts + (t0 + t) * bytes;
+                    out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
+                }
+                block.multiply(act, n_acts, out);
+            });
+        }
     }
 };
 

@@ -34,6 +34,11 @@ void spac_dot_rows(const spac_kernels & kernels, ggml_type type, const char * ro
     }
 }
 
+const spac_panel * spac_panel_for(const spac_kernels & kernels, ggml_type type, int64_t n_acts) {
+    const spac_panel * panel = kernels.panel ? kernels.panel(type) : nullptr;
+    return panel && n_acts >= panel->n_tokens_min ? panel : nullptr;
+}
+
 // ---- activations
 
 spac_act_form spac_act_form_of(const spac_kernels & kernels, ggml_type type) {
@@ -51,6 +56,8 @@ size_t spac_act_bytes(spac_act_form form, int64_t n_cols) {
             return (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * sizeof(spac_act_q8);
         case SPAC_ACT_F32:
             return GGML_PAD(n_cols, 16) * sizeof(float);
+        case SPAC_ACT_BF16:
+            return GGML_PAD(n_cols, 32) * sizeof(ggml_bf16_t);
         default:
             return GGML_PAD(ggml_row_size(type_of(form), n_cols), 64);
     }
@@ -64,6 +71,10 @@ void spac_prepare_act(const spac_kernels & kernels, spac_act_form form, const fl
         case SPAC_ACT_F32:
             memset(act, 0, spac_act_bytes(form, n_cols)); // for the padding
             memcpy(act, x, n_cols * sizeof(float));
+            break;
+        case SPAC_ACT_BF16:
+            memset(act, 0, spac_act_bytes(form, n_cols));
+            ggml_fp32_to_bf16_row(x, (ggml_bf16_t *) act, n_cols);
             break;
         default:
             ggml_get_type_traits_cpu(type_of(form))->from_float(x, act, n_cols);

@@ -1,7 +1,6 @@
 #include "host-experts.h"
 
 #include "llama-graph.h" // llm_ffn_op_type
-#include "row-tasks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -77,12 +76,13 @@ void spac_host_experts::plan(const spac_moe_layer & layer, const int32_t * ids, 
     group_by_expert(ids);
     ask_for_experts();
     divide(n_threads);
-    make_room();
+    make_room(n_threads);
 
     for (size_t ix = 0; ix < experts.size(); ix++) {
         n_hidden_left[ix].n.store((int32_t) hidden_blocks + 1, std::memory_order_relaxed);
     }
     n_inputs_left.store(n_input_tasks, std::memory_order_relaxed);
+    next_panels.store(0, std::memory_order_relaxed);
     next.store(0, std::memory_order_release);
 }
 
@@ -153,20 +153,37 @@ void spac_host_experts::divide(int n_threads) {
     n_tasks       = n_input_tasks + experts.size() * (hidden_blocks + out_blocks);
 }
 
-void spac_host_experts::make_room() {
-    size_t n_input_rows[SPAC_N_ACT_FORMS] = {};
-    for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }) {
-        if (layer->parts[part]) {
-            n_input_rows[spac_act_form_of(kernels, layer->parts[part]->type)] = n_tokens * n_inputs;
+// whether a form's activations lie in the order of the experts' rows, some of them several times, or of the inputs
+static bool is_by_row(int form) {
+    return form == SPAC_ACT_BF16;
+}
+
+void spac_host_experts::make_room(int n_threads) {
+    bool is_used[SPAC_N_ACT_FORMS] = {};
+    panel_bytes = hidden_bytes = 0;
+    for (int part = 0; part < SPAC_PART_UP_B; part++) {
+        for (size_t ix = 0; layer->parts[part] && ix < experts.size(); ix++) {
+            const spac_panel *  panel = panel_for(part, experts[ix]);
+            const spac_act_form form  = form_for(part, experts[ix]);
+            panel_bytes               = std::max(panel_bytes, panel ? GGML_PAD(panel->bytes(layer->parts[part]->ne[0]), 64) : 0);
+            if (part == SPAC_PART_DOWN) {
+                hidden_bytes = std::max(hidden_bytes, spac_act_bytes(form, n_ff));
+            } else {
+                is_used[form] = true;
+            }
         }
     }
     for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
-        input_bytes[form] = n_input_rows[form] ? spac_act_bytes((spac_act_form) form, layer->n_embd) : 0;
-        inputs[form].reserve(n_input_rows[form] * input_bytes[form]);
+        input_bytes[form] = is_used[form] ? spac_act_bytes((spac_act_form) form, layer->n_embd) : 0;
+        inputs[form].reserve((is_by_row(form) ? order.size() : n_tokens * n_inputs) * input_bytes[form]);
     }
-    hidden_bytes = spac_act_bytes(spac_act_form_of(kernels, layer->parts[SPAC_PART_DOWN]->type), n_ff);
+    positions.assign(layer->n_expert_used * n_tokens, -1);
+    for (size_t i = 0; i < order.size(); i++) {
+        positions[order[i]] = (int32_t) i;
+    }
     hidden.reserve(order.size() * n_ff * sizeof(float));
     hidden_act.reserve(order.size() * hidden_bytes);
+    panels.reserve(2 * n_threads * panel_bytes);
 
     if (n_counters < experts.size()) {
         n_counters = layer->n_expert;
@@ -177,7 +194,7 @@ void spac_host_experts::make_room() {
 // ---- working, by all threads
 
 bool spac_host_experts::work(const spac_host_input & in, float * rows) {
-    const call c      = { in, rows };
+    const call c      = { in, rows, panels.data.get() + 2 * panel_bytes * next_panels.fetch_add(1, std::memory_order_relaxed) };
     bool       worked = false;
     for (int64_t i = next.fetch_add(1, std::memory_order_acq_rel); i < n_tasks; i = next.fetch_add(1, std::memory_order_acq_rel)) {
         if (i < n_input_tasks) {
@@ -198,35 +215,50 @@ void spac_host_experts::compute(const call & c, int64_t i) {
     const int64_t n        = is_first ? n_there : (int64_t) experts.size() - n_there;
     const int64_t i_hidden = is_first ? i : i - n_first, i_out = i_hidden - n * hidden_blocks;
     if (i_out < 0) {
-        compute_hidden((int) (ix + i_hidden / hidden_blocks), i_hidden % hidden_blocks);
+        compute_hidden(c, (int) (ix + i_hidden / hidden_blocks), i_hidden % hidden_blocks);
     } else {
         compute_rows(c, (int) (ix + i_out / out_blocks), i_out % out_blocks);
     }
 }
 
 void spac_host_experts::prepare_input(const call & c, int64_t it) {
-    for (int64_t iu = 0; iu < n_inputs; iu++) {
-        const float * x = (const float *) (c.in.data + iu * c.in.nb_used + it * c.in.nb_token);
-        for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
-            if (input_bytes[form]) {
-                char * act = inputs[form].data.get() + (it * n_inputs + iu) * input_bytes[form];
-                spac_prepare_act(kernels, (spac_act_form) form, x, layer->n_embd, act);
+    for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
+        const int64_t n = is_by_row(form) ? layer->n_expert_used : n_inputs;
+        for (int64_t iu = 0; input_bytes[form] && iu < n; iu++) {
+            const int64_t index = is_by_row(form) ? positions[it * n + iu] : it * n + iu;
+            if (index >= 0) {
+                const float * x = (const float *) (c.in.data + (n_inputs == 1 ? 0 : iu) * c.in.nb_used + it * c.in.nb_token);
+                spac_prepare_act(kernels, (spac_act_form) form, x, layer->n_embd, inputs[form].data.get() + index * input_bytes[form]);
             }
         }
     }
     n_inputs_left.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-const char * spac_host_experts::input_act(int part, int32_t row) const {
-    const int     form  = spac_act_form_of(kernels, layer->parts[part]->type);
-    const int64_t index = n_inputs == 1 ? row / layer->n_expert_used : row;
+// of the i-th row in order
+const char * spac_host_experts::input_act(spac_act_form form, int64_t i) const {
+    const int64_t index = is_by_row(form) ? i : n_inputs == 1 ? order[i] / layer->n_expert_used
+                                                              : order[i];
     return inputs[form].data.get() + index * input_bytes[form];
 }
 
-// rows r0 .. r0 + n of an expert's matrix, times activations
-void spac_host_experts::project(int part, int32_t ie, int64_t r0, int64_t n, const char * const * acts, int n_acts, float * const * out) const {
+const spac_panel * spac_host_experts::panel_for(int part, const expert & e) const {
+    return spac_panel_for(kernels, layer->parts[part]->type, e.n_rows);
+}
+
+spac_act_form spac_host_experts::form_for(int part, const expert & e) const {
+    const spac_panel * panel = panel_for(part, e);
+    return panel ? panel->form : spac_act_form_of(kernels, layer->parts[part]->type);
+}
+
+bool spac_host_experts::has_panel(std::initializer_list<int> parts, const expert & e) const {
+    return std::any_of(parts.begin(), parts.end(), [&](int part) { return layer->parts[part] && panel_for(part, e); });
+}
+
+// rows r0 .. r0 + n of an expert's matrix
+spac_row_block spac_host_experts::take(int part, const expert & e, int64_t r0, int64_t n, char * memory) const {
     const ggml_tensor * w = layer->parts[part];
-    spac_dot_rows(kernels, w->type, weights(part, ie) + r0 * w->nb[1], w->nb[1], n, w->ne[0], acts, n_acts, out);
+    return { kernels, w, weights(part, e.ie) + r0 * w->nb[1], n, panel_for(part, e), memory };
 }
 
 const char * spac_host_experts::weights(int part, int32_t ie) const {
@@ -306,33 +338,50 @@ void spac_host_experts::activate(float * gate, float * up, int64_t n) const {
     }
 }
 
-void spac_host_experts::compute_hidden(int ix, int64_t block) {
+void spac_host_experts::compute_hidden(const call & c, int ix, int64_t block) {
     wait_for_zero(n_inputs_left);
 
     const expert e = experts[ix];
     if (tier) {
         tier->wait(layer->il, e.ie); // where it fails the forward is aborted, whatever is computed here
     }
-    const int64_t r0 = block * hidden_rows, n = std::min(hidden_rows, n_ff - r0);
+    const int64_t r0 = block * hidden_rows, end = std::min(r0 + hidden_rows, n_ff);
+    const int64_t n = has_panel({ SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }, e) ? SPAC_PANEL_ROWS : hidden_rows;
+    for (int64_t r = r0; r < end; r += n) {
+        hidden_rows_of(c, e, r, std::min(n, end - r));
+    }
+    if (n_hidden_left[ix].n.fetch_sub(1, std::memory_order_acq_rel) == 2) { // the last block: all rows are there
+        prepare_hidden(e);
+        n_hidden_left[ix].n.store(0, std::memory_order_release);
+    }
+}
+
+// gate, up and activation of rows r0 .. r0 + n, for all of the expert's tokens
+void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n) {
     const bool    is_fused = layer->parts[SPAC_PART_GATE_UP], has_gate = is_fused || layer->parts[SPAC_PART_GATE];
-    const int     part_up = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_UP, part_gate = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_GATE;
+    const int     part_up = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_UP, part_gate = is_fused ? SPAC_PART_GATE_UP : has_gate ? SPAC_PART_GATE
+                                                                                                                             : part_up;
     const int     bias_up = is_fused ? SPAC_PART_GATE_UP_B : SPAC_PART_UP_B, bias_gate = is_fused ? SPAC_PART_GATE_UP_B : SPAC_PART_GATE_B;
     const int64_t up_0 = is_fused ? n_ff : 0; // gate first, then up
 
-    spac_for_each_part(e.n_rows, [&](int begin, int n_acts) {
-        float       gates[SPAC_DOT_TOKENS][SPAC_TASK_ROWS_MAX];
-        const char *acts[SPAC_DOT_TOKENS], *gate_acts[SPAC_DOT_TOKENS];
-        float *     up[SPAC_DOT_TOKENS], *gate[SPAC_DOT_TOKENS];
+    const spac_act_form  form_up = form_for(part_up, e), form_gate = form_for(part_gate, e);
+    const spac_row_block up_rows = take(part_up, e, up_0 + r0, n, c.panels), gate_rows = take(part_gate, e, r0, has_gate ? n : 0, c.panels + panel_bytes);
+
+    static_assert(SPAC_PANEL_TOKENS * SPAC_PANEL_ROWS <= SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX, "room for either");
+    spac_for_each_part(e.n_rows, n <= SPAC_PANEL_ROWS ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int begin, int n_acts) {
+        float       gates[SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX];
+        const char *acts[SPAC_PANEL_TOKENS], *gate_acts[SPAC_PANEL_TOKENS];
+        float *     up[SPAC_PANEL_TOKENS], *gate[SPAC_PANEL_TOKENS];
         for (int t = 0; t < n_acts; t++) {
             const int64_t i = e.first + begin + t;
-            acts[t]         = input_act(part_up, order[i]);
-            gate_acts[t]    = has_gate ? input_act(part_gate, order[i]) : nullptr;
+            acts[t]         = input_act(form_up, i);
+            gate_acts[t]    = input_act(form_gate, i);
             up[t]           = (float *) hidden.data.get() + i * n_ff + r0;
-            gate[t]         = gates[t];
+            gate[t]         = gates + t * n;
         }
-        project(part_up, e.ie, up_0 + r0, n, acts, n_acts, up);
+        up_rows.multiply(acts, n_acts, up);
         if (has_gate) {
-            project(part_gate, e.ie, r0, n, gate_acts, n_acts, gate);
+            gate_rows.multiply(gate_acts, n_acts, gate);
         }
         for (int t = 0; t < n_acts; t++) {
             finish(bias_up, layer->up_s, e.ie, up_0 + r0, n, up[t]);
@@ -342,14 +391,10 @@ void spac_host_experts::compute_hidden(int ix, int64_t block) {
             activate(has_gate ? gate[t] : nullptr, up[t], n);
         }
     });
-    if (n_hidden_left[ix].n.fetch_sub(1, std::memory_order_acq_rel) == 2) { // the last block: all rows are there
-        prepare_hidden(e);
-        n_hidden_left[ix].n.store(0, std::memory_order_release);
-    }
 }
 
 void spac_host_experts::prepare_hidden(const expert & e) {
-    const spac_act_form form = spac_act_form_of(kernels, layer->parts[SPAC_PART_DOWN]->type);
+    const spac_act_form form = form_for(SPAC_PART_DOWN, e);
     for (int64_t i = e.first; i < e.first + e.n_rows; i++) {
         spac_prepare_act(kernels, form, (const float *) hidden.data.get() + i * n_ff, n_ff, hidden_act.data.get() + i * hidden_bytes);
     }
@@ -359,19 +404,23 @@ void spac_host_experts::compute_rows(const call & c, int ix, int64_t block) {
     wait_for_zero(n_hidden_left[ix].n);
 
     const expert  e  = experts[ix];
-    const int64_t r0 = block * out_rows, n = std::min(out_rows, layer->n_embd - r0);
-
-    spac_for_each_part(e.n_rows, [&](int begin, int n_acts) {
-        const char * acts[SPAC_DOT_TOKENS];
-        float *      out[SPAC_DOT_TOKENS];
-        for (int t = 0; t < n_acts; t++) {
-            const int64_t i = e.first + begin + t;
-            acts[t]         = hidden_act.data.get() + i * hidden_bytes;
-            out[t]          = c.rows + order[i] * layer->n_embd + r0;
-        }
-        project(SPAC_PART_DOWN, e.ie, r0, n, acts, n_acts, out);
-        for (int t = 0; t < n_acts; t++) {
-            finish(SPAC_PART_DOWN_B, layer->down_s, e.ie, r0, n, out[t]);
-        }
-    });
+    const int64_t r0 = block * out_rows, end = std::min(r0 + out_rows, layer->n_embd);
+    const bool    has_panel = panel_for(SPAC_PART_DOWN, e);
+    for (int64_t r = r0, n; r < end; r += n) {
+        n                         = std::min(has_panel ? SPAC_PANEL_ROWS : out_rows, end - r);
+        const spac_row_block rows = take(SPAC_PART_DOWN, e, r, n, c.panels);
+        spac_for_each_part(e.n_rows, has_panel ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int begin, int n_acts) {
+            const char * acts[SPAC_PANEL_TOKENS];
+            float *      out[SPAC_PANEL_TOKENS];
+            for (int t = 0; t < n_acts; t++) {
+                const int64_t i = e.first + begin + t;
+                acts[t]         = hidden_act.data.get() + i * hidden_bytes;
+                out[t]          = c.rows + order[i] * layer->n_embd + r;
+            }
+            rows.multiply(acts, n_acts, out);
+            for (int t = 0; t < n_acts; t++) {
+                finish(SPAC_PART_DOWN_B, layer->down_s, e.ie, r, n, out[t]);
+            }
+        });
+    }
 }

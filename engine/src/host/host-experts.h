@@ -6,8 +6,8 @@
 #pragma once
 
 #include "cache/slot-pool.h"
-#include "kernels.h"
 #include "layers/moe-layer.h"
+#include "row-block.h"
 #include "tier/memory-tier.h"
 
 #include <atomic>
@@ -54,24 +54,30 @@ struct spac_host_experts {
     struct call { // the arguments of work()
         const spac_host_input & in;
         float *                 rows;
+        char *                  panels; // of this thread: one, or two where there is a gate
     };
 
     void group_by_expert(const int32_t * ids);
     void ask_for_experts();
     void divide(int n_threads);
-    void make_room();
+    void make_room(int n_threads);
 
     void compute(const call & c, int64_t i);
     void prepare_input(const call & c, int64_t it);
-    void compute_hidden(int ix, int64_t block);
+    void compute_hidden(const call & c, int ix, int64_t block);
+    void hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n);
     void compute_rows(const call & c, int ix, int64_t block);
     void prepare_hidden(const expert & e);
 
-    void         project(int part, int32_t ie, int64_t r0, int64_t n, const char * const * acts, int n_acts, float * const * out) const;
+    const spac_panel * panel_for(int part, const expert & e) const;
+    spac_act_form      form_for(int part, const expert & e) const;
+    bool               has_panel(std::initializer_list<int> parts, const expert & e) const;
+    spac_row_block     take(int part, const expert & e, int64_t r0, int64_t n, char * memory) const;
+
     void         finish(int bias, const ggml_tensor * scale, int32_t ie, int64_t r0, int64_t n, float * y) const;
     void         swiglu(float * gate, float * up, int64_t n) const;
     void         activate(float * gate, float * up, int64_t n) const;
-    const char * input_act(int part, int32_t row) const;
+    const char * input_act(spac_act_form form, int64_t i) const;
 
     const char * weights(int part, int32_t ie) const;
 
@@ -88,9 +94,11 @@ struct spac_host_experts {
     int64_t                n_there                       = 0;                    // experts that need not be waited for: the first ones
     int64_t                n_inputs                      = 0;                    // activations per token: 1, or n_expert_used where weights come first
     size_t                 input_bytes[SPAC_N_ACT_FORMS] = {}, hidden_bytes = 0; // of one activation
+    size_t                 panel_bytes = 0;
 
     std::vector<expert>  experts;
-    std::vector<int32_t> order; // [rows] row in the output, by expert
+    std::vector<int32_t> order;     // [rows] row in the output, by expert
+    std::vector<int32_t> positions; // [n_expert_used * n_tokens] where in order; -1: not here
     std::vector<int32_t> n_per_expert;
 
     struct free_aligned {
@@ -106,6 +114,7 @@ struct spac_host_experts {
     arena inputs[SPAC_N_ACT_FORMS]; // [n_tokens * n_inputs] activations
     arena hidden;                   // [rows, n_ff] f32, by position in order
     arena hidden_act;               // [rows] activations
+    arena panels;                   // [n_threads, 2]
 
     // written by all threads; each on a cache line of its own
     struct alignas(64) counter {
@@ -114,6 +123,7 @@ struct spac_host_experts {
 
     alignas(64) std::atomic<int64_t> next{ 0 };
     alignas(64) std::atomic<int64_t> n_inputs_left{ 0 };
+    std::atomic<int>           next_panels{ 0 };
     std::unique_ptr<counter[]> n_hidden_left; // [n_expert] tasks and the preparation after them
     size_t                     n_counters = 0;
 };

@@ -114,15 +114,17 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
         }                                                                                                                         \
     }
 
+#ifndef SPAC_FORMATS_ONLY
+
 SPAC_FOR_EACH_FORMAT(SPAC_DEFINE_DOT)
 
 spac_dot find_dot(ggml_type type) {
     switch (type) {
-#define SPAC_CASE(type, kernel, format) \
-    case type:                          \
-        return dot_##format;
+#    define SPAC_CASE(type, kernel, format) \
+        case type:                          \
+            return dot_##format;
         SPAC_FOR_EACH_FORMAT(SPAC_CASE)
-#undef SPAC_CASE
+#    undef SPAC_CASE
         default:
             return nullptr;
     }
@@ -142,5 +144,7 @@ void quantise(const float * x, int64_t n_cols, char * act) {
         quantise_256(rest, to);
     }
 }
+
+#endif
 
 } // namespace

@@ -5,7 +5,7 @@
 
 #    include "kernels-256.h"
 
-static const spac_kernels kernels = { "avxvnni", quantise, find_dot, swish };
+static const spac_kernels kernels = { "avxvnni", quantise, find_dot, swish, find_panel };
 
 const spac_kernels * spac_kernels_avxvnni() {
     return &kernels;

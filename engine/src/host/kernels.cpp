@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #    include <cpuid.h>
+#    include <sys/syscall.h>
+#    include <unistd.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #    include <asm/hwcap.h>
 #    include <sys/auxv.h>
@@ -35,6 +37,22 @@ static bool can_run_avxvnni() {
     return can_run_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & (1 << 4));
 }
 
+// Linux keeps a process's tiles when it is asked to (arch_prctl(2)): ARCH_REQ_XCOMP_PERM, the component XFEATURE_XTILEDATA
+static bool may_use_tiles() {
+#    if defined(__linux__)
+    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#    else
+    return false;
+#    endif
+}
+
+// leaf 7.0, EDX: bit 22 tiles of bf16, bit 24 tiles
+static bool can_run_amx() {
+    const unsigned wanted = 1u << 22 | 1u << 24;
+    unsigned       eax, ebx, ecx, edx = 0;
+    return can_run_avx512() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & wanted) == wanted && may_use_tiles();
+}
+
 #elif defined(__aarch64__) && defined(__linux__)
 
 static bool can_run_neon() {
@@ -52,6 +70,7 @@ std::vector<const spac_kernels *> spac_kernels_here() {
         }
     };
 #if defined(__x86_64__)
+    add(spac_kernels_amx(), can_run_amx());
     add(spac_kernels_avx512(), can_run_avx512());
     add(spac_kernels_avxvnni(), can_run_avxvnni());
     add(spac_kernels_avx2(), can_run_avx2());

@@ -15,14 +15,33 @@ static constexpr int SPAC_DOT_TOKENS = 8;
 enum spac_act_form {
     SPAC_ACT_Q8,
     SPAC_ACT_F32,
+    SPAC_ACT_BF16,      // of tiles: those that are multiplied at once lie behind each other
     SPAC_ACT_GGML_Q8_0, // of ggml's own kernels
     SPAC_ACT_GGML_Q8_K,
     SPAC_N_ACT_FORMS,
 };
 
+// rows of a panel, and most tokens of one call
+static constexpr int SPAC_PANEL_ROWS   = 32;
+static constexpr int SPAC_PANEL_TOKENS = 32;
+
 // out[t][r] = row r . act[t], for n_rows rows of n_cols weights, row_bytes apart, and 1 to SPAC_DOT_TOKENS activations
 typedef void (*spac_dot)(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts,
                          float * const * out);
+
+// Rows of a weight matrix, unpacked once for many tokens, in memory that stays in the processor's second cache.
+struct spac_panel {
+    spac_act_form form;         // of the activations
+    int           n_tokens_min; // fewer are left to spac_dot
+
+    size_t (*bytes)(int64_t n_cols); // of SPAC_PANEL_ROWS rows; on addresses that are multiples of 64
+
+    // at most SPAC_PANEL_ROWS rows
+    void (*unpack)(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel);
+
+    // out[t][r] = row r . act[t], for at most SPAC_PANEL_TOKENS activations
+    void (*multiply)(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out);
+};
 
 struct spac_kernels {
     const char * name;
@@ -30,9 +49,12 @@ struct spac_kernels {
     void (*quantise)(const float * x, int64_t n_cols, char * act); // to SPAC_ACT_Q8
     spac_dot (*dot)(ggml_type type);                               // NULL: not here
     void (*swish)(float * x, int64_t n, float alpha);              // x / (1 + exp(-alpha x)), in place
+
+    const spac_panel * (*panel)(ggml_type type); // NULL: not here
 };
 
 // NULL where they were not compiled in; the machine may lack the instructions all the same
+const spac_kernels * spac_kernels_amx();
 const spac_kernels * spac_kernels_avx512();
 const spac_kernels * spac_kernels_avxvnni();
 const spac_kernels * spac_kernels_avx2();
@@ -49,6 +71,9 @@ const spac_kernels * spac_kernels_best();
 bool spac_has_dot(const spac_kernels & kernels, ggml_type type); // of one of the two
 void spac_dot_rows(const spac_kernels & kernels, ggml_type type, const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols,
                    const char * const * acts, int n_acts, float * const * out);
+
+// who multiplies n_acts activations at once: a panel, or, where it is NULL, spac_dot_rows()
+const spac_panel * spac_panel_for(const spac_kernels & kernels, ggml_type type, int64_t n_acts);
 
 spac_act_form spac_act_form_of(const spac_kernels & kernels, ggml_type type);
 size_t        spac_act_bytes(spac_act_form form, int64_t n_cols); // a multiple of 64

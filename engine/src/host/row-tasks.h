@@ -24,10 +24,10 @@ inline int64_t spac_rows_per_task(int64_t n_rows, size_t row_bytes, int64_t n_ma
     return GGML_PAD(rows, SPAC_TASK_ROWS_MIN);
 }
 
-// n_rows tokens in equal parts of at most SPAC_DOT_TOKENS
+// n_rows tokens in equal parts of at most n_most
 template <typename F>
-inline void spac_for_each_part(int n_rows, F f) {
-    const int n_parts = (n_rows + SPAC_DOT_TOKENS - 1) / SPAC_DOT_TOKENS;
+inline void spac_for_each_part(int n_rows, int n_most, F f) {
+    const int n_parts = (n_rows + n_most - 1) / n_most;
     for (int ip = 0; ip < n_parts; ip++) {
         const int begin = n_rows * ip / n_parts;
         f(begin, n_rows * (ip + 1) / n_parts - begin);

@@ -1,0 +1,72 @@
+// AMX: tiles of bf16 for wide batches; all else is AVX-512's. Built with these instructions: nothing in here may be inline
+// elsewhere.
+#include "kernels.h"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX2__)
+
+#    define SPAC_FORMATS_ONLY
+#    include "kernels-256.h"
+#    include "panel-amx.h"
+
+namespace {
+
+struct alignas(64) tile_config { // what ldtilecfg reads
+    uint8_t  palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t  rows[16]      = {};
+};
+
+static_assert(sizeof(tile_config) == 64, "padding");
+
+struct amx_tiles {
+    static void configure(int n0, int n1) {
+        tile_config   c;
+        const uint8_t rows[] = { (uint8_t) n0, (uint8_t) n0, (uint8_t) n1, (uint8_t) n1, (uint8_t) n0, (uint8_t) n1, TILE_SIDE, TILE_SIDE };
+        for (int i = 0; i < 8; i++) {
+            c.rows[i]      = rows[i];
+            c.row_bytes[i] = rows[i] ? 64 : 0;
+        }
+        __asm__ volatile("ldtilecfg %0" ::"m"(c));
+    }
+
+    template <int T>
+    static SPAC_INLINE void zero() {
+        __asm__ volatile("tilezero %%tmm%c0" ::"i"(T));
+    }
+
+    template <int T>
+    static SPAC_INLINE void load(const void * from, int64_t stride) {
+        __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+    }
+
+    template <int C, int A, int B>
+    static SPAC_INLINE void dot() {
+        __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+    }
+
+    template <int T>
+    static SPAC_INLINE void store(void * to, int64_t stride) {
+        __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
+    }
+
+    static SPAC_INLINE void release() { __asm__ volatile("tilerelease"); }
+};
+
+} // namespace
+
+const spac_kernels * spac_kernels_amx() {
+    const spac_kernels * narrow = spac_kernels_avx512();
+    if (!narrow) {
+        return nullptr;
+    }
+    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles> };
+    return &kernels;
+}
+
+#else
+
+const spac_kernels * spac_kernels_amx() {
+    return nullptr;
+}
+
+#endif

@@ -1,0 +1,328 @@
+// Panels in vectors of 256 bits: SPAC_PANEL_ROWS rows unpacked once, for any number of tokens. Included by kernels-256.h.
+//
+// A vector holds 4 weights of each of 8 rows, a row in each 32-bit lane. Every lane gets the same 4 activations of a token,
+// so that a row's products add up in its own lane, and nothing is summed across lanes. Weights are unsigned bytes (weight =
+// scale * q - offset). Without VNNI products are added in 16 bits for as long as the format's largest byte allows, which
+// is what makes this faster than dot_rows(): bytes of 8 bits stay there. Both ways give the same integers, so the same bits.
+#pragma once
+
+#include "kernels.h"
+
+namespace {
+
+static constexpr int PANEL_VECS = 2; // of 8 rows, that one pass over the activations serves
+static constexpr int TILE_ROWS  = 8 * PANEL_VECS;
+static constexpr int TILE_ACTS  = 4; // tokens in registers; 6 were slower
+
+// ---- what the formats' bytes allow
+
+template <typename F>
+struct panel_traits { // holds for every format
+    static constexpr int MAX_BYTE = 255;
+    static constexpr int N_GROUPS = 2; // of 32 weights, each with a scale
+};
+
+#define SPAC_PANEL_TRAITS(format, max_byte, n_groups) \
+    template <>                                       \
+    struct panel_traits<format> {                     \
+        static constexpr int MAX_BYTE = max_byte;     \
+        static constexpr int N_GROUPS = n_groups;     \
+    };
+
+SPAC_PANEL_TRAITS(q8_0, 255, 1)
+SPAC_PANEL_TRAITS(q4_0, 15, 1)
+SPAC_PANEL_TRAITS(q4_1, 15, 1)
+SPAC_PANEL_TRAITS(q5_0, 31, 1)
+SPAC_PANEL_TRAITS(q5_1, 31, 1)
+SPAC_PANEL_TRAITS(iq4_nl, 255, 1)
+SPAC_PANEL_TRAITS(mxfp4, 24, 1)
+SPAC_PANEL_TRAITS(q4_k, 15, 1)
+SPAC_PANEL_TRAITS(q5_k, 31, 1)
+SPAC_PANEL_TRAITS(q6_k, 63, 2)
+SPAC_PANEL_TRAITS(iq4_xs, 255, 1)
+
+// products of bytes whose sum fits 16 bits: pairs of them, of activations of up to 127
+constexpr int n_pairs_in_16_bits(int max_byte) {
+    const int n = 32767 / (2 * 127 * max_byte);
+    return n >= 8 ? 8 : n >= 4 ? 4
+                    : n >= 2   ? 2
+                               : n;
+}
+
+// 32 weights of TILE_ROWS rows
+template <int N_GROUPS>
+struct panel_block {
+    __m256i q[8][PANEL_VECS]; // 4 weights each
+    __m256  scale[N_GROUPS][PANEL_VECS], offset[N_GROUPS][PANEL_VECS];
+};
+
+struct panel_sums { // of a token
+    __m256 v[PANEL_VECS];
+};
+
+template <typename F>
+using panel_block_of = panel_block<panel_traits<F>::N_GROUPS>;
+
+SPAC_INLINE int64_t n_panel_blocks(int64_t n_cols) {
+    return (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * (SPAC_BLOCK / 32);
+}
+
+// ---- unpacking
+
+// half of 256 weights of 8 rows, as bytes with scales and offsets
+struct unpacked_rows {
+    alignas(32) uint8_t q[4][8][32]; // blocks of 32, rows
+    alignas(32) float scale[8][8], offset[8][8];
+};
+
+// four times 4 words of 8 rows, the rows in lanes
+SPAC_INLINE void gather_rows(const char * rows, size_t row_bytes, __m256i * x) {
+    for (int i = 0; i < 4; i++) {
+        const __m128i low = _mm_load_si128((const __m128i *) (rows + i * row_bytes)), high = _mm_load_si128((const __m128i *) (rows + (i + 4) * row_bytes));
+        x[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    }
+    transpose(x);
+}
+
+template <typename F>
+SPAC_INLINE void unpack_row(const typename F::block * b, int half, int row, unpacked_rows & to) {
+    const half_weights w = F::unpack(b, half);
+    for (int i = 0; i < 4; i++) {
+        const __m256i q = F::IS_SIGNED ? _mm256_xor_si256(w.q[i], _mm256_set1_epi8((char) 0x80)) : w.q[i];
+        _mm256_store_si256((__m256i *) to.q[i][row], q);
+    }
+    _mm256_store_ps(to.scale[row], w.scale);
+    _mm256_store_ps(to.offset[row], F::IS_SIGNED ? _mm256_mul_ps(w.scale, _mm256_set1_ps(128)) : w.offset);
+}
+
+// into the 4 blocks at `to`
+template <int N_GROUPS>
+SPAC_INLINE void interleave_rows(const unpacked_rows & from, panel_block<N_GROUPS> * to, int vec) {
+    for (int ib = 0; ib < 4; ib++) {
+        for (int i = 0; i < 2; i++) {
+            __m256i x[4];
+            gather_rows((const char *) from.q[ib][0] + 16 * i, 32, x);
+            for (int j = 0; j < 4; j++) {
+                to[ib].q[4 * i + j][vec] = x[j];
+            }
+        }
+    }
+    for (int ig = 0; ig < N_GROUPS; ig++) {
+        __m256i scale[4], offset[4];
+        gather_rows((const char *) (from.scale[0] + 4 * ig), 32, scale);
+        gather_rows((const char *) (from.offset[0] + 4 * ig), 32, offset);
+        for (int ib = 0; ib < 4; ib++) {
+            to[ib].scale[ig][vec]  = _mm256_castsi256_ps(scale[ib]);
+            to[ib].offset[ig][vec] = _mm256_castsi256_ps(offset[ib]);
+        }
+    }
+}
+
+// 8 rows, of which n_rows exist; the others are zeros
+template <typename F>
+void unpack_vec(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, panel_block_of<F> * to, int vec) {
+    typedef typename F::block block;
+    constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
+
+    unpacked_rows unpacked[2];
+    memset((void *) unpacked, 0, sizeof(unpacked));
+    for (int64_t i = 0; i < n_cols; i += SPAC_BLOCK) {
+        for (int64_t ir = 0; ir < n_rows; ir++) {
+            const block * b = (const block *) (rows + ir * row_bytes) + i / F::N;
+            block         rest[N_BLOCKS];
+            if (n_cols - i < SPAC_BLOCK) {
+                memset((void *) rest, 0, sizeof(rest)); // zeros meet activations of zero
+                memcpy((void *) rest, b, (n_cols - i) / F::N * sizeof(block));
+                b = rest;
+            } else {
+                prefetch_ahead(b, N_BLOCKS * sizeof(block));
+            }
+            unpack_row<F>(b, 0, (int) ir, unpacked[0]);
+            unpack_row<F>(b, 1, (int) ir, unpacked[1]);
+        }
+        interleave_rows(unpacked[0], to + i / 32, vec);
+        interleave_rows(unpacked[1], to + i / 32 + 4, vec);
+    }
+}
+
+template <typename F>
+void unpack_panel(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
+    for (int64_t ir = 0; ir < n_rows; ir += 8) {
+        const int64_t tile = ir / TILE_ROWS, n = n_rows - ir < 8 ? n_rows - ir : 8;
+        unpack_vec<F>(rows + ir * row_bytes, row_bytes, n, n_cols, (panel_block_of<F> *) panel + tile * n_panel_blocks(n_cols), (int) (ir % TILE_ROWS / 8));
+    }
+}
+
+// ---- multiplying
+
+// a sum stays where it is: the compiler would first compute all products of a sum, and find no room for them
+SPAC_INLINE void stay(__m256i & x) {
+    __asm__("" : "+x"(x));
+}
+
+// 4 activations of block ib of a half, in each lane
+SPAC_INLINE __m256i spread_acts(const int8_t * half, int ib, int step) {
+    int32_t x;
+    memcpy(&x, half + 4 * ib + 16 * (step / 4) + 32 * (step % 4), sizeof(x));
+    return _mm256_set1_epi32(x);
+}
+
+typedef const __m256i (*panel_words)[PANEL_VECS];
+
+// sums of 4 products per lane and step, over n_steps steps
+template <int N_STEPS, int NT>
+SPAC_INLINE void add_steps(panel_words q, const int8_t * const * acts, int ib, int first, __m256i (*dots)[PANEL_VECS]) {
+#ifdef __AVXVNNI__
+#    pragma GCC unroll 8
+    for (int i = 0; i < N_STEPS; i++) {
+        for (int t = 0; t < NT; t++) {
+            const __m256i x = spread_acts(acts[t], ib, first + i);
+            for (int v = 0; v < PANEL_VECS; v++) {
+                dots[t][v] = add_products(dots[t][v], q[first + i][v], x);
+            }
+        }
+    }
+#else
+    __m256i sums[NT][PANEL_VECS];
+#    pragma GCC unroll 8
+    for (int i = 0; i < N_STEPS; i++) {
+        for (int t = 0; t < NT; t++) {
+            const __m256i x = spread_acts(acts[t], ib, first + i);
+            for (int v = 0; v < PANEL_VECS; v++) {
+                const __m256i products = _mm256_maddubs_epi16(q[first + i][v], x);
+                sums[t][v]             = i == 0 ? products : _mm256_add_epi16(sums[t][v], products);
+                stay(sums[t][v]);
+            }
+        }
+    }
+    for (int t = 0; t < NT; t++) {
+        for (int v = 0; v < PANEL_VECS; v++) {
+            dots[t][v] = _mm256_add_epi32(dots[t][v], _mm256_madd_epi16(sums[t][v], _mm256_set1_epi16(1)));
+        }
+    }
+#endif
+}
+
+// group ig of block ib of a half: its whole products, in lanes
+template <int N_SUM, int N_GROUPS, int NT>
+SPAC_INLINE void dot_group(const panel_block<N_GROUPS> & w, const int8_t * const * acts, int ib, int ig, __m256i (*dots)[PANEL_VECS]) {
+    constexpr int N_STEPS = 8 / N_GROUPS, N_AT_ONCE = N_SUM == 0 || N_SUM > N_STEPS ? N_STEPS : N_SUM;
+    for (int t = 0; t < NT; t++) {
+        for (int v = 0; v < PANEL_VECS; v++) {
+            dots[t][v] = _mm256_setzero_si256();
+        }
+    }
+#pragma GCC unroll 8
+    for (int first = ig * N_STEPS; first < (ig + 1) * N_STEPS; first += N_AT_ONCE) {
+        add_steps<N_AT_ONCE, NT>(w.q, acts, ib, first, dots);
+    }
+}
+
+// adds TILE_ROWS rows of 256 weights times NT tokens; ib: which 256
+template <int N_SUM, int N_GROUPS, int NT>
+void multiply_tile(const panel_block<N_GROUPS> * w, const char * const * acts, int64_t ib, panel_sums * to) {
+    __m256 sums[NT][PANEL_VECS];
+    memcpy(sums, to, sizeof(sums));
+    for (int half = 0; half < 2; half++) {
+        const int8_t * q[NT];
+        const float *  d[NT];
+        for (int t = 0; t < NT; t++) {
+            const spac_act_q8 * a = (const spac_act_q8 *) acts[t] + ib;
+            q[t]                  = half_q(*a, half);
+            d[t]                  = a->d + 8 * half;
+        }
+        for (int i = 0; i < 4; i++, w++) {
+#pragma GCC unroll 2
+            for (int ig = 0; ig < N_GROUPS; ig++) {
+                __m256i dots[NT][PANEL_VECS];
+                dot_group<N_SUM, N_GROUPS, NT>(*w, q, i, ig, dots);
+                for (int t = 0; t < NT; t++) {
+                    const float *s = d[t] + 16, sum = N_GROUPS == 1 ? s[i] + s[i + 4] : s[i + 4 * ig];
+                    for (int v = 0; v < PANEL_VECS; v++) {
+                        const __m256 scale = _mm256_mul_ps(w->scale[ig][v], _mm256_set1_ps(d[t][i]));
+                        sums[t][v]         = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[t][v]), scale, sums[t][v]);
+                        sums[t][v]         = _mm256_fnmadd_ps(w->offset[ig][v], _mm256_set1_ps(sum), sums[t][v]);
+                    }
+                }
+            }
+        }
+    }
+    memcpy((void *) to, sums, sizeof(sums));
+}
+
+// 256 weights of each row and activation at a time, which stay in the first cache
+template <int N_SUM, int N_GROUPS>
+void multiply_panel(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out) {
+    typedef panel_block<N_GROUPS> block;
+    panel_sums                    sums[SPAC_PANEL_ROWS / TILE_ROWS][SPAC_PANEL_TOKENS];
+    memset((void *) sums, 0, sizeof(sums));
+    for (int64_t ib = 0; ib * SPAC_BLOCK < n_cols; ib++) {
+        for (int64_t r = 0; r < n_rows; r += TILE_ROWS) {
+            const block * w = (const block *) panel + r / TILE_ROWS * n_panel_blocks(n_cols) + ib * (SPAC_BLOCK / 32);
+            for (int t = 0; t < n_acts; t += TILE_ACTS) {
+                panel_sums * to = &sums[r / TILE_ROWS][t];
+                switch (n_acts - t) {
+                    case 1:
+                        multiply_tile<N_SUM, N_GROUPS, 1>(w, acts + t, ib, to);
+                        break;
+                    case 2:
+                        multiply_tile<N_SUM, N_GROUPS, 2>(w, acts + t, ib, to);
+                        break;
+                    case 3:
+                        multiply_tile<N_SUM, N_GROUPS, 3>(w, acts + t, ib, to);
+                        break;
+                    default:
+                        multiply_tile<N_SUM, N_GROUPS, TILE_ACTS>(w, acts + t, ib, to);
+                }
+            }
+        }
+    }
+    for (int t = 0; t < n_acts; t++) {
+        for (int64_t r = 0; r < n_rows; r += TILE_ROWS) {
+            memcpy(out[t] + r, &sums[r / TILE_ROWS][t], (n_rows - r < TILE_ROWS ? n_rows - r : TILE_ROWS) * sizeof(float));
+        }
+    }
+}
+
+// ---- one panel per format
+
+template <typename F>
+size_t panel_bytes(int64_t n_cols) {
+    return SPAC_PANEL_ROWS / TILE_ROWS * n_panel_blocks(n_cols) * sizeof(panel_block_of<F>);
+}
+
+template <typename F>
+const spac_panel * panel_of_dot_rows() {
+    static constexpr int N_SUM = n_pairs_in_16_bits(panel_traits<F>::MAX_BYTE), N_GROUPS = panel_traits<F>::N_GROUPS;
+#ifndef __AVXVNNI__
+    if (N_SUM < 2) {
+        return nullptr;
+    }
+#endif
+    static const spac_panel panel = { SPAC_ACT_Q8, N_GROUPS == 1 ? 16 : 24, panel_bytes<F>, unpack_panel<F>, multiply_panel<N_SUM, N_GROUPS> };
+    return &panel;
+}
+
+// rows of floats: the kernel that reads them as they are has the processor's multiply-adds in use already
+template <typename F>
+const spac_panel * panel_of_dot_floats() {
+    return nullptr;
+}
+
+#ifndef SPAC_FORMATS_ONLY
+
+const spac_panel * find_panel(ggml_type type) {
+    switch (type) {
+#    define SPAC_CASE(type, kernel, format) \
+        case type:                          \
+            return panel_of_##kernel<format>();
+        SPAC_FOR_EACH_FORMAT(SPAC_CASE)
+#    undef SPAC_CASE
+        default:
+            return nullptr;
+    }
+}
+
+#endif
+
+} // namespace

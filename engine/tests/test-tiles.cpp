@@ -1,0 +1,200 @@
+// Panels of bf16 tiles (AMX) on a plain model of the instructions, against a reference in double precision and beside
+// ggml's dot products: each format, numbers of rows, columns and tokens that fill no tile. Runs wherever AVX2 does.
+#include "check.h"
+#include "ggml-cpu.h"
+#include "host/kernels.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#    define SPAC_FORMATS_ONLY
+#    include "host/kernels-256.h"
+#    include "host/panel-amx.h"
+
+#    include <cmath>
+#    include <random>
+
+// Intel's "Intrinsics Guide": tdpbf16ps adds the products of even and of odd columns apart, and then both to the sum. A tile
+// that was not configured, or does not fit, is an error there; so is here.
+struct model_tiles {
+    static uint32_t words[8][16][16];
+    static int      n_rows[8];
+    static bool     is_configured;
+
+    static void configure(int n0, int n1) {
+        const int rows[] = { n0, n0, n1, n1, n0, n1, 16, 16 };
+        for (int i = 0; i < 8; i++) {
+            CHECK(rows[i] >= 0 && rows[i] <= 16);
+            n_rows[i] = rows[i];
+        }
+        memset(words, 0xff, sizeof(words)); // NaN: what is not loaded is not used
+        is_configured = true;
+    }
+
+    template <int T>
+    static void zero() {
+        CHECK(is_configured && n_rows[T] > 0);
+        memset(words[T], 0, sizeof(words[T]));
+    }
+
+    template <int T>
+    static void load(const void * from, int64_t stride) {
+        CHECK(is_configured && n_rows[T] > 0);
+        for (int i = 0; i < n_rows[T]; i++) {
+            memcpy(words[T][i], (const char *) from + i * stride, 64);
+        }
+    }
+
+    static float bf16(uint32_t word, int odd) {
+        const uint32_t bits = odd ? word & 0xffff0000 : word << 16;
+        float          x;
+        memcpy(&x, &bits, sizeof(x));
+        return x;
+    }
+
+    template <int C, int A, int B>
+    static void dot() {
+        CHECK(is_configured && n_rows[C] == n_rows[A] && n_rows[B] == 16);
+        for (int m = 0; m < n_rows[C]; m++) {
+            for (int n = 0; n < 16; n++) {
+                float sums[2] = {}, sum;
+                for (int k = 0; k < 16; k++) {
+                    for (int odd = 0; odd < 2; odd++) {
+                        sums[odd] = fmaf(bf16(words[A][m][k], odd), bf16(words[B][k][n], odd), sums[odd]);
+                    }
+                }
+                memcpy(&sum, &words[C][m][n], sizeof(sum));
+                sum += sums[0] + sums[1];
+                memcpy(&words[C][m][n], &sum, sizeof(sum));
+            }
+        }
+    }
+
+    template <int T>
+    static void store(void * to, int64_t stride) {
+        CHECK(is_configured && n_rows[T] > 0);
+        for (int i = 0; i < n_rows[T]; i++) {
+            memcpy((char *) to + i * stride, words[T][i], 64);
+        }
+    }
+
+    static void release() {
+        CHECK(is_configured);
+        is_configured = false;
+    }
+};
+
+uint32_t model_tiles::words[8][16][16];
+int      model_tiles::n_rows[8];
+bool     model_tiles::is_configured = false;
+
+typedef std::vector<float> floats;
+
+struct aligned_bytes {
+    std::vector<char> bytes;
+    char *            data;
+
+    explicit aligned_bytes(size_t n) :
+        bytes(n + 64), data((char *) GGML_PAD((uintptr_t) bytes.data(), 64)) {}
+};
+
+static floats random_floats(int64_t n, std::mt19937 & rng) {
+    std::normal_distribution<float> normal(0, 1);
+    floats                          x(n);
+    for (float & v : x) {
+        v = normal(rng);
+    }
+    return x;
+}
+
+// what ggml's kernels give for row . x
+static float ggml_dot(ggml_type type, const char * row, int64_t n_cols, const float * x) {
+    const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(type);
+    std::vector<char>            act(ggml_row_size(traits->vec_dot_type, n_cols));
+    ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float(x, act.data(), n_cols);
+    float sum;
+    traits->vec_dot((int) n_cols, &sum, 0, row, 0, act.data(), 0, 1);
+    return sum;
+}
+
+struct errors {
+    double ours = 0, ggmls = 0, size = 0;
+};
+
+static void test_shape(const spac_panel & panel, ggml_type type, int64_t n_rows, int64_t n_cols, int n_acts, errors & total) {
+    std::mt19937      rng(7);
+    const size_t      row_bytes = ggml_row_size(type, n_cols), act_bytes = spac_act_bytes(panel.form, n_cols);
+    const floats      values = random_floats(n_rows * n_cols, rng), x = random_floats(n_acts * n_cols, rng);
+    std::vector<char> rows(n_rows * row_bytes);
+    ggml_quantize_chunk(type, values.data(), rows.data(), 0, n_rows, n_cols, nullptr);
+    floats w(n_rows * n_cols);
+    ggml_get_type_traits(type)->to_float(rows.data(), w.data(), n_rows * n_cols);
+
+    aligned_bytes memory(panel.bytes(n_cols)), acts(n_acts * act_bytes);
+    memset(memory.data, 0xff, panel.bytes(n_cols));
+    std::vector<const char *> act(n_acts);
+    floats                    y(n_acts * n_rows + 1, -1);
+    std::vector<float *>      out(n_acts);
+    for (int t = 0; t < n_acts; t++) {
+        spac_prepare_act(*spac_kernels_avx2(), panel.form, &x[t * n_cols], n_cols, acts.data + t * act_bytes);
+        act[t] = acts.data + t * act_bytes;
+        out[t] = &y[t * n_rows];
+    }
+    panel.unpack(rows.data(), row_bytes, n_rows, n_cols, memory.data);
+    panel.multiply(memory.data, n_rows, n_cols, act.data(), n_acts, out.data());
+    CHECK(y.back() == -1 && !model_tiles::is_configured);
+
+    for (int t = 0; t < n_acts; t++) {
+        for (int64_t r = 0; r < n_rows; r++) {
+            double sum = 0;
+            for (int64_t i = 0; i < n_cols; i++) {
+                sum += (double) w[r * n_cols + i] * x[t * n_cols + i];
+            }
+            const double ggml = ggml_dot(type, &rows[r * row_bytes], n_cols, &x[t * n_cols]);
+            total.ours += (out[t][r] - sum) * (out[t][r] - sum);
+            total.ggmls += (ggml - sum) * (ggml - sum);
+            total.size += sum * sum;
+        }
+    }
+}
+
+static void test_format(ggml_type type) {
+    const spac_panel * panel = find_tile_panel<model_tiles>(type);
+    CHECK(panel && panel->form == SPAC_ACT_BF16);
+    const int64_t block = ggml_blck_size(type), odd = block == 256 ? 768 : block == 32 ? 288
+                                                                                       : 123;
+    errors        total;
+    for (const int64_t n_cols : { (int64_t) 512, odd }) {
+        for (const int64_t n_rows : { 1, 9, 16, 17, 32 }) {
+            for (const int n_acts : { 1, 15, 16, 17, 32 }) {
+                test_shape(*panel, type, n_rows, n_cols, n_acts, total);
+            }
+        }
+    }
+    const double ours = sqrt(total.ours / total.size), ggmls = sqrt(total.ggmls / total.size);
+    printf("%-7s error %.3e, ggml %.3e\n", ggml_type_name(type), ours, ggmls);
+    CHECK(ours <= ggmls * 1.01 + 1e-6);
+}
+
+int main() {
+    if (!spac_kernels_avx2() || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) {
+        printf("skipped: no AVX2\n");
+        return 0;
+    }
+    ggml_cpu_init();
+    for (const ggml_type type : { GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4,
+                                  GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS, GGML_TYPE_BF16 }) {
+        test_format(type);
+    }
+    CHECK(!find_tile_panel<model_tiles>(GGML_TYPE_F16)); // its error would be larger than ggml's
+    CHECK(!find_tile_panel<model_tiles>(GGML_TYPE_F32));
+    return 0;
+}
+
+#else
+
+int main() {
+    printf("skipped: no AVX2\n");
+    return 0;
+}
+
+#endif
