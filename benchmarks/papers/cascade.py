@@ -16,10 +16,10 @@ from typing import Final
 
 from claims import Claim, Figures, Source, main
 
+from pyspac.lab.drafts.simulator import Machine, Phase, Simulation, Text
 from pyspac.speculation.cascade import OPTIMISATIONS, Cascade, CascadeConfig
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import MakeController, Speculation
-from pyspac.speculation.simulator import Machine, Phase, Simulation, Text
 from pyspac.speculation.static import Static
 
 N_MAX: Final = 3  # static K of 1, 2, 3 (section 3); Cascade climbs to 7

@@ -585,8 +585,20 @@ static int panel_from(const spac_kernels & kernels, ggml_type type) {
         case GGML_TYPE_IQ4_NL:
         case GGML_TYPE_IQ4_XS:
             return name == "avx2" ? 0 : 16;
+        case GGML_TYPE_IQ2_XXS:
+        case GGML_TYPE_IQ2_XS:
+        case GGML_TYPE_IQ2_S:
+            return name == "avx2" ? 0 : 24;
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q4_1:
+        case GGML_TYPE_Q5_0:
+        case GGML_TYPE_Q5_1:
+        case GGML_TYPE_MXFP4:
+        case GGML_TYPE_Q4_K:
+        case GGML_TYPE_Q5_K:
+            return 16;
         default:
-            return type == GGML_TYPE_Q6_K ? 24 : 16;
+            return 24;
     }
 }
 

@@ -19,6 +19,7 @@ from pyspac.commands.common import check_json_target, output_console, reports_er
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.memory import free_memory
+from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import kv_bytes
@@ -26,7 +27,7 @@ from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.geometry import read_geometry
 from pyspac.model.known_models import Weights, all_weights
 from pyspac.model.speed_forecast import CARD_GB_S, N_PASS, Forecast, KernelSpeed, Machine, forecast
-from pyspac.units import GIB, MIB, read_size, size_text
+from pyspac.units import GIB, MIB, size_text
 
 DEFAULT_N_CTX: Final = 4096
 MAX_N_CTX: Final = 1 << 24

@@ -19,6 +19,7 @@ from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, error_console, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.model_names import find_files
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.forward.lossy import VARIABLE, check_can_be_lossy, check_lossy
 from pyspac.forward.no_device import is_host_only
@@ -57,9 +58,11 @@ class Row:
 
 @reports_errors
 def quality(
-    model: o.Model,
     file: Text,
     lossy: Rules,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
+    hf_repo: o.HfRepo = None,
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     device: o.Device = "auto",
@@ -69,7 +72,7 @@ def quality(
     """Measure what --lossy costs: perplexity, KL divergence and top-1 agreement with exact computation.
 
     llama.cpp's llama-perplexity reads the text in batches of 8 tokens, once exactly and once for each rule.
-    Example: pyspac quality -m MODEL.gguf -f TEXT --ram 8G --lossy drop:4 --lossy drop:2
+    Example: pyspac quality MODEL.gguf -f TEXT --ram 8G --lossy drop:4 --lossy drop:2
     """
     check_json_target(json_file)
     check_int("-c", ctx_size, 2 * BATCH, 1 << 20)
@@ -78,10 +81,11 @@ def quality(
     rules = list(dict.fromkeys(lossy))
     for rule in rules:
         check_lossy(rule, stock=False)
-    env = _engine_env(model, cache, ram, device, rules[0])
+    target, _ = find_files(model, hf_repo)
+    env = _engine_env(target, cache, ram, device, rules[0])
     with tempfile.TemporaryDirectory(prefix="pyspac-") as folder:
         base = Path(folder) / "exact.kld"
-        argv = _argv(model, ram, ctx_size, base)
+        argv = _argv(target, ram, ctx_size, base)
         _say("exact")
         _perplexity([*argv, "-f", str(file)], env)
         if not base.exists() or base.stat().st_size < N_CTX:
@@ -91,7 +95,7 @@ def quality(
     if json_file != STDOUT:
         output_console().print(_table(rows))
     if json_file is not None:
-        found = {"model": str(model), "n_ctx": ctx_size, "rows": [asdict(row) for row in rows]}
+        found = {"model": str(target), "n_ctx": ctx_size, "rows": [asdict(row) for row in rows]}
         write_json(json_file, found)
 
 

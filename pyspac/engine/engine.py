@@ -17,8 +17,8 @@ from pyspac.engine.board_figures import EngineInfo, read_declined, read_info
 from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.params import HOST_KERNELS, HOST_MODES, STAGES, EngineParams
 from pyspac.engine.step import StepRecord
+from pyspac.engine.tensor_types import TYPE_IDS
 from pyspac.errors import EngineError, UsageError
-from pyspac.model.gguf_header import TYPE_IDS
 
 __all__ = [
     "DeviceInfo",

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+from gguf.constants import GGUFValueType
 
+from pyspac.engine.tensor_types import TENSOR_TYPES
 from pyspac.errors import ModelError
 from pyspac.model.not_gguf import check_is_file, describe_content
 
@@ -24,12 +25,6 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32
 MAX_DIMS: Final = 4
-
-# [id] -> (name, elements per block, bytes per block); Q2_0 is newer than the gguf package's table
-_TENSOR_TYPES: Final[dict[int, tuple[str, int, int]]] = {
-    int(t): (t.name, *GGML_QUANT_SIZES[t]) for t in GGMLQuantizationType if t in GGML_QUANT_SIZES
-} | {42: ("Q2_0", 64, 18)}
-TYPE_IDS: Final = {name: type_id for type_id, (name, _, _) in _TENSOR_TYPES.items()}
 
 _SCALARS: Final[dict[int, struct.Struct]] = {
     int(GGUFValueType.UINT8): struct.Struct("<B"),
@@ -185,12 +180,12 @@ class _Parser:
         return name, shape, self._scalar(GGUFValueType.UINT32), self._scalar(GGUFValueType.UINT64)
 
     def _tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int, start: int) -> TensorInfo:
-        if type_id not in _TENSOR_TYPES:
+        if type_id not in TENSOR_TYPES:
             raise ModelError(
                 f"{self.path}: tensor {name!r} has the unknown type {type_id}; "
                 "quantise the model again with a type that this llama.cpp knows"
             )
-        type_name, block_elements, block_bytes = _TENSOR_TYPES[type_id]
+        type_name, block_elements, block_bytes = TENSOR_TYPES[type_id]
         n_elements = 1
         for size in shape:
             n_elements *= size

@@ -16,30 +16,28 @@ static constexpr int TILE_ACTS  = 4; // tokens in registers; 6 were slower
 
 // ---- what the formats' bytes allow
 
+// the scales of 32 weights: two, unless the format has one
 template <typename F>
-struct panel_traits { // holds for every format
-    static constexpr int MAX_BYTE = 255;
-    static constexpr int N_GROUPS = 2; // of 32 weights, each with a scale
-};
+constexpr int N_SCALES = 2;
 
-#define SPAC_PANEL_TRAITS(format, max_byte, n_groups) \
-    template <>                                       \
-    struct panel_traits<format> {                     \
-        static constexpr int MAX_BYTE = max_byte;     \
-        static constexpr int N_GROUPS = n_groups;     \
-    };
+#define SPAC_ONE_SCALE(format) \
+    template <>                \
+    constexpr int N_SCALES<format> = 1;
 
-SPAC_PANEL_TRAITS(q8_0, 255, 1)
-SPAC_PANEL_TRAITS(q4_0, 15, 1)
-SPAC_PANEL_TRAITS(q4_1, 15, 1)
-SPAC_PANEL_TRAITS(q5_0, 31, 1)
-SPAC_PANEL_TRAITS(q5_1, 31, 1)
-SPAC_PANEL_TRAITS(iq4_nl, 255, 1)
-SPAC_PANEL_TRAITS(mxfp4, 24, 1)
-SPAC_PANEL_TRAITS(q4_k, 15, 1)
-SPAC_PANEL_TRAITS(q5_k, 31, 1)
-SPAC_PANEL_TRAITS(q6_k, 63, 2)
-SPAC_PANEL_TRAITS(iq4_xs, 255, 1)
+SPAC_ONE_SCALE(q8_0)
+SPAC_ONE_SCALE(q4_0)
+SPAC_ONE_SCALE(q4_1)
+SPAC_ONE_SCALE(q5_0)
+SPAC_ONE_SCALE(q5_1)
+SPAC_ONE_SCALE(iq4_nl)
+SPAC_ONE_SCALE(mxfp4)
+SPAC_ONE_SCALE(q4_k)
+SPAC_ONE_SCALE(q5_k)
+SPAC_ONE_SCALE(iq4_xs)
+
+// signed weights become unsigned bytes by adding 128
+template <typename F>
+constexpr int MAX_BYTE = F::IS_SIGNED ? 255 : F::LARGEST;
 
 // products of bytes whose sum fits 16 bits: pairs of them, of activations of up to 127
 constexpr int n_pairs_in_16_bits(int max_byte) {
@@ -61,7 +59,7 @@ struct panel_sums { // of a token
 };
 
 template <typename F>
-using panel_block_of = panel_block<panel_traits<F>::N_GROUPS>;
+using panel_block_of = panel_block<N_SCALES<F>>;
 
 SPAC_INLINE int64_t n_panel_blocks(int64_t n_cols) {
     return (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * (SPAC_BLOCK / 32);
@@ -293,7 +291,7 @@ size_t panel_bytes(int64_t n_cols) {
 
 template <typename F>
 const spac_panel * panel_of_dot_rows() {
-    static constexpr int N_SUM = n_pairs_in_16_bits(panel_traits<F>::MAX_BYTE), N_GROUPS = panel_traits<F>::N_GROUPS;
+    static constexpr int N_SUM = n_pairs_in_16_bits(MAX_BYTE<F>), N_GROUPS = N_SCALES<F>;
 #ifndef __AVXVNNI__
     if (N_SUM < 2) {
         return nullptr;
