@@ -92,7 +92,7 @@ struct mini_engine : spac_split_ops {
         worker = std::make_unique<spac_prefetch_worker>(cache, [&](const spac_load & load) { slot_copy.copy(layer, layer.parts_of(load.ie), group, load.slot, load.is_staged); return true; }, 0);
     }
 
-    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override {
+    void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor *, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override {
         cache.unpin_all();
         const int32_t * chosen = (const int32_t *) ids->data;
         const int64_t   n      = ggml_nelements(ids);
@@ -130,7 +130,7 @@ struct kernels_engine : spac_split_ops {
     explicit kernels_engine(const spac_kernels & kernels) :
         experts(kernels) {}
 
-    void dispatch(const spac_moe_layer &, const ggml_tensor * ids, const ggml_tensor *, int32_t * ids_device, int32_t * ids_host) override {
+    void dispatch(const spac_moe_layer &, const ggml_tensor * ids, const ggml_tensor *, const ggml_tensor *, int32_t * ids_device, int32_t * ids_host) override {
         std::fill(ids_device, ids_device + ggml_nelements(ids), -1);
         memcpy(ids_host, ids->data, ggml_nbytes(ids));
     }
