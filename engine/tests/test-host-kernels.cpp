@@ -384,7 +384,7 @@ static void test_formats(const spac_kernels & kernels) {
                                                                : 3 * block;
         for (int n_tokens : WIDTHS) {
             const std::string what = std::string(ggml_type_name(type)) + ", " + std::to_string(n_tokens) + " tokens";
-            test_exact(kernels, { what.c_str(), type, type, type, n_embd, n_ff }, std::vector<int>(1 + 40 / n_tokens, n_tokens));
+            test_exact(kernels, { what.c_str(), type, type, type, n_embd, n_ff }, std::vector<int>(1 + 160 / n_tokens, n_tokens));
         }
     }
 }
