@@ -30,7 +30,7 @@ from pyspac.model.memory_tier import asked_bytes, check_ram
 from pyspac.model.tier_forecast import Places
 from pyspac.units import GIB, MIB, size_text
 
-DEFAULT_VRAM: Final = ("4G", "8G", "12G", "16G", "24G")
+DEFAULT_VRAM: Final = tuple(n * GIB for n in (4, 8, 12, 16, 24))
 
 
 Vram: TypeAlias = Annotated[
@@ -75,7 +75,7 @@ def inspect(
     check_json_target(json_file)
     if threads is not None:
         check_int("-t", threads, 1)
-    sizes = sorted({_vram_bytes(text) for text in vram or DEFAULT_VRAM})
+    sizes = sorted({_vram_bytes(text) for text in vram} if vram else DEFAULT_VRAM)
     for text in ram or ():
         check_ram(text)
     path, _ = find_files(model, hf_repo)

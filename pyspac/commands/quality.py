@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from pyspac._native import bin_dir
 from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, error_console, output_console, reports_errors
@@ -116,6 +115,8 @@ def _engine_env(model: Path, cache: str, ram: str | None, device: str, rule: str
 
 
 def _argv(model: Path, ram: str | None, n_ctx: int, base: Path) -> list[str]:
+    from pyspac._native import bin_dir  # loaded here: --help needs no programs
+
     argv = [str(bin_dir() / "llama-perplexity"), "-m", str(model), "-c", str(n_ctx), "-b", str(n_ctx)]
     argv += ["-ub", str(BATCH), "--no-repack", "--kl-divergence-base", str(base)]
     return argv if ram is None else [*argv, "--lazy-mode", "experts", "--no-warmup"]

@@ -38,7 +38,8 @@ class Pacer:
         self._sleep, self._clock = sleep, clock
         self._seen = self._now()
         self._period_s = BUSY_POLL_S
-        self._rest_until_s = 0.0
+        self._rest_until_s = 0.0  # of steps
+        self._look_rest_until_s = 0.0  # of looks, which would leave steps no time otherwise
 
     def _now(self) -> tuple[int, int]:
         return int(self.board.counters["n_forward"][0]), int(self.board.n_records[0])
@@ -64,13 +65,18 @@ class Pacer:
         if n_looks == self._n_looks or n_looks % 2 == 1:
             return False
         self._n_looks = n_looks
-        return self._rest_until_s - self._clock() < _MAX_DEBT_S
+        return self._look_rest_until_s - self._clock() < _MAX_DEBT_S
 
     def rest_longer(self, look_s: float) -> None:
         """Looking took `look_s`: that is made up for later."""
-        rest_from_s = max(self._rest_until_s, self._clock())
-        self._rest_until_s = rest_from_s + look_s * (1 / self.cpu_share - 1)
+        rest_from_s = max(self._look_rest_until_s, self._clock())
+        self._look_rest_until_s = rest_from_s + self._rest_s(look_s)
 
     def rest_after(self, step_s: float) -> None:
         """A step took `step_s`: rest until its share of the time is within bounds."""
-        self._rest_until_s = self._clock() + step_s * (1 / self.cpu_share - 1)
+        self._rest_until_s = self._clock() + self._rest_s(step_s)
+
+    def _rest_s(self, work_s: float) -> float:
+        """Steps and looks have half of the share each, where there are both."""
+        share = self.cpu_share / 2 if self.looks_ahead else self.cpu_share
+        return work_s * (1 / share - 1)

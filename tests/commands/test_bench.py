@@ -425,8 +425,8 @@ def test_flags_replace_saved_defaults(models: Path) -> None:
 
 # of run and chat: what is generated, where it goes, and how much of the machine it may have
 WHAT = {
-    *("model", "hf_repo", "server", "prompt", "file", "chat", "system_prompt", "n_predict"),
-    *("ctx_size", "cpu_range", "json_file", "verbose"),
+    *("model_word", "model", "hf_repo", "server", "prompt", "file", "chat", "system_prompt", "n_predict"),
+    *("ctx_size", "cpu_range", "json_file", "lossy", "verbose"),
 }
 
 

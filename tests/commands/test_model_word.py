@@ -63,14 +63,17 @@ TAKES_MODEL = [
 ]
 
 
+NEEDED = {"trace": ["-o", "t.parquet"], "quality": ["-f", "t.txt", "--lossy", "drop:2"]}
+
+
 def test_commands_that_take_a_model() -> None:
-    assert TAKES_MODEL == ["chat", "run", "serve", "inspect", "bench", "profile", "trace"]
+    assert TAKES_MODEL == ["chat", "run", "serve", "inspect", "bench", "profile", "quality", "trace"]
 
 
 @pytest.mark.parametrize("name", TAKES_MODEL)
 def test_every_command_takes_the_word(name: str) -> None:
     """Wherever it stands among the options."""
-    needed = ["-o", "t.parquet"] if name == "trace" else []
+    needed = NEEDED.get(name, [])
     command: typer.core.TyperCommand = COMMANDS[name]
     for arguments in (["me/model", "-c", "9"], ["-c", "9", "me/model"]):
         context = command.make_context(name, [*needed, *arguments])

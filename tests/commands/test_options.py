@@ -25,12 +25,14 @@ DIFFERENT = {
     "--draft-max",  # demo: fixed, so that both of its runs draft alike
     "--file",  # profile: a text to measure on, not a prompt
     "--json",  # top: a switch
+    "--lossy",  # quality: several, one row each
     "--k",  # lab sweep: a list
     "--n-predict",  # bench: 2 or more, as speeds need
     "--output",  # of trace, lab sweep and lab report: each writes something else
     "--policy",  # lab: a named combination of its own
     "--predict",  # attach: those of a scheduler alone; lab: recorded
     "--ram",  # inspect: the same text, but it only predicts, and takes several to compare
+    "--vram",  # fit: one size; inspect: several
     "--rpc",  # doctor: looks at it alone
 }
 MAX_LINES = 60
@@ -113,10 +115,10 @@ def test_help_fits_on_a_screen_and_a_half(name: str) -> None:
 
 def test_what_researchers_use_is_in_a_group() -> None:
     """`pyspac --help` has the rest, and --help-all everything."""
-    assert {"lab run", "trace", "profile", "train-head", "attach"} <= set(COMMANDS) - set(EVERYDAY)
+    assert {"lab run", "trace", "profile", "quality", "train-head", "attach"} <= set(COMMANDS) - set(EVERYDAY)
     short, whole = (CliRunner().invoke(app, [flag]).stdout for flag in ("--help", "--help-all"))
     for text, names in ((short, EVERYDAY), (whole, COMMANDS)):
         shown = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.split()}
         assert {name.split()[0] for name in names} - {"list"} <= shown
     assert "\n  profile " not in short
-    assert "--help-all shows 5 more" in short
+    assert "--help-all shows 6 more" in short

@@ -83,7 +83,7 @@ def test_adapters_and_heads_are_told_apart(models: dict[str, tuple[Path, Path]])
     model, adapter = models["qwen3moe"]
     both = refused("-m", model, "--mtp", adapter, "--spec-type", "draft-mtp")
     assert "draft-mtp means the head that a model has built in: leave one of them out" in both
-    assert "needs no head, but --mtp alone" in refused("-m", model, "--spec-type", "draft-mtp")
+    assert "needs no head, only --mtp" in refused("-m", model, "--spec-type", "draft-mtp")
     assert "give a draft or a head with -md" in refused("-m", model, "--mtp", model)
     wrong = refused("-m", model, "-md", adapter, "--spec-type", "draft-mtp")
     assert "an adapter with mask tokens, not a model; give it with --mtp" in wrong

@@ -252,7 +252,7 @@ def ram_of(path: Path, share: float) -> str:
     """A share of the experts' bytes, and a little for the disk's blocks: small experts need it."""
     geometry = read_geometry(read_header(path))
     n_blocks = 6 * geometry.n_experts_total
-    return str(int(share * (geometry.experts_bytes + n_blocks * 4096)) // MIB + 1)
+    return f"{int(share * (geometry.experts_bytes + n_blocks * 4096))}B"
 
 
 def test_demo_model_in_two_files(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_bad_input_exits_2(trace_file: Path, args: tuple[str, ...]) -> None:
 
 def test_an_unknown_knob_is_answered_with_those_there_are(trace_file: Path) -> None:
     assert (
-        "lfu has no knob 'x' (given: 3): leave it out"
+        "lfu has no knob 'x' (given: 3): give one of keep"
         in call("lab", "run", trace_file, "--eviction", "lfu:x=3").output
     )
     said = call("lab", "run", trace_file, "--eviction", "ema:x=3").output

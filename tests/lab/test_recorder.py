@@ -329,7 +329,8 @@ class Command:
     def server(self) -> psutil.Process:
         """As soon as it answers."""
         wait_for("text", lambda: self.shown.stat().st_size > 20, END_S)
-        [server] = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        [server] = [child for child in children if child.name() == "llama-server"]
         return server
 
     def end(self) -> tuple[int, str]:

@@ -479,7 +479,7 @@ def test_attach_serves_a_server_started_by_hand(bin_dir: Path, tmp_path: Path) -
         (["-m", str(TARGET), "--metrics-port", "-1"], "--metrics-port"),
         (["-m", str(TARGET), "--predict", "tokens"], "predict cannot be 'tokens': give one or more of token"),
         (["-m", str(TARGET), "--", "--port", "80"], "give --port"),
-        ([], "-m"),
+        ([], "there is no model: give FILE.gguf"),
     ],
 )
 def test_bad_input_is_refused(tmp_path: Path, arguments: list[str], text: str) -> None:

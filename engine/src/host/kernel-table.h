@@ -91,28 +91,45 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
     X(GGML_TYPE_F16, dot_floats, f16)     \
     X(GGML_TYPE_BF16, dot_floats, bf16)
 
-#define SPAC_DEFINE_DOT(type, kernel, format)                                                                                     \
-    void dot_##format(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, \
-                      float * const * out) {                                                                                      \
-        switch (n_acts) {                                                                                                         \
-            case 1:                                                                                                               \
-                return kernel<format, 1>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
-            case 2:                                                                                                               \
-                return kernel<format, 2>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
-            case 3:                                                                                                               \
-                return kernel<format, 3>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
-            case 4:                                                                                                               \
-                return kernel<format, 4>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
-            case 5:                                                                                                               \
-                return kernel<format, 5>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
-            case 6:                                                                                                               \
-                return kernel<format, 6>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
-            case 7:                                                                                                               \
-                return kernel<format, 7>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
-            default:                                                                                                              \
-                return kernel<format, 8>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
-        }                                                                                                                         \
-    }
+#ifdef SPAC_FEW_WIDTHS // of a sanitizer's build, in which each function takes the compiler seconds
+
+#    define SPAC_DEFINE_DOT(type, kernel, format)                                                                                     \
+        void dot_##format(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, \
+                          float * const * out) {                                                                                      \
+            if (n_acts == SPAC_DOT_TOKENS) {                                                                                          \
+                return kernel<format, SPAC_DOT_TOKENS>(rows, row_bytes, n_rows, n_cols, acts, out);                                   \
+            }                                                                                                                         \
+            for (int t = 0; t < n_acts; t++) {                                                                                        \
+                kernel<format, 1>(rows, row_bytes, n_rows, n_cols, acts + t, out + t);                                                \
+            }                                                                                                                         \
+        }
+
+#else
+
+#    define SPAC_DEFINE_DOT(type, kernel, format)                                                                                     \
+        void dot_##format(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, \
+                          float * const * out) {                                                                                      \
+            switch (n_acts) {                                                                                                         \
+                case 1:                                                                                                               \
+                    return kernel<format, 1>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+                case 2:                                                                                                               \
+                    return kernel<format, 2>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+                case 3:                                                                                                               \
+                    return kernel<format, 3>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+                case 4:                                                                                                               \
+                    return kernel<format, 4>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+                case 5:                                                                                                               \
+                    return kernel<format, 5>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+                case 6:                                                                                                               \
+                    return kernel<format, 6>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+                case 7:                                                                                                               \
+                    return kernel<format, 7>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+                default:                                                                                                              \
+                    return kernel<format, 8>(rows, row_bytes, n_rows, n_cols, acts, out);                                             \
+            }                                                                                                                         \
+        }
+
+#endif
 
 #ifndef SPAC_FORMATS_ONLY
 
