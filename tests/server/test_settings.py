@@ -85,7 +85,7 @@ BAD = {
     json.dumps(GOOD | {"cpu_share": 2}): "--cpu-share cannot be 2",
     json.dumps(GOOD | {"scheduler": {"estimator": "arc"}}): "estimator cannot be 'arc'",
     json.dumps(GOOD | {"model": 5}): "not the JSON",
-    json.dumps(GOOD | {"speculation": 5}): "not the JSON",
+    json.dumps(GOOD | {"speculation": 5}): "--speculation cannot be 5",
     "[" * 100_000: "not the JSON",
 }
 
