@@ -176,6 +176,7 @@ def test_ctrl_c_while_answering(place: Path) -> None:
         run.assert_nothing_left(board)
 
 
+@pytest.mark.usefixtures("hears_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_signal_ends_it_all(number: signal.Signals, answers: bool, place: Path) -> None:
