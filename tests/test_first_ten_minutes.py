@@ -91,7 +91,7 @@ def timed(name: str, steps: dict[str, float]) -> Iterator[None]:
 def talk(folder: Path) -> None:
     """Two questions on a terminal."""
     variables = {"PYSPAC_CACHE_DIR": str(folder)}
-    with on_terminal("chat", str(TARGET), "-n", "24", variables=variables) as terminal:
+    with on_terminal("chat", str(TARGET), "-n", "24", "--ignore-eos", variables=variables) as terminal:
         for question in QUESTIONS:
             terminal.wait_for(PROMPT)
             terminal.press(question)

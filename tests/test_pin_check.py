@@ -86,6 +86,9 @@ def test_names_that_a_hook_reads_are_in_the_table(patch: Any, public: set[str]) 
     used |= set(re.findall(r"\b(?:cparams|hparams|prec_policy|slot)(?:\.|->)(\w+)", added))
     used -= {
         "moe_hook",
+        "is_to_keep",
+        "prompt_parts",
+        "prompt_set_parts",
         "record_step",
         "forget_masks",
         "lora_gate_seq",

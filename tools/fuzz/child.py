@@ -36,7 +36,7 @@ def run(case: Json, files: dict[str, str]) -> Json:
             )
             for is_on_disk in (has_tier, has_tier and case["types"] in WITHOUT_KERNELS)
         )  # fmt: skip
-        pair = Pair(split, stock, case, SystemFaults(Path(os.environ[VARIABLE])))
+        pair = Pair(split, stock, case, SystemFaults(Path(os.environ[VARIABLE])), files["model"])
         stack.callback(pair.close)
         try:
             for i, operation in enumerate(case["operations"]):

@@ -11,6 +11,7 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,8 @@ import numpy as np
 from pyspac.engine.board import NO_BUDGET
 from pyspac.engine.engine import Engine, EngineParams
 from pyspac.errors import EngineError
+from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import read_header
 from tools.fuzz.contexts import Batch, Context, Logits, llama
 from tools.fuzz.models import N_VOCAB
 from tools.fuzz.plan import N_SEQ, Json
@@ -61,9 +64,10 @@ class ProgramCallback:
 class Pair:
     """The context with the engine, the other, and what is in force."""
 
-    def __init__(self, split: Context, stock: Context, case: Json, faults: SystemFaults) -> None:
+    def __init__(self, split: Context, stock: Context, case: Json, faults: SystemFaults, model: str) -> None:
         self.split, self.stock, self.both = split, stock, (split, stock)
         self.mode, self.faults = case["mode"], faults
+        self.experts_bytes = read_geometry(read_header(Path(model))).experts_bytes
         self.settings = case["context"]
         self.engine: Engine | None = None
         self.other_engine: Engine | None = None
@@ -93,7 +97,7 @@ class Pair:
         thread_every, self.thread_every = self.thread_every, 0
         self.faults.set(thread_every=thread_every)
         try:
-            self.engine = Engine.attach(self.split.ctx, EngineParams(**arguments["fields"]))
+            self.engine = Engine.attach(self.split.ctx, self._params(arguments["fields"]))
         except EngineError as error:
             self.counts["attach_refused"] += 1
             is_too_small = "cannot hold the experts of one layer" in str(error)
@@ -110,7 +114,13 @@ class Pair:
         if self.stock.is_on_disk:
             fields = fields | {"ram": "100%"}
         with self.faults.paused():
-            self.other_engine = Engine.attach(self.stock.ctx, EngineParams(**fields))
+            self.other_engine = Engine.attach(self.stock.ctx, self._params(fields))
+
+    def _params(self, fields: Json) -> EngineParams:
+        """`ram` of a plan is a share of all experts' bytes."""
+        fields = dict(fields)
+        share = int(fields.pop("ram", "0%").removesuffix("%"))
+        return EngineParams(**fields, ram_bytes=self.experts_bytes * share // 100)
 
     def do_no_threads(self, arguments: Json) -> None:
         self.thread_every = arguments["every"]
