@@ -115,12 +115,13 @@ int main() {
 
     // without slots: a look for a decision, whatever the number of layers
     const costs alone = with_engine(model, "none", nullptr);
-    CHECK(alone.n_locks <= stock.n_locks + N_STEPS && alone.n_reads == 0 && alone.n_writes == 0);
+    // reads: ten times a second how long each thread waited for a core (host/team-watch.h)
+    CHECK(alone.n_locks <= stock.n_locks + N_STEPS && alone.n_reads <= N_STEPS && alone.n_writes == 0);
 
     // on a board that others see: one read and one write, each under a lock
     const costs shared = with_engine(model, "none", name.c_str());
     CHECK(shared.n_nodes == alone.n_nodes && shared.n_locks <= stock.n_locks + 2 * N_STEPS);
-    CHECK(shared.n_reads <= N_STEPS && shared.n_writes <= N_STEPS);
+    CHECK(shared.n_reads <= 2 * N_STEPS && shared.n_writes <= N_STEPS);
 
     // with slots: the cache once per layer, at the beginning and at the end
     const costs split = with_engine(model, "cpu", nullptr);

@@ -368,7 +368,9 @@ void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t
     const spac_row_block up_rows = take(part_up, e, up_0 + r0, n, c.panels), gate_rows = take(part_gate, e, r0, has_gate ? n : 0, c.panels + panel_bytes);
 
     static_assert(SPAC_PANEL_TOKENS * SPAC_PANEL_ROWS <= SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX, "room for either");
-    spac_for_each_part(e.n_rows, n <= SPAC_PANEL_ROWS ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int begin, int n_acts) {
+    // not by n, which follows the number of threads: floats would be added in another order
+    const bool in_panels = has_panel({ SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }, e);
+    spac_for_each_part(e.n_rows, in_panels ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int begin, int n_acts) {
         float       gates[SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX];
         const char *acts[SPAC_PANEL_TOKENS], *gate_acts[SPAC_PANEL_TOKENS];
         float *     up[SPAC_PANEL_TOKENS], *gate[SPAC_PANEL_TOKENS];
