@@ -119,8 +119,9 @@ int main() {
     params.host_mode = SPAC_HOST_EXECUTOR;
     test_every_position("experts on disk beside a device", on_disk, nullptr, params);
 
-    params.ram_bytes  = 0;
-    params.next_layer = 0;
+    params.ram_bytes    = 0;
+    params.next_layer   = 0;
+    params.host_kernels = SPAC_KERNELS_SPAC;
     test_every_position("slots, the engine's own kernels", in_memory, draft, params);
 #ifdef _OPENMP // else ggml's own threads end the process, as they do without an engine
     params.host_kernels = SPAC_KERNELS_GGML;
