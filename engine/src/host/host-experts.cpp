@@ -346,9 +346,10 @@ void spac_host_experts::compute_hidden(const call & c, int ix, int64_t block) {
         tier->wait(layer->il, e.ie); // where it fails the forward is aborted, whatever is computed here
     }
     const int64_t r0 = block * hidden_rows, end = std::min(r0 + hidden_rows, n_ff);
-    const int64_t n = has_panel({ SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }, e) ? SPAC_PANEL_ROWS : hidden_rows;
+    const bool    in_panels = has_panel({ SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }, e);
+    const int64_t n         = in_panels ? SPAC_PANEL_ROWS : hidden_rows;
     for (int64_t r = r0; r < end; r += n) {
-        hidden_rows_of(c, e, r, std::min(n, end - r));
+        hidden_rows_of(c, e, r, std::min(n, end - r), in_panels);
     }
     if (n_hidden_left[ix].n.fetch_sub(1, std::memory_order_acq_rel) == 2) { // the last block: all rows are there
         prepare_hidden(e);
@@ -357,7 +358,7 @@ void spac_host_experts::compute_hidden(const call & c, int ix, int64_t block) {
 }
 
 // gate, up and activation of rows r0 .. r0 + n, for all of the expert's tokens
-void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n) {
+void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n, bool in_panels) {
     const bool    is_fused = layer->parts[SPAC_PART_GATE_UP], has_gate = is_fused || layer->parts[SPAC_PART_GATE];
     const int     part_up = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_UP, part_gate = is_fused ? SPAC_PART_GATE_UP : has_gate ? SPAC_PART_GATE
                                                                                                                              : part_up;
@@ -369,7 +370,6 @@ void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t
 
     static_assert(SPAC_PANEL_TOKENS * SPAC_PANEL_ROWS <= SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX, "room for either");
     // not by n, which follows the number of threads: floats would be added in another order
-    const bool in_panels = has_panel({ SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }, e);
     spac_for_each_part(e.n_rows, in_panels ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int begin, int n_acts) {
         float       gates[SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX];
         const char *acts[SPAC_PANEL_TOKENS], *gate_acts[SPAC_PANEL_TOKENS];

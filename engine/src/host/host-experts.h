@@ -65,7 +65,7 @@ struct spac_host_experts {
     void compute(const call & c, int64_t i);
     void prepare_input(const call & c, int64_t it);
     void compute_hidden(const call & c, int ix, int64_t block);
-    void hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n);
+    void hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n, bool in_panels);
     void compute_rows(const call & c, int ix, int64_t block);
     void prepare_hidden(const expert & e);
 

@@ -65,7 +65,6 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
     const uint64_t t0 = spac_now_us();
     begin_layer(layer.il, t0);
     pin_experts(layer, ids);
-    n_rows_left_out.assign(slots.size(), 0);
     if (weights) {
         leave_out(layer, ids, *weights);
     }
@@ -107,9 +106,9 @@ void spac_forward::record_split(const spac_moe_layer & layer) {
             s.n_device_experts++;
             s.n_device_rows += activations.n_rows[i];
             any_device = true;
-        } else if (activations.n_rows[i] > n_rows_left_out[i]) {
+        } else if (const uint32_t n = activations.n_rows[i] - (lossy.is_on() ? n_rows_left_out[i] : 0)) {
             s.n_host_experts++;
-            s.n_host_rows += activations.n_rows[i] - n_rows_left_out[i];
+            s.n_host_rows += n;
             any_host = true;
         }
     }
@@ -119,6 +118,7 @@ void spac_forward::record_split(const spac_moe_layer & layer) {
 // max_batch, which are prompts, are exact.
 void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights) {
     const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
+    n_rows_left_out.assign(slots.size(), 0);
     if (n_tokens > board.geometry().max_batch) {
         return lossy.keep_all(n_used * n_tokens);
     }
