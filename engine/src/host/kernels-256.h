@@ -328,13 +328,22 @@ SPAC_INLINE __m256i add_products(__m256i dot, __m256i unsigned_bytes, __m256i by
 #endif
 }
 
+// pairs of products whose sum fits into 16 bits, rounded down to a power of two: of unsigned bytes of at most `largest` and
+// activations of at most 127
+constexpr int n_pairs_in_16_bits(int largest) {
+    const int n = INT16_MAX / (2 * 127 * largest);
+    return n >= 8 ? 8 : n >= 4 ? 4
+                    : n >= 2   ? 2
+                               : n;
+}
+
 // the sums of 16 products per lane, four of each pair of vectors; unsigned bytes of at most LARGEST
 template <int LARGEST>
 SPAC_INLINE __m256i sum_products(const __m256i * unsigned_bytes, const __m256i * bytes) {
 #ifdef __AVXVNNI__
     constexpr int N_IN_16_BITS = 0;
 #else
-    constexpr int N_IN_16_BITS = INT16_MAX / (2 * 127 * LARGEST); // vectors whose pairs fit into 16 bits together
+    constexpr int N_IN_16_BITS = n_pairs_in_16_bits(LARGEST); // vectors whose pairs are added there
 #endif
     __m256i sum = _mm256_setzero_si256();
     if (N_IN_16_BITS < 2) {

@@ -39,14 +39,6 @@ SPAC_ONE_SCALE(iq4_xs)
 template <typename F>
 constexpr int MAX_BYTE = F::IS_SIGNED ? 255 : F::LARGEST;
 
-// products of bytes whose sum fits 16 bits: pairs of them, of activations of up to 127
-constexpr int n_pairs_in_16_bits(int max_byte) {
-    const int n = 32767 / (2 * 127 * max_byte);
-    return n >= 8 ? 8 : n >= 4 ? 4
-                    : n >= 2   ? 2
-                               : n;
-}
-
 // 32 weights of TILE_ROWS rows
 template <int N_GROUPS>
 struct panel_block {
