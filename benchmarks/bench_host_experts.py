@@ -23,9 +23,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import machine
 import numpy as np
@@ -309,6 +310,19 @@ def print_row(row: dict[str, object]) -> None:
     print(line, flush=True)
 
 
+def report(rows: list[Any], args: argparse.Namespace, described: Any, shown: Callable[[Any], None]) -> None:
+    """As JSON lines on stdout (`--json -`), else one by one, and to the end of `args.json` if it is given."""
+    lines = [json.dumps(row | {"n_threads_used": args.threads, "machine": described}) for row in rows]
+    if args.json == "-":
+        print("\n".join(lines), flush=True)
+        return
+    for row in rows:
+        shown(row)
+    if args.json:
+        with Path(args.json).open("a") as file:
+            file.write("\n".join(lines) + "\n")
+
+
 def main() -> int:
     args = parse_arguments()
     described = machine.describe()
@@ -323,15 +337,7 @@ def main() -> int:
         setting = Setting(qtype, widths, args.rounds, args.threads, args.repacked, kernels)
         with synthetic_model(qtype, args.layers, args.experts) as path:
             rows = measure(path, setting)
-        lines = [json.dumps(row | {"n_threads_used": args.threads, "machine": described}) for row in rows]
-        if to_stdout:
-            print("\n".join(lines), flush=True)
-            continue
-        for row in rows:
-            print_row(row)
-        if args.json:
-            with Path(args.json).open("a") as file:
-                file.write("\n".join(lines) + "\n")
+        report(rows, args, described, print_row)
     return 0
 
 

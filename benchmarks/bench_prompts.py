@@ -14,7 +14,6 @@ and BF16 weights are held against f32 and bf16 only.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
@@ -110,16 +109,7 @@ def main() -> int:
             f"{'/ stock':>8} {'/ rep.':>8} {'gflops':>8} {'of limit':>9}"
         )
     for qtype in args.types.lower().split(","):
-        rows = measure(qtype, args)
-        lines = [json.dumps(row | {"n_threads_used": args.threads, "machine": described}) for row in rows]
-        if to_stdout:
-            print("\n".join(lines), flush=True)
-            continue
-        for row in rows:
-            print_row(row)
-        if args.json:
-            with Path(args.json).open("a") as file:
-                file.write("\n".join(lines) + "\n")
+        bench_host_experts.report(measure(qtype, args), args, described, print_row)
     return 0
 
 
