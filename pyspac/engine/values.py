@@ -28,6 +28,15 @@ def read_size(name: str, text: str, total_bytes: int) -> int | None:
     return int(n_bytes[0])
 
 
+def read_lossy(name: str, text: str) -> int:
+    """N of "drop:N": each token's best N experts are always computed. `name`: the option, for the error."""
+    from pyspac._native import ffi, lib
+
+    n_kept = ffi.new("int32_t *")
+    check_value(lib.spac_read_lossy(os.fsencode(name), os.fsencode(text), n_kept))
+    return int(n_kept[0])
+
+
 def read_cpu_range(text: str) -> set[int]:
     """The cores of a range such as "0-7", all open to this process."""
     from pyspac._native import ffi, lib

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspac.errors import ConfigError, UsageError
+from pyspac.engine.values import read_lossy
+from pyspac.errors import UsageError
 
 FLAG: Final = "--lossy"
 VARIABLE: Final = "PYSPAC_LOSSY"
-_DROP: Final = "drop"
-_MAX_N: Final = 2**15 - 1  # as in engine/src/split/lossy.cpp
 
 
 def check_lossy(text: str | None, *, stock: bool) -> None:
-    """Raise ConfigError unless it is None or "drop:N" with N from 1 on; UsageError with plain llama.cpp."""
+    """Raise UsageError unless it is None or "drop:N" with N from 1 on, and with plain llama.cpp."""
     if text is None:
         return
-    kind, _, n = text.partition(":")
-    if kind != _DROP or not (n.isascii() and n.isdecimal()) or not 1 <= int(n) <= _MAX_N:
-        wanted = "drop:N: each token's best N experts, 1 or more, are always computed"
-        raise ConfigError(FLAG, text, wanted)
+    read_lossy(FLAG, text)
     if stock:
         raise UsageError(f"{FLAG} {text} has no effect with --stock, which computes every expert: omit one")
 

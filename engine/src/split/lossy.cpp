@@ -8,18 +8,19 @@
 
 static constexpr char DROP[] = "drop:";
 
-spac_lossy::spac_lossy(const std::string & text) {
-    if (text.empty()) {
-        return;
-    }
+int32_t spac_lossy::read(const char * name, const std::string & text) {
     char *            end    = nullptr;
     const std::string number = text.rfind(DROP, 0) == 0 ? text.substr(sizeof(DROP) - 1) : "";
     const long        n      = strtol(number.c_str(), &end, 10);
     if (number.empty() || *end || number[0] < '0' || number[0] > '9' || n < 1 || n > INT16_MAX) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("lossy \"%s\": give drop:N, where each token's best N experts, 1 or more, are always computed", text.c_str()));
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("%s cannot be '%s': give drop:N: each token's best N experts, 1 or more, are always computed", name, text.c_str()));
     }
-    n_kept = (int32_t) n;
+    return (int32_t) n;
 }
+
+spac_lossy::spac_lossy(const std::string & text) :
+    n_kept(text.empty() ? 0 : read("lossy", text)) {}
 
 // a router may have negative weights, and equal ones: the earlier expert is the better then
 static float weight_at(const ggml_tensor & weights, int64_t iu, int64_t it) {

@@ -8,9 +8,12 @@
 #include <vector>
 
 struct spac_lossy {
-    // "drop:N": each token's best N experts are always computed; "": nothing is left out
-    // throws SPAC_STATUS_INVALID_ARGUMENT
+    // as of read(); "": nothing is left out
     explicit spac_lossy(const std::string & text);
+
+    // N of "drop:N": each token's best N experts are always computed; name: of the option
+    // throws SPAC_STATUS_INVALID_ARGUMENT
+    static int32_t read(const char * name, const std::string & text);
 
     bool is_on() const { return n_kept > 0; }
 
