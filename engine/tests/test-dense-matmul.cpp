@@ -3,6 +3,7 @@
 #include "check.h"
 #include "host/dense-matmul.h"
 #include "host/kernels.h"
+#include "kernel-types.h"
 #include "random-blocks.h"
 
 #include "ggml-alloc.h"
@@ -13,34 +14,6 @@
 #include <cmath>
 #include <random>
 #include <thread>
-
-static const ggml_type TYPES[] = {
-    GGML_TYPE_Q8_0,
-    GGML_TYPE_Q4_0,
-    GGML_TYPE_Q4_1,
-    GGML_TYPE_Q5_0,
-    GGML_TYPE_Q5_1,
-    GGML_TYPE_IQ4_NL,
-    GGML_TYPE_MXFP4,
-    GGML_TYPE_Q4_K,
-    GGML_TYPE_Q5_K,
-    GGML_TYPE_Q6_K,
-    GGML_TYPE_IQ4_XS,
-    GGML_TYPE_Q1_0,
-    GGML_TYPE_Q2_0,
-    GGML_TYPE_NVFP4,
-    GGML_TYPE_Q2_K,
-    GGML_TYPE_Q3_K,
-    GGML_TYPE_TQ1_0,
-    GGML_TYPE_TQ2_0,
-    GGML_TYPE_IQ1_S,
-    GGML_TYPE_IQ1_M,
-    GGML_TYPE_IQ2_XXS,
-    GGML_TYPE_IQ2_XS,
-    GGML_TYPE_IQ2_S,
-    GGML_TYPE_IQ3_XXS,
-    GGML_TYPE_IQ3_S,
-};
 
 typedef std::vector<float> floats;
 
@@ -192,7 +165,7 @@ static void test_other_graphs(const spac_kernels & kernels) {
 int main() {
     const std::vector<const spac_kernels *> here = spac_kernels_here();
     for (const spac_kernels * kernels : here) {
-        for (const ggml_type type : TYPES) {
+        for (const ggml_type type : QUANTISED) {
             if (kernels->dot(type)) { // the low-bit formats ARM leaves to ggml
                 test_format(*kernels, type);
                 test_neighbours(*kernels, type);

@@ -3,6 +3,7 @@
 #include "check.h"
 #include "host/host-experts.h"
 #include "host/kernel-worker.h"
+#include "kernel-types.h"
 #include "layers/expert-ffn.h"
 #include "random-blocks.h"
 
@@ -19,35 +20,13 @@
 #include <string>
 #include <thread>
 
-static const ggml_type TYPES[] = {
-    GGML_TYPE_Q8_0,
-    GGML_TYPE_Q4_0,
-    GGML_TYPE_Q4_1,
-    GGML_TYPE_Q5_0,
-    GGML_TYPE_Q5_1,
-    GGML_TYPE_IQ4_NL,
-    GGML_TYPE_MXFP4,
-    GGML_TYPE_Q4_K,
-    GGML_TYPE_Q5_K,
-    GGML_TYPE_Q6_K,
-    GGML_TYPE_IQ4_XS,
-    GGML_TYPE_Q1_0,
-    GGML_TYPE_Q2_0,
-    GGML_TYPE_NVFP4,
-    GGML_TYPE_Q2_K,
-    GGML_TYPE_Q3_K,
-    GGML_TYPE_TQ1_0,
-    GGML_TYPE_TQ2_0,
-    GGML_TYPE_IQ1_S,
-    GGML_TYPE_IQ1_M,
-    GGML_TYPE_IQ2_XXS,
-    GGML_TYPE_IQ2_XS,
-    GGML_TYPE_IQ2_S,
-    GGML_TYPE_IQ3_XXS,
-    GGML_TYPE_IQ3_S,
-    GGML_TYPE_F16,
-    GGML_TYPE_BF16,
-};
+static std::vector<ggml_type> with_floats() {
+    std::vector<ggml_type> types = QUANTISED;
+    types.insert(types.end(), { GGML_TYPE_F16, GGML_TYPE_BF16 });
+    return types;
+}
+
+static const std::vector<ggml_type> TYPES = with_floats();
 
 struct layer_shape {
     const char * what;

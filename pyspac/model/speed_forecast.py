@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+from pyspac.model.device_needs import MARGIN_BYTES as CARD_MARGIN_BYTES
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.known_models import Bytes, Weights
 from pyspac.model.memory_tier import MARGIN_BYTES, PROMPT_PIECE
@@ -22,7 +23,6 @@ N_PASS: Final = 8  # tokens of a prompt that one pass over a matrix serves (SPAC
 LAYER_US: Final = 90.0  # norms, attention, router, waiting; of the demo model's layers on two cores
 BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
 CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
-CARD_MARGIN_BYTES: Final = 768 << 20  # SPAC_AUTO_MARGIN_MIB
 # where the kernels lack a type: as slow as the slowest that they have
 Place = Literal["memory", "disk", "card and memory", "card and disk", "card", "nowhere"]
 
@@ -90,14 +90,13 @@ def forecast(weights: Weights, machine: Machine, n_ctx: int, found: float | None
     """`found`: share of the experts in use that is in memory, where it is known; None: as recorded texts."""
     kv = weights.kv[n_ctx]
     on_card = _share_on_card(weights, machine, kv)
-    host_others = BUFFERS_BYTES + MARGIN_BYTES + (0 if machine.vram_bytes and on_card >= 0 else
-                                                  weights.others_bytes + kv)  # fmt: skip
+    has_card = bool(machine.vram_bytes) and on_card >= 0
+    host_others = BUFFERS_BYTES + MARGIN_BYTES + (0 if has_card else weights.others_bytes + kv)
     on_card = max(0.0, on_card)
     rest = 1.0 - on_card
     room = machine.ram_bytes - host_others
     one_layer = weights.n_expert * weights.expert_bytes
     in_memory = max(0.0, min(rest, room / max(1, weights.experts_bytes)))
-    has_card = bool(machine.vram_bytes) and host_others == BUFFERS_BYTES + MARGIN_BYTES
     place = _place(in_memory, rest, room, one_layer, has_card=has_card)
     common: dict[str, Any] = {
         "name": weights.name, "quantisation": weights.quantisation, "model_bytes": weights.model_bytes,
