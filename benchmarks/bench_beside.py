@@ -30,7 +30,12 @@ DEMO = machine.REPOSITORY / "pyspac" / "models" / "demo-moe.gguf"
 FIRST_TOKEN = 300
 N_CTX = 1024
 N_CACHED = 32  # tokens in the cache before each timed step
-LOOP = "while True: pass"
+LOOP = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:  # ends with this program, however that ends
+    for _ in range(100_000): pass
+"""
 AUTOGROUP = "autogroup"  # Linux shares the cores among sessions, and this file has a session's priority
 
 
@@ -51,10 +56,10 @@ def busy_programs(n: int, *, in_sessions: bool) -> Iterator[None]:
 
 
 def give_own_priority(pid: int) -> None:
-    """Of this session to that of `pid`."""
+    """Of this session to that of `pid`; where a session has none, all have the same."""
     with contextlib.suppress(OSError):
-        own = Path("/proc/self", AUTOGROUP).read_text().split()[-1]
-        Path(f"/proc/{pid}", AUTOGROUP).write_text(own)
+        if own := Path("/proc/self", AUTOGROUP).read_text().split():
+            Path(f"/proc/{pid}", AUTOGROUP).write_text(own[-1])
 
 
 @contextlib.contextmanager
