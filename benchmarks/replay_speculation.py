@@ -150,7 +150,6 @@ def tokens_per_s(scenario: Scenario, controller: str | MakeController, seed: int
             list(texts_of(scenario, request, seed)),
             [speculation.begin(i) for i in range(setting.n_sequences)],
             seed=1000 * seed + request,
-            shadow=scenario.drafter == "ngram",
             lag_steps=setting.lag_steps,
         ).run()
         n_tokens += result.n_tokens

@@ -61,7 +61,7 @@ class Fallback:
         )
         self.n_trials = 0
         self.n_switches = 0
-        self.ledger = LossLedger(share=SHARE, share_in_debt=SHARE)
+        self.ledger = LossLedger(share=SHARE)
         self._begins_with: PlacementMode = "copies"  # once the device is full: what was remembered
         self._wait = WAIT[0]
         self._recent: deque[Sample] = deque(maxlen=N_TRY)  # of the present way

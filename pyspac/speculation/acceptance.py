@@ -1,7 +1,7 @@
 """Which drafted tokens hold: the acceptance curve, estimated from steps whose drafts end early.
 
-In: (n_asked, n_draft, n_accepted) of steps, or of shadow drafts. Out: expected tokens per step for any draft
-length, and how sure that is. Position i is only seen if all before it held, so what is estimated is the
+In: (n_asked, n_draft, n_accepted) of steps. Out: expected tokens per step for any draft length, and how sure
+that is. Position i is only seen if all before it held, so what is estimated is the
 chance that it holds given that; a draft that held to its end says nothing about the positions beyond (they
 are censored), and those are thought as good as the last one that was seen. Before anything was seen there is
 a guess, even chances if no other is given, which is worth one observation.
@@ -45,7 +45,9 @@ class AcceptanceCurve:
 
     def observe(self, n_asked: int, n_draft: int, n_accepted: int) -> None:
         """A step: of n_asked tokens n_draft were drafted and the first n_accepted held."""
-        self.fade(1)
+        self._now /= self.keep
+        if self._now > 1e30:
+            self._restart()
         tried, held, goes_on = self._tried, self._held, self._goes_on
         n_max = len(tried)
         for i in range(min(n_draft, n_accepted + 1, n_max)):
@@ -54,12 +56,6 @@ class AcceptanceCurve:
             held[i] += self._now
         for i in range(min(n_asked, n_draft + 1, n_max)):
             goes_on[i] += (1.0 - self.keep) * ((n_draft > i) - goes_on[i])
-
-    def fade(self, n_steps: int) -> None:
-        """So many steps pass, seen or not."""
-        self._now /= self.keep ** min(n_steps, 10.0 * HALF_LIFE)
-        if self._now > 1e30:
-            self._restart()
 
     def _restart(self) -> None:
         """Count from 1 again, before numbers become too large."""

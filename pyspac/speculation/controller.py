@@ -1,7 +1,7 @@
 """What a speculation controller sees and says: records of steps in, a draft length out.
 
 One controller per sequence (request, server slot). Each step: `next_n_draft()`, then `observe()` of what
-happened; plain steps may be told of later, some together (`n_rest`). What several sequences share is in
+happened: at once, or of several steps together (a server's board). What several sequences share is in
 `Shared`.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -55,7 +54,6 @@ class Controller(ABC):
     """One sequence's decisions."""
 
     name: str
-    wants_shadow = False  # whether unverified drafts should be compared with what follows
 
     def __init__(self, shared: Shared) -> None:
         """Start a request; `shared` is kept across requests."""
@@ -63,11 +61,8 @@ class Controller(ABC):
         self.shared = shared
         self.n_steps = 0
         self.n_missed = 0  # tokens since the last draft
-        self.n_rest = 0  # plain steps behind plain steps that may be told of together; 0: each at once
-        self.n_untold = 0  # steps that are done, and that it was not told of yet
-        self.last: StepRecord | None = None  # its last step, but for the one that is looked at
+        self.last: StepRecord | None = None  # its last step, but for the one that is taken in
         self.decisions: deque[Decision] = deque(maxlen=N_DECISIONS_KEPT)
-        self.compare_shadow: Callable[[], None] = _nothing  # have `observe_shadow` told what there is to tell
 
     @property
     def n_draft_max(self) -> int:
@@ -83,13 +78,7 @@ class Controller(ABC):
         """The longest draft for the next step, 0 .. n_draft_max. Asking twice changes nothing."""
 
     def observe(self, record: StepRecord) -> None:
-        """Take in what the step did. O(1) per step. A controller may gather steps until it has to decide."""
-        self._learn_step(record)
-
-    def learn_gathered(self) -> None:  # noqa: B027  most gather nothing
-        """Take in what was gathered: the request is over."""
-
-    def _learn_step(self, record: StepRecord) -> None:
+        """Take in what the step did. O(1)."""
         self.shared.table.observe(record, self.last, self.n_missed)
         self.n_missed = self.n_missed + 1 if record.is_plain else 0
         self.n_steps += 1
@@ -100,20 +89,8 @@ class Controller(ABC):
     def _observe(self, record: StepRecord) -> None:
         """The policy's own part; the cost table is already renewed, and the step counted."""
 
-    def watch_shadow(self, compare: Callable[[], None]) -> None:
-        """Unverified drafts are compared with the text; `compare` has `observe_shadow` told of them."""
-        self.compare_shadow = compare
-
-    def observe_shadow(self, n_draft: int, n_held: int) -> None:  # noqa: B027  most do not look
-        """A draft of `n_draft` tokens was compared with the text: the first `n_held` would have held."""
-
-    def _decide(self, phase: Phase, n_draft: int, step: int | None = None, **details: object) -> None:
-        """Keep a decision that holds from this step on; None: from the one after those learned."""
-        first = self.n_steps if step is None else step
+    def _decide(self, phase: Phase, n_draft: int, **details: object) -> None:
+        """Keep a decision that holds from the next step on."""
         self.decisions.append(
-            Decision(step=first, phase=phase, n_draft=n_draft, **details)  # type: ignore[arg-type]
+            Decision(step=self.n_steps, phase=phase, n_draft=n_draft, **details)  # type: ignore[arg-type]
         )
-
-
-def _nothing() -> None:
-    """Nothing drafts in the shadow."""

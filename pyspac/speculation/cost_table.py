@@ -81,11 +81,6 @@ class TimeCurve:
             self._add(n, x, noise)
         self._shapes[n].seen, self._shapes[n].level = self.n_observed, self._level
 
-    def pass_over(self, n_passes: int) -> None:
-        """So many passes were not looked at."""
-        self.n_observed += n_passes
-        self._level_variance += LEVEL_DRIFT * n_passes
-
     def _learn(self, shape: _Shape, x: float, noise: float, is_plain: bool) -> None:
         """Divide what was not expected between the level and the shape."""
         if not is_plain:
@@ -207,10 +202,6 @@ class CostTable:
         if n_draft:
             self._observe_draft(record.draft_us, n_draft, n_missed)
 
-    def pass_over(self, n_steps: int) -> None:
-        """So many plain steps were not looked at."""
-        self.passes.pass_over(n_steps)
-
     def _observe_draft(self, us: float, n_draft: int, n_missed: int) -> None:
         """What a draft takes more after a pause is the backlog's: as much as a token, at first."""
         if not n_missed:
@@ -228,6 +219,13 @@ class CostTable:
     def step(self, n_draft: int, n_others: int = 0) -> Estimate | None:
         """A whole step that drafts `n_draft` tokens, beside `n_others` of other sequences."""
         return self._estimate(self.width(n_draft) + n_others, n_draft)
+
+    def one_by_one_us(self, n_draft: int, plain: Estimate, n_others: int = 0) -> float:
+        """What the same step would take if its tokens went one by one: no step is longer, but by accident.
+
+        A time that was not seen for long is in doubt without end; this bounds what trying it again may cost.
+        """
+        return plain.us * (self.width(n_draft) + n_others) / (1 + n_others) + n_draft * self._draft_us
 
     def width(self, n_draft: int) -> int:
         """Tokens of a pass that verifies so many drafts."""

@@ -80,15 +80,11 @@ class Speculation:
 
     def begin(self, slot: int = 0) -> Controller:
         """A new request in this slot."""
-        if slot in self.slots:
-            self.slots[slot].learn_gathered()
         self.slots[slot] = self.make(self.shared)
         return self.slots[slot]
 
     def end(self) -> None:
         """All requests are over, and their drafters may go. What was learned stays."""
-        for controller in self.slots.values():
-            controller.learn_gathered()
         self.slots.clear()
 
     def follow(self, first: StepRecord) -> None:

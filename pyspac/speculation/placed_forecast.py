@@ -15,7 +15,7 @@ from typing import Final
 from pyspac.engine.step import StepRecord
 from pyspac.speculation.choice import Choice, Option, judged, pick
 from pyspac.speculation.controller import Shared
-from pyspac.speculation.forecast import CHOICE_US, REST_US, ForecastBase
+from pyspac.speculation.forecast import ForecastBase
 from pyspac.speculation.matches import N_MATCHED_MAX, MatchCurve
 
 NO_LIMIT: Final = 1 << 30
@@ -88,19 +88,6 @@ class MatchForecast(PlacedForecast):
         """See PlacedForecast."""
         return f"after a match of {place} tokens" + " or more" * (place == N_MATCHED_MAX)
 
-    def _is_due(self, record: StepRecord) -> bool:
-        """See ForecastBase. A probe is due once it was drafted: its place may not come again soon."""
-        has_probed = record.n_draft > 0 and any(c.phase == "probe" for c in self._chosen.values())
-        return has_probed or super()._is_due(record)
-
-    def _time_to_keep(self, us: float) -> float:
-        """See ForecastBase."""
-        return CHOICE_US if self.was_drafting else REST_US[1]
-
-    def _can_pass_over(self) -> bool:
-        """See ForecastBase. What it would have drafted it is told of at once."""
-        return True
-
     def observe(self, record: StepRecord) -> None:
         """See Controller. What was passed over is told of at once."""
         if record.n_passed_over:
@@ -115,9 +102,6 @@ class MatchForecast(PlacedForecast):
         """See ForecastBase."""
         if record.n_draft:
             self.matches.observe(record.n_matched, record.n_draft, record.n_accepted)
-
-    def _fade(self, n_steps: int) -> None:
-        """See ForecastBase. What a match is worth fades by matches seen, not by steps."""
 
     def _judge_place(self, place: int, n_last: int) -> list[Option]:
         """See PlacedForecast."""

@@ -14,7 +14,7 @@ from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE, LossLedger
 from pyspac.speculation.choice import Choice, Option, Price, judged, pick
 from pyspac.speculation.controller import Controller, Shared
-from pyspac.speculation.forecast import N_LOOKED_AT, Forecast
+from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import CONTROLLERS
 
 STEP = 10_000.0  # of a plain step, microseconds
@@ -46,8 +46,6 @@ def test_change_of_widths_is_counted() -> None:
     c, n_drafts, width = forecast(), [], 1
     for step in range(300):
         n = min(1, c.next_n_draft()) if step % 2 else 0
-        if c.next_n_draft() == 0:
-            c.observe_shadow(step % 2, step % 2)
         us = STEP * (1.1 if n else 1.0) + STEP * (1 + n != width)
         c.observe(StepRecord(n_draft=n, n_accepted=n, verify_us=us))
         width = 1 + n
@@ -55,225 +53,85 @@ def test_change_of_widths_is_counted() -> None:
     assert sum(n_drafts[100:]) <= 20
 
 
-def test_short_steps_keep_a_choice_for_longer() -> None:
-    """Choosing would be felt between passes of 500 us; but a loss is noticed within a few steps."""
-    c = forecast()
-    costs = [cost / 20 for cost in MOE]
-    play(c, 200, costs, always(8))
-    n_times, choose = 0, c._choose
-
-    def counted() -> None:
-        nonlocal n_times
-        n_times += 1
-        choose()
-
-    c._choose = counted  # type: ignore[method-assign]
-    play(c, 160, costs, always(8))
-    assert 10 <= n_times <= 80
-    assert play(c, 40, costs, always(0)).n_drafts[12:].count(0) >= 24
-
-
-def test_steps_are_gathered_while_a_choice_stands() -> None:
-    """Nothing is learned between most passes; a new request, and a loss, have all of it taken in."""
-    c = forecast()
-    play(c, 200, [cost / 20 for cost in FLAT], always(8))
-    n_known, n_gathered = c.n_steps, len(c._gathered)
-    assert n_known + n_gathered == 200
-    c.observe(StepRecord(n_draft=8, n_accepted=8, verify_us=STEP / 20))
-    assert n_gathered == 0 or c.n_steps == n_known
-    c.learn_gathered()
-    assert c.n_steps == 201
-    c.observe(StepRecord(n_draft=8, n_accepted=0, verify_us=STEP))
-    assert c.n_steps == 202, "a step that took as long as twenty is looked at"
-
-
-def resting(step_us: float = 1000.0) -> Forecast:
+def settled() -> Forecast:
     """One whose drafts never hold, and that has chosen plain steps for a while."""
     c = forecast()
-    for _ in range(1000):
-        play(c, 1, [step_us * cost / STEP for cost in MOE], always(0))
-        if c.n_rest and not c._gathered:
-            return c
-    raise AssertionError("it never rests")
+    play(c, 200, MOE, always(0))
+    assert c.next_n_draft() == 0
+    return c
 
 
-def test_a_rest_grows_and_ends_with_its_last_step() -> None:
-    """Nothing is asked meanwhile, whatever steps take; 15 ms at first, and 60 at most."""
-    c, rests = resting(), []
-    for _ in range(60):
-        if c.n_rest == 0:
-            play(c, 1, MOE, always(0))
-            continue
-        rests.append(c.n_rest)
-        for i in range(c.n_rest):
-            assert c.next_n_draft() == 0
-            assert len(c._gathered) == i
-            c.observe(StepRecord(verify_us=1e3))
-        assert not c._gathered
-    assert min(rests) >= 14
-    assert 55 <= max(rests) <= 62
+def test_steps_told_of_together_are_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler hears of several at once; all are learned from, and asking again chooses nothing anew."""
+    c = settled()
+    n_choices, choose, n_steps = 0, c._choose, c.n_steps
+
+    def counted() -> None:
+        nonlocal n_choices
+        n_choices += 1
+        choose()
+
+    monkeypatch.setattr(c, "_choose", counted)
+    for _ in range(40):
+        c.observe(StepRecord(verify_us=STEP))
+    assert c.n_steps == n_steps + 40
+    assert c.next_n_draft() == c.next_n_draft()
+    assert n_choices == 1
 
 
-@pytest.mark.parametrize("step_us", [61_000.0, 20_000.0])
-def test_long_steps_leave_no_time_to_rest(step_us: float) -> None:
-    c = forecast()
-    play(c, 60, [step_us * cost / STEP for cost in MOE], always(0))
-    assert c.n_rest < 60_000 / step_us + 1
+def test_lengths_in_turns_are_chosen_anew() -> None:
+    """Each step is the first of its length: the second one since the choice is judged by all the same."""
+    c = settled()
+    for n in (1, 2):
+        c.observe(StepRecord(n_draft=n, verify_us=MOE[n]))
+    assert c._is_due
 
 
-@pytest.mark.parametrize("step_us", [999.0, 1001.0])
-def test_a_rest_grows_also_where_steps_take_longer_than_thought(step_us: float) -> None:
-    """With a shadow it begins with a single step: twice as long is two, not one step and the rest of one."""
-    c = resting()
-    c.watch_shadow(lambda: c.observe_shadow(1, 0))
-    for _ in range(100):
-        c.observe(StepRecord(verify_us=step_us))
-    assert 25 <= c.n_rest <= 32
-
-
-def test_a_rest_has_an_end_also_where_steps_seemed_to_take_no_time() -> None:
-    """A clock stood still, and goes again: no rest of minutes."""
-    c = resting(step_us=1.0)
-    assert 100 < c.n_rest <= 1000
-    for _ in range(c.n_rest):
-        c.observe(StepRecord(verify_us=1e4))
-    plain = c.shared.table.step(0)
-    assert plain is not None
-    assert plain.us > 1e3
-
-
-def test_drafts_end_a_rest() -> None:
+def test_drafts_that_hold_are_learned_from_while_nothing_is_drafted() -> None:
     """A server's limit takes effect a step later."""
-    c = resting()
-    before = c.acceptance.forecast().tokens[2]
-    c.observe(StepRecord(verify_us=1e3))
-    for _ in range(2):  # the first of a length is not judged by
-        c.observe(StepRecord(n_draft=2, n_accepted=2, verify_us=2e3))
-    assert c.last is not None
-    assert c.last.n_draft == 2
+    c = settled()
+    before, (n_before, _) = c.acceptance.forecast().tokens[2], c.memory.seen[0]
+    for _ in range(2):
+        c.observe(StepRecord(n_draft=2, n_accepted=2, verify_us=MOE[2]))
     assert c.acceptance.forecast().tokens[2] > before
+    assert c.memory.seen[0][0] == n_before + 2
 
 
-def test_a_request_with_a_shadow_looks_at_it_from_the_first_step_on() -> None:
-    """A request may be shorter than a rest, and its text may repeat itself from the beginning."""
-    shared = resting().shared
-    assert Forecast(shared).n_rest >= 14
-    c, looks = Forecast(shared), []
-
-    def look() -> None:
-        looks.append(len(c._gathered))
-        c.observe_shadow(1, 0)
-
-    c.watch_shadow(look)
-    for _ in range(15):
-        assert c.next_n_draft() == 0
-        c.observe(StepRecord(verify_us=1e3))
-    assert looks[0] == 1
-    assert 3 <= len(looks) <= 5, "a choice that is confirmed stands twice as long"
-
-
-def test_plain_steps_that_are_passed_over_count_as_much() -> None:
-    """In the ledger, in time, and for what a plain step takes with its accidents."""
-    a, b = resting(), resting()
-    a.memory.ledger.level = b.memory.ledger.level = 1.0
-    records = [StepRecord(verify_us=5e3 if i == 3 else 1e3) for i in range(40)]
-    for record in records:
-        a._learn_step(record)
-    b._pass_over(len(records))
-    b._learn_mean([record.total_us for record in records])
-    assert (b.n_steps, b.n_missed) == (a.n_steps, a.n_missed)
-    assert b.memory.ledger.level == pytest.approx(a.memory.ledger.level)
-    assert b.memory.plain_mean == pytest.approx(a.memory.plain_mean, rel=0.02)
-    assert b.memory.plain_mean > 1.02
-    assert b.acceptance.forecast().tokens == pytest.approx(a.acceptance.forecast().tokens)
-    assert b.acceptance.forecast().doubt == pytest.approx(a.acceptance.forecast().doubt)
-    assert b.shared.table.passes.n_observed == a.shared.table.passes.n_observed
-    wide_a, wide_b = a.shared.table.step(8), b.shared.table.step(8)
-    assert wide_a is not None
-    assert wide_b is not None
-    assert wide_b.variance == pytest.approx(wide_a.variance, rel=0.2), "as long without a look"
-
-
-def test_a_level_that_moved_is_seen_after_a_rest() -> None:
-    """All passes take three times as long from now on."""
-    c = resting()
-    for _ in range(c.n_rest):
-        c.observe(StepRecord(verify_us=3e3))
-    plain = c.shared.table.step(0)
-    assert plain is not None
-    assert plain.us == pytest.approx(3e3, rel=0.2)
-
-
-PLAIN = [StepRecord(verify_us=1e3)] * 20
-
-
-def test_nobody_rests_beside_others() -> None:
-    """Their drafts and ours are in one batch, whose time is news."""
-    c = forecast()
-    for _ in range(200):
-        n = c.next_n_draft()
-        c.observe(StepRecord(n_draft=n, n_tokens=3 + n, verify_us=MOE[n]))
-        assert c.n_rest == 0
-
-
-def test_steps_of_a_drafter_that_finds_nothing_are_looked_at() -> None:
-    """They are plain, but drafts were asked for."""
-    c = resting()
-    c._n_draft, c._gathered = 4, list(PLAIN)
-    c.learn_gathered()
+def test_a_drafter_that_finds_nothing_is_thought_to_find_nothing() -> None:
+    """Its steps are plain, but drafts were asked for."""
+    c = settled()
+    c._n_draft = 4
+    for _ in range(30):
+        c.observe(StepRecord(verify_us=STEP))
     assert c.acceptance.forecast().chances[1] < 0.5
 
 
-def test_a_draft_among_plain_steps_is_looked_at() -> None:
-    c = resting()
-    n_before, _ = c.memory.seen[0]
-    c._gathered = [StepRecord(n_draft=2, n_accepted=2, verify_us=2e3), *PLAIN]
-    c.learn_gathered()
-    assert c.memory.seen[0][0] == n_before + 1
-
-
-def test_the_plain_step_behind_a_draft_is_looked_at() -> None:
+def test_the_plain_step_behind_a_draft_is_charged() -> None:
     """A change of widths is what drafts cost."""
-    c = resting()
-    c.last = StepRecord(n_draft=2, verify_us=2e3)
+    c = settled()
+    c.last = StepRecord(n_draft=2, verify_us=MOE[2])
     c.memory.ledger.level = 3.0
-    c._gathered = [StepRecord(verify_us=5e3), *PLAIN]
-    c.learn_gathered()
+    c.observe(StepRecord(verify_us=5 * STEP))
     assert c.memory.ledger.level < 0.5
 
 
 def test_what_plain_steps_take_beside_their_usual_time_are_accidents() -> None:
     """Not what they scatter by; and of an accident no more than is booked."""
-    c = resting()
+    c = settled()
     c.memory.plain_mean = 1.0
-    c._learn_mean([1e3 + 100 * (i % 2) for i in range(80)])
-    assert c.memory.plain_mean <= 1.0
-    c._learn_mean([1e9 if i == 3 else 1e3 for i in range(8)])
-    assert 1.0 < c.memory.plain_mean < 1.12
+    for i in range(80):
+        c.observe(StepRecord(verify_us=STEP * (1 + 0.1 * (i % 2))))
+    assert c.memory.plain_mean <= 1.03
+    c.observe(StepRecord(verify_us=1e9))
+    assert 1.0 < c.memory.plain_mean < 1.15
 
 
-def test_accidents_in_a_rest_are_taken_in_after_it() -> None:
-    """Though none of its steps is looked at."""
-    c = resting()
-    before = c.memory.plain_mean
-    c._gathered = [StepRecord(verify_us=5e3 if i % 8 == 3 else 1e3) for i in range(40)]
-    c._gathered += PLAIN[:N_LOOKED_AT]
-    c.learn_gathered()
-    assert c.memory.plain_mean > before + 0.1
-
-
-def test_a_level_that_moved_in_a_rest_is_no_accident() -> None:
-    """All passes take ten times as long: drafts are not charged beside that."""
-    c = resting()
-    c._learn_mean([1e3 if i < 11 else 1e4 for i in range(60)])
-    assert c.memory.plain_mean < 1.4
-
-
-def test_steps_of_no_time_may_be_passed_over() -> None:
-    c = resting()
-    before = c.memory.plain_mean
-    c._learn_mean([0.0] * 20)
-    assert c.memory.plain_mean == before
+def test_steps_of_no_time_are_taken_in() -> None:
+    """A clock stood still."""
+    c = settled()
+    for _ in range(20):
+        c.observe(StepRecord())
+    assert c.next_n_draft() == 0
 
 
 def test_new_length_is_judged_by_its_second_step() -> None:
@@ -413,45 +271,6 @@ def test_accidents_of_all_passes_are_nobodys_fault() -> None:
     assert n_drafts[1500:].count(2) >= 1400
 
 
-class TestShadow:
-    """Acceptance is known without verifying."""
-
-    def test_never_tries_what_the_shadow_denies(self) -> None:
-        c = forecast()
-        n_drafts = []
-        for _ in range(200):
-            n_drafts.append(c.next_n_draft())
-            if n_drafts[-1] == 0:
-                c.observe_shadow(8, 0)
-            c.observe(StepRecord(n_draft=n_drafts[-1], n_accepted=0, verify_us=MOE[n_drafts[-1]]))
-        assert n_drafts[20:].count(0) == 180, "no probes"
-
-    def test_an_empty_ledger_does_not_hold_back_what_is_sure(self) -> None:
-        """Losses took all that may be lost; then the shadow sees every draft hold."""
-        c = forecast()
-        play(c, 200, MOE, always(8))  # costs are known
-        play(c, 100, MOE, always(0))
-        assert c.next_n_draft() == 0
-        c.memory.ledger.level = -0.5 * CAPACITY
-        n_plain = 0
-        for _ in range(60):
-            if (n := c.next_n_draft()) == 0:
-                n_plain += 1
-                c.observe_shadow(8, 8)
-            c.observe(StepRecord(n_draft=n, n_accepted=n, verify_us=MOE[n]))
-        assert n_plain <= 10
-        assert c.memory.ledger.level > 0.0
-
-    def test_sees_drafts_that_begin_to_hold(self) -> None:
-        c = forecast()
-        for held in [0] * 100 + [8] * 60:
-            n = c.next_n_draft()
-            if n == 0:
-                c.observe_shadow(8, held)
-            c.observe(StepRecord(n_draft=n, n_accepted=min(n, held), verify_us=MOE[n]))
-        assert c.next_n_draft() == 8
-
-
 def test_other_sequences_in_the_batch() -> None:
     """Three other tokens in each batch: costs are those of widths 4 and up, measured there; they wait too."""
     c = forecast()
@@ -486,14 +305,21 @@ def test_new_requests_start_from_what_others_saw() -> None:
     """Drafts held for nobody so far: the next request begins without."""
     shared = Shared(n_draft_max=8)
     play(Forecast(shared), 200, MOE, always(0))
-    assert Forecast(shared).decisions[-1].utilities[1] < forecast_utility_of_a_first_request()
+    assert first_utility(shared) < forecast_utility_of_a_first_request()
 
 
 def forecast_utility_of_a_first_request() -> float:
     """At the same costs."""
     shared = Shared(n_draft_max=8)
     play(Forecast(shared), 200, MOE, always(8))
-    return Forecast(shared).decisions[-1].utilities[1]
+    return first_utility(shared)
+
+
+def first_utility(shared: Shared) -> float:
+    """Of one drafted token, to a new request."""
+    c = Forecast(shared)
+    c.next_n_draft()
+    return c.decisions[-1].utilities[1]
 
 
 def test_explains_itself() -> None:

@@ -89,14 +89,12 @@ class Simulation:
         controllers: Sequence[Controller],
         *,
         seed: int,
-        shadow: bool = False,
         lag_steps: int = 0,
     ) -> None:
-        """`shadow`: the drafter is free, and watched if the controller wants it; `lag_steps`: 0 or 1."""
+        """`lag_steps`: 0 or 1."""
         self.machine = machine
         self.sequences = [_Sequence(*pair) for pair in zip(texts, controllers, strict=True)]
         self.rng = np.random.default_rng(seed)
-        self.has_shadow = shadow and controllers[0].wants_shadow
         self.lag_steps = lag_steps
         self._last_width = -1
         self._is_slow = False
@@ -117,7 +115,7 @@ class Simulation:
                     server_slot=i, n_draft=n_draft, n_accepted=n_accepted, n_tokens=width,
                     draft_us=draft_us[i], verify_us=verify_us, process_us=process_us,
                 )  # fmt: skip
-                sequence.observe(record, has_shadow=self.has_shadow)
+                sequence.observe(record)
                 result.n_tokens += record.n_emitted
                 result.n_drafted.append(n_draft)
         return result
@@ -168,9 +166,6 @@ class _Sequence:
         n_draft = self.limit if self.text.hits[self.position] else 0
         return n_draft, min(n_draft, self.text.holds[self.position])
 
-    def observe(self, record: StepRecord, *, has_shadow: bool) -> None:
-        if has_shadow and self.limit == 0:  # a step earlier than in truth, where the text must come first
-            n_max = self.controller.n_draft_max if self.text.hits[self.position] else 0
-            self.controller.observe_shadow(n_max, min(n_max, self.text.holds[self.position]))
+    def observe(self, record: StepRecord) -> None:
         self.controller.observe(record)
         self.position += record.n_emitted
