@@ -20,7 +20,7 @@ from pyspac.server.stop_flag import StopFlag
 from pyspac.speculation.cost_table import MaskCosts
 from pyspac.speculation.forecast import Forecast
 from pyspac.speculation.manager import parse_controller
-from pyspac.speculation.placed_forecast import MatchForecast
+from pyspac.speculation.match_forecast import MatchForecast
 
 LOOK_PERIOD_S: Final = 0.5  # how often to look whether the server still lives
 SAVE_PERIOD_S: Final = 60.0  # so that kill -9 loses little

@@ -20,8 +20,8 @@ from pyspac.scheduler.activations import Activity
 from pyspac.speculation.cost_table import CostTable
 from pyspac.speculation.forecast import Forecast, ForecastBase
 from pyspac.speculation.manager import DEFAULT_CONTROLLER, MakeController, Speculation
+from pyspac.speculation.match_forecast import MatchForecast
 from pyspac.speculation.matches import SHORTEST
-from pyspac.speculation.placed_forecast import MatchForecast
 
 LAG_STEPS: Final = 1
 NO_REQUEST: Final = -1  # of a record whose writer does not know

@@ -13,7 +13,7 @@
 - `pyspac.ledger`  what speculation may still lose against plain decoding
 - forecast         the default: both curves, and the best of their quotient with its doubt
 - choice           which of judged lengths is taken, as the ledger allows
-- placed_forecast  `forecast` with a length for each place in the text
+- match_forecast   `forecast` for the n-gram drafter: a length for each length of match
 - cascade          the paper's test-and-set
 - static           a fixed length, and none
 - tolerance        what `pyspac profile` found, and what follows from it; sweep: at several places

@@ -4,7 +4,7 @@ In: (n_asked, n_draft, n_accepted) of steps. Out: expected tokens per step for a
 that is. Position i is only seen if all before it held, so what is estimated is the
 chance that it holds given that; a draft that held to its end says nothing about the positions beyond (they
 are censored), and those are thought as good as the last one that was seen. Before anything was seen there is
-a guess, even chances if no other is given, which is worth one observation.
+a guess, even chances, which is worth one observation.
 
 Drafters end drafts on their own: an n-gram drafter finds nothing, a model is not sure of the next token. So
 there is a second curve, the chance that a draft of i tokens goes on to i + 1 where more are asked for.
@@ -32,9 +32,8 @@ class TokenForecast(NamedTuple):
 class AcceptanceCurve:
     """Per-position conditional acceptance, positions 1 .. n_max."""
 
-    def __init__(self, n_max: int, n_tried: float = 0.0, n_held: float = 0.0, guess: float = GUESS) -> None:
-        """What is thought of position 1 at first: n_held of n_tried drafts held there, and `guess` of one."""
-        self.guess = guess
+    def __init__(self, n_max: int, n_tried: float = 0.0, n_held: float = 0.0) -> None:
+        """What is thought of position 1 at first: n_held of n_tried drafts held there, and GUESS of one."""
         self.keep = 0.5 ** (1.0 / HALF_LIFE)
         self._now = 1.0  # what an observation of this step counts; those before keep theirs
         self._tried = [0.0] * n_max  # in such counts, [n_max]
@@ -65,7 +64,7 @@ class AcceptanceCurve:
 
     def forecast(self) -> TokenForecast:
         """Expected tokens. The doubt is that of position 1, through which all drafts go."""
-        now, expected, reach, chance, rate = self._now, 1.0, 1.0, 1.0, self.guess
+        now, expected, reach, chance, rate = self._now, 1.0, 1.0, 1.0, GUESS
         tokens, chances = [1.0], [1.0]
         for tried, held, goes_on in zip(self._tried, self._held, self._goes_on, strict=True):
             rate = (held + rate * now) / (tried + now)
@@ -81,5 +80,5 @@ class AcceptanceCurve:
         if not self._tried:
             return 0.0
         n = self._tried[0] / self._now + 1.0
-        rate = (self._held[0] / self._now + self.guess) / n
+        rate = (self._held[0] / self._now + GUESS) / n
         return math.sqrt((1.0 - rate) / (rate * (n + 1.0)))

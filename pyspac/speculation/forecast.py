@@ -15,7 +15,7 @@ With an empty ledger nothing is drafted until it has earned something. A length 
 judged, and a jump of T(n) is no hill to climb.
 
 What else there is, and why:
-- `ngram` has a length for each place in the text (`placed_forecast.py`);
+- `ngram` has a length for each length of match (`match_forecast.py`);
 - drafters end drafts by themselves, and each change of widths sets up a graph anew: E[time] has both;
 - what a new length takes to begin with (a graph, caches, what the drafter has missed) is paid once, so two
   steps are taken before it is judged;
@@ -37,7 +37,7 @@ from typing import Final
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import LossLedger
-from pyspac.speculation.acceptance import GUESS, HALF_LIFE, AcceptanceCurve
+from pyspac.speculation.acceptance import HALF_LIFE, AcceptanceCurve
 from pyspac.speculation.choice import PLAIN, Choice, Option, Price, candidates, judged, pick
 from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import NOISE, SURPRISE, Estimate
@@ -55,13 +55,12 @@ class ForecastMemory:
 
     ledger: LossLedger = field(default_factory=LossLedger)
     plain_mean: float = 1.0  # what a plain step takes, accidents included, by what the table says
-    # place -> how many drafts were seen, and of how many the first token held
-    seen: dict[int, tuple[int, int]] = field(default_factory=dict)
+    n_drafts: int = 0  # seen
+    n_held: int = 0  # of which the first token held
 
-    def new_curve(self, n_max: int, place: int = 0, guess: float = GUESS) -> AcceptanceCurve:
-        """Of a new request, which begins with what drafts of others were worth in such a place."""
-        n, n_held = self.seen.get(place, (0, 0))
-        return AcceptanceCurve(n_max, *((1.0, n_held / n) if n else (0.0, 0.0)), guess)
+    def new_curve(self, n_max: int) -> AcceptanceCurve:
+        """Of a new request, which begins with what drafts of others were worth."""
+        return AcceptanceCurve(n_max, *((1.0, self.n_held / self.n_drafts) if self.n_drafts else (0.0, 0.0)))
 
 
 class ForecastBase(Controller):
@@ -109,13 +108,6 @@ class ForecastBase(Controller):
     @abstractmethod
     def _learn_drafts(self, record: StepRecord) -> None:
         """Take in which of its drafts held."""
-
-    def _learn_acceptance(
-        self, acceptance: AcceptanceCurve, n_asked: int, n_draft: int, n_held: int, place: int = 0
-    ) -> None:
-        acceptance.observe(n_asked, n_draft, n_held)
-        n, n_good = self.memory.seen.get(place, (0, 0))
-        self.memory.seen[place] = n + (n_draft > 0), n_good + (n_held > 0)
 
     def _book(self, record: StepRecord) -> None:
         """Charge what the step took. A plain step is a loss only after a draft.
@@ -170,32 +162,6 @@ class ForecastBase(Controller):
             prices.append(Price(k, cost, step.variance, far))
         return prices
 
-    def _judge(self, acceptance: AcceptanceCurve, n_last: int) -> list[Option]:
-        """All lengths, the plain step first; `n_last`: the present one. Costs are in plain steps."""
-        tokens, chances, doubt = acceptance.forecast()
-        appetite, change = self.memory.ledger.appetite(), self._change
-        n_missed = 0 if n_last else self.n_missed
-        stays = 1.0 / (1.0 + change / HALF_LIFE * (n_last > 0))
-        options = [Option(0, stays, math.log(stays) + appetite * self._plain_doubt, 0.0)]
-        # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
-        # in a row end alike; `longer`: the chance of all others
-        longer = chances[1]
-        shorter = 1.0 - longer
-        alike = shorter * shorter
-        for price in self._prices:
-            k = price.n_draft
-            cost = shorter + longer * price.cost + change * (1.0 - alike - longer * longer)
-            once = (change + self.shared.table.backlog_us(n_missed, k) / self._plain_us) * (k != n_last)
-            cost += once / HALF_LIFE  # it is earned while the choice's evidence lasts
-            gained = self._gained(tokens[k])
-            unsure = doubt * (gained - 1.0)
-            options.append(judged(price, gained, unsure, cost, appetite, once))
-            if k < self.n_draft_max:
-                ends, longer = longer - chances[k + 1], chances[k + 1]
-                shorter += ends * price.cost
-                alike += ends * ends
-        return options
-
     def _set(self, choice: Choice) -> None:
         self._phase, self._n_draft = choice.phase, choice.n_draft
         self._say(choice)
@@ -220,8 +186,36 @@ class Forecast(ForecastBase):
         """See ForecastBase."""
         is_beginning = record.n_draft == 0 and not record.is_plain  # it drafts, for the next step
         if not is_beginning:
-            self._learn_acceptance(self.acceptance, self._n_draft, record.n_draft, record.n_accepted)
+            self.acceptance.observe(self._n_draft, record.n_draft, record.n_accepted)
+            self.memory.n_drafts += record.n_draft > 0
+            self.memory.n_held += record.n_accepted > 0
 
     def _choose_priced(self) -> None:
         """See ForecastBase."""
-        self._set(pick(self._judge(self.acceptance, self._n_draft), self.memory.ledger))
+        self._set(pick(self._judge(self._n_draft), self.memory.ledger))
+
+    def _judge(self, n_last: int) -> list[Option]:
+        """All lengths, the plain step first; `n_last`: the present one. Costs are in plain steps."""
+        tokens, chances, doubt = self.acceptance.forecast()
+        appetite, change = self.memory.ledger.appetite(), self._change
+        n_missed = 0 if n_last else self.n_missed
+        stays = 1.0 / (1.0 + change / HALF_LIFE * (n_last > 0))
+        options = [Option(0, stays, math.log(stays) + appetite * self._plain_doubt, 0.0)]
+        # of drafts that the drafter ends before k: their cost, times their chances, and the chance that two
+        # in a row end alike; `longer`: the chance of all others
+        longer = chances[1]
+        shorter = 1.0 - longer
+        alike = shorter * shorter
+        for price in self._prices:
+            k = price.n_draft
+            cost = shorter + longer * price.cost + change * (1.0 - alike - longer * longer)
+            once = (change + self.shared.table.backlog_us(n_missed, k) / self._plain_us) * (k != n_last)
+            cost += once / HALF_LIFE  # it is earned while the choice's evidence lasts
+            gained = self._gained(tokens[k])
+            unsure = doubt * (gained - 1.0)
+            options.append(judged(price, gained, unsure, cost, appetite, once))
+            if k < self.n_draft_max:
+                ends, longer = longer - chances[k + 1], chances[k + 1]
+                shorter += ends * price.cost
+                alike += ends * ends
+        return options

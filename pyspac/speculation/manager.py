@@ -71,7 +71,7 @@ class Speculation:
         """`n_draft_max`: the cap; `lag_steps`: steps until a new limit takes effect.
 
         `table`: what steps cost, by default an empty `CostTable`. `forecast`: the class that "forecast" and
-        "auto" stand for; those of placed_forecast.py need a drafter that asks them, or the engine's `ngram`.
+        "auto" stand for; MatchForecast needs the engine's `ngram`.
         """
         make = parse_controller(controller) if isinstance(controller, str) else controller
         self.make: MakeController = forecast if make is Forecast else make

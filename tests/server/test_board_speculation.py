@@ -11,7 +11,7 @@ from pyspac.scheduler.activations import ActivationDrain
 from pyspac.server.board_speculation import BoardSpeculation
 from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import CONTROLLERS, MakeController
-from pyspac.speculation.placed_forecast import MatchForecast
+from pyspac.speculation.match_forecast import MatchForecast
 
 COSTS = [10_000 * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]
 

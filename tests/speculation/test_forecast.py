@@ -90,11 +90,11 @@ def test_lengths_in_turns_are_chosen_anew() -> None:
 def test_drafts_that_hold_are_learned_from_while_nothing_is_drafted() -> None:
     """A server's limit takes effect a step later."""
     c = settled()
-    before, (n_before, _) = c.acceptance.forecast().tokens[2], c.memory.seen[0]
+    before, n_before = c.acceptance.forecast().tokens[2], c.memory.n_drafts
     for _ in range(2):
         c.observe(StepRecord(n_draft=2, n_accepted=2, verify_us=MOE[2]))
     assert c.acceptance.forecast().tokens[2] > before
-    assert c.memory.seen[0][0] == n_before + 2
+    assert c.memory.n_drafts == n_before + 2
 
 
 def test_a_drafter_that_finds_nothing_is_thought_to_find_nothing() -> None:

@@ -14,8 +14,8 @@ from pyspac.engine.step import StepRecord
 from pyspac.ledger import CAPACITY, SHARE
 from pyspac.speculation.choice import Price
 from pyspac.speculation.controller import Shared
+from pyspac.speculation.match_forecast import MatchForecast
 from pyspac.speculation.matches import N_GUESSED, N_MATCHED_MAX, MatchCurve
-from pyspac.speculation.placed_forecast import MatchForecast
 
 STEP = 10_000.0  # of a plain step, microseconds
 MOE = [STEP * x for x in (1, 1.6, 2.1, 2.6, 3.0, 3.3, 3.6, 3.9, 4.2)]  # the union of experts
@@ -141,9 +141,9 @@ def priced(*costs: float, change: float) -> MatchForecast:
 def test_changes_of_widths_by_hand() -> None:
     """Half of all matches of two go on, two thirds of those of three: 1.5 and 1.83 tokens."""
     c = priced(1.6, 2.1, change=0.5)
-    from_plain = [option.utility for option in c._judge_place(2, 0)]
+    from_plain = [option.utility for option in c._judge_match(2, 0)]
     assert from_plain == pytest.approx([1.0, 1.5 / (1.6 + 0.5), (11 / 6) / (2.1 + 2 / 3)])
-    drafting = [option.utility for option in c._judge_place(2, 1)]
+    drafting = [option.utility for option in c._judge_match(2, 1)]
     assert drafting == pytest.approx([1.0 / 1.25, 1.5 / (1.6 + 0.25), (11 / 6) / (2.1 + 2 / 3)])
 
 
@@ -215,7 +215,7 @@ def test_a_width_in_doubt_can_be_tried_by_a_full_ledger() -> None:
     c.shared.table.passes.n_observed += 10**6
     c._choose()
     assert c.memory.ledger.level == CAPACITY
-    _, one = c._judge_place(N_MATCHED_MAX, 0)
+    _, one = c._judge_match(N_MATCHED_MAX, 0)
     assert 0.0 < one.loss <= CAPACITY
     assert c.n_draft_for(N_MATCHED_MAX) == 1
 
