@@ -5,6 +5,9 @@
 
 #include <vector>
 
+#ifdef __SANITIZE_THREAD__ // threads share the work in the same way for all formats
+static const std::vector<ggml_type> QUANTISED = { GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_IQ2_XS };
+#else
 static const std::vector<ggml_type> QUANTISED = {
     GGML_TYPE_Q8_0,
     GGML_TYPE_Q4_0,
@@ -32,3 +35,4 @@ static const std::vector<ggml_type> QUANTISED = {
     GGML_TYPE_IQ3_XXS,
     GGML_TYPE_IQ3_S,
 };
+#endif

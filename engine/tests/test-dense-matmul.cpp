@@ -162,16 +162,10 @@ static void test_other_graphs(const spac_kernels & kernels) {
     engines.join();
 }
 
-#ifdef __SANITIZE_THREAD__ // threads share the work in the same way for all formats
-static const std::vector<ggml_type> FORMATS = { GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_IQ2_XS };
-#else
-static const std::vector<ggml_type> FORMATS = QUANTISED;
-#endif
-
 int main() {
     const std::vector<const spac_kernels *> here = spac_kernels_here();
     for (const spac_kernels * kernels : here) {
-        for (const ggml_type type : FORMATS) {
+        for (const ggml_type type : QUANTISED) {
             if (kernels->dot(type)) { // the low-bit formats ARM leaves to ggml
                 test_format(*kernels, type);
                 test_neighbours(*kernels, type);

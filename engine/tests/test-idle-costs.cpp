@@ -6,6 +6,7 @@
 #include "llama-moe-hook.h"
 #include "llama.h"
 
+#include <chrono>
 #include <cstdio>
 #include <string>
 
@@ -26,6 +27,7 @@ extern "C" int pthread_mutex_lock(pthread_mutex_t * mutex) noexcept {
 struct costs {
     int      n_nodes;
     uint64_t n_locks, n_reads, n_writes; // of N_STEPS steps
+    uint64_t n_looks;                    // ten times a second at how long each thread waited for a core (host/team-watch.h)
 };
 
 static constexpr uint64_t N_STEPS = 50;
@@ -61,17 +63,20 @@ static costs measure(llama_context * ctx, spac_engine * engine) {
     for (int i = 0; i < 10; i++) {
         step(ctx, i);
     }
-    costs    before = { n_nodes, n_locks, 0, 0 }, after = {};
+    costs    before = { n_nodes, n_locks, 0, 0, 0 }, after = {};
     uint64_t n_own_reads = 0, ignored = 0;
     read_io(before.n_reads, before.n_writes);
     read_io(n_own_reads, ignored);
     n_own_reads -= before.n_reads;
+    const auto begin = std::chrono::steady_clock::now();
     for (uint64_t i = 0; i < N_STEPS; i++) {
         step(ctx, 20 + (int) i);
         CHECK(!engine || spac_engine_end_forward(engine) == SPAC_STATUS_SUCCESS);
     }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     read_io(after.n_reads, after.n_writes);
-    return { n_nodes, n_locks - before.n_locks, after.n_reads - before.n_reads - 2 * n_own_reads, after.n_writes - before.n_writes };
+    const uint64_t n_reads = after.n_reads - before.n_reads - 2 * n_own_reads;
+    return { n_nodes, n_locks - before.n_locks, n_reads, after.n_writes - before.n_writes, 1 + (uint64_t) (10 * seconds.count()) };
 }
 
 static llama_context * make_context(llama_model * model) {
@@ -115,13 +120,12 @@ int main() {
 
     // without slots: a look for a decision, whatever the number of layers
     const costs alone = with_engine(model, "none", nullptr);
-    // reads: ten times a second how long each thread waited for a core (host/team-watch.h)
-    CHECK(alone.n_locks <= stock.n_locks + N_STEPS && alone.n_reads <= N_STEPS && alone.n_writes == 0);
+    CHECK(alone.n_locks <= stock.n_locks + N_STEPS && alone.n_reads <= 2 * alone.n_looks && alone.n_writes == 0);
 
     // on a board that others see: one read and one write, each under a lock
     const costs shared = with_engine(model, "none", name.c_str());
     CHECK(shared.n_nodes == alone.n_nodes && shared.n_locks <= stock.n_locks + 2 * N_STEPS);
-    CHECK(shared.n_reads <= 2 * N_STEPS && shared.n_writes <= N_STEPS);
+    CHECK(shared.n_reads <= N_STEPS + 2 * shared.n_looks && shared.n_writes <= N_STEPS);
 
     // with slots: the cache once per layer, at the beginning and at the end
     const costs split = with_engine(model, "cpu", nullptr);
