@@ -31,6 +31,9 @@ number of tokens is `-n`).
 """
 
 
+LAB: Final = """`--help` of each lists its options; how to use them: [policies.md](policies.md#running-the-lab).
+"""
+
 SHARED: Final = """## Options of several commands
 
 | | |
@@ -80,7 +83,8 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 def render(app: typer.Typer) -> str:
     """The whole page: what several commands have once, then a section per command with its own."""
     group: Any = typer.main.get_command(app)
-    commands = list(_commands(group))
+    every = list(_commands(group))
+    commands = [(name, command) for name, command in every if not name.startswith("lab ")]
     shared = _shared(commands)
     return "\n".join(
         [
@@ -92,6 +96,7 @@ def render(app: typer.Typer) -> str:
                 "",
             ),
             *(_section(name, command, shared) for name, command in commands),
+            _lab([(name, command) for name, command in every if name.startswith("lab ")]),
             JSON_FIELDS,
         ]
     )
@@ -137,13 +142,24 @@ def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _section(name: str, command: Any, shared: _Shared) -> str:
     arguments = _arguments(command)
-    usage = " ".join(["pyspac", name, *map(_word, arguments), "[OPTIONS]"])
     rows = [_argument_row(argument) for argument in arguments if argument.help not in shared.arguments]
     rows += [_row(option) for option in _options(command) if option.help not in shared.options]
     table = ["| | |", "|---|---|", *rows, ""] if rows else []
     others = [f"`{option.opts[0]}`" for option in _options(command) if option.help in shared.options]
     also = [f"[Also](#options-of-several-commands): {', '.join(others)}.", ""] if others else []
-    return "\n".join([f"## pyspac {name}", "", f"    {usage}", "", command.help, "", *table, *also])
+    return "\n".join(
+        [f"## pyspac {name}", "", f"    {_usage(name, command)}", "", command.help, "", *table, *also]
+    )
+
+
+def _lab(commands: list[tuple[str, Any]]) -> str:
+    """The lab's commands, whose many options are for those who replay traces, and in their help."""
+    lines = [f"    {_usage(name, command):40}# {command.help.rstrip('.')}" for name, command in commands]
+    return "\n".join(["## pyspac lab", "", *lines, "", LAB])
+
+
+def _usage(name: str, command: Any) -> str:
+    return " ".join(["pyspac", name, *map(_word, _arguments(command)), "[OPTIONS]"])
 
 
 def _argument_row(argument: Any) -> str:
