@@ -31,7 +31,7 @@ number of tokens is `-n`).
 """
 
 
-LAB: Final = """`--help` of each lists its options; how to use them: [policies.md](policies.md#running-the-lab).
+LAB: Final = """Each has `--help`; how to use them: [policies.md](policies.md#running-the-lab).
 """
 
 SHARED: Final = """## Options of several commands
