@@ -31,8 +31,21 @@ number of tokens is `-n`).
 """
 
 
-LAB: Final = """Each has `--help`; how to use them: [policies.md](policies.md#running-the-lab).
-"""
+SPECIAL: Final = """## For measurements and special machines
+
+`--help-all` of each lists its options.
+
+| | | |
+|---|---|---|"""
+
+PAGES: Final = {
+    "profile": "speculation.md#pyspac-profile",
+    "quality": "policies.md#lossy-if-you-ask-for-it",
+    "trace": "policies.md",
+    "lab": "policies.md#running-the-lab",
+    "train-head": "train-head.md",
+    "attach": "serving.md#two-processes",
+}
 
 SHARED: Final = """## Options of several commands
 
@@ -83,8 +96,8 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 def render(app: typer.Typer) -> str:
     """The whole page: what several commands have once, then a section per command with its own."""
     group: Any = typer.main.get_command(app)
-    every = list(_commands(group))
-    commands = [(name, command) for name, command in every if not name.startswith("lab ")]
+    commands = [(name, command) for name, command, is_special in _commands(group) if not is_special]
+    special = [(name, command) for name, command, is_special in _commands(group) if is_special]
     shared = _shared(commands)
     return "\n".join(
         [
@@ -96,7 +109,7 @@ def render(app: typer.Typer) -> str:
                 "",
             ),
             *(_section(name, command, shared) for name, command in commands),
-            _lab([(name, command) for name, command in every if name.startswith("lab ")]),
+            _special(special),
             JSON_FIELDS,
         ]
     )
@@ -129,15 +142,16 @@ def _options(command: Any) -> list[Any]:
     return [param for param in command.params if param.param_type_name == "option" and not param.hidden]
 
 
-def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command with its full name; a group's own commands instead of the group."""
+def _commands(group: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Every command with its full name, a group's own instead of it, and whether it is a special one."""
+    from pyspac.commands.grouped_help import MORE
+
     for name, command in group.commands.items():
         if command.hidden:
             continue
-        if hasattr(command, "commands"):
-            yield from _commands(command, f"{prefix}{name} ")
-        else:
-            yield f"{prefix}{name}", command
+        is_special = getattr(command, "rich_help_panel", None) == MORE
+        for sub, found in getattr(command, "commands", {"": command}).items():
+            yield f"{name} {sub}".strip(), found, is_special
 
 
 def _section(name: str, command: Any, shared: _Shared) -> str:
@@ -152,10 +166,21 @@ def _section(name: str, command: Any, shared: _Shared) -> str:
     )
 
 
-def _lab(commands: list[tuple[str, Any]]) -> str:
-    """The lab's commands, whose many options are for those who replay traces, and in their help."""
-    lines = [f"    {_usage(name, command):40}# {command.help.rstrip('.')}" for name, command in commands]
-    return "\n".join(["## pyspac lab", "", *lines, "", LAB])
+def _special(commands: list[tuple[str, Any]]) -> str:
+    """Commands for measurements and special machines: `pyspac --help` leaves them to --help-all, too."""
+    rows = [
+        f"| `{_usage(name, command)}` | {_summary(command)} | {_page(name)} |" for name, command in commands
+    ]
+    return "\n".join([SPECIAL, *rows, ""])
+
+
+def _summary(command: Any) -> str:
+    return str(command.help).partition("\n\n")[0].removesuffix(".")
+
+
+def _page(name: str) -> str:
+    page = PAGES[name.split()[0]]
+    return f"[{page.partition('#')[0]}]({page})"
 
 
 def _usage(name: str, command: Any) -> str:
