@@ -39,8 +39,8 @@ BASELINES: Final = {  # system: policy, drafts
     "HybriMoE": ("hybrimoe", 0),
 }
 DRAFT_WHY: Final = (
-    "a draft of 4.4 ms takes half of a plain step here, so 8 of them lose, and HybriMoE without drafts leads; "
-    "the paper does not give its baselines' speeds"
+    "a draft of 4.4 ms takes half of a plain step here, so 8 of them lose, and HybriMoE without drafts "
+    "leads; the paper does not give its baselines' speeds"
 )
 
 
