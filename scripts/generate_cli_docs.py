@@ -20,6 +20,8 @@ INTRODUCTION: Final = """# Command line
 
 <!-- written by scripts/generate_cli_docs.py from the commands' help: change the help, then run it -->
 
+    pyspac COMMAND [MODEL] [OPTIONS]
+
 `run`, `chat`, `bench`, `trace` and `serve` pass all other flags, and everything after `--`, to `llama-server`
 (`-np`, `--temp`, `--lora` ...). Flags have llama.cpp's names, except `--predict`, which names predictors (the
 number of tokens is `-n`).
@@ -159,11 +161,11 @@ def _section(name: str, command: Any, shared: _Shared) -> str:
     rows = [_argument_row(argument) for argument in arguments if argument.help not in shared.arguments]
     rows += [_row(option) for option in _options(command) if option.help not in shared.options]
     table = ["| | |", "|---|---|", *rows, ""] if rows else []
+    own = any(argument.help not in shared.arguments for argument in arguments)
+    usage = [f"    {_usage(name, command)}", ""] if own else []
     others = [f"`{option.opts[0]}`" for option in _options(command) if option.help in shared.options]
     also = [f"[Also](#options-of-several-commands): {', '.join(others)}.", ""] if others else []
-    return "\n".join(
-        [f"## pyspac {name}", "", f"    {_usage(name, command)}", "", command.help, "", *table, *also]
-    )
+    return "\n".join([f"## pyspac {name}", "", *usage, command.help, "", *table, *also])
 
 
 def _special(commands: list[tuple[str, Any]]) -> str:
