@@ -1,1 +1,1 @@
-"""ggml's Vulkan backend, built by itself and tested on lavapipe, a Vulkan driver for the CPU; needs no GPU."""
+"""ggml's Vulkan backend, built by itself, tested on lavapipe, a Vulkan driver for the CPU; no GPU needed."""
