@@ -91,7 +91,7 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 | `scheduler.whole` | [whole layers](gpu.md#whole-layers); `null`: there can be none |
 | `.layers`, `.predicted_gain` | which; 0.05: predicted to be 5 % faster than none |
 | `.saved_us`, `.n_changes` | measured saving per forward, by device; times the choice changed |
-| `decisions`, `costs` | with `--explain`: each change of mind, by place; the times it rests on |
+| `decisions`, `costs` | with `--explain`: each change of mind; the times it rests on |
 """
 
 
