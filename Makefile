@@ -58,7 +58,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c '$(HAS_HEADERS)' || { echo "Python's header files are missing: install them (Debian, Ubuntu: python3-dev; Fedora: python3-devel)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "no venv: install python3-venv" >&2; exit 1; }
 
-# llama-cpp-python goes in first, its Python files alone, from the archive that has the build's llama.cpp as well
+# llama-cpp-python goes in first, only its Python files, from the archive that has the build's llama.cpp as well
 $(VENV)/.bindings: cmake/pin.json tools/wheels/bindings.py | $(VENV)/bin/python
 	wheel=$$(python -m tools.wheels.bindings build/wheelhouse) && pip install --quiet "$$wheel"
 	touch $@

@@ -2,7 +2,7 @@
 
 The devices are ggml-rpc-servers on this machine, which compute on its CPU, and their links are emulated: the
 numbers say how experts are shared out, and nothing about the speed of GPUs. No layer is held whole: the one
-device has slots for that, the two have not. Needs the demo models alone:
+device has slots for that, the two have not. Needs only the demo models:
 
     python benchmarks/bench_devices.py --rounds 5
     python benchmarks/bench_devices.py --json -

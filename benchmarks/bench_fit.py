@@ -121,7 +121,7 @@ def check(models: Sequence[str], rounds: int, folder: Path, console: Console) ->
 
 
 def tables(here: Machine) -> str:
-    """Memory alone, then cards beside 32 GiB."""
+    """Only memory, then cards beside 32 GiB."""
     lines = [f"| model | {' | '.join(f'{n} GB' for n in RAM_GIB)} |", f"|---|{'---|' * len(RAM_GIB)}"]
     lines += [
         line(w, [replace(here, ram_bytes=n * GIB) for n in RAM_GIB]) for w in all_weights(DEFAULT_N_CTX)

@@ -92,8 +92,8 @@ class Bench:
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    head, *rest = ("| " + " | ".join(row) + " |" for row in [header, *lines])
+    return "\n".join([head, "|---" * len(header) + "|", *rest])
 
 
 def share_and_speed(row: Row) -> str:

@@ -1,6 +1,6 @@
 # What a wheel holds beside the Python files: libraries and programs in pyspac/bin, together as in a build, since ggml's
 # programs look for its backends beside themselves.
-# scikit-build-core installs this component alone, into its folder `pyspac`.
+# scikit-build-core installs only this component, into its folder `pyspac`.
 
 set(libraries ${PYSPAC_LLAMA_LIBS} spac)
 if(TARGET _ffi)

@@ -3,7 +3,7 @@
 
     MODEL_DIR -> texts that the model writes itself -> adapter -> scripts/convert_mtp_to_gguf.py -> GGUF
 
-The model is not changed, and the adapter acts at masks alone: ordinary tokens are computed as without it, to
+The model is not changed, and the adapter acts only at masks: ordinary tokens are computed as without it, to
 the last bit in a batch of the same tokens. Behind the token at hand, K masks guess the K tokens that follow
 the model's own next one, in the forward that verifies the guesses before. More: docs/gated-lora.md.
 
@@ -62,7 +62,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add("--masks", type=int, default=4, metavar="K", help="tokens to draft at most (default: %(default)s)")
     add("--rank", type=int, default=32, help="rank of the adapter's matrices (default: %(default)s)")
-    add("--minutes", type=float, default=20, help="time for training alone (default: %(default)s)")
+    add("--minutes", type=float, default=20, help="time for training only (default: %(default)s)")
     add("--text", type=Path, metavar="PATH", help="text file or folder that the model's texts begin with")
     add(
         "--work-dir",

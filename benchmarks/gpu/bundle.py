@@ -61,7 +61,7 @@ LLAMA_FOLDERS = (
     "vendor/sheredom",
     "vendor/stb",
 )
-LLAMA_FLAT = "ggml/src"  # of this folder the files alone
+LLAMA_FLAT = "ggml/src"  # of this folder only the files
 IGNORED_SUFFIXES = (".gguf", ".pyc", ".so", ".npz", ".md", ".svg")
 IGNORED_FILES = ("miniaudio.h", "stb_image.h")  # large, and only for programs that are not built
 IGNORED_FOLDERS = ("__pycache__", "results", "models")

@@ -22,7 +22,7 @@ WRONG_DISTANCE = (
 
 
 class ReplayDrafts:
-    """Drafts from `sequence` (prompt and continuation); the seed alone decides which positions are right."""
+    """Drafts from `sequence` (prompt and continuation); only the seed decides which positions are right."""
 
     def __init__(
         self, sequence: Sequence[int], acceptance: float, seed: int, ms_per_token: float = 0.0

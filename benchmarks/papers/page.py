@@ -27,15 +27,15 @@ PAPERS: Final = {  # module: the paper
 }
 HEAD: Final = """# The papers' figures, beside ours
 
-What five papers report, and what replays, simulations and formulas give here under the conditions that each
-paper names. *Order*: whether the methods come in the paper's order; "5 of 6 pairs": so many pairs of methods
-that differ in the paper. Numbers stand in the order of the methods; ranks stand where a paper's text gives
-only the order, as its pictures were not measured out.
+    python benchmarks/papers/PAPER.py --figure "Figure 4"         # one figure, with its source in the paper
+    python benchmarks/papers/page.py                              # writes this page
 
-Nothing here is measured: routing is synthetic (`benchmarks/papers/synthetic_routing.py`), times are
-predicted, streams of drafts simulated. Each command prints its figures with their source in the paper,
-`--figure "Figure 4"` one of them. `python benchmarks/papers/page.py` writes this page. Results on recorded
-routing: [policies.md](policies.md).
+What five papers report, and what we get under the conditions that each names. Nothing here is measured:
+routing is synthetic (`benchmarks/papers/synthetic_routing.py`), times are predicted, streams of drafts
+simulated. Results on recorded routing: [policies.md](policies.md).
+
+Numbers stand in the order of the methods; ranks stand where a paper's text gives only the order. *Order*:
+whether the methods come in the paper's order; "5 of 6 pairs": so many of the pairs that differ in the paper.
 """
 
 
@@ -90,7 +90,7 @@ def section(module: str, paper: str) -> Iterator[str]:
     yield f"\n## {paper}\n"
     yield f"    python benchmarks/papers/{module}.py\n"
     yield "| compared | paper | ours | order |"
-    yield "| --- | --- | --- | --- |"
+    yield "|---|---|---|---|"
     reasons: dict[str, list[str]] = {}
     for figure, same in merged(claims(module)):
         yield row(figure, same)

@@ -198,7 +198,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     }
 }
 
-// without slots nobody has to decide anything on it
+// without slots there is nothing to decide on it
 void spac_engine::share_board() {
     try {
         board->share(settings.board_name);

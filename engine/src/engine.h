@@ -69,7 +69,7 @@ struct spac_engine {
     // the context is going away, and the model may go next: nothing of the engine's may touch the weights any more
     void forget_context();
 
-    // The parts, in the order in which they are made. Each knows of those above it alone.
+    // The parts, in the order in which they are made. Each knows only of those above it.
     const spac_home_process                   home;
     const spac_settings                       settings;
     const std::unique_ptr<spac_mask_drafter>  masks;
@@ -84,7 +84,7 @@ struct spac_engine {
     // of each device
     const std::vector<std::unique_ptr<spac_expert_cache>> cache_of;
     const spac_device_caches                              cache;
-    const std::unique_ptr<spac_memory_tier>               tier; // where memory holds a part of the experts alone
+    const std::unique_ptr<spac_memory_tier>               tier; // if memory holds only a part of the experts
     spac_decisions                                        decisions;
     spac_host_work                                        host;
     const std::unique_ptr<spac_dense_matmul>              dense; // where the device is "none"

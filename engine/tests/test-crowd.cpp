@@ -31,7 +31,7 @@ struct world {
         }
     }
 
-    // nobody else is there
+    // there are no other programs
     void quiet(int n_windows) {
         pass(n_windows, [&](int n) { return (double) n / crowd.most(); }, [](int) { return 0.99; });
     }

@@ -1,5 +1,5 @@
 // patches/upstream/0006: a function of the host in a device's graph. On every device that supports the op; where it runs in
-// a stream, nobody waits for it before the graph's results are asked for.
+// a stream, nothing waits for it before the graph's results are asked for.
 #include "check.h"
 
 #include "ggml-alloc.h"
@@ -129,7 +129,7 @@ static void test_values(ggml_backend_t backend, bool in_stream) {
         f.door.set(!in_stream);
         f.set((float) run);
         CHECK(ggml_backend_graph_compute_async(backend, f.gf) == GGML_STATUS_SUCCESS);
-        CHECK(!in_stream || f.door.count() == 2 * run); // nobody waited
+        CHECK(!in_stream || f.door.count() == 2 * run); // nothing waited
         f.door.set(true);
         ggml_backend_synchronize(backend);
         CHECK(f.door.count() == 2 * (run + 1));

@@ -57,7 +57,7 @@ struct layer_fixture {
 enum class fault { NONE,
                    SKIPS_ROWS,   // leaves the row of an absent expert as it was, as llama.cpp's tiled Vulkan shaders do
                    FIRST_EXPERT, // takes expert 0 for it
-                   ADDS_BIAS,    // knows of -1 in MUL_MAT_ID alone
+                   ADDS_BIAS,    // knows of -1 only in MUL_MAT_ID
                    NO_ADD_ID,    // says that it cannot
                    NO_CUSTOM,    // the same of functions of the host
                    NO_CALLS };   // takes them, and does not call them

@@ -253,7 +253,7 @@ static void test_prompts_count(int host_mode, bool fill) {
     const spac_board_view & view   = *spac_board_get_view(spac_engine_board(engine));
     CHECK(decode(ctx, N_TEXT) == expected);
     CHECK(view.counters->n_prompt_tokens == N_TEXT);
-    for (uint32_t il = 0; il + 1 < view.geometry.n_layer; il++) { // the last one computes the tokens alone whose logits are wanted
+    for (uint32_t il = 0; il + 1 < view.geometry.n_layer; il++) { // the last one computes only the tokens whose logits are wanted
         CHECK(sum(view.prompt_counts + il * view.geometry.n_expert, view.geometry.n_expert) == (uint64_t) N_TEXT * view.geometry.n_expert_used);
         CHECK(sum(view.counts + il * view.geometry.n_expert, view.geometry.n_expert) == 0);
     }
@@ -317,7 +317,7 @@ static std::vector<uint32_t> counted_from_log(const spac_board_view & v, uint64_
     return counts;
 }
 
-// every token of a forward has a row, with its id and what it used; a prompt's last layer runs for its last token alone
+// every token of a forward has a row, with its id and what it used; a prompt's last layer runs only for its last token
 static void test_routing_log(int host_mode) {
     llama_context *    ctx          = make_context();
     spac_engine_params params       = cpu_params();
@@ -411,7 +411,7 @@ static void test_log_for_who_asks() {
     llama_free(ctx);
 }
 
-// nobody looks ahead where nothing is placed
+// there is no look ahead where nothing is placed
 static void test_no_routing_log_without_slots() {
     llama_context *    ctx         = make_context();
     spac_engine_params params      = spac_engine_default_params();

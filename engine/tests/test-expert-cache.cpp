@@ -52,7 +52,7 @@ static void test_by_hand() {
     f.cache.check();
 }
 
-// what was just used takes free slots, the most used first, so many of a layer at most, and nobody's
+// what was just used takes free slots, the most used first, so many of a layer at most, and evicts nothing
 static void test_fill() {
     cache_fixture  f(2, 4, 3);
     const int32_t  first[] = { 0, 1, 3 }, second[] = { 2, 0 };
@@ -249,7 +249,7 @@ static void test_passers_fill_free_slots() {
     CHECK(f.residency[2] == SPAC_RESIDENCY_ABSENT && f.counters.n_loads == 8);
 }
 
-// nobody waits for ever: not for a copy that failed, not when all ends
+// nothing waits for ever: not for a copy that failed, not when all ends
 static void test_stage_ends() {
     cache_fixture f(1, 2, 4);
     const int32_t all[] = { 0, 1 };
@@ -333,7 +333,7 @@ static void test_expected_in_time() {
     f.cache.check();
 }
 
-// nobody takes the slots of what is expected, until its layer has run; and nobody who is wanted goes for what is used once
+// the slots of what is expected are not taken until its layer has run; and nothing that is wanted leaves for what is used once
 static void test_expected_stays() {
     cache_fixture f(2, 4, 1);
     f.cache.begin_forward();
@@ -537,7 +537,7 @@ static void test_many_wishes() {
         CHECK(f.pin(key / N_EXPERT, key % N_EXPERT) >= 0);
     }
     f.apply(others);
-    const clock_t start = clock(); // of this process alone
+    const clock_t start = clock(); // only of this process
     CHECK(f.cache.wait_for_load(load) == spac_expert_cache::wait_result::IDLE);
     const double ms = 1e3 * (clock() - start) / CLOCKS_PER_SEC;
     printf("%zu loads without a slot took %.1f ms\n", others.size(), ms);
@@ -587,7 +587,7 @@ static void test_whole_by_hand() {
     CHECK((work_off(f) == std::vector<uint32_t>{ 5 }) && (f.cache.slot_of(1, 0) < 0) != (f.cache.slot_of(1, 1) < 0));
 }
 
-// of layers that are wanted together none is whole before the others; none within a budget of nothing, or where nobody leaves
+// of layers that are wanted together none is whole before the others; none within a budget of nothing, or where nothing leaves
 static void test_whole_together() {
     cache_fixture f(2, 2, 4);
     f.apply({}, 100); // one expert per forward

@@ -37,7 +37,7 @@ static ggml_tensor * view(ggml_context * ctx, ggml_tensor * all, const test_case
     return ggml_view_3d(ctx, all, N_IN, c.n_out, N_EXPERT, ggml_row_size(c.type, N_IN), stride, part * bytes_of_expert(c));
 }
 
-// a few token rows of SwiGLU, whose products a GPU may fuse, then of one product alone
+// a few token rows of SwiGLU, whose products a GPU may fuse, then of only one product
 static std::vector<float> compute(ggml_backend_t backend, const test_case & c) {
     std::mt19937                          rng(3);
     std::uniform_real_distribution<float> uniform(-1, 1);

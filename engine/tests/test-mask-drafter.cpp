@@ -103,7 +103,7 @@ struct server {
 static void test_two_slots(llama_model * model, llama_adapter_lora * adapter) {
     server s(make_context(model, adapter, 512), 64);
     CHECK(s.step(N_DRAFT) == 0);
-    CHECK(s.slots[0].n_drafted == 0 && s.slots[0].n_masks == N_DRAFT && s.n_counted == N_SLOTS); // nobody drafted before
+    CHECK(s.slots[0].n_drafted == 0 && s.slots[0].n_masks == N_DRAFT && s.n_counted == N_SLOTS); // nothing was drafted before
     for (int i = 0; i < 40; i++) {
         CHECK(s.step(i % 10 == 9 ? 0 : 1 + i % N_DRAFT) == 0);
         CHECK((s.n_counted == 0) == (i % 10 == 9) && (s.drafter.n_masks_in_batch() == 0) == (i % 10 == 9));

@@ -44,7 +44,7 @@ static void test_bytes() {
     CHECK(info.n_reads <= 3 * (info.n_miss + info.n_ahead) && info.error[0] == 0);
 }
 
-// a disk with larger blocks: whoever reads it sees whole ones alone
+// a disk with larger blocks: readers see only whole ones
 static void test_large_blocks() {
     static constexpr size_t BLOCK = 16384;
     const model_file        file(3, 8);
@@ -73,7 +73,7 @@ static void test_odd_names() {
     }
 }
 
-// what a predictor names is there when its layer runs, whatever others need meanwhile; nobody leaves who is needed now
+// what a predictor names is there when its layer runs, whatever others need meanwhile; nothing leaves that is needed now
 static void test_expected() {
     const model_file file(3, 16);
     spac_memory_tier tier(file.all(), 18 * file.expert_bytes());
@@ -88,7 +88,7 @@ static void test_expected() {
     CHECK(tier.info().n_hit == before.n_hit + 3 && tier.info().n_miss == before.n_miss);
 }
 
-// a wrong guess holds nobody up: a whole layer finds room, though all of the pool is expected
+// a wrong guess delays nothing: a whole layer finds room, though all of the pool is expected
 static void test_wrongly_expected() {
     const model_file     file(3, 16);
     spac_memory_tier     tier(file.all(), 17 * file.expert_bytes());
@@ -121,7 +121,7 @@ static void test_guesses_meanwhile() {
     predictor.join();
 }
 
-// what cannot be read and nobody asks for is no failure; whoever asks hears of it
+// what cannot be read is a failure only if it is asked for
 static void test_unreadable_guess() {
     const model_file  file(2, 8);
     std::atomic<bool> is_broken{ true };
@@ -160,7 +160,7 @@ static void test_favourites_stay() {
 }
 
 // The rule in full: a sum of uses that halves in 32 tokens, free slots first, then the lowest sum, and the first slot of
-// equals; nobody leaves that the layer needs. It looks at every slot, each time.
+// equals; nothing leaves that the layer needs. It looks at every slot, each time.
 struct plain_pool {
     struct slot {
         int  layer = -1, ie = -1;
@@ -233,7 +233,7 @@ static void test_victims() {
     CHECK(plain.n_hit > 1000 && plain.n_miss > 1000);
 }
 
-// the tournament alone: the answer is the one that looking at all gives, whatever changes
+// only the tournament: the answer is the one that looking at all gives, whatever changes
 static void test_tournament() {
     for (int n_slots : { 1, 2, 7, 64, 100 }) {
         spac_victims                                       victims(n_slots);
@@ -306,7 +306,7 @@ static void test_truncated() {
     CHECK(strstr(tier.info().error, "shorter"));
 }
 
-// the file is deleted: it is there until nobody has it open
+// the file is deleted: it is there as long as it is open
 static void test_deleted() {
     const model_file file(2, 8);
     spac_memory_tier tier(file.all(), 9 * file.expert_bytes());
@@ -409,7 +409,7 @@ static void test_stalled_disk() {
     CHECK(tier.info().wait_us >= 5000000 && tier.info().error[0] == 0);
 }
 
-// Reads that nobody waits for have as many threads as there are for them, and hold them: what a layer asks for begins all
+// Reads that nothing waits for have as many threads as there are for them, and hold them: what a layer asks for begins all
 // the same, and what it finds waiting among them does, too.
 static void test_urgent_reads_have_threads() {
     const model_file  file(2, 32);

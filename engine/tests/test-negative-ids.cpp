@@ -1,5 +1,5 @@
-// patches/upstream/0001, 0002, 0008: MUL_MAT_ID and ADD_ID skip negative ids, whatever the type, width and number of threads, alone
-// and fused with what follows them; on the CPU, and on every GPU that this build sees. Nothing is read for such an id either:
+// patches/upstream/0001, 0002, 0008: MUL_MAT_ID and ADD_ID skip negative ids, whatever the type, width and number of threads, on
+// their own and fused with what follows them; on the CPU, and on every GPU that this build sees. Nothing is read for such an id either:
 // around the experts lie bytes that no sum survives, and one of the ids leads a kernel that takes it for an unsigned one, or
 // lets it wrap, back to an expert that is there.
 #include "check.h"

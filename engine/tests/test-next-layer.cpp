@@ -18,7 +18,7 @@
 
 static constexpr int N_EMBD = 64, N_EXPERT = 16, N_USED = 4, N_TOKENS = 7;
 
-// ---- routers alone
+// ---- only routers
 
 struct router_fixture {
     ggml_context *        weights = ggml_init({ 8 * ggml_tensor_overhead(), nullptr, true });

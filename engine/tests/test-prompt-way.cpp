@@ -40,7 +40,7 @@ int main() {
     way.choose(false, false, 512);
     CHECK(!way.is_staged);
 
-    // a graph that was given up is not measured, nor one that nobody announced
+    // a graph that was given up is not measured, nor one that was not announced
     spac_prompt_way given_up;
     given_up.last_il = 3;
     given_up.begin(512, 0);

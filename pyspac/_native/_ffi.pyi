@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# cffi's objects: a pointer or struct, and a C string. Their fields are known to the C compiler alone.
+# cffi's objects: a pointer or struct, and a C string. Their fields are known only to the C compiler.
 CData = Any
 
 ffi: Any

@@ -44,8 +44,8 @@ Save = Annotated[
     bool,
     typer.Option(
         "--profile",
-        help="Save the fastest way as this model's defaults, for pyspac run and pyspac chat, if it wins each "
-        f"of {MIN_ROUNDS} rounds or more; flags that are given there, --stock among them, replace it.",
+        help="Save the fastest way as this model's defaults for pyspac run and chat, if it wins "
+        f"each of {MIN_ROUNDS} rounds or more; flags given there replace it.",
     ),
 ]
 Report = Annotated[
@@ -53,15 +53,13 @@ Report = Annotated[
     typer.Option(
         "--report",
         metavar="FILE",
-        help="Write machine, model and speeds to FILE.json, to share them (benchmarks/community/), and as a "
-        "table to FILE.md.",
+        help="Write machine, model and speeds to FILE.json, to share (benchmarks/community/), and "
+        "a table to FILE.md.",
     ),
 ]
 Forget = Annotated[
     bool,
-    typer.Option(
-        "--forget", help="Forget the defaults that --profile saved for this model, and measure nothing."
-    ),
+    typer.Option("--forget", help="Only forget what --profile saved for this model."),
 ]
 
 
@@ -90,9 +88,9 @@ def bench(
 ) -> None:
     """Compare pyspac with llama.cpp on this machine and model.
 
-    llama.cpp with repacked weights (its default), with weights as in the file, and with a GPU with as many
-    experts there as fit into the memory that pyspac would use; pyspac; and both with drafts. They take turns
-    on four kinds of prompts, a few minutes in all. Says who wins, and with which flags.
+    llama.cpp with repacked weights (its default), with weights as in the file, and on a GPU with as many
+    experts as fit into pyspac's share of memory; pyspac; both with drafts. They take turns on four kinds of
+    prompts for a few minutes. Says which is fastest, and with which flags.
     """
     if forget:
         target, _ = find_files(model, hf_repo)

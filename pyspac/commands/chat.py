@@ -15,7 +15,7 @@ from pyspac.talk.conversation import Conversation
 from pyspac.talk.interrupt import Interrupt
 
 System = Annotated[
-    str | None, typer.Option("-sys", "--system-prompt", metavar="TEXT", help="What the model is told first.")
+    str | None, typer.Option("-sys", "--system-prompt", metavar="TEXT", help="The system prompt.")
 ]
 
 
@@ -47,10 +47,10 @@ def chat(
 ) -> None:
     """Talk with a model.
 
-    Enter sends, Alt+Enter begins a new line, Ctrl-C ends an answer, Ctrl-D the chat; /help lists what else
-    there is. A llama-server of its own runs the model; flags that are not listed go to it: --temp 0.2,
-    --chat-template-file FILE ... Reasoning is dimmed. When the context is full, the oldest turns are
-    forgotten. What you type is kept for later chats, for you only: ~/.cache/pyspac/chat-history.
+    Enter sends, Alt+Enter starts a new line, Ctrl-C ends an answer, Ctrl-D the chat; /help lists the rest.
+    Other flags go to the llama-server that runs the model: --temp 0.2, --chat-template-file FILE ...
+    Reasoning is dimmed. A full context forgets the oldest turns. Your lines are kept for later chats, for
+    you only, in ~/.cache/pyspac/chat-history.
     """
     talk(command, system_prompt, n_predict)
 

@@ -53,10 +53,9 @@ def demo(
 ) -> None:
     """Show the split at work, without a download.
 
-    A small Mixture-of-Experts model, shipped with the package and trained on Python code, continues a module
-    of the standard library: once with its experts split between an emulated device and the host, once in
-    stock llama.cpp. Both draft the same way, so both texts must be equal; the exit code is 1 if they are not.
-    Then the speed of what a machine without a GPU would use, beside llama.cpp's own.
+    The shipped model continues a Python module: once with its experts split between an emulated device and
+    the host, once in stock llama.cpp. Both draft alike, so the texts must be equal, else the exit code is 1.
+    Then speeds: the defaults without a GPU beside llama.cpp's.
     """
     check_json_target(json_file)
     check_int("--draft-max", draft_max, 1, EngineParams().max_batch - 1)

@@ -43,9 +43,8 @@ def doctor(
 ) -> None:
     """Look at this machine.
 
-    Devices, memory, measured speed of host memory, link and disk, versions of the libraries, what is wrong
-    and how to mend it. Host memory is measured with --threads, RPC servers (version, devices, memory, link)
-    with --rpc. The exit code is 1 if there is a problem.
+    Devices, memory, measured speed of host memory (with --threads), link and disk, versions of the
+    libraries, what is wrong and how to fix it. The exit code is 1 if there is a problem.
     """
     check_json_target(json_file)
     if threads is not None:

@@ -62,8 +62,8 @@ def fit(
 ) -> None:
     """Show which models fit, and how fast they would be.
 
-    Memory, kernels and disk are measured, for some seconds; speeds follow from them and the models' sizes.
-    With a card nothing was ever measured: its part is predicted with an assumed speed.
+    Measures memory, kernels and disk for some seconds, and predicts speeds from them and the models' sizes.
+    A card's part rests on an assumed speed: no card was ever measured.
     """
     check_json_target(json_file)
     check_int("-c", ctx_size, 1, MAX_N_CTX)

@@ -38,9 +38,8 @@ Vram: TypeAlias = Annotated[
     typer.Option(
         "--vram",
         metavar="SIZE",
-        help="Say how many experts fit into so much memory (8G, or MiB), and onto a GPU with so much, beside "
-        "all else that it has to hold (with -md a draft model, for a context of -c); may be given several "
-        "times.",
+        help="Show how many experts fit into this much memory, and onto such a GPU beside weights, "
+        "context (-c) and draft model (-md). Repeatable.",
     ),
 ]
 RamSizes: TypeAlias = Annotated[
@@ -48,9 +47,9 @@ RamSizes: TypeAlias = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="Predict the speed with so much memory for experts and the rest on disk, both of them "
-        "measured: a size as of run; may be given several times. With --vram: how many experts are on the "
-        "device, in memory and on disk then.",
+        help="Predict the speed with this much memory for experts and the rest on disk; measures "
+        "both. With --vram: how many experts are on the device, in memory and on disk. "
+        "Repeatable.",
     ),
 ]
 

@@ -22,24 +22,22 @@ Accept = Annotated[
 ]
 PhaseName = Annotated[
     str,
-    typer.Option(
-        "--phase", metavar="decode|all", help="all: the prompt is the first step, under the same policies."
-    ),
+    typer.Option("--phase", metavar="decode|all", help="all: treat the prompt as the first step."),
 ]
 Accuracy = Annotated[
     float,
     typer.Option(
         "--accuracy",
         metavar="P",
-        help="Assumed accuracy of guesses of a layer's experts, where the trace records none.",
+        help="Assumed accuracy of guesses that the trace does not record.",
     ),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Seed of accepted drafts and of assumed guesses.")
+    int, typer.Option("--seed", metavar="N", help="Seed for accepted drafts and assumed guesses.")
 ]
 PolicyFiles = Annotated[
     list[Path] | None,
-    typer.Option("--policy-file", metavar="FILE", help="A Python file that registers policies of your own."),
+    typer.Option("--policy-file", metavar="FILE", help="A Python file with policies of your own."),
 ]
 
 # ---- of `run`
@@ -53,7 +51,7 @@ Without = Annotated[
     typer.Option(
         "--without",
         metavar="LIST",
-        help="Leave parts out, with commas between them, to see what they are worth. "
+        help="Leave parts out (comma-separated), to see what they are worth. "
         f"{'; '.join(map(': '.join, PARTS.items()))}.",
     ),
 ]
@@ -86,7 +84,7 @@ Capacity = Annotated[
 PerLayer = Annotated[
     bool,
     typer.Option(
-        "--per-layer", help="Each layer has slots of its own. Without: layers of equal layout share theirs."
+        "--per-layer", help="Give each layer its own slots, instead of sharing among layers of equal layout."
     ),
 ]
 DraftLength = Annotated[
@@ -100,27 +98,25 @@ MachineName = Annotated[
     typer.Option(
         "--machine",
         metavar="NAME",
-        help=f"{', '.join(PRESETS)}, disk=MODEL (experts on that file's disk, which is measured), or a JSON "
-        "file (also of `doctor`).",
+        help=f"{', '.join(PRESETS)}, disk=MODEL (experts on that file's disk, measured), or a JSON "
+        "file (such as doctor writes).",
     ),
 ]
 Cold = Annotated[
     bool,
     typer.Option(
         "--cold",
-        help="The scheduler does not hear of the prompt. Without: it learns from it and fills free slots.",
+        help="Ignore the prompt, instead of learning from it and filling free slots.",
     ),
 ]
 First = Annotated[
     int | None,
-    typer.Option(
-        "--first", metavar="N", help="Report coverage_first too: that of the first N decoded tokens."
-    ),
+    typer.Option("--first", metavar="N", help="Also report coverage_first, of the first N decoded tokens."),
 ]
 Oracle = Annotated[
     bool,
     typer.Option(
-        "--oracle/--no-oracle", help="Run the oracle too, to say which share of its speed is reached."
+        "--oracle/--no-oracle", help="Also run the oracle, to tell the share of its speed that is reached."
     ),
 ]
 

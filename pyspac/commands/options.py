@@ -26,17 +26,17 @@ ModelWord = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A GGUF file (of a split model the first one), or USER/MODEL[:QUANT], a name of Hugging Face.",
+        help="A GGUF file (the first one of a split model), or a Hugging Face name: USER/MODEL[:QUANT].",
     ),
 ]
-Model = Annotated[Path | None, typer.Option("-m", "--model", metavar="FILE", help="MODEL as a flag: a file.")]
+Model = Annotated[Path | None, typer.Option("-m", "--model", metavar="FILE", help="MODEL, as a file.")]
 ModelDraft = Annotated[
     Path | None,
     typer.Option(
         "-md",
         "--model-draft",
         metavar="FILE",
-        help="A small model of the same family that drafts tokens.",
+        help="A small model of the same family, which drafts tokens.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -45,8 +45,7 @@ Mtp = Annotated[
     typer.Option(
         "--mtp",
         metavar="FILE",
-        help="An adapter of the model with mask tokens (scripts/train_mtp.py), which drafts: --spec-type "
-        "draft-lora.",
+        help="An adapter with mask tokens (scripts/train_mtp.py), which drafts as --spec-type draft-lora.",
         rich_help_panel=MORE,
     ),
 ]
@@ -57,7 +56,7 @@ HfRepo = Annotated[
         "-hfr",
         "--hf-repo",
         metavar="USER/MODEL[:QUANT]",
-        help="MODEL as a flag: a name of Hugging Face.",
+        help="MODEL, by its Hugging Face name.",
     ),
 ]
 HfRepoDraft = Annotated[
@@ -67,7 +66,7 @@ HfRepoDraft = Annotated[
         "-hfrd",
         "--hf-repo-draft",
         metavar="USER/MODEL[:QUANT]",
-        help="The draft model, by its name on Hugging Face.",
+        help="The draft model, by its Hugging Face name.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -76,13 +75,13 @@ Server = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
-        help="Ask the server that runs there, instead of starting one; LLAMA_API_KEY holds its key.",
+        help="Use the server at this address instead of starting one; LLAMA_API_KEY holds its key.",
     ),
 ]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
 PromptFile = Annotated[
     Path | None,
-    typer.Option("-f", "--file", metavar="FILE", help="A text file that holds the prompt; -: stdin."),
+    typer.Option("-f", "--file", metavar="FILE", help="A text file with the prompt; -: stdin."),
 ]
 NPredict = Annotated[
     int,
@@ -97,8 +96,8 @@ CtxSize = Annotated[
         "-c",
         "--ctx-size",
         metavar="N",
-        help="Context in tokens, of all slots of a server together; 0: the model's own. Default: as much of "
-        f"that as an eighth of the free memory holds; {DEFAULT_N_CTX} in bench, inspect and profile.",
+        help="Context in tokens, for all slots of a server together; 0: the model's own. Default: "
+        f"what an eighth of free memory holds; {DEFAULT_N_CTX} in bench, inspect and profile.",
     ),
 ]
 Threads = Annotated[
@@ -107,7 +106,7 @@ Threads = Annotated[
         "-t",
         "--threads",
         metavar="N",
-        help="CPU threads. Default: one per physical core that may be used.",
+        help="CPU threads. Default: one per usable physical core.",
     ),
 ]
 CpuRange = Annotated[
@@ -116,7 +115,7 @@ CpuRange = Annotated[
         "-Cr",
         "--cpu-range",
         metavar="LO-HI",
-        help="Cores to stay on, such as 0-7; each engine thread is pinned to one. Default: all.",
+        help="Cores to use, such as 0-7; each engine thread is pinned to one. Default: all.",
         rich_help_panel=MORE,
     ),
 ]
@@ -136,8 +135,8 @@ Device = Annotated[
         "-dev",
         "--device",
         metavar="NAME",
-        help="auto (all GPUs), none (the CPU only), names such as CUDA0,CUDA1, or emulated (the CPU plays "
-        "the GPU, to try the split).",
+        help="auto (all GPUs), none (CPU only), names such as CUDA0,CUDA1, or emulated (the CPU "
+        "plays the GPU, to try the split).",
     ),
 ]
 Rpc = Annotated[
@@ -145,7 +144,7 @@ Rpc = Annotated[
     typer.Option(
         "--rpc",
         metavar="HOST:PORT",
-        help="Use a ggml-rpc-server's devices; several with commas.",
+        help="Use the devices of a ggml-rpc-server; separate several with commas.",
         rich_help_panel=MORE,
     ),
 ]
@@ -166,8 +165,8 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         metavar="SIZE",
-        help="GPU memory for experts: MiB (8000), GiB (8G), a share of all (25%), or auto (what is free); "
-        "with commas one for each device.",
+        help="GPU memory for experts: a size, a share of all experts (25%), or auto (what is "
+        "free); one per device with commas.",
         rich_help_panel=EXPERTS,
     ),
 ]
@@ -176,8 +175,8 @@ Ram = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="Memory for experts, which stay on disk: as --cache. Default: PYSPAC_RAM; else all are loaded, "
-        "or auto if they do not fit.",
+        help="Keep experts on disk, with this much memory for them: as --cache. Default: "
+        "PYSPAC_RAM; else only if the model does not fit (auto).",
         rich_help_panel=EXPERTS,
     ),
 ]
@@ -187,8 +186,8 @@ Lossy = Annotated[
         "--lossy",
         metavar="drop:N",
         show_default=False,
-        help="Faster, not exact: leave out experts that are not on the device (with --ram: not in memory), "
-        "but never a token's best N.",
+        help="Faster but not exact: skip experts that are not on the device (with --ram: not in "
+        "memory), except each token's best N.",
         rich_help_panel=MORE,
     ),
 ]
@@ -197,8 +196,8 @@ HostKernels = Annotated[
     typer.Option(
         "--host-kernels",
         metavar="NAME",
-        help="Who computes the host's experts: spac (the engine's own kernels), ggml (bit for bit as "
-        "llama.cpp; needs a device), or auto (ggml where the device is emulated, else spac).",
+        help="Who computes the host's experts: spac (the engine's own kernels), ggml (bits as "
+        "llama.cpp; needs a device), or auto (ggml if the device is emulated, else spac).",
         rich_help_panel=MORE,
     ),
 ]
@@ -206,7 +205,7 @@ Stock = Annotated[
     bool,
     typer.Option(
         "--stock",
-        help="Plain llama.cpp for comparison: no engine, all experts on the host, weights repacked for it.",
+        help="Plain llama.cpp, for comparison: no engine, experts on the host, repacked weights.",
         rich_help_panel=EXPERTS,
     ),
 ]
@@ -218,9 +217,9 @@ SpecTypeName = Annotated[
     typer.Option(
         "--spec-type",
         metavar="NAME",
-        help="Who drafts: draft (the draft model), ngram (the text so far), draft-lora (--mtp), none, or "
-        "llama.cpp's (docs/speculation.md); of a list the first that finds something. Default: what -md or "
-        "--mtp is for, else none.",
+        help="What drafts: draft (the draft model), ngram (the text so far), draft-lora (--mtp), "
+        "none, or a type of llama.cpp's (docs/speculation.md); in a list, the first that "
+        "finds something. Default: what -md or --mtp implies, else none.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -229,7 +228,7 @@ DraftMax = Annotated[
     typer.Option(
         "--draft-max",
         metavar="N",
-        help=f"Tokens to draft per step at most. Default: {DEFAULT_DRAFT_MAX}; {DEFAULT_DRAFT_CAP} where "
+        help=f"Most tokens to draft per step. Default: {DEFAULT_DRAFT_MAX}; {DEFAULT_DRAFT_CAP} if "
         "--speculation decides.",
         rich_help_panel=DRAFTING,
     ),
@@ -239,8 +238,8 @@ SpeculationName = Annotated[
     typer.Option(
         "--speculation",
         metavar="NAME",
-        help=f"How the draft length is chosen: {', '.join(CONTROLLERS)}, or auto (the best of these). "
-        "Default: auto; static, always the same length, with --draft-max, or with --temp and --seed.",
+        help=f"How to choose the draft length: {', '.join(CONTROLLERS)}, or auto (the best of "
+        "these). Default: auto; static (fixed) with --draft-max, or with --temp and --seed.",
         rich_help_panel=MORE,
     ),
 ]
@@ -252,8 +251,8 @@ Policy = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME|FILE",
-        help=f"How experts are chosen for the device: {', '.join(ESTIMATORS)}, or settings as TOML: a file, "
-        "or text such as threshold=2 (docs/policies.md).",
+        help=f"How to choose experts for the device: {', '.join(ESTIMATORS)}, or settings as TOML: "
+        "a file, or text such as threshold=2 (docs/policies.md).",
         rich_help_panel=MORE,
     ),
 ]
@@ -281,7 +280,7 @@ CpuShare = Annotated[
     typer.Option(
         "--cpu-share",
         metavar="X",
-        help="Share of one core that the scheduler may take.",
+        help="Share of one core for the scheduler.",
         rich_help_panel=MORE,
     ),
 ]
@@ -307,7 +306,7 @@ WarmStart = Annotated[
     bool,
     typer.Option(
         "--warm-start/--no-warm-start",
-        help="Begin with what the last run learned, and save it at the end; or do neither.",
+        help="Start with what the last run learned and save it at the end, or do neither.",
         rich_help_panel=MORE,
     ),
 ]
@@ -316,16 +315,16 @@ WarmStart = Annotated[
 
 JsonFile = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE", help="Write the result as one JSON object; - for stdout."),
+    typer.Option("--json", metavar="FILE", help="Write the result as a JSON object; -: to stdout."),
 ]
 LogJson = Annotated[
     bool,
     typer.Option(
         "--log-json",
-        help="Log as JSON on stdout; llama-server's own log stays on stderr.",
+        help="Log as JSON on stdout; llama-server's log stays on stderr.",
         rich_help_panel=MORE,
     ),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How often each thing is measured.")]
+Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How often to measure each thing.")]
 Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the figure; needs matplotlib.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log.")]

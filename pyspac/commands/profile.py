@@ -48,7 +48,7 @@ PromptTokens = Annotated[
     typer.Option(
         "--prompt-tokens",
         metavar="N",
-        help=f"Tokens that are in the context beforehand. Default: {N_PROMPT}.",
+        help="Tokens in the context beforehand. Default: 128.",
     ),
 ]
 SequencesList = Annotated[
@@ -56,13 +56,13 @@ SequencesList = Annotated[
     typer.Option(
         "--sequences",
         metavar="N,...",
-        help="Measure so many sequences in a batch, such as 1,2,4,8, each with widths up to --width-max.",
+        help="Measure batches of so many sequences, such as 1,2,4,8, at widths up to --width-max.",
     ),
 ]
 ContextsList = Annotated[
     str | None,
     typer.Option(
-        "--contexts", metavar="N,...", help="Measure after so many tokens of each sequence, such as 128,1024."
+        "--contexts", metavar="N,...", help="Measure after so many tokens per sequence, such as 128,1024."
     ),
 ]
 
@@ -94,9 +94,9 @@ def profile(
 ) -> None:
     """Measure what it costs to verify several tokens at once.
 
-    On this machine, with this model and placement. Prints tau(n) = T(1) / T(n), the drafters' cost, the
-    speedup by draft length and acceptance, the acceptance from which each draft length pays, and what to do.
-    With --sequences or --contexts: tau(n) by sequences in a batch and by contexts. Nothing is generated.
+    Prints tau(n) = T(1) / T(n), the drafters' cost, the speedup by draft length and acceptance, the
+    acceptance from which each draft length pays, and advice. With --sequences or --contexts: tau(n) by
+    sequences in a batch and by contexts. Nothing is generated.
     """  # fmt: skip
     n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
     _check(width_max, rounds, n_prompt)

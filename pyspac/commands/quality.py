@@ -39,7 +39,7 @@ _PATTERNS: Final = {
 Text = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="The text to measure on.")]
 Rules = Annotated[
     list[str],
-    typer.Option("--lossy", metavar="drop:N", help="What may be left out; several times for several rows."),
+    typer.Option("--lossy", metavar="drop:N", help="What to leave out; repeat for several rows."),
 ]
 Context = Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a piece of the text.")]
 

@@ -27,7 +27,7 @@ from pyspac.talk.interrupt import Interrupt
 from pyspac.talk.report import answer_dict, print_decisions, print_table, run_dict
 
 Chat = Annotated[
-    bool, typer.Option("--chat", help="The prompt is a message: apply the model's chat template to it.")
+    bool, typer.Option("--chat", help="Treat the prompt as a message: apply the model's chat template.")
 ]
 Explain = Annotated[
     bool,
@@ -73,7 +73,7 @@ def run(
 ) -> None:
     """Generate text after a prompt; without one, on a terminal, it is a chat.
 
-    A llama-server of its own runs the model, and ends with the command; other flags are its own: --temp 0,
+    Other flags go to the llama-server that runs the model and ends with the command: --temp 0,
     --grammar-file FILE, --lora FILE ... Example: pyspac run MODEL.gguf -p "Once upon" -n 99
     """
     check_json_target(json_file)

@@ -35,21 +35,19 @@ MaxBatch = Annotated[
     typer.Option(
         "--max-batch",
         metavar="N",
-        help="Widest batch that is split: server slots times (drafts + 1), with --mtp its square. Default: "
-        "what the slots' drafts take.",
+        help="Widest batch to split. Default: server slots times (drafts + 1), with --mtp its square.",
         rich_help_panel=MORE,
     ),
 ]
-Restart = Annotated[
-    bool, typer.Option("--restart", help="Start llama-server again if it dies, instead of ending.")
-]
+Restart = Annotated[bool, typer.Option("--restart", help="Restart llama-server if it dies.")]
 Drain = Annotated[
     float,
     typer.Option(
         "--drain",
         metavar="S",
         envvar="PYSPAC_DRAIN",
-        help="After SIGTERM: seconds for answers under way; /health says no, later new requests are refused.",
+        help="Seconds that running answers get after SIGTERM; /health says no, later new requests "
+        "are refused.",
     ),
 ]
 
@@ -110,9 +108,9 @@ def serve(
 ) -> None:
     """Serve a model by OpenAI's API, at http://HOST:PORT/v1.
 
-    llama-server with the engine inside, and a scheduler beside it. Other flags are llama-server's, and go to
-    it as they are: -np 8, --embeddings, --lora FILE ... Ctrl-C ends everything, SIGTERM lets answers under
-    way finish first. Example: pyspac serve MODEL.gguf --port 8000
+    llama-server with the engine inside, and a scheduler beside it. Other flags go to llama-server: -np 8,
+    --embeddings, --lora FILE ... Ctrl-C ends everything; SIGTERM lets running answers finish first.
+    Example: pyspac serve MODEL.gguf --port 8000
     """
     log.set_up("serve", as_json=log_json)
     options = serve_options(context.params, context.args)

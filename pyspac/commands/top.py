@@ -50,8 +50,7 @@ def top(
 ) -> None:
     """Watch a server: experts, thresholds, loads, drafts, speed.
 
-    Draws a heat map of utility and residency by layer. Only reads the server's board, so it may run at any
-    time and as often as wanted.
+    Draws a heat map of utility and residency by layer. It only reads the server's board.
     """
     _check(once, as_json, svg, seconds)
     name = board_file.find_board(name)

@@ -46,19 +46,18 @@ _SERVER_ERROR: Final = "server_error"  # llama-server's name: the request was fi
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace to write, Parquet.")]
 Logits = Annotated[
     bool,
-    typer.Option("--logits", help="Record the router's scores of all experts, not only of the chosen ones."),
+    typer.Option("--logits", help="Record the router's scores of all experts, not only the chosen."),
 ]
 Early = Annotated[
     bool,
-    typer.Option(
-        "--early", help="Record each router applied 1, 2 and 3 layers early: what a prefetcher could know."
-    ),
+    typer.Option("--early", help="Record each router applied 1, 2 and 3 layers early."),
 ]
 DraftGate = Annotated[
     bool,
     typer.Option(
         "--draft-gate",
-        help="Record the target's routers on the draft model's router inputs; the draft is a MoE as wide.",
+        help="Record the target's routers on the draft model's router inputs; the draft must be a "
+        "MoE of the same width.",
     ),
 ]
 NoDisplay = Annotated[bool, typer.Option("--no-display", help="Do not show the text.")]
@@ -107,9 +106,9 @@ def trace(
 ) -> None:
     """Record a routing trace for `pyspac lab`.
 
-    A llama-server of its own runs the model, without a split and greedily; drafts are traced too. The trace
-    holds step, position, its id, whether a token was drafted, accepted or rejected, and per layer the experts
-    with their router weights. Other flags are llama-server's: --temp 1, --seed 7, --lora FILE ...
+    The model runs without a split and greedily; drafts are traced too. A row per token: step, position, id,
+    whether it was drafted, accepted or rejected, and per layer its experts with their router weights. Other
+    flags go to llama-server: --temp 1, --seed 7, --lora FILE ...
     """
     check_target("--output", output)
     file_of_model, _ = find_files(model, hf_repo)

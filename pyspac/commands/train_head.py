@@ -37,8 +37,8 @@ Text = Annotated[
         "-f",
         "--file",
         metavar="PATH",
-        help="A text file, or a folder of them, that the model's texts begin with; best are texts like "
-        "your prompts. Default: Python's standard library.",
+        help="A text file, or a folder of them, to begin the model's texts with; best like your "
+        "prompts. Default: Python's standard library.",
     ),
 ]
 WorkDir = Annotated[
@@ -55,7 +55,7 @@ Minutes = Annotated[
 Steps = Annotated[
     int | None, typer.Option("--steps", metavar="N", help="Steps of the optimiser, instead of --minutes.")
 ]
-Texts = Annotated[int, typer.Option("--texts", metavar="N", help="How many texts the model writes.")]
+Texts = Annotated[int, typer.Option("--texts", metavar="N", help="Texts for the model to write.")]
 TextTokens = Annotated[
     int,
     typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a text; the model writes half of them."),
@@ -64,7 +64,7 @@ Rows = Annotated[int, typer.Option("--rows", metavar="N", help="Texts per step o
 LearningRate = Annotated[
     float | None,
     typer.Option(
-        "--lr", metavar="X", help="Highest learning rate. Default: 0.0015, less for a model wider than 256."
+        "--lr", metavar="X", help="Highest learning rate. Default: 0.0015, less for models wider than 256."
     ),
 ]
 ReportEvery = Annotated[
@@ -94,10 +94,9 @@ def train_head(
 ) -> None:
     """Train an EAGLE-3 head, which drafts for the model.
 
-    The model goes on from pieces of text, its hidden states and predictions are kept, and a head of one layer
-    learns to guess what it will say. The same command goes on from where it was stopped; Ctrl-C while it
-    learns writes the head as good as it is. Use the head with -md HEAD --spec-type draft-eagle3, in run and
-    serve. Needs the extra `train`.
+    The model continues pieces of text; a head of one layer learns from its hidden states to predict it. The
+    same command resumes; Ctrl-C during training writes the head as it is. Use it in run and serve with
+    -md HEAD --spec-type draft-eagle3. Needs the extra `train`.
     """
     if missing := missing_packages(PACKAGES):
         raise UsageError(f"train-head: {missing}")

@@ -82,7 +82,7 @@ class Attachment:
         return self.scheduler.foresight is not None or self.read_ahead is not None
 
     def _step(self) -> float:
-        """One decision; the CPU time that it took: while others compute, waiting for a core costs nobody."""
+        """One decision; the CPU time that it took: while others compute, waiting for a core costs nothing."""
         start = time.thread_time()
         self.board.looks_ahead[0] = self._looks_ahead  # again: a board may be written anew
         self.scheduler.step()

@@ -22,7 +22,7 @@ def in_server(spec_type: str) -> str:
 def length_flags(name: str, n_max: int) -> dict[str, int]:
     """llama-server's flags for drafts of `n_max` tokens at most, by one of llama.cpp's names.
 
-    As libspac sets them in one process (engine/src/common/library-drafter.cpp). ngram-cache has none.
+    ngram-cache has none.
     """
     match name:
         case "ngram-simple":  # drafts as many tokens as have to match, or nothing

@@ -1,4 +1,9 @@
-"""All of `pyspac train-head`: a model's GGUF and some text in, its EAGLE-3 head out."""
+"""All of `pyspac train-head`: a model's GGUF and some text in, its EAGLE-3 head out.
+
+The model continues pieces of the text, half greedily, half at temperature 1; three layers' inputs and the
+N_TOP likeliest next tokens are kept. The head learns the model's predictions (KL divergence), unrolling
+N_UNROLL drafts on its own states. Embeddings and outputs stay the model's.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python -m tools.cuda_emulator               build, then the tests that compute on a GPU
     python -m tools.cuda_emulator --arch 610    the kernels of another architecture (900 by default)
-    python -m tools.cuda_emulator --memcheck    the kernels alone, with AddressSanitizer
+    python -m tools.cuda_emulator --memcheck    only the kernels, with AddressSanitizer
     python -m tools.cuda_emulator --no-tests    build only, and print how to use the result
 
 In: the patched tree (python -m tools.patches prepare), a build (make build), and CUDA 13's headers. Out:

@@ -19,7 +19,7 @@ char *       emu_dynamic_shared;
 
 static constexpr int    MAX_THREADS = 1024, MAX_SHARED = 227 * 1024; // of a block
 static constexpr size_t STACK  = 256 * 1024;
-static constexpr char   POISON = 0x5a; // shared memory that nobody wrote
+static constexpr char   POISON = 0x5a; // shared memory that was not written
 
 enum fiber_state {
     RUNS,

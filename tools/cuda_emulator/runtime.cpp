@@ -19,8 +19,8 @@
 
 using job = std::function<void()>;
 
-static constexpr int    POISON     = 0x5a;    // device memory that nobody wrote
-static constexpr size_t MAX_POISON = 1 << 30; // of an allocation: beyond, pages that nobody touches cost nothing
+static constexpr int    POISON     = 0x5a;    // device memory that was not written
+static constexpr size_t MAX_POISON = 1 << 30; // of an allocation: beyond, untouched pages cost nothing
 
 [[noreturn]] static void fail(const char * what) {
     fprintf(stderr, "cuda-emulator: %s\n", what);

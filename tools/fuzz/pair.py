@@ -2,7 +2,7 @@
 
 The other side is stock where ggml's kernels compute the experts ("slots"). With experts on disk the engine's
 own kernels compute them, so the other side has an engine as well, with everything in memory: of types that
-have no kernels in a pool with room for all, as the engine computes these there alone.
+have no kernels in a pool with room for all, as only the engine computes these there.
 """
 
 from __future__ import annotations

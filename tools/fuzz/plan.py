@@ -1,4 +1,4 @@
-"""What one seed means: a model, two contexts, an engine, and a list of operations. Data alone, as JSON.
+"""What one seed means: a model, two contexts, an engine, and a list of operations. Only data, as JSON.
 
 Operations name sequences, shares and seeds, never positions: each means something whatever came before it, so
 that a list can lose any of them.

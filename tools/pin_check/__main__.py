@@ -38,7 +38,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     build = Path(os.environ.get("PYSPAC_BUILD_DIR", ROOT / "build" / "cpu"))
     parser.add_argument("tree", type=Path, metavar="DIR", help="an unpatched llama.cpp")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - for stdout")
-    parser.add_argument("--no-compile", action="store_true", help="patches and names alone: a few seconds")
+    parser.add_argument("--no-compile", action="store_true", help="only patches and names: a few seconds")
     parser.add_argument("--build", type=Path, default=build, metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at once")
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Small file systems that nobody else sees: a mount namespace of the program's own, where that is allowed.
+"""Small file systems that only this program sees: a mount namespace of its own, where that is allowed.
 
 In it /dev/shm, or any folder, can be filled to the last byte and harms no one.
 """

@@ -1,4 +1,4 @@
-"""Trains a drafter into a model: a Hugging Face folder in, an adapter that acts at mask tokens alone out.
+"""Trains a drafter into a model: a Hugging Face folder in, an adapter that acts only at mask tokens out.
 
     base (the frozen model) -> texts (it writes them) -> layout (masks behind their anchors)
     -> adapter (gated LoRA), sampler -> run (loss, checkpoints) -> held_out (the report)

@@ -1,4 +1,4 @@
-"""The adapter: low-rank changes of the attention's projections, and an embedding per mask, at masks alone."""
+"""The adapter: low-rank changes of the attention's projections, and an embedding per mask, only at masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspac.errors import UsageError
 from tools.train_mtp.base import Base
 from tools.train_mtp.layout import Layout
 
-# of the attention alone: an adapter of the experts or of their router would keep them from being split
+# only of the attention: an adapter of the experts or of their router would keep them from being split
 PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 

@@ -2,7 +2,7 @@
 
 Masks guess side by side, so none of them knows which token stands before its own: the model's next one, then
 the drafts of the masks before. The paper's sampler is a small network on hidden states and that token; this
-one needs logits alone, as they come out of llama.cpp, and two short rows per token.
+one needs only logits, as they come out of llama.cpp, and two short rows per token.
 """
 
 from __future__ import annotations

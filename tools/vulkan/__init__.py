@@ -1,1 +1,1 @@
-"""ggml's Vulkan backend, built alone and tested on lavapipe, a Vulkan driver for the CPU; no GPU needed."""
+"""ggml's Vulkan backend, built by itself, tested on lavapipe, a Vulkan driver for the CPU; no GPU needed."""

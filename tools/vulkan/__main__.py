@@ -7,7 +7,7 @@ In: the patched tree (python -m tools.patches prepare), a build (make build) wit
 packages that `lavapipe.py` names. Out: build/vulkan-alone/libggml-vulkan.so, a backend that ggml loads where
 GGML_BACKEND_PATH names it. Exit code 1 if something fails, 2 if a package is missing.
 
-Lavapipe is a driver, and the shaders are the real ones; what it shows holds for these shaders alone (32-bit
+Lavapipe is a driver, and the shaders are the real ones; what it shows holds only for these shaders (32-bit
 floats, subgroups of 8), and reads out of bounds give zeros on it. The patched shaders that only other devices
 take are compiled, where there is a compiler that knows them (glslang.py), and not run.
 """

@@ -31,7 +31,7 @@ def why_not() -> str | None:
 
 
 def environment(library: Path) -> dict[str, str]:
-    """Variables that load the backend and let it see lavapipe alone, as two devices.
+    """Variables that load the backend and let it see only lavapipe, as two devices.
 
     Half floats are not used: lavapipe has them, emulated, and compiles twice as long.
     """

@@ -2,7 +2,7 @@
 
     python -m tools.wheels                           pyspac, and the Python bindings beside it
     python -m tools.wheels --cuda                    the same with the CUDA backend, as pyspac-cuda12
-    python -m tools.wheels --variants x64,haswell    with some of ggml's CPU variants alone: fast to build
+    python -m tools.wheels --variants x64,haswell    with only some of ggml's CPU variants: fast to build
 
 ggml's CPU backend is compiled once per kind of CPU, and the best one is loaded at run time; the engine
 chooses among its own kernels likewise. auditwheel puts in the libraries that not every Linux has (OpenMP's,

@@ -1,4 +1,4 @@
-"""The Python bindings (llama-cpp-python) as a wheel of Python files alone, which load pyspac's libllama.
+"""The Python bindings (llama-cpp-python) as a wheel of only Python files, which load pyspac's libllama.
 
     python -m tools.wheels.bindings dist      prints the wheel's path
 

@@ -30,7 +30,7 @@ assert "site-packages" in str(_native.lib_dir()), _native.lib_dir()
 
 
 class Installed:
-    """An environment with the wheels, and a PATH that has the environment's own programs alone."""
+    """An environment with the wheels, and a PATH that has only the environment's own programs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -88,7 +88,7 @@ std::vector<ggml_backend_buffer_type_t> & ggml_backend_cpu_get_extra_buffer_type
     return found();
 }
 
-// the two classes are called through their tables alone, so that the engine may have its own copy of what is in traits.cpp
+// the two classes are called only through their tables, so that the engine may have its own copy of what is in traits.cpp
 namespace ggml::cpu {
 tensor_traits::~tensor_traits() {}
 

@@ -36,7 +36,7 @@ static spac_board_field make_field(spac_board_field field, size_t n_bytes, std::
     return field;
 }
 
-// the arrays follow from the geometry alone, so that a reader need not trust the writer's
+// the arrays follow only from the geometry, so that a reader need not trust the writer's
 static std::vector<spac_board_field> list_fields(const spac_board_geometry & g) {
     const auto [n_layer, n_expert, n_expert_used, n_slots, max_batch, n_device] = g;
 

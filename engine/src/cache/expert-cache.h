@@ -55,7 +55,7 @@ struct spac_expert_cache {
     uint64_t forward_of(uint32_t il);
     bool     has_run(uint32_t il, uint64_t forward);
 
-    // Experts that a layer is expected to use, most wanted first: until it has run nobody takes their slots, and those absent
+    // Experts that a layer is expected to use, most wanted first: until it has run their slots are not taken, and those absent
     // are copied before all else, as far as that is sure to delay nothing: they have to be on the device when the layer runs,
     // behind what is in flight, what the scheduler asked for and what was expected before, at the speed of the copies so far;
     // and the byte budget has to have room for them beside the scheduler's loads. What is still waiting when the layer runs

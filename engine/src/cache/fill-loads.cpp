@@ -7,7 +7,7 @@ bool spac_fill_loads::is_passing(uint32_t key) const {
     return table.is_resident(key) && table.group_of(key).slots[table.slot_of(key)].is_staged;
 }
 
-// slots of a layer's group that nobody has spoken for
+// slots of a layer's group that are not reserved
 size_t spac_fill_loads::n_free(uint32_t il) const {
     size_t n_taken = n_spoken_for[table.layers[il].group];
     for (const spac_load_source * source : table.sources) {

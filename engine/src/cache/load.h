@@ -23,7 +23,7 @@ struct spac_load_source {
     // whether none of its loads waits, or none can start before the next forward
     virtual bool is_idle() const = 0;
 
-    // whether nobody may take this expert's slot; for_prompt: for one that passes through the slots
+    // whether this expert's slot may not be taken; for_prompt: for one that passes through the slots
     virtual bool keeps(uint32_t /*key*/, bool /*for_prompt*/) const { return false; }
 
     // free slots of a layer's group that it will take soon

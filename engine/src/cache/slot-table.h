@@ -6,7 +6,7 @@
 //   give_up  QUEUED -> ABSENT              fail    LOADING -> ABSENT
 //   claim    ABSENT, QUEUED -> LOADING     vacate  RESIDENT -> ABSENT
 //
-// An expert becomes RESIDENT only after its copy has completed. A slot is taken from its owner only while nobody pins it, and
+// An expert becomes RESIDENT only after its copy has completed. A slot is taken from its owner only while it is not pinned, and
 // before the copy begins, so a graph never sees a slot that is being written.
 #pragma once
 
@@ -35,11 +35,11 @@ struct spac_slot_table {
     struct published {
         uint8_t *          residency; // [n_layer, n_expert]
         spac_counters *    counters;
-        spac_ahead_stats * ahead = nullptr; // [SPAC_N_AHEAD]; NULL: nobody predicts
-        uint8_t *          whole = nullptr; // [n_layer] spac_layer_mode, written of layers that can be whole; NULL: nobody asks
+        spac_ahead_stats * ahead = nullptr; // [SPAC_N_AHEAD]; NULL: there is no predictor
+        uint8_t *          whole = nullptr; // [n_layer] spac_layer_mode, written of layers that can be whole; NULL: not needed
 
         // where each of several devices has a cache, and all write the same counters
-        spac_device_stats * device = nullptr; // of its device; NULL: nobody asks
+        spac_device_stats * device = nullptr; // of its device; NULL: not needed
         std::mutex *        mutex  = nullptr; // that of all the caches; NULL: its own
     };
 
@@ -47,9 +47,9 @@ struct spac_slot_table {
         uint32_t owner     = NONE; // key of the expert that is loading or resident
         uint32_t n_pins    = 0;
         uint64_t last_used = 0;     // forward
-        int32_t  source    = -1;    // spac_ahead_source that brought the owner, which nobody has used yet; -1: none
+        int32_t  source    = -1;    // spac_ahead_source that brought the owner, which was not used yet; -1: none
         bool     is_staged = false; // the owner is here for a prompt
-        uint32_t reserved  = NONE;  // for this key alone, whose layer is, or becomes, whole
+        uint32_t reserved  = NONE;  // only for this key, whose layer is, or becomes, whole
     };
 
     struct slot_group {
@@ -97,7 +97,7 @@ struct spac_slot_table {
     int32_t take_free(slot_group & group);
 
     bool is_kept(uint32_t key, bool for_prompt) const; // by a source of loads
-    void free_slot(slot_group & group, int32_t index); // nobody owns it any more; one that is reserved waits for its expert
+    void free_slot(slot_group & group, int32_t index); // it has no owner any more; one that is reserved waits for its expert
     void set_staged(slot_group & group, slot & s, bool is_staged);
 
     // an expert each from slot `first` on, for a layer that is, or becomes, whole; until then their owners stay

@@ -17,7 +17,7 @@ struct spac_decisions {
     // policy: NULL where a scheduler of the engine's own process decides
     spac_decisions(spac_board & board, const spac_device_caches & cache, spac_memory_tier * tier, std::unique_ptr<spac_default_policy> policy);
 
-    // layers [n_layer] that a decision wants whole on the device; set before the first is taken over; empty: nobody asks
+    // layers [n_layer] that a decision wants whole on the device; set before the first is taken over; empty: not needed
     std::function<void(const uint8_t * wanted)> want_whole;
 
     void    take_over();                                                   // the board's decision, if it is new and whole; by the graph, the worker or the ABI

@@ -74,7 +74,7 @@ void spac_draft_gate::check() const {
 
 // ---- on the thread of the draft's graphs
 
-// src: router input; dst: one number that nobody reads
+// src: router input; dst: one number, unused
 void spac_draft_gate::run_node(ggml_tensor * dst, int ith, int, void * user_data) {
     if (ith == 0) {
         const node & n = *(node *) user_data;
@@ -90,7 +90,7 @@ void spac_draft_gate::add_node(const llama_moe_hook_params & p) {
     }
 }
 
-// the last token alone: those before it were verified already, and the draft model is catching up
+// only the last token: those before it were verified already, and the draft model is catching up
 void spac_draft_gate::see(size_t index, const ggml_tensor * input) {
     const uint64_t target_forward = cache.forward_of(routers.layers()[0]->il);
     if (target_forward != forward) {

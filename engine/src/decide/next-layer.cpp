@@ -18,7 +18,7 @@ spac_next_layer::spac_next_layer(spac_board & board, const spac_device_caches & 
 
 // ---- on the graph's thread
 
-// src: router input; dst: one number that nobody reads
+// src: router input; dst: one number, unused
 void spac_next_layer::run_node(ggml_tensor * dst, int ith, int, void * user_data) {
     if (ith == 0) {
         const node & n = *(node *) user_data;

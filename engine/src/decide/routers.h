@@ -55,7 +55,7 @@ struct spac_routers {
     std::vector<ggml_context_ptr>        copies;  // of the device's, and their memory
     std::vector<ggml_backend_buffer_ptr> buffers;
 
-    std::unique_ptr<ggml_threadpool, free_threadpool> threadpool;  // of the caller alone
+    std::unique_ptr<ggml_threadpool, free_threadpool> threadpool;  // only of the caller
     std::vector<uint8_t>                              arena, work; // of a graph of one node
     std::vector<float>                                logits, scores;
     std::vector<int32_t>                              order, n_rows, chosen;

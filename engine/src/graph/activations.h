@@ -10,7 +10,7 @@
 struct spac_activations {
     explicit spac_activations(int32_t n_expert_max);
 
-    // ids: [n_expert_used, n_tokens]; those outside [0, n_expert) are nobody's
+    // ids: [n_expert_used, n_tokens]; those outside [0, n_expert) belong to no expert
     // totals: [n_expert] cumulative counts, to which the first n_tokens_counted tokens are added; O(n_expert_used * n_tokens)
     void count(const ggml_tensor * ids, int64_t n_expert, uint32_t * totals, int64_t n_tokens_counted = INT64_MAX);
 

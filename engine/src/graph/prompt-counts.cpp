@@ -18,7 +18,7 @@ spac_prompt_counts::spac_prompt_counts(spac_board & board, const spac_device_cac
     }
 }
 
-// src: ids; dst: one number that nobody reads
+// src: ids; dst: one number, unused
 void spac_prompt_counts::run_node(ggml_tensor * dst, int ith, int, void * user_data) {
     if (ith == 0) {
         const node & n = *(node *) user_data;

@@ -23,7 +23,7 @@ struct spac_prompt_counts {
     const spac_activations & count(const spac_moe_layer & layer, const ggml_tensor * ids);
     void                     fill(const spac_moe_layer & layer, size_t n_tokens); // free slots, after count()
 
-    std::function<void(int il)> on_layer; // is told how far a wide batch has come; empty: nobody asks
+    std::function<void(int il)> on_layer; // is told how far a wide batch has come; empty: not needed
 
   private:
     struct node {

@@ -12,7 +12,7 @@ spac_routing_log::spac_routing_log(spac_board & board) :
     board(board), ring_tokens(board.routed_tokens()), ring_experts(board.routed_experts()) {}
 
 // The tensor that a node which will be computed reads its token ids from. Graphs have one as well where embeddings are
-// their input, which nobody fills then, and which no such node reads.
+// their input, which are not filled then, and which no such node reads.
 static ggml_tensor * find_tokens(ggml_cgraph * graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
@@ -26,7 +26,7 @@ static ggml_tensor * find_tokens(ggml_cgraph * graph) {
     return nullptr;
 }
 
-// src: tokens; dst: one number that nobody reads
+// src: tokens; dst: one number, unused
 void spac_routing_log::begin_with_tokens(ggml_tensor * dst, int ith, int, void * user_data) {
     if (ith == 0) {
         ((spac_routing_log *) user_data)->begin(dst->src[0], dst->src[0]->ne[0]);

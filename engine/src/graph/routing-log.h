@@ -26,7 +26,7 @@ struct spac_routing_log {
 
     // tokens: [n_tokens], or NULL where the graph's input are embeddings; ends the rows before
     void begin(const ggml_tensor * tokens, int64_t n_tokens);
-    // ids: [n_expert_used, n_tokens] of a layer; one that ran for some of the tokens alone is left out
+    // ids: [n_expert_used, n_tokens] of a layer; one that ran for only some of the tokens is left out
     void add(int il, const ggml_tensor * ids);
     // the rows are whole: readers see them from now on
     void end();

@@ -37,7 +37,7 @@ static void dispatch_kernels(ggml_tensor * dst, int ith, int nth, void * user_da
     }
 }
 
-// src: ids of dispatch, cur; dst: [n_embd, n_expert_used, n_tokens], rows of the host experts alone
+// src: ids of dispatch, cur; dst: [n_embd, n_expert_used, n_tokens], rows of the host experts only
 static void compute_host(ggml_tensor * dst, int, int, void * user_data) {
     spac_split_node * node = node_of(user_data);
     node->ops->compute_host(*node->layer, dst->src[1], (float *) dst->data);
@@ -295,7 +295,7 @@ ggml_tensor * spac_build_split_executor(const llama_moe_hook_params & p, spac_sp
     ggml_build_forward_expand(p.gf, device);
 
     // It comes after the device's nodes in the graph. In the device's stream it begins when they are done, and needs nothing
-    // of them. On the CPU it depends on dispatch alone, and ggml's scheduler waits for a device before it begins a part of the
+    // of them. On the CPU it depends only on dispatch, and ggml's scheduler waits for a device before it begins a part of the
     // graph that needs nothing from it. So either way the device is done when collect starts to wait, and the host's own
     // threads have worked beside it all the while.
     const int     n_args = backend == p.backend_cpu ? 1 : 0; // on the device a source would be copied, for nothing

@@ -73,7 +73,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
             const int64_t r0 = i * n_per_task;
             multiply(*op, acts, r0, std::min(n_per_task, w->ne[1] - r0), panels + params->ith * panel_bytes_of(op));
         }
-        if (op == last_node) { // on the graph's own thread alone
+        if (op == last_node) { // only on the graph's own thread
             t_end = spac_now_us();
         }
         return true;

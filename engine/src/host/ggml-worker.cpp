@@ -119,7 +119,7 @@ static void copy_rows(ggml_tensor * dst, const ggml_tensor * src) {
 void spac_ggml_worker::submit(const spac_moe_layer * layer, const ggml_tensor * cur, const int32_t * ids_host, const int32_t * ids, int n_tokens) {
     graph & g = graph_of(layer, n_tokens);
 
-    // the layer before this one may be running still: nobody collected it if its graph was aborted
+    // the layer before this one may be running still: it was not collected if its graph was aborted
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return !submitted; });
     done = nullptr;
@@ -133,7 +133,7 @@ void spac_ggml_worker::submit(const spac_moe_layer * layer, const ggml_tensor * 
     const size_t n_rows = ggml_nelements(g.ids_host);
     const bool   empty  = std::all_of(ids_host, ids_host + n_rows, [](int32_t id) { return id < 0; });
 
-    if (empty) { // wake nobody
+    if (empty) { // wake no thread
         memset(g.rows->data, 0, ggml_nbytes(g.rows));
         done = &g;
         us   = 0;

@@ -73,14 +73,14 @@ void spac_kernel_worker::submit(const spac_moe_layer * layer, const ggml_tensor 
     experts.plan(*layer, ids_host, n_tokens, n_threads + 1); // with the one that waits
     t_begin = spac_now_us();
     t_end   = t_begin;
-    if (experts.has_work()) { // else wake nobody
+    if (experts.has_work()) { // else wake no thread
         copy_input(cur);
         open();
     }
 }
 
 void spac_kernel_worker::abandon() {
-    if (gate % 2 == 1) { // nobody collected
+    if (gate % 2 == 1) { // not collected
         close();
     }
 }

@@ -41,7 +41,7 @@ spac_router spac_find_router(const ggml_tensor * ids, int64_t n_expert) {
         if (is_router(t, n_expert)) {
             router.weight = t->src[0];
             router.input  = t->src[1];
-            if (router.gating == SPAC_GATING_MONOTONE) { // the weights alone are made of probabilities
+            if (router.gating == SPAC_GATING_MONOTONE) { // only the weights are made of probabilities
                 router.bias           = router.selection_bias;
                 router.selection_bias = nullptr;
             } else if (!router.selection_bias) {

@@ -1,4 +1,4 @@
-// The router of a MoE layer, found in the graph behind the ids that it chose: llama.cpp's hook shows what came of it alone.
+// The router of a MoE layer, found in the graph behind the ids that it chose: llama.cpp's hook shows only its result.
 #pragma once
 
 #include "ggml.h"
@@ -18,7 +18,7 @@ struct spac_router {
     ggml_tensor * selection_bias = nullptr; // [n_expert] of the probabilities, or NULL
     spac_gating   gating         = SPAC_GATING_MONOTONE;
 
-    ggml_tensor * input = nullptr; // [n_embd, n_tokens] float32, of that graph alone
+    ggml_tensor * input = nullptr; // [n_embd, n_tokens] float32, only of that graph
 };
 
 // ids: [n_expert_used, n_tokens] of a layer with n_expert experts

@@ -17,7 +17,7 @@
 
 static constexpr int64_t N_SLOTS     = 3; // the last one is the guard that MMQ reads (slot-pool.h)
 static constexpr size_t  N_NODES_MAX = 64;
-static constexpr char    POISON      = 0x7f; // four of them are 3.4e38: a row that nobody wrote shows
+static constexpr char    POISON      = 0x7f; // four of them are 3.4e38: a row that was not written shows
 
 // Kernels of two devices round differently, and quantise the input differently; wrong ids are off by the whole row.
 static constexpr double MAX_ERROR = 0.05;
@@ -26,7 +26,7 @@ using context_ptr = std::unique_ptr<ggml_context, decltype(&ggml_free)>;
 using backend_ptr = std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)>;
 using buffer_ptr  = std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)>;
 
-// what is run: the first matrix alone, since an unpatched ADD_ID aborts; then all of the FFN
+// what is run: only the first matrix, since an unpatched ADD_ID aborts; then all of the FFN
 enum class probe { FIRST_MATRIX,
                    FFN };
 

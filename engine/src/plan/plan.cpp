@@ -29,7 +29,7 @@ static void choose_device(spac_plan & plan, const spac_settings & settings, cons
     std::iota(plan.places.begin(), plan.places.end(), size_t(0));
 }
 
-// Of several devices each has to hold something. Nobody chose those of "auto": there the others are enough.
+// Each of several named devices has to hold something; of those that "auto" finds, some may be empty.
 static void assign_layers(spac_plan & plan, spac_layers & layers, bool is_auto) {
     const std::vector<bool> has_layer = layers.assign(plan.devices);
     for (size_t d = plan.devices.size(); d-- > 0 && plan.devices.size() > 1;) {

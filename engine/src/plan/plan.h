@@ -14,7 +14,7 @@
 struct spac_plan {
     std::vector<ggml_backend_dev_t> devices;          // with slots, each for the experts of its own layers
     std::vector<size_t>             places;           // of each device, among those that were asked for
-    bool                            has_slots = true; // false: there is no device, and `devices` has the CPU alone
+    bool                            has_slots = true; // false: there is no device, and `devices` has only the CPU
     int                             host_mode = SPAC_HOST_IN_GRAPH;
     const spac_kernels *            kernels   = nullptr; // NULL: ggml's
     std::vector<int32_t>            group_slots;         // of each layout group

@@ -148,7 +148,7 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
     on_device.resize(n_used * n_tokens);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie   = spac_id_at(ids, i % n_used, i / n_used);
-        const bool    ok   = ie >= 0 && ie < layer.n_expert; // else nobody computes it: the row is zero
+        const bool    ok   = ie >= 0 && ie < layer.n_expert; // else it is not computed: the row is zero
         const int32_t slot = ok ? slots[activations.index_of[ie]] : -1;
         const bool    out  = lossy.is_on() && lossy.is_left_out[i];
         ids_device[i]      = slot;

@@ -157,7 +157,7 @@ int32_t spac_graph_splitter::n_threads_of(ggml_cgraph * graph, int32_t n_tokens)
 }
 
 bool spac_graph_splitter::is_split_by_executor(int32_t n_tokens) const {
-    // of a prompt's graph the last layer alone may be split: only few of its tokens get there
+    // of a prompt's graph only the last layer may be split: only few of its tokens get there
     const bool is_wide = n_tokens <= 0 || n_tokens > max_batch;
     return plan.has_executor() && !is_wide && built.n_split > 0;
 }

@@ -28,7 +28,7 @@ struct spac_graph_splitter {
 
     ggml_tensor * build(const llama_moe_hook_params & p); // NULL: the layer stays as it is
     bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones, and the log is read as it was then
-    // a graph is about to be computed, which was built last; true: its layers are whole, all of them, and call nobody
+    // a graph is about to be computed, which was built last; true: all of its layers are whole and call nothing
     bool    enter(int32_t n_tokens);
     void    wait_for_devices() const;                            // that they have done all graphs before
     int32_t n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's

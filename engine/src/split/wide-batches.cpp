@@ -20,7 +20,7 @@ void spac_wide_batches::dispatch(const spac_moe_layer & layer, const ggml_tensor
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie = spac_id_at(ids, i % n_used, i / n_used);
         ids_device[i]    = -1;
-        ids_host[i]      = ie >= 0 && ie < layer.n_expert ? ie : -1; // else nobody computes it
+        ids_host[i]      = ie >= 0 && ie < layer.n_expert ? ie : -1; // else it is not computed
     }
 }
 

@@ -37,7 +37,7 @@ struct spac_disk_reader {
     typedef std::function<long(int fd, void * data, size_t bytes, uint64_t offset)> read_fn; // as pread; errno
 
     // threads, fewer where the system has no more
-    static constexpr int DEPTH    = 32; // of reads that nobody waits for, at most
+    static constexpr int DEPTH    = 32; // of reads that nothing waits for, at most
     static constexpr int N_URGENT = 8;  // threads more: what a layer waits for begins at once, however many others are under way
 
     // drops_pages: the files are read through the page cache, and leave nothing there. It comes to that by itself where the

@@ -1,5 +1,5 @@
 // Which bytes of which file a model's weights are: llama.cpp maps the GGUF files of a model whose experts it reads
-// lazily, and the kernel knows what is mapped where. So nobody needs to hand down a path, and a model in several files
+// lazily, and the kernel knows what is mapped where. So no path needs to be handed down, and a model in several files
 // is no special case.
 #pragma once
 

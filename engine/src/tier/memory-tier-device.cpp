@@ -1,4 +1,4 @@
-// What a device takes from the memory tier, which may hold an expert, or has to read it for the device alone.
+// What a device takes from the memory tier, which may hold an expert, or has to read it only for the device.
 #include "memory-tier.h"
 
 bool spac_memory_tier::copy_to_device(int il, int32_t ie, const std::function<void(const spac_expert_parts &)> & copy) {
@@ -10,7 +10,7 @@ bool spac_memory_tier::copy_to_device(int il, int32_t ie, const std::function<vo
     if (!is_held) {
         read(info, ie, is, false);
     }
-    s.is_copied = true; // nobody takes the slot
+    s.is_copied = true; // the slot is not taken
     rate(is);
     changed.wait(lock, [&] { return s.now.load(std::memory_order_relaxed) != READING; });
 

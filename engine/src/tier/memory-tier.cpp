@@ -50,7 +50,7 @@ spac_memory_tier::spac_memory_tier(const std::vector<const spac_moe_layer *> & s
     make_slots(bytes);
     reader = std::make_unique<spac_disk_reader>([this](const spac_disk_read & r, int error) { on_read(r, error); }, !files.is_direct(), std::move(read),
                                                 files.alignment());
-    try { // the last thing: nobody would end it if something after it failed
+    try { // the last thing: nothing would end it if something after it failed
         toucher = std::thread([this] { touch(); });
     } catch (const std::system_error & e) {
         spac_log("memory for experts is cleared as it is used, the system has no thread for it (%s): the first reads may be slower", e.what());
@@ -166,7 +166,7 @@ void spac_memory_tier::take(expert & e, double n_uses) {
 // after every change of a slot, or of the expert in it
 void spac_memory_tier::rate(int32_t is) {
     if (is >= n_slots) {
-        return; // the extra one is nobody's
+        return; // the extra one has no owner
     }
     const slot & s = slots[is];
     if (s.is_pinned || s.is_copied || s.now.load(std::memory_order_relaxed) == READING) {
@@ -176,11 +176,11 @@ void spac_memory_tier::rate(int32_t is) {
     } else {
         const expert & e = info_of(s.il).experts[s.ie];
         victims->set(is, s.is_expected ? spac_victims::EXPECTED : spac_victims::HELD,
-                     e.is_on_device ? -INFINITY : e.rank); // what the device has nobody asks for here
+                     e.is_on_device ? -INFINITY : e.rank); // what the device has is not asked for here
     }
 }
 
-// the least useful that nobody needs now, or (spares_expected) soon; -1: none
+// the least useful that is not needed now, or (spares_expected) soon; -1: none
 int32_t spac_memory_tier::find_victim(bool spares_expected) const {
     const int32_t            is   = victims->first();
     const spac_victims::kind kind = victims->kind_of(is);
@@ -195,7 +195,7 @@ void spac_memory_tier::load(layer_info & info, int32_t ie, int32_t is, bool is_u
     read(info, ie, is, is_urgent);
 }
 
-// into a slot that nobody has
+// into a free slot
 void spac_memory_tier::read(layer_info & info, int32_t ie, int32_t is, bool is_urgent) {
     slot & s       = slots[is];
     s.il           = info.layer->il;
@@ -329,7 +329,7 @@ void spac_memory_tier::set_expected(int32_t is, bool is_expected) {
     }
 }
 
-// as far as there are slots that nobody needs; with no hurry
+// as far as there are slots that are not needed; not urgent
 size_t spac_memory_tier::read_ahead(layer_info & info, const std::vector<int32_t> & experts) {
     size_t n_begun = 0;
     for (int32_t ie : experts) { // before anybody has to leave

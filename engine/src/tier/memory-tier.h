@@ -6,9 +6,9 @@
 // Where a batch is so wide that it uses most experts of a layer, those of the next layer are read ahead.
 //
 // A device beside memory takes its experts from here (memory-tier-device.cpp): from the pool, or straight from disk through
-// one slot more that is nobody's. What the device holds leaves the pool first.
+// one more slot, which has no owner. What the device holds leaves the pool first.
 //
-// Threads: `request` and `use_on_device` by the one that plans a layer, when nobody computes; `wait` by all that compute;
+// Threads: `request` and `use_on_device` by the one that plans a layer, when nothing computes; `wait` by all that compute;
 // `copy_to_device` and `left_device` by the one that copies; reads end on the disk reader's threads.
 #pragma once
 
@@ -44,7 +44,7 @@ struct spac_memory_tier {
     void request(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_batch, bool * there);
 
     // a predictor says that a layer which has not run yet will compute these, the likeliest first: those that are absent
-    // are read when nobody waits for the disk, into the slots of the least useful that nobody needs or expects; returns how many. By any thread.
+    // are read while nothing waits for the disk, into the slots of the least useful that are neither needed nor expected; returns how many. By any thread.
     size_t expect(int il, const std::vector<int32_t> & experts);
 
     bool has(uint32_t il, uint32_t ie) const { return il < by_il.size() && by_il[il] >= 0 && ie < info_of((int) il).experts.size(); }
@@ -57,8 +57,8 @@ struct spac_memory_tier {
     // of a requested expert that is there: the rows of one of its matrices
     const char * weights(int il, int32_t ie, int part) const;
 
-    // Hands the device's copy of an expert to `copy`: out of the pool if it is there or on its way, else as it was read for this
-    // alone. false: it could not be read, and nothing was copied; that is no failure of a forward
+    // Hands the device's copy of an expert to `copy`: out of the pool if it is there or on its way, else as it was read only
+    // for this. false: it could not be read, and nothing was copied; that is no failure of a forward
     bool copy_to_device(int il, int32_t ie, const std::function<void(const spac_expert_parts &)> & copy);
     void left_device(int il, int32_t ie);
     // of these experts the device computes those with a slot: they are as useful as if the host did
@@ -152,7 +152,7 @@ struct spac_memory_tier {
     double                  n_tokens      = 0.0; // computed so far; a wide batch counts as PROMPT_TOKENS
     int                     n_waiting     = 0;
     uint64_t                waiting_since = 0;
-    spac_tier_info          total         = {}; // counts alone
+    spac_tier_info          total         = {}; // only counts
     std::string             error_text;
     std::atomic<bool>       failed{ false };
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 struct spac_victims {
-    enum kind : uint8_t { FREE, // nobody has it: goes first
+    enum kind : uint8_t { FREE, // has no owner: goes first
                           HELD,
-                          EXPECTED, // by a predictor: goes if there is nobody else
+                          EXPECTED, // by a predictor: goes if there is nothing else
                           IN_USE }; // stays
 
     explicit spac_victims(int32_t n_slots) {

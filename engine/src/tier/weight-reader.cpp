@@ -27,7 +27,7 @@ static constexpr uint64_t REPORT_US = 100000;
 
 // ---- opening
 
-// A read that must not wait is refused where it would have to. (mincore() tells those alone who may write the file.)
+// A read that must not wait is refused where it would have to. (mincore() answers only those who may write the file.)
 static bool is_cached(int fd) {
 #ifdef RWF_NOWAIT
     struct stat st      = {};

@@ -18,7 +18,7 @@
 struct spac_trace_wants {
     bool logits       = false; // the router's scores of all experts
     bool inputs       = false; // what the routers get, and the routers
-    bool draft_inputs = false; // of all contexts but the first: what their routers get, alone; of the first: the routers
+    bool draft_inputs = false; // of all contexts but the first: only what their routers get; of the first: the routers
 
     // of text such as "logits,inputs"; throws SPAC_STATUS_INVALID_ARGUMENT
     static spac_trace_wants read(const std::string & text);

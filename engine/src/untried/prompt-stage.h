@@ -21,7 +21,7 @@ struct spac_prompt_stage {
     spac_prompt_stage(spac_board & board, const spac_device_caches & cache, spac_prompt_counts & prompts, const spac_layers & layers, const spac_slot_groups & groups,
                       const std::vector<ggml_backend_dev_t> & devices, int stage);
 
-    // one layer of a wide batch's graph; NULL: it stays llama.cpp's, and is counted alone. The first layer that is asked
+    // one layer of a wide batch's graph; NULL: it stays llama.cpp's, and is only counted. The first layer that is asked
     // decides for the whole graph
     ggml_tensor * build(const llama_moe_hook_params & p, bool is_first);
 

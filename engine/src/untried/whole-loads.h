@@ -1,7 +1,7 @@
 // Layers that a device has whole: which slots are theirs, and how they fill.
 //
 // The device has all experts of such a layer, in slots that follow each other, in the experts' order. They stay, so graphs
-// compute the layer from there and ask nobody. Such a layer has a place, n_expert slots of its group, each reserved for one
+// compute the layer from there and ask nothing. Such a layer has a place, n_expert slots of its group, each reserved for one
 // expert. It is taken from whoever is there, expert by expert, as the byte budget allows; meanwhile the layer is split. Once
 // all are in place it is ready, and whole in the next graph that is built. A place is given back when the last graph with it
 // is done.

@@ -50,7 +50,7 @@ class UtilityEviction(Eviction):
     default_miss: ClassVar[str] = "host"
 
     def start(self) -> None:
-        """No resident is spent; nobody was used."""
+        """No resident is spent; none was used."""
         self.is_spent = np.zeros(self.view.n_cell, bool)
         self.is_shut_out = np.full(self.view.n_cell, bool(self.knob["second_use"]))
         self.last_use = np.full(self.view.n_cell, -np.inf)  # [n_cell] tokens decoded until then

@@ -65,7 +65,7 @@ class Scribble(Fault):
                     self._write(fd, len(content))
                     time.sleep(0.001)
             finally:
-                self._put_back(fd, content)  # nobody else knows the header, and a new scheduler needs it
+                self._put_back(fd, content)  # no other process knows the header, and a new scheduler needs it
         return True
 
     def _write(self, fd: int, size: int) -> None:

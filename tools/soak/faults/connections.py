@@ -1,4 +1,4 @@
-"""Faults of connections: sockets that nobody ever finishes a request on."""
+"""Faults of connections: sockets on which no request is ever finished."""
 
 from __future__ import annotations
 

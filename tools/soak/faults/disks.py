@@ -1,4 +1,4 @@
-"""Full file systems, of our own alone: another's may be anything."""
+"""Full file systems, only our own: others may be anything."""
 
 from __future__ import annotations
 

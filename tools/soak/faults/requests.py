@@ -25,7 +25,7 @@ class Disconnect(Fault):
         return True
 
     def _give_up(self, question: Question) -> None:
-        """A whole answer that nobody waits for."""
+        """A whole answer that no client waits for."""
         with contextlib.suppress(Exception):  # the timeout; or it was quicker
             self.site.asker.open(question, timeout=self.rng.uniform(0.001, 0.1))
         self.site.tally.cut()
