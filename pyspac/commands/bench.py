@@ -96,9 +96,7 @@ def bench(
     """
     if forget:
         target, _ = find_files(model, hf_repo)
-        output_console().print(
-            saved_defaults.forget(check_model_file(target).path), markup=False, soft_wrap=True
-        )
+        output_console().print(saved_defaults.forget(target), markup=False, soft_wrap=True)
         return
     check_int("-n", n_predict, 2)
     check_int("--rounds", rounds, 2)

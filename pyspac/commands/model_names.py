@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspac.commands.model_word import HUB_NAME
 from pyspac.errors import ConfigError, ModelError, PyspacError
+from pyspac.server.child import run_to_end
 from pyspac.server.options import ServeOptions
 
 
@@ -69,10 +69,14 @@ def _cached_names() -> list[str]:
 
     argv = [str(bin_dir() / "llama-server"), "--cache-list"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise PyspacError(
-            f"{argv[0]} did not list its cache ({error}): run `make build` (or `pip install .`) again"
-        ) from error
+        done = run_to_end("llama-server", argv)
+    except OSError as error:
+        raise PyspacError(_not_listed(argv[0], error)) from error
+    if done.exit_code != 0:
+        raise PyspacError(_not_listed(argv[0], f"exit code {done.exit_code}"))
     parts = [line.strip().partition(". ") for line in done.stdout.splitlines()]
     return [name for number, _, name in parts if number.isdecimal() and name]
+
+
+def _not_listed(program: str, why: object) -> str:
+    return f"{program} did not list its cache ({why}): run `make build` (or `pip install .`) again"

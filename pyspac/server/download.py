@@ -8,7 +8,6 @@ model would be served without a word.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,13 +17,11 @@ from typing import Final
 from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.server import log
 from pyspac.server.build_extras import MEND_HTTPS, build_extras
-from pyspac.server.child import Child
+from pyspac.server.child import run_to_end
 from pyspac.server.download_check import check_contents, why_failed
 from pyspac.server.options import DRAFT_FLAGS, MODEL_FLAGS, ServeOptions
 
 DEFAULT_HUB: Final = "https://huggingface.co/"  # llama.cpp's
-STOP_S: Final = 5.0
-TICK_S: Final = 0.1
 _DETAIL_FLAGS: Final = ("-hff", "--hf-file")  # which file of the model's repository
 
 
@@ -116,15 +113,14 @@ def _fetch(source: list[str], options: ServeOptions, folder: Path, is_stopped: C
     if not Path(argv[0]).is_file():
         raise PyspacError(f"{argv[0]} is missing: run `make build` (or `pip install .`) again")
     log.event(f"looking for {name}", event="fetch", source=name)
-    with tempfile.TemporaryFile() as output:
-        child = Child("llama-download", argv, stdout=output)
-        while not child.wait(TICK_S):
-            if is_stopped():
-                child.stop(STOP_S)
-                raise StoppedError(f"{name} was not fetched: stopped")
-        output.seek(0)
-        lines = output.read().decode(errors="replace").splitlines()
-    if child.exit_code() != 0 or not lines:
+
+    def check() -> None:
+        if is_stopped():
+            raise StoppedError(f"{name} was not fetched: stopped")
+
+    done = run_to_end("llama-download", argv, on_tick=check, shows_stderr=True)
+    lines = done.stdout.splitlines()
+    if done.exit_code != 0 or not lines:
         raise ModelError(
             f"{name} could not be fetched: {_why(source, options)} (llama.cpp's messages are above)"
         )

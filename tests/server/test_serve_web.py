@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import HOST, ONE_THREAD, Serve, complete, wait_for
+from serving import HOST, ONE_THREAD, TARGET, Serve, complete, environment, wait_for
 
 from pyspac._native import bin_dir
 from pyspac.server.build_extras import build_extras
@@ -219,6 +220,32 @@ def test_a_key_shows_nowhere(tmp_path: Path, where: str) -> None:
         assert ask(serve, "POST", "/completion", json.dumps(BODY), Content_Type="application/json")[0] == 401
         sent = {"Content_Type": "application/json", "Authorization": f"Bearer {key[1]}"}
         assert ask(serve, "POST", "/completion", json.dumps(BODY), **sent)[0] == 200
+
+
+@pytest.mark.parametrize("secret", [("--api-key", "a-secret"), ("--api-key=a-secret",), ("-hft", "a-secret")])
+@pytest.mark.parametrize("end", [(), ("--",)], ids=["before", "after"])
+@pytest.mark.parametrize("command", ["run", "chat", "bench"])
+def test_a_secret_shows_in_no_command(
+    tmp_path: Path, command: str, end: tuple[str, ...], secret: tuple[str, ...]
+) -> None:
+    """From its first own instruction on."""
+    flags = {"run": ("-p", "x", "-n", "100000", "--ignore-eos"), "chat": (), "bench": ("-n", "100000")}
+    argv = [sys.executable, "-m", "pyspac", command, str(TARGET), *flags[command], *ONE_THREAD, *end, *secret]
+    started = subprocess.Popen(
+        argv, env=environment(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        parent = psutil.Process(started.pid)
+
+        def serving() -> list[psutil.Process]:
+            return [one for one in parent.children(recursive=True) if one.name() == "llama-server"]
+
+        wait_for("its server", serving)
+        lines = [" ".join(process.cmdline()) for process in (parent, *parent.children(recursive=True))]
+        assert not [line for line in lines if "a-secret" in line]
+    finally:
+        started.kill()
+        started.communicate()
 
 
 @pytest.mark.parametrize(
