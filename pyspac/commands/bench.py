@@ -95,7 +95,7 @@ def bench(
     on four kinds of prompts, a few minutes in all. Says who wins, and with which flags.
     """
     if forget:
-        target, _ = find_files(model, hf_repo)
+        target, _ = find_files(model, hf_repo, passed=command.args)
         output_console().print(saved_defaults.forget(target), markup=False, soft_wrap=True)
         return
     check_int("-n", n_predict, 2)
@@ -109,7 +109,7 @@ def bench(
     if profile:
         _check_can_save(rounds, has_more=bool(rpc or command.args))
     log.set_up("bench", as_json=False, is_quiet=not verbose)
-    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
+    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft, command.args)
     given = Given(
         model=target,
         common=shlex.join([*_context(target, ctx_size), *command.args]),

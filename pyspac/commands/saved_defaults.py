@@ -127,7 +127,7 @@ def find_saved(command: typer.Context) -> Saved | None:
     is_told = any(_is_given(command, name) for name in HOW if name in given)
     if is_told or (given["model"] is None and given["hf_repo"] is None):
         return None
-    given["model"], _ = find_files(given["model"], given["hf_repo"])
+    given["model"], _ = find_files(given["model"], given["hf_repo"], passed=command.args)
     given["hf_repo"] = None
     flags = find(given["model"]) if given["model"].is_file() else None
     return None if flags is None else _parse(command, given, flags)
