@@ -75,6 +75,7 @@ def test_more_is_lost_the_fewer_are_kept(text: Path) -> None:
     assert one["same_top_share"] < 1.0
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, 130)]
 )
@@ -86,10 +87,8 @@ def test_what_measures_ends_with_the_command(
     long.write_text(Path(__file__).read_text() * 200)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # under nohup it is ignored
     argv = [sys.executable, "-m", "pyspac", "quality", DEMO, "-f", long, *ON_DISK, "--lossy", "drop:2"]
     command = subprocess.Popen(list(map(str, argv)), env=environment(tmp_path))
-    signal.signal(signal.SIGINT, before)
     try:
         known = psutil.Process(command.pid)
 
