@@ -25,7 +25,7 @@ ANSWER_S: Final = 10.0
 MAX_BYTES: Final = 16 << 20  # of a hub's lists
 N_NAMES: Final = 3  # of files, that are shown
 _REST: Final = (
-    "check the name of the file or of the quantisation (only GGUF files are taken) and the space on the disk; "
+    "check the name of the file or of the quantisation (only GGUF files are taken) and the disk's space; "
     "what broke off goes on when it is started again"
 )
 _SHA256: Final = re.compile("[0-9a-f]{64}")
