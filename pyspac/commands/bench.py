@@ -35,6 +35,7 @@ from pyspac.model.draft_files import spec_type_of
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.server import log
+from pyspac.server.options import MAX_TOKENS
 from pyspac.talk.turns import take_turns
 
 NPredict = Annotated[
@@ -98,7 +99,7 @@ def bench(
         target, _ = find_files(model, hf_repo, passed=command.args)
         output_console().print(saved_defaults.forget(target), markup=False, soft_wrap=True)
         return
-    check_int("-n", n_predict, 2)
+    check_int("-n", n_predict, 2, MAX_TOKENS)
     check_int("--rounds", rounds, 2)
     check_json_target(json_file)
     if png is not None:

@@ -306,6 +306,7 @@ def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path, monkeypatch:
     [
         (["--rounds", "1"], "--rounds"),
         (["-n", "1"], "-n"),
+        (["-n", "9" * 20], "-n cannot be 9999"),
         (["--png", "/nowhere/a.png"], "--png"),
         (["--json", "/nowhere/a.json"], "--json"),
         (["--cache", "50%"], "--cache 50% needs a device"),
