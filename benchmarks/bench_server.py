@@ -65,7 +65,11 @@ class Contender:
 @contextlib.contextmanager
 def process(name: str, argv: list[str]) -> Iterator[Child]:
     """A quiet child, ended at the end even if it is stopped; an engine in it has the emulated device."""
-    child = Child(name, argv, env={"PYSPAC_DEVICE": "emulated"}, is_quiet=True, death_signal=signal.SIGKILL)
+    with Path(os.devnull).open("wb") as nowhere:
+        child = Child(
+            name, argv, env={"PYSPAC_DEVICE": "emulated"}, death_signal=signal.SIGKILL,
+            stdout=nowhere, stderr=nowhere,
+        )  # fmt: skip
     try:
         yield child
     finally:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+
+from pyspac.server.secrets import leave_command_line
 
 
 def main() -> None:
     """Entry point of the `pyspac` script."""
-    if sys.argv[1:2] == ["serve"]:
-        from pyspac.server.secrets import leave_command_line
-
-        leave_command_line()
+    leave_command_line()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else it is ignored, as in the background of a script
         # there is nothing to tidy up yet, and an exception would come out of another module's import

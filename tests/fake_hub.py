@@ -28,6 +28,8 @@ class Hub(ThreadingHTTPServer):
         self.is_stuck = is_stuck  # files never come
         self.is_damaging = False  # one byte of each file is another
         self.status = 404  # of what is not there
+        self.file_status = 200  # of a model's file
+        self.page: bytes | None = None  # what is answered to everything
         self.is_over = threading.Event()
 
     @property
@@ -70,8 +72,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, is_head: bool) -> None:
         self.server.requests.append(self.path)
-        body = self.server.answer(self.path)
-        self.send_response(self.server.status if body is None else 200)
+        body = self.server.page or self.server.answer(self.path)
+        found = self.server.file_status if "/resolve/" in self.path else 200
+        self.send_response(self.server.status if body is None else found)
         body = body or b"{}"
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Accept-Ranges", "none")

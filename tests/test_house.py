@@ -212,6 +212,14 @@ def test_speculation_is_arithmetic(name: str) -> None:
     assert names & INPUT_OUTPUT == set()
 
 
+def test_programs_are_started_in_one_place() -> None:
+    """By what ends them with us; the remover is the one that has to go on."""
+    starts = {
+        path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if "subprocess." in path.read_text()
+    }
+    assert starts == {Path("server/child.py"), Path("talk/remover.py")}
+
+
 def long_functions(path: Path) -> list[str]:
     """Functions with more than MAX_FUNCTION_LINES lines, from `def` to the end."""
     return [

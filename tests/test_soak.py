@@ -21,7 +21,7 @@ import psutil
 import pytest
 from gguf import GGUFReader
 from rich.console import Console
-from serving import TARGET
+from serving import ONE_THREAD, TARGET, Serve, complete
 
 from tools.soak import __main__ as program
 from tools.soak import adapters, namespace
@@ -35,7 +35,7 @@ from tools.soak.references import MIN_TOKENS, certain_part, margins, n_certain
 from tools.soak.report import MIB, Report, summarise_memory
 from tools.soak.run import is_scheduler_back
 from tools.soak.tally import Tally, ask_and_compare
-from tools.system_faults import SystemFaults
+from tools.system_faults import VARIABLE, SystemFaults, has_compiler, prepare
 
 QUESTION = Question("x = ", is_chat=False, n_tokens=8)
 ADAPTED = replace(QUESTION, adapter=1)
@@ -439,6 +439,21 @@ def test_half_open_connections_keep_nobody_waiting(site: Site, monkeypatch: pyte
         connections.HalfOpen(site, 0).apply()
     with pytest.raises(FaultError, match="a connection was refused"):  # nobody listens any more
         connections.HalfOpen(site, 0).apply()
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C compiler")
+def test_threads_run_out_of_a_real_server(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where those of earlier connections are still there; and others are answered afterwards."""
+    variables = prepare(tmp_path)
+    site.system = SystemFaults(Path(variables[VARIABLE]))
+    monkeypatch.setattr(Site, "wait", lambda _site, _seconds: None)
+    with Serve(tmp_path, passed=ONE_THREAD, draft=False, variables=variables) as serve:
+        site.serve = serve.wait_ready()  # type: ignore[assignment]
+        assert connections.HalfOpen(site, 0).apply()
+        assert threads.NoThreads(site, 0).apply()
+        assert complete(serve.port, 4)["tokens_predicted"] == 4
 
 
 def test_threads_run_out_for_a_while(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from pyspac.model.draft_files import spec_type_of
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.server import log
+from pyspac.server.options import MAX_TOKENS
 from pyspac.talk.turns import take_turns
 
 NPredict = Annotated[
@@ -93,12 +94,10 @@ def bench(
     prompts for a few minutes. Says which is fastest, and with which flags.
     """
     if forget:
-        target, _ = find_files(model, hf_repo)
-        output_console().print(
-            saved_defaults.forget(check_model_file(target).path), markup=False, soft_wrap=True
-        )
+        target, _ = find_files(model, hf_repo, passed=command.args)
+        output_console().print(saved_defaults.forget(target), markup=False, soft_wrap=True)
         return
-    check_int("-n", n_predict, 2)
+    check_int("-n", n_predict, 2, MAX_TOKENS)
     check_int("--rounds", rounds, 2)
     check_json_target(json_file)
     if png is not None:
@@ -109,7 +108,7 @@ def bench(
     if profile:
         _check_can_save(rounds, has_more=bool(rpc or command.args))
     log.set_up("bench", as_json=False, is_quiet=not verbose)
-    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
+    target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft, command.args)
     given = Given(
         model=target,
         common=shlex.join([*_context(target, ctx_size), *command.args]),

@@ -221,10 +221,11 @@ def _disk(model: Path) -> Iterator[Finding]:
 
 def _defaults() -> Iterator[Finding]:
     """What `run` and `chat` do on their own differs for these models."""
-    for model, flags in all_saved():
-        yield Finding(
-            "note",
-            "defaults",
-            f"{model}: run and chat take {flags}, as pyspac bench --profile saved it",
-            f"nothing, if that is wanted; else pyspac bench --forget -m {shlex.quote(model)}",
-        )
+    for path, saved in all_saved():
+        if saved is None:
+            text, mend = f"{path} cannot be read, so it is not used", f"rm {shlex.quote(str(path))}"
+        else:
+            text = f"{saved['model']}: run and chat take {saved['flags']}, as pyspac bench --profile saved it"
+            forget = f"pyspac bench --forget -m {shlex.quote(saved['model'])}"
+            mend = f"nothing, if that is wanted; else {forget}"
+        yield Finding("note", "defaults", text, mend)

@@ -6,12 +6,12 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 import psutil
 
 import pyspac
+from pyspac.server.child import run_to_end
 
 REPOSITORY = Path(__file__).resolve().parents[2]  # of a clone; else the folder that packages are in
 PIN_FILE = Path("cmake/pin.json")
@@ -48,14 +48,12 @@ def commit() -> str:
     """Short commit of this checkout, with "-dirty" if files differ from it; "unknown" outside of one."""
     if not (REPOSITORY / PIN_FILE).is_file():  # installed: a repository around it is another project's
         return "unknown"
+    argv = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"],
-            cwd=REPOSITORY, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
+        done = run_to_end("git", argv)
+    except OSError:
         return "unknown"
-    return run.stdout.strip()
+    return done.stdout.strip() if done.exit_code == 0 else "unknown"
 
 
 def pin() -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspac.commands.model_word import HUB_NAME
 from pyspac.errors import ConfigError, ModelError, PyspacError
+from pyspac.server.child import run_to_end
 from pyspac.server.options import ServeOptions
 
 
@@ -30,15 +30,20 @@ def hub_arguments(model: str | None, draft: str | None) -> tuple[str, ...]:
 
 
 def find_files(
-    model: Path | None, hf: str | None, draft: Path | None = None, hfd: str | None = None
+    model: Path | None,
+    hf: str | None,
+    draft: Path | None = None,
+    hfd: str | None = None,
+    passed: Sequence[str] = (),
 ) -> tuple[Path, Path | None]:
     """The model's file and the draft model's; what is not on this machine is fetched into llama.cpp's cache.
 
+    `passed`: for llama-server, such as --offline, which fetches nothing.
     Raises ConfigError if there is no model, or two; ModelError if one cannot be fetched.
     """
     if model is not None and hf is None and hfd is None:
         return model, draft
-    options = ServeOptions(model=model, draft=draft, passed=hub_arguments(hf, hfd))
+    options = ServeOptions(model=model, draft=draft, passed=(*hub_arguments(hf, hfd), *passed))
     from pyspac._native import bin_dir  # loaded here: files need no programs
     from pyspac.server.download import find_models
 
@@ -58,7 +63,7 @@ def _find_cached(name: str) -> CachedModel:
 
     options = ServeOptions(passed=("-hf", name, "--offline"))
     try:
-        return CachedModel(name, find_models(options, bin_dir(), is_stopped=lambda: False).model)
+        return CachedModel(name, find_models(options, bin_dir(), lambda: False, reads=False).model)
     except ModelError:
         return CachedModel(name, None, f"its file in the cache is gone: pyspac run -hf {name} fetches it")
 
@@ -69,10 +74,14 @@ def _cached_names() -> list[str]:
 
     argv = [str(bin_dir() / "llama-server"), "--cache-list"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise PyspacError(
-            f"{argv[0]} did not list its cache ({error}): run `make build` (or `pip install .`) again"
-        ) from error
+        done = run_to_end("llama-server", argv)
+    except OSError as error:
+        raise PyspacError(_not_listed(argv[0], error)) from error
+    if done.exit_code != 0:
+        raise PyspacError(_not_listed(argv[0], f"exit code {done.exit_code}"))
     parts = [line.strip().partition(". ") for line in done.stdout.splitlines()]
     return [name for number, _, name in parts if number.isdecimal() and name]
+
+
+def _not_listed(program: str, why: object) -> str:
+    return f"{program} did not list its cache ({why}): run `make build` (or `pip install .`) again"

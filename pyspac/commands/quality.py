@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +23,8 @@ from pyspac.forward.no_device import is_host_only
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.model.memory_tier import asked_bytes
+from pyspac.server.child import run_to_end
+from pyspac.talk.remover import removed_if_killed
 
 BATCH: Final = 8  # tokens at a time: a prompt's wide batches would be computed whole
 N_CTX: Final = 256
@@ -82,7 +82,7 @@ def quality(
         check_lossy(rule, stock=False)
     target, _ = find_files(model, hf_repo)
     env = _engine_env(target, cache, ram, device, rules[0])
-    with tempfile.TemporaryDirectory(prefix="pyspac-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pyspac-") as folder, removed_if_killed([Path(folder)]):
         base = Path(folder) / "exact.kld"
         argv = _argv(target, ram, ctx_size, base)
         _say("exact")
@@ -135,14 +135,12 @@ def _measured(rule: str, argv: Sequence[str], env: Mapping[str, str]) -> Row:
 
 
 def _perplexity(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        argv, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL, text=True, errors="replace", check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        why = [line for line in done.stdout.splitlines() if " E " in line or "spac:" in line] or ["no reason"]
-        raise PyspacError(f"llama-perplexity ended with {done.returncode}: {' '.join(why[-3:])}")
-    return done.stdout
+    done = run_to_end("llama-perplexity", argv, env=env)
+    output = done.stdout + done.stderr
+    if done.exit_code != 0:
+        why = [line for line in output.splitlines() if " E " in line or "spac:" in line] or ["no reason"]
+        raise PyspacError(f"llama-perplexity ended with {done.exit_code}: {' '.join(why[-3:])}")
+    return output
 
 
 def _say(rule: str) -> None:

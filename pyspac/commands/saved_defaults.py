@@ -18,6 +18,7 @@ from pyspac.commands.json_file import can_write, json_text, write_whole
 from pyspac.commands.model_names import find_files
 from pyspac.commands.server_options import own_options
 from pyspac.errors import PyspacError
+from pyspac.model.checks import check_model_file
 from pyspac.server.options import ServeOptions
 from pyspac.server.warm_start import cache_folder, model_hash
 
@@ -52,8 +53,11 @@ def _path(model: Path) -> Path:
 
 
 def forget(model: Path) -> str:
-    """Run the model as if nothing had been saved for it; returns what to say. Raises PyspacError."""
-    path = _path(model)
+    """Run the model as if nothing had been saved for it; returns what to say. Raises PyspacError.
+
+    One that is gone is known by the name under which something was saved.
+    """
+    path = _path_of_gone(model) or _path(check_model_file(model).path)
     saved = _read(path)
     try:
         path.unlink()
@@ -64,22 +68,30 @@ def forget(model: Path) -> str:
     return f"forgot this model's defaults: {saved['flags'] if saved else 'unreadable ones'} ({path})"
 
 
-def all_saved() -> list[tuple[str, str]]:
-    """The models that have defaults, and these as flags."""
+def _path_of_gone(model: Path) -> Path | None:
+    name = str(model.absolute())
+    saved = [] if model.exists() else all_saved()
+    return next((path for path, one in saved if one is not None and one["model"] == name), None)
+
+
+def all_saved() -> list[tuple[Path, dict[str, str] | None]]:
+    """The files of all models that have defaults, with `flags` and `model`; None: it cannot be read."""
     try:
         paths = sorted(folder().glob("*.json"))
     except (OSError, RuntimeError):  # RuntimeError: no home folder
         return []
-    found = [saved for path in paths if (saved := _read(path))]
-    return [(saved["model"], saved["flags"]) for saved in found]
+    return [(path, _read(path)) for path in paths]
 
 
 def find(model: Path) -> str | None:
-    """The flags that are saved for a model; None: there are none that this version can read."""
+    """The flags that are saved for a model; None: none, or none that can be read, which is said."""
     try:
-        saved = _read(_path(model))
+        path = _path(model)
+        saved, exists = _read(path), path.exists()
     except (OSError, RuntimeError):  # RuntimeError: no home folder
         return None
+    if exists and saved is None:
+        say_not_used(PyspacError(f"{path} cannot be read"))
     return saved["flags"] if saved else None
 
 
@@ -115,7 +127,7 @@ def find_saved(command: typer.Context) -> Saved | None:
     is_told = any(_is_given(command, name) for name in HOW if name in given)
     if is_told or (given["model"] is None and given["hf_repo"] is None):
         return None
-    given["model"], _ = find_files(given["model"], given["hf_repo"])
+    given["model"], _ = find_files(given["model"], given["hf_repo"], passed=command.args)
     given["hf_repo"] = None
     flags = find(given["model"]) if given["model"].is_file() else None
     return None if flags is None else _parse(command, given, flags)
@@ -162,10 +174,10 @@ def _is_given(command: typer.Context, name: str) -> bool:
 def _read(path: Path) -> dict[str, str] | None:
     """`flags` and `model`; None: nothing that this version can read."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         found = {name: saved[name] for name in ("flags", "model")}
         return found if all(isinstance(value, str) for value in found.values()) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

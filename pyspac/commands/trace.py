@@ -111,7 +111,7 @@ def trace(
     flags go to llama-server: --temp 1, --seed 7, --lora FILE ...
     """
     check_target("--output", output)
-    file_of_model, _ = find_files(model, hf_repo)
+    file_of_model, _ = find_files(model, hf_repo, passed=command.args)
     options = _options(command.params | {"model": file_of_model, "hf_repo": None}, command.args)
     wanted = Wanted(logits, early, draft_gate, n_predict, not no_display, verbose)
     text = read_prompt(prompt, file)

@@ -1,6 +1,7 @@
 """A child process that never outlives its parent, in a process group of its own.
 
-In: a command line. Out: a `Child` that can be asked, signalled and stopped.
+In: a command line. Out: a `Child` that can be asked, signalled and stopped, or what it said to its end. No
+other file starts a program, but for one that has to outlive us (talk/remover.py).
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be loaded between fork and exec
 KILL_WAIT_S: Final = 10.0
+TICK_S: Final = 0.1
+STOP_S: Final = 5.0
 
 
 @contextlib.contextmanager
@@ -47,8 +51,7 @@ class Child:
         death_signal: signal.Signals = signal.SIGTERM,  # what it gets when we are gone, however we went
         pass_stdout: bool = False,
         stdout: IO[bytes] | None = None,  # where its stdout goes instead
-        output: IO[bytes] | None = None,  # where all that it writes goes instead
-        is_quiet: bool = False,  # its output goes nowhere
+        stderr: IO[bytes] | None = None,
         text: str = "",  # what it reads from stdin
     ) -> None:
         parent = os.getpid()
@@ -66,8 +69,8 @@ class Child:
                 list(argv),
                 env={name: value for name, value in variables.items() if value is not None},
                 stdin=stdin,
-                stdout=stdout or output or (subprocess.DEVNULL if is_quiet else None if pass_stdout else 2),
-                stderr=output or (subprocess.DEVNULL if is_quiet else None),
+                stdout=stdout or (None if pass_stdout else 2),
+                stderr=stderr,
                 process_group=0,
                 preexec_fn=die_with_parent,
             )
@@ -116,3 +119,46 @@ class Child:
         self._process.kill()
         self.wait(KILL_WAIT_S)
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A program that has ended; `exit_code` as of `Child`."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def run_to_end(
+    name: str,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    on_tick: Callable[[], None] = lambda: None,
+    shows_stderr: bool = False,  # on ours, instead of keeping it
+) -> Finished:
+    """Run a program that ends by itself; `on_tick` is called ten times a second, and ends it by raising."""
+    with _in_memory() as stdout, _in_memory() as stderr:
+        child = Child(
+            name, argv, env=env, death_signal=signal.SIGKILL,
+            stdout=stdout, stderr=None if shows_stderr else stderr,
+        )  # fmt: skip
+        try:
+            while not child.wait(TICK_S):
+                on_tick()
+        finally:
+            child.stop(STOP_S)
+        code = child.exit_code()
+        assert code is not None
+        return Finished(code, _text_of(stdout), _text_of(stderr))
+
+
+def _in_memory() -> IO[bytes]:
+    """A file that no full disk can cut short."""
+    return os.fdopen(os.memfd_create("output"), "w+b")
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

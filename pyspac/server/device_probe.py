@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,9 +19,9 @@ from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.server.child import Finished, run_to_end
 from pyspac.server.download import StoppedError
 
-_POLL_S: Final = 0.1
 _GPU_TIMEOUT_S: Final = 120.0  # drivers of several GPUs take up to a minute to come up
 _RPC_TIMEOUT_S: Final = 30.0  # 10 for the first greeting that fails (engine/rpc.py); the rest are round trips
 _OF_THE_HOST: Final = ("libggml-base", "libggml-cpu", "libggml-rpc")
@@ -46,14 +45,14 @@ def probe_device(
         case "auto" if rpc is None and not _may_have_gpu():
             return cpu_device(has_cache=False)
     argv = [sys.executable, "-m", __name__, names, rpc or "", *([] if is_split else [_STOCK])]
-    exit_code, said, complaint = _run(argv, rpc, is_stopped)
-    if exit_code == _EXIT_NO_ANSWER:
-        raise NoAnswerError(said.strip())
-    if exit_code == ConfigError.exit_code:
-        raise UsageError(said.strip())
-    if exit_code != 0:
-        raise PyspacError(f"the devices could not be listed: {complaint.strip()[-500:]}")
-    fields = json.loads(said)
+    done = _run(argv, rpc, is_stopped)
+    if done.exit_code == _EXIT_NO_ANSWER:
+        raise NoAnswerError(done.stdout.strip())
+    if done.exit_code == ConfigError.exit_code:
+        raise UsageError(done.stdout.strip())
+    if done.exit_code != 0:
+        raise PyspacError(f"the devices could not be listed: {done.stderr.strip()[-500:]}")
+    fields = json.loads(done.stdout)
     return Device(**fields | {"parts": tuple(Device(**part) for part in fields["parts"])})
 
 
@@ -65,20 +64,14 @@ def _may_have_gpu() -> bool:
     )
 
 
-def _run(argv: list[str], rpc: str | None, is_stopped: Callable[[], bool]) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the probe; it never outlives this."""
+def _run(argv: list[str], rpc: str | None, is_stopped: Callable[[], bool]) -> Finished:
     timeout_s = _GPU_TIMEOUT_S if rpc is None else _RPC_TIMEOUT_S
     end_s = time.monotonic() + timeout_s
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as probe:
-        try:
-            while True:
-                try:
-                    said, complaint = probe.communicate(timeout=_POLL_S)
-                    return probe.returncode, said, complaint
-                except subprocess.TimeoutExpired:
-                    _check_goes_on(rpc, timeout_s, is_late=time.monotonic() > end_s, is_stopped=is_stopped())
-        finally:
-            probe.kill()
+
+    def check() -> None:
+        _check_goes_on(rpc, timeout_s, is_late=time.monotonic() > end_s, is_stopped=is_stopped())
+
+    return run_to_end("device probe", argv, on_tick=check)
 
 
 def _check_goes_on(rpc: str | None, timeout_s: float, *, is_late: bool, is_stopped: bool) -> None:

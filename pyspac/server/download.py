@@ -8,7 +8,6 @@ model would be served without a word.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,13 +17,11 @@ from typing import Final
 from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.server import log
 from pyspac.server.build_extras import MEND_HTTPS, build_extras
-from pyspac.server.child import Child
-from pyspac.server.download_check import check_contents, why_failed
+from pyspac.server.child import run_to_end
+from pyspac.server.download_check import check_contents, why_failed, why_hub_failed
 from pyspac.server.options import DRAFT_FLAGS, MODEL_FLAGS, ServeOptions
 
 DEFAULT_HUB: Final = "https://huggingface.co/"  # llama.cpp's
-STOP_S: Final = 5.0
-TICK_S: Final = 0.1
 _DETAIL_FLAGS: Final = ("-hff", "--hf-file")  # which file of the model's repository
 
 
@@ -38,8 +35,10 @@ class StoppedError(PyspacError):
     """A signal came while something was fetched."""
 
 
-def find_models(options: ServeOptions, folder: Path, is_stopped: Callable[[], bool]) -> ModelFiles:
-    """Fetch what is not a file yet; `folder` holds the programs.
+def find_models(
+    options: ServeOptions, folder: Path, is_stopped: Callable[[], bool], *, reads: bool = True
+) -> ModelFiles:
+    """Fetch what is not a file yet; `folder` holds the programs; `reads`: the files, so they are compared.
 
     Raises ConfigError if this build cannot, ModelError if it fails, StoppedError if `is_stopped` says so.
     """
@@ -47,10 +46,15 @@ def find_models(options: ServeOptions, folder: Path, is_stopped: Callable[[], bo
     draft = [] if options.draft else _as_model(_taken(options, DRAFT_FLAGS))
     for source in (model, draft):
         _check_https(source, options, folder)
-    return ModelFiles(
+    files = ModelFiles(
         model=options.model or _fetch(model, options, folder, is_stopped),
         draft=_fetch_draft(draft, options, folder, is_stopped) if draft else options.draft,
     )
+    if reads and not options.model:
+        check_contents(files.model, is_stopped)
+    if reads and not options.draft and files.draft is not None:
+        check_contents(files.draft, is_stopped)
+    return files
 
 
 def _fetch_draft(
@@ -93,8 +97,7 @@ def _why(source: list[str], options: ServeOptions) -> str:
         return f"check its name, and the connection to {address}"
     if source[0] in ("-mu", "--model-url"):
         return why_failed(address)
-    url = f"{address.rstrip('/')}/api/models/{source[1].partition(':')[0]}/refs"
-    return why_failed(url, os.environ.get("HF_TOKEN"))
+    return why_hub_failed(address.rstrip("/"), source[1].partition(":")[0], os.environ.get("HF_TOKEN"))
 
 
 def _check_https(source: list[str], options: ServeOptions, folder: Path) -> None:
@@ -116,18 +119,15 @@ def _fetch(source: list[str], options: ServeOptions, folder: Path, is_stopped: C
     if not Path(argv[0]).is_file():
         raise PyspacError(f"{argv[0]} is missing: run `make build` (or `pip install .`) again")
     log.event(f"looking for {name}", event="fetch", source=name)
-    with tempfile.TemporaryFile() as output:
-        child = Child("llama-download", argv, stdout=output)
-        while not child.wait(TICK_S):
-            if is_stopped():
-                child.stop(STOP_S)
-                raise StoppedError(f"{name} was not fetched: stopped")
-        output.seek(0)
-        lines = output.read().decode(errors="replace").splitlines()
-    if child.exit_code() != 0 or not lines:
+
+    def check() -> None:
+        if is_stopped():
+            raise StoppedError(f"{name} was not fetched: stopped")
+
+    done = run_to_end("llama-download", argv, on_tick=check, shows_stderr=True)
+    lines = done.stdout.splitlines()
+    if done.exit_code != 0 or not lines:
         raise ModelError(
             f"{name} could not be fetched: {_why(source, options)} (llama.cpp's messages are above)"
         )
-    if "--offline" not in options.passed:  # `pyspac models` asks for many, and reads none
-        check_contents(Path(lines[0]), is_stopped)
     return Path(lines[0])

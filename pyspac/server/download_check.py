@@ -6,8 +6,11 @@ llama.cpp names each file of its cache by the sha256 that the hub gives, and com
 from __future__ import annotations
 
 import hashlib
+import http.client
+import json
 import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,12 @@ from pyspac.server.warm_start import cache_folder, model_parts
 
 PIECE_BYTES: Final = 16 << 20
 ANSWER_S: Final = 10.0
+MAX_BYTES: Final = 16 << 20  # of a hub's lists
+N_NAMES: Final = 3  # of files, that are shown
+_REST: Final = (
+    "check the name of the file or of the quantisation (only GGUF files are taken) and the disk's space; "
+    "what broke off goes on when it is started again"
+)
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
@@ -77,21 +86,45 @@ def _note_checked(file: Path) -> None:
 
 def why_failed(url: str, token: str | None = None) -> str:
     """What `url` answers, with which a download began; `token` is only for the hub."""
-    request = urllib.request.Request(url)
+    refused, _ = _ask(url, token)
+    return refused or f"{url} answers: {_REST}"
+
+
+def why_hub_failed(hub: str, repo: str, token: str | None) -> str:
+    """The same of a repository: its list of names, its list of files, its first model."""
+    refs = f"{hub}/api/models/{repo}/refs"
+    refused, said = _ask(refs, token, n_bytes=MAX_BYTES)
+    if refused:
+        return refused
+    try:
+        commit = json.loads(said)["branches"][0]["targetCommit"]
+        _, said = _ask(f"{hub}/api/models/{repo}/tree/{commit}?recursive=true", token, n_bytes=MAX_BYTES)
+        names = [entry["path"] for entry in json.loads(said) if entry["path"].endswith(".gguf")]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        return f"what {refs} answers is no hub's: check the connection, a proxy, and the address"
+    if not names:
+        return f"{repo} has no GGUF file: the names of repositories that have them mostly end in -GGUF"
+    refused, _ = _ask(f"{hub}/{repo}/resolve/{commit}/{urllib.parse.quote(names[0])}", token, "HEAD")
+    return refused or f"{hub}/{repo} answers, and has {_some(names)}: {_REST}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:N_NAMES]) + (f" and {len(names) - N_NAMES} more" if len(names) > N_NAMES else "")
+
+
+def _ask(url: str, token: str | None, method: str = "GET", n_bytes: int = 0) -> tuple[str, bytes]:
+    """Why it is no answer, or empty, and its first bytes."""
+    request = urllib.request.Request(url, method=method)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S):
-            pass
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            return "", answer.read(n_bytes)
     except urllib.error.HTTPError as error:
-        return _refusal(url, error.code)
-    except (OSError, ValueError) as error:
+        return _refusal(url, error.code), b""
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        return f"{url} cannot be reached ({reason}): check the connection, a proxy, and the address"
-    return (
-        f"{url} answers, so check the name of the file or of the quantisation (only GGUF files are taken), "
-        "and the space on the disk"
-    )
+        return f"{url} cannot be reached ({reason}): check the connection, a proxy, and the address", b""
 
 
 def _refusal(url: str, status: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -34,6 +34,7 @@ from pyspac.model.tensor_split import check_reach
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
+from pyspac.server.child import run_to_end
 from pyspac.server.device_probe import probe_device
 from pyspac.server.download import ModelFiles, find_models
 from pyspac.server.health import choose_port, overlap
@@ -181,19 +182,18 @@ def check_passed(folder: Path, passed: Sequence[str]) -> None:
 
 
 def _parse(folder: Path, arguments: Sequence[str]) -> None:
+    end_s = time.monotonic() + _PARSE_TIMEOUT_S
+
+    def check() -> None:
+        if time.monotonic() > end_s:
+            raise TimeoutError
+
     try:
-        done = subprocess.run(
-            [str(folder / "llama-server"), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PARSE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_to_end("llama-server", [str(folder / "llama-server"), *arguments], on_tick=check)
+    except OSError:  # TimeoutError is one
         return  # the start will say why
     lines = [line.strip() for line in done.stderr.splitlines() if "argument" in line]
-    if done.returncode == 1 and lines:
+    if done.exit_code == 1 and lines:
         why = lines[0].removeprefix("error: ")
         raise UsageError(f"llama-server refuses what is passed on to it: {why}{_hint(why)}")
 

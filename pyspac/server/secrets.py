@@ -12,6 +12,7 @@ from typing import Final
 
 API_KEY_VARIABLE: Final = "LLAMA_API_KEY"
 _VARIABLES: Final = {"--api-key": API_KEY_VARIABLE, "-hft": "HF_TOKEN", "--hf-token": "HF_TOKEN"}
+_TEXT_FLAGS: Final = ("-p", "--prompt", "-sys", "--system-prompt")  # what follows may look like anything
 
 
 def take_secrets(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -22,7 +23,7 @@ def take_secrets(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[
     for text in texts:
         flag, has_value, value = text.partition("=")
         name = _VARIABLES.get(flag.replace("_", "-") if flag.startswith("--") else flag)
-        if name is None:
+        if name is None or (kept and kept[-1] in _TEXT_FLAGS):
             kept.append(text)
             continue
         key = value if has_value else next(texts, None)

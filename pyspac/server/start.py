@@ -42,7 +42,7 @@ def start_server(
     with _on_its_cores(options.cpu_range), not_by_environment():
         env = spin_environment() | server_env(options, launch.ram_bytes)
         env |= keep_env(options.keep, options.keep_mib, argv, launch.model, launch.n_ctx)
-        return Child("llama-server", argv, env=env, output=output, death_signal=death_signal)
+        return Child("llama-server", argv, env=env, stdout=output, stderr=output, death_signal=death_signal)
 
 
 def _on_its_cores(cpu_range: str | None) -> contextlib.AbstractContextManager[None]:

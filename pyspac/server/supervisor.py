@@ -51,7 +51,8 @@ class Signals:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._note) for number in _STOP_SIGNALS}
+        heard = [number for number in _STOP_SIGNALS if not _is_for_good(number)]
+        before = {number: signal.signal(number, self._note) for number in heard}
         try:
             yield
         finally:
@@ -67,6 +68,11 @@ class Signals:
     def exit_code(self) -> int:
         """After the first one."""
         return EXIT_INTERRUPTED if self.received[0] == signal.SIGINT else 0
+
+
+def _is_for_good(number: signal.Signals) -> bool:
+    """Whether it is SIGHUP and `nohup` has us ignore it: the terminal may close."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 class Supervisor:

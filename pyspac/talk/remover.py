@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-# the pause: by then the kernel has killed what would write there once more
-_SCRIPT: Final = 'read -r _ || { sleep 0.2; rm -rf -- "$@"; }'
+# by then the kernel has killed what would write there once more, on a busy machine only the second time
+_SCRIPT: Final = 'read -r _ || for s in 0.2 3; do sleep "$s"; rm -rf -- "$@"; done'
 
 
 @contextmanager

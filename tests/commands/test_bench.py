@@ -306,6 +306,7 @@ def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path, monkeypatch:
     [
         (["--rounds", "1"], "--rounds"),
         (["-n", "1"], "-n"),
+        (["-n", "9" * 20], "-n cannot be 9999"),
         (["--png", "/nowhere/a.png"], "--png"),
         (["--json", "/nowhere/a.json"], "--json"),
         (["--cache", "50%"], "--cache 50% needs a device"),
@@ -465,10 +466,32 @@ def test_saved_draft_model_that_is_gone(models: Path, tmp_path: Path) -> None:
     assert "which is gone" in said
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"stock": true}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", '{"stock": true}', "\x00", "[" * 100_000], ids=lambda t: t[:9])
 def test_damaged_defaults_are_none(models: Path, text: str) -> None:
-    saved_defaults.save(models / "target.gguf", "--stock").write_text(text)
-    assert run_with(models)[0]["mode"] == WITHOUT_FLAGS
+    """Every command that reads them goes on, and says so."""
+    target = models / "target.gguf"
+    path = saved_defaults.save(target, "--stock")
+    path.write_text(text)
+    row, said = run_with(models)
+    assert row["mode"] == WITHOUT_FLAGS
+    assert f"cannot be used ({path} cannot be read)" in said
+    doctor = " ".join(invoke("doctor", target, "-t", "1").output.split())
+    assert "cannot be read, so it is not used" in doctor
+    assert invoke("bench", "--forget", "-m", target).output.startswith("forgot this model's defaults: unread")
+
+
+def test_defaults_of_a_model_that_is_gone_are_forgotten(models: Path, tmp_path: Path) -> None:
+    """By the name that doctor shows."""
+    moved = tmp_path / "moved.gguf"
+    moved.write_bytes((models / "target.gguf").read_bytes())
+    path = saved_defaults.save(moved, "--stock")
+    moved.unlink()
+    assert (
+        invoke("bench", "--forget", "-m", moved).output == f"forgot this model's defaults: --stock ({path})\n"
+    )
+    assert not path.exists()
+    again = invoke("bench", "--forget", "-m", moved)
+    assert (again.exit_code, "there is no such file" in again.output) == (2, True)
 
 
 @pytest.mark.parametrize("field", [{"flags": None}, {"flags": ["--stock"]}, {"model": 5}])
@@ -477,7 +500,7 @@ def test_a_damaged_field_is_no_default(models: Path, field: dict[str, object]) -
     path.write_text(json.dumps(json.loads(path.read_text()) | field))
     row, said = run_with(models)
     assert row["mode"] == WITHOUT_FLAGS
-    assert "defaults" not in said
+    assert "cannot be read" in said
 
 
 @pytest.mark.parametrize(

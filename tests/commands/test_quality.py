@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from serving import environment, has_ended, wait_for
 from typer.testing import CliRunner
 
 from pyspac.cli import app
@@ -68,6 +73,37 @@ def test_more_is_lost_the_fewer_are_kept(text: Path) -> None:
     assert exact["same_top_share"] > 0.995  # the exact logits are kept in 16 bits
     assert 1e-3 < two["kl_divergence"] < one["kl_divergence"]
     assert one["same_top_share"] < 1.0
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, 130)]
+)
+def test_what_measures_ends_with_the_command(
+    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is ended; nothing is left of the exact logits, which are gigabytes of a large model."""
+    long = tmp_path / "long.txt"
+    long.write_text(Path(__file__).read_text() * 200)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    argv = [sys.executable, "-m", "pyspac", "quality", DEMO, "-f", long, *ON_DISK, "--lossy", "drop:2"]
+    command = subprocess.Popen(list(map(str, argv)), env=environment(tmp_path))
+    try:
+        known = psutil.Process(command.pid)
+
+        def measuring() -> list[int]:
+            found = known.children(recursive=True)
+            return [child.pid for child in found if child.name() == "llama-perplexity"]
+
+        [measures] = wait_for("llama-perplexity", measuring)
+        command.send_signal(number)
+        assert command.wait(20) == code
+        wait_for("the end of llama-perplexity", lambda: has_ended(measures), 10)
+        wait_for("an empty folder", lambda: not list((tmp_path / "temporary").iterdir()), 10)
+    finally:
+        command.kill()
+        command.wait()
 
 
 @pytest.mark.parametrize(

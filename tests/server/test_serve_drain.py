@@ -110,6 +110,20 @@ def begin(port: int) -> http.client.HTTPConnection:
     return connection
 
 
+@pytest.mark.usefixtures("hears_hangup")
+def test_the_terminal_closes(tmp_path: Path) -> None:
+    """SIGHUP ends a server, unless it was started by nohup."""
+    with Serve(tmp_path, passed=ONE_THREAD, draft=False, within=("nohup",)) as serve:
+        serve.wait_ready()
+        serve.process.send_signal(signal.SIGHUP)
+        time.sleep(1.0)
+        assert complete(serve.port, 4)["tokens_predicted"] == 4
+        assert serve.stop() == 0
+    with Serve(tmp_path, passed=ONE_THREAD, draft=False) as serve:
+        serve.wait_ready()
+        assert serve.stop(signal.SIGHUP) == 0
+
+
 @pytest.mark.slow
 def test_ctrl_c_waits_for_no_answer(tmp_path: Path) -> None:
     with Serve(tmp_path, passed=ALONE, draft=False) as serve:

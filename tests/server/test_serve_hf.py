@@ -158,15 +158,61 @@ def test_why_a_model_cannot_be_had(tmp_path: Path, status: int, passed: tuple[st
         assert text in fetch(tmp_path, variables(hub, tmp_path), *passed).stderr
 
 
-def test_a_token_is_for_the_hub_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_for_the_hub_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for whoever an address of a file names."""
     monkeypatch.setenv("HF_TOKEN", "t")
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(download, "why_failed", lambda *given: asked.append(given) or "")
+    asked: list[tuple[str, str | None]] = []
+
+    def ask(url: str, token: str | None, **_: object) -> tuple[str, bytes]:
+        asked.append((url, token))
+        return "no", b""
+
+    monkeypatch.setattr(download_check, "_ask", ask)
     for source in (["-mu", "https://x.example/m.gguf"], ["-hf", REPO]):
         download._why(source, ServeOptions(passed=tuple(source)))
-    assert asked[0] == ("https://x.example/m.gguf",)
-    assert asked[1][1:] == ("t",)
+    assert asked[0] == ("https://x.example/m.gguf", None)
+    assert asked[1][1] == "t"
+
+
+def test_a_model_whose_files_are_refused(tmp_path: Path) -> None:
+    """A gated one: the hub lists its files, and wants a token for each."""
+    with fake_hub(REPOS) as hub:
+        hub.file_status = 403
+        said = fetch(tmp_path, variables(hub, tmp_path), "-hf", REPO).stderr
+    assert "refuses with status 403: there is no such name, or HF_TOKEN has to open it" in said
+
+
+def test_what_answers_is_no_hub(tmp_path: Path) -> None:
+    """The page of a hotel, which asks for a room's number."""
+    with fake_hub(REPOS) as hub:
+        hub.page = b"<html>Welcome</html>"
+        said = fetch(tmp_path, variables(hub, tmp_path), "-hf", REPO).stderr
+    assert "is no hub's: check the connection, a proxy" in said
+
+
+def test_offline_asks_no_hub(tmp_path: Path) -> None:
+    """Not even where the model's defaults are looked up."""
+    with fake_hub(REPOS) as hub:
+        run = ("run", REPO, "--offline", "-p", "x", "-n", "2")
+        done = run_pyspac(*run, cache_dir=tmp_path, variables=variables(hub, tmp_path))
+        assert hub.requests == []
+    assert done.returncode == 2
+    assert "it was not fetched before, and --offline fetches nothing" in done.stderr
+
+
+def test_what_was_never_compared_is_compared_offline(tmp_path: Path) -> None:
+    """As of a command that was killed when the file was there."""
+    with fake_hub(REPOS) as hub:
+        names = variables(hub, tmp_path)
+        pulled = run_pyspac("pull", REPO, cache_dir=tmp_path, variables=names)
+    file = Path(pulled.stdout.strip()).resolve()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    run = ("run", REPO, "--offline", "-p", "x", "-n", "2")
+    done = run_pyspac(*run, cache_dir=tmp_path, variables=names)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is damaged: its sha256 is" in done.stderr
 
 
 def test_a_damaged_file_is_refused_and_fetched_anew(tmp_path: Path) -> None:

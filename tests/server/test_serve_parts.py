@@ -93,7 +93,7 @@ def test_an_own_server_has_nothing_of_the_environment_that_is_for_others(
         assert not any(name in server_env(replace(options, socket=None)) for name in names)
     monkeypatch.setenv("LLAMA_API_KEY", "a,b")
     with TemporaryFile() as out:
-        assert Child("env", ["env"], env={"LLAMA_API_KEY": None, "OTHER": "1"}, output=out).wait(10)
+        assert Child("env", ["env"], env={"LLAMA_API_KEY": None, "OTHER": "1"}, stdout=out).wait(10)
         out.seek(0)
         said = out.read()
     assert b"OTHER=1" in said
@@ -193,6 +193,11 @@ def test_several_keys_hold() -> None:
         {"LLAMA_API_KEY": "a,b,c", "HF_TOKEN": "u"},
     )
     assert take_secrets(["serve", "--", "--api-key"], {}) == (["serve", "--", "--api-key"], {})
+
+
+def test_a_prompt_is_no_key() -> None:
+    argv = ["run", "-p", "--api-key", "-n", "3"]
+    assert take_secrets(argv, {}) == (argv, {})
 
 
 def test_methods_alone_open_nothing() -> None:

@@ -9,14 +9,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from serving import HOST, ONE_THREAD, Serve, complete, wait_for
+from serving import HOST, ONE_THREAD, TARGET, Serve, complete, environment, wait_for
 
 from pyspac._native import bin_dir
 from pyspac.server.build_extras import build_extras
@@ -219,6 +220,38 @@ def test_a_key_shows_nowhere(tmp_path: Path, where: str) -> None:
         assert ask(serve, "POST", "/completion", json.dumps(BODY), Content_Type="application/json")[0] == 401
         sent = {"Content_Type": "application/json", "Authorization": f"Bearer {key[1]}"}
         assert ask(serve, "POST", "/completion", json.dumps(BODY), **sent)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("run", ("-p", "x", "-n", "100000", "--ignore-eos", "--", "--api-key=a-secret")),
+        ("chat", ("-hft", "a-secret")),
+        ("bench", ("-n", "100000", "--api-key", "a-secret")),
+    ],
+)
+def test_a_secret_shows_in_no_command(tmp_path: Path, command: str, flags: tuple[str, ...]) -> None:
+    """From its own first instruction on."""
+    argv = [sys.executable, "-m", "pyspac", command, str(TARGET), *ONE_THREAD, *flags]
+    started = subprocess.Popen(
+        argv, env=environment(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        lines = wait_for("its server", lambda: command_lines_with_server(started.pid))
+        assert not [line for line in lines if "a-secret" in line]
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def command_lines_with_server(pid: int) -> list[str]:
+    """Of a process and all below it; none before a server of its own is among them."""
+    parent = psutil.Process(pid)
+    lines = []
+    for process in (parent, *parent.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended
+            lines.append(" ".join(process.cmdline()))
+    return lines if any(".sock" in line and "llama-server" in line for line in lines) else []
 
 
 @pytest.mark.parametrize(
