@@ -238,6 +238,13 @@ spac_status spac_read_lossy(const char * name, const char * text, int32_t * n_ke
     });
 }
 
+spac_status spac_read_baseline(const char * name, const char * text) {
+    return spac_guard([&] {
+        require(name && text && *text, "spac_read_baseline: no name, or no text");
+        spac_baseline(name, text);
+    });
+}
+
 spac_status spac_read_device_kind(const char * text, int32_t * kind) {
     return spac_guard([&] {
         require(text && kind, "spac_read_device_kind: no text, or nowhere to put the kind");

@@ -252,8 +252,8 @@ Policy = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME|FILE",
-        help=f"How experts are chosen for the device: {', '.join(ESTIMATORS)}, or settings as TOML: a file, "
-        "or text such as threshold=2 (docs/policies.md).",
+        help=f"How experts are chosen for the device: {', '.join(ESTIMATORS)}, EVICTION+MISS such as "
+        "lru+fetch, or settings as TOML: a file, or text such as threshold=2 (docs/policies.md).",
         rich_help_panel=MORE,
     ),
 ]

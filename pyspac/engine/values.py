@@ -37,6 +37,13 @@ def read_lossy(name: str, text: str) -> int:
     return int(n_kept[0])
 
 
+def read_baseline(name: str, text: str) -> None:
+    """Raise UsageError unless it is "EVICTION+MISS" with names that the engine knows."""
+    from pyspac._native import lib
+
+    check_value(lib.spac_read_baseline(os.fsencode(name), os.fsencode(text)))
+
+
 def read_cpu_range(text: str) -> set[int]:
     """The cores of a range such as "0-7", all open to this process."""
     from pyspac._native import ffi, lib

@@ -8,8 +8,9 @@
 #include <numeric>
 
 spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
-                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, bool fills, int il_to_publish) :
-    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)),
+                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy,
+                           std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish) :
+    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)), demand(std::move(demand)),
     fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
@@ -65,7 +66,10 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
     const uint64_t t0 = spac_now_us();
     begin_layer(layer.il, t0);
     pin_experts(layer, ids);
-    if (weights) {
+    if (!demand.empty()) {
+        ask(layer, ids, weights);
+    }
+    if (lossy.is_on()) {
         leave_out(layer, ids, *weights);
     }
     record_split(layer);
@@ -75,6 +79,9 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
     if (cur) {
         t.submit = spac_now_us();
         host.worker_of(layer).submit(&layer, cur, ids_host, ids_copy.data(), (int) ids->ne[1]);
+    }
+    if (!demand.empty()) { // beside the host
+        demand[layer.device]->wait(layer.il, activations.experts.data(), slots.data(), slots.size());
     }
     t.dispatch = t.device = spac_now_us();
     board.counters()->dispatch_us += t.dispatch - t0;
@@ -96,6 +103,21 @@ void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor *
     if (tier) {
         tier->use_on_device(layer.il, activations.experts.data(), activations.n_rows.data(), slots.data(), slots.size());
     }
+}
+
+// what the policy has copied gets a slot
+void spac_forward::ask(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights) {
+    weight_of.assign(slots.size(), 0);
+    for (int64_t i = 0; weights && i < ids->ne[0] * ids->ne[1]; i++) {
+        const int64_t iu = i % ids->ne[0], it = i / ids->ne[0];
+        const int32_t ie = spac_id_at(ids, iu, it);
+        if (ie >= 0 && ie < layer.n_expert) {
+            weight_of[activations.index_of[ie]] += *(const float *) ((const char *) weights->data + iu * weights->nb[1] + it * weights->nb[2]);
+        }
+    }
+    const spac_layer_stats & s = board.layer_stats()[layer.il];
+    demand[layer.device]->ask(layer.il, activations.experts.data(), activations.n_rows.data(), weight_of.data(), slots.size(), slots.data(),
+                              s.n_host_experts > 0 ? (double) s.host_us / s.n_host_experts : 0.0);
 }
 
 void spac_forward::record_split(const spac_moe_layer & layer) {
