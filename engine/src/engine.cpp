@@ -182,6 +182,9 @@ static spac_lossy make_lossy(const spac_plan & plan, const spac_memory_tier * ti
     if (lossy.is_on() && !plan.has_slots && !tier) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("lossy \"%s\" needs a device, or experts on disk (ram): else every expert is there", text.c_str()));
     }
+    if (lossy.substitutes() && !plan.has_slots) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("lossy \"%s\" needs a device, whose experts stand in for others: give drop:N", text.c_str()));
+    }
     return lossy;
 }
 
@@ -322,6 +325,9 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.free           = free_with_context ? free_with_context : [](void * engine) { ((spac_engine *) engine)->forget_context(); };
     h.build          = [](void * engine, const llama_moe_hook_params * p) { return ((spac_engine *) engine)->build(*p); };
     h.n_threads      = [](void * engine, ggml_cgraph * graph, const llama_ubatch * ubatch) {
+        if (ubatch) {
+            ((spac_engine *) engine)->name_sequences(*ubatch);
+        }
         return ((spac_engine *) engine)->before_graph(graph, ubatch ? (int32_t) ubatch->n_tokens : 0);
     };
     h.can_reuse   = [](void * engine) { return ((spac_engine *) engine)->can_reuse(); };
@@ -335,6 +341,8 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.give_states = [](void * engine, llama_context * head, int32_t slot, llama_pos * pos, llama_pos end) {
         return ((spac_engine *) engine)->head_states.give(head, slot, pos, end);
     };
+    h.begin_request = [](void * engine, int32_t slot, bool is_exact) { ((spac_engine *) engine)->forward.begin_request(slot, is_exact); };
+    h.weight_kept   = [](void * engine, int32_t slot) { return ((spac_engine *) engine)->forward.share_kept(slot); };
     h.forget        = [](void * engine, int32_t slot, bool is_replaced) { ((spac_engine *) engine)->forget(slot, is_replaced); };
     if (masks) {
         h.draft = [](void * engine, int32_t slot, const llama_token *, int32_t, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
@@ -373,6 +381,22 @@ ggml_tensor * spac_engine::build(const llama_moe_hook_params & p) {
 
 bool spac_engine::can_reuse() const {
     return is_away() || splitter.can_reuse();
+}
+
+// a token of several sequences is exact where the first is
+void spac_engine::name_sequences(const llama_ubatch & ubatch) {
+    if (is_away() || !forward.is_lossy()) {
+        return;
+    }
+    wait_for_stream(); // which asks for the last graph's
+    std::vector<int32_t> of_tokens, of_outputs;
+    for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
+        of_tokens.push_back(ubatch.n_seq_id[i] > 0 ? ubatch.seq_id[i][0] : -1);
+        if (ubatch.output && ubatch.output[i]) {
+            of_outputs.push_back(of_tokens.back());
+        }
+    }
+    forward.name_sequences(std::move(of_tokens), std::move(of_outputs));
 }
 
 // else the first split layer's dispatch begins a forward

@@ -118,6 +118,7 @@ struct spac_engine {
     void                                            start_workers();
     void                                            look_ahead(const llama_token * tokens, int32_t n_tokens);
     void                                            record_step(const llama_moe_hook_step & step);
+    void                                            name_sequences(const llama_ubatch & ubatch);
     bool                                            copy_to_slot(const spac_load & load);
     void                                            look_around(size_t device);
     void                                            log_attached() const;

@@ -185,10 +185,10 @@ Lossy = Annotated[
     str | None,
     typer.Option(
         "--lossy",
-        metavar="drop:N",
+        metavar="KIND:STRENGTH",
         show_default=False,
-        help="Faster, not exact: leave out experts that are not on the device (with --ram: not in memory), "
-        "but never a token's best N.",
+        help="Faster, not exact: drop:N leaves out experts that are not on the device (with --ram: not in "
+        "memory), but never a token's best N; substitute:X takes one that is, if routers weigh both alike.",
         rich_help_panel=MORE,
     ),
 ]

@@ -31,6 +31,13 @@ struct spac_forward : spac_split_ops {
     void begin();                                   // by itself where a layer is split
     void end();                                     // no forward is running, and the device is idle
 
+    // of the next graph's tokens, and of those whose outputs are wanted, which the last layer has alone: whose they are
+    void name_sequences(std::vector<int32_t> of_tokens, std::vector<int32_t> of_outputs);
+
+    void   begin_request(int32_t sequence, bool is_exact) { lossy.begin_request(sequence, is_exact); }
+    double share_kept(int32_t sequence) const { return lossy.share_kept(sequence); }
+    bool   is_lossy() const { return lossy.is_on(); }
+
     int64_t n_tokens_counted = INT64_MAX; // of a forward, the first ones: others are computed, and nothing is learned from them
 
     // spac_split_ops
@@ -56,6 +63,7 @@ struct spac_forward : spac_split_ops {
     void ask(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights);
     void record_split(const spac_moe_layer & layer);
     void leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
+    void substitute(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
     void write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
 
     spac_board &             board;
@@ -72,6 +80,7 @@ struct spac_forward : spac_split_ops {
     const bool fills;
     const int  il_to_publish;
 
+    std::vector<int32_t>    sequence_of_token, sequence_of_output; // of the graph in progress, where something may be left out
     std::atomic<bool>       in_progress{ false };
     bool                    any_device = false, any_host = false;
     int                     last_il       = -1;
@@ -81,11 +90,12 @@ struct spac_forward : spac_split_ops {
 
     // the layer in progress
     spac_activations      activations;
-    std::vector<int32_t>  slots;           // of each distinct expert, or -1
-    std::vector<int32_t>  ids_copy;        // [n_expert_used * n_tokens]
-    std::vector<int32_t>  slot_of;         // [n_expert], of those in use
-    std::vector<int32_t>  on_device;       // [n_expert_used * n_tokens] experts or -1, as ids_host
-    std::vector<uint32_t> n_rows_left_out; // of each distinct expert
-    std::vector<double>   weight_of;       // of each distinct expert, where demand wants it
-    std::vector<uint8_t>  is_there;        // [n_expert_used * n_tokens] where something may be left out
+    std::vector<int32_t>  slots;                 // of each distinct expert, or -1
+    std::vector<int32_t>  ids_copy;              // [n_expert_used * n_tokens]
+    std::vector<int32_t>  slot_of;               // [n_expert], of those in use
+    std::vector<int32_t>  on_device;             // [n_expert_used * n_tokens] experts or -1, as ids_host
+    std::vector<uint32_t> n_rows_left_out;       // of each distinct expert
+    std::vector<double>   weight_of;             // of each distinct expert, where demand wants it
+    std::vector<int32_t>  stands_in, slot_of_it; // for each distinct expert: another one or -1, and its slot
+    std::vector<uint8_t>  is_there;              // [n_expert_used * n_tokens] where something may be left out
 };
