@@ -175,7 +175,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--policy", "baseline=3"], ["--policy cannot be '3+fetch'"]),
     (["--policy", "lru+fetch", "--predict", "token"], ["token has no effect with lru+fetch"]),
     (["--policy", "lru+fetch", "--stock"], ["lru+fetch has no effect with --stock"]),
-    (["--policy", "lru+fetch", "--ram", "50%"], ["lru+fetch needs all experts in memory", "--ram"]),
+    (["--policy", "lru+fetch", "--ram", "4"], ["lru+fetch needs all experts in memory", "--ram"]),
     (["-f", "/nonexistent"], ["both -p and -f are given"]),
 ]
 
