@@ -82,6 +82,7 @@ WITHOUT_NATIVE: Final = {
         "pyspac.engine.board",
         "pyspac.engine.layout_groups",
         "pyspac.engine.step",
+        "pyspac.engine.values",
     },
     "lab": {"pyspac.engine.ahead", "pyspac.engine.board", "pyspac.engine.step", "pyspac.engine.values"},
     "speculation": {"pyspac.engine.step"},

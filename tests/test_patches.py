@@ -65,8 +65,9 @@ def test_patches_stay_small():
     # 410, and what it takes that a server's heads wait, too: what is kept and read where, in whose time, and
     # dropped when a slot's text is another one; one for the masks' cells of a slot that waits for others; and
     # that a graph fails in a fork, or without an expert that cannot be read, whatever abort callback is set;
-    # 61 that tell the engine which weights to read into which memory; 156 that keep prompts
-    assert sum(patch.n_added + patch.n_removed for patch in PATCHES if patch.folder == "hooks") <= 682
+    # 61 that tell the engine which weights to read into which memory; 156 that keep prompts; 27
+    # for requests that are computed exactly
+    assert sum(patch.n_added + patch.n_removed for patch in PATCHES if patch.folder == "hooks") <= 709
 
 
 def test_public_structs_and_functions_are_only_added_to():

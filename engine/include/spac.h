@@ -67,7 +67,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     8
+#define SPAC_ABI_VERSION     9
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -161,10 +161,11 @@ typedef struct spac_engine_params {
     const char * cpu_range;                        // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
     bool         fill;                             // experts that were just used take free slots at once, those of prompts included
     int32_t      next_layer;                       // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
-    const char * lossy;                            // "drop:2": an expert that is not there and that is not among its token's best 2 is left out; NULL: none is
+    const char * lossy;                            // "drop:2": an expert that is not there and that is not among its token's best 2 is left out; "substitute:0.1": one on the device stands in for it; NULL: all are computed
     uint64_t     ram_bytes;                        // memory for experts, which lie in mapped files; 0: they are in memory
     int32_t      stage;                            // spac_stage
     double       device_copy_gb_s[SPAC_N_DEVICES]; // copy_gb_s of each of several devices; 0: copy_gb_s
+    const char * baseline;                         // "lru+fetch": who leaves the device, and what becomes of experts that a layer does not find there; NULL: decisions say it
 } spac_engine_params;
 
 typedef struct spac_engine_info {
@@ -432,7 +433,8 @@ SPAC_API spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t
 
 // values as they are written in options, flags and the environment: how each is read is decided only here
 SPAC_API spac_status spac_read_size(const char * name, const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"; name: of the option, for the error
-SPAC_API spac_status spac_read_lossy(const char * name, const char * text, int32_t * n_kept);                      // N of "drop:N", of spac_engine_params.lossy
+SPAC_API spac_status spac_read_baseline(const char * name, const char * text);                                     // whether it may be spac_engine_params.baseline
+SPAC_API spac_status spac_read_lossy(const char * name, const char * text, int32_t * n_kept);                      // N of "drop:N", 0 of "substitute:X": of spac_engine_params.lossy
 SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                                     // spac_device_kind
 SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);                      // "0-7", all open to this process
 

@@ -83,6 +83,54 @@ std::vector<std::unique_ptr<spac_expert_cache>> spac_engine::make_caches() {
     return caches;
 }
 
+// misses are what fills the slots then
+static spac_settings settings_of(const spac_engine_params & params) {
+    spac_settings settings(params);
+    if (!settings.baseline.empty()) {
+        settings.params.fill  = false;
+        settings.params.stage = SPAC_STAGE_NEVER;
+    }
+    return settings;
+}
+
+static spac_baseline baseline_of(const spac_settings & settings) {
+    return { "baseline", settings.baseline };
+}
+
+bool spac_engine::is_scheduled() const {
+    return plan.has_slots && (demand.empty() || baseline_of(settings).is_scheduled());
+}
+
+std::vector<std::unique_ptr<spac_demand_loads>> spac_engine::make_demand() const {
+    const spac_baseline                             baseline = baseline_of(settings);
+    std::vector<std::unique_ptr<spac_demand_loads>> found;
+    if (!baseline.is_on()) {
+        return found;
+    }
+    const auto refuse = [&](const char * why) { throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("baseline \"%s\" %s", settings.baseline.c_str(), why)); };
+    if (!plan.has_slots) {
+        refuse("needs a device: there is nothing to copy to");
+    }
+    if (settings.params.ram_bytes > 0) {
+        refuse("needs all experts in memory: leave out ram");
+    }
+    if (settings.params.next_layer > 0 && !baseline.is_scheduled()) {
+        refuse("goes without a predictor: leave out next-layer");
+    }
+    for (const auto & one : cache_of) {
+        found.push_back(std::make_unique<spac_demand_loads>(*one, baseline));
+    }
+    return found;
+}
+
+static std::vector<spac_demand_loads *> pointers_to(const std::vector<std::unique_ptr<spac_demand_loads>> & demand) {
+    std::vector<spac_demand_loads *> all;
+    for (const auto & one : demand) {
+        all.push_back(one.get());
+    }
+    return all;
+}
+
 static spac_device_caches all_of(const std::vector<std::unique_ptr<spac_expert_cache>> & cache_of, const spac_board & board) {
     std::vector<spac_expert_cache *> caches;
     for (const auto & cache : cache_of) {
@@ -134,6 +182,9 @@ static spac_lossy make_lossy(const spac_plan & plan, const spac_memory_tier * ti
     if (lossy.is_on() && !plan.has_slots && !tier) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("lossy \"%s\" needs a device, or experts on disk (ram): else every expert is there", text.c_str()));
     }
+    if (lossy.substitutes() && !plan.has_slots) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("lossy \"%s\" needs a device, whose experts stand in for others: give drop:N", text.c_str()));
+    }
     return lossy;
 }
 
@@ -145,7 +196,7 @@ static int il_to_publish(const spac_plan & plan, const spac_layers & layers) {
 
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *),
                          std::unique_ptr<spac_mask_drafter> mask_drafter, std::unique_ptr<spac_ngram_drafter> ngram_drafter) :
-    settings(params),
+    settings(settings_of(params)),
     masks(std::move(mask_drafter)),
     ngram(std::move(ngram_drafter)),
     hook(ctx),
@@ -155,15 +206,16 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     board(make_board(plan, layers, slots, settings.params.max_batch)),
     cache_of(make_caches()),
     cache(all_of(cache_of, *board)),
+    demand(make_demand()),
     tier(make_tier(plan, layers, settings)),
-    decisions(*board, plan.has_slots ? cache : spac_device_caches(), plan.has_slots ? nullptr : tier.get(),
-              free_with_context && plan.has_slots ? make_policy(plan, layers) : nullptr),
+    decisions(*board, is_scheduled() ? cache : spac_device_caches(), plan.has_slots ? nullptr : tier.get(),
+              free_with_context && is_scheduled() ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
     dense(plan.has_slots ? nullptr : make_dense(ctx, plan.kernels)),
     team(plan.has_slots ? nullptr : std::make_unique<spac_team_watch>(llama_n_threads(ctx))),
     log(*board),
     forward(*board, plan.has_slots || tier ? cache : spac_device_caches(), decisions, host, tier.get(), timeline, log,
-            make_lossy(plan, tier.get(), settings.lossy), settings.params.fill,
+            make_lossy(plan, tier.get(), settings.lossy), pointers_to(demand), settings.params.fill,
             il_to_publish(plan, layers)),
     prompts(*board, cache, layers, log, settings.params.fill),
     untried(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
@@ -255,6 +307,9 @@ void spac_engine::forget_context() {
 }
 
 void spac_engine::watch_draft(llama_context * draft) {
+    if (plan.has_slots && !is_scheduled()) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("baseline \"%s\" goes without a predictor: leave out draft-gate", settings.baseline.c_str()));
+    }
     if (!plan.has_slots && !tier) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "draft-gate needs a device, or experts on disk (ram): else no expert is ever copied; give one of them, or "
                                                        "predict without");
@@ -270,6 +325,9 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.free           = free_with_context ? free_with_context : [](void * engine) { ((spac_engine *) engine)->forget_context(); };
     h.build          = [](void * engine, const llama_moe_hook_params * p) { return ((spac_engine *) engine)->build(*p); };
     h.n_threads      = [](void * engine, ggml_cgraph * graph, const llama_ubatch * ubatch) {
+        if (ubatch) {
+            ((spac_engine *) engine)->name_sequences(*ubatch);
+        }
         return ((spac_engine *) engine)->before_graph(graph, ubatch ? (int32_t) ubatch->n_tokens : 0);
     };
     h.can_reuse   = [](void * engine) { return ((spac_engine *) engine)->can_reuse(); };
@@ -283,7 +341,9 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
     h.give_states = [](void * engine, llama_context * head, int32_t slot, llama_pos * pos, llama_pos end) {
         return ((spac_engine *) engine)->head_states.give(head, slot, pos, end);
     };
-    h.forget = [](void * engine, int32_t slot, bool is_replaced) { ((spac_engine *) engine)->forget(slot, is_replaced); };
+    h.begin_request = [](void * engine, int32_t slot, bool is_exact) { ((spac_engine *) engine)->forward.begin_request(slot, is_exact); };
+    h.weight_kept   = [](void * engine, int32_t slot) { return ((spac_engine *) engine)->forward.share_kept(slot); };
+    h.forget        = [](void * engine, int32_t slot, bool is_replaced) { ((spac_engine *) engine)->forget(slot, is_replaced); };
     if (masks) {
         h.draft = [](void * engine, int32_t slot, const llama_token *, int32_t, llama_token id_last, llama_pos pos, int32_t n_max, const llama_token ** drafted) {
             return ((spac_engine *) engine)->masks->draft(slot, id_last, pos, n_max, drafted);
@@ -321,6 +381,22 @@ ggml_tensor * spac_engine::build(const llama_moe_hook_params & p) {
 
 bool spac_engine::can_reuse() const {
     return is_away() || splitter.can_reuse();
+}
+
+// a token of several sequences is exact where the first is
+void spac_engine::name_sequences(const llama_ubatch & ubatch) {
+    if (is_away() || !forward.is_lossy()) {
+        return;
+    }
+    wait_for_stream(); // which asks for the last graph's
+    std::vector<int32_t> of_tokens, of_outputs;
+    for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
+        of_tokens.push_back(ubatch.n_seq_id[i] > 0 ? ubatch.seq_id[i][0] : -1);
+        if (ubatch.output && ubatch.output[i]) {
+            of_outputs.push_back(of_tokens.back());
+        }
+    }
+    forward.name_sequences(std::move(of_tokens), std::move(of_outputs));
 }
 
 // else the first split layer's dispatch begins a forward
@@ -435,6 +511,9 @@ void spac_engine::log_attached() const {
     if (plan.has_slots) {
         spac_log("%d of %d MoE layers split, %d slots in %d groups, %.1f of %.1f MiB on %s", i.n_layer_split,
                  i.n_layer_split + i.n_layer_declined, i.n_slots, i.n_group, i.pool_bytes / 1048576.0, i.total_bytes / 1048576.0, i.device);
+    }
+    if (!demand.empty()) {
+        spac_log("experts come and go as %s says", settings.baseline.c_str());
     }
     if (tier) {
         const spac_tier_info t = tier->info();

@@ -6,6 +6,7 @@
 #include "base/home-process.h"
 #include "board/board.h"
 #include "board/timeline.h"
+#include "cache/demand-loads.h"
 #include "cache/device-caches.h"
 #include "cache/prefetch-worker.h"
 #include "cache/slot-copy.h"
@@ -84,7 +85,8 @@ struct spac_engine {
     // of each device
     const std::vector<std::unique_ptr<spac_expert_cache>> cache_of;
     const spac_device_caches                              cache;
-    const std::unique_ptr<spac_memory_tier>               tier; // if memory holds only a part of the experts
+    const std::vector<std::unique_ptr<spac_demand_loads>> demand; // if a policy to compare with was asked for
+    const std::unique_ptr<spac_memory_tier>               tier;   // if memory holds only a part of the experts
     spac_decisions                                        decisions;
     spac_host_work                                        host;
     const std::unique_ptr<spac_dense_matmul>              dense; // where the device is "none"
@@ -109,11 +111,14 @@ struct spac_engine {
     int32_t                                         before_graph(ggml_cgraph * graph, int32_t n_tokens); // threads for it; 0: the context's, -1: none
     int32_t                                         n_threads_beside_others(int32_t n_tokens);
     std::vector<std::unique_ptr<spac_expert_cache>> make_caches();
+    std::vector<std::unique_ptr<spac_demand_loads>> make_demand() const;
+    bool                                            is_scheduled() const; // whether decisions move anything
     double                                          copy_gb_s(size_t device) const;
     void                                            share_board();
     void                                            start_workers();
     void                                            look_ahead(const llama_token * tokens, int32_t n_tokens);
     void                                            record_step(const llama_moe_hook_step & step);
+    void                                            name_sequences(const llama_ubatch & ubatch);
     bool                                            copy_to_slot(const spac_load & load);
     void                                            look_around(size_t device);
     void                                            log_attached() const;

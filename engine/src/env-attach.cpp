@@ -5,6 +5,7 @@
 //   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
+//   PYSPAC_BASELINE lru+fetch: who leaves the device, and what becomes of an expert that is not there (docs/policies.md); else decisions say it
 //   PYSPAC_LOSSY   drop:2: an expert that is not there and not among its token's best 2 is left out; else none is
 //   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)
 //   PYSPAC_STAGE    0: the experts of prompts do not pass through the slots (1: where that is faster)
@@ -159,6 +160,7 @@ static void attach(llama_context * ctx) {
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
     params.lossy              = env_or("PYSPAC_LOSSY", nullptr);
+    params.baseline           = env_or("PYSPAC_BASELINE", nullptr);
     params.ram_bytes          = checked_ram(ctx);
     params.fill               = checked_switch("PYSPAC_FILL");
     params.evict              = checked_switch("PYSPAC_EVICT");

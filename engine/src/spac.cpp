@@ -234,7 +234,14 @@ spac_status spac_read_size(const char * name, const char * text, uint64_t total_
 spac_status spac_read_lossy(const char * name, const char * text, int32_t * n_kept) {
     return spac_guard([&] {
         require(name && text && n_kept, "spac_read_lossy: no name, no text, or nowhere to put the number");
-        *n_kept = spac_lossy::read(name, text);
+        *n_kept = spac_lossy::read(name, text).n_kept;
+    });
+}
+
+spac_status spac_read_baseline(const char * name, const char * text) {
+    return spac_guard([&] {
+        require(name && text && *text, "spac_read_baseline: no name, or no text");
+        spac_baseline(name, text);
     });
 }
 

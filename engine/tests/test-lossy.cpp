@@ -42,11 +42,54 @@ static void test_ranks() {
     assert(all.n_left_out == 0 && all.weight == all.weight_kept);
 }
 
+// of three tokens the second is of a request that wants all; the third is of nobody's
+static void test_requests() {
+    std::vector<float> w = { 0.2f, 0.8f, /**/ 0.2f, 0.8f, /**/ 0.2f, 0.8f };
+    spac_lossy         lossy("drop:1");
+    assert(lossy.share_kept(4) < 0);
+    lossy.begin_request(4, false);
+    lossy.begin_request(7, true);
+    assert(lossy.share_kept(4) == 1 && lossy.share_kept(7) == 1); // so far
+    lossy.choose(weights_of(w, 2), std::vector<uint8_t>(6), 3, { 4, 7, -1 });
+    assert((lossy.is_left_out == std::vector<uint8_t>{ 1, 0, 0, 0, 1, 0 }));
+    assert(std::fabs(lossy.share_kept(4) - 0.8) < 1e-6 && lossy.share_kept(7) == 1 && lossy.share_kept(-1) < 0);
+    assert(lossy.n_left_out == 2);
+
+    lossy.begin_request(7, false); // another request on the same slot
+    lossy.choose(weights_of(w, 2), std::vector<uint8_t>(6), 3, { 7, 7, 7 });
+    assert(lossy.n_left_out == 3 && std::fabs(lossy.share_kept(7) - 0.8) < 1e-6);
+    assert(spac_lossy("").share_kept(4) < 0);
+}
+
 static void test_ties_and_signs() {
     std::vector<float> w = { 0.25f, 0.25f, -0.9f, 0.25f };
     spac_lossy         lossy("drop:2");
     lossy.choose(weights_of(w, 4), { 0, 0, 0, 0 }, 1);
     assert((lossy.is_left_out == std::vector<uint8_t>{ 0, 1, 0, 1 })); // the largest, and the first of those that are equal
+}
+
+static void test_substitutes() {
+    spac_lossy lossy("substitute:0.1");
+    assert(lossy.substitutes() && !spac_lossy("drop:1").substitutes());
+    for (float w : { 0.5f, 0.3f, -0.4f }) {
+        lossy.rate(7, 4, 0, w); // 0.4 in the mean
+    }
+    lossy.rate(7, 4, 1, 0.35f);
+    lossy.rate(7, 4, 2, 0.45f);
+    std::vector<int32_t> spare = { 2, 1, 3 };
+    const int32_t        first = lossy.take_alike(7, 0, spare); // both are equally near
+    assert((first == 1 || first == 2) && spare.size() == 2);
+    assert(lossy.take_alike(7, 0, spare) == 3 - first);
+    assert(lossy.take_alike(7, 0, spare) == -1 && spare == std::vector<int32_t>{ 3 }); // that one was never chosen
+    assert(lossy.take_alike(7, 3, spare) == -1 && lossy.take_alike(8, 0, spare) == -1);
+
+    spac_lossy none("substitute:0");
+    spare = { 1 };
+    assert(none.take_alike(7, 0, spare) == -1);
+
+    std::vector<float> w = { 0.9f, 0.1f };
+    lossy.choose(weights_of(w, 2), { 0, 1 }, 1); // the best one, too
+    assert((lossy.is_left_out == std::vector<uint8_t>{ 1, 0 }) && std::fabs(lossy.weight_kept - 0.1) < 1e-6);
 }
 
 static void test_whole() {
@@ -57,7 +100,7 @@ static void test_whole() {
 }
 
 static void test_refusals() {
-    for (const char * text : { "drop", "drop:", "drop:0", "drop:-1", "drop:x", "drop:1x", "drop:99999", "drop: 2", "drop:+2", "keep:2", " drop:2" }) {
+    for (const char * text : { "drop", "drop:", "drop:0", "drop:-1", "drop:x", "drop:1x", "drop:99999", "drop: 2", "drop:+2", "drop:1.5", "drop:1.", "substitute", "substitute:", "substitute:-0.1", "substitute:1.5", "substitute:nan", "substitute:1e-3", "keep:2", " drop:2" }) {
         bool refused = false;
         try {
             spac_lossy lossy(text);
@@ -73,7 +116,9 @@ static void test_refusals() {
 
 int main() {
     test_ranks();
+    test_requests();
     test_ties_and_signs();
+    test_substitutes();
     test_whole();
     test_refusals();
     return 0;

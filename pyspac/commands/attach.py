@@ -9,6 +9,8 @@ import typer
 from pyspac.commands import options as o
 from pyspac.commands.common import reports_errors
 from pyspac.engine.ahead import check_not_in_engine
+from pyspac.errors import UsageError
+from pyspac.scheduler.baseline import VARIABLE
 from pyspac.scheduler.config import parse_predictors
 from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server import board_file, log
@@ -66,6 +68,11 @@ def attach(
             speculation=controller, warm_start=warm_start, model=model, log_json=log_json,
         )  # fmt: skip
         check_not_in_engine(options.scheduler.predict)
+        if options.scheduler.baseline is not None:
+            raise UsageError(
+                f"--policy {policy} is the engine's part: leave it out, and start that server with "
+                f"{VARIABLE}={options.scheduler.baseline}"
+            )
     log.set_up("attach", as_json=options.log_json)
     from pyspac.server.attach import run_attached  # loads the engine
 

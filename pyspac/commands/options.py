@@ -184,10 +184,10 @@ Lossy = Annotated[
     str | None,
     typer.Option(
         "--lossy",
-        metavar="drop:N",
+        metavar="KIND:STRENGTH",
         show_default=False,
-        help="Faster but not exact: skip experts that are not on the device (with --ram: not in "
-        "memory), except each token's best N.",
+        help="Faster but not exact: drop:N skips experts that are not on the device (with --ram: not in "
+        "memory), except each token's best N; substitute:X takes a similar one that is.",
         rich_help_panel=MORE,
     ),
 ]
@@ -251,8 +251,8 @@ Policy = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME|FILE",
-        help=f"How to choose experts for the device: {', '.join(ESTIMATORS)}, or settings as TOML: "
-        "a file, or text such as threshold=2 (docs/policies.md).",
+        help=f"How to choose experts for the device: {', '.join(ESTIMATORS)}, EVICTION+MISS such as "
+        "lru+fetch, or settings as TOML: a file, or text such as threshold=2 (docs/policies.md).",
         rich_help_panel=MORE,
     ),
 ]

@@ -39,7 +39,11 @@ _PATTERNS: Final = {
 Text = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="The text to measure on.")]
 Rules = Annotated[
     list[str],
-    typer.Option("--lossy", metavar="drop:N", help="What to leave out; repeat for several rows."),
+    typer.Option(
+        "--lossy",
+        metavar="KIND:STRENGTH",
+        help="What to leave out: drop:N, substitute:X; repeat for several rows.",
+    ),
 ]
 Context = Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a piece of the text.")]
 
@@ -81,7 +85,7 @@ def quality(
     for rule in rules:
         check_lossy(rule, stock=False)
     target, _ = find_files(model, hf_repo)
-    env = _engine_env(target, cache, ram, device, rules[0])
+    env = _engine_env(target, cache, ram, device, rules)
     with tempfile.TemporaryDirectory(prefix="pyspac-") as folder, removed_if_killed([Path(folder)]):
         base = Path(folder) / "exact.kld"
         argv = _argv(target, ram, ctx_size, base)
@@ -98,14 +102,15 @@ def quality(
         write_json(json_file, found)
 
 
-def _engine_env(model: Path, cache: str, ram: str | None, device: str, rule: str) -> dict[str, str]:
+def _engine_env(model: Path, cache: str, ram: str | None, device: str, rules: list[str]) -> dict[str, str]:
     """For the engine in llama-perplexity, whose own policy places the experts. Raises UsageError."""
     geometry = read_geometry(read_header(model))
     if not geometry.is_moe:
         raise UsageError(f"{model} has no experts that could be left out: give a Mixture-of-Experts model")
     is_host = is_host_only(device)
     ram_bytes = None if ram is None else asked_bytes(ram, geometry)
-    check_can_be_lossy(rule, is_host_only=is_host, ram_bytes=ram_bytes)
+    for rule in rules:
+        check_can_be_lossy(rule, is_host_only=is_host, ram_bytes=ram_bytes)
     env = {
         "PYSPAC_CACHE": "auto" if is_host else cache,
         "PYSPAC_DEVICE": device,

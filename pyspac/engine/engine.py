@@ -202,7 +202,7 @@ def _c_params(params: EngineParams) -> tuple[Any, list[Any]]:
 
     c_params.device, c_params.cache = c_text(params.device), c_text(params.cache)
     c_params.ram_bytes = params.ram_bytes
-    c_params.lossy = c_text(params.lossy)
+    c_params.lossy, c_params.baseline = c_text(params.lossy), c_text(params.baseline)
     c_params.board_name, c_params.cpu_range = c_text(params.board_name), c_text(params.cpu_range)
     c_params.n_threads, c_params.max_batch = params.n_threads, params.max_batch
     c_params.copy_gb_s = params.copy_gb_s

@@ -29,12 +29,19 @@ def read_size(name: str, text: str, total_bytes: int) -> int | None:
 
 
 def read_lossy(name: str, text: str) -> int:
-    """N of "drop:N": each token's best N experts are always computed. `name`: the option, for the error."""
+    """N of "drop:N", 0 of "substitute:X". `name`: the option, for the error."""
     from pyspac._native import ffi, lib
 
     n_kept = ffi.new("int32_t *")
     check_value(lib.spac_read_lossy(os.fsencode(name), os.fsencode(text), n_kept))
     return int(n_kept[0])
+
+
+def read_baseline(name: str, text: str) -> None:
+    """Raise UsageError unless it is "EVICTION+MISS" with names that the engine knows."""
+    from pyspac._native import lib
+
+    check_value(lib.spac_read_baseline(os.fsencode(name), os.fsencode(text)))
 
 
 def read_cpu_range(text: str) -> set[int]:

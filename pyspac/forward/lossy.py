@@ -1,4 +1,4 @@
-"""What the user lets the engine leave out: `--lossy KIND:N`, read and checked (SpecMD, 3.1.2)."""
+"""What the user lets the engine leave out: `--lossy KIND:STRENGTH`, read and checked (SpecMD, 3.1.2)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pyspac.errors import UsageError
 
 FLAG: Final = "--lossy"
 VARIABLE: Final = "PYSPAC_LOSSY"
+_SUBSTITUTE: Final = "substitute"
 
 
 def check_lossy(text: str | None, *, stock: bool) -> None:
-    """Raise UsageError unless it is None or "drop:N" with N from 1 on, and with plain llama.cpp."""
+    """Raise UsageError unless it is None, "drop:N" or "substitute:X", and with plain llama.cpp."""
     if text is None:
         return
     read_lossy(FLAG, text)
@@ -21,8 +22,10 @@ def check_lossy(text: str | None, *, stock: bool) -> None:
 
 
 def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_bytes: int | None) -> None:
-    """Raise UsageError where every expert is in memory, so that none could be left out."""
+    """Raise UsageError where every expert is there, or none that could stand in for another one."""
     if text is not None and is_host_only and ram_bytes is None:
         raise UsageError(
             f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; omit {FLAG}"
         )
+    if text is not None and is_host_only and text.startswith(_SUBSTITUTE):
+        raise UsageError(f"{FLAG} {text} needs a device, whose experts stand in for others: give drop:N")

@@ -37,6 +37,9 @@ TOKEN = "token"
 PREDICTORS = (TOKEN, *NEXT_LAYERS, DRAFT_GATE)
 NO_PREDICTOR = "none"
 
+# evictions that go by the utility of the estimator with their name
+BY_UTILITY = ("ema", "spac", "last")
+
 DECAY = 0.95  # per step or fit: what is left of the past in measured times
 
 # levels that suit each estimator: 4 is the paper's K; the others want a finer order for eviction
@@ -97,6 +100,8 @@ class SchedulerConfig:
     link_gb_s: float | None = None  # known speed of the link in 1e9 bytes/s, until copies were measured
     without: frozenset[str] = frozenset()  # see PARTS
     predict: tuple[str, ...] = ()  # of PREDICTORS
+    # "lru+fetch": the engine says who leaves, and copies what a layer does not find; None: as decided here
+    baseline: str | None = None
 
     def __post_init__(self) -> None:
         """Check every field; ConfigError names field, value and what is allowed."""
@@ -124,6 +129,21 @@ class SchedulerConfig:
                 f"predict {', '.join(self.predict)} has no effect without prefetch, as then nothing is "
                 "copied after the first step: leave out one of the two"
             )
+        if self.predict and not self.is_scheduled:
+            raise UsageError(
+                f"predict {', '.join(self.predict)} has no effect with {self.baseline}, which copies what a "
+                "layer asks for: leave out one of the two"
+            )
+
+    @property
+    def policy(self) -> str:
+        """Return its name, for reports."""
+        return self.baseline or self.estimator
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Return whether the engine obeys what is decided here."""
+        return self.baseline is None or self.baseline.partition("+")[0] in BY_UTILITY
 
     @property
     def effective_levels(self) -> int:
@@ -148,6 +168,7 @@ class SchedulerConfig:
     def has_fallback(self) -> bool:
         """Return whether copies may be left out where they do not pay: no way to copy was asked for."""
         is_asked = bool(self.without - {"sd", WHOLE}) or bool(self.predict) or self.threshold != "auto"
+        is_asked |= self.baseline is not None
         return not is_asked and self.byte_budget == "auto"
 
     @property
@@ -157,6 +178,7 @@ class SchedulerConfig:
         The other estimators are there to be compared, each with the rules of its authors.
         """
         is_asked = bool(self.without - {"sd", FALLBACK, "prompt", "stage"}) or self.threshold != "auto"
+        is_asked |= self.baseline is not None
         return not is_asked and self.byte_budget != 0 and self.estimator == "ema"
 
     @property

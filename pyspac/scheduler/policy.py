@@ -1,5 +1,7 @@
 """How experts are chosen for the device: a name, or settings as TOML or in a file, in; a `Policy` out.
 
+    ema, lru+fetch             # an estimator, or EVICTION+MISS by the lab's names
+
 estimator = "spac"             # a field of SchedulerConfig
 threshold = 2
 without = ["prefetch"]         # parts that are left out, to see what they are worth
@@ -15,6 +17,7 @@ from typing import Any, Final, Self
 
 from pyspac.checks import check_range
 from pyspac.errors import ConfigError
+from pyspac.scheduler.baseline import baseline_settings, names_baseline, with_baseline
 from pyspac.scheduler.config import ESTIMATORS, LINK_GB_S, SchedulerConfig
 
 FLAG: Final = "--policy"
@@ -34,14 +37,19 @@ class Policy:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """An estimator's name, settings as TOML, or a file of them. Raises ConfigError."""
+        """An estimator's name, EVICTION+MISS, settings as TOML, or a file of them. Raises ConfigError."""
         if text in ESTIMATORS:
             return cls(text=text, config=SchedulerConfig(estimator=text))
+        if names_baseline(text) and not Path(text).is_file():
+            return cls(text=text, config=SchedulerConfig(**baseline_settings(FLAG, text)))
         try:
             is_text = "=" in text and not Path(text).is_file()
             values = tomllib.loads(text if is_text else Path(text).read_text(encoding="utf-8"))
         except OSError as error:
-            wanted = f"one of {', '.join(ESTIMATORS)}, or a TOML file ({error.strerror})"
+            wanted = (
+                f"one of {', '.join(ESTIMATORS)}, EVICTION+MISS such as lru+fetch, or a TOML file "
+                f"({error.strerror})"
+            )
             raise ConfigError(FLAG, text, wanted) from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(FLAG, text, f"settings as TOML ({error})") from None
@@ -49,7 +57,8 @@ class Policy:
             raise ConfigError(FLAG, text, f"settings without {unknown[0]}: known are {', '.join(KEYS)}")
         try:
             copy = _speeds(values.pop(COPY_GB_S, ()))
-            return cls(text=text, config=SchedulerConfig(**values), copy_gb_s=copy)
+            config = SchedulerConfig(**with_baseline(FLAG, values))
+            return cls(text=text, config=config, copy_gb_s=copy)
         except (TypeError, AttributeError) as error:
             raise ConfigError(FLAG, text, f"values of the right types ({error})") from None
 

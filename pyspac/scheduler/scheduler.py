@@ -126,7 +126,7 @@ class Scheduler:
         way = self._choose_mode(activity, is_steady)
         is_idle = way == "frozen" or (way == "whole" and self.layers.is_in_place(way))
         self._budgets = [0 if is_idle else self._byte_budget(i) for i in range(self.board.n_device)]
-        is_still = way in ("frozen", "whole")
+        is_still = way in ("frozen", "whole") or not self.config.is_scheduled
         plan = self.last_plan = EMPTY_PLAN if is_still else self._plan(utility, tau, activity)
         self._submit(utility, tau, plan)
         if self.foresight is not None:

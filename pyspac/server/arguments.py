@@ -18,6 +18,7 @@ from pyspac.forward.no_device import can_predict
 from pyspac.model.memory_tier import PROMPT_PIECE, VARIABLE
 from pyspac.model.spec_types import NGRAM, names_of
 from pyspac.model.tensor_split import text_of
+from pyspac.scheduler.baseline import VARIABLE as BASELINE
 from pyspac.server.options import KEY_VARIABLES, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 
@@ -30,7 +31,8 @@ _FOR_OTHERS: Final = (
     *KEY_VARIABLES, "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
     "LLAMA_ARG_HOST", "LLAMA_ARG_PORT",
     "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT", "PYSPAC_FILL",
-    "PYSPAC_LOSSY", "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS", "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
+    "PYSPAC_BASELINE", "PYSPAC_LOSSY", "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS", "PYSPAC_COPY_GB_S",
+    "PYSPAC_CPU_RANGE",
 )  # fmt: skip
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")  # how the name of a split model's file ends
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
@@ -213,6 +215,8 @@ def _engine_env(options: ServeOptions, ram_bytes: int | None) -> dict[str, str]:
         env["PYSPAC_STAGE"] = "0"
     if options.host_kernels != "auto":
         env["PYSPAC_HOST_KERNELS"] = options.host_kernels
+    if options.attach.scheduler.baseline is not None:
+        env[BASELINE] = options.attach.scheduler.baseline
     if options.lossy is not None:
         env[LOSSY] = options.lossy
     if options.copy_gb_s:

@@ -54,7 +54,7 @@ def _say_attached(name: str, board: Board, options: AttachOptions) -> None:
     sizes = {field: getattr(board, field) for field in ("n_layer", "n_expert", "n_slots")}
     log.event(
         f'scheduler of board "{name}": {board.n_layer} layers x {board.n_expert} experts, '
-        f"{board.n_slots} slots, estimator {options.scheduler.estimator}",
+        f"{board.n_slots} slots, estimator {options.scheduler.policy}",
         event="attached",
         board=name,
         **sizes,

@@ -115,7 +115,7 @@ class SchedulerCollector(Collector):
     def _info(self) -> Metric:
         board, config = self.attachment.board, self.attachment.scheduler.config
         sizes = {name: str(getattr(board, name)) for name in ("n_layer", "n_expert", "n_expert_used")}
-        values = {"board": self.attachment.name or "", "estimator": config.estimator, **sizes}
+        values = {"board": self.attachment.name or "", "estimator": config.policy, **sizes}
         return InfoMetricFamily("pyspac", "What is scheduled, and how", value=values)
 
     def _steps(self) -> Iterable[Metric]:

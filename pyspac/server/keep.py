@@ -25,6 +25,7 @@ FORMAT: Final = 1
 DEFAULT_MIB: Final = 8192  # as much as llama-server's --cache-ram
 MAX_MIB: Final = 1 << 30
 _PROBE_BYTES: Final = 1 << 16
+_LOSSY: Final = "PYSPAC_LOSSY"  # a state that it made is another one
 _VARIABLES: Final = ("PYSPAC_KEEP", "PYSPAC_KEEP_MIB", "PYSPAC_KEEP_KEY")
 # flags, as variables of llama-server's too, that change neither a state nor how it is computed
 _FLAGS_WITH_VALUE: Final = (
@@ -73,12 +74,18 @@ def prepare_folder(folder: Path) -> None:
 
 
 def keep_env(
-    folder: Path | None, mib: int | None, argv: Sequence[str], model: Path | None, n_ctx: int | None
+    folder: Path | None,
+    mib: int | None,
+    argv: Sequence[str],
+    model: Path | None,
+    n_ctx: int | None,
+    lossy: str | None = None,
 ) -> dict[str, str | None]:
     """What the engine reads; None: nothing, whatever is there. `argv`: llama-server's command line."""
     if folder is None:
         return dict.fromkeys(_VARIABLES)
-    key = state_key(argv, os.environ, model, n_ctx)
+    environ = os.environ if lossy is None else {**os.environ, _LOSSY: lossy}
+    key = state_key(argv, environ, model, n_ctx)
     values = (str(folder.absolute()), str(mib or DEFAULT_MIB), key)
     return dict(zip(_VARIABLES, values, strict=True))
 
@@ -114,7 +121,7 @@ def _variables_that_count(environ: Mapping[str, str]) -> Iterator[str]:
     prefix = "LLAMA_ARG_"
     for name, value in environ.items():
         flag = "--" + name.removeprefix(prefix).lower().replace("_", "-")
-        if name.startswith(prefix) and flag not in _WITH_VALUE | _ALONE:
+        if name == _LOSSY or (name.startswith(prefix) and flag not in _WITH_VALUE | _ALONE):
             yield f"{name}={value}"
 
 

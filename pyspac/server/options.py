@@ -23,12 +23,14 @@ from pyspac.model import spec_types
 from pyspac.model.memory_tier import check_ram
 from pyspac.model.tensor_split import FLAG as TENSOR_SPLIT
 from pyspac.model.tensor_split import check_n_numbers, parse_tensor_split
+from pyspac.scheduler.baseline import check_baseline
 from pyspac.scheduler.config import (
     DRAFT_MAX,
     LINK_GB_S,
     TOKEN,
     SchedulerConfig,
 )
+from pyspac.scheduler.policy import FLAG as POLICY
 from pyspac.server.board_file import check_name
 from pyspac.server.keep import check_keep
 from pyspac.speculation.manager import FIXED, choose_controller, choose_draft_max, parse_controller
@@ -185,6 +187,7 @@ class ServeOptions:
         """What goes with a device, without one, and with plain llama.cpp."""
         check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
         check_lossy(self.lossy, stock=self.stock)
+        check_baseline(POLICY, self.attach.scheduler, stock=self.stock, ram_bytes=None)
         if self.stock:
             return
         if self.rpc and read_device_kind(self.device) in ("emulated", "none"):

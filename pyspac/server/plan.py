@@ -31,6 +31,8 @@ from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.memory_tier import choose_ram
 from pyspac.model.spec_types import DRAFT_MTP, names_of
 from pyspac.model.tensor_split import check_reach
+from pyspac.scheduler.baseline import check_baseline
+from pyspac.scheduler.policy import FLAG as POLICY
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
 from pyspac.server.build_extras import build_extras
@@ -238,6 +240,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
         host_kernels=options.host_kernels,
         is_split=bool(options.passed_value(*GPU_LAYERS_FLAGS)),
     )  # fmt: skip
+    check_baseline(POLICY, options.attach.scheduler, stock=options.stock, ram_bytes=ram)
     check_can_be_lossy(options.lossy, is_host_only=options.is_host_only, ram_bytes=ram)
     if options.is_host_only:
         has_engine = ram is not None or has_own_kernels(header)

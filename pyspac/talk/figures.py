@@ -80,7 +80,7 @@ class Figures:
         scheduler = self.attachment.scheduler
         stats = scheduler.stats()
         return {
-            "estimator": scheduler.config.estimator,
+            "estimator": scheduler.config.policy,
             "step_us_p50": stats.step_p50_us,
             "step_us_p99": stats.step_p99_us,
             "copies": scheduler.fallback.to_dict() if scheduler.fallback else None,

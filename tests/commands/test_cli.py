@@ -118,6 +118,39 @@ def test_every_estimator(estimator: str, models: Path) -> None:
     assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
 
 
+# (baseline, whether misses are copied while their layer waits)
+BASELINES = [
+    ("least-stale", True), ("lru+fetch", True), ("lfu+fetch", True), ("lhu+fetch", True),
+    ("score+fetch", True),
+    ("least-stale:cyclic=1+fetch", True), ("farthest-layer+fetch", True),
+    ("farthest-layer:cyclic=1+fetch", True), ("ema+fetch", True), ("spac+fetch", True),
+    ("lru+balance", False), ("ema+balance", False), ("lru+host-admit", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "waits"), BASELINES)
+def test_every_baseline(policy: str, waits: bool, models: Path) -> None:
+    result = run_json(models, "--cache", "60%", "--policy", policy)
+    assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
+    named = policy if "+" in policy else f"{policy}+fetch"
+    assert result["scheduler"]["estimator"] == named
+    experts = result["experts"]
+    assert experts["n_loads"] > 0
+    assert experts["n_evictions"] > 0
+    if waits and not policy.startswith(("ema", "spac")):  # with a plan, copies may be under way
+        assert experts["n_loads"] == experts["n_miss"]
+
+
+def test_a_file_may_name_a_baseline_and_a_link(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "slow.toml"
+    file.write_text("baseline = 'lru+fetch'\n")
+    assert run_json(models, "--cache", "60%", "--policy", file)["scheduler"]["estimator"] == "lru+fetch"
+    file.write_text("baseline = 'lru+fetch'\ncopy_gb_s = 0.05\n")
+    result = run_json(models, "--cache", "60%", "--policy", file)
+    assert result["emulated"] is True
+    assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
+
+
 @pytest.mark.parametrize("part", ["specue", "adabc", "hetwb", "prefetch", "evict", "sd"])
 def test_every_ablation(part: str, models: Path) -> None:
     result = run_json(

@@ -127,6 +127,8 @@ def test_bad_input(arguments: tuple[str, ...], says: str, text: Path) -> None:
     ("arguments", "says"),
     [
         (("--lossy", "drop:2x", *ON_DISK), "--lossy cannot be 'drop:2x'"),
+        (("--lossy", "substitute:2", *ON_DISK), "--lossy cannot be 'substitute:2'"),
+        (("--lossy", "substitute:0.1", *ON_DISK), "substitute:0.1 needs a device, whose experts"),
         (("--lossy", "drop:2", "-dev", "none"), "needs a device, or experts on disk (--ram)"),
         (("--lossy", "drop:2", "--stock"), "has no effect with --stock"),
     ],

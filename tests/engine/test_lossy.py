@@ -122,6 +122,36 @@ def test_both_ways_leave_out_the_same(model: Any) -> None:
         assert n_left_out(engine) > 0
 
 
+@pytest.mark.parametrize("way", [IN_GRAPH, EXECUTOR], ids=["in-graph", "executor"])
+def test_without_tolerance_nothing_stands_in(model: Any, way: dict[str, Any]) -> None:
+    tokens, rng = Sequence0(11, models.N_VOCAB), np.random.default_rng(12)
+    with two(model, {}, way | {"lossy": "substitute:0"}) as (stock, split, engine):
+        for width in (PROMPT, *range(1, 17), *WIDTHS):
+            decide_randomly(engine, rng)
+            place(engine)
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(split, batch), decode(stock, batch), f"{width} tokens")
+        assert n_left_out(engine) == 0
+        assert router_weight_kept(engine.board) == 1.0
+
+
+def test_more_stand_in_the_more_is_tolerated(model: Any) -> None:
+    kept, host_rows = [], []
+    for tolerance in (0, 0.02, 1):
+        tokens, rng = Sequence0(13, models.N_VOCAB), np.random.default_rng(14)
+        with two(model, {}, EXECUTOR | {"lossy": f"substitute:{tolerance}"}) as (_, split, engine):
+            for width in (*WIDTHS, *WIDTHS):
+                decide_randomly(engine, rng)
+                place(engine)
+                assert np.isfinite(decode(split, tokens.next_batch(width))).all()
+            assert (n_left_out(engine) > 0) == (tolerance > 0)
+            kept.append(router_weight_kept(engine.board))
+            host_rows.append(int(engine.board.layer_stats["n_host_rows"].sum()))
+            assert engine.board.counters["n_pinned_steals"][0] == 0
+    assert kept[0] == 1.0 > kept[1] > kept[2]
+    assert host_rows[0] > host_rows[1] > host_rows[2] > 0
+
+
 def test_without_it_nothing_is_weighed(model: Any) -> None:
     with two(model, {}, EXECUTOR) as (_, split, engine):
         decode(split, Sequence0(9, models.N_VOCAB).next_batch(5))
@@ -129,7 +159,7 @@ def test_without_it_nothing_is_weighed(model: Any) -> None:
         assert router_weight_kept(engine.board) is None
 
 
-@pytest.mark.parametrize("text", ["drop:0", "drop", "keep:2", "drop:2x"])
+@pytest.mark.parametrize("text", ["drop:0", "drop", "keep:2", "drop:2x", "substitute:2", "substitute"])
 def test_what_is_no_rule_is_refused(model: Any, text: str) -> None:
     with new_context(model) as ctx, pytest.raises(EngineError, match="give drop:N"):
         Engine.attach(ctx, engine_params(lossy=text))

@@ -194,7 +194,8 @@ def test_what_a_state_depends_on(tmp_path: Path) -> None:
     ]  # fmt: skip
     others = [
         key("-ctk", "q8_0"), key("--rope-scale", "2"), key("--lora", str(adapter)), key("--swa-full"),
-        key("--some-new-flag"), key(LLAMA_ARG_ROPE_SCALE="2"), state_key(["x"], {}, DRAFT, 4096),
+        key("--some-new-flag"), key(LLAMA_ARG_ROPE_SCALE="2"), key(PYSPAC_LOSSY="drop:2"),
+        state_key(["x"], {}, DRAFT, 4096),
     ]  # fmt: skip
     assert len(set(same)) == 1
     assert len({*same, *others}) == 1 + len(others)

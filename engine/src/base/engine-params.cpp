@@ -271,5 +271,5 @@ static std::string or_else(const char * text, const char * fallback) {
 
 spac_settings::spac_settings(const spac_engine_params & params) :
     params(params), device(or_else(params.device, "auto")), cache(or_else(params.cache, "auto")), board_name(or_else(params.board_name, "")),
-    lossy(or_else(params.lossy, "")),
+    lossy(or_else(params.lossy, "")), baseline(or_else(params.baseline, "")),
     cpus(params.cpu_range ? spac_parse_cpu_range(params.cpu_range) : std::vector<int>()) {}

@@ -12,7 +12,7 @@
 // the parameters, with strings that live on
 struct spac_settings {
     spac_engine_params params; // its strings may be gone: the ones below are theirs
-    std::string        device, cache, board_name, lossy;
+    std::string        device, cache, board_name, lossy, baseline;
     std::vector<int>   cpus; // that the host's own threads are pinned to; empty: anywhere
 
     explicit spac_settings(const spac_engine_params & params); // throws as spac_parse_cpu_range does

@@ -74,6 +74,12 @@ void spac_expert_cache::look_up(uint32_t il, const int32_t * experts, const uint
     }
 }
 
+int32_t spac_expert_cache::pin_other(uint32_t il, int32_t ie) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const uint32_t              key = il * table.n_expert + ie;
+    return table.is_resident(key) ? table.pin(key) : -1;
+}
+
 void spac_expert_cache::run_layer(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots, bool keeps_pins, size_t n_fill) {
     std::lock_guard<std::mutex> lock(mutex);
     if (!keeps_pins) {

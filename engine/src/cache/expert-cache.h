@@ -49,6 +49,9 @@ struct spac_expert_cache {
     // all that a layer of a step asks, at once: unpins (unless `keeps_pins`), pins, and fills with the first n_fill experts
     void run_layer(uint32_t il, const int32_t * experts, const uint32_t * n_rows, size_t n, int32_t * slots, bool keeps_pins, size_t n_fill);
 
+    // the slot of one of the running layer's experts that it did not ask for, pinned; -1: it is not resident
+    int32_t pin_other(uint32_t il, int32_t ie);
+
     // of predictors, on any thread
 
     // the forward in which a layer runs next, and whether it has run there by now

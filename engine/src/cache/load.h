@@ -43,6 +43,7 @@ struct spac_load_source {
 // in this order they are asked for the next load
 enum spac_load_order {
     SPAC_LOADS_STAGED, // for a prompt
+    SPAC_LOADS_DEMAND, // what a layer that runs did not find, where a policy to compare with says so
     SPAC_LOADS_AHEAD,  // what predictors expect
     SPAC_LOADS_WHOLE,  // of layers that are to be whole
     SPAC_LOADS_WANTED, // what the scheduler asks for

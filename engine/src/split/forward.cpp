@@ -8,8 +8,9 @@
 #include <numeric>
 
 spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
-                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, bool fills, int il_to_publish) :
-    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)),
+                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy,
+                           std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish) :
+    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)), demand(std::move(demand)),
     fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
@@ -47,6 +48,11 @@ void spac_forward::begin() {
     decisions.begin_forward();
 }
 
+void spac_forward::name_sequences(std::vector<int32_t> of_tokens, std::vector<int32_t> of_outputs) {
+    sequence_of_token  = std::move(of_tokens);
+    sequence_of_output = std::move(of_outputs);
+}
+
 void spac_forward::begin_layer(int il, uint64_t now) {
     is_first = last_il < 0 || il <= last_il; // of its forward; one whose layers are all whole dispatches none
     if (is_first) {
@@ -65,7 +71,10 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
     const uint64_t t0 = spac_now_us();
     begin_layer(layer.il, t0);
     pin_experts(layer, ids);
-    if (weights) {
+    if (!demand.empty()) {
+        ask(layer, ids, weights);
+    }
+    if (lossy.is_on()) {
         leave_out(layer, ids, *weights);
     }
     record_split(layer);
@@ -75,6 +84,9 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
     if (cur) {
         t.submit = spac_now_us();
         host.worker_of(layer).submit(&layer, cur, ids_host, ids_copy.data(), (int) ids->ne[1]);
+    }
+    if (!demand.empty()) { // beside the host
+        demand[layer.device]->wait(layer.il, activations.experts.data(), slots.data(), slots.size());
     }
     t.dispatch = t.device = spac_now_us();
     board.counters()->dispatch_us += t.dispatch - t0;
@@ -96,6 +108,21 @@ void spac_forward::pin_experts(const spac_moe_layer & layer, const ggml_tensor *
     if (tier) {
         tier->use_on_device(layer.il, activations.experts.data(), activations.n_rows.data(), slots.data(), slots.size());
     }
+}
+
+// what the policy has copied gets a slot
+void spac_forward::ask(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights) {
+    weight_of.assign(slots.size(), 0);
+    for (int64_t i = 0; weights && i < ids->ne[0] * ids->ne[1]; i++) {
+        const int64_t iu = i % ids->ne[0], it = i / ids->ne[0];
+        const int32_t ie = spac_id_at(ids, iu, it);
+        if (ie >= 0 && ie < layer.n_expert) {
+            weight_of[activations.index_of[ie]] += *(const float *) ((const char *) weights->data + iu * weights->nb[1] + it * weights->nb[2]);
+        }
+    }
+    const spac_layer_stats & s = board.layer_stats()[layer.il];
+    demand[layer.device]->ask(layer.il, activations.experts.data(), activations.n_rows.data(), weight_of.data(), slots.size(), slots.data(),
+                              s.n_host_experts > 0 ? (double) s.host_us / s.n_host_experts : 0.0);
 }
 
 void spac_forward::record_split(const spac_moe_layer & layer) {
@@ -123,14 +150,19 @@ void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * i
         return lossy.keep_all(n_used * n_tokens);
     }
     const bool is_in_memory = tier && board.geometry().n_slots == 0;
+    if (lossy.substitutes()) {
+        substitute(layer, ids, weights);
+    }
     is_there.assign(n_used * n_tokens, 1);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie = spac_id_at(ids, i % n_used, i / n_used);
         if (ie >= 0 && ie < layer.n_expert) {
-            is_there[i] = slots[activations.index_of[ie]] >= 0 || (is_in_memory && tier->is_there(layer.il, ie));
+            const int32_t index = activations.index_of[ie];
+            is_there[i]         = slots[index] >= 0 || (is_in_memory && tier->is_there(layer.il, ie)) || (lossy.substitutes() && stands_in[index] < 0);
         }
     }
-    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted));
+    const std::vector<int32_t> & sequence_of = n_tokens == (int64_t) sequence_of_token.size() ? sequence_of_token : sequence_of_output;
+    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted), sequence_of);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         if (lossy.is_left_out[i]) {
             n_rows_left_out[activations.index_of[spac_id_at(ids, i % n_used, i / n_used)]]++;
@@ -140,6 +172,30 @@ void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * i
     c.n_left_out_rows += lossy.n_left_out;
     c.router_weight += llround(lossy.weight * 1e6);
     c.router_weight_kept += llround(lossy.weight_kept * 1e6);
+}
+
+// those that the layer did not ask for, and that are there, are dealt out one by one, in the order in which it asks
+void spac_forward::substitute(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights) {
+    for (int64_t i = 0; i < ids->ne[0] * std::min(ids->ne[1], n_tokens_counted); i++) {
+        const int64_t iu = i % ids->ne[0], it = i / ids->ne[0];
+        const int32_t ie = spac_id_at(ids, iu, it);
+        if (ie >= 0 && ie < layer.n_expert) {
+            lossy.rate(layer.il, (int32_t) layer.n_expert, ie, *(const float *) ((const char *) weights.data + iu * weights.nb[1] + it * weights.nb[2]));
+        }
+    }
+    std::vector<int32_t> spare;
+    for (int32_t ie = 0; ie < layer.n_expert; ie++) {
+        if (activations.index_of[ie] < 0 && cache.slot_of(layer.il, ie) >= 0) {
+            spare.push_back(ie);
+        }
+    }
+    stands_in.assign(slots.size(), -1);
+    slot_of_it.assign(slots.size(), -1);
+    for (size_t i = 0; i < slots.size(); i++) {
+        const int32_t other = slots[i] >= 0 ? -1 : lossy.take_alike(layer.il, activations.experts[i], spare);
+        slot_of_it[i]       = other < 0 ? -1 : cache.of(layer.il).pin_other(layer.il, other);
+        stands_in[i]        = slot_of_it[i] < 0 ? -1 : other;
+    }
 }
 
 void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host) {
@@ -155,6 +211,11 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
         ids_host[i]        = slot < 0 && ok && !out ? ie : -1;
         ids_copy[i]        = ok ? ie : 0;
         on_device[i]       = slot < 0 ? -1 : ie;
+        if (out && lossy.substitutes()) {
+            ids_device[i] = slot_of_it[activations.index_of[ie]];
+            on_device[i]  = stands_in[activations.index_of[ie]];
+            any_device    = true;
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include "board/board.h"
 #include "board/timeline.h"
+#include "cache/demand-loads.h"
 #include "cache/device-caches.h"
 #include "decide/decisions.h"
 #include "graph/activations.h"
@@ -21,18 +22,26 @@ struct spac_forward : spac_split_ops {
     // tier: of experts on disk, or NULL
     // lossy: what may be left out; nothing unless it was asked for
     // cache: empty without slots and without experts on disk
+    // demand: of each device, what brings experts that a layer does not find; empty: nothing does, and the host computes them
     // il_to_publish: the layer with which a forward ends, and the board is published; -1: a worker does that between forwards
     spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
-                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, bool fills, int il_to_publish);
+                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish);
 
     bool is_running() const { return in_progress; } // the worker asks too
     void begin();                                   // by itself where a layer is split
     void end();                                     // no forward is running, and the device is idle
 
+    // of the next graph's tokens, and of those whose outputs are wanted, which the last layer has alone: whose they are
+    void name_sequences(std::vector<int32_t> of_tokens, std::vector<int32_t> of_outputs);
+
+    void   begin_request(int32_t sequence, bool is_exact) { lossy.begin_request(sequence, is_exact); }
+    double share_kept(int32_t sequence) const { return lossy.share_kept(sequence); }
+    bool   is_lossy() const { return lossy.is_on(); }
+
     int64_t n_tokens_counted = INT64_MAX; // of a forward, the first ones: others are computed, and nothing is learned from them
 
     // spac_split_ops
-    bool weights_wanted() const override { return lossy.is_on(); }
+    bool weights_wanted() const override { return lossy.is_on() || (!demand.empty() && demand[0]->wants_weights()); }
     void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
     void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) override;
     void device_done(const spac_moe_layer & layer) override;
@@ -51,8 +60,10 @@ struct spac_forward : spac_split_ops {
     void close();
     void begin_layer(int il, uint64_t now);
     void pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids);
+    void ask(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights);
     void record_split(const spac_moe_layer & layer);
     void leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
+    void substitute(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
     void write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
 
     spac_board &             board;
@@ -63,9 +74,13 @@ struct spac_forward : spac_split_ops {
     spac_timeline &          timeline;
     spac_routing_log &       log;
     spac_lossy               lossy;
-    const bool               fills;
-    const int                il_to_publish;
 
+    const std::vector<spac_demand_loads *> demand;
+
+    const bool fills;
+    const int  il_to_publish;
+
+    std::vector<int32_t>    sequence_of_token, sequence_of_output; // of the graph in progress, where something may be left out
     std::atomic<bool>       in_progress{ false };
     bool                    any_device = false, any_host = false;
     int                     last_il       = -1;
@@ -75,10 +90,12 @@ struct spac_forward : spac_split_ops {
 
     // the layer in progress
     spac_activations      activations;
-    std::vector<int32_t>  slots;           // of each distinct expert, or -1
-    std::vector<int32_t>  ids_copy;        // [n_expert_used * n_tokens]
-    std::vector<int32_t>  slot_of;         // [n_expert], of those in use
-    std::vector<int32_t>  on_device;       // [n_expert_used * n_tokens] experts or -1, as ids_host
-    std::vector<uint32_t> n_rows_left_out; // of each distinct expert
-    std::vector<uint8_t>  is_there;        // [n_expert_used * n_tokens] where something may be left out
+    std::vector<int32_t>  slots;                 // of each distinct expert, or -1
+    std::vector<int32_t>  ids_copy;              // [n_expert_used * n_tokens]
+    std::vector<int32_t>  slot_of;               // [n_expert], of those in use
+    std::vector<int32_t>  on_device;             // [n_expert_used * n_tokens] experts or -1, as ids_host
+    std::vector<uint32_t> n_rows_left_out;       // of each distinct expert
+    std::vector<double>   weight_of;             // of each distinct expert, where demand wants it
+    std::vector<int32_t>  stands_in, slot_of_it; // for each distinct expert: another one or -1, and its slot
+    std::vector<uint8_t>  is_there;              // [n_expert_used * n_tokens] where something may be left out
 };

@@ -6,21 +6,31 @@
 #include <cmath>
 #include <cstdlib>
 
-static constexpr char DROP[] = "drop:";
+// the whole text has to be a number from lowest to highest
+static bool read_number(const std::string & text, double lowest, double highest, double & number) {
+    char * end = nullptr;
+    number     = strtod(text.c_str(), &end);
+    return !text.empty() && !*end && text.find_first_not_of("0123456789.") == std::string::npos && number >= lowest && number <= highest;
+}
 
-int32_t spac_lossy::read(const char * name, const std::string & text) {
-    char *            end    = nullptr;
-    const std::string number = text.rfind(DROP, 0) == 0 ? text.substr(sizeof(DROP) - 1) : "";
-    const long        n      = strtol(number.c_str(), &end, 10);
-    if (number.empty() || *end || number[0] < '0' || number[0] > '9' || n < 1 || n > INT16_MAX) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("%s cannot be '%s': give drop:N: each token's best N experts, 1 or more, are always computed", name, text.c_str()));
+spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
+    const size_t      colon = text.find(':');
+    const std::string kind = text.substr(0, colon), strength = colon == std::string::npos ? "" : text.substr(colon + 1);
+    double            x = 0;
+    if (kind == "drop" && read_number(strength, 1, INT16_MAX, x) && x == std::floor(x) && strength.find('.') == std::string::npos) {
+        return { DROP, (int32_t) x, 0 };
     }
-    return (int32_t) n;
+    if (kind == "substitute" && read_number(strength, 0, 1, x)) {
+        return { SUBSTITUTE, 0, x };
+    }
+    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                     spac_format("%s cannot be '%s': give drop:N (each token's best N experts, 1 or more, are always computed) or substitute:X (an expert "
+                                 "takes another's place if their mean router weights differ by less than X, from 0 to 1)",
+                                 name, text.c_str()));
 }
 
 spac_lossy::spac_lossy(const std::string & text) :
-    n_kept(text.empty() ? 0 : read("lossy", text)) {}
+    by(text.empty() ? rule() : read("lossy", text)) {}
 
 // a router may have negative weights, and equal ones: the earlier expert is the better then
 static float weight_at(const ggml_tensor & weights, int64_t iu, int64_t it) {
@@ -41,21 +51,68 @@ void spac_lossy::keep_all(int64_t n_rows) {
     is_left_out.assign(n_rows, 0);
 }
 
-void spac_lossy::choose(const ggml_tensor & weights, const std::vector<uint8_t> & is_there, int64_t n_tokens_counted) {
+void spac_lossy::begin_request(int32_t sequence, bool is_exact) {
+    requests[sequence] = { is_exact };
+}
+
+double spac_lossy::share_kept(int32_t sequence) const {
+    const auto it = requests.find(sequence);
+    if (!is_on() || it == requests.end()) {
+        return -1;
+    }
+    return it->second.weight > 0 ? it->second.weight_kept / it->second.weight : 1.0;
+}
+
+void spac_lossy::choose(const ggml_tensor & weights, const std::vector<uint8_t> & is_there, int64_t n_tokens_counted, const std::vector<int32_t> & sequence_of) {
     const int64_t n_used = weights.ne[1], n_tokens = weights.ne[2];
     is_left_out.assign(n_used * n_tokens, 0);
     n_left_out = 0;
     weight = weight_kept = 0;
     for (int64_t it = 0; it < n_tokens; it++) {
+        const auto found = (size_t) it < sequence_of.size() ? requests.find(sequence_of[it]) : requests.end();
+        request    nobodys;
+        request &  r = found != requests.end() ? found->second : nobodys;
         for (int64_t iu = 0; iu < n_used; iu++) {
             const int64_t i = it * n_used + iu;
-            is_left_out[i]  = !is_there[i] && rank_of(weights, iu, it) >= n_kept;
+            is_left_out[i]  = !r.is_exact && !is_there[i] && (substitutes() || rank_of(weights, iu, it) >= by.n_kept);
+            const float w   = weight_at(weights, iu, it);
+            r.weight += w;
+            r.weight_kept += is_left_out[i] ? 0 : w;
             if (it < n_tokens_counted) {
-                const float w = weight_at(weights, iu, it);
                 n_left_out += is_left_out[i];
                 weight += w;
                 weight_kept += is_left_out[i] ? 0 : w;
             }
         }
     }
+}
+
+void spac_lossy::rate(uint32_t il, int32_t n_expert, int32_t ie, float weight) {
+    std::vector<rating> & of_layer = ratings[il];
+    of_layer.resize(n_expert);
+    of_layer[ie].weight += std::fabs(weight);
+    of_layer[ie].n_chosen++;
+}
+
+double spac_lossy::rating_of(uint32_t il, int32_t ie) const {
+    const auto it = ratings.find(il);
+    if (it == ratings.end() || it->second[ie].n_chosen == 0) {
+        return INFINITY;
+    }
+    return it->second[ie].weight / it->second[ie].n_chosen;
+}
+
+int32_t spac_lossy::take_alike(uint32_t il, int32_t ie, std::vector<int32_t> & spare) const {
+    const double own = rating_of(il, ie);
+    if (std::isinf(own)) {
+        return -1;
+    }
+    const auto distance = [&](int32_t other) { return std::fabs(rating_of(il, other) - own); };
+    const auto best     = std::min_element(spare.begin(), spare.end(), [&](int32_t a, int32_t b) { return distance(a) < distance(b); });
+    if (best == spare.end() || !(distance(*best) < by.tolerance)) {
+        return -1;
+    }
+    const int32_t found = *best;
+    spare.erase(best);
+    return found;
 }

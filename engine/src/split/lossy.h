@@ -1,28 +1,51 @@
-// What a forward may leave out, where its user allows it (SpecMD, 3.1.2): an expert that is not there and that its token needs least.
+// What a forward may leave out, where its user allows it (SpecMD, 3.1.2): an expert that is not there is left out where its token
+// needs it least ("drop:2"), or another one that is on the device takes its place where routers rate both alike ("substitute:0.1").
 #pragma once
 
 #include "ggml.h"
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 struct spac_lossy {
+    enum kind { NONE,
+                DROP,
+                SUBSTITUTE };
+
+    struct rule {
+        kind    what      = NONE;
+        int32_t n_kept    = 0; // of drop: each token's best ones that are always computed
+        double  tolerance = 0; // of substitute: ratings differ by less
+    };
+
     // as of read(); "": nothing is left out
     explicit spac_lossy(const std::string & text);
 
-    // N of "drop:N": each token's best N experts are always computed; name: of the option
-    // throws SPAC_STATUS_INVALID_ARGUMENT
-    static int32_t read(const char * name, const std::string & text);
+    // name: of the option; throws SPAC_STATUS_INVALID_ARGUMENT
+    static rule read(const char * name, const std::string & text);
 
-    bool is_on() const { return n_kept > 0; }
+    bool is_on() const { return by.what != NONE; }
+    bool substitutes() const { return by.what == SUBSTITUTE; }
 
-    // Of the experts of one layer's tokens, which are left out: those that are not there and rank n_kept or worse among their
-    // token's, by weight. weights: [1, n_expert_used, n_tokens]; is_there, is_left_out: [n_expert_used * n_tokens]
+    // Of the experts of one layer's tokens, which are left out: of drop, those that are not there and rank n_kept or worse among
+    // their token's, by weight; of substitute, those that are not there, as there is another one for them. weights: [1,
+    // n_expert_used, n_tokens]; is_there, is_left_out: [n_expert_used * n_tokens]
     // n_tokens_counted: first ones, whose weights are added up
-    void choose(const ggml_tensor & weights, const std::vector<uint8_t> & is_there, int64_t n_tokens_counted);
+    // sequence_of: [n_tokens] whose tokens they are; empty: nobody asks
+    void choose(const ggml_tensor & weights, const std::vector<uint8_t> & is_there, int64_t n_tokens_counted, const std::vector<int32_t> & sequence_of = {});
 
     void keep_all(int64_t n_rows); // the same, of a batch that is computed as it is
+
+    // of substitute: what a router says of the experts of a layer, each time that it chooses one
+    void rate(uint32_t il, int32_t n_expert, int32_t ie, float weight);
+    // the one of `spare` that is rated most like ie, and leaves spare; -1: none is alike
+    int32_t take_alike(uint32_t il, int32_t ie, std::vector<int32_t> & spare) const;
+
+    // of a server's requests, each of which has a sequence
+    void   begin_request(int32_t sequence, bool is_exact); // exact: nothing of it is left out
+    double share_kept(int32_t sequence) const;             // of the router's weight, since it began; -1: nothing may be left out
 
     std::vector<uint8_t> is_left_out;
     uint64_t             n_left_out  = 0; // of the last choice
@@ -30,5 +53,19 @@ struct spac_lossy {
     double               weight_kept = 0;
 
   private:
-    int32_t n_kept = 0;
+    struct request {
+        bool   is_exact = false;
+        double weight = 0, weight_kept = 0;
+    };
+
+    struct rating {
+        double   weight   = 0;
+        uint64_t n_chosen = 0;
+    };
+
+    double rating_of(uint32_t il, int32_t ie) const; // the mean weight so far; infinite: never chosen
+
+    const rule                              by;
+    std::map<int32_t, request>              requests; // by sequence
+    std::map<uint32_t, std::vector<rating>> ratings;  // by layer: [n_expert]
 };
