@@ -27,6 +27,7 @@ from pyspac.model.draft_files import drafting_note, has_head
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.memory_tier import asked_bytes, check_ram
+from pyspac.model.prompt_piece import fit_piece, wanted_piece
 from pyspac.model.tier_forecast import Places
 from pyspac.units import GIB, MIB, size_text
 
@@ -82,20 +83,23 @@ def inspect(
     header = check_model_file(path)
     geometry = read_geometry(header)
     draft = None if model_draft is None else check_model_file(model_draft)
-    needs = _needs(header, draft, choose_n_ctx(ctx_size, geometry))
+    n_ctx = choose_n_ctx(ctx_size, geometry)
+    n_ubatch = fit_piece(wanted_piece(geometry, "device"), header, n_ctx, max(sizes))
+    needs = _needs(header, draft, n_ctx, n_ubatch)
     tier = _foresee(header, geometry, ram, threads) if ram and geometry.is_moe else None
     places = _places(geometry, sizes, ram, needs) if vram and ram and geometry.is_moe else []
     if json_file is not None:
         found = {
             "fits": [_fit_dict(geometry, needs, size) for size in sizes],
             "needs": asdict(needs),
+            "n_ubatch": n_ubatch,
             "tier": None if tier is None else tier.to_dict(),
             "places": [place.to_dict() for place in places],
         }
         write_json(json_file, geometry.to_dict() | found)
     if json_file != STDOUT:
         console = output_console()
-        _show(console, geometry, sizes, needs, note=drafting_note(header))
+        _show(console, geometry, sizes, needs, n_ubatch, note=drafting_note(header))
         if tier is not None:
             tier.show(console)
         if places:
@@ -129,9 +133,9 @@ def _foresee(header: GgufHeader, geometry: MoeGeometry, sizes: list[str], thread
     )
 
 
-def _needs(target: GgufHeader, draft: GgufHeader | None, n_ctx: int) -> Needs:
+def _needs(target: GgufHeader, draft: GgufHeader | None, n_ctx: int, n_ubatch: int) -> Needs:
     """Without a draft model the target's own head drafts, if it has one."""
-    return estimate_needs(target, draft, n_ctx, has_head=draft is None and has_head(target))
+    return estimate_needs(target, draft, n_ctx, n_ubatch, has_head=draft is None and has_head(target))
 
 
 def _vram_bytes(text: str) -> int:
@@ -151,7 +155,13 @@ def _fit_dict(geometry: MoeGeometry, needs: Needs, n_bytes: int) -> dict[str, fl
 
 
 def _show(
-    console: Console, geometry: MoeGeometry, sizes: list[int], needs: Needs, *, note: str | None
+    console: Console,
+    geometry: MoeGeometry,
+    sizes: list[int],
+    needs: Needs,
+    n_ubatch: int,
+    *,
+    note: str | None,
 ) -> None:
     table = _summary(geometry)
     if note is not None:
@@ -163,7 +173,8 @@ def _show(
     console.print(_layer_table(geometry))
     console.print(_fit_table(geometry, sizes, needs))
     parts = ", ".join(f"{name} {n_bytes / MIB:.0f}" for name, n_bytes in asdict(needs).items() if n_bytes)
-    console.print(f"beside the experts a GPU holds {needs.total / MIB:.0f} MiB: {parts}")
+    at_once = f"compute: for {n_ubatch} tokens of a prompt at once (-ub)"
+    console.print(f"beside the experts a GPU holds {needs.total / MIB:.0f} MiB: {parts}; {at_once}")
 
 
 def _summary(geometry: MoeGeometry) -> Table:
