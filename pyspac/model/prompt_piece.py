@@ -1,9 +1,9 @@
 """How many tokens of a prompt are computed at once (llama-server's -ub), unless the user says.
 
-In: a model's header, where its experts are, free memory. Out: tokens. A piece reads, or copies to the device,
-all experts that its tokens chose, so few pieces pay where that takes the time. Where the host computes experts
-that are in memory, few tokens per expert are enough for most kernels, and a long piece computes more that the
-attention's mask hides.
+In: a model's header, where its experts are, free memory. Out: tokens. A piece reads, or copies to the
+device, all experts that its tokens chose, so few pieces pay where that takes the time. Where the host
+computes experts that are in memory, few tokens per expert are enough for most kernels, and a long piece
+computes more that the attention's mask hides.
 """
 
 from __future__ import annotations

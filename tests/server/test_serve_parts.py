@@ -504,7 +504,7 @@ def test_a_context_is_what_memory_allows(
     header = read_header(TARGET)
     geometry = replace(read_geometry(header), n_ctx_train=n_train, model_bytes=16 * GIB)
     monkeypatch.setattr(memory, "read_geometry", lambda _: geometry)
-    monkeypatch.setattr(memory, "context_bytes", lambda _: 12_288)
+    monkeypatch.setattr(memory, "context_bytes", lambda *_: 12_288)
     device = Device(
         name="X", description="x", handle=1 if is_gpu else None, memory_free=free, memory_total=free
     )
