@@ -19,6 +19,7 @@ from pyspac.model.device_needs import N_UBATCH
 from pyspac.model.memory_tier import VARIABLE
 from pyspac.model.spec_types import NGRAM, names_of
 from pyspac.model.tensor_split import text_of
+from pyspac.server.at_once import given_ubatch
 from pyspac.server.options import KEY_VARIABLES, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 
@@ -73,7 +74,7 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     argv += _core_arguments(options)
     if launch.n_ctx is not None:
         argv += ["-c", str(launch.n_ctx)]
-    if launch.n_ubatch != N_UBATCH and options.given_ubatch is None:
+    if launch.n_ubatch != N_UBATCH and given_ubatch(options) is None:
         argv += ["-ub", str(launch.n_ubatch)]
     if launch.has_engine:
         argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]

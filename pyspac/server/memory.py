@@ -17,13 +17,11 @@ from pyspac.model.device_needs import N_UBATCH, Needs, context_bytes
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.memory_tier import margin_bytes
-from pyspac.model.prompt_piece import Place, fit_piece, wanted_piece
 from pyspac.server.options import SERVER_SLOTS, ServeOptions
 from pyspac.units import MIB
 
 CONTEXT_SHARE: Final = 8  # contexts take an eighth of what is free, unless -c says how many tokens
 N_CTX_STEP: Final = 4096
-DEVICE_SHARE: Final = 0.9  # a model that takes less of a device has its experts there: prompts copy none
 _STRETCHING: Final = ("--rope-", "--yarn-", "--override-kv")  # llama-server's flags
 Shares: TypeAlias = tuple[float, ...]
 
@@ -63,31 +61,6 @@ def choose_n_ctx(
     per_token = sum(context_bytes(header, n_ubatch) for header in (target, draft) if header is not None)
     n_held = _room_for_context(geometry, device) // max(1, per_token)
     return min(n_train, max(least, n_held // N_CTX_STEP * N_CTX_STEP))
-
-
-def choose_n_ubatch(
-    options: ServeOptions, header: GgufHeader, n_ctx: int, device: Device, *, is_on_disk: bool
-) -> int:
-    """Tokens of a prompt that are computed at once: as the user says, else what pays here and fits."""
-    most = most_at_once(options, read_geometry(header), device, is_on_disk=is_on_disk)
-    return most if options.given_ubatch is not None else fit_piece(most, header, n_ctx, device.memory_free)
-
-
-def most_at_once(options: ServeOptions, geometry: MoeGeometry, device: Device, *, is_on_disk: bool) -> int:
-    """The same, if memory is no matter."""
-    given, n_batch = options.given_ubatch, options.n_batch
-    if given is not None:
-        return min(given or n_batch, n_batch)  # 0: as llama.cpp reads it
-    fits_device = geometry.model_bytes < DEVICE_SHARE * device.memory_free
-    place: Place = "disk" if is_on_disk else "host" if device.is_cpu or fits_device else "device"
-    return min(n_batch, wanted_piece(geometry, place, _per_expert(options)))
-
-
-def _per_expert(options: ServeOptions) -> int:
-    """How many tokens for each expert the host's kernels want: ggml's, beside a device, want few."""
-    from pyspac.engine.engine import tokens_per_expert  # loads the native library, as the rest does anyway
-
-    return tokens_per_expert() if options.is_host_only and not options.stock else 0
 
 
 def _room_for_context(geometry: MoeGeometry, device: Device) -> int:

@@ -44,7 +44,6 @@ DEFAULT_CPU_SHARE: Final = 0.02
 MAX_DRAIN_S: Final = 86400.0
 DEFAULT_DRAIN_S: Final = 20.0  # systemd and containers give 30 s or more before they kill
 SERVER_SLOTS: Final = 4  # of llama-server, unless -np says how many
-N_BATCH: Final = 2048  # of llama-server, unless -b says how many
 NGRAM_CACHE_MAX: Final = 8  # tokens of its drafts: create_state_ngram_cache in common/speculative.cpp
 
 # llama-server's arguments that have to agree with ours, and how to give them instead
@@ -330,18 +329,6 @@ class ServeOptions:
         """As -np says, or llama-server's own choice."""
         text = self.passed_value("-np", "--parallel")
         return int(text) if text.isdecimal() else SERVER_SLOTS
-
-    @property
-    def given_ubatch(self) -> int | None:
-        """Tokens computed at once, as -ub or its variable says; None: neither does."""
-        text = self.passed_value("-ub", "--ubatch-size") or os.environ.get("LLAMA_ARG_UBATCH", "")
-        return int(text) if text.isdecimal() else None
-
-    @property
-    def n_batch(self) -> int:
-        """Tokens of a batch, as -b or its variable says, or llama-server's own choice: -ub can be no more."""
-        text = self.passed_value("-b", "--batch-size") or os.environ.get("LLAMA_ARG_BATCH", "")
-        return int(text) if text.isdecimal() else N_BATCH
 
     def passed_value(self, *flags: str, default: str = "") -> str:
         """The value after one of `flags` in what is passed on: the last, as llama-server takes it."""

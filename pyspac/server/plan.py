@@ -33,6 +33,7 @@ from pyspac.model.spec_types import DRAFT_MTP, names_of
 from pyspac.model.tensor_split import check_reach
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
+from pyspac.server.at_once import choose_n_ubatch, most_at_once
 from pyspac.server.build_extras import build_extras
 from pyspac.server.device_probe import probe_device
 from pyspac.server.download import ModelFiles, find_models
@@ -43,8 +44,6 @@ from pyspac.server.memory import (
     check_n_ctx,
     choose_cache,
     choose_n_ctx,
-    choose_n_ubatch,
-    most_at_once,
     why_tight,
 )
 from pyspac.server.options import (

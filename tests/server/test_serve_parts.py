@@ -41,7 +41,7 @@ from pyspac.scheduler.activations import ActivationDrain
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.scheduler.scheduler import Scheduler
-from pyspac.server import board_file, device_probe, log, memory, plan
+from pyspac.server import at_once, board_file, device_probe, log, memory, plan
 from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env
 from pyspac.server.attachment import Attachment
 from pyspac.server.backoff import Backoff
@@ -517,11 +517,11 @@ def test_tokens_at_once_follow_from_model_and_machine(monkeypatch: pytest.Monkey
     """A model of 16 GiB with 128 experts, of which a token uses 8."""
     header = read_header(TARGET)
     geometry = replace(read_geometry(header), n_expert=128, n_expert_used=8, model_bytes=16 * GIB)
-    monkeypatch.setattr(memory, "read_geometry", lambda _: geometry)
+    monkeypatch.setattr(at_once, "read_geometry", lambda _: geometry)
     options, gpu, cpu = ServeOptions(model=TARGET), device(8 * GIB), cpu_device(has_cache=False)
 
     def chosen(options: ServeOptions, where: Device, n_ctx: int = 8192, *, is_on_disk: bool = False) -> int:
-        return memory.choose_n_ubatch(options, header, n_ctx, where, is_on_disk=is_on_disk)
+        return at_once.choose_n_ubatch(options, header, n_ctx, where, is_on_disk=is_on_disk)
 
     assert chosen(options, gpu) == 2048, "each piece copies what is not there"
     assert chosen(options, gpu, 1500) == 1024, "no more than the context"
