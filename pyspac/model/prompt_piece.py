@@ -17,6 +17,7 @@ from pyspac.model.gguf_header import GgufHeader
 # of the experts: the host's memory, the disk, or a device and what does not fit there on the host
 Place = Literal["host", "disk", "device"]
 LONGEST_PIECE: Final = 2048  # llama-server's -b: answers under way wait for so many, whatever -ub is
+DEVICE_SHARE: Final = 0.9  # a model that takes less of a device has its experts there: prompts copy none
 BUFFERS_SHARE: Final = 16  # of free memory: as much of it as a longer piece's buffers may take
 
 
@@ -27,6 +28,11 @@ def wanted_piece(geometry: MoeGeometry, place: Place, per_expert: int = 0) -> in
     if place != "host":
         return LONGEST_PIECE
     return min(LONGEST_PIECE, max(N_UBATCH, per_expert * geometry.n_expert // max(1, geometry.n_expert_used)))
+
+
+def beside_device(geometry: MoeGeometry, device_bytes: int) -> Place:
+    """Where experts are, with so much memory on a device: "host" where prompts have nothing to copy."""
+    return "host" if geometry.model_bytes < DEVICE_SHARE * device_bytes else "device"
 
 
 def fit_piece(wanted: int, header: GgufHeader, n_ctx: int, free_bytes: int) -> int:

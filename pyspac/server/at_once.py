@@ -9,11 +9,10 @@ from typing import Final
 from pyspac.engine.devices import Device
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
-from pyspac.model.prompt_piece import Place, fit_piece, wanted_piece
+from pyspac.model.prompt_piece import Place, beside_device, fit_piece, wanted_piece
 from pyspac.server.options import ServeOptions
 
 N_BATCH: Final = 2048  # of llama-server, unless -b says how many
-DEVICE_SHARE: Final = 0.9  # a model that takes less of a device has its experts there: prompts copy none
 
 
 def given_ubatch(options: ServeOptions) -> int | None:
@@ -41,8 +40,8 @@ def most_at_once(options: ServeOptions, geometry: MoeGeometry, device: Device, *
     given, n_batch = given_ubatch(options), _n_batch(options)
     if given is not None:
         return min(given or n_batch, n_batch)  # 0: as llama.cpp reads it
-    fits_device = geometry.model_bytes < DEVICE_SHARE * device.memory_free
-    place: Place = "disk" if is_on_disk else "host" if device.is_cpu or fits_device else "device"
+    place: Place = "host" if device.is_cpu else beside_device(geometry, device.memory_free)
+    place = "disk" if is_on_disk else place
     return min(n_batch, wanted_piece(geometry, place, _per_expert(options)))
 
 
