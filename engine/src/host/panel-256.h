@@ -208,10 +208,9 @@ SPAC_INLINE void dot_group(const panel_block<N_GROUPS> & w, const int8_t * const
     }
 }
 
-// Adds TILE_ROWS rows of 256 weights times NT tokens; ib: which 256. Never inline: GCC 12 finds too few registers for two tiles in
-// one function, which costs Q5_K and Q6_K a third of their speed.
+// adds TILE_ROWS rows of 256 weights times NT tokens; ib: which 256
 template <int N_SUM, int N_GROUPS, int NT>
-__attribute__((noinline)) void multiply_tile(const panel_block<N_GROUPS> * w, const char * const * acts, int64_t ib, panel_sums * to) {
+void multiply_tile(const panel_block<N_GROUPS> * w, const char * const * acts, int64_t ib, panel_sums * to) {
     __m256 sums[NT][PANEL_VECS];
     memcpy(sums, to, sizeof(sums));
     for (int half = 0; half < 2; half++) {
