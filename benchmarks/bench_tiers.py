@@ -43,6 +43,7 @@ from rich.console import Console
 from rich.progress import track
 
 from pyspac.engine.devices import cpu_device
+from pyspac.engine.memory import free_memory
 from pyspac.errors import PyspacError
 from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
@@ -51,6 +52,7 @@ from pyspac.model.disk_probe import measure_disk, measure_in_order
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.memory_tier import host_bytes, least_bytes
+from pyspac.model.prompt_piece import fit_piece, wanted_piece
 from pyspac.scheduler.config import NO_PREDICTOR
 from pyspac.units import MIB
 
@@ -134,7 +136,9 @@ def pool_bytes(header: GgufHeader, share: float) -> int:
     """What `--ram` may be where the limit is that share of the file: all but what else the model needs, as
     `pyspac inspect` has it. PyspacError if one layer's experts do not fit."""
     geometry = read_geometry(header)
-    needs = estimate_needs(header, None, choose_n_ctx(N_CTX, geometry))
+    n_ctx = choose_n_ctx(N_CTX, geometry)
+    n_ubatch = fit_piece(wanted_piece(geometry, "disk"), header, n_ctx, free_memory())
+    needs = estimate_needs(header, None, n_ctx, n_ubatch)
     others = host_bytes(geometry, cpu_device(has_cache=False), None, needs)
     pool = int(share * geometry.model_bytes) - others
     if pool < least_bytes(geometry):

@@ -93,6 +93,11 @@ bool spac_has_kernels(int32_t type) {
     return kernels && type >= 0 && type < GGML_TYPE_COUNT && kernels->dot((ggml_type) type);
 }
 
+int32_t spac_tokens_per_expert(void) {
+    const spac_kernels * kernels = spac_kernels_best();
+    return kernels ? kernels->n_tokens_full : 0;
+}
+
 // ---- measuring
 
 static constexpr size_t READ_BYTES = 256ull << 20; // far beyond any cache

@@ -3,9 +3,9 @@ host's."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Self, TypeAlias
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ from pyspac.model.draft_files import drafting_note, has_head
 from pyspac.model.geometry import LayerGeometry, MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.memory_tier import asked_bytes, check_ram
+from pyspac.model.prompt_piece import beside_device, fit_piece, wanted_piece
 from pyspac.model.tier_forecast import Places
 from pyspac.units import GIB, MIB, size_text
 
@@ -52,6 +53,28 @@ RamSizes: TypeAlias = Annotated[
         "Repeatable.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gpu:
+    """One with so much memory, and what it holds beside experts."""
+
+    n_bytes: int
+    n_ubatch: int  # tokens of a prompt that are computed at once
+    needs: Needs
+
+    @classmethod
+    def of(cls, target: GgufHeader, draft: GgufHeader | None, n_ctx: int, n_bytes: int) -> Self:
+        """Without a draft model the target's own head drafts, if it has one."""
+        geometry = read_geometry(target)
+        n = fit_piece(wanted_piece(geometry, beside_device(geometry, n_bytes)), target, n_ctx, n_bytes)
+        drafts = draft is None and has_head(target)
+        return cls(
+            n_bytes=n_bytes, n_ubatch=n, needs=estimate_needs(target, draft, n_ctx, n, has_head=drafts)
+        )
+
+
+Gpus: TypeAlias = dict[int, _Gpu]  # by their memory, the smallest first
 
 
 @reports_errors
@@ -81,30 +104,32 @@ def inspect(
     header = check_model_file(path)
     geometry = read_geometry(header)
     draft = None if model_draft is None else check_model_file(model_draft)
-    needs = _needs(header, draft, choose_n_ctx(ctx_size, geometry))
+    n_ctx = choose_n_ctx(ctx_size, geometry)
+    gpus = {size: _Gpu.of(header, draft, n_ctx, size) for size in sizes}
     tier = _foresee(header, geometry, ram, threads) if ram and geometry.is_moe else None
-    places = _places(geometry, sizes, ram, needs) if vram and ram and geometry.is_moe else []
+    places = _places(geometry, gpus, ram) if vram and ram and geometry.is_moe else []
     if json_file is not None:
         found = {
-            "fits": [_fit_dict(geometry, needs, size) for size in sizes],
-            "needs": asdict(needs),
+            "fits": [_fit_dict(geometry, gpu) for gpu in gpus.values()],
+            "needs": asdict(_shown(geometry, gpus).needs),
             "tier": None if tier is None else tier.to_dict(),
             "places": [place.to_dict() for place in places],
         }
         write_json(json_file, geometry.to_dict() | found)
     if json_file != STDOUT:
         console = output_console()
-        _show(console, geometry, sizes, needs, note=drafting_note(header))
+        _show(console, geometry, gpus, note=drafting_note(header))
         if tier is not None:
             tier.show(console)
         if places:
             console.print(_places_table(places))
 
 
-def _places(geometry: MoeGeometry, vram: list[int], ram: list[str], needs: Needs) -> list[Places]:
+def _places(geometry: MoeGeometry, gpus: Gpus, ram: list[str]) -> list[Places]:
     """Of each size of the device's memory with each of the host's."""
     sizes = sorted({asked_bytes(text, geometry) for text in ram})
-    return [Places.of(geometry, n_bytes, size, needs.total) for n_bytes in vram for size in sizes]
+    each = ((gpu, size) for gpu in gpus.values() for size in sizes)
+    return [Places.of(geometry, gpu.n_bytes, size, gpu.needs.total) for gpu, size in each]
 
 
 def _places_table(places: list[Places]) -> Table:
@@ -128,11 +153,6 @@ def _foresee(header: GgufHeader, geometry: MoeGeometry, sizes: list[str], thread
     )
 
 
-def _needs(target: GgufHeader, draft: GgufHeader | None, n_ctx: int) -> Needs:
-    """Without a draft model the target's own head drafts, if it has one."""
-    return estimate_needs(target, draft, n_ctx, has_head=draft is None and has_head(target))
-
-
 def _vram_bytes(text: str) -> int:
     n_bytes = read_size("--vram", text, 0)
     if n_bytes is None or "%" in text:
@@ -140,18 +160,23 @@ def _vram_bytes(text: str) -> int:
     return n_bytes
 
 
-def _fit_dict(geometry: MoeGeometry, needs: Needs, n_bytes: int) -> dict[str, float]:
+def _fit_dict(geometry: MoeGeometry, gpu: _Gpu) -> dict[str, float]:
     """So many bytes for experts, and on a GPU with that much memory."""
     return {
-        "gib": n_bytes / GIB,
-        "n_experts": geometry.n_experts_in(n_bytes),
-        "n_experts_of_gpu": geometry.n_experts_in(max(0, n_bytes - needs.total)),
+        "gib": gpu.n_bytes / GIB,
+        "n_experts": geometry.n_experts_in(gpu.n_bytes),
+        "n_experts_of_gpu": geometry.n_experts_in(max(0, gpu.n_bytes - gpu.needs.total)),
+        "n_ubatch": gpu.n_ubatch,
     }
 
 
-def _show(
-    console: Console, geometry: MoeGeometry, sizes: list[int], needs: Needs, *, note: str | None
-) -> None:
+def _shown(geometry: MoeGeometry, gpus: Gpus) -> _Gpu:
+    """The largest that does not hold all of the model, or the smallest."""
+    few = [gpu for gpu in gpus.values() if beside_device(geometry, gpu.n_bytes) == "device"]
+    return few[-1] if few else next(iter(gpus.values()))
+
+
+def _show(console: Console, geometry: MoeGeometry, gpus: Gpus, *, note: str | None) -> None:
     table = _summary(geometry)
     if note is not None:
         table.add_row("drafting", note)
@@ -160,9 +185,13 @@ def _show(
         console.print("\nA dense model: it has no experts to split.")
         return
     console.print(_layer_table(geometry))
-    console.print(_fit_table(geometry, sizes, needs))
-    parts = ", ".join(f"{name} {n_bytes / MIB:.0f}" for name, n_bytes in asdict(needs).items() if n_bytes)
-    console.print(f"beside the experts a GPU holds {needs.total / MIB:.0f} MiB: {parts}")
+    console.print(_fit_table(geometry, gpus))
+    gpu = _shown(geometry, gpus)
+    parts = ", ".join(f"{name} {n / MIB:.0f}" for name, n in asdict(gpu.needs).items() if n)
+    console.print(
+        f"beside the experts a GPU holds {gpu.needs.total / MIB:.0f} MiB: {parts}"
+        f" (with {size_text(gpu.n_bytes)}, which computes {gpu.n_ubatch} tokens of a prompt at once)"
+    )
 
 
 def _summary(geometry: MoeGeometry) -> Table:
@@ -214,12 +243,12 @@ def _range(layers: list[LayerGeometry]) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _fit_table(geometry: MoeGeometry, sizes: list[int], needs: Needs) -> Table:
+def _fit_table(geometry: MoeGeometry, gpus: Gpus) -> Table:
     heads = ("memory", "if all is for experts", "of all", "on a GPU of that size", "of all")
     table = Table(*heads, box=None, padding=(0, 2, 0, 0), title_justify="left")
     table.title = "\nhow many experts fit"
-    for size in sizes:
-        fit = _fit_dict(geometry, needs, size)
+    for size, gpu in gpus.items():
+        fit = _fit_dict(geometry, gpu)
         counts = (fit["n_experts"], fit["n_experts_of_gpu"])
         cells = (text for n in counts for text in (str(n), _share(n, geometry.n_experts_total)))
         table.add_row(size_text(size), *cells)

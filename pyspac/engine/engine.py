@@ -38,6 +38,7 @@ __all__ = [
     "measure_host_gb_s",
     "measure_kernel_gb_s",
     "measure_link_gb_s",
+    "tokens_per_expert",
 ]
 
 
@@ -264,6 +265,11 @@ def has_kernels(type_name: str) -> bool:
     """Return whether the engine's own kernels multiply weights of this type ("Q4_K") on this machine."""
     type_id = TYPE_IDS.get(type_name)
     return type_id is not None and bool(lib.spac_has_kernels(type_id))
+
+
+def tokens_per_expert() -> int:
+    """Return how many tokens of a prompt per expert the engine's own kernels want at once; 0: few suffice."""
+    return int(lib.spac_tokens_per_expert())
 
 
 def add_rpc(endpoint: str) -> None:

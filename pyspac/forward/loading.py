@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Self
 
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.devices import Device, choose_device, fits_memory
+from pyspac.engine.memory import free_memory
 from pyspac.errors import ModelError
 from pyspac.forward.options import ForwardOptions
 from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.device_needs import estimate_needs
-from pyspac.model.memory_tier import PROMPT_PIECE, choose_ram
+from pyspac.model.memory_tier import choose_ram
+from pyspac.model.prompt_piece import fit_piece, wanted_piece
 from pyspac.model.tensor_split import FLAG, check_n_numbers, check_reach
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ class Loading:
         options = self.options
         return ContextParams(
             n_ctx=self.preflight.n_ctx,
-            n_ubatch=N_UBATCH if self.ram_bytes is None else PROMPT_PIECE,
+            n_ubatch=N_UBATCH if self.ram_bytes is None else _piece_on_disk(self.preflight),
             n_sequences=options.n_sequences,
             n_outputs_max=options.width * options.n_sequences,
             n_rollback_max=options.width if options.width > 1 else 0,
@@ -163,9 +165,15 @@ class Loading:
 
 
 def _ram_bytes(options: ForwardOptions, preflight: Preflight, device: Device) -> int | None:
-    needs = estimate_needs(preflight.header, preflight.draft, preflight.n_ctx)
+    n_ubatch = _piece_on_disk(preflight)
+    needs = estimate_needs(preflight.header, preflight.draft, preflight.n_ctx, n_ubatch)
     return choose_ram(
         options.ram, preflight.geometry, device, needs,
         cache_bytes=options.cache.n_bytes(preflight.geometry.experts_bytes),
         host_kernels=options.host_kernels, is_split=options.n_gpu_layers is not None,
     )  # fmt: skip
+
+
+def _piece_on_disk(preflight: Preflight) -> int:
+    wanted = wanted_piece(preflight.geometry, "disk")
+    return fit_piece(wanted, preflight.header, preflight.n_ctx, free_memory())

@@ -12,7 +12,7 @@ from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader
 
 MARGIN_BYTES: Final = 768 << 20  # SPAC_AUTO_MARGIN_MIB
-N_UBATCH: Final = 512  # tokens that are computed at once, at most: llama.cpp's, and ours
+N_UBATCH: Final = 512  # tokens that llama.cpp computes at once, at most, unless it is told
 _KV_BYTES: Final = 2  # F16
 _F32_BYTES: Final = 4
 _MASK_BYTES: Final = 2  # of the attention, F16, per token computed and token in the context
@@ -38,11 +38,17 @@ class Needs:
 
 
 def estimate_needs(
-    target: GgufHeader, draft: GgufHeader | None, n_ctx: int, *, has_head: bool = False
+    target: GgufHeader,
+    draft: GgufHeader | None,
+    n_ctx: int,
+    n_ubatch: int = N_UBATCH,
+    *,
+    has_head: bool = False,
 ) -> Needs:
     """What target and draft take; `has_head`: the target's own head drafts, in a context of its own.
 
     `n_ctx`: tokens of either context, over all sequences. A head's keys and values are among the target's.
+    `n_ubatch`: tokens that are computed at once.
     """
     geometry = read_geometry(target)
     drafting = draft or (target if has_head else None)
@@ -50,7 +56,7 @@ def estimate_needs(
         weights=geometry.model_bytes - geometry.experts_bytes,
         draft=sum(tensor.n_bytes for tensor in draft.tensors) if draft else 0,
         kv=kv_bytes(target, n_ctx) + (kv_bytes(draft, n_ctx) if draft else 0),
-        compute=compute_bytes(target, n_ctx) + (compute_bytes(drafting, n_ctx) if drafting else 0),
+        compute=sum(compute_bytes(header, n_ctx, n_ubatch) for header in (target, drafting) if header),
     )
 
 
@@ -64,14 +70,14 @@ def kv_bytes(header: GgufHeader, n_ctx: int) -> int:
     return _n_kv_heads(header, n_layer) * _row_elements(header) * n_ctx * _KV_BYTES
 
 
-def context_bytes(header: GgufHeader) -> int:
+def context_bytes(header: GgufHeader, n_ubatch: int = N_UBATCH) -> int:
     """What one more token of a context takes: its keys and values, and its column of the mask."""
-    return kv_bytes(header, 1) + N_UBATCH * _MASK_BYTES
+    return kv_bytes(header, 1) + n_ubatch * _MASK_BYTES
 
 
-def compute_bytes(header: GgufHeader, n_ctx: int) -> int:
+def compute_bytes(header: GgufHeader, n_ctx: int, n_ubatch: int = N_UBATCH) -> int:
     """Of one context's buffers for a full batch, whose logits are few: an estimate, mostly too high."""
-    n_rows = min(N_UBATCH, n_ctx)
+    n_rows = min(n_ubatch, n_ctx)
     n_used = int(_number(header.get("expert_used_count", 0)))
     n_ffn = max(
         int(_number(header.get("feed_forward_length", 0))),

@@ -13,7 +13,7 @@ from pyspac.engine.devices import Device
 from pyspac.engine.memory import free_memory
 from pyspac.engine.values import AUTO, read_size
 from pyspac.errors import UsageError
-from pyspac.model.device_needs import N_UBATCH, Needs
+from pyspac.model.device_needs import Needs
 from pyspac.model.geometry import MoeGeometry
 from pyspac.units import GIB, MIB
 
@@ -22,8 +22,6 @@ VARIABLE: Final = "PYSPAC_RAM"
 # left free besides the model and its contexts: what the program takes itself, and other programs
 MARGIN_BYTES: Final = GIB
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less
-# tokens of a prompt computed at once: each piece reads all experts, so 1,024 read half of what 512 do
-PROMPT_PIECE: Final = 1024
 _AUTO_EMULATED_SHARE: Final = 0.25  # of all experts, that an emulated device holds with --cache auto
 
 
@@ -86,10 +84,9 @@ def host_bytes(geometry: MoeGeometry, device: Device, cache_bytes: int | None, n
 
     Without a device, what is no expert, the draft model, and the contexts' caches and buffers; a GPU has all
     that, and an emulated device's slots come on top of it. cache_bytes: of the slots; None: as many as "auto"
-    gives. Buffers are those of a PROMPT_PIECE.
+    gives.
     """
-    pieces = PROMPT_PIECE // N_UBATCH
-    others = needs.weights + needs.draft + needs.kv + pieces * needs.compute
+    others = needs.weights + needs.draft + needs.kv + needs.compute
     if not device.has_cache:
         return others
     if not device.is_cpu:

@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 from pyspac.model.device_needs import MARGIN_BYTES as CARD_MARGIN_BYTES
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.known_models import Bytes, Weights
-from pyspac.model.memory_tier import MARGIN_BYTES, PROMPT_PIECE
+from pyspac.model.memory_tier import MARGIN_BYTES
+from pyspac.model.prompt_piece import LONGEST_PIECE
 from pyspac.model.tier_forecast import found_share
 
 N_PASS: Final = 8  # tokens of a prompt that one pass over a matrix serves (SPAC_DOT_TOKENS)
@@ -150,5 +151,5 @@ def _prompt_us(weights: Weights, machine: Machine, held: float, *, has_card: boo
     """Of one token in a piece: what is not in memory is read once for all of them."""
     experts_us = weights.n_layer_moe * weights.n_expert_used * machine.prompt_us(weights.expert)
     dense_us = 0.0 if has_card else machine.prompt_us(weights.dense)
-    read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3) / PROMPT_PIECE
+    read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3) / LONGEST_PIECE
     return dense_us + max(experts_us, read_us)

@@ -15,10 +15,12 @@ from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.forward.lossy import VARIABLE as LOSSY
 from pyspac.forward.no_device import can_predict
-from pyspac.model.memory_tier import PROMPT_PIECE, VARIABLE
+from pyspac.model.device_needs import N_UBATCH
+from pyspac.model.memory_tier import VARIABLE
 from pyspac.model.spec_types import NGRAM, names_of
 from pyspac.model.tensor_split import text_of
 from pyspac.scheduler.baseline import VARIABLE as BASELINE
+from pyspac.server.at_once import given_ubatch
 from pyspac.server.options import KEY_VARIABLES, THREADS_FLAGS, ServeOptions
 from pyspac.server.spec_flags import in_server, length_flags, mask_flags
 
@@ -48,6 +50,7 @@ class Launch:
     devices: str | None = None  # what auto stands for, by name: servers' devices, or several GPUs
     n_devices: tuple[int, ...] = ()  # of each RPC server
     n_ctx: int | None = None  # None: llama-server's own choice
+    n_ubatch: int = N_UBATCH  # tokens of a prompt computed at once; not passed on where the user says it
     is_copied: bool = False  # weights are copied out of the file, which stays mapped otherwise
     model_bytes: int = 0  # of its weights, in all of its files
     has_engine: bool = True  # False: llama-server as it is
@@ -73,6 +76,8 @@ def server_argv(options: ServeOptions, launch: Launch, folder: Path) -> list[str
     argv += _core_arguments(options)
     if launch.n_ctx is not None:
         argv += ["-c", str(launch.n_ctx)]
+    if launch.n_ubatch != N_UBATCH and given_ubatch(options) is None:
+        argv += ["-ub", str(launch.n_ubatch)]
     if launch.has_engine:
         argv += ["--spac-cache", launch.cache, "--spac-board", launch.board]
     argv += _address_arguments(options, launch)
@@ -151,11 +156,9 @@ def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     argv = ["--load-mode", "none"] if launch.is_copied and not is_given else []
     if launch.ram_bytes is None:
         return argv
-    has_piece = bool(options.passed_value("-ub", "--ubatch-size"))
     has_warmup = "--warmup" in options.passed or "--no-warmup" in options.passed
     return [
         *argv, "--lazy-mode", "experts",
-        *([] if has_piece else ["-ub", str(PROMPT_PIECE)]),
         *([] if has_warmup else ["--no-warmup"]),  # it runs all experts: every page of the file
     ]  # fmt: skip
 

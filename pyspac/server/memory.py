@@ -13,7 +13,7 @@ from pyspac.engine.devices import Device
 from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, UsageError
 from pyspac.forward.options import DEFAULT_N_CTX, CacheSize
-from pyspac.model.device_needs import Needs, context_bytes
+from pyspac.model.device_needs import N_UBATCH, Needs, context_bytes
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.memory_tier import margin_bytes
@@ -47,6 +47,7 @@ def choose_n_ctx(
     draft: GgufHeader | None,
     device: Device,
     n_server_slots: int = SERVER_SLOTS,
+    n_ubatch: int = N_UBATCH,
 ) -> int:
     """The context in tokens, over all server slots; 0 asks for the model's own, None for what memory allows.
 
@@ -57,7 +58,7 @@ def choose_n_ctx(
     n_train = geometry.n_ctx_train or least
     if wanted is not None:
         return wanted or n_train
-    per_token = sum(context_bytes(header) for header in (target, draft) if header is not None)
+    per_token = sum(context_bytes(header, n_ubatch) for header in (target, draft) if header is not None)
     n_held = _room_for_context(geometry, device) // max(1, per_token)
     return min(n_train, max(least, n_held // N_CTX_STEP * N_CTX_STEP))
 

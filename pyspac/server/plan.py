@@ -24,7 +24,7 @@ from pyspac.forward.no_device import can_predict, check_can_predict
 from pyspac.forward.options import CacheSize, ForwardOptions
 from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
-from pyspac.model.device_needs import estimate_needs
+from pyspac.model.device_needs import N_UBATCH, Needs, estimate_needs
 from pyspac.model.draft_files import check_drafter
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import GgufHeader
@@ -35,6 +35,7 @@ from pyspac.scheduler.baseline import check_baseline
 from pyspac.scheduler.policy import FLAG as POLICY
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch
+from pyspac.server.at_once import choose_n_ubatch, most_at_once
 from pyspac.server.build_extras import build_extras
 from pyspac.server.child import run_to_end
 from pyspac.server.device_probe import probe_device
@@ -69,6 +70,7 @@ class Sizes:
     n_ctx: int
     is_copied: bool
     model_bytes: int
+    n_ubatch: int = N_UBATCH
     has_engine: bool = True
     ram_bytes: int | None = None
 
@@ -118,6 +120,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
         devices=device.name if is_auto and (device.parts or options.rpc) else None,
         n_devices=_n_devices(options.rpc, device),
         n_ctx=sizes.n_ctx,
+        n_ubatch=sizes.n_ubatch,
         is_copied=sizes.is_copied,
         model_bytes=sizes.model_bytes,
         has_page=extras.ui,
@@ -229,18 +232,26 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     geometry = read_geometry(header)
     n_bytes = geometry.model_bytes
     check_n_ctx(options, geometry)
-    n_ctx = choose_n_ctx(options.n_ctx, header, draft, device, options.n_server_slots)
+    most = most_at_once(options, geometry, device, is_on_disk=options.ram is not None)
+    n_ctx = choose_n_ctx(options.n_ctx, header, draft, device, options.n_server_slots, most)
+
+    def at_once(*, is_on_disk: bool) -> tuple[int, Needs]:
+        n = choose_n_ubatch(options, header, n_ctx, device, is_on_disk=is_on_disk)
+        has_head = DRAFT_MTP in names_of(options.wanted_spec_type)
+        return n, estimate_needs(header, draft, n_ctx, n, has_head=has_head)
+
     if options.stock:
         return Sizes(
             cache="", n_ctx=n_ctx, is_copied=not device.is_cpu, model_bytes=n_bytes, has_engine=False
         )
-    needs = estimate_needs(header, draft, n_ctx, has_head=DRAFT_MTP in names_of(options.wanted_spec_type))
+    _, needs = at_once(is_on_disk=True)
     ram = choose_ram(
         options.ram, geometry, device, needs, cache_bytes=options.cache.n_bytes(geometry.experts_bytes),
         host_kernels=options.host_kernels,
         is_split=bool(options.passed_value(*GPU_LAYERS_FLAGS)),
     )  # fmt: skip
     check_baseline(POLICY, options.attach.scheduler, stock=options.stock, ram_bytes=ram)
+    n_ubatch, needs = at_once(is_on_disk=ram is not None)
     check_can_be_lossy(options.lossy, is_host_only=options.is_host_only, ram_bytes=ram)
     if options.is_host_only:
         has_engine = ram is not None or has_own_kernels(header)
@@ -251,6 +262,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
         return Sizes(
             cache="0",
             n_ctx=n_ctx,
+            n_ubatch=n_ubatch,
             is_copied=is_copied,
             model_bytes=n_bytes,
             has_engine=has_engine,
@@ -262,7 +274,9 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     if reason := why_tight(cache, geometry, needs, device, shares):
         log.warning(f"this may not fit: {reason}")
     is_copied = ram is not None or not device.is_cpu
-    return Sizes(cache=cache, n_ctx=n_ctx, is_copied=is_copied, model_bytes=n_bytes, ram_bytes=ram)
+    return Sizes(
+        cache=cache, n_ctx=n_ctx, n_ubatch=n_ubatch, is_copied=is_copied, model_bytes=n_bytes, ram_bytes=ram
+    )
 
 
 def _check(options: ServeOptions, files: ModelFiles, device: Device) -> Preflight:

@@ -411,7 +411,7 @@ def test_inspect_with_no_amount_of_memory(models: Path, size: str) -> None:
 
 def test_inspect_json(models: Path) -> None:
     result = json.loads(invoke("inspect", models / "target.gguf", "--vram", "1G", "--json", "-").stdout)
-    assert result["fits"] == [{"gib": 1.0, "n_experts": 48, "n_experts_of_gpu": 48}]
+    assert result["fits"] == [{"gib": 1.0, "n_experts": 48, "n_experts_of_gpu": 48, "n_ubatch": 512}]
     assert len(result["layers"]) == result["n_layer"] == 3
 
 

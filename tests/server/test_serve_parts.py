@@ -34,14 +34,14 @@ from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.step import StepRecord, StepTotals
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.forward.options import CacheSize
-from pyspac.model import device_needs
+from pyspac.model import device_needs, prompt_piece
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.scheduler.activations import ActivationDrain
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.scheduler.scheduler import Scheduler
-from pyspac.server import board_file, device_probe, log, memory, plan
+from pyspac.server import at_once, board_file, device_probe, log, memory, plan
 from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env
 from pyspac.server.attachment import Attachment
 from pyspac.server.backoff import Backoff
@@ -157,12 +157,23 @@ def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
     assert server_env(options)["PYSPAC_CPU_RANGE"] == f"{core}-{core}"
 
 
+@pytest.mark.parametrize(
+    ("passed", "is_told"), [((), True), (("-ub", "64"), False), (("--ubatch-size", "64"), False)]
+)
+def test_how_many_tokens_at_once_is_the_users_word(passed: tuple[str, ...], is_told: bool) -> None:
+    options = ServeOptions(model=Path("m.gguf"), passed=passed)
+    argv = server_argv(options, replace(LAUNCH, n_ubatch=2048), Path("bin"))
+    assert (" -ub 2048 " in " ".join(argv)) == is_told
+    assert "-ub" not in server_argv(ServeOptions(model=Path("m.gguf")), LAUNCH, Path("bin")), (
+        "llama.cpp's own"
+    )
+
+
 def test_experts_that_stay_on_disk_are_mapped_and_the_engine_knows_its_memory() -> None:
     options = ServeOptions(model=Path("m.gguf"), device="none", ram="25%")
     launch = replace(LAUNCH, cache="0", is_copied=True, ram_bytes=700 << 20)
     argv = server_argv(options, launch, Path("bin"))
     assert argv[argv.index("--lazy-mode") + 1] == "experts"
-    assert argv[argv.index("-ub") + 1] == "1024", "larger pieces of prompts read less"
     assert argv[argv.index("--load-mode") + 1] == "none", "what is no expert is loaded"
     assert server_env(options, launch.ram_bytes)["PYSPAC_RAM"] == "734003200B"
     assert "--no-warmup" in argv, "it would run every expert"
@@ -498,13 +509,53 @@ def test_a_context_is_what_memory_allows(
     header = read_header(TARGET)
     geometry = replace(read_geometry(header), n_ctx_train=n_train, model_bytes=16 * GIB)
     monkeypatch.setattr(memory, "read_geometry", lambda _: geometry)
-    monkeypatch.setattr(memory, "context_bytes", lambda _: 12_288)
+    monkeypatch.setattr(memory, "context_bytes", lambda *_: 12_288)
     device = Device(
         name="X", description="x", handle=1 if is_gpu else None, memory_free=free, memory_total=free
     )
     assert memory.choose_n_ctx(None, header, None, device, n_slots) == n_ctx
     assert memory.choose_n_ctx(100, header, None, device, n_slots) == 100
     assert memory.choose_n_ctx(0, header, None, device, n_slots) == n_train
+
+
+def test_tokens_at_once_follow_from_model_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 16 GiB with 128 experts, of which a token uses 8."""
+    header = read_header(TARGET)
+    geometry = replace(read_geometry(header), n_expert=128, n_expert_used=8, model_bytes=16 * GIB)
+    monkeypatch.setattr(at_once, "read_geometry", lambda _: geometry)
+    options, gpu, cpu = ServeOptions(model=TARGET), device(8 * GIB), cpu_device(has_cache=False)
+
+    def chosen(options: ServeOptions, where: Device, n_ctx: int = 8192, *, is_on_disk: bool = False) -> int:
+        return at_once.choose_n_ubatch(options, header, n_ctx, where, is_on_disk=is_on_disk)
+
+    assert chosen(options, gpu) == 2048, "each piece copies what is not there"
+    assert chosen(options, gpu, 1500) == 1024, "no more than the context"
+    assert chosen(options, device(20 * GIB)) == 512, "nothing is copied"
+    assert chosen(options, device(64 * MIB)) == 512, "buffers take a share of memory"
+    host = replace(options, device="none")
+    monkeypatch.setattr("pyspac.engine.engine.tokens_per_expert", lambda: 0)
+    assert chosen(host, cpu) == 512
+    assert chosen(host, cpu, is_on_disk=True) == 2048
+    monkeypatch.setattr("pyspac.engine.engine.tokens_per_expert", lambda: 64)
+    assert chosen(host, cpu) == 1024, "64 for each of 128 experts, of 8 per token"
+    assert chosen(replace(host, stock=True), cpu) == 512
+    assert chosen(replace(host, passed=("-b", "256")), cpu) == 256, (
+        "llama.cpp has no more than a batch at once"
+    )
+    assert chosen(replace(host, passed=("-ub", "128")), cpu, is_on_disk=True) == 128
+    monkeypatch.setenv("LLAMA_ARG_UBATCH", "96")
+    assert chosen(host, cpu) == 96
+
+
+def test_tokens_at_once_are_counted() -> None:
+    target = read_header(TARGET)
+    few, many = (device_needs.estimate_needs(target, None, 4096, n) for n in (512, 2048))
+    assert many.compute == 4 * few.compute
+    assert device_needs.context_bytes(target, 2048) > device_needs.context_bytes(target)
+
+
+def test_a_dense_model_has_no_experts_to_read_at_once() -> None:
+    assert prompt_piece.wanted_piece(read_geometry(read_header(DRAFT)), "device") == 512
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ struct spac_kernels {
     void (*swish)(float * x, int64_t n, float alpha);              // x / (1 + exp(-alpha x)), in place
 
     const spac_panel * (*panel)(ggml_type type); // NULL: not here
+
+    int n_tokens_full = 0; // of one expert, with which unpacking its panels takes little beside multiplying; 0: few
 };
 
 // NULL where they were not compiled in; the machine may lack the instructions all the same

@@ -1,0 +1,52 @@
+"""How many tokens of a prompt a server computes at once (-ub): options, a model's header and the device in, a
+number out."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from pyspac.engine.devices import Device
+from pyspac.model.geometry import MoeGeometry, read_geometry
+from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.prompt_piece import Place, beside_device, fit_piece, wanted_piece
+from pyspac.server.options import ServeOptions
+
+N_BATCH: Final = 2048  # of llama-server, unless -b says how many
+
+
+def given_ubatch(options: ServeOptions) -> int | None:
+    """As -ub says, or llama-server's variable; None: neither does."""
+    text = options.passed_value("-ub", "--ubatch-size") or os.environ.get("LLAMA_ARG_UBATCH", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _n_batch(options: ServeOptions) -> int:
+    """Tokens of a batch, which -ub cannot exceed."""
+    text = options.passed_value("-b", "--batch-size") or os.environ.get("LLAMA_ARG_BATCH", "")
+    return int(text) if text.isdecimal() else N_BATCH
+
+
+def choose_n_ubatch(
+    options: ServeOptions, header: GgufHeader, n_ctx: int, device: Device, *, is_on_disk: bool
+) -> int:
+    """Tokens of a prompt that are computed at once: as the user says, else what pays here and fits."""
+    most = most_at_once(options, read_geometry(header), device, is_on_disk=is_on_disk)
+    return most if given_ubatch(options) is not None else fit_piece(most, header, n_ctx, device.memory_free)
+
+
+def most_at_once(options: ServeOptions, geometry: MoeGeometry, device: Device, *, is_on_disk: bool) -> int:
+    """The same, if memory is no matter."""
+    given, n_batch = given_ubatch(options), _n_batch(options)
+    if given is not None:
+        return min(given or n_batch, n_batch)  # 0: as llama.cpp reads it
+    place: Place = "host" if device.is_cpu else beside_device(geometry, device.memory_free)
+    place = "disk" if is_on_disk else place
+    return min(n_batch, wanted_piece(geometry, place, _per_expert(options)))
+
+
+def _per_expert(options: ServeOptions) -> int:
+    """How many tokens for each expert the host's kernels want: ggml's, beside a device, want few."""
+    from pyspac.engine.engine import tokens_per_expert  # loads the native library, as the rest does anyway
+
+    return tokens_per_expert() if options.is_host_only and not options.stock else 0
