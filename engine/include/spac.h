@@ -428,10 +428,6 @@ SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);  
 SPAC_API spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s); // weights of a type times 1 to 8 tokens, by the engine's own kernels
 SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);                                 // host to device copies
 
-// mask tokens: a LoRA adapter with the key pyspac.mtp.n_masks acts on tokens of no sequence before first_seq; -1, as it is
-// unless set: on none
-SPAC_API spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_seq);
-
 // values as they are written in options, flags and the environment: how each is read is decided only here
 SPAC_API spac_status spac_read_size(const char * name, const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"; name: of the option, for the error
 SPAC_API spac_status spac_read_baseline(const char * name, const char * text);                                     // whether it may be spac_engine_params.baseline

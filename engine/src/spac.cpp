@@ -129,13 +129,6 @@ spac_status spac_engine_count_first(spac_engine * engine, int32_t n_tokens) {
     });
 }
 
-spac_status spac_set_mask_sequences(struct llama_context * ctx, int32_t first_seq) {
-    return spac_guard([&] {
-        require(ctx, "spac_set_mask_sequences: no context");
-        llama_set_lora_gate(ctx, first_seq);
-    });
-}
-
 spac_status spac_engine_slot(spac_engine * engine, int32_t il, int32_t ie, int32_t * slot) {
     return spac_guard([&] {
         require(engine && slot, "spac_engine_slot: no engine, or nowhere to put the slot");
