@@ -3,6 +3,7 @@ file after a `kill -9`."""
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ import gguf_models
 import pytest
 from serving import DRAFT, ONE_THREAD, TARGET, Serve, post, run_pyspac, wait_for
 
-from pyspac.server.keep import state_key
+from pyspac.errors import ConfigError
+from pyspac.server.keep import prepare_folder, state_key
 from tools.kill_keeping import kill_at_random
 
 TEXT = "def parse(self, text):\n    return [line.split() for line in text.splitlines() if line]\n" * 12
@@ -142,6 +144,56 @@ def test_the_size_is_held(tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in kept(folder)]
     assert sizes
     assert sum(sizes) <= 1 << 20
+
+
+def test_a_state_larger_than_the_limit_costs_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    with serving(tmp_path, folder, "--keep-mib", "1", "-c", "8192") as serve:
+        text, _ = ask(serve, TEXT * 6)
+        small, _ = ask(serve, OTHER)
+        assert ask(serve, TEXT * 6)[0] == text
+        serve.stop()
+    (only,) = kept(folder)
+    assert only.stat().st_size < 1 << 20
+    with serving(tmp_path, folder, "--keep-mib", "1", "-c", "8192") as serve:
+        again, n_cached = ask(serve, OTHER)
+        assert (again, n_cached > 50) == (small, True)
+
+
+def test_without_a_cache_in_memory(tmp_path: Path) -> None:
+    """`--cache-ram 0`: what leaves a slot is kept on disk all the same, and found again at once."""
+    folder = tmp_path / "kept"
+    passed = ("-np", "1", "--cache-ram", "0")
+    with serving(tmp_path, folder, passed=passed) as serve:
+        text, _ = ask(serve, TEXT)
+        wait_kept(folder)
+        ask(serve, OTHER)
+        again, n_cached = ask(serve, TEXT)
+        assert (again, n_cached > 50) == (text, True)
+        serve.stop()
+    with serving(tmp_path, folder, passed=passed) as serve:
+        again, n_cached = ask(serve, TEXT)
+        assert (again, n_cached > 50) == (text, True)
+        assert ask(serve, OTHER)[1] > 50
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_folder_of_another_user(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o700)
+    for parent in tmp_path.parents:
+        if parent.stat().st_mode & 0o005 != 0o005:
+            pytest.skip(f"{parent} is closed to other users")
+    tmp_path.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            prepare_folder(folder)
+        except ConfigError as error:
+            os._exit("a folder that can be written" not in str(error))
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_two_servers_share_a_folder(tmp_path: Path) -> None:
