@@ -135,11 +135,12 @@ class Waiting:
 
 def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> dict[str, float]:
     here = measure(default_n_threads(), ram_bytes, 0, model)
-    predicted = forecast(weights, here, DEFAULT_N_CTX)
     found = run(model, ram, N_PREDICT)
+    n_text = found["n_prompt"] + N_PREDICT // 2
+    predicted = forecast(weights, here, DEFAULT_N_CTX, n_text=n_text)
     tier = found["tier"]
     share = tier["n_hit"] / max(1, tier["n_hit"] + tier["n_miss"]) if tier else None
-    known = forecast(weights, here, DEFAULT_N_CTX, share)
+    known = forecast(weights, here, DEFAULT_N_CTX, share, n_text)
     assert predicted.decode_tps is not None
     assert predicted.prompt_tps is not None
     assert known.decode_tps is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def weights(n_expert: int = 10) -> Weights:
     return Weights(
         name="a", quantisation="Q4_K", n_layer=10, n_layer_moe=10, n_expert=n_expert, n_expert_used=2,
         dense=Counter({"Q8_0": 100_000_000}), expert=Counter({"Q4_K": 10_000_000}), table_bytes=50_000_000,
-        kv={N_CTX: 50_000_000},
+        kv={N_CTX: 50_000_000}, query_width=0,
     )  # fmt: skip
 
 
@@ -138,3 +139,21 @@ def test_all_models_have_an_answer() -> None:
             found = forecast(one, machine(ram * GIB, 8 * GIB), N_CTX)
             assert (found.decode_tps is None) == (found.place == "nowhere")
     assert found.place == "card and memory"
+
+
+def test_attention_looks_at_the_text_so_far() -> None:
+    """2 ms: ten billion operations a second, and 4 for each element of a query and token of the text."""
+    wide = replace(weights(), query_width=10_000)
+    without, _ = tps(forecast(weights(), machine(8 << 30), N_CTX))
+    found, _ = tps(forecast(wide, machine(8 << 30), N_CTX, n_text=500))
+    assert 1e3 / found - 1e3 / without == pytest.approx(4 * 10_000 * 500 / 10e9 * 1e3)
+    longer, _ = tps(forecast(wide, machine(8 << 30), N_CTX, n_text=1 << 30))
+    assert longer == tps(forecast(wide, machine(8 << 30), N_CTX, n_text=N_CTX))[0]  # a text is no longer
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("qwen3-30b-a3b", 48 * 32 * 128), ("deepseek-v2-lite", 27 * 16 * (1088 // 2))],
+)
+def test_queries_of_known_models(name: str, wanted: int) -> None:
+    assert known_models()[name].query_width == wanted
