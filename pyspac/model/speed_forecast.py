@@ -22,7 +22,7 @@ from pyspac.model.tier_forecast import found_share
 N_PASS: Final = 8  # tokens of a prompt that one pass over a matrix serves (SPAC_DOT_TOKENS)
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
-ATTENTION_GOP_S: Final = 10.0  # 1e9 products and sums per second, one token at a time, of two cores
+ATTENTION_GOP_S: Final = 15.0  # 1e9 operations per second of one token; measured: docs/fit.md
 BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
 CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
 # where the kernels lack a type: as slow as the slowest that they have
@@ -94,7 +94,7 @@ def forecast(
 ) -> Forecast:
     """`found`: share of the experts in use that is in memory, where it is known; None: as recorded texts.
 
-    `n_text`: tokens of the text that decoding goes on with.
+    `n_text`: tokens of a prompt, and of the text that decoding goes on with.
     """
     kv = weights.kv[n_ctx]
     on_card = _share_on_card(weights, machine, kv)
@@ -116,9 +116,11 @@ def forecast(
     held = in_memory + on_card
     share = found_share(held) if found is None else found
     decode = _decode_us(weights, machine, share, on_card if has_card else 0.0, has_card=has_card)
-    if not has_card:
-        decode += 4 * weights.query_width * min(n_text, n_ctx) / (machine.attention_gop_s * 1e3)
     prompt = _prompt_us(weights, machine, held, has_card=has_card)
+    if not has_card:
+        attention_us = 4 * weights.query_width * min(n_text, n_ctx) / (machine.attention_gop_s * 1e3)
+        decode += attention_us
+        prompt += attention_us / 2 / N_PASS  # a prompt's tokens look at half of it
     return Forecast(**common, decode_tps=1e6 / decode, prompt_tps=1e6 / prompt)
 
 
