@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -148,16 +149,19 @@ def test_the_size_is_held(tmp_path: Path) -> None:
 
 def test_a_state_larger_than_the_limit_costs_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    with serving(tmp_path, folder, "--keep-mib", "1", "-c", "8192") as serve:
-        text, _ = ask(serve, TEXT * 6)
-        small, _ = ask(serve, OTHER)
-        assert ask(serve, TEXT * 6)[0] == text
+    small, large = OTHER[:300], TEXT + OTHER
+    how: dict[str, Any] = {"passed": ("-np", "1")}
+    with serving(tmp_path, folder, "--keep-mib", "1", **how) as serve:
+        text, _ = ask(serve, large)
+        small_text, _ = ask(serve, small)
+        assert ask(serve, large)[0] == text
         serve.stop()
-    (only,) = kept(folder)
-    assert only.stat().st_size < 1 << 20
-    with serving(tmp_path, folder, "--keep-mib", "1", "-c", "8192") as serve:
-        again, n_cached = ask(serve, OTHER)
-        assert (again, n_cached > 50) == (small, True)
+        assert "is not kept" in serve.log()
+    assert all(path.stat().st_size < 1 << 20 for path in kept(folder))
+    with serving(tmp_path, folder, "--keep-mib", "1", **how) as serve:
+        again, n_cached = ask(serve, small)
+        assert (again, n_cached > 50) == (small_text, True)
+        assert ask(serve, large) == (text, 0)
 
 
 def test_without_a_cache_in_memory(tmp_path: Path) -> None:
@@ -178,22 +182,20 @@ def test_without_a_cache_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_a_folder_of_another_user(tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
-    folder.mkdir(mode=0o700)
-    for parent in tmp_path.parents:
-        if parent.stat().st_mode & 0o005 != 0o005:
-            pytest.skip(f"{parent} is closed to other users")
-    tmp_path.chmod(0o755)
-    child = os.fork()
-    if child == 0:
-        os.setuid(65534)
-        try:
-            prepare_folder(folder)
-        except ConfigError as error:
-            os._exit("a folder that can be written" not in str(error))
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_a_folder_of_another_user() -> None:
+    with tempfile.TemporaryDirectory() as parent:  # pytest's own are closed to others
+        Path(parent).chmod(0o755)
+        folder = Path(parent) / "kept"
+        folder.mkdir(mode=0o700)
+        child = os.fork()
+        if child == 0:
+            os.setuid(65534)
+            try:
+                prepare_folder(folder)
+            except ConfigError as error:
+                os._exit("a folder that can be written" not in str(error))
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_two_servers_share_a_folder(tmp_path: Path) -> None:
