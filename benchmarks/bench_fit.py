@@ -7,11 +7,11 @@
     python benchmarks/bench_fit.py --tables               # into docs/fit.md: other sizes of memory, and cards
 
 --check writes synthetic models, predicts each as `pyspac fit FILE` does and runs it, in memory and with a
-quarter of its experts (--ram: so much of them) there; both in turns, medians of the rounds. A few layers
-stand for all of them: what is predicted is that file. `found`: with the share of experts found in memory that
-the run had, which random weights decide, instead of that of recorded texts. `waited`: how much of their time
-the model's threads had no processor, as other programs ran; on a quiet machine hardly any. Exit code 1 if a
-median is off by more than WANTED.
+quarter of its experts (--ram: so much of them) there; both in turns, medians of the rounds. The disk, whose
+speed may change, is measured before and after. A few layers stand for all of them: what is predicted is that
+file. `found`: with the share of experts found in memory that the run had, which random weights decide, not
+with that of recorded texts. `waited`: how much of their time the model's threads had no processor, as other
+programs ran; on a quiet machine hardly any. Exit code 1 if a median is off by more than WANTED.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.commands.fit import DEFAULT_N_CTX, cells, measure
+from pyspac.commands.fit import DEFAULT_N_CTX, PIECE_BYTES, cells, measure
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_size
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import kv_bytes
-from pyspac.model.disk_probe import DiskSpeed
+from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.geometry import read_geometry
 from pyspac.model.known_models import Weights, all_weights
 from pyspac.model.memory_tier import MARGIN_BYTES
@@ -123,6 +123,17 @@ def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> 
     here = measure(default_n_threads(), ram_bytes, 0, model)
     with Waiting() as waiting:
         found = run(model, ram, N_PREDICT)
+    disk = measure_disk(model, PIECE_BYTES)
+    here = replace(
+        here,
+        disk=replace(
+            disk,
+            **{
+                name: (getattr(here.disk, name) + getattr(disk, name)) / 2
+                for name in ("depth_1_gb_s", "depth_32_gb_s")
+            },
+        ),
+    )
     n_text = found["n_prompt"] + N_PREDICT // 2
     predicted = forecast(weights, here, DEFAULT_N_CTX, n_text=n_text)
     tier = found["tier"]

@@ -116,7 +116,7 @@ def forecast(
     held = in_memory + on_card
     share = found_share(held) if found is None else found
     decode = _decode_us(weights, machine, share, on_card if has_card else 0.0, has_card=has_card)
-    prompt = _prompt_us(weights, machine, held, has_card=has_card)
+    prompt = _prompt_us(weights, machine, held, min(n_text, n_ctx), has_card=has_card)
     if not has_card:
         attention_us = 4 * weights.query_width * min(n_text, n_ctx) / (machine.attention_gop_s * 1e3)
         decode += attention_us
@@ -158,9 +158,9 @@ def _decode_us(weights: Weights, machine: Machine, found: float, on_card: float,
     return dense_us + layers_us + weights.n_layer * machine.layer_us
 
 
-def _prompt_us(weights: Weights, machine: Machine, held: float, *, has_card: bool) -> float:
-    """Of one token in a piece: what is not in memory is read once for all of them."""
+def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, *, has_card: bool) -> float:
+    """Of one token of so many: what is not in memory is read once for a piece of them."""
     experts_us = weights.n_layer_moe * weights.n_expert_used * machine.prompt_us(weights.expert)
     dense_us = 0.0 if has_card else machine.prompt_us(weights.dense)
-    read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3) / PROMPT_PIECE
-    return dense_us + max(experts_us, read_us)
+    read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3)
+    return dense_us + max(experts_us, read_us / min(n_text, PROMPT_PIECE))

@@ -98,6 +98,8 @@ def test_on_disk_by_hand() -> None:
     assert decode == pytest.approx(1 / (0.005 + 10 * 0.004))
     read_s = 500e6 / 1e9 / 1024  # of a token, where reading takes longer than computing
     assert prompt == pytest.approx(1 / (100e6 / 8e9 / 8 + max(read_s, 200e6 / 4e9 / 8)))
+    _, short = tps(forecast(weights(), machine(HEAD + 700_000_000), N_CTX, found=0.8, n_text=10))
+    assert short == pytest.approx(1 / (100e6 / 8e9 / 8 + 500e6 / 1e9 / 10))  # all is read for 10 tokens
 
 
 def test_more_memory_is_never_slower() -> None:
