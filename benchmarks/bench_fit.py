@@ -2,45 +2,59 @@
 """`pyspac fit` against runs, and tables of other machines.
 
     python benchmarks/bench_fit.py --check                # models of known geometries, some layers of each
-    python benchmarks/bench_fit.py --tables               # 8 to 64 GB of memory, cards of 4 to 24 GB
+    python benchmarks/bench_fit.py --check --models qwen3-30b-a3b:48 --places disk --ram 6G
+    python benchmarks/bench_fit.py --measure              # what --tables computes with
+    python benchmarks/bench_fit.py --tables               # into docs/fit.md: other sizes of memory, and cards
 
 --check writes synthetic models, predicts each as `pyspac fit FILE` does and runs it, in memory and with a
-quarter of its experts there; both in turns, medians of the rounds. A few layers stand for all of them: what
-is predicted is that file. `found`: with the share of experts found in memory that the run had, which random
-weights decide, instead of that of recorded texts. Exit code 1 if a median is off by more than WANTED.
+quarter of its experts (--ram: so much of them) there; both in turns, medians of the rounds. The disk, whose
+speed may change, is measured before and after. A few layers stand for all of them: what is predicted is that
+file. `found`: with the share of experts found in memory that the run had, which random weights decide, not
+with that of recorded texts. `waited`: how much of their time the model's threads had no processor, as other
+programs ran; on a quiet machine hardly any. Exit code 1 if a median is off by more than WANTED.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import machine as named
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.commands.fit import DEFAULT_N_CTX, cells, measure
+from pyspac.commands.fit import DEFAULT_N_CTX, PIECE_BYTES, cells, measure
 from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.values import read_size
 from pyspac.model.checks import check_model_file
+from pyspac.model.device_needs import kv_bytes
+from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.geometry import read_geometry
 from pyspac.model.known_models import Weights, all_weights
 from pyspac.model.memory_tier import MARGIN_BYTES
-from pyspac.model.speed_forecast import BUFFERS_BYTES, Machine, forecast
+from pyspac.model.speed_forecast import BUFFERS_BYTES, KernelSpeed, Machine, forecast
 from pyspac.units import GIB
 
 WANTED: Final = 0.20
 MODELS: Final = {"qwen3-30b-a3b": 6, "gpt-oss-20b": 6, "mixtral-8x7b": 2, "olmoe-1b-7b": 8}  # layers
 SHARE: Final = 0.25  # of the experts, in memory
 N_PREDICT: Final = 48
-PROMPT: Final = "The quick brown fox jumps over the lazy dog. " * 50
+PROMPT: Final = (
+    "The quick brown fox jumps over the lazy dog. " * 5
+)  # some hundred tokens of these vocabularies
+DOCS: Final = named.REPOSITORY / "docs/fit.md"
+BEGIN, END = "<!-- tables: written by benchmarks/bench_fit.py --tables -->", "<!-- end -->"
 SAVED: Final = named.REPOSITORY / "benchmarks/results/fit.jsonl"
 RAM_GIB: Final = (8, 16, 32, 64)
 CARDS_GIB: Final = (4, 8, 12, 16, 24)
@@ -60,30 +74,71 @@ def run(model: Path, ram: str | None, n_predict: int) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def check_model(model: Path, rounds: int) -> Iterator[dict[str, Any]]:
+def check_model(model: Path, rounds: int, places: Sequence[str], ram: str | None) -> Iterator[dict[str, Any]]:
     header = check_model_file(model)
     geometry = read_geometry(header)
-    weights = Weights.of_file(header, geometry, {DEFAULT_N_CTX: 0})
-    pool = int(SHARE * geometry.experts_bytes)
-    head = BUFFERS_BYTES + MARGIN_BYTES + weights.others_bytes
-    for place, ram_bytes, ram in (("memory", 1 << 50, None), ("disk", head + pool, f"{pool}B")):
-        turns = [one_turn(model, weights, ram_bytes, ram) for _ in range(rounds)]
-        row: dict[str, Any] = {"place": place}
-        for name in turns[0]:
-            row[name] = median(turn[name] for turn in turns)
+    weights = Weights.of_file(header, geometry, {DEFAULT_N_CTX: kv_bytes(header, DEFAULT_N_CTX)})
+    pool = (read_size("--ram", ram, 0) if ram else None) or int(SHARE * geometry.experts_bytes)
+    head = BUFFERS_BYTES + MARGIN_BYTES + weights.others_bytes + weights.kv[DEFAULT_N_CTX]
+    sizes = {"memory": (1 << 50, None), "disk": (head + pool, f"{pool}B")}
+    for place in places:
+        turns = [one_turn(model, weights, *sizes[place]) for _ in range(rounds)]
+        row: dict[str, Any] = {"place": place, "pool_bytes": None if place == "memory" else pool}
+        row |= {name: median(turn[name] for turn in turns) for name in turns[0]}
         for kind in ("decode", "prompt", "found"):
             errors = [turn[f"{kind}_predicted"] / turn[f"{kind}_tps"] - 1 for turn in turns]
             row[f"{kind}_error"] = median(errors)
         yield row
 
 
+class Waiting:
+    """How long threads of llama-servers that this program starts could run and had no processor."""
+
+    def __enter__(self) -> Self:
+        self._seen: dict[str, tuple[int, int]] = {}  # by thread: ns that it ran, and that it waited
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def share(self) -> float:
+        waited = sum(one for _, one in self._seen.values())
+        return waited / max(1, waited + sum(one for one, _ in self._seen.values()))
+
+    def _watch(self) -> None:
+        while not self._has_ended.wait(0.1):
+            with contextlib.suppress(psutil.Error, OSError):
+                for process in psutil.Process().children(recursive=True):
+                    if process.name() == "llama-server":
+                        for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+                            ran, waited = path.read_text().split()[:2]
+                            self._seen[str(path)] = int(ran), int(waited)
+
+
 def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> dict[str, float]:
     here = measure(default_n_threads(), ram_bytes, 0, model)
-    predicted = forecast(weights, here, DEFAULT_N_CTX)
-    found = run(model, ram, N_PREDICT)
+    with Waiting() as waiting:
+        found = run(model, ram, N_PREDICT)
+    disk = measure_disk(model, PIECE_BYTES)
+    here = replace(
+        here,
+        disk=replace(
+            disk,
+            **{
+                name: (getattr(here.disk, name) + getattr(disk, name)) / 2
+                for name in ("depth_1_gb_s", "depth_32_gb_s")
+            },
+        ),
+    )
+    n_text = found["n_prompt"] + N_PREDICT // 2
+    predicted = forecast(weights, here, DEFAULT_N_CTX, n_text=n_text)
     tier = found["tier"]
     share = tier["n_hit"] / max(1, tier["n_hit"] + tier["n_miss"]) if tier else None
-    known = forecast(weights, here, DEFAULT_N_CTX, share)
+    known = forecast(weights, here, DEFAULT_N_CTX, share, n_text)
     assert predicted.decode_tps is not None
     assert predicted.prompt_tps is not None
     assert known.decode_tps is not None
@@ -92,29 +147,40 @@ def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> 
         "found_predicted": known.decode_tps, "found_tps": found["tps"],
         "prompt_predicted": predicted.prompt_tps,
         "prompt_tps": found["n_prompt"] / found["ttft_ms"] * 1e3,
-        "share_found": 1.0 if share is None else share,
+        "share_found": 1.0 if share is None else share, "waited": waiting.share(),
     }  # fmt: skip
 
 
-def check(models: Sequence[str], rounds: int, folder: Path, console: Console) -> list[dict[str, Any]]:
+def check(args: argparse.Namespace, folder: Path, console: Console) -> list[dict[str, Any]]:
+    """A file that is there already is taken as it is, and stays."""
     rows = []
-    for like in models:
-        path = folder / f"{like}.gguf"
-        write = [sys.executable, "scripts/make_synthetic_gguf.py", str(path), "--like", like, "--force"]
-        subprocess.run([*write, "--layers", str(MODELS[like])], check=True, cwd=named.REPOSITORY)
-        rows += [{"model": like, "layers": MODELS[like], **row} for row in check_model(path, rounds)]
-        path.unlink()
+    for word in args.models.split(","):
+        like, _, given = word.partition(":")
+        layers = int(given) if given else MODELS[like]
+        path = folder / f"{like}-{layers}.gguf"
+        is_there = path.exists()
+        if not is_there:
+            write = [sys.executable, "scripts/make_synthetic_gguf.py", str(path), "--like", like]
+            subprocess.run([*write, "--layers", str(layers)], check=True, cwd=named.REPOSITORY)
+        found = check_model(path, args.rounds, args.places.split(","), args.ram)
+        rows += [{"model": like, "layers": layers, **row} for row in found]
+        if not is_there:
+            path.unlink()
+    show(rows, console)
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     table = Table("model", "layers", "experts in", "decoding: predicted, measured", "error", "with found",
-                  "prompts: predicted, measured", "error", box=None)  # fmt: skip
+                  "prompts: predicted, measured", "error", "waited", box=None)  # fmt: skip
     for row in rows:
         table.add_row(
             row["model"], str(row["layers"]), row["place"],
             f"{row['decode_predicted']:.1f}, {row['decode_tps']:.1f}", f"{row['decode_error']:+.0%}",
             f"{row['found_error']:+.0%}", f"{row['prompt_predicted']:.0f}, {row['prompt_tps']:.0f}",
-            f"{row['prompt_error']:+.0%}",
+            f"{row['prompt_error']:+.0%}", f"{row['waited']:.0%}",
         )  # fmt: skip
     console.print(table)
-    return rows
 
 
 # ----------------------------------------------------------------------------------------- the tables
@@ -140,14 +206,38 @@ def line(weights: Weights, machines: Sequence[Machine]) -> str:
     return f"| {name}, {size} GB | {' | '.join(text if text[0] != '-' else '-' for text in speeds)} |"
 
 
-def print_tables(here: Machine) -> None:
-    about = named.describe()
-    print(
-        f"{about['cpu']}, {default_n_threads()} threads, memory {here.memory_gb_s:.0f} GB/s, disk "
-        f"{here.disk.depth_32_gb_s:.1f} GB/s, commit {about['pyspac_commit']}: tokens/s of "
-        "decoding, of prompts.\n"
+def text_of(row: dict[str, Any]) -> str:
+    """Of the docs, from what --measure has saved."""
+    about, found = row["machine"], row["measured"]
+    kernels = {name: KernelSpeed(**speed) for name, speed in found["kernels"].items()}
+    here = Machine(
+        ram_bytes=GIB, memory_gb_s=found["memory_gb_s"], kernels=kernels, disk=DiskSpeed(**found["disk"])
     )
-    print(tables(here))
+    return (
+        f"Tokens/s of decoding, of prompts; predicted for {about['cpu']}, {about['n_threads']} threads, "
+        f"memory {here.memory_gb_s:.0f} GB/s, disk {here.disk.depth_32_gb_s:.1f} GB/s, commit "
+        f"{about['pyspac_commit']}. With a card: predicted, never measured.\n\n{tables(here)}"
+    )
+
+
+def with_tables(text: str) -> str:
+    """The docs with tables of the last machine that was measured."""
+    rows = [json.loads(line) for line in SAVED.read_text(encoding="utf-8").splitlines()]
+    last = [row for row in rows if row["benchmark"] == "fit, machine"][-1]
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{text_of(last)}\n{END}{rest.partition(END)[2]}"
+
+
+def save(row: dict[str, Any]) -> None:
+    with SAVED.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def measured() -> dict[str, Any]:
+    here = measure(default_n_threads(), GIB)
+    kernels = {name: asdict(speed) for name, speed in here.kernels.items()}
+    disk = asdict(here.disk) | {"path": "a probe"}
+    return {"memory_gb_s": here.memory_gb_s, "kernels": kernels, "disk": disk}
 
 
 def main() -> int:
@@ -155,23 +245,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="predictions against runs")
-    parser.add_argument("--tables", action="store_true", help="other sizes of memory and cards, as Markdown")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--measure", action="store_true", help="save this machine's speeds")
+    parser.add_argument("--tables", action="store_true", help="write docs/fit.md's tables of what is saved")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}; NAME:LAYERS")
+    parser.add_argument("--places", default="memory,disk")
+    parser.add_argument("--ram", help="for the experts, where they are on disk")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="for the models, up to 6 GB")
     args = parser.parse_args()
-    console = Console()
+    about = named.describe()
+    if args.measure:
+        save({"benchmark": "fit, machine", "machine": about, "measured": measured()})
     if args.tables:
-        print_tables(measure(default_n_threads(), GIB))
+        DOCS.write_text(with_tables(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
     if not args.check:
         return 0
-    about = named.describe()
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        rows = check(args.models.split(","), args.rounds, Path(folder), console)
-    with SAVED.open("a", encoding="utf-8") as file:
-        file.write(
-            json.dumps({"benchmark": "fit", "machine": about, "n_rounds": args.rounds, "rows": rows}) + "\n"
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        rows = check(args, args.folder or Path(folder), Console())
+    save({"benchmark": "fit", "machine": about, "n_rounds": args.rounds, "rows": rows})
     wrong = [row for row in rows if max(abs(row["decode_error"]), abs(row["prompt_error"])) > WANTED]
     return 1 if wrong else 0
 

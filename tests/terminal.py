@@ -10,7 +10,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
 
@@ -20,14 +20,14 @@ TIMEOUT_S = 60.0
 class Terminal:
     """`shown` is all that came so far, control sequences included."""
 
-    def __init__(self, *arguments: str, variables: Mapping[str, str]) -> None:
-        """Run `python -m pyspac ARGUMENTS` in a terminal of 100 columns."""
+    def __init__(self, *arguments: str, variables: Mapping[str, str], program: Sequence[str] = ()) -> None:
+        """Run `python -m pyspac ARGUMENTS` on 100 columns; or `program`, with `variables` only."""
         self.shown = ""
         self._seen = 0
         self.pid, self._file = pty.fork()
         if self.pid == 0:
-            argv = [sys.executable, "-m", "pyspac", *arguments]
-            os.execve(argv[0], argv, {**os.environ, "TERM": "xterm", **variables})
+            argv = [*(program or (sys.executable, "-m", "pyspac")), *arguments]
+            os.execve(argv[0], argv, {**({} if program else os.environ), "TERM": "xterm", **variables})
         ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
 
     def wait_for(self, text: str) -> str:
@@ -69,8 +69,10 @@ def answer_cursor_requests(file: int, data: bytes) -> None:
 
 
 @contextmanager
-def on_terminal(*arguments: str, variables: Mapping[str, str]) -> Iterator[Terminal]:
-    terminal = Terminal(*arguments, variables=variables)
+def on_terminal(
+    *arguments: str, variables: Mapping[str, str], program: Sequence[str] = ()
+) -> Iterator[Terminal]:
+    terminal = Terminal(*arguments, variables=variables, program=program)
     try:
         yield terminal
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -16,6 +15,7 @@ from pyspac.commands.common import check_json_target, output_console
 from pyspac.commands.demo import TARGET
 from pyspac.commands.doctor_checks import Finding, examine, has_problem, to_dict
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.model_names import find_files
 from pyspac.commands.stuck import computes
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.rpc_servers import places_of
@@ -33,10 +33,9 @@ STYLES: Final = {"ok": "green", "note": "yellow", "problem": "red"}
 
 @computes
 def doctor(
-    model: Annotated[
-        Path | None,
-        typer.Argument(metavar="MODEL", help="A GGUF file whose disk is measured. Default: the demo's."),
-    ] = None,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
+    hf_repo: o.HfRepo = None,
     threads: o.Threads = None,
     rpc: Rpc = None,
     json_file: o.JsonFile = None,
@@ -50,7 +49,8 @@ def doctor(
     if threads is not None:
         check_int("-t", threads, 1)
     servers = [] if rpc is None else list(places_of(rpc).values())
-    path = check_model_file(model).path if model else TARGET
+    is_given = model is not None or hf_repo is not None
+    path = check_model_file(find_files(model, hf_repo)[0]).path if is_given else TARGET
     findings = examine(threads or default_n_threads(), path, servers)
     if json_file is not None:
         write_json(json_file, to_dict(findings))

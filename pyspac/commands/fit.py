@@ -17,6 +17,7 @@ from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.model_names import find_file
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.memory import free_memory
 from pyspac.engine.values import read_size
@@ -35,9 +36,12 @@ TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantis
 PIECE_BYTES: Final = MIB  # about a matrix of an expert
 _PROBE_BYTES: Final = 256 * MIB
 
-Files: TypeAlias = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="[MODEL]...", help="GGUF files, instead of the models that people run."),
+Words: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...",
+        help="GGUF files or names of Hugging Face, instead of the models that people run.",
+    ),
 ]
 Vram: TypeAlias = Annotated[
     str | None, typer.Option("--vram", metavar="SIZE", help="Ask for a card with so much memory: 8G.")
@@ -53,7 +57,7 @@ CtxSize: TypeAlias = Annotated[
 
 @reports_errors
 def fit(
-    files: Files = None,
+    models: Words = None,
     vram: Vram = None,
     ram: Ram = None,
     ctx_size: CtxSize = DEFAULT_N_CTX,
@@ -71,7 +75,8 @@ def fit(
         check_int("-t", threads, 1)
     vram_bytes = 0 if vram is None else _size("--vram", vram)
     ram_bytes = free_memory() if ram is None else _size("--ram", ram)
-    weights = [_of_file(path, ctx_size) for path in files or ()] or list(all_weights(ctx_size))
+    files = [find_file(word) for word in models or ()]
+    weights = [_of_file(path, ctx_size) for path in files] or list(all_weights(ctx_size))
     machine = measure(threads or default_n_threads(), ram_bytes, vram_bytes, files[0] if files else None)
     found = [forecast(one, machine, ctx_size) for one in weights]
     if json_file is not None:
@@ -164,7 +169,7 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
     shares = ", ".join(f"{name} {speed.one:.0f}" for name, speed in machine.kernels.items())
     console.print(
         f"measured: memory {machine.memory_gb_s:.1f} GB/s, kernels {shares or 'none'}, disk "
-        f"{machine.disk.depth_32_gb_s:.2f}. To run one: pyspac run -m FILE, or -hf USER/MODEL:QUANTISATION",
+        f"{machine.disk.depth_32_gb_s:.2f}. To run one: pyspac run FILE.gguf, or USER/MODEL:QUANT",
         style="dim",
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pyspac.commands.model_word import HUB_NAME
+from pyspac.commands.model_word import HUB_NAME, WORD, place_model
 from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.server.child import run_to_end
 from pyspac.server.options import ServeOptions
@@ -49,6 +50,13 @@ def find_files(
 
     files = find_models(options, bin_dir(), is_stopped=lambda: False)
     return files.model, files.draft
+
+
+def find_file(word: str) -> Path:
+    """The file that a word means, fetched if it is not here. Raises UsageError, ModelError."""
+    params: dict[str, Any] = {WORD: word, "model": None, "hf_repo": None}
+    place_model(params)
+    return find_files(params["model"], params["hf_repo"])[0]
 
 
 def cached_models() -> Iterator[CachedModel]:

@@ -15,6 +15,7 @@ from pyspac.commands.common import (
     error_console,
 )
 from pyspac.commands.json_file import write_json
+from pyspac.commands.model_names import find_files
 from pyspac.commands.stuck import computes
 from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import UsageError
@@ -25,9 +26,6 @@ from pyspac.train.packages import missing_packages
 PACKAGES: Final = ("torch", "tqdm")  # of the extra `train`
 
 
-ModelFile = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A GGUF file; of a split model the first one.")
-]
 Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE", help="The head to write, a GGUF file.")
 ]
@@ -74,8 +72,10 @@ ReportEvery = Annotated[
 
 @computes
 def train_head(
-    model: ModelFile,
     output: Output,
+    model_word: o.ModelWord = None,
+    model: o.Model = None,
+    hf_repo: o.HfRepo = None,
     file: Text = None,
     work_dir: WorkDir = None,
     minutes: Minutes = 60,
@@ -105,8 +105,9 @@ def train_head(
 
     check_json_target(json_file)
     check_target("-o", output)
+    target, _ = find_files(model, hf_repo)
     options = HeadOptions(
-        run=run_options(model, ctx_size, threads, gpu_layers, device, cache, ram),
+        run=run_options(target, ctx_size, threads, gpu_layers, device, cache, ram),
         output=output, text=file, work_dir=work_dir or output.with_name(output.name + ".work"),
         n_text=texts, n_token=ctx_size, rows=rows, lr=lr,
         minutes=minutes, steps=steps, report_every=report_every,

@@ -70,6 +70,20 @@ def kv_bytes(header: GgufHeader, n_ctx: int) -> int:
     return _n_kv_heads(header, n_layer) * _row_elements(header) * n_ctx * _KV_BYTES
 
 
+def query_width(header: GgufHeader) -> int:
+    """Elements of all heads' queries, summed over layers: what attention multiplies with each key and value.
+
+    An upper bound, as of recurrent layers it counts those of attention.
+    """
+    n_layer = int(_number(header.get("block_count", 0)))
+    heads = header.get("attention.head_count", 1)
+    n_head = sum(map(int, heads)) if isinstance(heads, list) else n_layer * int(heads)
+    rank = header.get("attention.kv_lora_rank")
+    if rank:  # latent attention: each head with the compressed row, and its part without positions
+        return n_head * (2 * int(rank) + int(_number(header.get("rope.dimension_count", 64)))) // 2
+    return n_head * _row_elements(header) // 2
+
+
 def context_bytes(header: GgufHeader, n_ubatch: int = N_UBATCH) -> int:
     """What one more token of a context takes: its keys and values, and its column of the mask."""
     return kv_bytes(header, 1) + n_ubatch * _MASK_BYTES

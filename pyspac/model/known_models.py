@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from pyspac.model.device_needs import query_width
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
 
@@ -92,12 +93,22 @@ class KnownModel:
             for kind in self._kinds()
         )
 
+    @property
+    def query_width(self) -> int:
+        """Elements of all heads' queries, summed over layers."""
+        return sum(kind["n_layer"] * kind["query_width"] for kind in self._kinds())
+
     def _kinds(self) -> list[dict[str, int]]:
         if self.attention:
             return self.attention
         n, n_kv, dim = self.heads["n"], self.heads["n_kv"], self.heads["dim"]
         n_weights = 2 * self.n_embd * dim * (n + n_kv)
-        return [{"n_layer": self.n_layer, "n_weights": n_weights, "kv_per_token": 2 * n_kv * dim}]
+        return [
+            {
+                "n_layer": self.n_layer, "n_weights": n_weights, "kv_per_token": 2 * n_kv * dim,
+                "query_width": n * dim,
+            }
+        ]  # fmt: skip
 
 
 @cache
@@ -121,6 +132,7 @@ class Weights:
     expert: Bytes  # one expert, on average over the layers
     table_bytes: int  # embeddings, of which a token reads a row
     kv: Mapping[int, int]  # context -> bytes
+    query_width: int  # of attention, all layers
 
     @property
     def expert_bytes(self) -> int:
@@ -152,7 +164,7 @@ class Weights:
             name=model.name, quantisation=quantisation, n_layer=model.n_layer,
             n_layer_moe=model.n_layer_moe, n_expert=model.n_expert, n_expert_used=model.n_expert_used,
             dense=dense, expert=_expert(model, recipe), table_bytes=0 if model.has_tied_output else table,
-            kv={n_ctx: model.kv_bytes(n_ctx)},
+            kv={n_ctx: model.kv_bytes(n_ctx)}, query_width=model.query_width,
         )  # fmt: skip
 
     @classmethod
@@ -176,6 +188,7 @@ class Weights:
             n_layer_moe=geometry.n_moe_layer, n_expert=geometry.n_expert,
             n_expert_used=geometry.n_expert_used, dense=dense,
             expert=Counter({name: size // n for name, size in experts.items()}), table_bytes=table, kv=kv,
+            query_width=query_width(header),
         )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """Will it fit, and how fast: a model's weights and a machine's measured speeds in, where things are and
 tokens per second out.
 
-A token's time is that of the weights it reads, each type at the speed of the kernel that multiplies it, and a
-little per layer. In prompts each pass over a matrix serves several tokens. Experts on disk: as `token_us` in
-tier_forecast.py, with the share found in memory that recorded texts have. A card holds all but experts, and
-some of these; its own speed is assumed.
+A token's time is that of the weights it reads, each type at the speed of the kernel that multiplies it, of
+attention to the text so far, and a little per layer. In prompts each pass over a matrix serves several
+tokens. Experts on disk: as `token_us` in tier_forecast.py, with the share found in memory that recorded texts
+have. A card holds all but experts, and some of these; its own speed is assumed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from pyspac.model.prompt_piece import LONGEST_PIECE
 from pyspac.model.tier_forecast import found_share
 
 N_PASS: Final = 8  # tokens of a prompt that one pass over a matrix serves (SPAC_DOT_TOKENS)
-LAYER_US: Final = 90.0  # norms, attention, router, waiting; of the demo model's layers on two cores
+LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
+N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
+ATTENTION_GOP_S: Final = 15.0  # 1e9 operations per second of one token; measured: docs/fit.md
 BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
 CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
 # where the kernels lack a type: as slow as the slowest that they have
@@ -46,6 +48,7 @@ class Machine:
     disk: DiskSpeed
     vram_bytes: int = 0  # of a card; 0: none
     layer_us: float = LAYER_US
+    attention_gop_s: float = ATTENTION_GOP_S
 
     def read_us(self, weights: Bytes) -> float:
         return sum(n / (self._kernel(name).one * 1e3) for name, n in weights.items())
@@ -87,8 +90,13 @@ class Forecast:
         return asdict(self) | {"basis": basis}
 
 
-def forecast(weights: Weights, machine: Machine, n_ctx: int, found: float | None = None) -> Forecast:
-    """`found`: share of the experts in use that is in memory, where it is known; None: as recorded texts."""
+def forecast(
+    weights: Weights, machine: Machine, n_ctx: int, found: float | None = None, n_text: int = N_TEXT
+) -> Forecast:
+    """`found`: share of the experts in use that is in memory, where it is known; None: as recorded texts.
+
+    `n_text`: tokens of a prompt, and of the text that decoding goes on with.
+    """
     kv = weights.kv[n_ctx]
     on_card = _share_on_card(weights, machine, kv)
     has_card = bool(machine.vram_bytes) and on_card >= 0
@@ -109,7 +117,11 @@ def forecast(weights: Weights, machine: Machine, n_ctx: int, found: float | None
     held = in_memory + on_card
     share = found_share(held) if found is None else found
     decode = _decode_us(weights, machine, share, on_card if has_card else 0.0, has_card=has_card)
-    prompt = _prompt_us(weights, machine, held, has_card=has_card)
+    prompt = _prompt_us(weights, machine, held, min(n_text, n_ctx), has_card=has_card)
+    if not has_card:
+        attention_us = 4 * weights.query_width * min(n_text, n_ctx) / (machine.attention_gop_s * 1e3)
+        decode += attention_us
+        prompt += attention_us / 2 / N_PASS  # a prompt's tokens look at half of it
     return Forecast(**common, decode_tps=1e6 / decode, prompt_tps=1e6 / prompt)
 
 
@@ -147,9 +159,9 @@ def _decode_us(weights: Weights, machine: Machine, found: float, on_card: float,
     return dense_us + layers_us + weights.n_layer * machine.layer_us
 
 
-def _prompt_us(weights: Weights, machine: Machine, held: float, *, has_card: bool) -> float:
-    """Of one token in a piece: what is not in memory is read once for all of them."""
+def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, *, has_card: bool) -> float:
+    """Of one token of so many: what is not in memory is read once for a piece of them."""
     experts_us = weights.n_layer_moe * weights.n_expert_used * machine.prompt_us(weights.expert)
     dense_us = 0.0 if has_card else machine.prompt_us(weights.dense)
-    read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3) / LONGEST_PIECE
-    return dense_us + max(experts_us, read_us)
+    read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3)
+    return dense_us + max(experts_us, read_us / min(n_text, LONGEST_PIECE))

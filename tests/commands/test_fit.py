@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,11 @@ def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert fit._on_probe(look) is DISK
     assert sizes == [256 << 20]
     assert list((tmp_path / ".cache").iterdir()) == []
+
+
+def test_the_docs_have_the_tables_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python benchmarks/bench_fit.py --tables` writes them."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    text = (ROOT / "docs/fit.md").read_text(encoding="utf-8")
+    assert importlib.import_module("bench_fit").with_tables(text) == text
+    assert "predicted, never measured" in text

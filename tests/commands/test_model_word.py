@@ -63,11 +63,17 @@ TAKES_MODEL = [
 ]
 
 
-NEEDED = {"trace": ["-o", "t.parquet"], "quality": ["-f", "t.txt", "--lossy", "drop:2"]}
+NEEDED = {
+    "train-head": ["-o", "h.gguf"],
+    "trace": ["-o", "t.parquet"],
+    "quality": ["-f", "t.txt", "--lossy", "drop:2"],
+}
 
 
 def test_commands_that_take_a_model() -> None:
-    assert TAKES_MODEL == ["chat", "run", "serve", "inspect", "bench", "profile", "quality", "trace"]
+    assert TAKES_MODEL == [
+        "chat", "run", "serve", "inspect", "bench", "doctor", "profile", "quality", "trace", "train-head"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TAKES_MODEL)
@@ -75,8 +81,9 @@ def test_every_command_takes_the_word(name: str) -> None:
     """Wherever it stands among the options."""
     needed = NEEDED.get(name, [])
     command: typer.core.TyperCommand = COMMANDS[name]
-    for arguments in (["me/model", "-c", "9"], ["-c", "9", "me/model"]):
+    flag, value = ("-t", "threads") if name == "doctor" else ("-c", "ctx_size")
+    for arguments in (["me/model", flag, "9"], [flag, "9", "me/model"]):
         context = command.make_context(name, [*needed, *arguments])
-        assert (context.params["hf_repo"], context.params["ctx_size"]) == ("me/model", 9)
+        assert (context.params["hf_repo"], context.params[value]) == ("me/model", 9)
     context = command.make_context(name, [*needed, "m.gguf"])
     assert context.params["model"] == Path("m.gguf")

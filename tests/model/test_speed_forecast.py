@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pyspac.model.speed_forecast import (
     BUFFERS_BYTES,
     CARD_GB_S,
     CARD_MARGIN_BYTES,
+    N_PASS,
     Forecast,
     KernelSpeed,
     Machine,
@@ -40,7 +42,7 @@ def weights(n_expert: int = 10) -> Weights:
     return Weights(
         name="a", quantisation="Q4_K", n_layer=10, n_layer_moe=10, n_expert=n_expert, n_expert_used=2,
         dense=Counter({"Q8_0": 100_000_000}), expert=Counter({"Q4_K": 10_000_000}), table_bytes=50_000_000,
-        kv={N_CTX: 50_000_000},
+        kv={N_CTX: 50_000_000}, query_width=0,
     )  # fmt: skip
 
 
@@ -96,6 +98,8 @@ def test_on_disk_by_hand() -> None:
     assert decode == pytest.approx(1 / (0.005 + 10 * 0.004))
     read_s = 500e6 / 1e9 / 1024  # of a token, where reading takes longer than computing
     assert prompt == pytest.approx(1 / (100e6 / 8e9 / 8 + max(read_s, 200e6 / 4e9 / 8)))
+    _, short = tps(forecast(weights(), machine(HEAD + 700_000_000), N_CTX, found=0.8, n_text=10))
+    assert short == pytest.approx(1 / (100e6 / 8e9 / 8 + 500e6 / 1e9 / 10))  # all is read for 10 tokens
 
 
 def test_more_memory_is_never_slower() -> None:
@@ -138,3 +142,23 @@ def test_all_models_have_an_answer() -> None:
             found = forecast(one, machine(ram * GIB, 8 * GIB), N_CTX)
             assert (found.decode_tps is None) == (found.place == "nowhere")
     assert found.place == "card and memory"
+
+
+def test_attention_looks_at_the_text_so_far() -> None:
+    """2 ms: ten billion operations a second, and 4 for each element of a query and token of the text."""
+    wide, here = replace(weights(), query_width=10_000), replace(machine(8 << 30), attention_gop_s=10.0)
+    without = tps(forecast(weights(), here, N_CTX))
+    found = tps(forecast(wide, here, N_CTX, n_text=500))
+    decode_ms, prompt_ms = (1e3 / new - 1e3 / old for new, old in zip(found, without, strict=True))
+    assert decode_ms == pytest.approx(2.0)
+    assert prompt_ms == pytest.approx(2.0 / 2 / N_PASS)
+    longer = forecast(wide, here, N_CTX, n_text=1 << 30)
+    assert longer == forecast(wide, here, N_CTX, n_text=N_CTX)  # a text is no longer than the context
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("qwen3-30b-a3b", 48 * 32 * 128), ("deepseek-v2-lite", 27 * 16 * (1088 // 2))],
+)
+def test_queries_of_known_models(name: str, wanted: int) -> None:
+    assert known_models()[name].query_width == wanted

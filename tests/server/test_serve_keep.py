@@ -3,7 +3,9 @@ file after a `kill -9`."""
 
 from __future__ import annotations
 
+import os
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +16,8 @@ import gguf_models
 import pytest
 from serving import DRAFT, ONE_THREAD, TARGET, Serve, post, run_pyspac, wait_for
 
-from pyspac.server.keep import state_key
+from pyspac.errors import ConfigError
+from pyspac.server.keep import prepare_folder, state_key
 from tools.kill_keeping import kill_at_random
 
 TEXT = "def parse(self, text):\n    return [line.split() for line in text.splitlines() if line]\n" * 12
@@ -142,6 +145,57 @@ def test_the_size_is_held(tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in kept(folder)]
     assert sizes
     assert sum(sizes) <= 1 << 20
+
+
+def test_a_state_larger_than_the_limit_costs_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    small, large = OTHER[:300], TEXT + OTHER
+    how: dict[str, Any] = {"passed": ("-np", "1")}
+    with serving(tmp_path, folder, "--keep-mib", "1", **how) as serve:
+        text, _ = ask(serve, large)
+        small_text, _ = ask(serve, small)
+        assert ask(serve, large)[0] == text
+        serve.stop()
+        assert "is not kept" in serve.log()
+    assert all(path.stat().st_size < 1 << 20 for path in kept(folder))
+    with serving(tmp_path, folder, "--keep-mib", "1", **how) as serve:
+        again, n_cached = ask(serve, small)
+        assert (again, n_cached > 50) == (small_text, True)
+        assert ask(serve, large) == (text, 0)
+
+
+def test_without_a_cache_in_memory(tmp_path: Path) -> None:
+    """`--cache-ram 0`: what leaves a slot is kept on disk all the same, and found again at once."""
+    folder = tmp_path / "kept"
+    passed = ("-np", "1", "--cache-ram", "0")
+    with serving(tmp_path, folder, passed=passed) as serve:
+        text, _ = ask(serve, TEXT)
+        wait_kept(folder)
+        ask(serve, OTHER)
+        again, n_cached = ask(serve, TEXT)
+        assert (again, n_cached > 50) == (text, True)
+        serve.stop()
+    with serving(tmp_path, folder, passed=passed) as serve:
+        again, n_cached = ask(serve, TEXT)
+        assert (again, n_cached > 50) == (text, True)
+        assert ask(serve, OTHER)[1] > 50
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_folder_of_another_user() -> None:
+    with tempfile.TemporaryDirectory() as parent:  # pytest's own are closed to others
+        Path(parent).chmod(0o755)
+        folder = Path(parent) / "kept"
+        folder.mkdir(mode=0o700)
+        child = os.fork()
+        if child == 0:
+            os.setuid(65534)
+            try:
+                prepare_folder(folder)
+            except ConfigError as error:
+                os._exit("a folder that can be written" not in str(error))
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_two_servers_share_a_folder(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
     python -m tools.wheels.check dist
 
-What they depend on comes from the package index, as wheels. Exit code 1 if something does not run.
+What they depend on comes from the package index, as wheels. A new user's walk (tests/test_user_walk.py) goes
+with what was installed. Exit code 1 if something does not run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Final
 
 PYTHONS: Final = ("python3.11", "python3.12", "python3.13", "python3.14")
 ABSENT: Final = ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "make", "git", "nvcc")
+ROOT: Final = Path(__file__).resolve().parents[2]
+WALK: Final = ROOT / "tests/test_user_walk.py"
 PROGRAM: Final = """
 from importlib.resources import files
 from llama_cpp import Llama
@@ -103,6 +106,13 @@ def check_with(python: str, folder: Path) -> None:
                 f"pyspac run --device {device}: no text"
             )
             print(f"pyspac run --device {device}: runs", flush=True)
+        walk(installed.bin / "pyspac")
+
+
+def walk(pyspac: Path) -> None:
+    """What a new user does, with the installed program. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(WALK)]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYSPAC_WALK": str(pyspac)})
 
 
 if __name__ == "__main__":
