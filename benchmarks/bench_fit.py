@@ -187,22 +187,23 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def tables(here: Machine) -> str:
-    """Only memory, then cards beside 32 GiB."""
+    """Only memory, then cards beside 32 GiB; of each model the first, smallest quantisation."""
+    models: dict[str, Weights] = {}
+    for weights in all_weights(DEFAULT_N_CTX):
+        models.setdefault(weights.name, weights)
     lines = [f"| model | {' | '.join(f'{n} GB' for n in RAM_GIB)} |", f"|---|{'---|' * len(RAM_GIB)}"]
-    lines += [
-        line(w, [replace(here, ram_bytes=n * GIB) for n in RAM_GIB]) for w in all_weights(DEFAULT_N_CTX)
-    ]
+    lines += [line(w, [replace(here, ram_bytes=n * GIB) for n in RAM_GIB]) for w in models.values()]
     lines += ["", f"| model, 32 GB and a card | {' | '.join(f'{n} GB' for n in CARDS_GIB)} |"]
     lines += [f"|---|{'---|' * len(CARDS_GIB)}"]
     cards = [replace(here, ram_bytes=32 * GIB, vram_bytes=n * GIB) for n in CARDS_GIB]
-    lines += [line(w, cards) for w in all_weights(DEFAULT_N_CTX)]
+    lines += [line(w, cards) for w in models.values()]
     return "\n".join(lines)
 
 
 def line(weights: Weights, machines: Sequence[Machine]) -> str:
     found = [cells(forecast(weights, one, DEFAULT_N_CTX)) for one in machines]
     name, size = found[0][0], found[0][1]
-    speeds = (f"{row[4]}, {row[5]}{' (disk)' if 'disk' in row[3] else ''}" for row in found)
+    speeds = (f"{row[4]}, {row[5]}{'*' if 'disk' in row[3] else ''}" for row in found)
     return f"| {name}, {size} GB | {' | '.join(text if text[0] != '-' else '-' for text in speeds)} |"
 
 
@@ -216,7 +217,8 @@ def text_of(row: dict[str, Any]) -> str:
     return (
         f"Tokens/s of decoding, of prompts; predicted for {about['cpu']}, {about['n_threads']} threads, "
         f"memory {here.memory_gb_s:.0f} GB/s, disk {here.disk.depth_32_gb_s:.1f} GB/s, commit "
-        f"{about['pyspac_commit']}. With a card: predicted, never measured.\n\n{tables(here)}"
+        f"{about['pyspac_commit']}. *: experts on disk. With a card: predicted, never measured.\n\n"
+        f"{tables(here)}"
     )
 
 
