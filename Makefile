@@ -109,17 +109,18 @@ FOR_WHEELS = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PYSPAC_UI="$${PYSPAC_UI-$(HAS_NP
 # what .ci/run has no time for: everything it runs, then wheels, built and installed in an empty environment
 test-all:
 	.ci/run
+	ctest --preset tsan-all
 	$(MAKE) wheel VARIANTS=x64,haswell
 	$(MAKE) check-wheel
 
-test: test-engine test-python test-sanitizers
+test: test-engine test-python
 
 test-engine: build
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
 	ctest --preset $(PRESET)
 
 test-python: build
-	python -m pytest
+	python -m pytest --durations=20
 
 test-sanitizers: $(DEPS) build/asan/.configured build/tsan/.configured
 	for preset in asan tsan; do cmake --build --preset $$preset -j $(JOBS); ctest --preset $$preset; done

@@ -15,10 +15,7 @@ from pyspac.scheduler.config import BY_UTILITY, ESTIMATORS, SchedulerConfig
 
 KEY: Final = "baseline"
 VARIABLE: Final = "PYSPAC_BASELINE"
-HOST, FETCH = (
-    "host",
-    "fetch",
-)  # misses: the host computes them; they are copied at once
+HOST, FETCH = "host", "fetch"  # misses: the host computes them; they are copied at once
 _FORM: Final = re.compile(r"[a-z-]+(:cyclic=[0-9]+)?(?P<miss>\+.*)?", re.DOTALL)
 
 
