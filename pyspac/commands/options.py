@@ -26,7 +26,7 @@ ModelWord = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A GGUF file (the first one of a split model), or a Hugging Face name: USER/MODEL[:QUANT].",
+        help="A GGUF file (of several parts the first), or a Hugging Face name: USER/MODEL[:QUANT].",
     ),
 ]
 Model = Annotated[Path | None, typer.Option("-m", "--model", metavar="FILE", help="MODEL, as a file.")]
@@ -175,8 +175,8 @@ Ram = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="Keep experts on disk, with this much memory for them: as --cache. Default: "
-        "PYSPAC_RAM; else only if the model does not fit (auto).",
+        help="Memory for experts, the rest of which stay on disk; sizes as for --cache. Default: "
+        "PYSPAC_RAM, else auto if the model does not fit.",
         rich_help_panel=EXPERTS,
     ),
 ]
