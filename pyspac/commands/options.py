@@ -13,7 +13,7 @@ import typer
 from pyspac.commands.grouped_help import MORE
 from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
-from pyspac.speculation.manager import CONTROLLERS, DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX
+from pyspac.speculation.manager import CONTROLLERS, DEFAULT_CONTROLLER, DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX
 
 # ---- the groups of `--help`; the others come first, under "Options"
 
@@ -228,8 +228,8 @@ DraftMax = Annotated[
     typer.Option(
         "--draft-max",
         metavar="N",
-        help=f"Most tokens to draft per step. Default: {DEFAULT_DRAFT_MAX}; {DEFAULT_DRAFT_CAP} if "
-        "--speculation decides.",
+        help=f"Most tokens to draft per step. Default: {DEFAULT_DRAFT_CAP}; {DEFAULT_DRAFT_MAX} if the "
+        "length is fixed.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -238,8 +238,8 @@ SpeculationName = Annotated[
     typer.Option(
         "--speculation",
         metavar="NAME",
-        help=f"How to choose the draft length: {', '.join(CONTROLLERS)}, or auto (the best of "
-        "these). Default: auto; static (fixed) with --draft-max, or with --temp and --seed.",
+        help=f"How to choose the draft length: {', '.join(CONTROLLERS)}, or auto ({DEFAULT_CONTROLLER}). "
+        "Default: auto; static (a fixed length) with --draft-max, or with --temp and --seed.",
         rich_help_panel=MORE,
     ),
 ]
