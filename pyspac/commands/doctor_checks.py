@@ -187,7 +187,7 @@ def _devices() -> Iterator[Finding]:
             "note",
             "device",
             "no GPU: the engine's own kernels compute everything on the CPU (--device none)",
-            "nothing, if there is none; else build with nvcc, or name a server's with --rpc HOST:PORT",
+            "if there is one, build with nvcc or glslc; or use another machine's with --rpc HOST:PORT",
         )
 
 
@@ -208,7 +208,7 @@ def _bandwidths(n_threads: int) -> Iterator[Finding]:
 def _disk(model: Path) -> Iterator[Finding]:
     """Where experts of a model larger than memory would stay."""
     disk = measure_disk(model)
-    yield Finding("ok", "disk", f"{disk_text(disk)}, where {model} is")
+    yield Finding("ok", "disk", f"{disk_text(disk)}; read from {model}")
     if not disk.is_direct:
         yield Finding(
             "note",

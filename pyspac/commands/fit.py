@@ -39,16 +39,16 @@ _PROBE_BYTES: Final = 256 * MIB
 Words: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODEL]...",
+        metavar="MODEL",
         help="GGUF files or names of Hugging Face, instead of the models that people run.",
     ),
 ]
 Vram: TypeAlias = Annotated[
-    str | None, typer.Option("--vram", metavar="SIZE", help="Ask for a card with so much memory: 8G.")
+    str | None, typer.Option("--vram", metavar="SIZE", help="Predict for a card of this size, such as 8G.")
 ]
 Ram: TypeAlias = Annotated[
     str | None,
-    typer.Option("--ram", metavar="SIZE", help="So much free memory: 16G. Default: what is free here."),
+    typer.Option("--ram", metavar="SIZE", help="Predict for this much free memory. Default: what is free."),
 ]
 CtxSize: TypeAlias = Annotated[
     int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of the context.")

@@ -23,7 +23,7 @@ HubName = Annotated[str, typer.Argument(metavar="USER/MODEL[:QUANT]", help="A na
 def pull(name: HubName) -> None:
     """Fetch a model, to run it later.
 
-    run, chat and serve fetch one that is not there yet, too.
+    run, chat and serve do so by themselves.
     """
     path, _ = find_files(None, name)
     output_console().print(str(path), markup=False, soft_wrap=True)

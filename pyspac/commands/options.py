@@ -13,7 +13,7 @@ import typer
 from pyspac.commands.grouped_help import MORE
 from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.scheduler.config import ESTIMATORS, NO_PREDICTOR, PREDICTORS, SchedulerConfig
-from pyspac.speculation.manager import CONTROLLERS, DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX
+from pyspac.speculation.manager import CONTROLLERS, DEFAULT_CONTROLLER, DEFAULT_DRAFT_CAP, DEFAULT_DRAFT_MAX
 
 # ---- the groups of `--help`; the others come first, under "Options"
 
@@ -26,7 +26,7 @@ ModelWord = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A GGUF file (the first one of a split model), or a Hugging Face name: USER/MODEL[:QUANT].",
+        help="A GGUF file (of several parts the first), or a Hugging Face name: USER/MODEL[:QUANT].",
     ),
 ]
 Model = Annotated[Path | None, typer.Option("-m", "--model", metavar="FILE", help="MODEL, as a file.")]
@@ -175,8 +175,8 @@ Ram = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="Keep experts on disk, with this much memory for them: as --cache. Default: "
-        "PYSPAC_RAM; else only if the model does not fit (auto).",
+        help="Memory for experts, the rest of which stay on disk; sizes as for --cache. Default: "
+        "PYSPAC_RAM, else auto if the model does not fit.",
         rich_help_panel=EXPERTS,
     ),
 ]
@@ -228,8 +228,8 @@ DraftMax = Annotated[
     typer.Option(
         "--draft-max",
         metavar="N",
-        help=f"Most tokens to draft per step. Default: {DEFAULT_DRAFT_MAX}; {DEFAULT_DRAFT_CAP} if "
-        "--speculation decides.",
+        help=f"Most tokens to draft per step. Default: {DEFAULT_DRAFT_CAP}; {DEFAULT_DRAFT_MAX} if the "
+        "length is fixed.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -238,8 +238,8 @@ SpeculationName = Annotated[
     typer.Option(
         "--speculation",
         metavar="NAME",
-        help=f"How to choose the draft length: {', '.join(CONTROLLERS)}, or auto (the best of "
-        "these). Default: auto; static (fixed) with --draft-max, or with --temp and --seed.",
+        help=f"How to choose the draft length: {', '.join(CONTROLLERS)}, or auto ({DEFAULT_CONTROLLER}). "
+        "Default: auto; static (a fixed length) with --draft-max, or with --temp and --seed.",
         rich_help_panel=MORE,
     ),
 ]

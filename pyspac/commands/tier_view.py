@@ -82,7 +82,7 @@ def _number(tps: float) -> str:
 def disk_text(disk: DiskSpeed) -> str:
     """Its two speeds, how they were read, and whether they tell the latency of a read."""
     how = "" if disk.is_direct else ", through the page cache (no O_DIRECT)"
-    slow = "; it slows down under load, so a read's latency is not known and counts as 0"
+    slow = "; slows down under load, so a read's latency cannot be told and counts as 0"
     return (
         f"{disk.depth_1_gb_s:.2f} GB/s at depth 1, {disk.depth_32_gb_s:.2f} at depth 32 "
         f"({disk.piece_bytes / MIB:.2g} MiB, random{how}){slow if disk.slows_under_load else ''}"

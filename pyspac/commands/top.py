@@ -32,7 +32,7 @@ def top(
         typer.Argument(metavar="NAME", help="The server's board. Default: the only one running."),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Look for one period, print the figures and end.")
+        bool, typer.Option("--once", help="Watch for --seconds, print the figures and end.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON object on stdout.")] = False,
     svg: Annotated[

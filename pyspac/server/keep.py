@@ -66,10 +66,14 @@ def prepare_folder(folder: Path) -> None:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
     except OSError as error:
-        raise ConfigError("--keep", folder, f"a folder that can be written ({error.strerror})") from error
+        raise ConfigError(
+            "--keep", str(folder), f"a folder that can be written ({error.strerror})"
+        ) from error
     if is_open:
         raise ConfigError(
-            "--keep", folder, f"a folder that only you can read, as prompts are in it: chmod 700 {folder}"
+            "--keep",
+            str(folder),
+            f"a folder that only you can read, as it holds prompts: chmod 700 {folder}",
         )
 
 
