@@ -35,6 +35,7 @@ SCHEDULER: dict[str, Any] = {
     "link_gb_s": 12.5,
     "predict": ("token",),
     "without": frozenset({"evict", "sd"}),
+    "baseline": "lru+fetch",
 }
 ATTACH: dict[str, Any] = {
     "scheduler": SchedulerConfig(**SCHEDULER),

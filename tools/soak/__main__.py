@@ -14,8 +14,8 @@ whatever the width of a batch, because questions ask only as far as no choice is
 
 Ends with counts, and with exit code 1 if an answer was lost or different, if a fault was not stood, or never
 came within five minutes, or if the server's resident memory grew (judged over ten minutes or more, so from
-`--minutes 13` on, between the medians of the first and the last tenth after a warm-up of three minutes; the
-heap gives back at once what is freed).
+`--minutes 20` on, after a warm-up of ten: the first quarter's lowest tenth against the last's, as some faults
+hold memory while they last; the heap gives back at once what is freed).
 """
 
 from __future__ import annotations

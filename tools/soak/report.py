@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from statistics import linear_regression, median
+from statistics import linear_regression
 from typing import Any, Final
 
 from rich.console import Console
@@ -15,7 +15,8 @@ from tools.soak.tally import Tally
 MIB: Final = 1 << 20
 ALL_APPLIED_S: Final = 300.0  # by then each kind of fault has come several times, or something is wrong
 MIN_JUDGED_S: Final = 600.0  # heaps settle within minutes; a shorter time says nothing about growth
-WINDOW: Final = 0.1  # share of the samples at either end whose median counts
+WINDOW: Final = 0.25  # share of the samples at either end that count
+FLOOR: Final = 10  # of a hundred parts of them: memory between faults, some of which hold 10 MiB for a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,11 @@ def summarise_memory(samples: list[tuple[float, int]]) -> Memory | None:
     n = max(1, round(WINDOW * len(samples)))
     seconds, mib = [s for s, _ in samples], [n_bytes / MIB for _, n_bytes in samples]
     slope = linear_regression(seconds, mib).slope
-    return Memory(median(mib[:n]), median(mib[-n:]), 3600 * slope, seconds[-1] - seconds[0])
+    return Memory(_floor(mib[:n]), _floor(mib[-n:]), 3600 * slope, seconds[-1] - seconds[0])
+
+
+def _floor(mib: list[float]) -> float:
+    return sorted(mib)[len(mib) // FLOOR]
 
 
 @dataclass(slots=True)
