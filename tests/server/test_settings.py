@@ -38,7 +38,9 @@ SCHEDULER: dict[str, Any] = {
     "baseline": "lru+fetch",
 }
 ATTACH: dict[str, Any] = {
-    "scheduler": SchedulerConfig(**SCHEDULER),
+    "scheduler": SchedulerConfig(
+        **{k: v for k, v in SCHEDULER.items() if k != "baseline"}
+    ),  # no predictors beside it
     "metrics_port": 0,
     "metrics_host": "::1",
     "cpu_share": 2 / 3,

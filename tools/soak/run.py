@@ -25,9 +25,7 @@ from tools.soak.tally import Tally
 
 N_DEALERS: Final = 2  # faults at once, at most
 PAUSE_S: Final = 1.5  # between two faults of a dealer, on average
-WARM_UP_S: Final = (
-    600.0  # before memory is looked at: many threads' heaps settle; half the time, if that is less
-)
+WARM_UP_S: Final = 600.0  # before memory is looked at, as heaps settle; half the time, if that is less
 BACK_S: Final = 60.0  # for the scheduler, after many deaths in a row
 
 
