@@ -223,6 +223,7 @@ def test_killed_at_random_moments(bin_dir: Path, tmp_path: Path) -> None:
         (["--keep", "{tmp}/a-file"], "a folder that can be written"),
         (["--keep", "/proc/none"], "a folder that can be written"),
         (["--keep", "{tmp}/open"], "chmod 700"),
+        (["--keep", "{tmp}/open"], "--keep cannot be '/"),
     ],
 )
 def test_folders_and_sizes_that_cannot_be(tmp_path: Path, arguments: list[str], said: str) -> None:
