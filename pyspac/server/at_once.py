@@ -23,7 +23,7 @@ def given_ubatch(options: ServeOptions) -> int | None:
 
 
 def _n_batch(options: ServeOptions) -> int:
-    """Tokens of a batch, which -ub cannot exceed. Raises ConfigError for none: llama-server would never answer."""
+    """Tokens of a batch, which -ub cannot exceed. Raises ConfigError for none: no prompt would ever end."""
     text = options.passed_value("-b", "--batch-size") or os.environ.get("LLAMA_ARG_BATCH", "")
     n = int(text) if text.isdecimal() else N_BATCH
     if n < 1:
