@@ -7,6 +7,7 @@ wanted.
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 
@@ -23,7 +24,8 @@ class ConfigError(PyspacError):
 
     def __init__(self, field: str, value: Any, wanted: str) -> None:
         """Name the setting, the value it had, and what to give instead: the end of "give ..."."""
-        super().__init__(f"{field} cannot be {value!r}: give {wanted}")
+        shown = str(value) if isinstance(value, PurePath) else value
+        super().__init__(f"{field} cannot be {shown!r}: give {wanted}")
 
 
 class UsageError(ConfigError):

@@ -45,7 +45,7 @@ class StepRecord:
     @property
     def is_possible(self) -> bool:
         """Whether a step can have done that; other programs write records, too."""
-        return 0 <= self.n_accepted <= self.n_draft
+        return 0 <= self.n_accepted <= self.n_draft and self.n_masks >= 0 and self.n_matched >= 0
 
     @property
     def n_others(self) -> int:

@@ -113,7 +113,7 @@ class ForecastBase(Controller):
         """Charge what the step took. A plain step is a loss only after a draft.
 
         Accidents are no part of the table's times. Plain steps have some, too: a step is charged beside
-        what those take with theirs.
+        what those take with theirs. All sequences of a batch tell of the same accident: each books a share.
         """
         n_others = record.n_others
         table = self.shared.table
@@ -121,7 +121,8 @@ class ForecastBase(Controller):
         usual = plain if record.is_plain else table.usual(record)
         if plain is None or usual is None:
             return  # no times are told
-        n_steps = min(record.total_us, usual.us + MOST_BOOKED * plain.us) / plain.us
+        more_us = min(record.total_us - usual.us, MOST_BOOKED * plain.us)
+        n_steps = (usual.us + more_us / (1 + n_others)) / plain.us
         if record.is_plain and not self.was_drafting:
             self.memory.plain_mean += PLAIN_WEIGHT * (n_steps - self.memory.plain_mean)
             self.memory.ledger.book(1.0, 1.0, 1 + n_others)

@@ -140,3 +140,12 @@ def test_a_record_of_no_possible_step_is_lost(n_draft: int, n_accepted: int) -> 
     activity = drain.drain()
     assert [record.step for record in activity.steps] == [1]
     assert activity.totals.n_lost == 1
+
+
+@pytest.mark.parametrize("impossible", [{"n_masks": -2}, {"n_matched": -40}])
+def test_a_record_with_counts_below_zero_is_lost(impossible: dict[str, int]) -> None:
+    """A controller divides by the width, and looks up what a match is worth."""
+    board = make_board()
+    drain = ActivationDrain(board)
+    board.record_step(StepRecord(n_draft=1, verify_us=100, **impossible))
+    assert drain.drain().totals.n_lost == 1

@@ -547,6 +547,17 @@ def test_tokens_at_once_follow_from_model_and_machine(monkeypatch: pytest.Monkey
     assert chosen(host, cpu) == 96
 
 
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_a_batch_of_no_tokens_is_refused(is_variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server would never end the first prompt."""
+    if is_variable:
+        monkeypatch.setenv("LLAMA_ARG_BATCH", "0")
+    options = ServeOptions(model=TARGET, passed=() if is_variable else ("-b", "0"))
+    geometry = read_geometry(read_header(TARGET))
+    with pytest.raises(ConfigError, match="-b cannot be '0': give 1 or more"):
+        at_once.most_at_once(options, geometry, device(8 * GIB), is_on_disk=False)
+
+
 def test_tokens_at_once_are_counted() -> None:
     target = read_header(TARGET)
     few, many = (device_needs.estimate_needs(target, None, 4096, n) for n in (512, 2048))

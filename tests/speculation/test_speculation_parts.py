@@ -15,7 +15,7 @@ from pyspac.speculation.cascade import CascadeMemory
 from pyspac.speculation.controller import Shared
 from pyspac.speculation.cost_table import CostTable, MaskCosts, TimeCurve
 from pyspac.speculation.explain import explain, to_dicts
-from pyspac.speculation.forecast import ForecastMemory
+from pyspac.speculation.forecast import MOST_BOOKED, Forecast, ForecastMemory
 from pyspac.speculation.manager import (
     CONTROLLERS,
     DEFAULT_CONTROLLER,
@@ -363,3 +363,26 @@ class TestWhoDecides:
     def test_unknown(self) -> None:
         with pytest.raises(ConfigError, match="--speculation"):
             choose_controller("fast", None)
+
+
+def test_an_accident_of_a_batch_is_booked_once() -> None:
+    """Not by each of its sequences: three that draft with success would owe for it for hundreds of steps."""
+    speculation = Speculation(Forecast, n_draft_max=8, lag_steps=1)
+
+    def batch(n_draft: int, verify_us: float) -> None:
+        for slot in range(3):
+            speculation.observe(
+                StepRecord(
+                    server_slot=slot, n_draft=n_draft, n_accepted=n_draft, n_tokens=3 * (1 + n_draft),
+                    verify_us=verify_us,
+                )
+            )  # fmt: skip
+
+    for _ in range(30):
+        batch(0, 2000.0)
+    for _ in range(30):
+        batch(1, 2500.0)
+    ledger = speculation.shared.memory(ForecastMemory).ledger
+    assert ledger.level == CAPACITY
+    batch(1, 1e6)
+    assert CAPACITY - MOST_BOOKED <= ledger.level < CAPACITY
