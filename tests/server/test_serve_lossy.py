@@ -75,3 +75,15 @@ def test_other_values_are_refused(lossy: Serve, value: Any) -> None:
         ask(lossy, pyspac_lossy=value)
     assert refused.value.code == 400
     assert "pyspac_lossy" in refused.value.read().decode()
+
+
+def test_other_apis_hand_it_on(lossy: Serve) -> None:
+    """Else a request would be lossy that asked for all: what is handed on is refused if it is wrong."""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "pyspac_lossy": "on"}
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(lossy, path, **body)
+        assert refused.value.code == 400, path
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(lossy, "/v1/responses", input=PROMPT, max_output_tokens=4, pyspac_lossy="on")
+    assert refused.value.code == 400
