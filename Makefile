@@ -15,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build configure demo wheel check-wheel check-release test test-all check-cuda check-vulkan check-arm test-python test-engine test-sanitizers soak fuzz pin-check lint format bench clean distclean
+.PHONY: build configure demo wheel check-wheel check-release test test-all check-cuda check-vulkan check-arm test-python test-engine test-asan test-tsan soak fuzz pin-check lint format bench clean distclean
 
 PYTHON  ?= python3
 JOBS    ?= $(shell nproc)
@@ -109,7 +109,7 @@ FOR_WHEELS = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PYSPAC_UI="$${PYSPAC_UI-$(HAS_NP
 # what .ci/run has no time for: everything it runs, then wheels, built and installed in an empty environment
 test-all:
 	.ci/run
-	ctest --preset tsan-all
+	$(MAKE) test-tsan
 	$(MAKE) wheel VARIANTS=x64,haswell
 	$(MAKE) check-wheel
 
@@ -122,8 +122,10 @@ test-engine: build
 test-python: build
 	python -m pytest --durations=20
 
-test-sanitizers: $(DEPS) build/asan/.configured build/tsan/.configured
-	for preset in asan tsan; do cmake --build --preset $$preset -j $(JOBS); ctest --preset $$preset; done
+# addresses and undefined behaviour; threads
+test-asan test-tsan: test-%: $(DEPS) build/%/.configured
+	cmake --build --preset $* -j $(JOBS)
+	ctest --preset $*
 
 # the patched CUDA sources compile, and the tests that need a GPU pass on an emulated one; without nvcc it says so
 check-cuda: build
