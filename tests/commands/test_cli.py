@@ -363,7 +363,7 @@ def test_ctrl_c_ends_with_the_figures(mode: list[str], tmp_path: Path) -> None:
         "cpu",
         *mode,
     ]
-    command += ["-p", "hi", "-c", "0", "--json", str(tmp_path / "out.json")]
+    command += ["-p", "hi", "-c", "0", "--ignore-eos", "--json", str(tmp_path / "out.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(8)  # it is generating
