@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -136,9 +137,13 @@ def run_to_end(
     *,
     env: Mapping[str, str | None] | None = None,
     on_tick: Callable[[], None] = lambda: None,
+    timeout_s: float = math.inf,
     shows_stderr: bool = False,  # on ours, instead of keeping it
 ) -> Finished:
-    """Run a program that ends by itself; `on_tick` is called ten times a second, and ends it by raising."""
+    """Run a program that ends by itself; `on_tick` is called ten times a second, and ends it by raising.
+
+    Raises TimeoutError when it has run for longer than `timeout_s`.
+    """
     with _in_memory() as stdout, _in_memory() as stderr:
         child = Child(
             name, argv, env=env, death_signal=signal.SIGKILL,
@@ -147,6 +152,8 @@ def run_to_end(
         try:
             while not child.wait(TICK_S):
                 on_tick()
+                if child.age_s > timeout_s:
+                    raise TimeoutError(f"{name} ran for longer than {timeout_s:.0f} s")
         finally:
             child.stop(STOP_S)
         code = child.exit_code()

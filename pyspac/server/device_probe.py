@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
@@ -66,27 +65,27 @@ def _may_have_gpu() -> bool:
 
 def _run(argv: list[str], rpc: str | None, is_stopped: Callable[[], bool]) -> Finished:
     timeout_s = _GPU_TIMEOUT_S if rpc is None else _RPC_TIMEOUT_S
-    end_s = time.monotonic() + timeout_s
 
     def check() -> None:
-        _check_goes_on(rpc, timeout_s, is_late=time.monotonic() > end_s, is_stopped=is_stopped())
+        if is_stopped():
+            raise StoppedError("the devices were not listed: stopped")
 
-    return run_to_end("device probe", argv, on_tick=check)
+    try:
+        return run_to_end("device probe", argv, on_tick=check, timeout_s=timeout_s)
+    except TimeoutError:
+        raise _too_late(rpc, timeout_s) from None
 
 
-def _check_goes_on(rpc: str | None, timeout_s: float, *, is_late: bool, is_stopped: bool) -> None:
-    if is_stopped:
-        raise StoppedError("the devices were not listed: stopped")
-    if is_late and rpc is not None:
-        raise NoAnswerError(
-            f"one of the RPC servers {rpc} has answered the greeting and then nothing for {timeout_s:.0f} s: "
-            "start it again, or leave it out of --rpc (ask them one by one with pyspac doctor --rpc)"
-        )
-    if is_late:
-        raise PyspacError(
+def _too_late(rpc: str | None, timeout_s: float) -> PyspacError:
+    if rpc is None:
+        return PyspacError(
             f"the devices did not answer for {timeout_s:.0f} s: see whether the GPU's own tools do, or give "
             "--device none"
         )
+    return NoAnswerError(
+        f"one of the RPC servers {rpc} has answered the greeting and then nothing for {timeout_s:.0f} s: "
+        "start it again, or leave it out of --rpc (ask them one by one with pyspac doctor --rpc)"
+    )
 
 
 def _answer(names: str, rpc: str = "", way: str = "") -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -187,14 +186,9 @@ def check_passed(folder: Path, passed: Sequence[str]) -> None:
 
 
 def _parse(folder: Path, arguments: Sequence[str]) -> None:
-    end_s = time.monotonic() + _PARSE_TIMEOUT_S
-
-    def check() -> None:
-        if time.monotonic() > end_s:
-            raise TimeoutError
-
+    argv = [str(folder / "llama-server"), *arguments]
     try:
-        done = run_to_end("llama-server", [str(folder / "llama-server"), *arguments], on_tick=check)
+        done = run_to_end("llama-server", argv, timeout_s=_PARSE_TIMEOUT_S)
     except OSError:  # TimeoutError is one
         return  # the start will say why
     lines = [line.strip() for line in done.stderr.splitlines() if "argument" in line]
