@@ -66,14 +66,10 @@ def prepare_folder(folder: Path) -> None:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
     except OSError as error:
-        raise ConfigError(
-            "--keep", str(folder), f"a folder that can be written ({error.strerror})"
-        ) from error
+        raise ConfigError("--keep", folder, f"a folder that can be written ({error.strerror})") from error
     if is_open:
         raise ConfigError(
-            "--keep",
-            str(folder),
-            f"a folder that only you can read, as it holds prompts: chmod 700 {folder}",
+            "--keep", folder, f"a folder that only you can read, as it holds prompts: chmod 700 {folder}"
         )
 
 
