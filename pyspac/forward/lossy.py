@@ -9,7 +9,6 @@ from pyspac.errors import UsageError
 
 FLAG: Final = "--lossy"
 VARIABLE: Final = "PYSPAC_LOSSY"
-_SUBSTITUTE: Final = "substitute"
 
 
 def check_lossy(text: str | None, *, stock: bool) -> None:
@@ -27,5 +26,5 @@ def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_bytes: int |
         raise UsageError(
             f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; omit {FLAG}"
         )
-    if text is not None and is_host_only and text.startswith(_SUBSTITUTE):
+    if text is not None and is_host_only and not read_lossy(FLAG, text):
         raise UsageError(f"{FLAG} {text} needs a device, whose experts stand in for others: give drop:N")

@@ -4,16 +4,13 @@ number out."""
 from __future__ import annotations
 
 import os
-from typing import Final
 
 from pyspac.engine.devices import Device
 from pyspac.errors import ConfigError
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
-from pyspac.model.prompt_piece import Place, beside_device, fit_piece, wanted_piece
+from pyspac.model.prompt_piece import LONGEST_PIECE, Place, beside_device, fit_piece, wanted_piece
 from pyspac.server.options import ServeOptions
-
-N_BATCH: Final = 2048  # of llama-server, unless -b says how many
 
 
 def given_ubatch(options: ServeOptions) -> int | None:
@@ -25,7 +22,7 @@ def given_ubatch(options: ServeOptions) -> int | None:
 def _n_batch(options: ServeOptions) -> int:
     """Tokens of a batch, which -ub cannot exceed. Raises ConfigError for none: no prompt would ever end."""
     text = options.passed_value("-b", "--batch-size") or os.environ.get("LLAMA_ARG_BATCH", "")
-    n = int(text) if text.isdecimal() else N_BATCH
+    n = int(text) if text.isdecimal() else LONGEST_PIECE
     if n < 1:
         raise ConfigError("-b", text, "1 or more")
     return n

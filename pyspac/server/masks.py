@@ -8,14 +8,17 @@ from typing import Final
 
 from pyspac.engine.limits import MAX_BATCH
 from pyspac.errors import ModelError, UsageError
+from pyspac.model.device_needs import N_UBATCH
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.mtp import check_adapter
+from pyspac.model.prompt_piece import LONGEST_PIECE
 from pyspac.server import log
 from pyspac.server.options import ServeOptions
 from pyspac.speculation.cost_table import masked_width
 
 MAX_SEQUENCES: Final = 256  # LLAMA_MAX_SEQ
-_BATCHES: Final = (("-b", "--batch-size", 2048), ("-ub", "--ubatch-size", 512))  # llama-server's defaults
+# llama-server's defaults
+_BATCHES: Final = (("-b", "--batch-size", LONGEST_PIECE), ("-ub", "--ubatch-size", N_UBATCH))
 _SPLIT_CACHE: Final = ("-no-kvu", "--no-kv-unified")
 _RECURRENT: Final = re.compile(r"\.(ssm_|time_mix|shortconv)")
 
