@@ -9,6 +9,8 @@ import openai
 from tools.soak.questions import Answer, Question, adapter_scales
 
 TIMEOUT_S: Final = 180.0
+# both sides close a connection that is idle for 5 s: a request may be sent just then, and be lost
+HEADERS: Final = {"Connection": "close"}
 
 
 class Asker:
@@ -16,7 +18,9 @@ class Asker:
 
     def __init__(self, url: str, *, n_adapters: int, adapter_slot: int) -> None:
         """Requests with an adapter go to the server slot `adapter_slot`, others to any."""
-        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=TIMEOUT_S, max_retries=0)
+        self.client = openai.OpenAI(
+            base_url=f"{url}/v1", api_key="none", timeout=TIMEOUT_S, max_retries=0, default_headers=HEADERS
+        )
         self.n_adapters = n_adapters
         self.adapter_slot = adapter_slot
 

@@ -165,7 +165,9 @@ class Twin(Fault):
                 cache_dir=self.site.slots_folder.parent, timeout_s=TWIN_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise FaultError(f"a second server with {option} {value} was not refused: it ran") from error
+            raise FaultError(
+                f"a second server with {option} {value} was not refused within {TWIN_S:.0f} s"
+            ) from error
         if done.returncode != 2 or "in use" not in done.stderr:
             raise FaultError(
                 f"a second server with {option} {value} ended with {done.returncode}: {done.stderr[-300:]}"
