@@ -169,20 +169,21 @@ def test_ctrl_c_waits_for_no_answer(tmp_path: Path) -> None:
         assert serve.event("draining") is None
 
 
-@pytest.mark.parametrize("seconds", [0.3, 600])
-def test_the_wait_has_an_end(tmp_path: Path, seconds: float) -> None:
-    """Its own, or a second signal."""
-    with Serve(tmp_path, "--drain", str(seconds), passed=ALONE, draft=False) as serve:
+@pytest.mark.parametrize("is_second", [False, True], ids=["over", "second"])
+def test_the_wait_has_an_end(tmp_path: Path, is_second: bool) -> None:
+    """Its own, which the environment sets in a container's image, or a second signal."""
+    arguments, variables = (["--drain", "600"], {}) if is_second else ([], {"PYSPAC_DRAIN": "0.3"})
+    with Serve(tmp_path, *arguments, passed=ALONE, draft=False, variables=variables) as serve:
         answer = Answer(serve.wait_ready().port)
         serve.process.send_signal(signal.SIGTERM)
         wait_for("the drain", lambda: serve.event("draining"))
-        if seconds > 1:
+        if is_second:
             serve.process.send_signal(signal.SIGTERM)
-        wait_for("its end", lambda: any("that are cut off: 1," in e["message"] for e in serve.events))
+        end = f"that are cut off: 1, as --drain {600 if is_second else 0.3} is over"
+        wait_for("its end", lambda: any(end in e["message"] for e in serve.events))
+        # llama-server waits for a client that does not read: kill it
         time.sleep(0.5)
-        serve.process.send_signal(
-            signal.SIGTERM
-        )  # llama-server waits for a client that does not read: kill it
+        serve.process.send_signal(signal.SIGTERM)
         assert serve.wait() in (0, -signal.SIGTERM)  # it did not hang, and this signal met the last moments
         assert not answer.finish()
 
@@ -193,18 +194,6 @@ def test_nobody_waits_for_a_server_without_requests(tmp_path: Path) -> None:
         start_s = time.monotonic()
         assert serve.stop() == 0
         assert time.monotonic() - start_s < 60
-
-
-def test_the_wait_of_the_environment(tmp_path: Path) -> None:
-    """As a container's image sets it."""
-    with Serve(tmp_path, passed=ALONE, draft=False, variables={"PYSPAC_DRAIN": "0.3"}) as serve:
-        answer = Answer(serve.wait_ready().port)
-        serve.process.send_signal(signal.SIGTERM)
-        wait_for("its end", lambda: any("as --drain 0.3 is over" in e["message"] for e in serve.events))
-        time.sleep(0.5)
-        serve.process.send_signal(signal.SIGTERM)
-        serve.wait()
-        assert not answer.finish()
 
 
 def test_a_negative_wait_is_refused(tmp_path: Path) -> None:
