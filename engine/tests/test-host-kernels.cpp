@@ -332,8 +332,7 @@ static constexpr double TOLERANCE = 1.01;
 static constexpr int    N_DRAWS   = 160;
 #endif
 
-static void test_exact(const spac_kernels & kernels, const layer_shape & shape, const std::vector<int> & widths) {
-    const layer_fixture f(shape);
+static void test_exact(const spac_kernels & kernels, const layer_fixture & f, const char * what, const std::vector<int> & widths) {
     CHECK(spac_host_experts::can_compute(kernels, f.layer, true));
 
     std::mt19937      rng(11);
@@ -352,8 +351,12 @@ static void test_exact(const spac_kernels & kernels, const layer_shape & shape, 
     }
     ours  = sqrt(ours / widths.size());
     ggmls = sqrt(ggmls / widths.size());
-    printf("%-7s %-28s error %.3e, ggml %.3e\n", kernels.name, shape.what, ours, ggmls);
+    printf("%-7s %-28s error %.3e, ggml %.3e\n", kernels.name, what, ours, ggmls);
     CHECK(ours <= ggmls * TOLERANCE + 1e-6);
+}
+
+static void test_exact(const spac_kernels & kernels, const layer_shape & shape, const std::vector<int> & widths) {
+    test_exact(kernels, layer_fixture(shape), shape.what, widths);
 }
 
 static int64_t block_of(ggml_type type) {
@@ -374,14 +377,15 @@ static void test_formats(const spac_kernels & kernels) {
         if (!kernels.dot(type)) {
             continue; // of the low-bit formats, which ARM leaves to llama.cpp
         }
-        const int64_t block  = block_of(type);
-        const int64_t n_embd = block == 256 ? 512 : block == 1 ? 123
-                                                               : 256 + block;
-        const int64_t n_ff   = block == 256 ? 256 : block == 1 ? 77
-                                                               : 3 * block;
+        const int64_t       block  = block_of(type);
+        const int64_t       n_embd = block == 256 ? 512 : block == 1 ? 123
+                                                                     : 256 + block;
+        const int64_t       n_ff   = block == 256 ? 256 : block == 1 ? 77
+                                                                     : 3 * block;
+        const layer_fixture f({ "", type, type, type, n_embd, n_ff });
         for (int n_tokens : WIDTHS) {
             const std::string what = std::string(ggml_type_name(type)) + ", " + std::to_string(n_tokens) + " tokens";
-            test_exact(kernels, { what.c_str(), type, type, type, n_embd, n_ff }, std::vector<int>(1 + N_DRAWS / n_tokens, n_tokens));
+            test_exact(kernels, f, what.c_str(), std::vector<int>(1 + N_DRAWS / n_tokens, n_tokens));
         }
     }
 }
