@@ -119,8 +119,9 @@ test-engine: build
 	cmake --build --preset $(PRESET) -j $(JOBS) --target engine-tests
 	ctest --preset $(PRESET)
 
+# two at once, since a test waits for what it starts; in the order of the files, RPC's last
 test-python: build
-	python -m pytest --durations=20
+	python -m pytest --durations=20 -n 2 --dist loadgroup --no-loadscope-reorder
 
 # addresses and undefined behaviour; threads
 test-asan test-tsan: test-%: $(DEPS) build/%/.configured

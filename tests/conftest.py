@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# hundreds of programs that tests start find pyspac compiled: half of what importing it costs
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 BACKENDS = {"gpu": "CUDA", "vulkan": "Vulkan"}  # by the marker of the tests that need one of its devices
 
@@ -25,14 +28,20 @@ def has_device(backend: str) -> bool:
     return any(device.name.startswith(backend) for device in gpu_devices())
 
 
+def needs_rpc(item: pytest.Item) -> bool:
+    return "rpc_devices" in getattr(item, "fixturenames", ())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a GPU say so when they are skipped. Everything else is there after `make build`.
 
     The RPC tests come last: ggml keeps their device when its server is gone, and aborts whoever asks for it.
+    Where several workers share the tests, one of them has these, and a file's are one worker's.
     """
     # stable: the others stay as they are
-    items.sort(key=lambda item: "rpc_devices" in getattr(item, "fixturenames", ()))
+    items.sort(key=needs_rpc)
     for item in items:
+        item.add_marker(pytest.mark.xdist_group("rpc" if needs_rpc(item) else item.path.stem))
         for marker, backend in BACKENDS.items():
             if item.get_closest_marker(marker) and not has_device(backend):
                 item.add_marker(pytest.mark.skip(reason=f"no {backend} device"))

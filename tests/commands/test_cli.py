@@ -80,6 +80,12 @@ DRAFTERS = {
 SAMPLERS = {"greedy": [], "sampled": ["--temp", "0.8", "--seed", "5"]}
 
 
+@pytest.fixture(scope="module")
+def stock_ids(models: Path) -> list[int]:
+    """The text of llama.cpp without the engine, as tokens."""
+    return list(run_json(models, *STOCK)["token_ids"])
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_split_equals_stock(drafter: str, sampler: str, models: Path) -> None:
@@ -112,10 +118,10 @@ def test_greedy_text_does_not_depend_on_the_drafts(
 
 
 @pytest.mark.parametrize("estimator", ["ema", "spac", "lru", "lfu", "last", "static"])
-def test_every_estimator(estimator: str, models: Path) -> None:
+def test_every_estimator(estimator: str, models: Path, stock_ids: list[int]) -> None:
     result = run_json(models, "--cache", "40%", "--policy", f"estimator='{estimator}'\nthreshold=1")
     assert result["scheduler"]["estimator"] == estimator
-    assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
+    assert result["token_ids"] == stock_ids
 
 
 # (baseline, whether misses are copied while their layer waits)
@@ -129,9 +135,9 @@ BASELINES = [
 
 
 @pytest.mark.parametrize(("policy", "waits"), BASELINES)
-def test_every_baseline(policy: str, waits: bool, models: Path) -> None:
+def test_every_baseline(policy: str, waits: bool, models: Path, stock_ids: list[int]) -> None:
     result = run_json(models, "--cache", "60%", "--policy", policy)
-    assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
+    assert result["token_ids"] == stock_ids
     named = policy if "+" in policy else f"{policy}+fetch"
     assert result["scheduler"]["estimator"] == named
     experts = result["experts"]
@@ -141,14 +147,14 @@ def test_every_baseline(policy: str, waits: bool, models: Path) -> None:
         assert experts["n_loads"] == experts["n_miss"]
 
 
-def test_a_file_may_name_a_baseline_and_a_link(models: Path, tmp_path: Path) -> None:
+def test_a_file_may_name_a_baseline_and_a_link(models: Path, stock_ids: list[int], tmp_path: Path) -> None:
     file = tmp_path / "slow.toml"
     file.write_text("baseline = 'lru+fetch'\n")
     assert run_json(models, "--cache", "60%", "--policy", file)["scheduler"]["estimator"] == "lru+fetch"
     file.write_text("baseline = 'lru+fetch'\ncopy_gb_s = 0.05\n")
     result = run_json(models, "--cache", "60%", "--policy", file)
     assert result["emulated"] is True
-    assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
+    assert result["token_ids"] == stock_ids
 
 
 @pytest.mark.parametrize("part", ["specue", "adabc", "hetwb", "prefetch", "evict", "sd"])
@@ -164,10 +170,10 @@ def test_every_ablation(part: str, models: Path) -> None:
         assert result["draft"] is None
 
 
-def test_throttled_link_is_called_emulated(models: Path) -> None:
+def test_throttled_link_is_called_emulated(models: Path, stock_ids: list[int]) -> None:
     result = run_json(models, "--cache", "40%", "--policy", "copy_gb_s=0.05")
     assert result["emulated"] is True
-    assert result["token_ids"] == run_json(models, *STOCK)["token_ids"]
+    assert result["token_ids"] == stock_ids
 
 
 @pytest.fixture

@@ -124,6 +124,13 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
         yield Setting(tmp_path, stack)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+    """For tests that only ask."""
+    with ExitStack() as stack:
+        yield Setting(tmp_path_factory.mktemp("replicas"), stack)
+
+
 def expected(setting: Setting) -> dict[str, str]:
     """The texts of a server without a router."""
     port = setting.ports["replica2"]
@@ -164,11 +171,11 @@ def test_a_killed_replica_loses_no_request(setting: Setting) -> None:
     wait_for("the router to see it", lambda: setting.states() == {"replica1": "DOWN", "replica2": "UP"})
 
 
-def test_prometheus_finds_all_of_them(setting: Setting) -> None:
+def test_prometheus_finds_all_of_them(shared: Setting) -> None:
     """Every target of the shipped prometheus.yml, on this setting's ports, has the figures of its job."""
-    setting.text_of(PROMPTS[0])
-    here = {port: setting.ports[name] for name, port in PORTS.items()}
-    here |= {port: setting.metrics_ports[name] for name, port in METRICS_PORTS.items()}
+    shared.text_of(PROMPTS[0])
+    here = {port: shared.ports[name] for name, port in PORTS.items()}
+    here |= {port: shared.metrics_ports[name] for name, port in METRICS_PORTS.items()}
     jobs = re.split(r"- job_name: ", (REPLICAS / "prometheus.yml").read_text())[1:]
     found = {}
     for job in jobs:
@@ -180,14 +187,14 @@ def test_prometheus_finds_all_of_them(setting: Setting) -> None:
     for name, text in found.values():
         assert f"\n{figures[name]}" in text
     status = found[PORTS["status"]][1]
-    assert [replica for replica in setting.replicas if f'server="{replica}"' not in status] == []
+    assert [replica for replica in shared.replicas if f'server="{replica}"' not in status] == []
     n_answered = [
         int(float(n)) for n in re.findall(r"haproxy_server_http_responses_total.*2xx.* (\S+)", status)
     ]
     assert sum(n_answered) >= 1
 
 
-def test_a_conversation_stays_with_its_replica(setting: Setting) -> None:
+def test_a_conversation_stays_with_its_replica(shared: Setting) -> None:
     """The beginning of a prompt decides; other conversations go to both."""
     seen = set()
     for i in range(12):
@@ -196,21 +203,21 @@ def test_a_conversation_stays_with_its_replica(setting: Setting) -> None:
             {"role": "user", "content": f"Question {i}: what comes after {i}?"},
         ]
         body = {"messages": messages, "max_tokens": 1, "temperature": 0}
-        first, answer = setting.ask("/v1/chat/completions", body)
+        first, answer = shared.ask("/v1/chat/completions", body)
         messages += [answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
-        second, _answer = setting.ask("/v1/chat/completions", body | {"messages": messages})
+        second, _answer = shared.ask("/v1/chat/completions", body | {"messages": messages})
         assert first == second
         seen.add(first)
     assert seen == {"replica1", "replica2"}
 
 
-def test_the_end_of_a_long_prompt_does_not_matter(setting: Setting) -> None:
+def test_the_end_of_a_long_prompt_does_not_matter(shared: Setting) -> None:
     """Its first 4,096 characters decide. (The demo has no room for so much, and answers with 400.)"""
     for i in range(6):
         prompt = f"Chapter {i}. " + "It was a dark night. " * 200
-        places = {setting.place_of(prompt + end) for end in ("a", "b", "c")}
+        places = {shared.place_of(prompt + end) for end in ("a", "b", "c")}
         assert len(places) == 1
-    assert len({setting.place_of(f"Chapter {i}") for i in range(12)}) == 2
+    assert len({shared.place_of(f"Chapter {i}") for i in range(12)}) == 2
 
 
 def test_a_rolling_restart_loses_no_request(setting: Setting) -> None:

@@ -89,7 +89,12 @@ def test_one_that_waits_may_be_cancelled(served: Serve) -> None:
         wait_for("one that waits", lambda: n_waiting(served) > before)
         assert ask(served, PROMPTS[2], 8)
         with pytest.raises(TimeoutError):
-            post(served.port, "/completion", {"prompt": PROMPTS[3] * 60, "n_predict": 64}, timeout_s=0.1)
+            post(
+                served.port,
+                "/completion",
+                {"prompt": PROMPTS[3] * 60, "n_predict": N_TOKENS, "ignore_eos": True},
+                timeout_s=0.1,
+            )
         assert [len(answer.result()) for answer in first] == [N_TOKENS, N_TOKENS]
     wait_for("idle slots", lambda: not any(slot["is_processing"] for slot in slots(served)))
     assert len(ask(served, PROMPTS[3], 16)) == 16

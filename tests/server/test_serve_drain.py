@@ -37,22 +37,28 @@ ALONE = ("-np", "1", *ONE_THREAD)
 class Answer:
     """An answer that has begun, and stays under way until `finish` reads it."""
 
-    def __init__(self, serve: Serve) -> None:
-        self.connection = http.client.HTTPConnection(HOST, serve.wait_ready().port, timeout=120)
+    def __init__(self, port: int, n_predict: int = 400) -> None:
+        self.connection = http.client.HTTPConnection(HOST, port, timeout=120)
         self.connection.sock = socket.socket()
         self.connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the smallest
         self.connection.sock.settimeout(120)
-        self.connection.sock.connect((HOST, serve.port))
-        self.connection.request("POST", "/completion", json.dumps(LONG), JSON_HEADER)
+        self.connection.sock.connect((HOST, port))
+        self.connection.request(
+            "POST", "/completion", json.dumps({**LONG, "n_predict": n_predict}), JSON_HEADER
+        )
         self.response = self.connection.getresponse()
         assert self.response.readline().startswith(b"data: ")
 
     def finish(self) -> bool:
         """Read the rest; whether it is whole."""
-        with closing(self.connection), contextlib.suppress(http.client.HTTPException, ConnectionError):
-            lines = [line for line in self.response if line.startswith(b"data: ")]
-            return b'"stop":true' in lines[-1]
+        with contextlib.suppress(http.client.HTTPException, ConnectionError):
+            return b'"stop":true' in self.last_line()
         return False
+
+    def last_line(self) -> bytes:
+        """Read the rest; its last event."""
+        with closing(self.connection):
+            return [line for line in self.response if line.startswith(b"data: ")][-1]
 
 
 def is_refused(port: int) -> bool:
@@ -66,7 +72,7 @@ def is_refused(port: int) -> bool:
 
 def test_answers_under_way_are_finished_and_new_requests_refused(tmp_path: Path) -> None:
     with Serve(tmp_path, "--drain", "120", passed=ALONE, draft=False) as serve:
-        answer = Answer(serve)
+        answer = Answer(serve.wait_ready().port)
         serve.process.send_signal(signal.SIGTERM)
         wait_for("the drain", lambda: get_json(HOST, serve.port, "/health")[0] == 503)
         wait_for("the end of requests", lambda: is_refused(serve.port))
@@ -102,6 +108,36 @@ def test_sigterm_ends_llama_server_while_it_answers(bin_dir: Path, tmp_path: Pat
         assert all(b"Shutting down" in line for line in last), last
 
 
+def test_a_client_that_is_behind_is_told_as_well(bin_dir: Path, tmp_path: Path) -> None:
+    """Its answer's thread waits for it when SIGTERM comes, and the server waits for the thread."""
+    with llama_server(bin_dir, tmp_path, *ALONE, draft=False) as port:
+        pid = next(c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.pid)
+        process = psutil.Process(pid)
+        answer = Answer(port, n_predict=3000)
+        wait_for("more than a client's buffers hold", lambda: n_decoded(port) > 400)
+        process.terminate()
+        wait_for("the end of the computing", lambda: takes_none(port))
+        assert b"Shutting down" in answer.last_line()
+        process.wait(5)
+
+
+def n_decoded(port: int) -> int:
+    """Tokens of the answer under way."""
+    (slot,) = get_json(HOST, port, "/slots")[1]
+    return int(slot["next_token"][0]["n_decoded"])
+
+
+def takes_none(port: int) -> bool:
+    """Whether a request for a token is refused, or the connection."""
+    try:
+        post(port, "/completion", {"prompt": "x", "n_predict": 1})
+    except urllib.error.HTTPError as error:
+        return error.code == 503
+    except OSError:
+        return True
+    return False
+
+
 def begin(port: int) -> http.client.HTTPConnection:
     """An answer that takes a while."""
     connection = http.client.HTTPConnection(HOST, port, timeout=60)
@@ -127,26 +163,27 @@ def test_the_terminal_closes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_waits_for_no_answer(tmp_path: Path) -> None:
     with Serve(tmp_path, passed=ALONE, draft=False) as serve:
-        answer = Answer(serve)
+        answer = Answer(serve.wait_ready().port)
         assert serve.stop(signal.SIGINT) == 130
         assert not answer.finish()
         assert serve.event("draining") is None
 
 
-@pytest.mark.parametrize("seconds", [0.3, 600])
-def test_the_wait_has_an_end(tmp_path: Path, seconds: float) -> None:
-    """Its own, or a second signal."""
-    with Serve(tmp_path, "--drain", str(seconds), passed=ALONE, draft=False) as serve:
-        answer = Answer(serve)
+@pytest.mark.parametrize("is_second", [False, True], ids=["over", "second"])
+def test_the_wait_has_an_end(tmp_path: Path, is_second: bool) -> None:
+    """Its own, which the environment sets in a container's image, or a second signal."""
+    arguments, variables = (["--drain", "600"], {}) if is_second else ([], {"PYSPAC_DRAIN": "0.3"})
+    with Serve(tmp_path, *arguments, passed=ALONE, draft=False, variables=variables) as serve:
+        answer = Answer(serve.wait_ready().port)
         serve.process.send_signal(signal.SIGTERM)
         wait_for("the drain", lambda: serve.event("draining"))
-        if seconds > 1:
+        if is_second:
             serve.process.send_signal(signal.SIGTERM)
-        wait_for("its end", lambda: any("that are cut off: 1," in e["message"] for e in serve.events))
+        end = f"that are cut off: 1, as --drain {600 if is_second else 0.3} is over"
+        wait_for("its end", lambda: any(end in e["message"] for e in serve.events))
+        # llama-server waits for a client that does not read: kill it
         time.sleep(0.5)
-        serve.process.send_signal(
-            signal.SIGTERM
-        )  # llama-server waits for a client that does not read: kill it
+        serve.process.send_signal(signal.SIGTERM)
         assert serve.wait() in (0, -signal.SIGTERM)  # it did not hang, and this signal met the last moments
         assert not answer.finish()
 
@@ -157,18 +194,6 @@ def test_nobody_waits_for_a_server_without_requests(tmp_path: Path) -> None:
         start_s = time.monotonic()
         assert serve.stop() == 0
         assert time.monotonic() - start_s < 60
-
-
-def test_the_wait_of_the_environment(tmp_path: Path) -> None:
-    """As a container's image sets it."""
-    with Serve(tmp_path, passed=ALONE, draft=False, variables={"PYSPAC_DRAIN": "0.3"}) as serve:
-        answer = Answer(serve)
-        serve.process.send_signal(signal.SIGTERM)
-        wait_for("its end", lambda: any("as --drain 0.3 is over" in e["message"] for e in serve.events))
-        time.sleep(0.5)
-        serve.process.send_signal(signal.SIGTERM)
-        serve.wait()
-        assert not answer.finish()
 
 
 def test_a_negative_wait_is_refused(tmp_path: Path) -> None:
