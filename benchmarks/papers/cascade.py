@@ -22,8 +22,7 @@ from pyspac.speculation.controller import Controller, Shared
 from pyspac.speculation.manager import MakeController, Speculation
 from pyspac.speculation.static import Static
 
-N_MAX: Final = 3  # static K of 1, 2, 3 (section 3); Cascade climbs to 7
-CLIMB_MAX: Final = 7
+CLIMB_MAX: Final = 7  # of Cascade; static K is 1, 2, 3 (section 3)
 ATTENTION: Final = 0.08
 HOW: Final = "simulated, costs from table 1"
 # experts, used, shared, how far tokens agree on experts

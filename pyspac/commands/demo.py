@@ -165,6 +165,6 @@ def _show_speeds(speeds: Speeds) -> None:
     ratio = speeds.ratio_to_best("pyspac").median
     larger = "; larger ones gain more" if ratio > 1 else ""
     console.print(
-        f"\npyspac is {ratio:.2f} times as fast as the faster llama.cpp on this machine ({cpu_model()}). "
+        f"\nIn the median round pyspac is {ratio:.2f} times as fast as the faster llama.cpp ({cpu_model()}). "
         f"This model is tiny{larger}."
     )

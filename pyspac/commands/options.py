@@ -239,7 +239,7 @@ SpeculationName = Annotated[
         "--speculation",
         metavar="NAME",
         help=f"How to choose the draft length: {', '.join(CONTROLLERS)}, or auto ({DEFAULT_CONTROLLER}). "
-        "Default: auto; static (a fixed length) with --draft-max, or with --temp and --seed.",
+        "Default: auto; static (a fixed length) with --draft-max or --seed.",
         rich_help_panel=MORE,
     ),
 ]

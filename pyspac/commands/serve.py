@@ -35,7 +35,8 @@ MaxBatch = Annotated[
     typer.Option(
         "--max-batch",
         metavar="N",
-        help="Widest batch to split. Default: server slots times (drafts + 1), with --mtp its square.",
+        help="Widest batch to split. Default: server slots times (drafts + 1), of 8 drafts or more; with "
+        "--mtp times (drafts + 1) squared.",
         rich_help_panel=MORE,
     ),
 ]

@@ -102,8 +102,7 @@ class ForwardOptions:
         check_shares(self.tensor_split)
         check_host_kernels(self.host_kernels)
         check_ram(self.ram)
-        if self.rpc is not None:
-            split_endpoints(self.rpc)  # or it raises
+        check_rpc(self.rpc, self.device, stock=self.stock)
         self._check_mode()
 
     def _check_mode(self) -> None:
@@ -112,8 +111,6 @@ class ForwardOptions:
             raise UsageError("--repack needs --stock: the split uses the weights as they lie in the file")
         if self.stock:
             return
-        if self.rpc and read_device_kind(self.device) in ("emulated", "none"):
-            raise UsageError(f"--rpc needs --device auto or its device's name, not {self.device}")
         if self.is_host_only:
             check_no_device(
                 host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.scheduler,
@@ -161,6 +158,15 @@ def check_ram_goes_with(ram: str | None, *, host_kernels: str, stock: bool) -> N
             f"--ram {ram} needs the engine's own kernels, as ggml's read experts from the mapped file: leave "
             "out --host-kernels ggml"
         )
+
+
+def check_rpc(rpc: str | None, device: str, *, stock: bool) -> None:
+    """Raise ConfigError for what names no servers, UsageError where their devices would not be used."""
+    if rpc is None:
+        return
+    split_endpoints(rpc)  # or it raises
+    if not stock and read_device_kind(device) in ("emulated", "none"):
+        raise UsageError(f"--rpc needs --device auto or its device's name, not {device}")
 
 
 def check_host_kernels(name: str) -> None:

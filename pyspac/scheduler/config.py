@@ -10,7 +10,9 @@ from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS
 from pyspac.errors import ConfigError, UsageError
 
-ESTIMATORS = ("ema", "spac", "lru", "lfu", "last", "static")
+# the estimators, with levels that suit each: 4 is the paper's K; the others want a finer order for eviction
+DEFAULT_N_LEVELS = {"ema": 16, "spac": 4, "lru": 255, "lfu": 16, "last": 16, "static": 16}
+ESTIMATORS = tuple(DEFAULT_N_LEVELS)
 
 # the ablations of MoE-SpAc 4.4, and some of ours: what is taken away, as `pyspac lab run --help` says it
 ABLATIONS = {
@@ -41,9 +43,6 @@ NO_PREDICTOR = "none"
 BY_UTILITY = ("ema", "spac", "last")
 
 DECAY = 0.95  # per step or fit: what is left of the past in measured times
-
-# levels that suit each estimator: 4 is the paper's K; the others want a finer order for eviction
-DEFAULT_N_LEVELS = {"spac": 4, "ema": 16, "lfu": 16, "static": 16, "lru": 255, "last": 16}
 
 # [gamma] of Algorithm 1 without drafts, for which MoE-SpAc has no rule: its own draft length (4.1)
 GAMMA_WITHOUT_DRAFTS = 8

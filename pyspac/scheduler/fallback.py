@@ -84,11 +84,6 @@ class Fallback:
         """How the next step runs."""
         return self._other if self._phase in ("settle", "try") else self.chosen
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether nothing is to be copied in the next step."""
-        return self.way == "frozen"
-
     def observe(
         self,
         steps: Iterable[StepRecord],

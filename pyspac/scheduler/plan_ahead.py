@@ -73,7 +73,7 @@ class AheadPlanner:
         goes = goes[self.base.within_budget(wanted[goes], decided.byte_limits, slots.under_way_bytes)]
         load = wanted[goes]
         plan = PrefetchPlan(
-            load.astype(np.uint32), self.base.bytes_of(load), int(np.count_nonzero(is_hot & ~slots.is_held)),
+            load.astype(np.uint32),
             ahead=load[is_ahead[goes]].astype(np.uint32),
             n_refused=int(np.count_nonzero(is_seen.ravel()[wanted] & ~pays)),
             n_late=int(np.count_nonzero(is_late)),

@@ -25,8 +25,6 @@ class PrefetchPlan:
     """What to copy, most useful first."""
 
     load: NDArray[np.uint32]  # [n_load] il * n_expert + ie
-    load_bytes: int
-    n_wanted: int  # hot and absent, before slots and budget cut the list
     # with a look-ahead: of `load`, those that only a prediction asks for
     ahead: NDArray[np.uint32] = field(default_factory=lambda: _NO_LOADS)
     n_refused: int = 0  # absent and predicted, but a copy would not pay
@@ -38,7 +36,7 @@ class PrefetchPlan:
         return len(self.load)
 
 
-EMPTY_PLAN = PrefetchPlan(_NO_LOADS, 0, 0)
+EMPTY_PLAN = PrefetchPlan(_NO_LOADS)
 
 
 class Prefetcher:
@@ -75,11 +73,7 @@ class Prefetcher:
         wanted = self._in_order(wanted, utility, counts)
         admitted = self._fitting_slots(wanted, is_victim, slots.n_free, utility, worth)
         load = admitted[self.within_budget(admitted, byte_limits, slots.under_way_bytes)]
-        return PrefetchPlan(load.astype(np.uint32), self.bytes_of(load), len(wanted))
-
-    def bytes_of(self, load: NDArray[np.intp]) -> int:
-        """Return what copies of these experts take."""
-        return int(self.bytes[load // self.n_expert].sum())
+        return PrefetchPlan(load.astype(np.uint32))
 
     def _in_order(
         self, wanted: NDArray[np.intp], utility: NDArray[np.uint8], counts: NDArray[np.uint32]

@@ -53,11 +53,8 @@ class SchedulerStats:
 
     n_steps: int
     n_loads_planned: int
-    planned_bytes: int
     step_p50_us: float
     step_p99_us: float
-    is_balanced: bool  # whether measured costs decided the last tau (else only slots)
-    byte_budget: int | None  # of all devices; None: one has no limit
 
 
 class StaticAllocation:
@@ -109,7 +106,6 @@ class Scheduler:
         self.activity = self.activations.drain()  # of the last step; nothing yet
         self.last_plan = EMPTY_PLAN
         self._n_loads_planned = 0
-        self._planned_bytes = 0
         self._budgets: list[int | None] = [None] * board.n_device
 
     def step(self) -> PrefetchPlan:
@@ -228,17 +224,12 @@ class Scheduler:
                 board.byte_budget[device] = NO_BUDGET if budget is None else budget
             board.want_whole[:] = self.layers.wanted_in(self.fallback.way if self.fallback else "copies")
         self._n_loads_planned += plan.n_load
-        self._planned_bytes += plan.load_bytes
 
     def stats(self) -> SchedulerStats:
         """Return the scheduler's own numbers so far."""
-        budgets = [budget for budget in self._budgets if budget is not None]
         return SchedulerStats(
             n_steps=self.times.n_steps,
             n_loads_planned=self._n_loads_planned,
-            planned_bytes=self._planned_bytes,
             step_p50_us=self.times.percentile_us(50),
             step_p99_us=self.times.percentile_us(99),
-            is_balanced=self.balancer.is_balanced,
-            byte_budget=sum(budgets) if len(budgets) == len(self._budgets) else None,
         )

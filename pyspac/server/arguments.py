@@ -32,9 +32,9 @@ HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that m
 _FOR_OTHERS: Final = (
     *KEY_VARIABLES, "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
     "LLAMA_ARG_HOST", "LLAMA_ARG_PORT",
-    "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT", "PYSPAC_FILL",
-    "PYSPAC_BASELINE", "PYSPAC_LOSSY", "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS", "PYSPAC_COPY_GB_S",
-    "PYSPAC_CPU_RANGE",
+    "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_NGRAM", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT",
+    "PYSPAC_FILL", "PYSPAC_BASELINE", "PYSPAC_LOSSY", "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS",
+    "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
 )  # fmt: skip
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")  # how the name of a split model's file ends
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads

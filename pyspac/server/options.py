@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Final, Self
 from pyspac.checks import check_int, check_range
 from pyspac.engine.ahead import check_in_engine
 from pyspac.engine.params import EngineParams
-from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.errors import ConfigError, UsageError
 from pyspac.forward.lossy import check_lossy
 from pyspac.forward.no_device import check_no_device, is_host_only
-from pyspac.forward.options import CacheSize, check_host_kernels, check_ram_goes_with
+from pyspac.forward.options import CacheSize, check_host_kernels, check_ram_goes_with, check_rpc
 from pyspac.model import spec_types
 from pyspac.model.memory_tier import check_ram
 from pyspac.model.tensor_split import FLAG as TENSOR_SPLIT
@@ -166,8 +165,7 @@ class ServeOptions:
         check_ram(self.ram)
         for speed in filter(None, self.copy_gb_s):
             check_range("copy_gb_s", speed, *LINK_GB_S)
-        if self.rpc is not None:
-            split_endpoints(self.rpc)  # or it raises
+        check_rpc(self.rpc, self.device, stock=self.stock)
         if self.cpu_range is not None:
             read_cpu_range(self.cpu_range)
         self._check_mode()
@@ -190,8 +188,6 @@ class ServeOptions:
         check_baseline(POLICY, self.attach.scheduler, stock=self.stock, ram_bytes=None)
         if self.stock:
             return
-        if self.rpc and read_device_kind(self.device) in ("emulated", "none"):
-            raise UsageError(f"--rpc needs --device auto or its device's name, not {self.device}")
         if self.is_host_only:
             check_no_device(
                 host_kernels=self.host_kernels, cache=self.cache.text, scheduler=self.attach.scheduler,

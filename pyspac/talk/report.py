@@ -182,7 +182,7 @@ def engine_rows(server: OwnServer, figures: Figures, answer: Answer) -> list[tup
     n_steps = max(1, answer.totals.n_steps)
     if server.options.is_host_only:
         return _host_rows(info, figures, n_steps)
-    return _split_rows(info, figures, n_steps)
+    return _split_rows(figures, n_steps)
 
 
 def _declined_text(figures: Figures) -> str:
@@ -232,7 +232,7 @@ def _read_ahead_text(predictor: dict[str, Any]) -> str:
     )
 
 
-def _split_rows(info: EngineInfo, figures: Figures, n_steps: int) -> list[tuple[str, str]]:
+def _split_rows(figures: Figures, n_steps: int) -> list[tuple[str, str]]:
     experts = figures.experts()
     moved = f"{experts['loaded_bytes'] / MIB:.1f} MiB"
     return [

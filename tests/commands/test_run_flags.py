@@ -22,12 +22,6 @@ SCHEMA = {
     "required": ["answer", "n"],
     "additionalProperties": False,
 }
-# a template as of models that reason: the server tells what is thought from what is said
-THINKING = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}{# <think> </think> #}"
-)
-THOUGHT = 'root ::= "<think>" "why" "</think>" "yes"'
 
 
 def run(*arguments: str | Path) -> Result:

@@ -40,7 +40,7 @@ class Machine:
         self.us, self.ways = np.zeros(n_steps), np.zeros(n_steps, bool)
         self.if_copying, self.if_frozen = np.zeros(n_steps), np.zeros(n_steps)
         for i in range(n_steps):
-            is_frozen = self.fallback.is_frozen
+            is_frozen = self.fallback.way == "frozen"
             age += ((1.0 if is_frozen else 0.0) - age) / self.n_stale
             luck = math.exp(self.noise * rng.standard_normal()) * (
                 10.0 if rng.random() < self.accidents else 1
@@ -146,13 +146,13 @@ def test_nothing_is_tried_without_copies_or_before_the_device_is_full() -> None:
             step = StepRecord(step=i, verify_us=1000.0)
             fallback.observe([step], n_forward=1, loaded_bytes=loaded_bytes, is_full=is_full)
         assert fallback.n_trials == 0
-        assert not fallback.is_frozen
+        assert fallback.way != "frozen"
         assert fallback.to_dict()["gain"] is None
 
 
 def test_the_sequences_of_a_batch_are_one_step() -> None:
     fallback, n_passes = Fallback(), 0
-    while not fallback.is_frozen:
+    while fallback.way != "frozen":
         steps = [StepRecord(server_slot=slot, n_tokens=4, verify_us=1000.0) for slot in range(4)]
         fallback.observe(steps, n_forward=1, loaded_bytes=1000, is_full=True)
         n_passes += 1
@@ -163,11 +163,11 @@ def test_what_was_found_before_is_taken_up_once_the_device_is_full() -> None:
     fallback = Fallback()
     fallback.remember("frozen", 0.07)
     for i in range(WAIT[0] + N_TRY):
-        assert not fallback.is_frozen or i >= WAIT[0]
+        assert fallback.way != "frozen" or i >= WAIT[0]
         fallback.observe(
             [StepRecord(step=i, verify_us=1e4)], n_forward=1, loaded_bytes=1000, is_full=i >= N_TRY
         )
-    assert fallback.is_frozen
+    assert fallback.way == "frozen"
     assert fallback.to_dict() == {"chosen": "frozen", "gain": 0.07, "n_trials": 0, "n_switches": 0}
 
 
@@ -284,6 +284,6 @@ def test_a_scheduler_without_copies_asks_for_none() -> None:
         scheduler.step()
     assert scheduler.fallback is not None
     assert scheduler.fallback.chosen == "frozen"
-    if scheduler.fallback.is_frozen:
+    if scheduler.fallback.way == "frozen":
         assert board.byte_budget[0] == 0
         assert board.n_load[0] == 0

@@ -86,7 +86,7 @@ def test_an_own_server_has_nothing_of_the_environment_that_is_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_CERT_FILE")
-    names += ("PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_FILL")
+    names += ("PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_NGRAM", "PYSPAC_FILL")
     own = ServeOptions(model=Path("t.gguf"), socket=Path("s.sock"))
     for options in (own, replace(own, stock=True)):
         assert all(server_env(options)[name] is None for name in names)
