@@ -18,7 +18,10 @@ def main() -> None:
     from pyspac.cli import main as run
 
     signal.signal(signal.SIGINT, before)
-    run()
+    try:
+        run()
+    except KeyboardInterrupt:  # before a command was found that tidies up
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

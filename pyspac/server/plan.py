@@ -178,23 +178,29 @@ def _passed_to(given: ServeOptions, stays: Sequence[bool]) -> tuple[str, ...]:
 
 def check_passed(folder: Path, passed: Sequence[str]) -> None:
     """Raise UsageError if llama-server refuses what is passed on to it; it only parses it here."""
-    if not passed:
-        return
-    if passed[-1].startswith("-"):  # without a value, which it may need
-        _parse(folder, ["--host", _NO_SOCKET, passed[-1]])
-    _parse(folder, [*passed, "--version"])
+    if passed and (why := _why_incomplete(folder, passed) or _refusal(folder, [*passed, "--version"])):
+        raise UsageError(f"llama-server refuses what is passed on to it: {why}{_hint(why)}")
 
 
-def _parse(folder: Path, arguments: Sequence[str]) -> None:
+def _why_incomplete(folder: Path, passed: Sequence[str]) -> str | None:
+    """Why the last flag needs a value; None: it needs none, or is one itself, such as -1."""
+    if not passed[-1].startswith("-"):
+        return None
+    why = _refusal(folder, ["--host", _NO_SOCKET, passed[-1]])
+    is_value = why is not None and _refusal(folder, ["--host", _NO_SOCKET, *passed[-2:]]) is None
+    return None if is_value else why
+
+
+def _refusal(folder: Path, arguments: Sequence[str]) -> str | None:
+    """Why llama-server takes none of them; None: it does, or its start will say why."""
     argv = [str(folder / "llama-server"), *arguments]
     try:
         done = run_to_end("llama-server", argv, timeout_s=_PARSE_TIMEOUT_S)
     except OSError:  # TimeoutError is one
-        return  # the start will say why
-    lines = [line.strip() for line in done.stderr.splitlines() if "argument" in line]
-    if done.exit_code == 1 and lines:
-        why = lines[0].removeprefix("error: ")
-        raise UsageError(f"llama-server refuses what is passed on to it: {why}{_hint(why)}")
+        return None
+    lines = [line.strip() for line in done.stderr.splitlines()]
+    errors = [line for line in lines if line.startswith("error") and "argument" in line]
+    return errors[0].removeprefix("error: ") if done.exit_code == 1 and errors else None
 
 
 def _hint(why: str) -> str:

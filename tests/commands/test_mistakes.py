@@ -255,6 +255,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         ("serve", "-m", str(TARGET), "--", "-np", "abc"),
         'llama-server refuses what is passed on to it: error while handling argument "-np"',
     ),
+    "a value that is none, behind a flag that is given twice": (
+        (*RUN, str(TARGET), "-np", "0", "--temp", "0"),
+        'passed on to it: error while handling argument "-np": error: invalid value for n_parallel',
+    ),
     "a draft as the model": (
         (*RUN, "{head}"),
         "a draft (eagle3) of another model, which cannot run by itself; give that model with -m, and this "

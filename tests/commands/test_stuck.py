@@ -73,3 +73,21 @@ command()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_ctrl_c_before_a_command_begins_shows_no_traceback() -> None:
+    """Typer reads the signatures of all commands for a tenth of a second and more."""
+    program = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import pyspac.cli
+from pyspac.__main__ import main
+
+def read_signatures():
+    signal.raise_signal(signal.SIGINT)
+
+pyspac.cli.app = read_signatures
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")

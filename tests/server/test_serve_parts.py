@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -26,6 +27,7 @@ from gguf import GGMLQuantizationType as Type
 from serving import DRAFT, HOST, TARGET, free_port, run_pyspac, wait_for
 from typer.testing import CliRunner
 
+from pyspac._native import bin_dir
 from pyspac.cli import app
 from pyspac.engine.board import BoardGeometry, LayerMode, LocalBoard, Residency
 from pyspac.engine.devices import Device, choose_device, cpu_device
@@ -556,6 +558,26 @@ def test_a_batch_of_no_tokens_is_refused(is_variable: bool, monkeypatch: pytest.
     geometry = read_geometry(read_header(TARGET))
     with pytest.raises(ConfigError, match="-b cannot be '0': give 1 or more"):
         at_once.most_at_once(options, geometry, device(8 * GIB), is_on_disk=False)
+
+
+@pytest.mark.parametrize(
+    ("passed", "refusal"),
+    [
+        (("--seed", "-1"), None),
+        (("-np", "2", "-np", "-1"), None),  # llama-server warns of a flag that is given twice
+        (("--reverse-prompt", "-end"), None),
+        (("--temp",), 'argument "--temp": expected value'),
+        (("--jinja", "--nonsense"), "invalid argument: --nonsense"),
+        (("--seed", "1", "-x"), "invalid argument: -x"),
+        (("-np", "1", "-np", "abc", "--jinja"), 'argument "-np": stoi'),
+    ],
+)
+def test_flags_of_llama_server_are_parsed_by_it(passed: tuple[str, ...], refusal: str | None) -> None:
+    if refusal is None:
+        plan.check_passed(bin_dir(), passed)
+    else:
+        with pytest.raises(UsageError, match=re.escape("refuses what is passed on to it: ") + f".*{refusal}"):
+            plan.check_passed(bin_dir(), passed)
 
 
 def test_tokens_at_once_are_counted() -> None:
