@@ -5,63 +5,89 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 import pyspac
-from pyspac.commands.attach import attach
-from pyspac.commands.bench import bench
-from pyspac.commands.chat import chat
-from pyspac.commands.demo import demo
-from pyspac.commands.doctor import doctor
-from pyspac.commands.fit import fit
 from pyspac.commands.grouped_help import MORE, GroupedCommand, GroupedCommands
-from pyspac.commands.inspect import inspect
-from pyspac.commands.lab import app as lab
 from pyspac.commands.model_word import looks_like_model
-from pyspac.commands.models import models, pull
 from pyspac.commands.passing import ServerCommand
-from pyspac.commands.profile import profile
-from pyspac.commands.quality import quality
-from pyspac.commands.run import run
-from pyspac.commands.serve import serve
 from pyspac.commands.short_options import ModelCommand
-from pyspac.commands.top import top
-from pyspac.commands.trace import trace
-from pyspac.commands.train_head import train_head
 from pyspac.errors import ConfigError
 
-app = typer.Typer(
-    name="pyspac",
-    cls=GroupedCommands,
-    help="Mixture-of-Experts models that are larger than a GPU's memory, or than all memory; without a GPU "
-    "any model. To begin: pyspac chat MODEL.gguf, or pyspac chat USER/MODEL (of Hugging Face)",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-app.command(cls=ServerCommand)(chat)
-app.command(cls=ServerCommand)(run)
-app.command(cls=ServerCommand)(serve)
-app.command(cls=GroupedCommand)(top)
-app.command(cls=GroupedCommand)(pull)
-app.command(cls=GroupedCommand)(models)
-app.command("list", cls=GroupedCommand, hidden=True)(models)
-app.command(cls=GroupedCommand)(fit)
-app.command(cls=ModelCommand)(inspect)
-app.command(cls=ServerCommand)(bench)
-app.command(cls=ModelCommand)(doctor)
-app.command(cls=GroupedCommand)(demo)
-app.command(cls=ModelCommand, rich_help_panel=MORE)(profile)
-app.command(cls=ModelCommand, rich_help_panel=MORE)(quality)
-app.command(cls=ServerCommand, rich_help_panel=MORE)(trace)
-app.add_typer(lab, rich_help_panel=MORE)
-app.command(cls=ModelCommand, rich_help_panel=MORE)(train_head)
-app.command(cls=GroupedCommand, rich_help_panel=MORE)(attach)
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, which is imported when it is wanted: most of what the others need takes half a second."""
+
+    cls: type[GroupedCommand] | None  # None: a group of commands
+    file: str = ""  # of `pyspac.commands`; "": its name
+    is_more: bool = False
+    is_hidden: bool = False
+
+    def add_to(self, app: typer.Typer, name: str) -> None:
+        panel = MORE if self.is_more else None
+        word = name.replace("-", "_")
+        module = import_module(f"pyspac.commands.{self.file or word}")
+        if self.cls is None:
+            app.add_typer(module.app, rich_help_panel=panel)
+        else:
+            function = getattr(module, self.file if self.is_hidden else word)
+            app.command(name, cls=self.cls, rich_help_panel=panel, hidden=self.is_hidden)(function)
+
+
+# in the order of --help
+COMMANDS: Final = {
+    "chat": Command(ServerCommand),
+    "run": Command(ServerCommand),
+    "serve": Command(ServerCommand),
+    "top": Command(GroupedCommand),
+    "pull": Command(GroupedCommand, file="models"),
+    "models": Command(GroupedCommand),
+    "list": Command(GroupedCommand, file="models", is_hidden=True),
+    "fit": Command(GroupedCommand),
+    "inspect": Command(ModelCommand),
+    "bench": Command(ServerCommand),
+    "doctor": Command(ModelCommand),
+    "demo": Command(GroupedCommand),
+    "profile": Command(ModelCommand, is_more=True),
+    "quality": Command(ModelCommand, is_more=True),
+    "trace": Command(ServerCommand, is_more=True),
+    "lab": Command(None, is_more=True),
+    "train-head": Command(ModelCommand, is_more=True),
+    "attach": Command(GroupedCommand, is_more=True),
+}
+
+
+def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands."""
+    app = typer.Typer(
+        name="pyspac",
+        cls=GroupedCommands,
+        help="Mixture-of-Experts models that are larger than a GPU's memory, or than all memory; without a "
+        "GPU any model. To begin: pyspac chat MODEL.gguf, or pyspac chat USER/MODEL (of Hugging Face)",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_options)
+    for name in names:
+        COMMANDS[name].add_to(app, name)
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`, with all commands (PEP 562)."""
+    if name != "app":
+        raise AttributeError(f"module 'pyspac.cli' has no attribute {name!r}")
+    return make_app()
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,7 +96,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -91,7 +116,8 @@ def main() -> None:
     if text := misplaced_model(sys.argv[1:]):
         typer.echo(f"pyspac: error: {text}", err=True)
         raise SystemExit(ConfigError.exit_code)
-    app()
+    wanted = sys.argv[1:2]
+    make_app(wanted if wanted and wanted[0] in COMMANDS else COMMANDS)()
 
 
 def misplaced_model(arguments: list[str]) -> str | None:
