@@ -314,7 +314,7 @@ void spac_engine::watch_draft(llama_context * draft) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "draft-gate needs a device, or experts on disk (ram): else no expert is ever copied; give one of them, or "
                                                        "predict without");
     }
-    draft_gate = std::make_unique<spac_draft_gate>(draft, *board, cache, layers.split(), info().n_slots, settings.params.max_batch, tier.get());
+    draft_gate = std::make_unique<spac_draft_gate>(draft, *board, cache, layers.split(), llama_model_n_layer(llama_get_model(hook.ctx)), info().n_slots, settings.params.max_batch, tier.get());
 }
 
 // ---- the hook
@@ -376,7 +376,7 @@ void spac_engine::look_ahead(const llama_token * tokens, int32_t n_tokens) {
 }
 
 ggml_tensor * spac_engine::build(const llama_moe_hook_params & p) {
-    return is_away() ? nullptr : splitter.build(p);
+    return is_away() || !p.ids ? nullptr : splitter.build(p);
 }
 
 bool spac_engine::can_reuse() const {

@@ -27,6 +27,13 @@ static void test_cutoff_by_hand() {
     CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 1);
     t.copy_us = 71;
     CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 0);
+    t.n_layer_draft = 8; // a draft twice as deep: 10 us more for each of the target's layers, and twice the time
+    t.per_layer     = 2;
+    t.n_slots       = 100;
+    t.copy_us       = 45;
+    CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 3); // 20 + 135, 40 + 90, 60 + 45
+    t.copy_us = 47;
+    CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 2); // 20 + 141 is too late
     t.copy_us = 0; // no copy was measured yet: one layer's, for a beginning
     CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 1);
     t.layer_us = 0;
@@ -129,13 +136,14 @@ static void test_drafting(llama_model * target, llama_model * draft, double copy
     llama_free(ctx);
 }
 
+// of another width
 static void test_refusals(llama_model * target, llama_model * dense) {
     llama_context *    ctx = make_context(target), *ctx_dft = make_context(dense);
     spac_engine_params params = spac_engine_default_params();
     params.device             = "cpu";
     spac_engine * engine      = nullptr;
     CHECK(spac_engine_attach(ctx, &params, &engine) == SPAC_STATUS_SUCCESS);
-    CHECK(spac_engine_watch_draft(engine, ctx_dft) == SPAC_STATUS_INVALID_ARGUMENT && strstr(spac_last_error(), "this one is dense"));
+    CHECK(spac_engine_watch_draft(engine, ctx_dft) == SPAC_STATUS_INVALID_ARGUMENT && strstr(spac_last_error(), "layer 0 160 values can be read, where the target's layer 0 has 256"));
     CHECK(spac_engine_watch_draft(engine, ctx) == SPAC_STATUS_INVALID_ARGUMENT); // the target's own
     CHECK(spac_engine_watch_draft(engine, nullptr) == SPAC_STATUS_INVALID_ARGUMENT);
     decode(ctx_dft, { 11, 12 });

@@ -27,11 +27,13 @@ from pyspac.commands.server_options import own_options
 from pyspac.engine.attached import TRACE
 from pyspac.errors import PyspacError, UsageError
 from pyspac.lab.raw_trace import cut_off, read_passes
-from pyspac.lab.recorder import check_draft_gate, ends_with, read_target, without_undecided
+from pyspac.lab.recorder import ends_with, read_target, without_undecided
 from pyspac.lab.trace import TokenStatus, Trace
 from pyspac.lab.trace_builder import build_trace, trace_geometry
 from pyspac.lab.trace_file import write_trace
-from pyspac.model.spec_types import DRAFT, NONE, parse_spec_type, reads_like_target
+from pyspac.model.draft_files import gate_layers
+from pyspac.model.gguf_header import read_header
+from pyspac.model.spec_types import NONE, parse_spec_type
 from pyspac.server import log
 from pyspac.server.options import ServeOptions, names_draft
 from pyspac.speculation.manager import FIXED
@@ -56,8 +58,8 @@ DraftGate = Annotated[
     bool,
     typer.Option(
         "--draft-gate",
-        help="Record the target's routers on the draft model's router inputs; the draft must be a "
-        "MoE of the same width.",
+        help="Record the target's routers on the draft model's hidden states; the draft must be as wide as "
+        "the target.",
     ),
 ]
 NoDisplay = Annotated[bool, typer.Option("--no-display", help="Do not show the text.")]
@@ -69,14 +71,14 @@ class Wanted:
 
     logits: bool
     early: bool
-    draft_gate: bool
+    gates: Sequence[int] | None  # as read_target() has them
     n_predict: int
     shows_text: bool
     is_verbose: bool
 
     def variables(self, raw: IO[bytes]) -> dict[str, str]:
         """What makes the engine record, into a file that has no name."""
-        named = {"logits": self.logits, "inputs": self.early, "draft-inputs": self.draft_gate}
+        named = {"logits": self.logits, "inputs": self.early, "draft-inputs": self.gates is not None}
         adds = ",".join(name for name, is_wanted in named.items() if is_wanted)
         return {TRACE: f"/proc/{os.getpid()}/fd/{raw.fileno()}", ADD: adds}
 
@@ -113,11 +115,10 @@ def trace(
     check_target("--output", output)
     file_of_model, _ = find_files(model, hf_repo, passed=command.args)
     options = _options(command.params | {"model": file_of_model, "hf_repo": None}, command.args)
-    wanted = Wanted(logits, early, draft_gate, n_predict, not no_display, verbose)
     text = read_prompt(prompt, file)
     trace_geometry(file_of_model)  # a dense model is refused before it is loaded
-    if draft_gate:
-        _check_gate(options)
+    gates = _gates(options) if draft_gate else None
+    wanted = Wanted(logits, early, gates, n_predict, not no_display, verbose)
     log.set_up("trace", as_json=False, is_quiet=not verbose)
     with Interrupt.watch() as interrupt, _raw_file(output.parent) as raw:
         options = replace(options, trace=wanted.variables(raw))
@@ -137,14 +138,13 @@ def _options(given: dict[str, Any], passed: Sequence[str]) -> ServeOptions:
     return own_options(given | more, (*_GREEDY, *passed))
 
 
-def _check_gate(options: ServeOptions) -> None:
+def _gates(options: ServeOptions) -> Sequence[int]:
     """Raises UsageError where --draft-gate has nothing to record."""
     assert options.model is not None
-    check_draft_gate(options.model, options.draft)
-    if not reads_like_target(options.wanted_spec_type):
-        raise UsageError(
-            f"--draft-gate records what the draft model of --spec-type {DRAFT} sees: choose that one"
-        )
+    if options.draft is None:
+        raise UsageError("--draft-gate records what a draft model's layers compute: name one with -md")
+    headers = (read_header(path) for path in (options.model, options.draft))
+    return gate_layers("--draft-gate", *headers, options.wanted_spec_type)
 
 
 def _raw_file(folder: Path) -> IO[bytes]:
@@ -173,7 +173,7 @@ def record(options: ServeOptions, prompt: str, wanted: Wanted, raw: IO[bytes], i
     is_whole = answer.stop_reason != "interrupted"
     passes = read_target(
         read_passes(raw, since, is_whole=is_whole),
-        wants_logits=wanted.logits, wants_early=wanted.early, wants_gate=wanted.draft_gate,
+        wants_logits=wanted.logits, wants_early=wanted.early, gates=wanted.gates,
     )  # fmt: skip
     if not is_whole:
         passes = without_undecided(passes, n_prompt)

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from pyspac.errors import UsageError
 from pyspac.lab.raw_trace import Array, RawPass
 from pyspac.lab.trace import EARLY_MAX, TraceError
 from pyspac.lab.trace_builder import Pass, RoutedLayer
-from pyspac.model.geometry import read_geometry
-from pyspac.model.gguf_header import read_header
 
 TARGET: Final = 0  # the context that a program makes first
 _N_KEPT: Final = 64  # tokens of the widest pass whose router inputs are kept: drafts, and no prompts
@@ -26,7 +22,7 @@ _N_KEPT: Final = 64  # tokens of the widest pass whose router inputs are kept: d
 
 @dataclass(slots=True)
 class DraftInputs:
-    """What the draft model's routers were given for the tokens in its context."""
+    """What the draft model's routers, or dense FFNs, were given for the tokens in its context."""
 
     kept: dict[int, tuple[int, dict[int, Array]]] = field(default_factory=dict)  # position: token, by layer
 
@@ -43,7 +39,7 @@ class DraftInputs:
             self.kept[int(at)] = (int(token), rows)
 
     def of(self, one: RawPass) -> list[dict[int, Array]]:
-        """Each token's router inputs [n_embd] by layer; a token that was not computed has none."""
+        """Each token's inputs [n_embd] by layer; a token that was not computed has none."""
         pairs = zip(one.positions.tolist(), one.tokens.tolist(), strict=True)
         found = [(*self.kept.get(at, (token, {})), token) for at, token in pairs]
         return [rows if was == token else {} for was, rows, token in found]
@@ -54,9 +50,12 @@ def read_target(
     *,
     wants_logits: bool = False,
     wants_early: bool = False,
-    wants_gate: bool = False,
+    gates: Sequence[int] | None = None,
 ) -> list[Pass]:
-    """The target's passes; how many tokens were kept is known of all but the last, which keeps all."""
+    """The target's passes; how many tokens were kept is known of all but the last, which keeps all.
+
+    `gates`: the draft model's layer that tells of each of the target's; None: none is recorded.
+    """
     draft, found = DraftInputs(), list[Pass]()
     for one in passes:
         if one.context != TARGET:
@@ -65,8 +64,8 @@ def read_target(
         if not len(one.tokens):
             continue
         layers = _layers(one, wants_logits=wants_logits, wants_early=wants_early)
-        if wants_gate:
-            _gate(one, layers, draft.of(one))
+        if gates is not None:
+            _gate(one, layers, draft.of(one), gates)
         position, n = int(one.positions[0]), len(one.tokens)
         if found:
             last = found[-1]
@@ -130,28 +129,13 @@ def _early_logits(one: RawPass, il: int, router: Array, n: int) -> Array:
     return early
 
 
-def _gate(one: RawPass, layers: dict[int, RoutedLayer], inputs: list[dict[int, Array]]) -> None:
-    """Ask each layer's router with the input that the draft model's had for the same token."""
+def _gate(
+    one: RawPass, layers: dict[int, RoutedLayer], inputs: list[dict[int, Array]], gates: Sequence[int]
+) -> None:
+    """Ask each layer's router with what the draft model's router or FFN got for the same token."""
     for il, layer in layers.items():
         router, n = _router(one.constants.get("router", {}), il), len(layer.experts)
         layer.draft = np.full((n, len(router)), np.nan, np.float32)
         for row, of_token in zip(layer.draft, inputs[len(inputs) - n :], strict=True):
-            if il in of_token:
-                row[:] = router @ of_token[il] + np.ravel(_bias(one, il))
-
-
-def check_draft_gate(model: Path, draft: Path | None) -> None:
-    """Raise UsageError unless the draft model's router inputs fit the routers of the target."""
-    if draft is None:
-        raise UsageError("--draft-gate records what a draft model's routers see: name one with -md")
-    target, drafter = (read_geometry(read_header(path)) for path in (model, draft))
-    if not drafter.is_moe:
-        raise UsageError(
-            f"--draft-gate needs a draft model with experts, and {draft} is dense: its layers have no router "
-            "whose input could be taken; give one such as the target itself in fewer bits"
-        )
-    if drafter.n_embd != target.n_embd:
-        raise UsageError(
-            f"--draft-gate needs a draft model as wide as the target: {draft} has a width of "
-            f"{drafter.n_embd}, {model} of {target.n_embd}; give one such as the target itself in fewer bits"
-        )
+            if gates[il] in of_token:
+                row[:] = router @ of_token[gates[il]] + np.ravel(_bias(one, il))

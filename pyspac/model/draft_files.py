@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspac.errors import ModelError
+from pyspac.errors import ModelError, UsageError
 from pyspac.model.checks import check_same_vocab
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.spec_types import (
+    DRAFT,
     DRAFT_EAGLE3,
     DRAFT_MTP,
     NGRAM,
@@ -101,6 +102,29 @@ def check_drafter(spec_type: str, target: GgufHeader, draft: GgufHeader | None) 
             f"{DRAFT_MTP} needs; use a file that has one, or --spec-type {NGRAM}; an adapter with mask "
             "tokens needs no head, only --mtp"
         )
+
+
+def gate_layers(option: str, target: GgufHeader, draft: GgufHeader, spec_type: str) -> list[int]:
+    """Which layer of the draft model tells of each layer of the target's, as draft-gate.cpp has it.
+
+    Raises UsageError, with `option`, where the draft model's hidden states do not fit the target's routers.
+    """
+    if not reads_like_target(spec_type):
+        raise UsageError(f"{option} reads a draft model of --spec-type {DRAFT}: choose that one")
+    widths = [int(header.get("embedding_length", 0)) for header in (draft, target)]
+    if widths[0] != widths[1]:
+        raise UsageError(
+            f"{option} needs a draft model as wide as the target: {draft.path} has a width of {widths[0]}, "
+            f"{target.path} of {widths[1]}; give another draft model with -md, such as the target in fewer "
+            f"bits, or leave {option} out"
+        )
+    n_draft, n = (_n_layer(header) for header in (draft, target))
+    return [il * n_draft // n for il in range(n)]
+
+
+def _n_layer(header: GgufHeader) -> int:
+    """Without heads that predict further tokens."""
+    return int(header.get("block_count", 0)) - int(header.get("nextn_predict_layers", 0))
 
 
 def _check_is_of(target: GgufHeader, head: GgufHeader, names: list[str]) -> None:

@@ -24,9 +24,8 @@ from pyspac.forward.options import CacheSize, ForwardOptions
 from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import N_UBATCH, Needs, estimate_needs
-from pyspac.model.draft_files import check_drafter
+from pyspac.model.draft_files import check_drafter, gate_layers
 from pyspac.model.geometry import read_geometry
-from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.memory_tier import choose_ram
 from pyspac.model.spec_types import DRAFT_MTP, names_of
 from pyspac.model.tensor_split import check_reach
@@ -213,22 +212,13 @@ def _hint(why: str) -> str:
     return "; --help-all lists pyspac's own flags, build/*/bin/llama-server --help the others"
 
 
-def _check_draft_gate(draft: GgufHeader) -> None:
-    """Whether its width fits the target's the engine finds out when both are loaded."""
-    if not read_geometry(draft).is_moe:
-        raise UsageError(
-            f"--predict {DRAFT_GATE} needs a draft model with experts, and {draft.path} has none: give "
-            "another one with -md, or leave the predictor out"
-        )
-
-
 def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     header = _check(options, files, device).header
     draft = check_model_file(files.draft) if files.draft else None
     if draft is not None or not options.has_draft:  # else llama-server fetches what is not known here
         check_drafter(options.wanted_spec_type, header, draft)
     if draft is not None and DRAFT_GATE in options.attach.scheduler.predict:
-        _check_draft_gate(draft)
+        gate_layers(f"--predict {DRAFT_GATE}", header, draft, options.wanted_spec_type)
     geometry = read_geometry(header)
     n_bytes = geometry.model_bytes
     check_n_ctx(options, geometry)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dense_drafts import write_dense_draft
 from typer.testing import CliRunner
 
 from pyspac._native import lib_dir
@@ -58,11 +59,24 @@ def test_draft_gate_moves_no_text(low_bit: Path):
     assert ahead["n_inputs"] > 0
 
 
+@pytest.mark.parametrize("n_layer", [6, 3, 9])
+def test_a_dense_draft_of_the_target_s_width_has_a_gate(tmp_path: Path, n_layer: int):
+    """As deep as the target, half as deep, deeper; its FFNs are the means of the target's experts."""
+    drafts = ("-md", write_dense_draft(tmp_path / "dense.gguf", n_layer), "--draft-max", 4)
+    plain, _nothing = run(*drafts)
+    tokens, (gate,) = run(*drafts, "--predict", "draft-gate")
+    assert tokens == plain
+    assert gate["recall"] > 0.5  # by chance 4 of 32, of an average 0.3
+    assert gate["precision"] > 0.5
+    assert gate["n_inputs"] % 6 == 0  # each layer of the target is told of
+    assert 0 <= gate["cutoff_layer"] <= 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-md", DENSE, "--predict", "draft-gate"), "needs a draft model with experts"),
-        (("--predict", "draft-gate"), "needs a MoE draft model"),
+        (("-md", DENSE, "--predict", "draft-gate"), "demo-draft.gguf has a width of 160"),
+        (("--predict", "draft-gate"), "needs a draft model as wide as the target"),
         (("--predict", "next-layer,next-layer-2"), "two distances"),
     ],
 )

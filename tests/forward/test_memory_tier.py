@@ -429,7 +429,7 @@ def test_too_little() -> None:
         (["--ram", "25%", "--device", "emulated", "--host-kernels", "ggml"], "engine's own kernels"),
         (["--ram", "1"], "at least"),
         (["--predict", "token"], "--predict token needs a device, or experts on disk"),
-        (["--predict", "draft-gate"], "--predict draft-gate needs a MoE draft model"),
+        (["--predict", "draft-gate"], "--predict draft-gate needs a draft model as wide"),
         (["--predict", "next-layer"], "--predict next-layer needs a device, or experts on disk"),
     ],
 )

@@ -22,6 +22,7 @@ import gguf_models
 import numpy as np
 import pytest
 from conftest import ROOT
+from dense_drafts import write_dense_draft
 from recording import Recording
 
 from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS
@@ -37,6 +38,9 @@ from pyspac.lab.simulator import Run
 from pyspac.lab.trace import Trace
 from pyspac.lab.trace_builder import Pass, build_trace, trace_geometry
 from pyspac.lab.workload import make_workload
+from pyspac.model.draft_files import gate_layers
+from pyspac.model.gguf_header import read_header
+from pyspac.model.spec_types import DRAFT
 
 TARGET = ROOT / "pyspac/models/demo-moe.gguf"
 N_PROMPT, N_STEPS, WIDTH_MAX = 24, 16, 4
@@ -107,7 +111,8 @@ def record(steps: Steps, target: Path, draft: Path | None, raw: Path) -> tuple[T
         decoding.prompt(steps[0])
         for i, step in enumerate(steps[1:], 1):
             decoding.step(list(chain(*steps[:i])), step)
-    passes = read_target(recording.passes(), wants_early=draft is None, wants_gate=draft is not None)
+    gates = None if draft is None else gate_layers("", read_header(target), read_header(draft), DRAFT)
+    passes = read_target(recording.passes(), wants_early=draft is None, gates=gates)
     trace = build_trace(trace_geometry(target), passes, N_PROMPT)
     if draft is None:
         return trace, replace(trace, early_logits=in_32_bits(trace.early_logits, passes, "early"))
@@ -240,6 +245,12 @@ def test_next_layer_says_the_same_in_lab_and_engine(tmp_path: Path, name: str, w
 @pytest.mark.parametrize("width", [2, WIDTH_MAX])
 def test_draft_gate_says_the_same_in_lab_and_engine(tmp_path: Path, low_bit: Path, width: int) -> None:
     assert_alike(tmp_path / "raw", make_steps(width), DRAFT_GATE, TARGET, low_bit)
+
+
+@pytest.mark.parametrize("n_layer", [6, 4])
+def test_a_dense_draft_says_the_same_in_lab_and_engine(tmp_path: Path, n_layer: int) -> None:
+    draft = write_dense_draft(tmp_path / "dense.gguf", n_layer)
+    assert_alike(tmp_path / "raw", make_steps(WIDTH_MAX), DRAFT_GATE, TARGET, draft)
 
 
 @pytest.mark.parametrize("name", ["next-layer", DRAFT_GATE])

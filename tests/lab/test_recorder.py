@@ -104,7 +104,7 @@ def test_a_prompt_in_pieces_is_the_same_prompt(tmp_path: Path) -> None:
     with Model(ModelParams(path=TARGET)) as model, Context(model, params) as context:
         assert recording.watch(context)
         context.decode(STEPS[0], 1)
-    passes = read_target(recording.passes(), wants_early=True, wants_gate=True)
+    passes = read_target(recording.passes(), wants_early=True, gates=range(6))
     assert [one.n_token for one in passes] == [4, 3]
     trace = build_trace(trace_geometry(TARGET), passes, len(STEPS[0]))
     assert trace.token_id is not None
@@ -146,6 +146,23 @@ def test_a_draft_model_s_inputs_come_alone(tmp_path: Path) -> None:
         of_draft = [set(one.nodes) for one in recording.passes() if one.context == 1]
         assert of_draft == ([kinds] * 2 if kinds else [])
         assert recording.passes()[-1].context == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen2moe", "deepseek", "llama4"])
+def test_a_draft_s_layers_have_one_input_each(tmp_path: Path, name: str) -> None:
+    """Of the router where there is one, whatever shared experts stand beside it; of the FFN else."""
+    path = gguf_models.write_model(tmp_path / "model.gguf", name)
+    recording = Recording(tmp_path / "raw", "inputs", "draft-inputs")
+    with Model(ModelParams(path=path)) as model, Context(model, CONTEXT) as one, Context(model, CONTEXT) as two:
+        for context in (one, two):
+            assert recording.watch(context)
+            decode(context)
+    of_target, of_draft = ([p for p in recording.passes() if p.context == i] for i in (0, 1))
+    for target, draft in zip(of_target, of_draft, strict=True):
+        inputs = draft.nodes["input"]
+        assert sorted(inputs) == list(range(gguf_models.ARCHITECTURES[name].shape.n_layer))
+        for il, rows in target.nodes["input"].items():
+            assert np.array_equal(rows, inputs[il])
 
 
 # ---- off

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pyspac.errors import ModelError
-from pyspac.model.draft_files import check_drafter
+from pyspac.errors import ModelError, UsageError
+from pyspac.model.draft_files import check_drafter, gate_layers
 from pyspac.model.gguf_header import GgufHeader, read_header
 
 TARGET = Path(__file__).parents[2] / "pyspac" / "models" / "demo-moe.gguf"
@@ -39,3 +39,31 @@ def test_heads_of_other_models(spec_type: str, draft: GgufHeader, why: str) -> N
 def test_heads_of_this_model(n_tokens: int) -> None:
     """Without a vocabulary of their own, or with the model's and what fills it up."""
     check_drafter("draft-eagle3", read_header(TARGET), head("eagle3", n_tokens))
+
+
+def model(n_layer: int, n_embd: int = 256, n_heads: int = 0) -> GgufHeader:
+    sizes = {"block_count": n_layer + n_heads, "nextn_predict_layers": n_heads, "embedding_length": n_embd}
+    return GgufHeader(Path("model.gguf"), {"general.architecture": "a"} | {f"a.{k}": v for k, v in sizes.items()}, ())
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "n_draft", "wanted"),
+    [
+        (4, 4, [0, 1, 2, 3]),
+        (4, 2, [0, 0, 1, 1]),
+        (4, 1, [0, 0, 0, 0]),
+        (5, 3, [0, 0, 1, 1, 2]),
+        (3, 6, [0, 2, 4]),
+    ],
+)
+def test_a_layer_is_told_of_by_the_draft_s_at_the_same_depth(
+    n_layer: int, n_draft: int, wanted: list[int]
+) -> None:
+    assert gate_layers("--draft-gate", model(n_layer), model(n_draft, n_heads=1), "draft") == wanted
+
+
+def test_a_gate_of_a_draft_that_does_not_fit() -> None:
+    with pytest.raises(UsageError, match=r"model.gguf has a width of 128, model.gguf of 256; .* --draft-gate out"):
+        gate_layers("--draft-gate", model(4), model(4, 128), "draft")
+    with pytest.raises(UsageError, match="reads a draft model of --spec-type draft"):
+        gate_layers("--draft-gate", model(4), model(1), "draft-eagle3")

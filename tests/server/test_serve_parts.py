@@ -116,7 +116,7 @@ def test_predictors_of_the_engine_reach_it_by_the_environment() -> None:
     options = ServeOptions(model=model, draft=model, device="cpu", attach=attach)
     assert server_env(options)["PYSPAC_PREDICT"] == "next-layer-2,draft-gate"
     assert "PYSPAC_PREDICT" not in server_env(ServeOptions(model=model))
-    with pytest.raises(UsageError, match="needs a MoE draft model"):
+    with pytest.raises(UsageError, match="needs a draft model as wide as the target"):
         ServeOptions(model=model, device="cpu", attach=attach)
     in_engine = AttachOptions(scheduler=SchedulerConfig(predict=("next-layer-2", "draft-gate")))
     on_disk = ServeOptions(model=model, draft=model, device="none", ram="8G", attach=in_engine)
@@ -384,14 +384,14 @@ def test_batches_too_wide_are_refused_before_anything_starts(max_batch: int) -> 
         plan_launch(options, lambda: False)
 
 
-def test_draft_gate_needs_a_draft_model_with_experts() -> None:
+def test_draft_gate_needs_a_draft_model_of_the_target_s_width() -> None:
     options = ServeOptions(
         model=TARGET,
         draft=DRAFT,
         device="cpu",
         attach=AttachOptions(scheduler=SchedulerConfig(predict=("draft-gate",))),
     )
-    with pytest.raises(UsageError, match=r"needs a draft model with experts, and .*demo-draft.gguf has none"):
+    with pytest.raises(UsageError, match=r"as wide as the target: .*demo-draft.gguf has a width of 160"):
         plan_launch(options, lambda: False)
 
 

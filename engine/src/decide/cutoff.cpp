@@ -7,7 +7,7 @@ static bool ends_in_time(const std::vector<double> & n_copies, int n_layers, con
     double       n_left = 0;
     for (int l = n_layers; l > 0; l--) {
         n_left += n_copies[l - 1];
-        if (l * t.layer_us + n_left * t.copy_us > end_us) {
+        if (l * t.per_layer * t.layer_us + n_left * t.copy_us > end_us) {
             return false;
         }
     }

@@ -3,6 +3,7 @@
 #include "base/average.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "layers/reader-node.h"
 
 #include <algorithm>
 #include <limits>
@@ -11,7 +12,7 @@
 static constexpr double WEIGHT = 0.2; // of the latest drafting in averages
 
 spac_draft_gate::spac_draft_gate(llama_context * draft, spac_board & board, const spac_device_caches & cache, const std::vector<const spac_moe_layer *> & layers,
-                                 int n_slots, int max_batch, spac_memory_tier * tier) :
+                                 int n_layer, int n_slots, int max_batch, spac_memory_tier * tier) :
     hook(draft), cache(cache), tier(tier), stats(board.ahead()[SPAC_AHEAD_DRAFT_GATE]), routers(layers), max_batch(max_batch), n_copies(routers.layers().size(), 0),
     n_absent(routers.layers().size()) {
     llama_moe_hook h = {};
@@ -21,13 +22,16 @@ spac_draft_gate::spac_draft_gate(llama_context * draft, spac_board & board, cons
         return nullptr;
     };
     hook.set(h); // which shows all layers
-    check();
-    for (const auto & [il, width] : widths) {
-        const size_t index = nodes.size();
-        nodes[il]          = { this, index };
+    const int n_layer_draft = llama_model_n_layer(llama_get_model(draft));
+    for (size_t i = 0; i < routers.layers().size(); i++) {
+        const int il = routers.layers()[i]->il * n_layer_draft / n_layer;
+        check_reads(il, *routers.layers()[i]);
+        nodes[il].gate = this;
+        nodes[il].indices.push_back(i);
     }
-    times.n_layer_draft = (double) llama_model_n_layer(llama_get_model(draft));
+    times.n_layer_draft = n_layer_draft;
     times.n_slots       = n_slots;
+    times.per_layer     = (double) n_layer_draft / n_layer;
     hook.set(make_hook());
 }
 
@@ -47,74 +51,76 @@ llama_moe_hook spac_draft_gate::make_hook() {
     return h;
 }
 
+// a MoE layer's router, if it has one beside a dense FFN or shared experts
 void spac_draft_gate::note_layer(const llama_moe_hook_params & p) {
-    const spac_router router = spac_find_router(p.ids, p.down ? p.down->ne[2] : 0);
-    widths[p.il]             = router.weight ? router.input->ne[0] : 0;
+    if (p.ids) {
+        const spac_router router = spac_find_router(p.ids, p.down ? p.down->ne[2] : 0);
+        sources[p.il]            = { router.weight ? router.input->ne[0] : 0, false };
+    } else {
+        sources.insert({ p.il, { p.cur->ne[0], true } });
+    }
 }
 
-void spac_draft_gate::check() const {
-    const std::string mend = "; predict without draft-gate, or draft with the target itself in fewer bits";
-    if (widths.empty()) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "draft-gate needs a draft model with MoE layers like the target's: this one is dense" + mend);
-    }
-    if (widths.size() != routers.layers().size()) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("draft-gate needs as many MoE layers in the draft model as in the target: it has %zu, the target %zu%s",
-                                                                   widths.size(), routers.layers().size(), mend.c_str()));
-    }
-    size_t index = 0;
-    for (const auto & [il, width] : widths) {
-        const int64_t wanted = routers.n_embd(routers.layers()[index++]->il);
-        if (width != wanted) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("draft-gate needs router inputs of one width: in layer %d the draft model's have %lld values, "
-                                                                       "the target's %lld%s",
-                                                                       il, (long long) width, (long long) wanted, mend.c_str()));
-        }
+void spac_draft_gate::check_reads(int il, const spac_moe_layer & layer) const {
+    const auto    it     = sources.find(il);
+    const int64_t wanted = routers.n_embd(layer.il), width = it == sources.end() ? 0 : it->second.width;
+    if (width != wanted) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("draft-gate needs a draft model as wide as the target: in its layer %d %lld values can be read, where the "
+                                                                   "target's layer %d has %lld; predict without draft-gate, or draft with another model",
+                                                                   il, (long long) width, layer.il, (long long) wanted));
     }
 }
 
 // ---- on the thread of the draft's graphs
 
-// src: router input; dst: one number, unused
+// src: input of a router or FFN; dst: one number, unused
 void spac_draft_gate::run_node(ggml_tensor * dst, int ith, int, void * user_data) {
-    if (ith == 0) {
+    if (ith == 0 && dst->src[0]->ne[1] > 0) { // a last layer may run for no token
         const node & n = *(node *) user_data;
-        n.gate->see(n.index, dst->src[0]);
+        n.gate->see(n, dst->src[0]);
     }
 }
 
 // a wide batch is a prompt
 void spac_draft_gate::add_node(const llama_moe_hook_params & p) {
     const auto it = nodes.find(p.il);
-    if (it != nodes.end() && p.cur->ne[1] <= max_batch) {
+    if (it == nodes.end() || p.cur->ne[1] > max_batch || sources.at(p.il).is_dense != !p.ids) {
+        return;
+    }
+    if (p.ids) {
         spac_add_router_node(p, p.backend_cpu, "spac_draft_gate", run_node, &it->second);
+    } else {
+        spac_add_reader_node(p, p.backend_cpu, "spac_draft_gate", p.cur, run_node, &it->second);
     }
 }
 
 // only the last token: those before it were verified already, and the draft model is catching up
-void spac_draft_gate::see(size_t index, const ggml_tensor * input) {
+void spac_draft_gate::see(const node & n, const ggml_tensor * input) {
     const uint64_t target_forward = cache.forward_of(routers.layers()[0]->il);
     if (target_forward != forward) {
         begin_drafting(target_forward);
     }
-    note_time(index);
-    const auto j = std::make_shared<job>();
-    j->index     = index;
-    j->forward   = forward;
-    j->may_copy  = index < cutoff;
-    j->input     = spac_router_rows(input, input->ne[1] - 1, 1);
-    thread.submit([this, j] { work_off(*j); });
+    note_time(n);
+    for (size_t index : n.indices) {
+        const auto j = std::make_shared<job>();
+        j->index     = index;
+        j->forward   = forward;
+        j->may_copy  = index < cutoff;
+        j->input     = spac_router_rows(input, input->ne[1] - 1, 1);
+        thread.submit([this, j] { work_off(*j); });
+    }
 }
 
-void spac_draft_gate::note_time(size_t index) {
+void spac_draft_gate::note_time(const node & n) {
     const uint64_t now = spac_now_us();
-    if (index == 0) {
+    if (&n == &nodes.begin()->second) {
         if (nodes.size() == 1 && n_forwards > 0) { // from one token to the next: all that a forward does, as nothing less is seen
             spac_blend(times.layer_us, (double) (now - begin_us) / times.n_layer_draft, WEIGHT);
         }
         n_forwards++;
         begin_us = now;
-    } else if (index + 1 == nodes.size()) {
-        // of all layers between the first MoE layer and the last
+    } else if (&n == &std::prev(nodes.end())->second) {
+        // of all layers between the first that is read and the last
         spac_blend(times.layer_us, (double) (now - begin_us) / (std::prev(nodes.end())->first - nodes.begin()->first), WEIGHT);
     }
 }

@@ -36,6 +36,9 @@ spac_layers::spac_layers(spac_context_hook & hook) :
 }
 
 void spac_layers::see(const llama_moe_hook_params & p) {
+    if (!p.ids) { // a dense FFN
+        return;
+    }
     if (devices.empty()) {
         for (int i = 0; i < ggml_backend_sched_get_n_backends(p.sched); i++) {
             devices.push_back(ggml_backend_get_device(ggml_backend_sched_get_backend(p.sched, i)));

@@ -46,9 +46,8 @@ llama_moe_hook spac_routing_trace::make_hook() {
     llama_moe_hook h = {};
     h.user_data      = this;
     h.free           = [](void * trace) { delete (spac_routing_trace *) trace; };
-    // each graph that is built has had its callback taken away
-    h.build = [](void * trace, const llama_moe_hook_params * p) -> ggml_tensor * {
-        ggml_backend_sched_set_eval_callback(p->sched, on_node, trace);
+    h.build          = [](void * trace, const llama_moe_hook_params * p) -> ggml_tensor * {
+        ((spac_routing_trace *) trace)->see_layer(*p);
         return nullptr;
     };
     h.n_threads = [](void * trace, ggml_cgraph * graph, const llama_ubatch * ubatch) { return ((spac_routing_trace *) trace)->begin(graph, ubatch); };
@@ -61,6 +60,20 @@ llama_moe_hook spac_routing_trace::make_hook() {
         h.record_step = [](void * trace, const llama_moe_hook_step * step) { ((spac_routing_trace *) trace)->masks->end_step(step->server_slot, step->n_accepted); };
     }
     return h;
+}
+
+// a draft's layer has one input: its router's, if it has a router
+void spac_routing_trace::see_layer(const llama_moe_hook_params & p) {
+    ggml_backend_sched_set_eval_callback(p.sched, on_node, this); // each graph that is built has had it taken away
+    if (p.ids) {
+        routed.insert(p.il);
+    }
+    for (auto it = dense_inputs.begin(); it != dense_inputs.end();) {
+        it = it->second >= p.il ? dense_inputs.erase(it) : std::next(it); // of the last graph: layers are seen from first to last
+    }
+    if (records_inputs && context > 0 && routed.count(p.il) == 0) {
+        dense_inputs[p.cur] = p.il;
+    }
 }
 
 int32_t spac_routing_trace::begin(ggml_cgraph * graph, const llama_ubatch * ubatch) {
@@ -92,6 +105,12 @@ bool spac_routing_trace::is_wanted(const ggml_tensor * node, std::string & what,
     static const std::string LOGITS[]  = { "logits", "logits_biased", "probs" };
     const char * const       dash      = strrchr(node->name, '-');
     char *                   end       = nullptr;
+    const auto               dense     = dense_inputs.find(node);
+    if (dense != dense_inputs.end()) {
+        what = "input";
+        il   = dense->second;
+        return true;
+    }
     if (!dash || strncmp(node->name, PREFIX.c_str(), PREFIX.size()) != 0) {
         return false;
     }

@@ -8,6 +8,7 @@
 #include "ggml-backend.h"
 #include "llama-moe-hook.h"
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -18,7 +19,7 @@
 struct spac_trace_wants {
     bool logits       = false; // the router's scores of all experts
     bool inputs       = false; // what the routers get, and the routers
-    bool draft_inputs = false; // of all contexts but the first: only what their routers get; of the first: the routers
+    bool draft_inputs = false; // of all contexts but the first: only what their routers get, or their dense FFNs; of the first: the routers
 
     // of text such as "logits,inputs"; throws SPAC_STATUS_INVALID_ARGUMENT
     static spac_trace_wants read(const std::string & text);
@@ -33,6 +34,7 @@ struct spac_routing_trace {
     spac_routing_trace(std::shared_ptr<spac_trace_file> file, const spac_trace_wants & wants, std::unique_ptr<spac_mask_drafter> masks);
 
     llama_moe_hook make_hook();
+    void           see_layer(const llama_moe_hook_params & p);
     int32_t        begin(ggml_cgraph * graph, const llama_ubatch * ubatch);
     bool           is_wanted(const ggml_tensor * node, std::string & what, int32_t & il) const;
     void           note(const ggml_tensor * node, const std::string & what, int32_t il);
@@ -46,6 +48,8 @@ struct spac_routing_trace {
     const bool                                records_choices, records_logits, records_inputs, records_routers;
     const std::unique_ptr<spac_mask_drafter>  masks;
     std::set<std::pair<std::string, int32_t>> written;        // of write_once()
+    std::set<int32_t>                         routed;         // MoE layers
+    std::map<const ggml_tensor *, int32_t>    dense_inputs;   // of the graph built last: its layer
     const ggml_tensor *                       last = nullptr; // node of the graph in progress
     std::vector<int32_t>                      forward;        // of the graph in progress, until its first node was written
     std::vector<uint8_t>                      bytes;
