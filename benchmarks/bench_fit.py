@@ -10,27 +10,24 @@
 quarter of its experts (--ram: so much of them) there; both in turns, medians of the rounds. The disk, whose
 speed may change, is measured before and after. A few layers stand for all of them: what is predicted is that
 file. `found`: with the share of experts found in memory that the run had, which random weights decide, not
-with that of recorded texts. `waited`: how much of their time the model's threads had no processor, as other
-programs ran; on a quiet machine hardly any. Exit code 1 if a median is off by more than WANTED.
+with that of recorded texts. `had a core`: of the time in which the model's threads wanted a core, at the
+run's end; on a quiet machine nearly all. Exit code 1 if a median is off by more than WANTED.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import machine as named
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -91,38 +88,9 @@ def check_model(model: Path, rounds: int, places: Sequence[str], ram: str | None
         yield row
 
 
-class Waiting:
-    """How long threads of llama-servers that this program starts could run and had no processor."""
-
-    def __enter__(self) -> Self:
-        self._seen: dict[str, tuple[int, int]] = {}  # by thread: ns that it ran, and that it waited
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
-
-    def share(self) -> float:
-        waited = sum(one for _, one in self._seen.values())
-        return waited / max(1, waited + sum(one for one, _ in self._seen.values()))
-
-    def _watch(self) -> None:
-        while not self._has_ended.wait(0.1):
-            with contextlib.suppress(psutil.Error, OSError):
-                for process in psutil.Process().children(recursive=True):
-                    if process.name() == "llama-server":
-                        for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
-                            ran, waited = path.read_text().split()[:2]
-                            self._seen[str(path)] = int(ran), int(waited)
-
-
 def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> dict[str, float]:
     here = measure(default_n_threads(), ram_bytes, 0, model)
-    with Waiting() as waiting:
-        found = run(model, ram, N_PREDICT)
+    found = run(model, ram, N_PREDICT)
     disk = measure_disk(model, PIECE_BYTES)
     here = replace(
         here,
@@ -147,7 +115,7 @@ def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> 
         "found_predicted": known.decode_tps, "found_tps": found["tps"],
         "prompt_predicted": predicted.prompt_tps,
         "prompt_tps": found["n_prompt"] / found["ttft_ms"] * 1e3,
-        "share_found": 1.0 if share is None else share, "waited": waiting.share(),
+        "share_found": 1.0 if share is None else share, "had_core": found["threads"]["share"],
     }  # fmt: skip
 
 
@@ -172,13 +140,13 @@ def check(args: argparse.Namespace, folder: Path, console: Console) -> list[dict
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     table = Table("model", "layers", "experts in", "decoding: predicted, measured", "error", "with found",
-                  "prompts: predicted, measured", "error", "waited", box=None)  # fmt: skip
+                  "prompts: predicted, measured", "error", "had a core", box=None)  # fmt: skip
     for row in rows:
         table.add_row(
             row["model"], str(row["layers"]), row["place"],
             f"{row['decode_predicted']:.1f}, {row['decode_tps']:.1f}", f"{row['decode_error']:+.0%}",
             f"{row['found_error']:+.0%}", f"{row['prompt_predicted']:.0f}, {row['prompt_tps']:.0f}",
-            f"{row['prompt_error']:+.0%}", f"{row['waited']:.0%}",
+            f"{row['prompt_error']:+.0%}", f"{row['had_core']:.0%}",
         )  # fmt: skip
     console.print(table)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -86,10 +87,10 @@ def fit(
 
 
 def _size(flag: str, text: str) -> int:
-    n_bytes = read_size(flag, text, 0)
-    if n_bytes is None or "%" in text or n_bytes == 0:
-        raise ConfigError(flag, text, "GiB (8G) or MiB (8000), more than 0")
-    return n_bytes
+    with suppress(UsageError):  # its advice has shares and auto, which are no size of a machine
+        if "%" not in text and (n_bytes := read_size(flag, text, 0)):
+            return n_bytes
+    raise ConfigError(flag, text, "GiB (8G) or MiB (8000), more than 0")
 
 
 def _of_file(path: Path, n_ctx: int) -> Weights:

@@ -95,6 +95,15 @@ def test_nonsense(arguments: list[str], said: str) -> None:
 
 
 @pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("size", ["abc", "auto", "25%", "0", "-1", "1e99G", ""])
+def test_a_size_that_is_none(size: str) -> None:
+    """What it advises works here: neither a share nor auto is the size of a card."""
+    output = " ".join(invoke("--vram", size).output.split())
+    assert f"--vram cannot be {size!r}: give GiB (8G) or MiB (8000), more than 0" in output
+    assert "auto" not in output.replace(repr(size), "")
+
+
+@pytest.mark.usefixtures("measured")
 def test_a_dense_model() -> None:
     done = invoke(ROOT / "pyspac/models/demo-draft.gguf")
     assert done.exit_code == 2

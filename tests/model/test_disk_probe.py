@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,22 @@ def test_pieces_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path.write_bytes(b"x" * (7 * disk_probe.BLOCK))
     assert measure_in_order(path, disk_probe.BLOCK, seconds=0.0) > 0
     assert {places.count(i) for i in range(7)} <= {4, 5, 6}, "32 reads and the probe's"
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages to ask for")
+def test_reads_go_into_huge_pages() -> None:
+    """As the engine's do: a virtual disk reads into scattered pages less than half as fast."""
+    memory = disk_probe._huge_pages(5 * MIB)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert (len(memory), address % (2 * MIB)) == (5 * MIB, 0)
+    areas = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    ends = (re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ", area, re.M) for area in areas)
+    (flags,) = (
+        areas[i + 1].split("\n")[0].split()
+        for i, end in enumerate(ends)
+        if end and int(end[0][0], 16) <= address < int(end[0][1], 16)
+    )
+    assert "hg" in flags
 
 
 @pytest.mark.parametrize("size", [1, 4096, 3 * MIB + 5])
