@@ -67,7 +67,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     9
+#define SPAC_ABI_VERSION     10
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -136,7 +136,8 @@ typedef enum spac_host_kernels {
 typedef enum spac_device_kind {
     SPAC_DEVICE_AUTO     = 0, // "auto": all GPUs of the machine, each once; of a context all of its devices; none where there is no GPU
     SPAC_DEVICE_NONE     = 1, // "none": all experts on the host
-    SPAC_DEVICE_EMULATED = 2, // "emulated", or "cpu": slots in host memory, to try the split without a GPU
+    SPAC_DEVICE_EMULATED = 2, // "emulated", or "cpu": slots in host memory, to try the split without a GPU; "emulated:0.3": beside the
+                              // host's threads, at 0.3 of their speed
     SPAC_DEVICE_NAMED    = 3, // ggml's name, such as "CUDA0"
 } spac_device_kind;
 
@@ -199,6 +200,7 @@ typedef struct spac_device_stats {
     char     name[64];    // ggml's
     double   copy_gb_s;   // of an emulated link; 0: it is the device's own
     uint64_t is_emulated; // the device is the CPU
+    uint64_t is_in_graph; // host and device take turns on the same cores; 0: they work at once
     uint64_t n_slots;
     uint64_t pool_bytes;   // of device memory, guard slots included
     uint64_t expert_bytes; // of all experts of its layers
@@ -296,7 +298,8 @@ typedef struct spac_layer_stats {
     uint64_t n_host_experts;
     uint64_t n_device_rows; // (token, expert) pairs
     uint64_t n_host_rows;
-    uint64_t device_us; // in-graph: the device experts' nodes; executor: 0 (not observed)
+    uint64_t n_timed_calls, n_timed_experts; // calls whose device's time was observed, and the device's experts of those
+    uint64_t device_us; // of those, from dispatch until the device is done
     uint64_t host_us;   // in-graph: the host experts' nodes; executor: its busy time
     uint64_t layer_us;  // from this layer's dispatch to the next one's
 } spac_layer_stats;

@@ -25,6 +25,7 @@ static void describe_devices(spac_board & board, const spac_plan & plan, const s
         spac_device_stats & s = board.devices()[d];
         snprintf(s.name, sizeof(s.name), "%s", plan.has_slots ? ggml_backend_dev_name(plan.devices[d]) : "none");
         s.is_emulated = plan.has_slots && spac_device_is_cpu(plan.devices[d]);
+        s.is_in_graph = plan.host_mode == SPAC_HOST_IN_GRAPH;
     }
     for (const auto & group : slots) {
         spac_device_stats & s = board.devices()[group->like->device];
@@ -35,6 +36,16 @@ static void describe_devices(spac_board & board, const spac_plan & plan, const s
         board.layer_device()[layer->il] = layer->device;
         board.devices()[layer->device].expert_bytes += layer->n_expert * layer->expert_bytes();
     }
+}
+
+// GPUs are done when collect begins, an emulated device, too; others, such as RPC's, may only have been told what to do
+static spac_device_clock device_clock_of(const spac_plan & plan, const spac_slot_groups & slots) {
+    spac_device_clock clock;
+    clock.speed = plan.speed;
+    if (plan.host_mode == SPAC_HOST_EXECUTOR && !plan.any_is_cpu()) {
+        clock.slots = &slots;
+    }
+    return clock;
 }
 
 static std::unique_ptr<spac_board> make_board(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & slots, int32_t max_batch) {
@@ -216,7 +227,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     log(*board),
     forward(*board, plan.has_slots || tier ? cache : spac_device_caches(), decisions, host, tier.get(), timeline, log,
             make_lossy(plan, tier.get(), settings.lossy), pointers_to(demand), settings.params.fill,
-            il_to_publish(plan, layers)),
+            il_to_publish(plan, layers), device_clock_of(plan, slots)),
     prompts(*board, cache, layers, log, settings.params.fill),
     untried(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),
@@ -306,7 +317,7 @@ void spac_engine::forget_context() {
     hook.forget_context();
 }
 
-void spac_engine::watch_draft(llama_context * draft) {
+void spac_engine::watch_draft(llama_context * draft, const spac_gate_limits & limits) {
     if (plan.has_slots && !is_scheduled()) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("baseline \"%s\" goes without a predictor: leave out draft-gate", settings.baseline.c_str()));
     }
@@ -314,7 +325,7 @@ void spac_engine::watch_draft(llama_context * draft) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "draft-gate needs a device, or experts on disk (ram): else no expert is ever copied; give one of them, or "
                                                        "predict without");
     }
-    draft_gate = std::make_unique<spac_draft_gate>(draft, *board, cache, layers.split(), llama_model_n_layer(llama_get_model(hook.ctx)), info().n_slots, settings.params.max_batch, tier.get());
+    draft_gate = std::make_unique<spac_draft_gate>(draft, *board, cache, layers.split(), llama_model_n_layer(llama_get_model(hook.ctx)), info().n_slots, settings.params.max_batch, tier.get(), limits);
 }
 
 // ---- the hook

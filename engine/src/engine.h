@@ -55,7 +55,7 @@ struct spac_engine {
     void             show_info() const;
 
     // from now on the draft model's graphs say what this one's routers will choose; throws as spac_draft_gate does
-    void watch_draft(llama_context * draft);
+    void watch_draft(llama_context * draft, const spac_gate_limits & limits = {});
 
     // waits for the graph in progress where a device may still call the engine
     void wait_for_stream();

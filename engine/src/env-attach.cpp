@@ -11,7 +11,8 @@
 //   PYSPAC_STAGE    0: the experts of prompts do not pass through the slots (1: where that is faster)
 //   PYSPAC_EVICT    0: a full pool stays as it is, for comparison (1)
 //   PYSPAC_COPY_GB_S  copies no faster than this, in 1e9 bytes/s: another machine's link; with commas one for each device
-//   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between
+//   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between;
+//                   draft-gate:cutoff=N:critical=N has SP-MoE's settings (spac_gate_limits)
 //                   them, or none
 //   PYSPAC_MTP      an adapter with mask tokens, which drafts for llama-server; it is loaded with --lora
 //   PYSPAC_MASKS    how many tokens it drafts at most; the context has as many sequences more (patches/hooks/0006)
@@ -38,6 +39,7 @@
 static std::atomic<bool>          attached{ false }; // to the first MoE context; later ones are drafts
 static std::atomic<spac_engine *> target{ nullptr }; // its engine
 static std::atomic<bool>          gates_drafts{ false };
+static spac_gate_limits           gate_limits; // set before
 
 static const char * env_or(const char * name, const char * fallback) {
     const char * value = getenv(name);
@@ -122,15 +124,39 @@ static void read_copy_speeds(const char * text, spac_engine_params & params) {
 }
 
 struct predictors {
-    int32_t next_layer = 0; // MoE layers ahead that routers are asked; 0: none
-    bool    draft_gate = false;
+    int32_t          next_layer = 0; // MoE layers ahead that routers are asked; 0: none
+    bool             draft_gate = false;
+    spac_gate_limits limits;
 };
+
+// of text such as "draft-gate:cutoff=20:critical=1"
+static spac_gate_limits checked_gate_limits(const std::string & text) {
+    spac_gate_limits   limits;
+    std::istringstream knobs(text);
+    std::string        one;
+    for (std::getline(knobs, one, ':'); std::getline(knobs, one, ':');) {
+        char end    = 0;
+        bool is_set = sscanf(one.c_str(), "cutoff=%d%c", &limits.cutoff, &end) == 1 && limits.cutoff >= 0;
+        is_set      = is_set || (sscanf(one.c_str(), "critical=%d%c", &limits.n_critical, &end) == 1 && limits.n_critical > 0);
+        if (!is_set) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_PREDICT: draft-gate knows no \"%s\": give cutoff=N, the number of layers that are copied "
+                                                                       "for, or critical=N, of experts of each, from 1 on",
+                                                                       one.c_str()));
+        }
+    }
+    return limits;
+}
 
 static predictors checked_predictors(const std::string & text) {
     const std::string  known[] = { "none", "draft-gate", "next-layer", "next-layer-2", "next-layer-3" };
     predictors         found;
     std::istringstream names(text);
     for (std::string one; std::getline(names, one, ',');) {
+        if (one.rfind("draft-gate:", 0) == 0) {
+            found.limits     = checked_gate_limits(one);
+            found.draft_gate = true;
+            continue;
+        }
         const int32_t i = (int32_t) (std::find(std::begin(known), std::end(known), one) - std::begin(known));
         if (i == (int32_t) std::size(known) || (found.next_layer && i >= 2 && i - 1 != found.next_layer)) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
@@ -169,6 +195,7 @@ static void attach(llama_context * ctx) {
 
     const predictors p = checked_predictors(env_or("PYSPAC_PREDICT", ""));
     params.next_layer  = p.next_layer;
+    gate_limits        = p.limits;
     gates_drafts       = p.draft_gate;
 
     std::unique_ptr<spac_ngram_drafter> ngram;
@@ -180,9 +207,10 @@ static void attach(llama_context * ctx) {
 
 // a context beside the engine's: that of a draft model, most likely
 static void see_another(llama_context * ctx) {
-    if (!target || !gates_drafts) {
+    spac_engine * engine = target;
+    if (!engine || engine->is_away() || !gates_drafts) {
         spac_log("another context has the engine; this one, a draft model's most likely, needs none");
-    } else if (spac_engine_watch_draft(target, ctx) == SPAC_STATUS_SUCCESS) {
+    } else if (spac_guard([&] { engine->watch_draft(ctx, gate_limits); }) == SPAC_STATUS_SUCCESS) {
         spac_log("the inputs of this context's routers tell what the target's will choose (draft-gate)");
     } else {
         spac_log("the draft model's context is not asked (draft-gate), drafting goes on: %s", spac_last_error());

@@ -34,7 +34,7 @@ static void test_cutoff_by_hand() {
     CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 3); // 20 + 135, 40 + 90, 60 + 45
     t.copy_us = 47;
     CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 2); // 20 + 141 is too late
-    t.copy_us = 0; // no copy was measured yet: one layer's, for a beginning
+    t.copy_us = 0;                                 // no copy was measured yet: one layer's, for a beginning
     CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 1);
     t.layer_us = 0;
     CHECK(spac_cutoff_layer({ 1, 1, 1 }, t) == 0);
@@ -136,6 +136,33 @@ static void test_drafting(llama_model * target, llama_model * draft, double copy
     llama_free(ctx);
 }
 
+// SP-MoE's own settings: the first expert of each of two layers, whatever the link is like
+static void test_limits(llama_model * target, llama_model * draft) {
+    llama_context *    ctx = make_context(target), *ctx_dft = make_context(draft);
+    spac_engine_params params = spac_engine_default_params();
+    params.device             = "cpu";
+    params.cache              = "100%";
+    params.copy_gb_s          = 0.002;
+    params.fill               = false;
+    spac_engine      engine(ctx, params);
+    spac_gate_limits limits;
+    limits.cutoff     = 2;
+    limits.n_critical = 1;
+    engine.watch_draft(ctx_dft, limits);
+    run(ctx, ctx_dft, [&] { engine.draft_gate->wait_idle(); });
+    const spac_board_view    view = engine.board->view();
+    const spac_ahead_stats & s    = view.ahead[SPAC_AHEAD_DRAFT_GATE];
+    CHECK(engine.cache.wait_idle(20000));
+    CHECK(s.cutoff_layer == 2 && s.n_queued > 0);
+    CHECK(holds_any(view, 0) && holds_any(view, 1));
+    for (uint32_t il = 2; il < view.geometry.n_layer; il++) {
+        CHECK(!holds_any(view, il));
+    }
+    CHECK(s.n_predicted <= s.n_inputs && s.n_predicted > 0.8 * s.n_inputs / N_DRAFT); // one for each input, fewer where two name the same
+    llama_free(ctx_dft);
+    llama_free(ctx);
+}
+
 // of another width
 static void test_refusals(llama_model * target, llama_model * dense) {
     llama_context *    ctx = make_context(target), *ctx_dft = make_context(dense);
@@ -199,6 +226,7 @@ int main() {
     for (double copy_gb_s : { 0.0, 0.002 }) {
         test_drafting(target, draft, copy_gb_s);
     }
+    test_limits(target, draft);
     test_refusals(target, dense);
     test_freed_in_any_order(target, draft);
     for (llama_model * model : { target, draft, dense }) {

@@ -40,7 +40,9 @@ def check_in_engine(names: Iterable[str], *, has_draft: bool) -> None:
     if len(mine) - (DRAFT_GATE in mine) > 1:
         raise UsageError(f"--predict {','.join(mine)} asks routers at two distances: choose one")
     if DRAFT_GATE in mine and not has_draft:
-        raise UsageError(f"--predict {DRAFT_GATE} needs a draft model as wide as the target: give one with -md")
+        raise UsageError(
+            f"--predict {DRAFT_GATE} needs a draft model as wide as the target: give one with -md"
+        )
 
 
 def check_not_in_engine(names: Iterable[str]) -> None:

@@ -72,6 +72,6 @@ def engine_device(device: Device, options: ForwardOptions) -> str:
     if options.is_host_only:
         return "none"
     if device.is_cpu:
-        return "emulated"
+        return options.device if read_device_kind(options.device) == "emulated" else "emulated"
     # of "auto" the engine leaves those out that llama.cpp gave no MoE layer
     return "auto" if device.parts and read_device_kind(options.device) == "auto" else device.name

@@ -3,7 +3,7 @@
 Experts with utility >= tau are hot: they belong on the device. Per layer and tau in 1 .. n_levels:
 
     T_cpu(tau) = u_c(tau) * load_us + a_c(tau) * row_us    cold experts and their rows    (eq. 7, ours)
-    T_gpu(tau) = u_g(tau) * device_us                      hot experts in use             (eq. 8)
+    T_gpu(tau) = u_g(tau) * device_us + device_rest_us     hot experts in use             (eq. 8)
     n(tau)     = hot experts that are absent               to be copied
     minimise |T_cpu - T_gpu|                                                              (eq. 9)
     subject to link_us * n(tau) <= max(T_cpu, T_gpu) + draft_us / n_layer                 (eq. 10)
@@ -211,7 +211,7 @@ class Balancer:
         used, rows = self.tables.used, self.tables.rows
         host_us = used * load_us + rows * row_us  # by level
         t_cpu = host_us.sum(axis=1)[:, None] - self.tables.above(host_us)
-        return t_cpu, self.tables.above(used * device_us)
+        return t_cpu, self.tables.above(used * device_us) + self.cost.layer_rests()[:, None]
 
     def _has_link_limit(self) -> bool:
         """Whether equation 10 binds: a link that is known, and a layer's copies have only its own time."""

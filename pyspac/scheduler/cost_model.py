@@ -1,7 +1,7 @@
 """What one expert costs on the host, on the device and on the link, fitted while the model runs.
 
 Host:   T = n_experts * load_us + n_rows * row_us          (algorithms: bytes first, then activations)
-Device: T = n_experts * device_us                          (MoE-SpAc, equation 8)
+Device: T = device_rest_us + n_experts * device_us         (MoE-SpAc, equation 8; rest: of a call itself)
 Link:   T = bytes * link_us_per_byte
 Unit times are per layout group, and so per device: a group's slots are one device's. Each device has a link
 of its own. Until something is measured, the stated defaults hold.
@@ -44,9 +44,11 @@ class CostModel:
         self.load_us = self.groups.expert_bytes * HOST_US_PER_BYTE  # host, per distinct expert
         self.row_us = ROW_SHARE * self.load_us  # host, per (token, expert)
         self.device_us = DEVICE_SHARE * self.load_us  # device, per distinct expert
+        self.device_rest_us = np.zeros(n_group)  # device, per call
         self.is_host_measured = np.zeros(n_group, bool)
         self.is_device_measured = np.zeros(n_group, bool)
-        self.is_concurrent = True  # False: device and host experts share the same cores, one after the other
+        # False: device and host experts share the same cores, one after the other
+        self.is_concurrent = not board.devices["is_in_graph"].any()
         self.draft_us = 0.0  # per step
         self.step_us = 0.0  # per forward, drafting included; 0: not seen
         self.host_us = 0.0  # of it, in which the host computes experts
@@ -55,8 +57,9 @@ class CostModel:
         self._n_fit = np.zeros(n_group, np.int64)
         self._layer_fit = np.zeros((n_group, 5))  # the same for _infer_device
         self._n_layer_fit = np.zeros(n_group, np.int64)
-        self._device_times = np.zeros(n_group)  # decayed microseconds
-        self._device_experts = np.zeros(n_group)  # and experts
+        self._device_fit = np.zeros(
+            (n_group, 5)
+        )  # decayed sums over calls: 1, experts, us, experts^2, experts us
         # decayed sums, by device; lists, as these are single numbers
         self._link_us = [0.0] * self.groups.n_device
         self._link_bytes = [0.0] * self.groups.n_device
@@ -130,17 +133,31 @@ class CostModel:
         return np.asarray(np.maximum(weight, 1e-3))  # a fit that is far off must still move
 
     def _update_device(self, stats: NDArray[Any]) -> None:
-        """Use the device's own times where the engine has them (in-graph), else what layer times tell."""
-        if not stats["device_us"].any():
-            self._infer_device(stats)
+        """Use the device's own times where the engine has seen them, else what layer times tell."""
+        if not stats["n_timed_calls"].any():
+            if self.is_concurrent and not self._device_fit.any():
+                self._infer_device(stats)
             return
-        self.is_concurrent = False  # only the in-graph mode can time them: same cores, nothing overlaps
-        us, n_experts = self.groups.total(stats["device_us"]), self.groups.total(stats["n_device_experts"])
-        has = (us > 0) & (n_experts > 0)  # [n_group]
-        self._device_times[has] = DECAY * self._device_times[has] + us[has]
-        self._device_experts[has] = DECAY * self._device_experts[has] + n_experts[has]
-        self.device_us[has] = self._device_times[has] / self._device_experts[has]
-        self.is_device_measured |= has
+        x = _columns(stats, "n_timed_calls", "n_timed_experts", "device_us")  # [n_layer, 3]
+        calls = np.maximum(x[:, 0], 1.0)
+        experts, us = x[:, 1] / calls, x[:, 2] / calls
+        weight = x[:, 0] * self._device_weights(experts, us)
+        sums = np.stack((weight, weight * experts, weight * us, weight * experts**2, weight * experts * us))
+        for g, layers in enumerate(self.groups.layers):
+            if not x[layers, 0].any():
+                continue
+            self._device_fit[g] = DECAY * self._device_fit[g] + sums[:, layers].sum(axis=1)
+            if self._device_fit[g, 1] > 0.0:
+                self.device_us[g], self.device_rest_us[g] = _solve_timed(*self._device_fit[g].tolist())
+                self.is_device_measured[g] = True
+
+    def _device_weights(self, experts: NDArray[np.float64], us: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return [n_layer] weights: 1 near the fit, falling with distance, as `_weights`."""
+        group = self.groups.of_layer
+        fit = self.device_rest_us[group] + self.device_us[group] * experts
+        weight = np.minimum(1.0, fit / np.maximum(np.abs(us - fit), 1e-9))
+        weight[self._device_fit[group, 0] < _N_WARM_UP * 2] = 1.0
+        return np.asarray(np.maximum(weight, 1e-3))
 
     def _infer_device(self, stats: NDArray[Any]) -> None:
         """Fit layer_us = rest + share * host_us + device_us * n_experts over a step's layers, per group.
@@ -174,6 +191,10 @@ class CostModel:
         if total_us > 0:
             self.step_us = _smooth(self.step_us, total_us / n_steps)
             self.host_us = _smooth(self.host_us, int(activity.layer_stats["host_us"].sum()) / n_steps)
+
+    def layer_rests(self) -> NDArray[np.float64]:
+        """Return [n_layer] device_rest_us."""
+        return self.device_rest_us[self.groups.of_layer]
 
     def layer_units(self) -> NDArray[np.float64]:
         """Return [3, n_layer]: load_us, row_us and device_us."""
@@ -225,6 +246,16 @@ def _solve_host(
         load = s1y / s11
         row = ROW_SHARE * load
     return load, row
+
+
+def _solve_timed(n: float, x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
+    """Solve y = rest + device_us * x for device_us and rest; neither may fall below 0."""
+    det = n * xx - x * x
+    slope = (n * xy - x * y) / det if det > 1e-6 * n * xx else -1.0
+    rest = (y - slope * x) / n
+    if slope <= 0.0 or rest < 0.0:  # all calls were alike, or there is no rest
+        return y / x, 0.0
+    return slope, rest
 
 
 def _solve_device(hh: float, hd: float, dd: float, hy: float, dy: float) -> float:

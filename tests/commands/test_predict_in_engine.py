@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,28 @@ def test_bad_input(arguments: tuple[object, ...], said: str):
     )
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("predict", "said"),
+    [
+        ("draft-gate:cutoff=3:critical=1", ""),
+        ("draft-gate:cutoff=x", 'draft-gate knows no "cutoff=x"'),
+        ("draft-gate:critical=0", 'draft-gate knows no "critical=0"'),
+        ("next-layer,draft-gate:2", 'draft-gate knows no "2"'),
+    ],
+)
+def test_the_gate_s_own_settings_by_environment(tmp_path: Path, predict: str, said: str):
+    text = tmp_path / "text.txt"
+    text.write_text(PROMPT * 20, encoding="utf-8")
+    argv = map(str, (lib_dir() / "llama-perplexity", "-m", TARGET, "-f", text, "-c", "64", "--no-repack"))
+    more = {"PYSPAC_CACHE": "25%", "PYSPAC_DEVICE": "emulated", "PYSPAC_PREDICT": predict}
+    done = subprocess.run(
+        [*argv, "--chunks", "1", "-ub", "8"],
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) == (not said), done.stderr
+    assert said in done.stderr

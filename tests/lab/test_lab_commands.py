@@ -438,9 +438,12 @@ def test_trace_records_the_draft_gate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "said"), [((), "name one with -md"), (("-md", DENSE_DRAFT), "demo-draft.gguf has a width of 160")]
+    ("draft", "said"),
+    [((), "name one with -md"), (("-md", DENSE_DRAFT), "demo-draft.gguf has a width of 160")],
 )
-def test_a_draft_gate_needs_a_draft_of_the_target_s_width(tmp_path: Path, draft: tuple[Any, ...], said: str) -> None:
+def test_a_draft_gate_needs_a_draft_of_the_target_s_width(
+    tmp_path: Path, draft: tuple[Any, ...], said: str
+) -> None:
     result = call("trace", "-m", TARGET, "-o", tmp_path / "t.parquet", *draft, "-p", "x", "--draft-gate")
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())

@@ -153,7 +153,11 @@ def test_a_draft_s_layers_have_one_input_each(tmp_path: Path, name: str) -> None
     """Of the router where there is one, whatever shared experts stand beside it; of the FFN else."""
     path = gguf_models.write_model(tmp_path / "model.gguf", name)
     recording = Recording(tmp_path / "raw", "inputs", "draft-inputs")
-    with Model(ModelParams(path=path)) as model, Context(model, CONTEXT) as one, Context(model, CONTEXT) as two:
+    with (
+        Model(ModelParams(path=path)) as model,
+        Context(model, CONTEXT) as one,
+        Context(model, CONTEXT) as two,
+    ):
         for context in (one, two):
             assert recording.watch(context)
             decode(context)

@@ -43,7 +43,9 @@ def test_heads_of_this_model(n_tokens: int) -> None:
 
 def model(n_layer: int, n_embd: int = 256, n_heads: int = 0) -> GgufHeader:
     sizes = {"block_count": n_layer + n_heads, "nextn_predict_layers": n_heads, "embedding_length": n_embd}
-    return GgufHeader(Path("model.gguf"), {"general.architecture": "a"} | {f"a.{k}": v for k, v in sizes.items()}, ())
+    return GgufHeader(
+        Path("model.gguf"), {"general.architecture": "a"} | {f"a.{k}": v for k, v in sizes.items()}, ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,9 @@ def test_a_layer_is_told_of_by_the_draft_s_at_the_same_depth(
 
 
 def test_a_gate_of_a_draft_that_does_not_fit() -> None:
-    with pytest.raises(UsageError, match=r"model.gguf has a width of 128, model.gguf of 256; .* --draft-gate out"):
+    with pytest.raises(
+        UsageError, match=r"model.gguf has a width of 128, model.gguf of 256; .* --draft-gate out"
+    ):
         gate_layers("--draft-gate", model(4), model(4, 128), "draft")
     with pytest.raises(UsageError, match="reads a draft model of --spec-type draft"):
         gate_layers("--draft-gate", model(4), model(1), "draft-eagle3")

@@ -16,13 +16,16 @@ N_LAYER = 4
 class Graph:
     """Plays the engine's clock: adds layer statistics made from known unit times."""
 
-    def __init__(self, group: list[int] | None = None, link_gb_s: float | None = None) -> None:
+    def __init__(
+        self, group: list[int] | None = None, link_gb_s: float | None = None, is_in_graph: bool = False
+    ) -> None:
         self.board = LocalBoard(
             BoardGeometry(
                 n_layer=N_LAYER, n_expert=16, n_expert_used=2, expert_bytes=[1_000_000] * N_LAYER,
                 group=group or [0] * N_LAYER, group_slots=[8] * N_LAYER,
             )
         )  # fmt: skip
+        self.board.devices["is_in_graph"] = is_in_graph
         self.drain = ActivationDrain(self.board)
         self.cost = CostModel(self.board, link_gb_s=link_gb_s)
 
@@ -98,10 +101,40 @@ def test_groups_are_fitted_apart() -> None:
 
 
 def test_in_graph_device_times_are_read_and_rule_out_balancing() -> None:
-    graph = Graph()
-    graph.step(n_host_experts=1, n_host_rows=1, host_us=100, n_device_experts=4, device_us=60, layer_us=200)
+    graph = Graph(is_in_graph=True)
+    graph.step(
+        n_host_experts=1, n_host_rows=1, host_us=100, n_device_experts=4, n_timed_calls=1, n_timed_experts=4,
+        device_us=60, layer_us=200,
+    )  # fmt: skip
     assert graph.cost.device_us[0] == pytest.approx(15)
     assert not graph.cost.is_balanceable  # host and device take turns on the same cores
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_device_s_own_times_are_read_where_the_host_hides_them(every: int) -> None:
+    """200 us an expert on the host, 30 + 5 on the device: layers say nothing of it, the engine does."""
+    graph, rng = Graph(), np.random.default_rng(2)
+    for step in range(40):
+        n_host, n_device = rng.integers(1, 5, N_LAYER), rng.integers(0, 9, N_LAYER)
+        device_us = (30 + 5 * n_device) * (20 if step == 30 else 1)  # a thread was descheduled
+        is_timed = step % every == 0
+        graph.step(
+            n_host_experts=n_host.tolist(), n_host_rows=n_host.tolist(), host_us=(200 * n_host).tolist(),
+            n_device_experts=n_device.tolist(), layer_us=(50 + 200 * n_host).tolist(),
+            n_timed_calls=is_timed, n_timed_experts=(n_device * is_timed).tolist(),
+            device_us=(device_us * is_timed).tolist(),
+        )  # fmt: skip
+    assert graph.cost.is_balanceable
+    assert graph.cost.device_us[0] == pytest.approx(5, rel=0.3)
+    assert graph.cost.layer_rests()[0] == pytest.approx(30, rel=0.3)
+
+
+def test_calls_that_are_all_alike_give_a_ratio() -> None:
+    graph = Graph()
+    for _ in range(3):
+        graph.step(n_host_experts=1, n_host_rows=1, host_us=100, n_device_experts=4, n_timed_calls=1,
+                   n_timed_experts=4, device_us=60)  # fmt: skip
+    assert (graph.cost.device_us[0], graph.cost.device_rest_us[0]) == (15, 0)
 
 
 def executor_steps(graph: Graph, load_us: float, device_us: float, n_steps: int = 20) -> None:

@@ -141,11 +141,26 @@ void spac_check_no_cache(const std::string & text) {
 
 // ---- devices
 
+static const std::string EMULATED = "emulated";
+
+double spac_emulated_speed(const std::string & name) {
+    const size_t n = EMULATED.size();
+    if (strncasecmp(name.c_str(), (EMULATED + ":").c_str(), n + 1) != 0) {
+        return 0;
+    }
+    const double speed = read_number(name.substr(n + 1));
+    if (!(speed >= SPAC_EMULATED_MIN && speed <= SPAC_EMULATED_MAX)) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("device \"%s\": give a speed from %g to %g, of the host's, such as emulated:0.3; and no other device",
+                                                                   name.c_str(), SPAC_EMULATED_MIN, SPAC_EMULATED_MAX));
+    }
+    return speed;
+}
+
 spac_device_kind spac_read_device(const std::string & name) {
     const auto is = [&](const char * other) { return strcasecmp(name.c_str(), other) == 0; };
-    return is("auto") ? SPAC_DEVICE_AUTO : is("none")                ? SPAC_DEVICE_NONE
-                                       : is("emulated") || is("cpu") ? SPAC_DEVICE_EMULATED
-                                                                     : SPAC_DEVICE_NAMED;
+    return is("auto") ? SPAC_DEVICE_AUTO : is("none")                                                     ? SPAC_DEVICE_NONE
+                                       : is("emulated") || is("cpu") || spac_emulated_speed(name) > 0 ? SPAC_DEVICE_EMULATED
+                                                                                                          : SPAC_DEVICE_NAMED;
 }
 
 static bool is_gpu(ggml_backend_dev_t device) {
@@ -225,6 +240,9 @@ std::vector<ggml_backend_dev_t> spac_choose_devices(const std::string & names, c
     }
     std::vector<ggml_backend_dev_t> chosen;
     for (const std::string & name : split_at_commas(names)) {
+        if (spac_emulated_speed(name) > 0 && name != names) {
+            throw spac_error(SPAC_STATUS_DEVICE, spac_format("the device \"%s\" cannot be in a list: leave out its speed, or the others", name.c_str()));
+        }
         ggml_backend_dev_t device = find_device(name, devices);
         if (std::find(chosen.begin(), chosen.end(), device) != chosen.end()) {
             throw spac_error(SPAC_STATUS_DEVICE, spac_format("--device \"%s\" names %s twice: name each device once", names.c_str(), ggml_backend_dev_name(device)));

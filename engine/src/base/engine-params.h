@@ -34,7 +34,13 @@ std::vector<std::string> spac_cache_sizes(const std::string & text, size_t n_dev
 // throws SPAC_STATUS_INVALID_ARGUMENT, or SPAC_STATUS_OUT_OF_MEMORY if too little of the device's memory were left
 uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device);
 
+// throws SPAC_STATUS_INVALID_ARGUMENT for "emulated:" and something that is no speed
 spac_device_kind spac_read_device(const std::string & name);
+
+inline constexpr double SPAC_EMULATED_MIN = 0.01, SPAC_EMULATED_MAX = 100;
+
+// of "emulated:0.3": 0.3 of the host's speed; 0: no speed is stated
+double spac_emulated_speed(const std::string & name);
 
 // those of all devices that llama.cpp takes where none is named (llama_prepare_model_devices), servers aside: dedicated GPUs,
 // each once, though two backends may know it; integrated ones where there is no other

@@ -12,8 +12,8 @@
 static constexpr double WEIGHT = 0.2; // of the latest drafting in averages
 
 spac_draft_gate::spac_draft_gate(llama_context * draft, spac_board & board, const spac_device_caches & cache, const std::vector<const spac_moe_layer *> & layers,
-                                 int n_layer, int n_slots, int max_batch, spac_memory_tier * tier) :
-    hook(draft), cache(cache), tier(tier), stats(board.ahead()[SPAC_AHEAD_DRAFT_GATE]), routers(layers), max_batch(max_batch), n_copies(routers.layers().size(), 0),
+                                 int n_layer, int n_slots, int max_batch, spac_memory_tier * tier, const spac_gate_limits & limits) :
+    hook(draft), cache(cache), tier(tier), stats(board.ahead()[SPAC_AHEAD_DRAFT_GATE]), routers(layers), max_batch(max_batch), limits(limits), n_copies(routers.layers().size(), 0),
     n_absent(routers.layers().size()) {
     llama_moe_hook h = {};
     h.user_data      = this;
@@ -57,7 +57,9 @@ void spac_draft_gate::note_layer(const llama_moe_hook_params & p) {
         const spac_router router = spac_find_router(p.ids, p.down ? p.down->ne[2] : 0);
         sources[p.il]            = { router.weight ? router.input->ne[0] : 0, false };
     } else {
-        sources.insert({ p.il, { p.cur->ne[0], true } });
+        sources.insert({
+            p.il, { p.cur->ne[0], true }
+        });
     }
 }
 
@@ -136,7 +138,7 @@ void spac_draft_gate::begin_drafting(uint64_t target_forward) {
     for (const spac_moe_layer * layer : routers.layers()) {
         times.copy_us = std::max(times.copy_us, cache.copy_us(layer->il));
     }
-    cutoff             = spac_cutoff_layer(n_copies, times);
+    cutoff             = limits.cutoff < 0 ? spac_cutoff_layer(n_copies, times) : std::min((size_t) limits.cutoff, n_copies.size());
     stats.cutoff_layer = cutoff;
     forward            = target_forward;
     n_forwards         = 0;
@@ -152,7 +154,7 @@ void spac_draft_gate::work_off(const job & j) {
         return;
     }
     const uint64_t             begin   = spac_now_us();
-    const std::vector<int32_t> experts = routers.choose(il, j.input.data(), 1);
+    const std::vector<int32_t> experts = routers.choose(il, j.input.data(), 1, limits.n_critical);
     stats.us += spac_now_us() - begin;
     // from disk to memory, which is far; the scheduler takes to the device what is worth it
     n_absent[j.index] += cache.expect({ SPAC_AHEAD_DRAFT_GATE, il, j.forward, std::numeric_limits<double>::infinity(), j.may_copy && !tier }, experts);

@@ -17,19 +17,25 @@
 #include <map>
 #include <vector>
 
+// SP-MoE's own settings, for the paper's figures
+struct spac_gate_limits {
+    int32_t cutoff     = -1; // layers with experts that are copied for, from the first on; -1: up to the cutoff layer, as it is measured
+    int32_t n_critical = 0;  // the paper's k': experts of each layer; 0: as many as its router chooses
+};
+
 struct spac_draft_gate {
     // draft: the draft model's context, of MoE or dense layers, whose graphs get one node per layer that reads, and nothing else
     // layers: that are split, of the target's n_layer; n_slots: of the device; tier: of experts on disk, or NULL
     // all outlive it, but the draft's context may go first; throws SPAC_STATUS_INVALID_ARGUMENT where the two models do not fit
     spac_draft_gate(llama_context * draft, spac_board & board, const spac_device_caches & cache, const std::vector<const spac_moe_layer *> & layers, int n_layer,
-                    int n_slots, int max_batch, spac_memory_tier * tier = nullptr);
+                    int n_slots, int max_batch, spac_memory_tier * tier = nullptr, const spac_gate_limits & limits = {});
     ~spac_draft_gate();
 
     void stop() { thread.stop(); } // nothing reads the routers any more
     void wait_idle() { thread.wait_idle(); }
 
   private:
-    struct source { // a layer of the draft
+    struct source {       // a layer of the draft
         int64_t width;    // of what is read; 0: a MoE layer without a router that can be read
         bool    is_dense; // else the router's input
     };
@@ -63,6 +69,7 @@ struct spac_draft_gate {
     spac_ahead_stats &       stats;
     spac_routers             routers;
     const int                max_batch;
+    const spac_gate_limits   limits;
     std::map<int, source>    sources; // by il of the draft
     std::map<int, node>      nodes;   // of those that tell of a layer
 

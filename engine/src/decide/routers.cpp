@@ -132,20 +132,21 @@ void spac_routers::set_scores(const entry & e, const float * token_logits) {
     }
 }
 
-std::vector<int32_t> spac_routers::choose(int il, const float * input, int64_t n_tokens) {
+std::vector<int32_t> spac_routers::choose(int il, const float * input, int64_t n_tokens, int64_t n_most) {
     const entry & e        = entries.at(il);
     const int64_t n_expert = e.weight->ne[1];
+    const int64_t n_used   = n_most > 0 ? std::min(n_most, e.n_expert_used) : e.n_expert_used;
     compute_logits(*e.weight, input, n_tokens);
 
     n_rows.assign(n_expert, 0);
-    chosen.resize(e.n_expert_used * n_tokens);
+    chosen.resize(n_used * n_tokens);
     order.resize(n_expert);
     for (int64_t it = 0; it < n_tokens; it++) {
         set_scores(e, &logits[it * n_expert]);
         std::iota(order.begin(), order.end(), 0);
-        std::partial_sort(order.begin(), order.begin() + e.n_expert_used, order.end(),
+        std::partial_sort(order.begin(), order.begin() + n_used, order.end(),
                           [&](int32_t a, int32_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
-        for (int64_t iu = 0; iu < e.n_expert_used; iu++) {
+        for (int64_t iu = 0; iu < n_used; iu++) {
             chosen[iu * n_tokens + it] = order[iu]; // by rank first
             n_rows[order[iu]]++;
         }

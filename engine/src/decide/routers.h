@@ -30,9 +30,9 @@ struct spac_routers {
     const std::vector<const spac_moe_layer *> & layers() const { return list; }
     int64_t                                     n_embd(int il) const { return entries.at(il).weight->ne[0]; }
 
-    // the experts that `n_expert_used` of each token would be, chosen by most tokens first, then by rank; by one thread at a time
+    // the experts that `n_expert_used` of each token would be, or the first n_most of them (0: all), chosen by most tokens first, then by rank; by one thread at a time
     // input: [n_embd, n_tokens], rows one after the other
-    std::vector<int32_t> choose(int il, const float * input, int64_t n_tokens);
+    std::vector<int32_t> choose(int il, const float * input, int64_t n_tokens, int64_t n_most = 0);
 
   private:
     struct free_threadpool {

@@ -21,6 +21,7 @@ static void choose_device(spac_plan & plan, const spac_settings & settings, cons
     const bool is_dense = layers.by_il.empty();
     plan.devices        = is_dense ? choose_for_dense(settings.device, layers) : spac_choose_devices(settings.device, layers.devices);
     plan.has_slots      = !plan.devices.empty();
+    plan.speed          = spac_emulated_speed(settings.device);
     if (!plan.has_slots) {
         spac_check_no_cache(settings.cache);
         plan.devices = { ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) };
@@ -64,7 +65,7 @@ static void choose_kernels(spac_plan & plan, const spac_engine_params & params, 
     if (is_on_disk && params.host_kernels == SPAC_KERNELS_GGML) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "ggml's kernels cannot compute experts that are on disk (ram): give host_kernels auto or spac");
     }
-    const bool is_auto   = params.host_kernels == SPAC_KERNELS_AUTO && (!plan.has_slots || !plan.device_is_cpu() || is_on_disk);
+    const bool is_auto   = params.host_kernels == SPAC_KERNELS_AUTO && (!plan.has_slots || !plan.device_is_cpu() || plan.speed > 0 || is_on_disk);
     const bool is_wanted = params.host_kernels == SPAC_KERNELS_SPAC || is_auto;
     plan.kernels         = is_wanted ? spac_kernels_best() : nullptr;
     if (is_wanted && !plan.kernels) {
@@ -112,7 +113,10 @@ static bool can_call_from_stream(const spac_plan & plan, const spac_layers & lay
 
 static void choose_host_mode(spac_plan & plan, int wanted, const spac_layers & layers) {
     const bool is_cpu = plan.device_is_cpu(), any_is_cpu = plan.any_is_cpu();
-    if (!plan.has_slots || (wanted == SPAC_HOST_AUTO && is_cpu)) {
+    if (plan.speed > 0 && wanted == SPAC_HOST_IN_GRAPH) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, "an emulated device with a speed works beside the host: give host_mode auto or executor, or leave out the speed");
+    }
+    if (!plan.has_slots || (wanted == SPAC_HOST_AUTO && is_cpu && plan.speed == 0)) {
         plan.host_mode = SPAC_HOST_IN_GRAPH;
         return;
     }

@@ -9,8 +9,8 @@
 
 spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
                            spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy,
-                           std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish) :
-    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)), demand(std::move(demand)),
+                           std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish, const spac_device_clock & clock) :
+    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)), clock(clock), demand(std::move(demand)),
     fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
@@ -128,6 +128,7 @@ void spac_forward::ask(const spac_moe_layer & layer, const ggml_tensor * ids, co
 void spac_forward::record_split(const spac_moe_layer & layer) {
     spac_layer_stats & s = board.layer_stats()[layer.il];
     s.n_calls++;
+    const uint64_t n_device = s.n_device_experts, n_host = s.n_host_experts;
     for (size_t i = 0; i < slots.size(); i++) {
         if (slots[i] >= 0) {
             s.n_device_experts++;
@@ -139,6 +140,8 @@ void spac_forward::record_split(const spac_moe_layer & layer) {
             any_host = true;
         }
     }
+    times[layer.il].n_device = s.n_device_experts - n_device;
+    times[layer.il].n_host   = s.n_host_experts - n_host;
 }
 
 // An expert is there where its layer need not wait for it: on the device, or without one in memory. Batches wider than
@@ -222,6 +225,7 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
 // ---- executor
 
 void spac_forward::collect(const spac_moe_layer & layer, float * rows, size_t n_rows) {
+    const bool     is_timed  = clock.wait(layer, board.counters()->n_forward, times[layer.il].dispatch, times[layer.il].n_device);
     const uint64_t t0        = spac_now_us();
     uint64_t       busy_us   = 0;
     const float *  host_rows = host.worker_of(layer).wait(busy_us);
@@ -231,6 +235,10 @@ void spac_forward::collect(const spac_moe_layer & layer, float * rows, size_t n_
     board.counters()->wait_us += t1 - t0;
     board.devices()[layer.device].wait_us += t1 - t0;
     board.layer_stats()[layer.il].host_us += busy_us;
+    clock.see_host(busy_us, t.n_host * layer.expert_bytes());
+    if (is_timed) {
+        note_device(layer, t0);
+    }
     timeline.add(SPAC_SPAN_DEVICE, layer.il, t.dispatch, t0);
     timeline.add(SPAC_SPAN_HOST, layer.il, t.submit, t.submit + busy_us);
     timeline.add(SPAC_SPAN_COLLECT, layer.il, t0, t1);
@@ -261,7 +269,15 @@ void spac_forward::compute_device(const spac_moe_layer &, const ggml_tensor * cu
 void spac_forward::device_done(const spac_moe_layer & layer) {
     call_times & t = times[layer.il];
     t.device       = spac_now_us();
-    board.layer_stats()[layer.il].device_us += t.device - t.dispatch;
+    note_device(layer, t.device);
+}
+
+void spac_forward::note_device(const spac_moe_layer & layer, uint64_t now) {
+    const call_times & t = times[layer.il];
+    spac_layer_stats & s = board.layer_stats()[layer.il];
+    s.n_timed_calls++;
+    s.n_timed_experts += t.n_device;
+    s.device_us += now - t.dispatch;
 }
 
 void spac_forward::host_done(const spac_moe_layer & layer) {

@@ -7,6 +7,7 @@
 #include "cache/demand-loads.h"
 #include "cache/device-caches.h"
 #include "decide/decisions.h"
+#include "device-clock.h"
 #include "graph/activations.h"
 #include "graph/routing-log.h"
 #include "graph/split-graph.h"
@@ -25,7 +26,8 @@ struct spac_forward : spac_split_ops {
     // demand: of each device, what brings experts that a layer does not find; empty: nothing does, and the host computes them
     // il_to_publish: the layer with which a forward ends, and the board is published; -1: a worker does that between forwards
     spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
-                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish);
+                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish,
+                 const spac_device_clock & clock);
 
     bool is_running() const { return in_progress; } // the worker asks too
     void begin();                                   // by itself where a layer is split
@@ -55,8 +57,10 @@ struct spac_forward : spac_split_ops {
     // of a layer's call in progress, in microseconds
     struct call_times {
         uint64_t submit = 0, dispatch = 0, device = 0;
+        uint64_t n_device = 0, n_host = 0; // distinct experts
     };
 
+    void note_device(const spac_moe_layer & layer, uint64_t now);
     void close();
     void begin_layer(int il, uint64_t now);
     void pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids);
@@ -74,6 +78,7 @@ struct spac_forward : spac_split_ops {
     spac_timeline &          timeline;
     spac_routing_log &       log;
     spac_lossy               lossy;
+    spac_device_clock        clock;
 
     const std::vector<spac_demand_loads *> demand;
 
