@@ -141,7 +141,7 @@ def bench_steps(args: argparse.Namespace, emit: Callable[[dict[str, Any]], None]
 
 
 def bench_balancer(args: argparse.Namespace, emit: Callable[[dict[str, Any]], None]) -> None:
-    """Time the balancer against the number of experts: the tables by level, and the solution alone."""
+    """Time the balancer against the number of experts: the tables by level, and the solution by itself."""
     for n_expert in (64, 128, 256, 512):
         shape = (48, n_expert, 8)
         counts = make_counts(np.random.default_rng(args.seed), shape, 40)

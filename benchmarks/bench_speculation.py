@@ -281,7 +281,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--draft-max", type=int, default=8, help="the controllers' cap")
     parser.add_argument("--controllers", default=",".join(CONTROLLERS), type=lambda text: text.split(","))
     parser.add_argument("--streams", default=",".join(STREAMS), type=lambda text: text.split(","))
-    parser.add_argument("--cold", action="store_true", help="the first round alone")
+    parser.add_argument("--cold", action="store_true", help="only the first round")
     parser.add_argument("--device", default="none")
     parser.add_argument("--cache", default="50%")
     parser.add_argument("--threads", type=int)

@@ -342,7 +342,7 @@ exit codes: 0 done, 2 something given cannot be used (the message says what)""",
     parser.add_argument(
         "--pre",
         metavar="NAME",
-        help="llama.cpp's name of the pre-tokenizer, for a tokenizer that nobody knows "
+        help="llama.cpp's name of the pre-tokenizer, for a tokenizer that is not known "
         f"(found by itself: {', '.join(PRE_TOKENIZERS.values())})",
     )
     parser.add_argument(

@@ -80,6 +80,10 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 | `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
 | `tier` | [experts on disk](memory-tier.md): slots, reads, waits; `null` if all are in memory |
 | `prompt_read_bytes` | bytes of `tier` read before the first token |
+| `devices[]` | [each device](devices.md#what-can-be-seen) |
+| `threads` | [of the CPU](host-experts.md#beside-other-programs) |
+| `router_weight_kept` | [with `--lossy`](policies.md#lossy-if-you-ask-for-it) |
+| `tau[]` | each layer's threshold |
 | `layers.split`, `.declined` | layers whose experts the engine computes; `{reason: count}` of the others |
 | `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
 | `predictors[]` | [by name of `--predict`](look-ahead.md#what-the-figures-mean) |

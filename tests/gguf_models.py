@@ -1,7 +1,7 @@
 """Tiny MoE models with random weights: an architecture and its expert types in, a GGUF file of a few MB out.
 
 Each entry of ARCHITECTURES writes the metadata and tensors that llama.cpp's loader of that architecture asks
-for (llama.cpp, src/models/<architecture>.cpp). The vocabulary is llama's byte fallback alone: 3 control and
+for (llama.cpp, src/models/<architecture>.cpp). The vocabulary is only llama's byte fallback: 3 control and
 256 byte tokens, so that any text can be tokenised.
 """
 

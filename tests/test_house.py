@@ -1,4 +1,4 @@
-"""The package's folders and the engine's rooms: no circle, nothing uses what is above it, speculation is
+"""The package's folders and the engine's rooms: no circle, nothing uses what it may not, speculation is
 pure, and no function or file is long.
 
 Every import counts: at the top of a module, inside a function, and under TYPE_CHECKING. A module also needs
@@ -71,7 +71,7 @@ ROOMS: Final = {
 }
 MAX_TOP_FILES: Final = 6  # engine, the C interface, attaching
 
-# for all folders; they import each other alone
+# for all folders; they import only each other
 SHARED: Final = ("checks", "errors", "ledger", "openmp_spin", "units")
 FRONT: Final = ("__main__", "cli")  # they start the commands
 
@@ -167,7 +167,7 @@ def test_there_is_no_circle_of_imports() -> None:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_uses_those_below_it_alone(name: str) -> None:
+def test_a_folder_uses_only_what_it_may(name: str) -> None:
     allowed = {"", name, *SHARED, *FOLDERS[name]}
     wrong = [
         f"{module} imports {other}"
@@ -194,7 +194,7 @@ def test_pyspac_itself_imports_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", WITHOUT_NATIVE)
-def test_of_the_engine_board_and_steps_alone_are_known(name: str) -> None:
+def test_of_the_engine_only_board_and_steps_are_known(name: str) -> None:
     used = {other for module in modules() if folder(module) == name for other in own_imports(module)}
     assert {other for other in used if folder(other) == "engine"} == WITHOUT_NATIVE[name]
 
@@ -274,7 +274,7 @@ def test_the_rooms_have_an_order() -> None:
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_a_room_uses_those_before_it_alone(name: str) -> None:
+def test_a_room_uses_only_what_it_may(name: str) -> None:
     files = [(file, others) for file, others in engine_files().items() if room(file) == name]
     wrong = [
         (file, other) for file, others in files for other in others if room(other) not in {name, *ROOMS[name]}

@@ -249,7 +249,7 @@ def test_every_source_that_knows_llama_cpp_is_compiled(build_dir: Path, tmp_path
     sources = {command.source for command in read_commands(build_dir, tmp_path, patched)}
     ours = {str(path.relative_to(ROOT)) for path in ENGINE if path.suffix == ".cpp" and includes_llama(path)}
     theirs = {path for path in patched if path.endswith((".c", ".cpp"))}
-    sources |= {path for path in theirs if path.startswith("ggml/src/ggml-vulkan/")}  # with Vulkan alone
+    sources |= {path for path in theirs if path.startswith("ggml/src/ggml-vulkan/")}  # only with Vulkan
     assert sources == ours | theirs
 
 

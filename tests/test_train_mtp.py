@@ -151,7 +151,7 @@ class TestGate:
         assert not torch.allclose(opened[:, 2:], without[:, 2:], atol=0.1)
 
     def test_a_group_is_as_if_its_masks_went_on_from_the_text(self, base: Any, adapter: Any) -> None:
-        """The second of two groups, against a row that ends with its anchor and has its masks alone."""
+        """The second of two groups, against a row that ends with its anchor and has only its masks."""
         import torch
 
         from tools.train_mtp.adapter import forward

@@ -69,7 +69,7 @@ def test_speeds_by_hand() -> None:
     turns.add("a", 0, "x", timings(30, 1.0, 11, 1.0))
     turns.add("a", 0, "y", timings(10, 1.0, 11, 4.0))
     turns.add("a", 1, "x", timings(30, 2.0, 11, 2.0))
-    turns.add("a", 1, "y", timings(10, 2.0, 0, 0.0))  # the end token at once: a prompt alone
+    turns.add("a", 1, "y", timings(10, 2.0, 0, 0.0))  # the end token at once: only a prompt
     assert turns.generation("x").tps["a"] == [10.0, 5.0]
     assert turns.generation().tps["a"] == [4.0, 5.0]
     assert turns.prompts().tps["a"] == [20.0, 10.0]

@@ -77,7 +77,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_a_pipe_is_read_line_by_line(tmp_path: Path) -> None:
-    """One question a line, answers alone on stdout, and nothing of the line editor's."""
+    """One question a line, only answers on stdout, and nothing of the line editor's."""
     arguments = ["chat", "-m", str(TARGET), "--temp", "0", "-n", "6", "-t", "1"]
     result = CliRunner().invoke(
         app, arguments, input="def parse(self):\n\n/stats\nimport os", env={"PYSPAC_CACHE_DIR": str(tmp_path)}

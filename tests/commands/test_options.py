@@ -30,10 +30,10 @@ DIFFERENT = {
     "--n-predict",  # bench: 2 or more, as speeds need
     "--output",  # of trace, lab sweep and lab report: each writes something else
     "--policy",  # lab: a named combination of its own
-    "--predict",  # attach: those of a scheduler alone; lab: recorded
+    "--predict",  # attach: only those of a scheduler; lab: recorded
     "--ram",  # inspect: the same text, but it only predicts, and takes several to compare
     "--vram",  # fit: one size; inspect: several
-    "--rpc",  # doctor: looks at it alone
+    "--rpc",  # doctor: only looks at it
 }
 MAX_LINES = 60
 

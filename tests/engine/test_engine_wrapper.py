@@ -238,7 +238,7 @@ def test_the_routing_log_names_each_token_with_its_own_experts(model: Any) -> No
     tokens = [int(token) for token in rng.permutation(200)[:12] + 3]
     with new_context(model, n_seq=3) as ctx, attach(ctx, max_batch=16) as engine:
         alone = {}
-        for token in tokens:  # the first position alone: a router sees nothing but the token
+        for token in tokens:  # only the first position: a router sees nothing but the token
             log = RoutingLog(engine.board)
             llama.llama_memory_clear(llama.llama_get_memory(ctx), True)
             decode(ctx, Batch([token], [0], [0]))

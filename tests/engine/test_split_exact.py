@@ -261,7 +261,7 @@ def test_several_sequences_in_one_batch(name: str, write_model: Any) -> None:
 
 @pytest.mark.parametrize("outputs", [(0, 0, 0, 0, 1), (1, 0, 1, 0, 0), (0, 0, 0, 0, 0)], ids=str)
 def test_fewer_outputs_than_tokens(outputs: tuple[int, ...], qwen: Path) -> None:
-    """The last layer then sees the tokens with outputs alone, none at all in the extreme."""
+    """The last layer then sees only the tokens with outputs, none at all in the extreme."""
     with open_pair(qwen, "qwen3moe") as pair:
         tokens, rng = Sequence0(12, models.N_VOCAB), np.random.default_rng(13)
         for _ in range(4):

@@ -90,7 +90,7 @@ def gate_trace() -> Trace:
     ("knobs", "loads"),
     [
         # 2 tokens drafted in 2 ms each hide four copies. Both layers use 0 (2 copies); the gates say 5 for
-        # each layer (2 more), and with two per token 4 as well (2 more); a cutoff of 1: the first layer alone
+        # each layer (2 more), and with two per token 4 as well (2 more); a cutoff of 1: only the first layer
         ("", 2 + 2),
         ("critical=2,cutoff=2", 2 + 4),
         ("critical=2,cutoff=1", 2 + 2),

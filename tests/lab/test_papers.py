@@ -47,7 +47,7 @@ def claim(claims: Any, paper: dict[str, float], ours: dict[str, float], **fields
 
 
 def test_the_order_is_that_of_all_pairs_that_differ(claims: Any) -> None:
-    # a < b < c in the paper; ours has b and c the other way round, d is ours alone
+    # a < b < c in the paper; ours has b and c the other way round, d is only ours
     found = claim(claims, {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 5.0, "b": 9.0, "c": 7.0, "d": 1.0})
     assert found.pairs() == (2, 3, ["b, c"])
     assert found.verdict() == "2 of 3 pairs"

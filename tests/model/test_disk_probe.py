@@ -33,7 +33,7 @@ def test_latency_and_reads_by_hand() -> None:
 
 
 def test_depths_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is fast at first alone: one reading of three, so the median does not have it."""
+    """A disk that is fast only at first: one reading of three, so the median does not have it."""
     depths: list[int] = []
 
     def speed(fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool) -> float:

@@ -63,7 +63,7 @@ def test_a_prediction_tips_the_scales() -> None:
     plan, _ = plan_ahead([[1, 1, 2, 1]], [2], [[R, R, A, A]], [[0, 0, 0, 0.5]], worth=[0, 0.1, 0.2], slots=2)
     assert (plan.load.tolist(), plan.ahead.tolist(), plan.n_refused) == ([2], [], 1)
     # At 0.9, against a victim of level 0: 0.9 + 0.9 - 0 = 1.8 pays; without the prediction 1.0 - 0 pays too,
-    # so the threshold alone kept it out.
+    # so only the threshold kept it out.
     plan, levels = plan_ahead(
         [[0, 1, 2, 1]], [2], [[R, R, R, A]], [[0, 0, 0, 0.9]], worth=[0, 0.1, 0.2], slots=3
     )

@@ -26,7 +26,7 @@ MODELS = (*((name, 1) for name in head_models.WITH_HEADS), ("step35", 2))
 
 @pytest.mark.parametrize(("name", "n_heads"), MODELS)
 def test_four_clients_of_a_server(tmp_path: Path, name: str, n_heads: int) -> None:
-    """Texts of a random model depend on who shares a batch, drafts or not: only one's alone is compared."""
+    """Texts of a random model depend on who shares a batch, drafts or not: only a single one is compared."""
     model = head_models.write_headed(tmp_path / "model.gguf", name, n_heads)
     arguments = ("--spec-type", "draft-mtp", "--speculation", "static", "--draft-max", "3")
     bodies = [

@@ -163,7 +163,7 @@ def test_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_unit_finds_an_environment_of_its_own(tmp_path: Path) -> None:
-    """What it starts is looked for as systemd would: its PATH alone, of which /opt is ours here."""
+    """What it starts is looked for as systemd would: only its PATH, of which /opt is ours here."""
     unit = (PACKAGING / "pyspac@.service").read_text()
     path = re.search(r"^Environment=PATH=(\S+)$", unit, re.MULTILINE)
     start = re.search(r"^ExecStart=(\S+) (\S+) serve", unit, re.MULTILINE)

@@ -81,7 +81,7 @@ def test_what_was_missed_is_read_before_the_next_draft(served: Serve, folder: Pa
     longer = [*ids, *paused, 40, 41]
     after_a_pause, without = drafted(served, longer, 0), drafted(served, longer, 1)
     assert after_a_pause == without
-    assert held < draft_bytes(served, folder, 0) / 4  # it had the prompt alone
+    assert held < draft_bytes(served, folder, 0) / 4  # it had only the prompt
     assert sum(held for _, held in without) > 10
 
 

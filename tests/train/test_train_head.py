@@ -1,4 +1,4 @@
-"""Heads trained from a GGUF alone: what is captured, what is computed, what is learned, what is refused."""
+"""Heads trained from only a GGUF: what is captured, what is computed, what is learned, what is refused."""
 
 from __future__ import annotations
 

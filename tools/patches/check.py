@@ -29,7 +29,7 @@ def header_problems(patch: Patch) -> list[str]:
     if not patch.trailers.get("Remove-When"):
         problems.append("Remove-When is missing: say under which condition the patch can go")
     if (patch.folder == "hooks") != (patch.status == HOOK_STATUS):
-        problems.append(f"hooks/, and hooks/ alone, carries 'Upstream-Status: {HOOK_STATUS}'")
+        problems.append(f"hooks/, and only hooks/, carries 'Upstream-Status: {HOOK_STATUS}'")
     if patch.folder == "upstream" and re.search(r"^[+].*(pyspac|\bspac_)", patch.text, re.MULTILINE):
         problems.append("an upstream patch adds lines that name pyspac: it could not be submitted")
     if patch.folder == "hooks" and patch.n_removed > 2 and "Removed-Lines" not in patch.trailers:

@@ -62,7 +62,7 @@ def load_base(folder: Path) -> Base:
     if getattr(model.config, "layer_types", None) and set(model.config.layer_types) != {"full_attention"}:
         raise UsageError(
             f"the model in {folder} has layers of the kinds {sorted(set(model.config.layer_types))}; masks "
-            "can be trained where all layers attend to the whole text (full_attention) alone"
+            "can be trained only where all layers attend to the whole text (full_attention)"
         )
     model.eval().requires_grad_(False).to(device)
     return Base(model, Tokenizer.from_file(str(folder / "tokenizer.json")))
