@@ -138,7 +138,7 @@ typedef enum spac_device_kind {
     SPAC_DEVICE_NONE     = 1, // "none": all experts on the host
     SPAC_DEVICE_EMULATED = 2, // "emulated", or "cpu": slots in host memory, to try the split without a GPU; "emulated:0.3": beside the
                               // host's threads, at 0.3 of their speed
-    SPAC_DEVICE_NAMED    = 3, // ggml's name, such as "CUDA0"
+    SPAC_DEVICE_NAMED = 3,    // ggml's name, such as "CUDA0"
 } spac_device_kind;
 
 // whether the experts of a batch wider than max_batch pass through the slots (docs/gpu.md)
@@ -299,9 +299,9 @@ typedef struct spac_layer_stats {
     uint64_t n_device_rows; // (token, expert) pairs
     uint64_t n_host_rows;
     uint64_t n_timed_calls, n_timed_experts; // calls whose device's time was observed, and the device's experts of those
-    uint64_t device_us; // of those, from dispatch until the device is done
-    uint64_t host_us;   // in-graph: the host experts' nodes; executor: its busy time
-    uint64_t layer_us;  // from this layer's dispatch to the next one's
+    uint64_t device_us;                      // of those, from dispatch until the device is done
+    uint64_t host_us;                        // in-graph: the host experts' nodes; executor: its busy time
+    uint64_t layer_us;                       // from this layer's dispatch to the next one's
 } spac_layer_stats;
 
 // one decoding step (one draft + verify cycle), written by the program that drives the context
