@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspac.errors import PyspacError
+from pyspac.drop_in.errors import InputError
 
 
 class Fields:
@@ -33,4 +33,4 @@ class Closed:
     """What a closed Llama has for a context and a model: llama.cpp would read freed memory."""
 
     def __getattr__(self, name: str) -> Any:
-        raise PyspacError("this Llama is closed: make a new one")
+        raise InputError("this Llama is closed: make a new one")

@@ -39,6 +39,7 @@ _NUMBERS: Final = {"temperature": 0.0, "temp": 0.0} | dict.fromkeys(
      "mirostat_tau", "mirostat_eta"),
     -math.inf,
 )  # fmt: skip
+_SAID: Final = {"content", "tool_calls", "function_call"}  # of a message, one at least
 _MESSAGE: Final = {"role": "user", "content": "Hello"}
 
 
@@ -180,9 +181,13 @@ def check_prompt(prompt: Any, n_vocab: int, *, has_more: bool) -> None:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise InputError for what is no list of messages."""
+    """Raise InputError for what is no list of messages, each with a role and something that it says."""
     is_list = isinstance(messages, Sequence) and not isinstance(messages, str | bytes)
-    if not is_list or not messages or not all(isinstance(one, Mapping) and "role" in one for one in messages):
+    if not is_list or not messages or not all(map(_is_message, messages)):
         raise InputError(
             f"messages cannot be {reprlib.repr(messages)}: give a list of messages, such as [{_MESSAGE}]"
         )
+
+
+def _is_message(one: Any) -> bool:
+    return isinstance(one, Mapping) and "role" in one and not _SAID.isdisjoint(one)
