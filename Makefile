@@ -121,7 +121,7 @@ test-engine: build
 
 # two at once, since a test waits for what it starts; in the order of the files, RPC's last
 test-python: build
-	python -m pytest --durations=20 -n 2 --dist loadgroup --no-loadscope-reorder
+	python -m pytest --durations=20 -n 2 --dist loadfile --no-loadscope-reorder
 
 # addresses and undefined behaviour; threads
 test-asan test-tsan: test-%: $(DEPS) build/%/.configured

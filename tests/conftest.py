@@ -36,12 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a GPU say so when they are skipped. Everything else is there after `make build`.
 
     The RPC tests come last: ggml keeps their device when its server is gone, and aborts whoever asks for it.
-    Where several workers share the tests, one of them has these, and a file's are one worker's.
+    So do the other tests of their files, which stay whole where two processes share all files.
     """
+    files = {item.path for item in items if needs_rpc(item)}
     # stable: the others stay as they are
-    items.sort(key=needs_rpc)
+    items.sort(key=lambda item: (item.path in files, needs_rpc(item)))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("rpc" if needs_rpc(item) else item.path.stem))
         for marker, backend in BACKENDS.items():
             if item.get_closest_marker(marker) and not has_device(backend):
                 item.add_marker(pytest.mark.skip(reason=f"no {backend} device"))
