@@ -105,7 +105,13 @@ def _options(
     pass
 
 
-def main() -> None:
+def app_of(arguments: list[str]) -> typer.Typer:
+    """With the command that they begin with; else with all, to show or to suggest."""
+    wanted = arguments[:1]
+    return make_app(wanted if wanted and wanted[0] in COMMANDS else COMMANDS)
+
+
+def main(app: typer.Typer) -> None:
     """Run the command line; `pyspac.__main__` is the entry point."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as by >&-
@@ -116,8 +122,7 @@ def main() -> None:
     if text := misplaced_model(sys.argv[1:]):
         typer.echo(f"pyspac: error: {text}", err=True)
         raise SystemExit(ConfigError.exit_code)
-    wanted = sys.argv[1:2]
-    make_app(wanted if wanted and wanted[0] in COMMANDS else COMMANDS)()
+    app()
 
 
 def misplaced_model(arguments: list[str]) -> str | None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pyspac.engine.step import StepTotals
 from pyspac.errors import PyspacError, UsageError
-from pyspac.server.warm_start import cache_folder
+from pyspac.server.model_identity import cache_folder
 from pyspac.talk.answer import Answer
 from pyspac.talk.client import LostError
 from pyspac.talk.conversation import SETTINGS, Conversation

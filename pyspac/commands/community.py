@@ -16,7 +16,7 @@ from pyspac.commands.bench_ways import PROMPTS
 from pyspac.commands.json_file import json_text, write_result
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import read_header
-from pyspac.server.warm_start import model_hash
+from pyspac.server.model_identity import model_hash
 
 FORMAT: Final = 1
 SUFFIX: Final = ".json"

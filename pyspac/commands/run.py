@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -22,9 +22,10 @@ from pyspac.commands.own import Connection, connected
 from pyspac.scheduler.policy import DEFAULT_POLICY
 from pyspac.talk.answer import Answer, complete
 from pyspac.talk.client import Client
-from pyspac.talk.figures import Figures
 from pyspac.talk.interrupt import Interrupt
-from pyspac.talk.report import answer_dict, print_decisions, print_table, run_dict
+
+if TYPE_CHECKING:
+    from pyspac.talk.figures import Figures
 
 Chat = Annotated[
     bool, typer.Option("--chat", help="Treat the prompt as a message: apply the model's chat template.")
@@ -125,6 +126,8 @@ def answer_shown(
 def show_result(
     connection: Connection, figures: Figures | None, answer: Answer, json_file: str | None, *, explains: bool
 ) -> None:
+    from pyspac.talk.report import answer_dict, print_decisions, print_table, run_dict  # loads numpy
+
     console, own = error_console(), connection.own
     if answer.stop_reason == "context":
         console.print(

@@ -19,8 +19,8 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.server_options import own_options
 from pyspac.errors import PyspacError
 from pyspac.model.checks import check_model_file
+from pyspac.server.model_identity import cache_folder, model_hash
 from pyspac.server.options import ServeOptions
-from pyspac.server.warm_start import cache_folder, model_hash
 
 MODE: Final = 0o600  # it names folders of the user's
 _FILES: Final = {"model_draft": "draft model", "mtp": "adapter"}  # parameters that name a file

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspac.engine.board import AHEAD_NAMES, Board
 from pyspac.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspac.engine.board import Board
 
 # predictors of the engine by their name in options: how many MoE layers ahead a router is asked
 NEXT_LAYERS = {"next-layer": 1, "next-layer-2": 2, "next-layer-3": 3}
-NEXT_LAYER, DRAFT_GATE = AHEAD_NAMES
+AHEAD_NAMES = NEXT_LAYER, DRAFT_GATE = "next-layer", "draft-gate"  # index = spac_ahead_source
 
 
 def in_engine(names: Iterable[str]) -> list[str]:

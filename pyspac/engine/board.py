@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError, EngineError
 
-AHEAD_NAMES = ("next-layer", "draft-gate")  # index = spac_ahead_source
 NO_BUDGET = 2**64 - 1  # byte_budget: no limit
 FALLBACKS = (
     "",
@@ -44,10 +43,6 @@ class LayerMode(IntEnum):
     SPLIT = 0
     FILLING = 1  # split, but all of its experts are on their way to slots that are reserved for them
     WHOLE = 2  # in the last forward the device, which has all of its experts; nothing of it is counted
-
-
-# of the counters: what a prompt's experts did that passed through the slots
-STAGE_FIELDS = ("n_staged", "staged_bytes", "staged_us", "stage_wait_us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

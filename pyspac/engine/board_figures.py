@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspac.engine.board import STAGE_FIELDS, Board
+if TYPE_CHECKING:
+    from pyspac.engine.board import Board
 
-_COUNTED: Final = ("n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes", *STAGE_FIELDS)
+# what a prompt's experts did that passed through the slots
+_STAGE_FIELDS: Final = ("n_staged", "staged_bytes", "staged_us", "stage_wait_us")
+_COUNTED: Final = ("n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes", *_STAGE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

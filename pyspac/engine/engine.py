@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pyspac._native import check, ffi, lib
-from pyspac.engine.board import Board
 from pyspac.engine.board_figures import EngineInfo, read_declined, read_info
 from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.params import HOST_KERNELS, HOST_MODES, STAGES, EngineParams
 from pyspac.engine.step import StepRecord
 from pyspac.engine.tensor_types import TYPE_IDS
 from pyspac.errors import EngineError, UsageError
+
+if TYPE_CHECKING:
+    from pyspac.engine.board import Board
 
 __all__ = [
     "DeviceInfo",
@@ -101,7 +103,9 @@ class Engine:
         """Wrap a spac_engine handle that frees itself (ffi.gc); use `attach`."""
         self._handle = handle
         self._is_closed = False
-        self.board = Board(lib.spac_engine_board(handle), owner=handle)
+        from pyspac.engine.board import Board  # loaded here: numpy takes longer than the rest
+
+        self.board: Board = Board(lib.spac_engine_board(handle), owner=handle)
 
     @classmethod
     def attach(cls, ctx_ptr: int, params: EngineParams | None = None) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from pyspac.engine.gguf_constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 # [id] -> (name, elements per block, bytes per block); Q2_0 is newer than the gguf package's table
 TENSOR_TYPES: Final[dict[int, tuple[str, int, int]]] = {

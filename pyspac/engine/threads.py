@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspac.engine.board import Board
+if TYPE_CHECKING:
+    from pyspac.engine.board import Board
 
 
 def threads_dict(board: Board) -> dict[str, Any] | None:

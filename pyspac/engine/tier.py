@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspac.engine.ahead import share
-from pyspac.engine.board import Board
+
+if TYPE_CHECKING:
+    from pyspac.engine.board import Board
 
 _STATE = ("pool_bytes", "n_slots", "n_resident", "is_direct")  # all others only grow
 

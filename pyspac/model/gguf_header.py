@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from gguf.constants import GGUFValueType
-
+from pyspac.engine.gguf_constants import GGUFValueType
 from pyspac.engine.tensor_types import TENSOR_TYPES
 from pyspac.errors import ModelError
 from pyspac.model.not_gguf import check_is_file, describe_content

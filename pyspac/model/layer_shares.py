@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 
 def device_of_layers(
     shares: Sequence[float], n_layer: int, n_gpu_layers: int | None = None
@@ -19,6 +17,8 @@ def device_of_layers(
     `shares`: of each device, not all 0; `n_gpu_layers`: of the last layers, the output counted; None or
     less than 0: all.
     """
+    import numpy as np  # loaded here: it takes longer than the rest of a command
+
     n_all = n_layer + 1
     n_gpu = n_all if n_gpu_layers is None or n_gpu_layers < 0 else min(n_gpu_layers, n_all)
     ends = np.cumsum(np.asarray(shares, np.float32), dtype=np.float32)

@@ -17,13 +17,14 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspac.errors import ModelError
 from pyspac.model.gguf_header import GgufHeader, read_header
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # where llama.cpp's graphs have a row for each token of the batch: hooks/0005 gates them
 _GATED_TENSOR: Final = re.compile(r"(blk\.\d+\.attn_(q|k|v|qkv|output)|token_embd)\.weight\.lora_[ab]")
@@ -51,6 +52,8 @@ class MtpSampler:
 
     def rerank(self, logits: NDArray[np.float32], previous: int) -> int:
         """The draft of a mask behind the token `previous`; `logits` are the mask's, [n_vocab], unchanged."""
+        import numpy as np  # loaded here: it takes longer than the rest of a command
+
         n_top = min(self.n_top, len(logits))
         top = np.argpartition(logits, -n_top)[-n_top:]
         pairs = self.next[top].astype(np.float32) @ self.previous[previous].astype(np.float32)
@@ -132,6 +135,8 @@ def _read_sampler(header: GgufHeader) -> MtpSampler | None:
 
 def _halves(header: GgufHeader, key: str) -> NDArray[np.float16]:
     """GGUF has no arrays of 16-bit floats in its metadata, so they are stored as 16-bit integers."""
+    import numpy as np
+
     bits = np.asarray(_whole_list(header, key), np.int64)
     if bits.size and not 0 <= bits.min() <= bits.max() <= np.iinfo(np.uint16).max:
         raise _wrong(header, key, "16-bit integers")

@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from pyspac.errors import ConfigError, UsageError
 from pyspac.model.layer_shares import device_of_layers
 
@@ -44,9 +42,13 @@ def check_shares(shares: Sequence[float]) -> None:
     """Raise ConfigError for what are no shares; () is as good as none given."""
     if any(not math.isfinite(share) or share < 0 for share in shares) or (shares and not any(shares)):
         raise ConfigError(FLAG, text_of(shares), _WANTED)
+    if not shares:
+        return
+    import numpy as np  # loaded here: it takes longer than the rest of a command
+
     with np.errstate(over="ignore"):
         total = np.asarray(shares, np.float32).sum(dtype=np.float32)
-    if shares and not 0 < total < math.inf:
+    if not 0 < total < math.inf:
         raise ConfigError(FLAG, text_of(shares), _WANTED_FLOATS)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from pyspac.errors import ModelError
 from pyspac.server import log
-from pyspac.server.warm_start import cache_folder, model_parts
+from pyspac.server.model_identity import cache_folder, model_parts
 
 PIECE_BYTES: Final = 16 << 20
 ANSWER_S: Final = 10.0

@@ -19,7 +19,7 @@ import pyspac
 from pyspac.checks import check_int
 from pyspac.errors import ConfigError, UsageError
 from pyspac.model.gguf_header import read_header
-from pyspac.server.warm_start import model_hash, model_parts
+from pyspac.server.model_identity import model_hash, model_parts
 
 FORMAT: Final = 1
 DEFAULT_MIB: Final = 8192  # as much as llama-server's --cache-ram

@@ -20,26 +20,27 @@ from contextlib import ExitStack
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import IO, TYPE_CHECKING, Final, Self
 
 import psutil
 
-from pyspac.engine.board import Board
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.errors import ModelError, PyspacError
 from pyspac.server import board_file
 from pyspac.server.arguments import n_threads
-from pyspac.server.attachment import Attachment
 from pyspac.server.child import Child
 from pyspac.server.options import ServeOptions
 from pyspac.server.plan import Plan, plan_launch
 from pyspac.server.start import start_server
 from pyspac.talk.client import UNIX, Client, LostError, RefusedError
-from pyspac.talk.figures import Figures
 from pyspac.talk.interrupt import Interrupt, ends_at_signals
 from pyspac.talk.remover import removed_if_killed
-from pyspac.talk.scheduling import scheduling
+
+if TYPE_CHECKING:
+    from pyspac.engine.board import Board
+    from pyspac.server.attachment import Attachment
+    from pyspac.talk.figures import Figures
 
 Progress = Callable[[int, int], None]  # bytes of the model that are loaded, and all
 
@@ -76,6 +77,7 @@ class OwnServer:
             self._log: IO[bytes] | None = None if verbose else (folder / "log").open("w+b")
             self.server = start_server(self.options, self.launch, self._log, signal.SIGKILL)
             self._stack.callback(self._stop)
+            _load_scheduler()
             self.client = Client(f"{UNIX}{folder / 'server.sock'}")
             self._wait(on_progress)
             self._attach()
@@ -91,6 +93,8 @@ class OwnServer:
 
     def figures(self) -> Figures:
         """What its engine and scheduler do from now on."""
+        from pyspac.talk.figures import Figures
+
         return Figures(self.board, self.attachment, self.options.attach.scheduler.predict)
 
     # ---- beginning
@@ -131,6 +135,9 @@ class OwnServer:
     def _attach(self) -> None:
         if not self.launch.has_engine:
             return
+        from pyspac.engine.board import Board
+        from pyspac.talk.scheduling import scheduling
+
         name = self.launch.board
         if board_file.look_at(name) is None:  # a full /dev/shm; the engine only needs it beside a device
             return
@@ -175,6 +182,11 @@ class OwnServer:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def _load_scheduler() -> None:
+    """Its modules and numpy, while the server loads its model."""
+    from pyspac.talk import figures, scheduling  # noqa: F401
 
 
 def _memory_of(child: Child) -> int:

@@ -396,7 +396,7 @@ def test_a_model_in_a_commands_place(
     assert misplaced_model(["run", word]) is None
     monkeypatch.setattr("sys.argv", ["pyspac", word])
     with pytest.raises(SystemExit, match="2"):
-        cli.main()
+        cli.main(app)
     assert f"the first word is a command: try pyspac chat {word}" in capsys.readouterr().err
 
 

@@ -76,6 +76,17 @@ def test_help_needs_no_native_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_command_loads_what_it_needs() -> None:
+    """No other command; numpy and the scheduler only once its server loads its model."""
+    code = (
+        "import sys, pyspac.cli as cli; cli.make_app(['run']); import pyspac.talk.own_server; "
+        "print(sorted({'numpy', 'yaml', 'pyspac.commands.serve', 'pyspac.lab', 'pyspac.scheduler.scheduler'} "
+        "& set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_prompt_is_given_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     file = tmp_path / "prompt"

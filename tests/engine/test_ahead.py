@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS, ahead_dict, check_not_in_engine
-from pyspac.engine.board import AHEAD_NAMES, BoardGeometry, LocalBoard
+from pyspac.engine.ahead import AHEAD_NAMES, DRAFT_GATE, NEXT_LAYERS, ahead_dict, check_not_in_engine
+from pyspac.engine.board import BoardGeometry, LocalBoard
 from pyspac.engine.params import NEXT_LAYER_MAX, EngineParams
 from pyspac.errors import ConfigError, UsageError
 

@@ -25,8 +25,8 @@ from conftest import ROOT
 from dense_drafts import write_dense_draft
 from recording import Recording
 
-from pyspac.engine.ahead import DRAFT_GATE, NEXT_LAYERS
-from pyspac.engine.board import AHEAD_NAMES, Residency
+from pyspac.engine.ahead import AHEAD_NAMES, DRAFT_GATE, NEXT_LAYERS
+from pyspac.engine.board import Residency
 from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
 from pyspac.forward.context import Context, ContextParams

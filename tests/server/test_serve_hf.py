@@ -27,8 +27,8 @@ from pyspac.engine.board import Board
 from pyspac.errors import ConfigError, ModelError, PyspacError
 from pyspac.server import download, download_check
 from pyspac.server.build_extras import FILE, build_extras
+from pyspac.server.model_identity import model_hash
 from pyspac.server.options import ServeOptions
-from pyspac.server.warm_start import model_hash
 
 REPO, DRAFT_REPO = "someone/demo-moe-GGUF", "someone/demo-draft-GGUF"
 REPOS = {REPO: {"demo-moe-Q4_K_M.gguf": TARGET}, DRAFT_REPO: {"demo-draft-Q8_0.gguf": DRAFT}}

@@ -15,7 +15,8 @@ from pyspac.engine.board import Board, BoardGeometry, LocalBoard, Residency
 from pyspac.scheduler.config import ESTIMATORS, SchedulerConfig
 from pyspac.scheduler.scheduler import Scheduler
 from pyspac.server import log
-from pyspac.server.warm_start import UtilityStore, cache_folder, model_hash, open_store
+from pyspac.server.model_identity import cache_folder, model_hash
+from pyspac.server.warm_start import UtilityStore, open_store
 
 
 def board(n_expert: int = 8) -> LocalBoard:
