@@ -145,6 +145,7 @@ def _decode_us(weights: Weights, machine: Machine, found: float, on_card: float,
     """Of one token. What a card holds is used as often as recorded texts use the best of that size."""
     used = weights.n_expert_used
     experts_us = used * machine.read_us(weights.expert)
+    late_us = experts_us * (1.0 - found)  # absent ones are computed once all of them have come
     absent = used * weights.expert_bytes * (1.0 - found)
     chance = 1.0 - found**used
     disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
@@ -153,10 +154,10 @@ def _decode_us(weights: Weights, machine: Machine, found: float, on_card: float,
     if has_card:
         hit = found_share(on_card)
         card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
-        experts_us *= 1.0 - hit
+        experts_us = max(late_us, experts_us * (1.0 - hit))
         dense_us = weights.dense.total() / (CARD_GB_S * 1e3)
-    layers_us = weights.n_layer_moe * max(experts_us, disk_us if found < 1.0 else 0.0, card_us)
-    return dense_us + layers_us + weights.n_layer * machine.layer_us
+    layer_us = max(experts_us - late_us, disk_us if found < 1.0 else 0.0, card_us) + late_us
+    return dense_us + weights.n_layer_moe * layer_us + weights.n_layer * machine.layer_us
 
 
 def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, *, has_card: bool) -> float:

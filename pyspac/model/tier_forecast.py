@@ -2,9 +2,9 @@
 to expect out.
 
 A token reads what is not an expert and its experts from memory, those that are absent from the disk first.
-Absent experts of a layer are read at once, while those that are there are computed; layers come one after the
-other. Which experts a text uses decides how many are absent: at worst all are used alike, and what memory
-holds is found as often as its share; the recorded traces say what real texts do.
+Absent experts of a layer are read at once, while those that are there are computed, and are computed then;
+layers come one after the other. Which experts a text uses decides how many are absent: at worst all are used
+alike, and what memory holds is found as often as its share; the recorded traces say what real texts do.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def token_us(geometry: MoeGeometry, dense: int, found: float, disk: DiskSpeed, h
         absent = used * (1.0 - found)
         chance = 1.0 - found ** min(geometry.n_expert_used, layer.n_expert)  # that any is absent
         read_us = chance * disk.latency_us + absent / (disk.depth_32_gb_s * 1e3)
-        host_us += max(used / (host_gb_s * 1e3), read_us)
+        host_us += max((used - absent) / (host_gb_s * 1e3), read_us) + absent / (host_gb_s * 1e3)
     return host_us
 
 
