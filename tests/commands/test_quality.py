@@ -144,7 +144,10 @@ def test_bad_input(arguments: tuple[str, ...], says: str, text: Path) -> None:
         (("--lossy", "substitute:0.1", *ON_DISK), "substitute:0.1 needs a device, whose experts"),
         (("--lossy", "drop:2", "-dev", "none"), "needs a device, or experts on disk (--ram)"),
         (("--lossy", "drop:2", "--stock"), "has no effect with --stock"),
-        (("--lossy", "drop:2", "--policy", "least-stale", *DEVICE), "no effect with --policy least-stale+fetch"),
+        (
+            ("--lossy", "drop:2", "--policy", "least-stale", *DEVICE),
+            "no effect with --policy least-stale+fetch",
+        ),
         (("--policy", "", *DEVICE), "--policy cannot be ''"),
         (("--lossy", "route:2", *DEVICE), "--lossy cannot be 'route:2'"),
         (("--max-kl", "0.1", *ON_DISK), "--max-kl 0.1 limits what --lossy costs: give --lossy"),
