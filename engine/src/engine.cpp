@@ -199,6 +199,36 @@ static spac_lossy make_lossy(const spac_plan & plan, const spac_memory_tier * ti
     return lossy;
 }
 
+std::unique_ptr<spac_exact_sample> spac_engine::make_samples(double max_kl) {
+    if (max_kl <= 0) {
+        return nullptr;
+    }
+    const auto refuse = [](const char * why) { throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_MAX_KL (--max-kl) %s", why)); };
+    if (!forward.is_lossy()) {
+        refuse("limits what a lossy mode costs: give PYSPAC_LOSSY (--lossy), too, or omit it");
+    }
+    if (masks) {
+        refuse("does not go with drafts by mask tokens, whose batches cannot be computed twice: omit one");
+    }
+    auto made          = std::make_unique<spac_exact_sample>(hook.ctx, max_kl, settings.params.max_batch);
+    made->may_be_lossy = [this](int32_t sequence) { return forward.may_be_lossy(sequence); };
+    made->begin_pass   = [this](bool is_exact, bool is_counted) {
+        wait_for_stream(); // which asks for the last graph's
+        forward.is_exact         = is_exact;
+        forward.n_tokens_counted = log.n_tokens_counted = is_counted ? INT64_MAX : 0;
+    };
+    made->end_batch = [this] { show_divergence(); };
+    return made;
+}
+
+void spac_engine::show_divergence() {
+    spac_counters & c = *board->counters();
+    c.n_kl_tokens     = samples->limit.n_tokens;
+    c.kl_total        = llround(samples->limit.spent * 1e6);
+    c.n_kl_samples    = samples->limit.n_samples;
+    c.kl_sampled      = llround(samples->limit.sampled * 1e6);
+}
+
 // the worker publishes between forwards where there is one
 static int il_to_publish(const spac_plan & plan, const spac_layers & layers) {
     const auto split = layers.split();
@@ -206,7 +236,7 @@ static int il_to_publish(const spac_plan & plan, const spac_layers & layers) {
 }
 
 spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *),
-                         std::unique_ptr<spac_mask_drafter> mask_drafter, std::unique_ptr<spac_ngram_drafter> ngram_drafter) :
+                         std::unique_ptr<spac_mask_drafter> mask_drafter, std::unique_ptr<spac_ngram_drafter> ngram_drafter, double max_kl) :
     settings(settings_of(params)),
     masks(std::move(mask_drafter)),
     ngram(std::move(ngram_drafter)),
@@ -228,6 +258,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     forward(*board, plan.has_slots || tier ? cache : spac_device_caches(), decisions, host, tier.get(), timeline, log,
             make_lossy(plan, tier.get(), settings.lossy), pointers_to(demand), settings.params.fill,
             il_to_publish(plan, layers), device_clock_of(plan, slots)),
+    samples(make_samples(max_kl)),
     prompts(*board, cache, layers, log, settings.params.fill),
     untried(*board, cache, prompts, layers, slots, plan.has_slots && !tier ? plan.devices : std::vector<ggml_backend_dev_t>(), settings.params.stage),
     wide(*board, layers, host, tier.get()),
@@ -248,6 +279,11 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
         show_info();
         decisions.want_whole = [this](const uint8_t * wanted) { untried.want_whole(wanted); };
         hook.set(make_hook(free_with_context)); // from here on the graphs that the context builds are split
+        if (const int n = splitter.n_as_chosen()) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("lossy \"%s\" needs routers that choose by their logits only, which %d layers of this "
+                                                                       "model do not: give drop:N or substitute:X",
+                                                                       settings.lossy.c_str(), n));
+        }
         if (!settings.board_name.empty()) {
             share_board(); // whoever finds it finds an engine at work
         }
@@ -360,7 +396,10 @@ llama_moe_hook spac_engine::make_hook(void (*free_with_context)(void *)) {
             return ((spac_engine *) engine)->masks->draft(slot, id_last, pos, n_max, drafted);
         };
         h.process = [](void * engine, llama_batch_ext * batch) { return ((spac_engine *) engine)->masks->process(batch); };
-    } else if (ngram) {
+    } else if (samples) {
+        h.process = [](void * engine, llama_batch_ext * batch) { return ((spac_engine *) engine)->samples->process(batch); };
+    }
+    if (ngram) {
         h.draft = [](void * engine, int32_t slot, const llama_token * tokens, int32_t n, llama_token id_last, llama_pos, int32_t n_max, const llama_token ** drafted) {
             return ((spac_engine *) engine)->ngram->draft(slot, tokens, n, id_last, n_max, drafted);
         };

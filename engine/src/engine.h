@@ -25,6 +25,7 @@
 #include "layers/layers.h"
 #include "plan/host-work.h"
 #include "plan/plan.h"
+#include "split/exact-sample.h"
 #include "split/forward.h"
 #include "split/graph-splitter.h"
 #include "split/wide-batches.h"
@@ -39,8 +40,9 @@ struct spac_engine {
     // attaches; free_with_context: NULL, or what to call when the context is freed, with the engine as its argument; an
     // engine that its context owns has no scheduler of its own process, so the built-in policy decides until one comes;
     // masks, ngram: NULL, or what drafts for a server that drives the context
+    // max_kl: what settings.lossy may cost a server's tokens in the mean (spac_exact_sample); 0: no limit
     spac_engine(llama_context * ctx, const spac_engine_params & params, void (*free_with_context)(void *) = nullptr,
-                std::unique_ptr<spac_mask_drafter> masks = nullptr, std::unique_ptr<spac_ngram_drafter> ngram = nullptr);
+                std::unique_ptr<spac_mask_drafter> masks = nullptr, std::unique_ptr<spac_ngram_drafter> ngram = nullptr, double max_kl = 0);
     ~spac_engine();
 
     spac_engine(const spac_engine &) = delete;
@@ -93,6 +95,7 @@ struct spac_engine {
     std::unique_ptr<spac_team_watch>                      team;  // the same
     spac_routing_log                                      log;
     spac_forward                                          forward;
+    const std::unique_ptr<spac_exact_sample>              samples; // where what is lossy has a limit
     spac_prompt_counts                                    prompts;
     spac_untried                                          untried;
     spac_wide_batches                                     wide;
@@ -119,6 +122,8 @@ struct spac_engine {
     void                                            look_ahead(const llama_token * tokens, int32_t n_tokens);
     void                                            record_step(const llama_moe_hook_step & step);
     void                                            name_sequences(const llama_ubatch & ubatch);
+    std::unique_ptr<spac_exact_sample>              make_samples(double max_kl);
+    void                                            show_divergence();
     bool                                            copy_to_slot(const spac_load & load);
     void                                            look_around(size_t device);
     void                                            log_attached() const;

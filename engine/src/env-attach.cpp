@@ -7,6 +7,7 @@
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
 //   PYSPAC_BASELINE lru+fetch: who leaves the device, and what becomes of an expert that is not there (docs/policies.md); else decisions say it
 //   PYSPAC_LOSSY   drop:2: an expert that is not there and not among its token's best 2 is left out; else none is
+//   PYSPAC_MAX_KL   what that may cost llama-server's tokens in the mean: KL divergence in nats (split/exact-sample.h)
 //   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)
 //   PYSPAC_STAGE    0: the experts of prompts do not pass through the slots (1: where that is faster)
 //   PYSPAC_EVICT    0: a full pool stays as it is, for comparison (1)
@@ -57,6 +58,17 @@ static int32_t checked_number(const char * name, const std::string & text, int32
 
 static int32_t max_batch() {
     return checked_number("PYSPAC_MAX_BATCH", env_or("PYSPAC_MAX_BATCH", "32"), SPAC_MAX_BATCH);
+}
+
+// 0: no limit
+static double checked_max_kl() {
+    const char * text = env_or("PYSPAC_MAX_KL", nullptr);
+    char *       end  = nullptr;
+    const double x    = text ? strtod(text, &end) : 0;
+    if (text && (end == text || *end || !(x >= 1e-6 && x <= 100))) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_MAX_KL \"%s\": give a mean KL divergence in nats per token, from 0.000001 to 100", text));
+    }
+    return x;
 }
 
 // NULL: none are asked for
@@ -202,7 +214,7 @@ static void attach(llama_context * ctx) {
     if (const char * n = env_or("PYSPAC_NGRAM", nullptr)) {
         ngram = std::make_unique<spac_ngram_drafter>(checked_number("PYSPAC_NGRAM", n, SPAC_DRAFT_MAX));
     }
-    target = new spac_engine(ctx, params, free_with_context, make_masks(ctx), std::move(ngram)); // owned by the context
+    target = new spac_engine(ctx, params, free_with_context, make_masks(ctx), std::move(ngram), checked_max_kl()); // owned by the context
 }
 
 // a context beside the engine's: that of a draft model, most likely

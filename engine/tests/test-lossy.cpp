@@ -1,5 +1,6 @@
 // Which experts are left out: by hand, with ties, negative weights and batches that are computed whole; and texts that name no rule.
 #include "base/status.h"
+#include "split/cache-routing.h"
 #include "split/lossy.h"
 
 #undef NDEBUG
@@ -92,6 +93,32 @@ static void test_substitutes() {
     assert((lossy.is_left_out == std::vector<uint8_t>{ 1, 0 }) && std::fabs(lossy.weight_kept - 0.1) < 1e-6);
 }
 
+// by 0.5 of the range, which is 2: the second expert, which is there, overtakes the first
+static void test_routes() {
+    spac_cache_routing   routing(0.5);
+    const float          z[]      = { 1.0f, 0.5f, -1.0f, 0.9f };
+    const int32_t        wanted[] = { 0, 3 };
+    int32_t              chosen[2];
+    std::vector<uint8_t> is_there = { 0, 1, 1, 0 };
+    routing.choose(z, is_there, wanted, 2, chosen);
+    assert(chosen[0] == 0 && chosen[1] == 3); // no logits were seen before
+    routing.learn(z, 4);
+    routing.choose(z, is_there, wanted, 2, chosen);
+    assert(chosen[0] == 1 && chosen[1] == 0);
+    assert(std::fabs(spac_cache_routing::share_kept(z, wanted, chosen, 2) - (std::exp(1.0) + std::exp(0.5)) / (std::exp(1.0) + std::exp(0.9))) < 1e-6);
+    const int32_t other[] = { 3, 0 }; // in whatever order
+    routing.choose(z, { 1, 0, 0, 1 }, other, 2, chosen);
+    assert(chosen[0] == 3 && chosen[1] == 0);
+    routing.choose(z, { 0, 0, 1, 1 }, other, 2, chosen); // the same two are best
+    assert(chosen[0] == 3 && chosen[1] == 0);
+
+    spac_cache_routing none(0);
+    none.learn(z, 4);
+    none.choose(z, is_there, wanted, 2, chosen);
+    assert(chosen[0] == 0 && chosen[1] == 3);
+    assert(spac_lossy("route:0.2").routes() && spac_lossy("route:0.2").strength() == 0.2 && spac_lossy("route:0").is_on());
+}
+
 static void test_whole() {
     spac_lossy lossy("drop:1");
     lossy.keep_all(5);
@@ -100,7 +127,7 @@ static void test_whole() {
 }
 
 static void test_refusals() {
-    for (const char * text : { "drop", "drop:", "drop:0", "drop:-1", "drop:x", "drop:1x", "drop:99999", "drop: 2", "drop:+2", "drop:1.5", "drop:1.", "substitute", "substitute:", "substitute:-0.1", "substitute:1.5", "substitute:nan", "substitute:1e-3", "keep:2", " drop:2" }) {
+    for (const char * text : { "drop", "drop:", "drop:0", "drop:-1", "drop:x", "drop:1x", "drop:99999", "drop: 2", "drop:+2", "drop:1.5", "drop:1.", "substitute", "substitute:", "substitute:-0.1", "substitute:1.5", "substitute:nan", "substitute:1e-3", "keep:2", " drop:2", "route", "route:", "route:-0.1", "route:1.5", "route:x" }) {
         bool refused = false;
         try {
             spac_lossy lossy(text);
@@ -119,6 +146,7 @@ int main() {
     test_requests();
     test_ties_and_signs();
     test_substitutes();
+    test_routes();
     test_whole();
     test_refusals();
     return 0;

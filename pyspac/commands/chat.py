@@ -36,6 +36,7 @@ def chat(
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     lossy: o.Lossy = None,
+    max_kl: o.MaxKl = None,
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,

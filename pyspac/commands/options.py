@@ -187,7 +187,18 @@ Lossy = Annotated[
         metavar="KIND:STRENGTH",
         show_default=False,
         help="Faster but not exact: drop:N skips experts that are not on the device (with --ram: not in "
-        "memory), except each token's best N; substitute:X takes a similar one that is.",
+        "memory), except each token's best N; substitute:X takes a similar one that is; route:X has routers prefer those that are.",
+        rich_help_panel=MORE,
+    ),
+]
+MaxKl = Annotated[
+    float | None,
+    typer.Option(
+        "--max-kl",
+        metavar="X",
+        show_default=False,
+        help="Most that --lossy may cost: the mean KL divergence in nats per token, estimated on a sample. "
+        "So many tokens are computed exactly.",
         rich_help_panel=MORE,
     ),
 ]

@@ -59,6 +59,7 @@ def run(
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     lossy: o.Lossy = None,
+    max_kl: o.MaxKl = None,
     device: o.Device = "auto",
     host_kernels: o.HostKernels = "auto",
     rpc: o.Rpc = None,

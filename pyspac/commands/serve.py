@@ -86,6 +86,7 @@ def serve(
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     lossy: o.Lossy = None,
+    max_kl: o.MaxKl = None,
     device: o.Device = "auto",
     rpc: o.Rpc = None,
     host_kernels: o.HostKernels = "auto",

@@ -64,12 +64,13 @@ def _options(
         kind, passed, given.get("speculation"), given.get("draft_max"),
         has_draft=draft is not None or mtp is not None or names_draft(passed),
     )  # fmt: skip
-    policy = Policy.read(given.get("policy") or DEFAULT_POLICY)
+    policy = Policy.read(DEFAULT_POLICY if given.get("policy") is None else given["policy"])
     config = policy.with_drafts(n_draft_max, parse_predictors(given.get("predict") or NO_PREDICTOR))
     return ServeOptions(
         model=given.get("model"), draft=draft, mtp=mtp, spec_type=kind, rpc=given.get("rpc"),
         cache=CacheSize(text=given.get("cache") or "auto"), device=given.get("device") or "auto",
-        lossy=given.get("lossy"), ram=given_ram(given.get("ram"), is_stock=bool(fields.get("stock"))),
+        lossy=given.get("lossy"), max_kl=given.get("max_kl"),
+        ram=given_ram(given.get("ram"), is_stock=bool(fields.get("stock"))),
         host_kernels=given.get("host_kernels") or "auto", cpu_range=given.get("cpu_range"),
         n_ctx=given.get("ctx_size"), passed=passed, copy_gb_s=policy.copy_gb_s,
         attach=AttachOptions(scheduler=config, speculation=controller, **attach), **fields,

@@ -67,6 +67,22 @@ def router_weight_kept(board: Board) -> float | None:
     return int(counters["router_weight_kept"]) / weight if weight else None
 
 
+def kl_divergence(board: Board) -> dict[str, Any] | None:
+    """What `--max-kl` limits, in nats per token; None without it, and before the first token.
+
+    `mean`: of all tokens, as estimated; `of_lossy`: of those that are not exact, as the samples had it.
+    """
+    counters = board.counters[0]
+    n_tokens, n_samples = int(counters["n_kl_tokens"]), int(counters["n_kl_samples"])
+    if not n_tokens:
+        return None
+    return {
+        "mean": int(counters["kl_total"]) / 1e6 / n_tokens,
+        "of_lossy": int(counters["kl_sampled"]) / 1e6 / n_samples if n_samples else None,
+        "n_samples": n_samples,
+    }
+
+
 def time_us(board: Board, name: str) -> int:
     """Sum over layers of `host_us` or `device_us` of spac_layer_stats."""
     return int(board.layer_stats[name].sum())

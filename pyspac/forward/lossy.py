@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from typing import Final
 
+from pyspac.checks import check_range
 from pyspac.engine.values import read_lossy
 from pyspac.errors import UsageError
 
 FLAG: Final = "--lossy"
 VARIABLE: Final = "PYSPAC_LOSSY"
+MAX_KL: Final = "--max-kl"
+MAX_KL_VARIABLE: Final = "PYSPAC_MAX_KL"
 
 
-def check_lossy(text: str | None, *, stock: bool) -> None:
-    """Raise UsageError unless it is None, "drop:N" or "substitute:X", and with plain llama.cpp."""
+def check_lossy(
+    text: str | None, *, stock: bool, max_kl: float | None = None, baseline: str | None = None
+) -> None:
+    """Raise UsageError unless it is None or a rule that the engine knows, and where it has no effect.
+
+    `max_kl`: what it may cost in the mean, in nats per token; None: no limit. `baseline`: EVICTION+MISS.
+    """
+    if max_kl is not None:
+        check_range(MAX_KL, max_kl, 1e-6, 100)
+    if text is None and max_kl is not None:
+        raise UsageError(f"{MAX_KL} {max_kl:g} limits what {FLAG} costs: give {FLAG}, too, or omit it")
     if text is None:
         return
     read_lossy(FLAG, text)
     if stock:
         raise UsageError(f"{FLAG} {text} has no effect with --stock, which computes every expert: omit one")
+    if baseline is not None and baseline.endswith("+fetch") and not text.startswith("route:"):
+        raise UsageError(
+            f"{FLAG} {text} has no effect with --policy {baseline}, which copies every expert that is not "
+            "there: omit one, or give route:X"
+        )
 
 
 def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_bytes: int | None) -> None:

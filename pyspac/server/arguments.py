@@ -13,6 +13,7 @@ from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
+from pyspac.forward.lossy import MAX_KL_VARIABLE
 from pyspac.forward.lossy import VARIABLE as LOSSY
 from pyspac.forward.no_device import can_predict
 from pyspac.model.device_needs import N_UBATCH
@@ -222,6 +223,8 @@ def _engine_env(options: ServeOptions, ram_bytes: int | None) -> dict[str, str]:
         env[BASELINE] = options.attach.scheduler.baseline
     if options.lossy is not None:
         env[LOSSY] = options.lossy
+    if options.max_kl is not None:
+        env[MAX_KL_VARIABLE] = repr(options.max_kl)
     if options.copy_gb_s:
         env["PYSPAC_COPY_GB_S"] = text_of(options.copy_gb_s)
     if options.cpu_range is not None:

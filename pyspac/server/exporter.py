@@ -36,6 +36,10 @@ _COUNTERS: Final = (
     ("left_out_activations", "n_left_out_rows", 1, "(token, expert) pairs left out (--lossy)"),
     ("router_weight", "router_weight", 1e-6, "Router weight of all experts, while some may be left out"),
     ("router_weight_kept", "router_weight_kept", 1e-6, "Router weight of the experts that were computed"),
+    ("kl_tokens", "n_kl_tokens", 1, "Tokens whose KL divergence is limited (--max-kl)"),
+    ("kl_nats", "kl_total", 1e-6, "Their KL divergence from exact ones, as estimated"),
+    ("kl_samples", "n_kl_samples", 1, "Tokens computed both ways to estimate it"),
+    ("kl_sampled_nats", "kl_sampled", 1e-6, "The KL divergence of these"),
     ("decisions", "n_decisions", 1, "Decisions that the engine took over"),
 )
 # metric, the tier's figure, kind, factor, help; nothing without experts on disk

@@ -27,6 +27,7 @@ def figures(seen: Observation) -> dict[str, str]:
         **({} if seen.threads is None else {"threads": threads_text(seen.threads)}),
         **({} if seen.tier is None else _tier(seen.tier, seen.seconds)),
         **({} if seen.kept is None else {"router weight kept": _text(seen.kept * 100, ".2f", " %")}),
+        **({} if seen.kl is None else {"KL divergence": _text(seen.kl, ".4f")}),
     }
 
 

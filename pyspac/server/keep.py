@@ -18,6 +18,8 @@ from typing import Final
 import pyspac
 from pyspac.checks import check_int
 from pyspac.errors import ConfigError, UsageError
+from pyspac.forward.lossy import MAX_KL_VARIABLE
+from pyspac.forward.lossy import VARIABLE as LOSSY  # a state that it made is another one
 from pyspac.model.gguf_header import read_header
 from pyspac.server.model_identity import model_hash, model_parts
 
@@ -25,7 +27,6 @@ FORMAT: Final = 1
 DEFAULT_MIB: Final = 8192  # as much as llama-server's --cache-ram
 MAX_MIB: Final = 1 << 30
 _PROBE_BYTES: Final = 1 << 16
-_LOSSY: Final = "PYSPAC_LOSSY"  # a state that it made is another one
 _VARIABLES: Final = ("PYSPAC_KEEP", "PYSPAC_KEEP_MIB", "PYSPAC_KEEP_KEY")
 # flags, as variables of llama-server's too, that change neither a state nor how it is computed
 _FLAGS_WITH_VALUE: Final = (
@@ -80,11 +81,13 @@ def keep_env(
     model: Path | None,
     n_ctx: int | None,
     lossy: str | None = None,
+    max_kl: float | None = None,
 ) -> dict[str, str | None]:
     """What the engine reads; None: nothing, whatever is there. `argv`: llama-server's command line."""
     if folder is None:
         return dict.fromkeys(_VARIABLES)
-    environ = os.environ if lossy is None else {**os.environ, _LOSSY: lossy}
+    environ = os.environ if lossy is None else {**os.environ, LOSSY: lossy}
+    environ = environ if max_kl is None else {**environ, MAX_KL_VARIABLE: repr(max_kl)}
     key = state_key(argv, environ, model, n_ctx)
     values = (str(folder.absolute()), str(mib or DEFAULT_MIB), key)
     return dict(zip(_VARIABLES, values, strict=True))
@@ -121,7 +124,7 @@ def _variables_that_count(environ: Mapping[str, str]) -> Iterator[str]:
     prefix = "LLAMA_ARG_"
     for name, value in environ.items():
         flag = "--" + name.removeprefix(prefix).lower().replace("_", "-")
-        if name == _LOSSY or (name.startswith(prefix) and flag not in _WITH_VALUE | _ALONE):
+        if name in (LOSSY, MAX_KL_VARIABLE) or (name.startswith(prefix) and flag not in _WITH_VALUE | _ALONE):
             yield f"{name}={value}"
 
 

@@ -140,6 +140,7 @@ class ServeOptions:
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
     lossy: str | None = None  # what may be left out: "drop:N"; None: nothing
+    max_kl: float | None = None  # what that may cost in the mean, in nats per token; None: no limit
     device: str = "auto"
     rpc: str | None = None  # HOST:PORT of ggml-rpc-servers, with commas
     host_kernels: str = "auto"
@@ -184,7 +185,7 @@ class ServeOptions:
     def _check_mode(self) -> None:
         """What goes with a device, without one, and with plain llama.cpp."""
         check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
-        check_lossy(self.lossy, stock=self.stock)
+        check_lossy(self.lossy, stock=self.stock, max_kl=self.max_kl, baseline=self.attach.scheduler.baseline)
         check_baseline(POLICY, self.attach.scheduler, stock=self.stock, ram_bytes=None)
         if self.stock:
             return

@@ -36,6 +36,7 @@ class Observation:
     n_evictions: int
     loaded_bytes: int
     kept: float | None  # share of the router's weight that --lossy kept; None: nothing may be left out
+    kl: float | None  # nats per token, as estimated with --max-kl; None: without it
     covered: float | None  # share of activations whose expert was on the device
     draft_length: float | None  # tokens drafted per step
     acceptance_rate: float | None  # accepted / drafted
@@ -94,6 +95,7 @@ class Observation:
             "loaded_bytes_per_s": self.loaded_bytes_per_s,
             "covered": self.covered,
             "router_weight_kept": self.kept,
+            "kl_divergence": self.kl,
             "draft_length": self.draft_length,
             "acceptance_rate": self.acceptance_rate,
             "draft_us": self.draft_us,
@@ -153,7 +155,11 @@ def _engine_part(activity: Activity) -> dict[str, Any]:
     n_rows = n_hit + activity.counter("n_miss_rows") + activity.counter("n_late_rows")
     names = ("n_forward", "n_decisions", "n_loads", "n_evictions", "loaded_bytes")
     kept = ratio(activity.counter("router_weight_kept"), activity.counter("router_weight"))
-    return {"covered": ratio(n_hit, n_rows), "kept": kept, **{name: activity.counter(name) for name in names}}
+    kl = ratio(activity.counter("kl_total") / 1e6, activity.counter("n_kl_tokens"))
+    return {
+        "covered": ratio(n_hit, n_rows), "kept": kept, "kl": kl,
+        **{name: activity.counter(name) for name in names},
+    }  # fmt: skip
 
 
 def _steps_part(totals: StepTotals) -> dict[str, Any]:

@@ -41,7 +41,9 @@ def start_server(
     log.event(f"starting {shlex.join(argv)}", argv=argv)
     with _on_its_cores(options.cpu_range), not_by_environment():
         env = spin_environment() | server_env(options, launch.ram_bytes)
-        env |= keep_env(options.keep, options.keep_mib, argv, launch.model, launch.n_ctx, options.lossy)
+        env |= keep_env(
+            options.keep, options.keep_mib, argv, launch.model, launch.n_ctx, options.lossy, options.max_kl
+        )
         return Child("llama-server", argv, env=env, stdout=output, stderr=output, death_signal=death_signal)
 
 

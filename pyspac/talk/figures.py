@@ -52,6 +52,10 @@ class Figures:
         """What `--lossy` cost; None without it."""
         return None if self.board is None else board_figures.router_weight_kept(self.board)
 
+    def kl_divergence(self) -> dict[str, Any] | None:
+        """What `--max-kl` limits; None without it."""
+        return None if self.board is None else board_figures.kl_divergence(self.board)
+
     def devices(self) -> list[DeviceFigures]:
         return [] if self.board is None else read_devices(self.board)
 
@@ -101,6 +105,7 @@ class Figures:
         return {
             "experts": self.experts(),
             "router_weight_kept": self.router_weight_kept(),
+            "kl_divergence": self.kl_divergence(),
             "devices": [device.as_json() for device in self.devices()],
             "tier": self.tier(),
             "threads": self.threads(),

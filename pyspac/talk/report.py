@@ -201,7 +201,7 @@ def _host_rows(info: EngineInfo, figures: Figures, n_steps: int) -> list[tuple[s
         rows.append(("threads", threads_text(threads)))
     tier = _tier_rows(figures)
     predicted = [(f"predicted by {p['name']}", _read_ahead_text(p)) for p in figures.predictors()]
-    return [*rows, *tier, *_lossy_rows(figures.router_weight_kept()), *(predicted if tier else [])]
+    return [*rows, *tier, *_lossy_rows(figures), *(predicted if tier else [])]
 
 
 def _tier_rows(figures: Figures) -> list[tuple[str, str]]:
@@ -240,7 +240,7 @@ def _split_rows(figures: Figures, n_steps: int) -> list[tuple[str, str]]:
         ("slots", f"{experts['n_slots']} experts, {experts['pool_bytes'] / MIB:.1f} MiB"),
         *_tier_rows(figures),
         ("covered", _coverage_text(figures.coverage())),
-        *_lossy_rows(figures.router_weight_kept()),
+        *_lossy_rows(figures),
         (
             "loads",
             f"{experts['n_loads']} ({moved}), {experts['n_evictions']} evictions, {experts['n_late']} late",
@@ -295,8 +295,17 @@ def _predicted_text(predictor: dict[str, Any]) -> str:
     )
 
 
-def _lossy_rows(kept: float | None) -> list[tuple[str, str]]:
-    return [] if kept is None else [("left out", f"{1 - kept:.2%} of the router's weight (--lossy)")]
+def _lossy_rows(figures: Figures) -> list[tuple[str, str]]:
+    kept, kl = figures.router_weight_kept(), figures.kl_divergence()
+    if kept is None:
+        return []
+    rows = [("left out", f"{1 - kept:.2%} of the router's weight (--lossy)")]
+    if kl is not None:
+        of_lossy = "" if kl["of_lossy"] is None else f", {kl['of_lossy']:.4f} of lossy ones"
+        rows.append(
+            ("KL divergence", f"{kl['mean']:.4f} nats per token{of_lossy} ({kl['n_samples']} samples)")
+        )
+    return rows
 
 
 def _coverage_text(coverage: float | None) -> str:

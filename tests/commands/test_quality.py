@@ -20,6 +20,7 @@ MODELS = Path(__file__).resolve().parents[2] / "pyspac" / "models"
 DEMO = MODELS / "demo-moe.gguf"
 N_USED = 4
 ON_DISK = ("-dev", "none", "--ram", "6")
+DEVICE = ("-dev", "emulated", "--cache", "25%")
 
 pytestmark = pytest.mark.model
 
@@ -45,6 +46,18 @@ def test_the_text_is_exact_where_all_are_kept(place: tuple[str, ...]) -> None:
     assert kept["token_ids"] == exact["token_ids"]
     assert kept["router_weight_kept"] == 1.0
     assert 0.25 < lossy["router_weight_kept"] < 1.0
+
+
+def test_what_it_costs_is_limited() -> None:
+    """On disk, too; and it says so."""
+    lossy = (*ON_DISK, "--lossy", "drop:1", "-n", 300)
+    free, limited = (run_json(*lossy, "--max-kl", x) for x in (50, 0.01))
+    assert run_json(*ON_DISK, "--lossy", "drop:1")["kl_divergence"] is None
+    assert free["kl_divergence"]["mean"] > 0.01 > limited["kl_divergence"]["mean"] > 0.007
+    assert free["router_weight_kept"] < limited["router_weight_kept"] < 1.0
+    for found in (free, limited):
+        assert found["kl_divergence"]["n_samples"] >= 80
+        assert found["kl_divergence"]["of_lossy"] > 0.01
 
 
 def test_what_is_left_out_is_not_read() -> None:
@@ -131,6 +144,15 @@ def test_bad_input(arguments: tuple[str, ...], says: str, text: Path) -> None:
         (("--lossy", "substitute:0.1", *ON_DISK), "substitute:0.1 needs a device, whose experts"),
         (("--lossy", "drop:2", "-dev", "none"), "needs a device, or experts on disk (--ram)"),
         (("--lossy", "drop:2", "--stock"), "has no effect with --stock"),
+        (
+            ("--lossy", "drop:2", "--policy", "least-stale", *DEVICE),
+            "no effect with --policy least-stale+fetch",
+        ),
+        (("--policy", "", *DEVICE), "--policy cannot be ''"),
+        (("--lossy", "route:2", *DEVICE), "--lossy cannot be 'route:2'"),
+        (("--max-kl", "0.1", *ON_DISK), "--max-kl 0.1 limits what --lossy costs: give --lossy"),
+        (("--lossy", "drop:2", "--max-kl", "0", *ON_DISK), "--max-kl cannot be 0"),
+        (("--lossy", "drop:2", "--max-kl", "nan", *ON_DISK), "--max-kl cannot be nan"),
     ],
 )
 def test_what_run_refuses(arguments: tuple[str, ...], says: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gguf_models as models
@@ -152,6 +153,77 @@ def test_more_stand_in_the_more_is_tolerated(model: Any) -> None:
     assert host_rows[0] > host_rows[1] > host_rows[2] > 0
 
 
+@pytest.mark.parametrize("way", [IN_GRAPH, EXECUTOR, OWN_KERNELS], ids=["in-graph", "executor", "own"])
+def test_a_strength_of_0_is_exact(model: Any, way: dict[str, Any]) -> None:
+    tokens, rng = Sequence0(15, models.N_VOCAB), np.random.default_rng(16)
+    # own kernels round in their own way, on both sides
+    with two(model, way if way is OWN_KERNELS else {}, way | {"lossy": "route:0"}) as (stock, split, engine):
+        for width in (PROMPT, *range(1, 17), *WIDTHS):
+            decide_randomly(engine, rng)
+            place(engine)
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(split, batch), decode(stock, batch), f"{width} tokens")
+        assert n_left_out(engine) == 0
+        assert router_weight_kept(engine.board) == 1.0
+
+
+# weights as they come, normalised, scaled, by softmax over the chosen, by a sigmoid; two sets of experts
+@pytest.mark.parametrize("name", ["qwen2moe", "mixtral", "deepseek", "gpt-oss", "llama4", "granitemoe"])
+def test_weights_are_the_routers_own(name: str, tmp_path: Path) -> None:
+    path = models.write_model(tmp_path / "model.gguf", name, ((Type.Q8_0,) * 3,))
+    tokens, rng = Sequence0(21, models.N_VOCAB), np.random.default_rng(22)
+    with (
+        loaded_model(path) as model,
+        two(model, {}, EXECUTOR | {"lossy": "route:0"}) as (stock, split, engine),
+    ):
+        for width in (PROMPT, *WIDTHS):
+            decide_randomly(engine, rng)
+            place(engine)
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(split, batch), decode(stock, batch), f"{width} tokens")
+
+
+@pytest.mark.parametrize("name", ["deepseek3", "glm4moe"])
+def test_routers_with_a_bias_for_the_choice_are_refused(name: str, tmp_path: Path) -> None:
+    path = models.write_model(tmp_path / "model.gguf", name, ((Type.Q8_0,) * 3,))
+    with (
+        loaded_model(path) as model,
+        new_context(model) as ctx,
+        pytest.raises(EngineError, match="choose by their logits only"),
+    ):
+        Engine.attach(ctx, engine_params(lossy="route:0.2"))
+
+
+@pytest.mark.parametrize("all_there", [True, False])
+def test_no_expert_is_preferred_where_all_are_alike(model: Any, all_there: bool) -> None:
+    tokens = Sequence0(17, models.N_VOCAB)
+    with two(model, {}, EXECUTOR | {"cache": "100%", "lossy": "route:1"}) as (stock, split, engine):
+        if all_there:
+            decide_all(engine)
+            place(engine)
+        for width in WIDTHS:
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(split, batch), decode(stock, batch), f"{width} tokens")
+
+
+def test_more_are_found_the_more_they_are_preferred(model: Any) -> None:
+    kept, host_rows = [], []
+    for strength in (0, 0.2, 1):
+        tokens, rng = Sequence0(19, models.N_VOCAB), np.random.default_rng(20)
+        with two(model, {}, EXECUTOR | {"lossy": f"route:{strength}"}) as (stock, split, engine):
+            prompt = tokens.next_batch(PROMPT)
+            assert_same_bits(decode(split, prompt), decode(stock, prompt), "a prompt is exact")
+            for width in (*WIDTHS, *WIDTHS):
+                decide_randomly(engine, rng)
+                place(engine)
+                assert np.isfinite(decode(split, tokens.next_batch(width))).all()
+            engine.end_forward()
+            kept.append(router_weight_kept(engine.board))
+            host_rows.append(int(engine.board.layer_stats["n_host_rows"].sum()))
+    assert kept[0] == 1.0 > kept[1] > kept[2]
+    assert host_rows[0] > host_rows[1] > host_rows[2] >= 0
+
+
 def test_without_it_nothing_is_weighed(model: Any) -> None:
     with two(model, {}, EXECUTOR) as (_, split, engine):
         decode(split, Sequence0(9, models.N_VOCAB).next_batch(5))
@@ -159,7 +231,9 @@ def test_without_it_nothing_is_weighed(model: Any) -> None:
         assert router_weight_kept(engine.board) is None
 
 
-@pytest.mark.parametrize("text", ["drop:0", "drop", "keep:2", "drop:2x", "substitute:2", "substitute"])
+@pytest.mark.parametrize(
+    "text", ["drop:0", "drop", "keep:2", "drop:2x", "substitute:2", "substitute", "route:2"]
+)
 def test_what_is_no_rule_is_refused(model: Any, text: str) -> None:
     with new_context(model) as ctx, pytest.raises(EngineError, match="give drop:N"):
         Engine.attach(ctx, engine_params(lossy=text))

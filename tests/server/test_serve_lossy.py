@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import ONE_THREAD, Serve, post
+from serving import HOST, ONE_THREAD, Serve, post
 
 PROMPT = "def parse(self, text):\n"
 N = 60
@@ -19,6 +21,13 @@ LOSSY = ("--lossy", "drop:1", "--policy", "without=['prompt','fallback']\ncopy_g
 def ask(serve: Serve, path: str = "/completion", **fields: Any) -> dict[str, Any]:
     body = {"prompt": PROMPT, "n_predict": N, "temperature": 0, "ignore_eos": True, "return_tokens": True}
     return dict(post(serve.port, path, body | fields))
+
+
+def metrics(serve: Serve) -> dict[str, float]:
+    port = int(serve.event("metrics")["port"])
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return {line.split()[0]: float(line.split()[-1]) for line in lines if line.startswith("pyspac_kl_")}
 
 
 def kept(answer: dict[str, Any]) -> float:
@@ -87,3 +96,22 @@ def test_other_apis_hand_it_on(lossy: Serve) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(lossy, "/v1/responses", input=PROMPT, max_output_tokens=4, pyspac_lossy="on")
     assert refused.value.code == 400
+
+
+def test_exact_beside_limited(tmp_path: Path, exact: list[int]) -> None:
+    """In batches of which some are computed twice; and the metrics have what it cost."""
+    limit = (*LOSSY, "--max-kl", "0.02", "--metrics-port", "0")
+    with Serve(tmp_path, *limit, passed=("-np", "2", *ONE_THREAD), draft=False) as serve:
+        serve.wait_ready()
+        with ThreadPoolExecutor() as pool:
+            other = pool.submit(ask, serve, n_predict=4 * N)
+            answers = [ask(serve, pyspac_lossy="off") for _ in range(2)]
+            assert 0.5 < kept(other.result()) < 1.0
+        for answer in answers:
+            assert answer["tokens"] == exact
+            assert kept(answer) == 1.0
+        seen = metrics(serve)
+    n_tokens, n_samples = seen["pyspac_kl_tokens_total"], seen["pyspac_kl_samples_total"]
+    assert 4 * N <= n_tokens < 5 * N
+    assert 16 <= n_samples < n_tokens / 2
+    assert 0 < seen["pyspac_kl_nats_total"] <= 0.02 * n_tokens

@@ -17,6 +17,10 @@ struct spac_split_ops {
 
     virtual bool weights_wanted() const { return false; } // when a graph is built
 
+    // before dispatch, where choice_wanted when the graph is built: logits: [n_expert, n_tokens] of the router; chosen: [n_expert_used * n_tokens]
+    virtual bool choice_wanted() const { return false; }
+    virtual void choose_again(const spac_moe_layer &, const ggml_tensor * /*logits*/, const ggml_tensor * /*ids*/, int32_t * /*chosen*/) {}
+
     // in-graph, with the engine's own kernels: after dispatch, by one thread, with its ids_host
     virtual void plan_host(const spac_moe_layer &, const int32_t * /*ids_host*/, int64_t /*n_tokens*/, int /*n_threads*/) {}
 

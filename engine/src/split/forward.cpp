@@ -10,7 +10,7 @@
 spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
                            spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy,
                            std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish, const spac_device_clock & clock) :
-    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)), clock(clock), demand(std::move(demand)),
+    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)), routing(this->lossy.strength()), clock(clock), demand(std::move(demand)),
     fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
@@ -74,7 +74,10 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
     if (!demand.empty()) {
         ask(layer, ids, weights);
     }
-    if (lossy.is_on()) {
+    if (lossy.routes()) { // which left out nothing
+        n_rows_left_out.assign(slots.size(), 0);
+        lossy.keep_all(ids->ne[0] * ids->ne[1]);
+    } else if (lossy.is_on()) {
         leave_out(layer, ids, *weights);
     }
     record_split(layer);
@@ -153,28 +156,78 @@ void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * i
         return lossy.keep_all(n_used * n_tokens);
     }
     const bool is_in_memory = tier && board.geometry().n_slots == 0;
-    if (lossy.substitutes()) {
+    const bool substitutes  = lossy.substitutes() && !is_exact;
+    if (substitutes) {
         substitute(layer, ids, weights);
     }
     is_there.assign(n_used * n_tokens, 1);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie = spac_id_at(ids, i % n_used, i / n_used);
-        if (ie >= 0 && ie < layer.n_expert) {
+        if (ie >= 0 && ie < layer.n_expert && !is_exact) {
             const int32_t index = activations.index_of[ie];
-            is_there[i]         = slots[index] >= 0 || (is_in_memory && tier->is_there(layer.il, ie)) || (lossy.substitutes() && stands_in[index] < 0);
+            is_there[i]         = slots[index] >= 0 || (is_in_memory && tier->is_there(layer.il, ie)) || (substitutes && stands_in[index] < 0);
         }
     }
-    const std::vector<int32_t> & sequence_of = n_tokens == (int64_t) sequence_of_token.size() ? sequence_of_token : sequence_of_output;
-    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted), sequence_of);
+    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted), sequences_of(n_tokens));
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         if (lossy.is_left_out[i]) {
             n_rows_left_out[activations.index_of[spac_id_at(ids, i % n_used, i / n_used)]]++;
         }
     }
+    board.counters()->n_left_out_rows += lossy.n_left_out;
+    show_weights();
+}
+
+// the last layer has only the tokens whose outputs are wanted
+const std::vector<int32_t> & spac_forward::sequences_of(int64_t n_tokens) const {
+    return n_tokens == (int64_t) sequence_of_token.size() ? sequence_of_token : sequence_of_output;
+}
+
+void spac_forward::show_weights() {
     spac_counters & c = *board.counters();
-    c.n_left_out_rows += lossy.n_left_out;
     c.router_weight += llround(lossy.weight * 1e6);
     c.router_weight_kept += llround(lossy.weight_kept * 1e6);
+}
+
+std::vector<uint8_t> spac_forward::experts_there(const spac_moe_layer & layer) const {
+    const bool           is_in_memory = tier && board.geometry().n_slots == 0;
+    std::vector<uint8_t> found(layer.n_expert);
+    for (int32_t ie = 0; ie < layer.n_expert; ie++) {
+        found[ie] = is_in_memory ? tier->is_there(layer.il, ie) : cache.slot_of(layer.il, ie) >= 0;
+    }
+    return found;
+}
+
+// before the layer's dispatch: what is there may leave until then, and is computed all the same
+void spac_forward::choose_again(const spac_moe_layer & layer, const ggml_tensor * logits, const ggml_tensor * ids, int32_t * chosen) {
+    const int64_t                n_used = ids->ne[0], n_tokens = ids->ne[1];
+    const bool                   is_wide     = n_tokens > board.geometry().max_batch;
+    const std::vector<uint8_t>   is_there    = experts_there(layer);
+    const std::vector<int32_t> & sequence_of = sequences_of(n_tokens);
+    std::vector<int32_t>         wanted(n_used);
+    lossy.weight = lossy.weight_kept = 0;
+    for (int64_t it = 0; it < n_tokens; it++) {
+        const float * z        = (const float *) ((const char *) logits->data + it * logits->nb[1]);
+        int32_t *     found    = chosen + it * n_used;
+        const int32_t sequence = (size_t) it < sequence_of.size() ? sequence_of[it] : -1;
+        for (int64_t iu = 0; iu < n_used; iu++) {
+            wanted[iu] = spac_id_at(ids, iu, it);
+        }
+        std::copy(wanted.begin(), wanted.end(), found);
+        if (is_wide) {
+            continue;
+        }
+        if (it < n_tokens_counted) {
+            routing.learn(z, layer.n_expert);
+        }
+        if (!is_exact && lossy.may_leave_out(sequence)) {
+            routing.choose(z, is_there, wanted.data(), n_used, found);
+        }
+        if (it < n_tokens_counted) {
+            lossy.count_routed(sequence, spac_cache_routing::share_kept(z, wanted.data(), found, n_used));
+        }
+    }
+    show_weights();
 }
 
 // those that the layer did not ask for, and that are there, are dealt out one by one, in the order in which it asks

@@ -4,6 +4,7 @@
 
 #include "board/board.h"
 #include "board/timeline.h"
+#include "cache-routing.h"
 #include "cache/demand-loads.h"
 #include "cache/device-caches.h"
 #include "decide/decisions.h"
@@ -38,12 +39,16 @@ struct spac_forward : spac_split_ops {
 
     void   begin_request(int32_t sequence, bool is_exact) { lossy.begin_request(sequence, is_exact); }
     double share_kept(int32_t sequence) const { return lossy.share_kept(sequence); }
+    bool   may_be_lossy(int32_t sequence) const { return lossy.may_leave_out(sequence); }
     bool   is_lossy() const { return lossy.is_on(); }
 
     int64_t n_tokens_counted = INT64_MAX; // of a forward, the first ones: others are computed, and nothing is learned from them
+    bool    is_exact         = false;     // nothing is left out now, whatever is lossy
 
     // spac_split_ops
-    bool weights_wanted() const override { return lossy.is_on() || (!demand.empty() && demand[0]->wants_weights()); }
+    bool choice_wanted() const override { return lossy.routes(); }
+    void choose_again(const spac_moe_layer & layer, const ggml_tensor * logits, const ggml_tensor * ids, int32_t * chosen) override;
+    bool weights_wanted() const override { return (lossy.is_on() && !lossy.routes()) || (!demand.empty() && demand[0]->wants_weights()); }
     void dispatch(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights, const ggml_tensor * cur, int32_t * ids_device, int32_t * ids_host) override;
     void collect(const spac_moe_layer & layer, float * rows, size_t n_rows) override;
     void device_done(const spac_moe_layer & layer) override;
@@ -60,15 +65,18 @@ struct spac_forward : spac_split_ops {
         uint64_t n_device = 0, n_host = 0; // distinct experts
     };
 
-    void note_device(const spac_moe_layer & layer, uint64_t now);
-    void close();
-    void begin_layer(int il, uint64_t now);
-    void pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids);
-    void ask(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights);
-    void record_split(const spac_moe_layer & layer);
-    void leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
-    void substitute(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
-    void write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
+    void                         note_device(const spac_moe_layer & layer, uint64_t now);
+    void                         close();
+    void                         begin_layer(int il, uint64_t now);
+    void                         pin_experts(const spac_moe_layer & layer, const ggml_tensor * ids);
+    std::vector<uint8_t>         experts_there(const spac_moe_layer & layer) const;
+    const std::vector<int32_t> & sequences_of(int64_t n_tokens) const;
+    void                         show_weights();
+    void                         ask(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights);
+    void                         record_split(const spac_moe_layer & layer);
+    void                         leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
+    void                         substitute(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
+    void                         write_ids(const spac_moe_layer & layer, const ggml_tensor * ids, int32_t * ids_device, int32_t * ids_host);
 
     spac_board &             board;
     const spac_device_caches cache;
@@ -78,6 +86,7 @@ struct spac_forward : spac_split_ops {
     spac_timeline &          timeline;
     spac_routing_log &       log;
     spac_lossy               lossy;
+    spac_cache_routing       routing; // where lossy.routes()
     spac_device_clock        clock;
 
     const std::vector<spac_demand_loads *> demand;

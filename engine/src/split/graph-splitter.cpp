@@ -1,6 +1,7 @@
 #include "graph-splitter.h"
 
 #include "base/status.h"
+#include "graph/choice-again.h"
 #include "host/openmp-team.h"
 
 spac_graph_splitter::spac_graph_splitter(const spac_plan & plan, const spac_layers & layers, const spac_slot_groups & groups, const spac_host_work & host,
@@ -123,8 +124,11 @@ ggml_backend_t spac_graph_splitter::backend_of_calls(const llama_moe_hook_params
     return device ? device : p.backend_cpu;
 }
 
-ggml_tensor * spac_graph_splitter::split(const llama_moe_hook_params & p) {
+ggml_tensor * spac_graph_splitter::split(llama_moe_hook_params p) {
     spac_split_node * node = &nodes.at(p.il);
+    if (node->ops->choice_wanted() && !spac_choose_again(p, node, backend_of_calls(p))) {
+        as_chosen.insert(p.il);
+    }
     if (next_layer) {
         next_layer->add_node(p, backend_of_calls(p)); // before dispatch: it works beside this layer's experts
     }

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <vector>
 
 struct spac_graph_splitter {
@@ -30,12 +31,13 @@ struct spac_graph_splitter {
     bool          can_reuse() const;                      // whether the last graph's whole layers are still the ones, and the log is read as it was then
     // a graph is about to be computed, which was built last; true: all of its layers are whole and call nothing
     bool    enter(int32_t n_tokens);
-    void    wait_for_devices() const;                            // that they have done all graphs before
-    int32_t n_threads_of(ggml_cgraph * graph, int32_t n_tokens); // which is about to be computed, and was built last; 0: as the context's
+    void    wait_for_devices() const;                              // that they have done all graphs before
+    int     n_as_chosen() const { return (int) as_chosen.size(); } // layers that should choose again, and whose routers do not let them
+    int32_t n_threads_of(ggml_cgraph * graph, int32_t n_tokens);   // which is about to be computed, and was built last; 0: as the context's
 
   private:
     void           note_graph(const llama_moe_hook_params & p);
-    ggml_tensor *  split(const llama_moe_hook_params & p);
+    ggml_tensor *  split(llama_moe_hook_params p);
     ggml_tensor *  build_wide(const llama_moe_hook_params & p);
     ggml_tensor *  build_whole(const llama_moe_hook_params & p);
     ggml_backend_t backend_of_device(const llama_moe_hook_params & p) const; // which has the layer's slots; NULL: not in this context
@@ -59,7 +61,8 @@ struct spac_graph_splitter {
     spac_reason * const             declined; // of the board, by il
     const int                       max_batch;
 
-    std::map<int, spac_split_node> nodes; // of the split layers by il
+    std::map<int, spac_split_node> nodes;     // of the split layers by il
+    std::set<int>                  as_chosen; // layers
 
     // the graph built last, which is the one that is computed next
     struct {

@@ -18,14 +18,18 @@ spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
     const std::string kind = text.substr(0, colon), strength = colon == std::string::npos ? "" : text.substr(colon + 1);
     double            x = 0;
     if (kind == "drop" && read_number(strength, 1, INT16_MAX, x) && x == std::floor(x) && strength.find('.') == std::string::npos) {
-        return { DROP, (int32_t) x, 0 };
+        return { DROP, (int32_t) x, 0, 0 };
     }
     if (kind == "substitute" && read_number(strength, 0, 1, x)) {
-        return { SUBSTITUTE, 0, x };
+        return { SUBSTITUTE, 0, x, 0 };
+    }
+    if (kind == "route" && read_number(strength, 0, 1, x)) {
+        return { ROUTE, 0, 0, x };
     }
     throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                     spac_format("%s cannot be '%s': give drop:N (each token's best N experts, 1 or more, are always computed) or substitute:X (an expert "
-                                 "takes another's place if their mean router weights differ by less than X, from 0 to 1)",
+                     spac_format("%s cannot be '%s': give drop:N (each token's best N experts, 1 or more, are always computed), substitute:X (an expert "
+                                 "takes another's place if their mean router weights differ by less than X, from 0 to 1) or route:X (routers prefer "
+                                 "experts that are there by X, from 0 to 1, of the range of their logits)",
                                  name, text.c_str()));
 }
 
@@ -55,6 +59,11 @@ void spac_lossy::begin_request(int32_t sequence, bool is_exact) {
     requests[sequence] = { is_exact };
 }
 
+bool spac_lossy::may_leave_out(int32_t sequence) const {
+    const auto it = requests.find(sequence);
+    return is_on() && (it == requests.end() || !it->second.is_exact);
+}
+
 double spac_lossy::share_kept(int32_t sequence) const {
     const auto it = requests.find(sequence);
     if (!is_on() || it == requests.end()) {
@@ -76,14 +85,23 @@ void spac_lossy::choose(const ggml_tensor & weights, const std::vector<uint8_t> 
             const int64_t i = it * n_used + iu;
             is_left_out[i]  = !r.is_exact && !is_there[i] && (substitutes() || rank_of(weights, iu, it) >= by.n_kept);
             const float w   = weight_at(weights, iu, it);
-            r.weight += w;
-            r.weight_kept += is_left_out[i] ? 0 : w;
             if (it < n_tokens_counted) {
+                r.weight += w;
+                r.weight_kept += is_left_out[i] ? 0 : w;
                 n_left_out += is_left_out[i];
                 weight += w;
                 weight_kept += is_left_out[i] ? 0 : w;
             }
         }
+    }
+}
+
+void spac_lossy::count_routed(int32_t sequence, double share) {
+    weight += 1;
+    weight_kept += share;
+    if (const auto it = requests.find(sequence); it != requests.end()) {
+        it->second.weight += 1;
+        it->second.weight_kept += share;
     }
 }
 

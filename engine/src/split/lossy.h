@@ -1,5 +1,6 @@
 // What a forward may leave out, where its user allows it (SpecMD, 3.1.2): an expert that is not there is left out where its token
-// needs it least ("drop:2"), or another one that is on the device takes its place where routers rate both alike ("substitute:0.1").
+// needs it least ("drop:2"), or another one that is on the device takes its place where routers rate both alike ("substitute:0.1"),
+// or routers prefer those that are there ("route:0.2", cache-routing.h).
 #pragma once
 
 #include "ggml.h"
@@ -12,12 +13,14 @@
 struct spac_lossy {
     enum kind { NONE,
                 DROP,
-                SUBSTITUTE };
+                SUBSTITUTE,
+                ROUTE };
 
     struct rule {
         kind    what      = NONE;
         int32_t n_kept    = 0; // of drop: each token's best ones that are always computed
         double  tolerance = 0; // of substitute: ratings differ by less
+        double  strength  = 0; // of route: spac_cache_routing's
     };
 
     // as of read(); "": nothing is left out
@@ -28,6 +31,9 @@ struct spac_lossy {
 
     bool is_on() const { return by.what != NONE; }
     bool substitutes() const { return by.what == SUBSTITUTE; }
+    bool routes() const { return by.what == ROUTE; }
+
+    double strength() const { return by.strength; }
 
     // Of the experts of one layer's tokens, which are left out: of drop, those that are not there and rank n_kept or worse among
     // their token's, by weight; of substitute, those that are not there, as there is another one for them. weights: [1,
@@ -35,6 +41,9 @@ struct spac_lossy {
     // n_tokens_counted: first ones, whose weights are added up
     // sequence_of: [n_tokens] whose tokens they are; empty: nobody asks
     void choose(const ggml_tensor & weights, const std::vector<uint8_t> & is_there, int64_t n_tokens_counted, const std::vector<int32_t> & sequence_of = {});
+
+    // of a token that was routed anew: what its experts have of the weight of those that its router chose
+    void count_routed(int32_t sequence, double share);
 
     void keep_all(int64_t n_rows); // the same, of a batch that is computed as it is
 
@@ -45,7 +54,8 @@ struct spac_lossy {
 
     // of a server's requests, each of which has a sequence
     void   begin_request(int32_t sequence, bool is_exact); // exact: nothing of it is left out
-    double share_kept(int32_t sequence) const;             // of the router's weight, since it began; -1: nothing may be left out
+    bool   may_leave_out(int32_t sequence) const;
+    double share_kept(int32_t sequence) const; // of the router's weight, since it began; -1: nothing may be left out
 
     std::vector<uint8_t> is_left_out;
     uint64_t             n_left_out  = 0; // of the last choice
