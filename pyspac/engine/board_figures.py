@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from pyspac.engine.board import STAGE_FIELDS, Board
 
 _COUNTED: Final = ("n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes", *STAGE_FIELDS)
@@ -65,8 +67,11 @@ def router_weight_kept(board: Board) -> float | None:
 
 
 def time_us(board: Board, name: str) -> int:
-    """Sum over layers of `host_us` or `device_us` of spac_layer_stats."""
-    return int(board.layer_stats[name].sum())
+    """Sum over layers of `host_us` or `device_us` of spac_layer_stats, which some calls tell."""
+    stats = board.layer_stats
+    if name == "host_us":
+        return int(stats[name].sum())
+    return int((stats[name] * stats["n_calls"] / np.maximum(stats["n_timed_calls"], 1)).sum())
 
 
 def read_info(board: Board) -> EngineInfo:
