@@ -91,7 +91,8 @@ class Way:
 def measure(point: Point, n_tokens: int, estimator: str) -> dict[str, Any]:
     """One point of the grid; the ways take turns, so that all meet the same machine."""
     with ExitStack() as stack:
-        ways = {tau: Way(stack, point, tau, estimator) for tau in (AUTO, *fixed_taus(estimator))}
+        taus: list[int | str] = [AUTO, *fixed_taus(estimator)]
+        ways = {tau: Way(stack, point, tau, estimator) for tau in taus}
         auto = ways[AUTO]
         vocab = auto.runner.model.vocab
         text = vocab.tokenize(TEXT.read_text(encoding="utf-8"))[: N_PROMPT + N_WARM_UP + n_tokens]

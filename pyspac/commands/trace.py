@@ -143,8 +143,8 @@ def _gates(options: ServeOptions) -> Sequence[int]:
     assert options.model is not None
     if options.draft is None:
         raise UsageError("--draft-gate records what a draft model's layers compute: name one with -md")
-    headers = (read_header(path) for path in (options.model, options.draft))
-    return gate_layers("--draft-gate", *headers, options.wanted_spec_type)
+    target, draft = read_header(options.model), read_header(options.draft)
+    return gate_layers("--draft-gate", target, draft, options.wanted_spec_type)
 
 
 def _raw_file(folder: Path) -> IO[bytes]:

@@ -243,7 +243,7 @@ def _columns(stats: NDArray[Any], *names: str) -> NDArray[np.float64]:
     return np.array([stats[name] for name in names], np.float64).T
 
 
-def _told(us: NDArray[np.float64], is_measured: NDArray[np.bool_]) -> list[float | None]:
+def _told(us: NDArray[Any], is_measured: NDArray[np.bool_]) -> list[float | None]:
     return [float(value) if known else None for value, known in zip(us, is_measured, strict=True)]
 
 

@@ -158,9 +158,9 @@ double spac_emulated_speed(const std::string & name) {
 
 spac_device_kind spac_read_device(const std::string & name) {
     const auto is = [&](const char * other) { return strcasecmp(name.c_str(), other) == 0; };
-    return is("auto") ? SPAC_DEVICE_AUTO : is("none")                                                     ? SPAC_DEVICE_NONE
+    return is("auto") ? SPAC_DEVICE_AUTO : is("none")                                                 ? SPAC_DEVICE_NONE
                                        : is("emulated") || is("cpu") || spac_emulated_speed(name) > 0 ? SPAC_DEVICE_EMULATED
-                                                                                                          : SPAC_DEVICE_NAMED;
+                                                                                                      : SPAC_DEVICE_NAMED;
 }
 
 static bool is_gpu(ggml_backend_dev_t device) {

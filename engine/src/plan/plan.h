@@ -16,7 +16,7 @@ struct spac_plan {
     std::vector<size_t>             places;           // of each device, among those that were asked for
     bool                            has_slots = true; // false: there is no device, and `devices` has only the CPU
     int                             host_mode = SPAC_HOST_IN_GRAPH;
-    double                          speed     = 0; // of an emulated device beside the host, as a share of the host's; 0: they take turns
+    double                          speed     = 0;       // of an emulated device beside the host, as a share of the host's; 0: they take turns
     const spac_kernels *            kernels   = nullptr; // NULL: ggml's
     std::vector<int32_t>            group_slots;         // of each layout group
     int32_t                         n_layer_unpinned = 0;

@@ -3,9 +3,9 @@
 #include <chrono>
 #include <thread>
 
-static constexpr double   WEIGHT = 0.02; // of the latest layer in averages
-static constexpr uint64_t EVERY  = 8;    // forwards, of which one is timed where that costs something
-static constexpr uint64_t AWAKE_US = 100; // before its time a thread stops to sleep
+static constexpr double   WEIGHT   = 0.02; // of the latest layer in averages
+static constexpr uint64_t EVERY    = 8;    // forwards, of which one is timed where that costs something
+static constexpr uint64_t AWAKE_US = 100;  // before its time a thread stops to sleep
 
 void spac_device_clock::see_host(uint64_t us, uint64_t n_bytes) {
     if (n_bytes > 0) {
