@@ -182,6 +182,8 @@ def show(console: Console, measured: Profile) -> None:
         for row in measured.rows(drafter):
             table.add_row(*row)
         console.print(table)
+    if text := measured.experts_text():
+        console.print(text)
     console.print(
         "n: tokens in a pass, n - 1 of them drafted; +-: half the quartiles' distance; tau: T(1) / T(n); "
         "experts: distinct ones per layer; share: of T(n), theirs; S: speedup at that acceptance; from: "

@@ -84,8 +84,11 @@ def kl_divergence(board: Board) -> dict[str, Any] | None:
 
 
 def time_us(board: Board, name: str) -> int:
-    """Sum over layers of `host_us` or `device_us` of spac_layer_stats."""
-    return int(board.layer_stats[name].sum())
+    """Sum over layers of `host_us` or `device_us` of spac_layer_stats, which some calls tell."""
+    stats = board.layer_stats
+    if name == "host_us":
+        return int(stats[name].sum())
+    return int((stats[name] * stats["n_calls"] / stats["n_timed_calls"].clip(min=1)).sum())
 
 
 def read_info(board: Board) -> EngineInfo:

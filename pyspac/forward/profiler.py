@@ -30,13 +30,18 @@ OnRound = Callable[[int], None]  # rounds done
 
 
 def layer_sums(runner: Runner) -> tuple[int, int, int]:
-    """Distinct experts, their microseconds and layers computed, since the start; 0 without an engine."""
+    """Distinct experts, their microseconds and layers computed, since the start; 0 without an engine.
+
+    Where host and device work at once, the host's.
+    """
     if runner.split is None:
         return 0, 0, 0
-    stats = runner.split.engine.board.layer_stats
+    board = runner.split.engine.board
+    stats = board.layer_stats
     sums = {name: int(stats[name].sum()) for name in (stats.dtype.names or ())}
     experts = sums["n_device_experts"] + sums["n_host_experts"]
-    return experts, sums["device_us"] + sums["host_us"], sums["n_calls"]
+    device_us = sums["device_us"] if board.devices["is_in_graph"].any() else 0
+    return experts, device_us + sums["host_us"], sums["n_calls"]
 
 
 class Profiler:

@@ -200,6 +200,16 @@ class CostModel:
         """Return [3, n_layer]: load_us, row_us and device_us."""
         return np.stack((self.load_us, self.row_us, self.device_us))[:, self.groups.of_layer]
 
+    def to_dict(self) -> dict[str, Any]:
+        """What the balancer goes by, per layout group: microseconds; None: not measured."""
+        host, device = self.is_host_measured, self.is_device_measured
+        return {
+            "host_expert_us": _told(self.load_us, host),
+            "host_row_us": _told(self.row_us, host),
+            "device_expert_us": _told(self.device_us, device),
+            "device_rest_us": _told(self.device_rest_us, device),
+        }
+
     def copy_prices(self) -> NDArray[np.float64]:
         """Return [n_device]: how many uses on the host a copy to it has to save, to be worth its bytes.
 
@@ -231,6 +241,10 @@ class CostModel:
 def _columns(stats: NDArray[Any], *names: str) -> NDArray[np.float64]:
     """Return [n_layer, len(names)]: some of the fields of spac_layer_stats."""
     return np.array([stats[name] for name in names], np.float64).T
+
+
+def _told(us: NDArray[Any], is_measured: NDArray[np.bool_]) -> list[float | None]:
+    return [float(value) if known else None for value, known in zip(us, is_measured, strict=True)]
 
 
 def _solve_host(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspac.speculation.utility import break_even, speedup
+from pyspac.speculation.utility import break_even, expected_tokens, speedup
 
 ACCEPTANCES: Final = tuple(round(0.05 * i, 2) for i in range(21))  # of the surface
 SHOWN_ACCEPTANCES: Final = (0.5, 0.7, 0.9)  # of the table
@@ -95,6 +95,26 @@ class Profile:
         lengths = range(self.n_draft_max + 1)
         return max(lengths, key=lambda k: (self.speedup(k, acceptance, drafter) if k else 1.0, -k))
 
+    def experts_ratio(self, n_draft: int) -> float | None:
+        """a/b of MoE-SpAc's Figure 7: experts touched with so many drafts, over those without."""
+        touched, plain = self.n_experts.get(n_draft + 1), self.n_experts.get(1)
+        return touched / plain if touched and plain else None
+
+    def experts_text(self) -> str | None:
+        """Where drafts load fewer experts for each token (a/b < Omega); None: not known."""
+        lengths = range(1, self.n_draft_max + 1)
+        pairs = [
+            (k, ratio, expected_tokens(k, GOOD_ACCEPTANCE))
+            for k in lengths
+            if (ratio := self.experts_ratio(k)) is not None
+        ]
+        if not pairs:
+            return None
+        told = ", ".join(
+            f"K={k} {ratio:.2f}{'<' if ratio < tokens else '>='}{tokens:.2f}" for k, ratio, tokens in pairs
+        )
+        return f"experts touched against tokens gained at acceptance {GOOD_ACCEPTANCE} (a/b, Omega): {told}"
+
     def advice(self) -> str:
         """One sentence for each drafter, joined."""
         return "; ".join(self._advice_for(drafter) for drafter in self.drafters)
@@ -136,6 +156,7 @@ class Profile:
             "verify_us": {str(n): self.verify[n].to_dict() for n in widths},
             "tau": {str(n): self.tau(n) for n in widths},
             "n_experts": {str(n): self.n_experts.get(n) for n in widths},
+            "experts_ratio": {str(n): self.experts_ratio(n - 1) for n in widths},
             "experts_share": {str(n): self.experts_share.get(n) for n in widths},
             "acceptances": list(ACCEPTANCES),
             "drafters": {name: self._drafter_dict(name) for name in self.drafters},

@@ -17,7 +17,7 @@ from pyspac.engine.tier import read_tier, tier_dict
 if TYPE_CHECKING:
     from pyspac.server.attachment import Attachment
 
-NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "copies", "whole"))
+NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "balance", "copies", "whole"))
 _TIMES = ("host_us", "device_us")
 
 
@@ -87,6 +87,7 @@ class Figures:
             "estimator": scheduler.config.policy,
             "step_us_p50": stats.step_p50_us,
             "step_us_p99": stats.step_p99_us,
+            "balance": scheduler.cost.to_dict() | {"is_balanced": stats.is_balanced},
             "copies": scheduler.fallback.to_dict() if scheduler.fallback else None,
             "whole": scheduler.layers.to_dict() if scheduler.layers.is_on else None,
         }

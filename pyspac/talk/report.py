@@ -313,7 +313,7 @@ def _coverage_text(coverage: float | None) -> str:
 
 
 def _step_text(figures: Figures, n_steps: int) -> str:
-    """Times of experts per step, summed over the layers; a real device's time is not observed."""
+    """Times of experts per step, summed over the layers; a device's time may not be observed yet."""
     host, device = (figures.steps_us(name) / n_steps / 1e3 for name in ("host_us", "device_us"))
     device_text = f"{device:.2f} ms" if device else "not observed"
     step_us = figures.scheduler()["step_us_p50"]

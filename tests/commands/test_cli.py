@@ -44,7 +44,7 @@ EXPERT_KEYS = {
     *("n_slots", "pool_bytes", "n_hit", "n_miss", "n_late", "n_loads", "n_evictions", "loaded_bytes"),
     *("n_staged", "staged_bytes", "staged_us", "stage_wait_us", "n_steps_with_both"),
 }
-SCHEDULER_KEYS = {"estimator", "step_us_p50", "step_us_p99", "copies", "whole"}
+SCHEDULER_KEYS = {"estimator", "step_us_p50", "step_us_p99", "balance", "copies", "whole"}
 PROMPT = "def f(x): return f(x); def f("
 
 

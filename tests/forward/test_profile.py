@@ -164,3 +164,11 @@ def test_bad_settings(arguments: list[str], says: str) -> None:
     result = CliRunner().invoke(app, ["profile", "-m", str(TARGET), "--device", "cpu", *arguments])
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_experts_touched_against_tokens_gained() -> None:
+    """Of 0.8 accepted, Omega(1) = 1.8 and Omega(2) = 2.44: 4 experts become 6 and 10."""
+    found = replace(profile(1.0, 1.6, 2.1), n_experts={1: 4.0, 2: 6.0, 3: 10.0})
+    assert [found.experts_ratio(k) for k in (1, 2)] == [1.5, 2.5]
+    assert (found.experts_text() or "").endswith("(a/b, Omega): K=1 1.50<1.80, K=2 2.50>=2.44")
+    assert profile(1.0, 1.6, 2.1).experts_text() is None

@@ -1,0 +1,157 @@
+"""The balancer's thresholds against the best fixed one, on emulated devices of chosen speeds and links.
+
+A grid of device speeds (a share of the host's), links and capacities. At each point the same text is read
+token by token with the balancer's tau and with fixed ones, in turns; device and link are emulated, times are
+the machine's own, so it needs two idle cores. Out: milliseconds per token, and what the balancer's tau loses
+against the best fixed one.
+
+    python benchmarks/bench_balancer.py                                      # two minutes
+    python benchmarks/bench_balancer.py --speeds 0.1,0.3,1 --links 0.02,1 --caches 17%,40%,80% --tokens 400
+    python benchmarks/bench_balancer.py --json -
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Final
+
+from machine import describe, one_line
+
+from pyspac.forward.options import CacheSize, ForwardOptions
+from pyspac.forward.runner import Runner
+from pyspac.scheduler.config import SchedulerConfig
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+MODEL: Final = ROOT / "pyspac" / "models" / "demo-moe.gguf"
+TEXT: Final = ROOT / "docs" / "architecture.md"
+N_PROMPT: Final = 32
+N_WARM_UP: Final = 64  # tokens, for the scheduler to place experts
+N_TURN: Final = 8  # tokens of one way, before the next has its turn
+WITHOUT: Final = frozenset({"fallback", "whole"})  # what else would decide
+AUTO: Final = "auto"
+Point = tuple[float, float, str]  # device's speed, link, capacity
+
+
+def config(tau: int | str, estimator: str) -> SchedulerConfig:
+    threshold: Any = tau
+    return SchedulerConfig(estimator=estimator, threshold=threshold, without=WITHOUT, n_draft_max=0)
+
+
+def fixed_taus(estimator: str) -> list[int]:
+    """The lowest, the highest and some between."""
+    k = config(AUTO, estimator).effective_levels
+    return sorted({max(1, round(share * k)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)})
+
+
+class Way:
+    """A model whose experts are placed by one threshold, somewhere in the text."""
+
+    def __init__(self, stack: ExitStack, point: Point, tau: int | str, estimator: str) -> None:
+        speed, link, cache = point
+        options = ForwardOptions(
+            model=MODEL, device=f"emulated:{speed}", copy_gb_s=link, cache=CacheSize(text=cache),
+            n_threads=2, scheduler=config(tau, estimator),
+        )  # fmt: skip
+        self.runner = stack.enter_context(Runner(options))
+        self.us: list[float] = []
+
+    def begin(self, tokens: list[int]) -> None:
+        self.runner.context.decode(tokens, 1)
+        self.runner.after_prompt()
+
+    def read(self, tokens: list[int], *, is_timed: bool = True) -> None:
+        """Time the passes, not the scheduler, which is another process in a server."""
+        us = 0.0
+        for token in tokens:
+            start = time.perf_counter_ns()
+            self.runner.context.decode([token], 1)
+            us += (time.perf_counter_ns() - start) / 1e3
+            self.runner.after_step(1)
+        if is_timed:
+            self.us.append(us / len(tokens))
+
+    @property
+    def tau(self) -> list[int]:
+        assert self.runner.split is not None
+        return [int(tau) for tau in self.runner.split.engine.board.tau]
+
+    def costs(self) -> dict[str, Any]:
+        assert self.runner.split is not None
+        assert self.runner.split.scheduler is not None
+        return self.runner.split.scheduler.cost.to_dict()
+
+
+def measure(point: Point, n_tokens: int, estimator: str) -> dict[str, Any]:
+    """One point of the grid; the ways take turns, so that all meet the same machine."""
+    with ExitStack() as stack:
+        taus: list[int | str] = [AUTO, *fixed_taus(estimator)]
+        ways = {tau: Way(stack, point, tau, estimator) for tau in taus}
+        auto = ways[AUTO]
+        vocab = auto.runner.model.vocab
+        text = vocab.tokenize(TEXT.read_text(encoding="utf-8"))[: N_PROMPT + N_WARM_UP + n_tokens]
+        for way in ways.values():
+            way.begin(text[:N_PROMPT])
+            way.read(text[N_PROMPT : N_PROMPT + N_WARM_UP], is_timed=False)
+        for start in range(N_PROMPT + N_WARM_UP, len(text), N_TURN):
+            for way in ways.values():
+                way.read(text[start : start + N_TURN])
+        ms = {str(tau): median(way.us) / 1e3 for tau, way in ways.items()}
+        speed, link, cache = point
+        best = min(ms[str(tau)] for tau in ways if tau != AUTO)
+        return {"speed": speed, "link_gb_s": link, "cache": cache, "estimator": estimator, "ms": ms,
+                "loss": ms[AUTO] / best - 1.0, "tau": auto.tau, **auto.costs()}  # fmt: skip
+
+
+def print_row(row: dict[str, Any]) -> None:
+    ms = ", ".join(f"{tau} {value:.3f}" for tau, value in row["ms"].items())
+    device = row["device_expert_us"][0]
+    print(
+        f"{row['speed']:5g} {row['link_gb_s']:6g} {row['cache']:>5}  {row['loss']:+6.1%}  tau {row['tau']}, "
+        f"host {row['host_expert_us'][0] or 0:.0f} us, device {device or 0:.0f} us; ms: {ms}",
+        flush=True,
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--speeds", default="0.3,1")
+    parser.add_argument("--links", default="0.02,1", help="1e9 bytes/s; 0: as fast as memory")
+    parser.add_argument("--caches", default="17%,40%")
+    parser.add_argument("--tokens", type=int, default=160, help="of each way, at each point")
+    parser.add_argument("--estimator", default=SchedulerConfig().estimator)
+    parser.add_argument("--json", metavar="FILE", help="rows, one object per line; -: to stdout, no table")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    grid = product(
+        map(float, args.speeds.split(",")), map(float, args.links.split(",")), args.caches.split(",")
+    )
+    rows = []
+    if args.json != "-":
+        print(f"device and link are emulated; {one_line(describe())}")
+        print("speed   link cache    loss")
+    for point in grid:
+        rows.append(measure(point, args.tokens, args.estimator))
+        if args.json != "-":
+            print_row(rows[-1])
+    if args.json != "-":
+        losses = [row["loss"] for row in rows]
+        print(f"mean loss {mean(losses):+.1%}, worst {max(losses):+.1%}")
+    if args.json:
+        text = "".join(json.dumps(row | {"machine": describe()}) + "\n" for row in rows)
+        sys.stdout.write(text) if args.json == "-" else Path(args.json).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
