@@ -1,6 +1,7 @@
 // The engine's own kernels against a reference in double precision, beside ggml's: for each format and width, odd sizes,
 // experts without tokens, biases, scales, fused gate and up, and any number of threads. No model needed.
 #include "check.h"
+#include "host/blocks.h"
 #include "host/host-experts.h"
 #include "host/kernel-worker.h"
 #include "kernel-types.h"
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -390,45 +392,100 @@ static void test_formats(const spac_kernels & kernels) {
     }
 }
 
-// each weight of a row comes out of a token that has only its column
-static void test_every_weight(const spac_kernels & kernels) {
-    const int64_t n_rows = 33, n_cols_max = 1024;
-    for (ggml_type type : TYPES) {
-        const spac_dot dot = kernels.dot(type);
-        if (!dot || !ggml_is_quantized(type)) {
-            continue;
-        }
-        const int64_t  n_cols = block_of(type) == 256 ? n_cols_max : 256 + block_of(type);
-        ggml_context * ctx    = ggml_init({ 2 * n_rows * n_cols * sizeof(float) + 4096, nullptr, false });
-        ggml_tensor *  w      = ggml_new_tensor_2d(ctx, type, n_cols, n_rows);
-        std::mt19937   rng(13);
+// a matrix of random weights that is deleted with it
+struct random_matrix {
+    const int64_t                                       n_cols, n_rows;
+    std::unique_ptr<ggml_context, decltype(&ggml_free)> ctx;
+    ggml_tensor *                                       w;
+
+    random_matrix(ggml_type type, int64_t n_cols, int64_t n_rows) :
+        n_cols(n_cols), n_rows(n_rows), ctx(ggml_init({ 2 * n_rows * n_cols * sizeof(float) + 4096, nullptr, false }), ggml_free) {
+        w = ggml_new_tensor_2d(ctx.get(), type, n_cols, n_rows);
+        std::mt19937 rng(13);
         if (has_random_blocks(type)) {
             const std::vector<char> bytes = random_blocks(type, n_rows * n_cols, 1, rng);
             memcpy(w->data, bytes.data(), bytes.size());
-        } else {
-            std::vector<float> x(n_rows * n_cols);
-            for (float & v : x) {
-                v = std::normal_distribution<float>(0, 1)(rng);
-            }
-            ggml_quantize_chunk(type, x.data(), w->data, 0, n_rows, n_cols, nullptr);
+            return;
         }
-        const std::vector<float> expected = floats_of(w);
-        const float              largest  = *std::max_element(expected.begin(), expected.end(), [](float a, float b) { return fabsf(a) < fabsf(b); });
+        std::vector<float> x(n_rows * n_cols);
+        for (float & v : x) {
+            v = std::normal_distribution<float>(0, 1)(rng);
+        }
+        ggml_quantize_chunk(type, x.data(), w->data, 0, n_rows, n_cols, nullptr);
+    }
 
-        alignas(64) char   act[n_cols_max / 256 * 384];
-        const char *       acts[] = { act };
-        std::vector<float> y(n_rows);
-        float *            out[] = { y.data() };
-        for (int64_t ic = 0; ic < n_cols; ic++) {
-            std::vector<float> x(n_cols);
-            x[ic] = 1;
-            spac_prepare_act(kernels, SPAC_ACT_Q8, x.data(), n_cols, act);
-            dot((const char *) w->data, w->nb[1], n_rows, n_cols, acts, 1, out);
-            for (int64_t ir = 0; ir < n_rows; ir++) {
-                CHECK(fabsf(y[ir] - expected[ir * n_cols + ic]) <= 2e-6f * fabsf(largest));
+    // all rows times x: by the panel, or, where it is NULL, as they lie
+    std::vector<float> times(const spac_kernels & kernels, const spac_panel * panel, const std::vector<float> & x) const {
+        const spac_act_form form = panel ? panel->form : SPAC_ACT_Q8;
+        aligned             act(spac_act_bytes(form, n_cols)), memory(panel ? panel->bytes(n_cols) : 64);
+        const char *        acts[] = { act.p };
+        std::vector<float>  y(n_rows);
+        spac_prepare_act(kernels, form, x.data(), n_cols, act.p);
+        for (int64_t r = 0; r < n_rows; r += SPAC_PANEL_ROWS) {
+            float *              out[] = { y.data() + r };
+            const spac_row_block rows(kernels, w, (const char *) w->data + r * w->nb[1], std::min<int64_t>(SPAC_PANEL_ROWS, n_rows - r), panel, memory.p);
+            rows.multiply(acts, 1, out);
+        }
+        return y;
+    }
+
+  private:
+    struct aligned {
+        char * p;
+        explicit aligned(size_t n) :
+            p((char *) aligned_alloc(64, GGML_PAD(n, 64))) {}
+        ~aligned() { free(p); }
+    };
+};
+
+// of one weight, relative to the largest
+static float tolerance_of(spac_act_form form) {
+    return form == SPAC_ACT_BF16 ? 1.0f / 256 : form == SPAC_ACT_I16 ? 1.5f / 2048
+                                                                     : 2e-6f;
+}
+
+// each weight of a row comes out of a token that has only its column; a number that is none, or infinite, does not get lost
+static void test_every_weight(const spac_kernels & kernels) {
+    for (ggml_type type : TYPES) {
+        if (!kernels.dot(type) || !ggml_is_quantized(type)) {
+            continue;
+        }
+        const random_matrix      m(type, block_of(type) == 256 ? 1024 : 256 + block_of(type), 33);
+        const std::vector<float> expected = floats_of(m.w);
+        const float              largest  = *std::max_element(expected.begin(), expected.end(), [](float a, float b) { return fabsf(a) < fabsf(b); });
+        for (const spac_panel * panel : { (const spac_panel *) nullptr, spac_panel_for(kernels, type, 100) }) {
+            const float tolerance = tolerance_of(panel ? panel->form : SPAC_ACT_Q8) * fabsf(largest);
+            for (int64_t ic = 0; ic < m.n_cols; ic += panel ? 5 : 1) {
+                std::vector<float> x(m.n_cols);
+                x[ic]                      = 1;
+                const std::vector<float> y = m.times(kernels, panel, x);
+                for (int64_t ir = 0; ir < m.n_rows; ir++) {
+                    CHECK(fabsf(y[ir] - expected[ir * m.n_cols + ic]) <= tolerance);
+                }
+            }
+            for (float bad : { NAN, INFINITY }) {
+                std::vector<float> x(m.n_cols, 1);
+                x[m.n_cols - 1] = bad;
+                for (float y : m.times(kernels, panel, x)) {
+                    CHECK(!std::isfinite(y));
+                }
             }
         }
-        ggml_free(ctx);
+    }
+}
+
+// sums of the largest bytes there are stay exact
+static void test_largest(const spac_kernels & kernels) {
+    const random_matrix m(GGML_TYPE_Q8_0, 512, 32);
+    spac_block_q8_0 *   blocks = (spac_block_q8_0 *) m.w->data;
+    for (int64_t i = 0; i < m.n_rows * m.n_cols / 32; i++) {
+        blocks[i].d = 0x3c00; // 1
+        memset(blocks[i].q, -128, sizeof(blocks[i].q));
+    }
+    for (float sign : { 1.0f, -1.0f }) {
+        for (float y : m.times(kernels, spac_panel_for(kernels, GGML_TYPE_Q8_0, 100), std::vector<float>(m.n_cols, sign))) {
+            CHECK(fabsf(y + sign * 128 * 512) < 0.1f);
+        }
     }
 }
 
@@ -582,14 +639,13 @@ static int panel_from(const spac_kernels & kernels, ggml_type type) {
         case GGML_TYPE_F16:
         case GGML_TYPE_BF16:
             return 0;
-        case GGML_TYPE_Q8_0:
-        case GGML_TYPE_IQ4_NL:
-        case GGML_TYPE_IQ4_XS:
-            return name == "avx2" ? 0 : 16;
         case GGML_TYPE_IQ2_XXS:
         case GGML_TYPE_IQ2_XS:
         case GGML_TYPE_IQ2_S:
-            return name == "avx2" ? 0 : 24;
+            return name == "avx2" ? 16 : 24;
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_IQ4_NL:
+        case GGML_TYPE_IQ4_XS:
         case GGML_TYPE_Q4_0:
         case GGML_TYPE_Q4_1:
         case GGML_TYPE_Q5_0:
@@ -613,7 +669,7 @@ static void test_rule(const spac_kernels & kernels) {
 }
 
 // AVX2 and AVX-VNNI differ in one instruction, which neither rounds nor saturates here; wide batches of 8-bit weights apart,
-// which AVX2 multiplies as they lie
+// which AVX2 multiplies in 16 bits
 static void test_same_bits(const spac_kernels & a, const spac_kernels & b) {
     for (ggml_type type : TYPES) {
         const int64_t       block = block_of(type) == 256 ? 512 : 256 + block_of(type);
@@ -621,7 +677,8 @@ static void test_same_bits(const spac_kernels & a, const spac_kernels & b) {
         std::mt19937        rng(7);
         spac_host_experts   first(a), second(b);
         for (int n_tokens : { 1, 7, 40, 130 }) {
-            if (n_tokens > 7 && panel_from(a, type) != panel_from(b, type)) {
+            const spac_panel *in_a = spac_panel_for(a, type, 100), *in_b = spac_panel_for(b, type, 100);
+            if (n_tokens > 7 && in_a && in_a->form != in_b->form) {
                 continue;
             }
             const forward_input in = random_input(f, n_tokens, rng);
@@ -654,6 +711,7 @@ int main() {
     test_choice(here);
     for (const spac_kernels * kernels : here) {
         test_every_weight(*kernels);
+        test_largest(*kernels);
         test_rule(*kernels);
         test_formats(*kernels);
         test_layers(*kernels);

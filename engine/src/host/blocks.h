@@ -182,3 +182,11 @@ struct alignas(64) spac_act_q8 {
 };
 
 static_assert(sizeof(spac_act_q8) == 384, "padding");
+
+// 256 activations in 13 bits, of each four the first and third before the others, for panels of 16-bit weights (panel-words.h)
+struct alignas(64) spac_act_i16 {
+    int16_t q[SPAC_BLOCK];
+    float   d;
+};
+
+static_assert(sizeof(spac_act_i16) == 576, "padding");

@@ -56,6 +56,8 @@ size_t spac_act_bytes(spac_act_form form, int64_t n_cols) {
             return (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * sizeof(spac_act_q8);
         case SPAC_ACT_F32:
             return GGML_PAD(n_cols, 16) * sizeof(float);
+        case SPAC_ACT_I16:
+            return (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * sizeof(spac_act_i16);
         case SPAC_ACT_BF16:
             return GGML_PAD(n_cols, 32) * sizeof(ggml_bf16_t);
         default:
@@ -71,6 +73,9 @@ void spac_prepare_act(const spac_kernels & kernels, spac_act_form form, const fl
         case SPAC_ACT_F32:
             memset(act, 0, spac_act_bytes(form, n_cols)); // for the padding
             memcpy(act, x, n_cols * sizeof(float));
+            break;
+        case SPAC_ACT_I16:
+            kernels.quantise_i16(x, n_cols, act);
             break;
         case SPAC_ACT_BF16:
             memset(act, 0, spac_act_bytes(form, n_cols));

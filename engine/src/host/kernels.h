@@ -2,7 +2,7 @@
 //
 // Activations are prepared once per token. For quantised weights they become blocks of 32 int8 with an f32 scale: finer
 // than ggml's Q8_K and without the fp16 rounding of its Q8_0, so that one form serves every format, at no larger error.
-// Their order in memory is each instruction set's own. For f16 and bf16 weights they stay f32.
+// Their order in memory is each instruction set's own. For f16 and bf16 weights they stay f32. Some panels take finer ones.
 #pragma once
 
 #include "ggml.h"
@@ -15,6 +15,7 @@ static constexpr int SPAC_DOT_TOKENS = 8;
 enum spac_act_form {
     SPAC_ACT_Q8,
     SPAC_ACT_F32,
+    SPAC_ACT_I16,       // of panels of 16-bit weights
     SPAC_ACT_BF16,      // of tiles: those that are multiplied at once lie behind each other
     SPAC_ACT_GGML_Q8_0, // of ggml's own kernels
     SPAC_ACT_GGML_Q8_K,
@@ -53,6 +54,8 @@ struct spac_kernels {
     const spac_panel * (*panel)(ggml_type type); // NULL: not here
 
     int n_tokens_full = 0; // of one expert, with which unpacking its panels takes little beside multiplying; 0: few
+
+    void (*quantise_i16)(const float * x, int64_t n_cols, char * act) = nullptr; // to SPAC_ACT_I16; NULL: no panel takes it
 };
 
 // NULL where they were not compiled in; the machine may lack the instructions all the same

@@ -3,10 +3,13 @@
 // A vector holds 4 weights of each of 8 rows, a row in each 32-bit lane. Every lane gets the same 4 activations of a token,
 // so that a row's products add up in its own lane, and nothing is summed across lanes. Weights are unsigned bytes (weight =
 // scale * q - offset). Without VNNI products are added in 16 bits for as long as the format's largest byte allows, which
-// is what makes this faster than dot_rows(): bytes of 8 bits stay there. Both ways give the same integers, so the same bits.
+// is what makes this faster than dot_rows(): bytes of 8 bits go to panel-words.h. Both ways give the same integers, so the same
+// bits.
 #pragma once
 
 #include "kernels.h"
+
+#include <type_traits>
 
 namespace {
 
@@ -50,14 +53,22 @@ struct panel_sums { // of a token
     __m256 v[PANEL_VECS];
 };
 
-template <typename F>
-using panel_block_of = panel_block<N_SCALES<F>>;
-
-SPAC_INLINE int64_t n_panel_blocks(int64_t n_cols) {
-    return (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * (SPAC_BLOCK / 32);
-}
-
 // ---- unpacking
+
+// 256 weights of a row, from column i on; what lies behind its end is zeros, which meet activations of zero
+template <typename F>
+SPAC_INLINE const typename F::block * block_at(const char * row, int64_t i, int64_t n_cols, typename F::block * rest) {
+    typedef typename F::block block;
+    constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
+    const block *             b        = (const block *) row + i / F::N;
+    if (n_cols - i >= SPAC_BLOCK) {
+        prefetch_ahead(b, N_BLOCKS * sizeof(block));
+        return b;
+    }
+    memset((void *) rest, 0, N_BLOCKS * sizeof(block));
+    memcpy((void *) rest, b, (n_cols - i) / F::N * sizeof(block));
+    return rest;
+}
 
 // half of 256 weights of 8 rows, as bytes with scales and offsets
 struct unpacked_rows {
@@ -110,36 +121,18 @@ SPAC_INLINE void interleave_rows(const unpacked_rows & from, panel_block<N_GROUP
 
 // 8 rows, of which n_rows exist; the others are zeros
 template <typename F>
-void unpack_vec(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, panel_block_of<F> * to, int vec) {
-    typedef typename F::block block;
-    constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
-
+void unpack_vec(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, panel_block<N_SCALES<F>> * to, int vec) {
     unpacked_rows unpacked[2];
     memset((void *) unpacked, 0, sizeof(unpacked));
     for (int64_t i = 0; i < n_cols; i += SPAC_BLOCK) {
         for (int64_t ir = 0; ir < n_rows; ir++) {
-            const block * b = (const block *) (rows + ir * row_bytes) + i / F::N;
-            block         rest[N_BLOCKS];
-            if (n_cols - i < SPAC_BLOCK) {
-                memset((void *) rest, 0, sizeof(rest)); // zeros meet activations of zero
-                memcpy((void *) rest, b, (n_cols - i) / F::N * sizeof(block));
-                b = rest;
-            } else {
-                prefetch_ahead(b, N_BLOCKS * sizeof(block));
-            }
+            typename F::block         rest[SPAC_BLOCK / F::N];
+            const typename F::block * b = block_at<F>(rows + ir * row_bytes, i, n_cols, rest);
             unpack_row<F>(b, 0, (int) ir, unpacked[0]);
             unpack_row<F>(b, 1, (int) ir, unpacked[1]);
         }
         interleave_rows(unpacked[0], to + i / 32, vec);
         interleave_rows(unpacked[1], to + i / 32 + 4, vec);
-    }
-}
-
-template <typename F>
-void unpack_panel(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
-    for (int64_t ir = 0; ir < n_rows; ir += 8) {
-        const int64_t tile = ir / TILE_ROWS, n = n_rows - ir < 8 ? n_rows - ir : 8;
-        unpack_vec<F>(rows + ir * row_bytes, row_bytes, n, n_cols, (panel_block_of<F> *) panel + tile * n_panel_blocks(n_cols), (int) (ir % TILE_ROWS / 8));
     }
 }
 
@@ -210,7 +203,7 @@ SPAC_INLINE void dot_group(const panel_block<N_GROUPS> & w, const int8_t * const
 
 // adds TILE_ROWS rows of 256 weights times NT tokens; ib: which 256
 template <int N_SUM, int N_GROUPS, int NT>
-void multiply_tile(const panel_block<N_GROUPS> * w, const char * const * acts, int64_t ib, panel_sums * to) {
+void multiply_bytes(const panel_block<N_GROUPS> * w, const char * const * acts, int64_t ib, panel_sums * to) {
     __m256 sums[NT][PANEL_VECS];
     memcpy(sums, to, sizeof(sums));
     for (int half = 0; half < 2; half++) {
@@ -240,29 +233,85 @@ void multiply_tile(const panel_block<N_GROUPS> * w, const char * const * acts, i
     memcpy((void *) to, sums, sizeof(sums));
 }
 
+// ---- one panel per format
+
+// what a panel of format F is made of
+template <typename F>
+struct byte_tile {
+    typedef panel_block<N_SCALES<F>> block;
+
+    static constexpr int           N_SUM = n_pairs_in_16_bits(MAX_BYTE<F>), N_BLOCKS = SPAC_BLOCK / 32, N_TOKENS_MIN = N_SCALES<F> == 1 ? 16 : 24;
+    static constexpr spac_act_form FORM = SPAC_ACT_Q8;
+
+    static void unpack(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, block * to, int vec) {
+        unpack_vec<F>(rows, row_bytes, n_rows, n_cols, to, vec);
+    }
+
+    template <int NT>
+    static void multiply(const block * w, const char * const * acts, int64_t ib, panel_sums * to) {
+        multiply_bytes<N_SUM, N_SCALES<F>, NT>(w, acts, ib, to);
+    }
+};
+
+#ifdef __AVXVNNI__
+
+template <typename F>
+using tile_of = byte_tile<F>;
+
+#else
+
+} // namespace
+
+#    include "panel-words.h"
+
+namespace {
+
+template <typename F>
+using tile_of = std::conditional_t<(byte_tile<F>::N_SUM < 2), word_tile<F>, byte_tile<F>>;
+
+#endif
+
+// blocks of TILE_ROWS rows
+template <typename T>
+SPAC_INLINE int64_t n_panel_blocks(int64_t n_cols) {
+    return (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * T::N_BLOCKS;
+}
+
+template <typename T>
+size_t panel_bytes(int64_t n_cols) {
+    return SPAC_PANEL_ROWS / TILE_ROWS * n_panel_blocks<T>(n_cols) * sizeof(typename T::block);
+}
+
+template <typename T>
+void unpack_panel(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
+    for (int64_t ir = 0; ir < n_rows; ir += 8) {
+        const int64_t tile = ir / TILE_ROWS, n = n_rows - ir < 8 ? n_rows - ir : 8;
+        T::unpack(rows + ir * row_bytes, row_bytes, n, n_cols, (typename T::block *) panel + tile * n_panel_blocks<T>(n_cols), (int) (ir % TILE_ROWS / 8));
+    }
+}
+
 // 256 weights of each row and activation at a time, which stay in the first cache
-template <int N_SUM, int N_GROUPS>
+template <typename T>
 void multiply_panel(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out) {
-    typedef panel_block<N_GROUPS> block;
-    panel_sums                    sums[SPAC_PANEL_ROWS / TILE_ROWS][SPAC_PANEL_TOKENS];
+    panel_sums sums[SPAC_PANEL_ROWS / TILE_ROWS][SPAC_PANEL_TOKENS];
     memset((void *) sums, 0, sizeof(sums));
     for (int64_t ib = 0; ib * SPAC_BLOCK < n_cols; ib++) {
         for (int64_t r = 0; r < n_rows; r += TILE_ROWS) {
-            const block * w = (const block *) panel + r / TILE_ROWS * n_panel_blocks(n_cols) + ib * (SPAC_BLOCK / 32);
+            const typename T::block * w = (const typename T::block *) panel + r / TILE_ROWS * n_panel_blocks<T>(n_cols) + ib * T::N_BLOCKS;
             for (int t = 0; t < n_acts; t += TILE_ACTS) {
                 panel_sums * to = &sums[r / TILE_ROWS][t];
                 switch (n_acts - t) {
                     case 1:
-                        multiply_tile<N_SUM, N_GROUPS, 1>(w, acts + t, ib, to);
+                        T::template multiply<1>(w, acts + t, ib, to);
                         break;
                     case 2:
-                        multiply_tile<N_SUM, N_GROUPS, 2>(w, acts + t, ib, to);
+                        T::template multiply<2>(w, acts + t, ib, to);
                         break;
                     case 3:
-                        multiply_tile<N_SUM, N_GROUPS, 3>(w, acts + t, ib, to);
+                        T::template multiply<3>(w, acts + t, ib, to);
                         break;
                     default:
-                        multiply_tile<N_SUM, N_GROUPS, TILE_ACTS>(w, acts + t, ib, to);
+                        T::template multiply<TILE_ACTS>(w, acts + t, ib, to);
                 }
             }
         }
@@ -274,22 +323,10 @@ void multiply_panel(const char * panel, int64_t n_rows, int64_t n_cols, const ch
     }
 }
 
-// ---- one panel per format
-
-template <typename F>
-size_t panel_bytes(int64_t n_cols) {
-    return SPAC_PANEL_ROWS / TILE_ROWS * n_panel_blocks(n_cols) * sizeof(panel_block_of<F>);
-}
-
 template <typename F>
 const spac_panel * panel_of_dot_rows() {
-    static constexpr int N_SUM = n_pairs_in_16_bits(MAX_BYTE<F>), N_GROUPS = N_SCALES<F>;
-#ifndef __AVXVNNI__
-    if (N_SUM < 2) {
-        return nullptr;
-    }
-#endif
-    static const spac_panel panel = { SPAC_ACT_Q8, N_GROUPS == 1 ? 16 : 24, panel_bytes<F>, unpack_panel<F>, multiply_panel<N_SUM, N_GROUPS> };
+    typedef tile_of<F>      tile;
+    static const spac_panel panel = { tile::FORM, tile::N_TOKENS_MIN, panel_bytes<tile>, unpack_panel<tile>, multiply_panel<tile> };
     return &panel;
 }
 
