@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,7 +17,7 @@ from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, error_console, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
-from pyspac.commands.quality_figure import draw
+from pyspac.commands.quality_figure import Row, draw
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.forward.lossy import VARIABLE, check_can_be_lossy, check_lossy
 from pyspac.forward.no_device import is_host_only
@@ -54,18 +54,6 @@ Rules = Annotated[
 ]
 Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw speed against KL divergence.")]
 Context = Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a piece of the text.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One rule beside exact computation, over the same tokens."""
-
-    lossy: str
-    perplexity: float
-    perplexity_exact: float
-    kl_divergence: float  # nats per token, of the exact distribution from this one
-    same_top_share: float  # of tokens whose likeliest one is the same
-    tokens_per_s: float
 
 
 @reports_errors
