@@ -1,4 +1,4 @@
-"""A row of `pyspac quality`, and the figure of `pyspac quality --png`: speed against KL divergence, a line for each kind of rule."""
+"""A row of `pyspac quality`, and its figure: speed against KL divergence, a line for each kind of rule."""
 
 from __future__ import annotations
 
