@@ -27,9 +27,12 @@ class LossLedger:
     level: float = CAPACITY  # usual steps
     share: float = SHARE
 
-    def book(self, n_steps: float, n_gained: float) -> None:
-        """A step took as long as `n_steps` usual ones and emitted as much as `n_gained` of them."""
-        self.level = min(CAPACITY, self.level + self.share * n_steps + n_gained - n_steps)
+    def book(self, n_steps: float, n_gained: float, n_sharers: int = 1) -> None:
+        """A step took as long as `n_steps` usual ones and emitted as much as `n_gained` of them.
+
+        `n_sharers`: how many book steps of the same time, as the sequences of a batch do.
+        """
+        self.level = min(CAPACITY, self.level + self.share * n_steps / n_sharers + n_gained - n_steps)
 
     def can_lose(self, n_steps: float, n_once: float = 0.0) -> bool:
         """Whether `n_steps` usual steps may be lost now, and `n_once` at first.

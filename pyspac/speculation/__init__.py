@@ -11,7 +11,6 @@
 - acceptance       expected tokens per step for any draft length
 - matches          the same of drafts copied from the text
 - `pyspac.ledger`  what speculation may still lose against plain decoding
-- batch_books      what a batch of several sequences is charged there
 - forecast         the default: both curves, and the best of their quotient with its doubt
 - choice           which of judged lengths is taken, as the ledger allows
 - match_forecast   `forecast` for the n-gram drafter: a length for each length of match

@@ -235,10 +235,6 @@ class CostTable:
         """What a step like this one takes."""
         return self._estimate(record.width, record.n_draft)
 
-    def batch(self, width: int, n_draft: int) -> Estimate | None:
-        """A batch of several sequences, which have drafted `n_draft` tokens together."""
-        return self._estimate(width, n_draft)
-
     def _estimate(self, width: int, n_draft: int) -> Estimate | None:
         """Of a pass of this width, and `n_draft` drafted tokens."""
         a_pass = self.passes.estimate(width)

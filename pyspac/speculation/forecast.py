@@ -21,8 +21,7 @@ What else there is, and why:
   steps are taken before it is judged;
 - a choice that differs from the present one must earn a change of widths while its evidence lasts;
 - the first plain step after a draft is booked as speculation's, and is none to measure the plain step by;
-- the others in a batch wait for our drafts, so tokens are counted per batch, and losses booked once for it,
-  against the batch without drafts (`batch_books.py`);
+- the others in a batch wait for our drafts, so tokens and losses are counted per batch;
 - the next request's first guess at the acceptance is the mean of those before.
 
 Each step is learned from as it is told of; the choice is made when it is asked for, so a scheduler that hears
@@ -34,27 +33,30 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Final
 
 from pyspac.engine.step import StepRecord
 from pyspac.ledger import LossLedger
 from pyspac.speculation.acceptance import HALF_LIFE, AcceptanceCurve
-from pyspac.speculation.batch_books import BatchBooks
 from pyspac.speculation.choice import PLAIN, Choice, Option, Price, candidates, judged, pick
 from pyspac.speculation.controller import Controller, Phase, Shared
 from pyspac.speculation.cost_table import NOISE, SURPRISE, Estimate
+
+# Plain steps that an accident may take and be charged: a lost time slice or a page from a disk, not a machine
+# that slept. Where accidents hit only wide passes, 5 lost up to half of the time in replays and 10 a tenth;
+# where another program comes and goes draft models gained half a percent less.
+MOST_BOOKED: Final = 10.0
+PLAIN_WEIGHT: Final = 0.01  # of a plain step, in what they take in the mean: accidents are one in a hundred
 
 
 @dataclass(slots=True)
 class ForecastMemory:
     """What all requests of a run share."""
 
-    books: BatchBooks = field(default_factory=BatchBooks)
+    ledger: LossLedger = field(default_factory=LossLedger)
+    plain_mean: float = 1.0  # what a plain step takes, accidents included, by what the table says
     n_drafts: int = 0  # seen
     n_held: int = 0  # of which the first token held
-
-    @property
-    def ledger(self) -> LossLedger:
-        return self.books.ledger
 
     def new_curve(self, n_max: int) -> AcceptanceCurve:
         """Of a new request, which begins with what drafts of others were worth."""
@@ -100,12 +102,33 @@ class ForecastBase(Controller):
 
     def _observe(self, record: StepRecord) -> None:
         self._n_others = record.n_others
-        self.memory.books.add(record, self.shared.table, was_drafting=self.was_drafting)
+        self._book(record)
         self._learn_drafts(record)
 
     @abstractmethod
     def _learn_drafts(self, record: StepRecord) -> None:
         """Take in which of its drafts held."""
+
+    def _book(self, record: StepRecord) -> None:
+        """Charge what the step took. A plain step is a loss only after a draft.
+
+        Accidents are no part of the table's times. Plain steps have some, too: a step is charged beside
+        what those take with theirs. All sequences of a batch tell of the same accident: each books a share.
+        """
+        n_others = record.n_others
+        table = self.shared.table
+        plain = table.step(0, n_others)
+        usual = plain if record.is_plain else table.usual(record)
+        if plain is None or usual is None:
+            return  # no times are told
+        more_us = min(record.total_us - usual.us, MOST_BOOKED * plain.us)
+        n_steps = (usual.us + more_us / (1 + n_others)) / plain.us
+        if record.is_plain and not self.was_drafting:
+            self.memory.plain_mean += PLAIN_WEIGHT * (n_steps - self.memory.plain_mean)
+            self.memory.ledger.book(1.0, 1.0, 1 + n_others)
+        else:
+            gained = self._gained(record.n_emitted)
+            self.memory.ledger.book(n_steps / max(1.0, self.memory.plain_mean), gained, 1 + n_others)
 
     def _gained(self, n_tokens: float) -> float:
         """Plain steps that a batch with so many tokens of ours is worth: the others wait for ours, too."""

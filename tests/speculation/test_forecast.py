@@ -118,12 +118,12 @@ def test_the_plain_step_behind_a_draft_is_charged() -> None:
 def test_what_plain_steps_take_beside_their_usual_time_are_accidents() -> None:
     """Not what they scatter by; and of an accident no more than is booked."""
     c = settled()
-    c.memory.books.plain_mean = 1.0
+    c.memory.plain_mean = 1.0
     for i in range(80):
         c.observe(StepRecord(verify_us=STEP * (1 + 0.1 * (i % 2))))
-    assert c.memory.books.plain_mean <= 1.03
+    assert c.memory.plain_mean <= 1.03
     c.observe(StepRecord(verify_us=1e9))
-    assert 1.0 < c.memory.books.plain_mean < 1.15
+    assert 1.0 < c.memory.plain_mean < 1.15
 
 
 def test_steps_of_no_time_are_taken_in() -> None:

@@ -11,12 +11,11 @@ from pyspac.engine.step import StepRecord
 from pyspac.errors import ConfigError
 from pyspac.ledger import CAPACITY, SHARE, LossLedger
 from pyspac.speculation.acceptance import AcceptanceCurve
-from pyspac.speculation.batch_books import MOST_BOOKED, BatchBooks
 from pyspac.speculation.cascade import CascadeMemory
 from pyspac.speculation.controller import Shared
 from pyspac.speculation.cost_table import CostTable, MaskCosts, TimeCurve
 from pyspac.speculation.explain import explain, to_dicts
-from pyspac.speculation.forecast import Forecast, ForecastMemory
+from pyspac.speculation.forecast import MOST_BOOKED, Forecast, ForecastMemory
 from pyspac.speculation.manager import (
     CONTROLLERS,
     DEFAULT_CONTROLLER,
@@ -295,47 +294,11 @@ def test_evidence_fades_for_as_long_as_one_likes() -> None:
     assert curve.forecast().tokens == pytest.approx([1.0, 1.5, 1.75], rel=0.01)
 
 
-TIMES = {3: 1000.0, 6: 1900.0, 7: 1930.0, 9: 2000.0}  # three sequences: a batch of 6 takes nearly what 9 do
-
-
-def batch_of(n_draft: int, n_accepted: int, slots: range = range(3), n_more: int = 0) -> list[StepRecord]:
-    """Steps of sequences in one batch, with `n_more` tokens that are no step's."""
-    width = len(slots) * (1 + n_draft) + n_more
-    return [
-        StepRecord(server_slot=slot, n_draft=n_draft, n_accepted=n_accepted, n_tokens=width,
-                   verify_us=TIMES.get(width, 2000.0))
-        for slot in slots
-    ]  # fmt: skip
-
-
-class Booked:
-    """What is booked of these steps, after plain batches."""
-
-    def __init__(self) -> None:
-        self.table, self.books = CostTable(), BatchBooks()
-        for _ in range(8):
-            self.add(*batch_of(0, 0))
-
-    def add(self, *steps: StepRecord) -> float:
-        for step in steps:
-            self.table.observe(step, None)
-            self.books.add(step, self.table, was_drafting=False)
-        return self.books.ledger.level
-
-
-def test_a_batch_is_booked_once_against_the_one_without_drafts() -> None:
-    # 2 ms for 9 tokens, 1 for 3: against the others' drafts each one's two cost 2000 / 1930 = 1.04
-    booked = Booked()
-    assert booked.add(*batch_of(2, 0)) == pytest.approx(CAPACITY + 1.0 - 2.0 + 2 * SHARE, rel=0.02)
-    assert booked.add(*batch_of(2, 2)) == CAPACITY
-
-
-def test_a_batch_of_which_not_all_is_told_is_booked_when_the_next_begins() -> None:
-    """A prompt's tokens are the same with drafts and without."""
-    booked = Booked()
-    assert booked.add(*batch_of(2, 0, range(1), 6)) == CAPACITY
-    assert booked.add(batch_of(0, 0)[0]) == pytest.approx(CAPACITY - 2000 / 1900 + 1, rel=0.1)
-    assert booked.add(batch_of(2, 0)[1]) < CAPACITY  # of another width
+def test_sequences_of_a_batch_share_what_its_time_earns() -> None:
+    together = LossLedger(level=0.0)
+    for _ in range(3):
+        together.book(1.0, 1.0, 3)
+    assert together.level == pytest.approx(SHARE)
 
 
 def test_a_sure_gain_may_overdraw_the_ledger_once() -> None:
