@@ -87,7 +87,7 @@ class Figures:
             "estimator": scheduler.config.policy,
             "step_us_p50": stats.step_p50_us,
             "step_us_p99": stats.step_p99_us,
-            "balance": scheduler.cost.to_dict() | {"is_balanced": stats.is_balanced},
+            "balance": scheduler.cost.to_dict() | {"is_balanced": scheduler.balancer.is_balanced},
             "copies": scheduler.fallback.to_dict() if scheduler.fallback else None,
             "whole": scheduler.layers.to_dict() if scheduler.layers.is_on else None,
         }
