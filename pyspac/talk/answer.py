@@ -101,8 +101,8 @@ def complete(
 ) -> Answer:
     """What follows the plain text `prompt`. `settings`: of the request, as llama-server names them.
 
-    `on_first` is called when the first token is there, or at the end. Raises RefusedError, LostError, or UsageError
-    for an empty prompt.
+    `on_first` is called when the first token is there, or at the end. Raises RefusedError,
+    LostError, or UsageError for an empty prompt.
     """
     body = {"prompt": prompt, "stream": True, "return_tokens": True, **(settings or {})}
     answer = Answer(start_s=time.perf_counter())

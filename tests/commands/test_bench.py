@@ -470,7 +470,8 @@ def test_saved_draft_model_that_is_gone(models: Path, tmp_path: Path) -> None:
     ("flags", "named"),
     [
         ("--stock --help", "--help"), ("--stock --help-all", "--help-all"), ("-p evil", "-p"),
-        ("--stock --json FILE", "--json"), ("--stock --temp 9", "--temp 9"), ("-- --log-file x", "--log-file"),
+        ("--stock --json FILE", "--json"), ("--stock --temp 9", "--temp 9"),
+        ("-- --log-file x", "--log-file"),
     ],
 )  # fmt: skip
 def test_saved_flags_that_bench_never_saves(models: Path, flags: str, named: str) -> None:
