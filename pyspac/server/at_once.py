@@ -23,8 +23,9 @@ def _n_batch(options: ServeOptions) -> int:
     """Tokens of a batch, which -ub cannot exceed. Raises ConfigError for fewer than llama-server takes."""
     text = options.passed_value("-b", "--batch-size") or os.environ.get("LLAMA_ARG_BATCH", "")
     n = int(text) if text.isdecimal() else LONGEST_PIECE
-    if n < LEAST_TOKENS:
-        raise ConfigError("-b", text, f"{LEAST_TOKENS} or more")
+    least = max(LEAST_TOKENS, options.n_server_slots)  # a step has a token of each slot
+    if n < least:
+        raise ConfigError("-b", text, f"{least} or more")
     return n
 
 

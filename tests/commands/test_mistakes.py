@@ -164,7 +164,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "a context too short": ((*RUN, str(TARGET), "-c", "1"), "-c cannot be 1: give 2 or more, or 0"),
     "a context too short, of a server": (("serve", "-m", str(TARGET), "-c", "1"), "give 2 or more, or 0"),
     "a batch too small": ((*RUN, str(TARGET), "-b", "1"), "-b cannot be '1': give 2 or more"),
-    "a batch too small, of a server": (("serve", "-m", str(TARGET), "-b", "1"), "-b cannot be '1'"),
+    "a batch too small, of a server": (
+        ("serve", "-m", str(TARGET), "-b", "3"),
+        "-b cannot be '3': give 4 or more",
+    ),
     "a broken grammar": ((*RUN, str(TARGET), "--grammar", "root ::= ("), "failed to parse grammar"),
     "a context far too long, of a server": (
         ("serve", "-m", str(TARGET), "-c", "99999999"),

@@ -549,17 +549,17 @@ def test_tokens_at_once_follow_from_model_and_machine(monkeypatch: pytest.Monkey
     assert chosen(host, cpu) == 96
 
 
-@pytest.mark.parametrize("size", ["0", "1"])
+@pytest.mark.parametrize("size", ["0", "1", "3"])
 @pytest.mark.parametrize("is_variable", [False, True])
 def test_a_batch_of_too_few_tokens_is_refused(
     is_variable: bool, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With none a server would never end the first prompt; with one it aborts while it loads."""
+    """With none a server would never end the first prompt; with fewer than its slots it aborts."""
     if is_variable:
         monkeypatch.setenv("LLAMA_ARG_BATCH", size)
     options = ServeOptions(model=TARGET, passed=() if is_variable else ("-b", size))
     geometry = read_geometry(read_header(TARGET))
-    with pytest.raises(ConfigError, match=f"-b cannot be '{size}': give 2 or more"):
+    with pytest.raises(ConfigError, match=f"-b cannot be '{size}': give 4 or more"):
         at_once.most_at_once(options, geometry, device(8 * GIB), is_on_disk=False)
 
 
