@@ -36,6 +36,17 @@ class UsageError(ConfigError):
         PyspacError.__init__(self, text)
 
 
+class NoProcessError(PyspacError):
+    """The system lets us have no more processes or threads."""
+
+    def __init__(self, what: str, log: str = "") -> None:
+        """`what` failed; `log`: lines about it."""
+        super().__init__(
+            f"{what}, as there are no more processes or threads to be had: end other programs, or raise the "
+            f"limit (ulimit -u, TasksMax of a service, the pids limit of a container){log}"
+        )
+
+
 class ModelError(PyspacError):
     """A model file cannot be used: not a GGUF, truncated, dense, an unsupported type."""
 

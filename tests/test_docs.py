@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pyspac.server.arguments import FOR_OTHERS
+
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {"build", "dist", "llama.cpp", "node_modules"}  # and whatever begins with a dot
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)[^)]*\)")
@@ -137,6 +139,30 @@ def test_the_ways_to_compute_host_experts_are_all_described() -> None:
     assert len(builders) == 3
     text = (ROOT / "docs/architecture.md").read_text()
     assert [name for name in builders if name not in text] == []
+
+
+def test_the_variables_of_the_engine_are_everywhere() -> None:
+    """What env-attach.cpp reads: its header, docs/architecture.md, and what a private server is kept from."""
+    header, code = (ROOT / "engine/src/env-attach.cpp").read_text().split("#include", 1)
+    names = set(re.findall(r'"(PYSPAC_[A-Z_]+)"', code))
+    assert {"PYSPAC_NGRAM", "PYSPAC_CACHE"} < names
+    assert set(re.findall(r"^// +(PYSPAC_[A-Z_]+)", header, flags=re.MULTILINE)) == names
+    rows = re.findall(
+        r"^\| (`PYSPAC_[^|]*)\|", (ROOT / "docs/architecture.md").read_text(), flags=re.MULTILINE
+    )
+    assert set(re.findall(r"PYSPAC_[A-Z_]+", " ".join(rows))) == names
+    kept = {name for name in FOR_OTHERS if name.startswith("PYSPAC_")}
+    # taken away from every child; chosen for each; no effect without those
+    others = {
+        "PYSPAC_CACHE",
+        "PYSPAC_TRACE",
+        "PYSPAC_DEVICE",
+        "PYSPAC_RAM",
+        "PYSPAC_BOARD",
+        "PYSPAC_TRACE_ADD",
+    }
+    assert kept == names - others
+    assert others < names
 
 
 def python_examples() -> list[str]:

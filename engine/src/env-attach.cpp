@@ -5,6 +5,7 @@
 //   PYSPAC_BOARD    name of a shared board for a scheduler; else the built-in policy decides
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
+//   PYSPAC_RAM      8000 (MiB), 8G or 25%: memory for experts that stay on disk; else all are loaded
 //   PYSPAC_BASELINE lru+fetch: who leaves the device, and what becomes of an expert that is not there (docs/policies.md); else decisions say it
 //   PYSPAC_LOSSY   drop:2: an expert that is not there and not among its token's best 2 is left out; else none is
 //   PYSPAC_MAX_KL   what that may cost llama-server's tokens in the mean: KL divergence in nats (split/exact-sample.h)
@@ -12,9 +13,8 @@
 //   PYSPAC_STAGE    0: the experts of prompts do not pass through the slots (1: where that is faster)
 //   PYSPAC_EVICT    0: a full pool stays as it is, for comparison (1)
 //   PYSPAC_COPY_GB_S  copies no faster than this, in 1e9 bytes/s: another machine's link; with commas one for each device
-//   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between;
-//                   draft-gate:cutoff=N:critical=N has SP-MoE's settings (spac_gate_limits)
-//                   them, or none
+//   PYSPAC_PREDICT  the engine's own predictors: next-layer, next-layer-2 or next-layer-3, and draft-gate, with commas between
+//                   them, or none; draft-gate:cutoff=N:critical=N has SP-MoE's settings (spac_gate_limits)
 //   PYSPAC_MTP      an adapter with mask tokens, which drafts for llama-server; it is loaded with --lora
 //   PYSPAC_MASKS    how many tokens it drafts at most; the context has as many sequences more (patches/hooks/0006)
 //   PYSPAC_NGRAM    so many tokens at most llama-server drafts from what followed the last ones earlier in the text, in the place

@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from pyspac.commands.json_file import STDOUT, can_write
-from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.errors import ConfigError, NoProcessError, PyspacError, UsageError
 
 P = ParamSpec("P")
 EXIT_INTERRUPTED: Final = 130
 TABLE_WIDTH: Final = 80
 STDIN: Final = "-"
+_NO_THREAD: Final = "can't start new thread"  # all that Python says
 
 
 def error_console() -> Console:
@@ -42,8 +43,11 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except PyspacError as error:
-            typer.echo(f"pyspac: error: {error}", err=True)
-            raise typer.Exit(error.exit_code) from error
+            raise _said(error) from error
+        except RuntimeError as error:
+            if str(error) != _NO_THREAD:
+                raise
+            raise _said(NoProcessError("a thread cannot be started")) from error
         except KeyboardInterrupt as error:
             typer.echo("pyspac: interrupted", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from error
@@ -58,6 +62,11 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from error
 
     return wrapper
+
+
+def _said(error: PyspacError) -> typer.Exit:
+    typer.echo(f"pyspac: error: {error}", err=True)
+    return typer.Exit(error.exit_code)
 
 
 def _drop_stdout() -> None:

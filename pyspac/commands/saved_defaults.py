@@ -14,10 +14,11 @@ from typing import Any, Final
 import typer
 
 from pyspac.commands.common import error_console
+from pyspac.commands.grouped_help import HELP_ALL
 from pyspac.commands.json_file import can_write, json_text, write_whole
 from pyspac.commands.model_names import find_files
 from pyspac.commands.server_options import own_options
-from pyspac.errors import PyspacError
+from pyspac.errors import PyspacError, UsageError
 from pyspac.model.checks import check_model_file
 from pyspac.server.model_identity import cache_folder, model_hash
 from pyspac.server.options import ServeOptions
@@ -136,18 +137,32 @@ def find_saved(command: typer.Context) -> Saved | None:
 def _parse(command: typer.Context, given: dict[str, Any], flags: str) -> Saved | None:
     """As the command takes them; None, which is said: it does not, or a file is gone."""
     try:
-        arguments = ["-m", str(given["model"]), *shlex.split(flags)]
-        context = command.command.make_context(command.info_name, arguments)
-        values: dict[str, Any] = {name: context.params[name] for name in HOW if name in given}
+        parsed = _parsed(command, given["model"], shlex.split(flags))
+        values: dict[str, Any] = {name: parsed[name] for name in HOW if name in given}
         for name, what in _FILES.items():
             file = values.get(name)
             if file is not None and not file.is_file():
                 _say(f"the defaults saved for this model want the {what} {file}, which is gone: not used")
                 return None
-        return Saved(flags, own_options(given | values, [*context.args, *command.args]))
+        return Saved(flags, own_options(given | values, command.args))
     except Exception as error:  # of another version, or edited by hand; typer's errors have no base
         say_not_used(error)
         return None
+
+
+def _parsed(command: typer.Context, model: Path, flags: list[str]) -> dict[str, Any]:
+    """What a command line with these flags says. Raises UsageError for those that are never saved."""
+    help_flags = {*command.command.get_help_option_names(command), HELP_ALL}
+    if shown := next((flag for flag in flags if flag in help_flags), None):
+        raise UsageError(f"{shown} is no flag that can be saved")
+    context: Any = command.command.make_context(command.info_name, ["-m", str(model), *flags])
+    other = (one for one in command.command.params if one.name not in (*HOW, "model"))
+    others = [one.opts[0] for one in other if _is_given(context, str(one.name))]
+    if others or context.args:
+        raise UsageError(
+            f"{' '.join([*others, *context.args])}: only flags of how a model is run can be saved"
+        )
+    return dict(context.params)
 
 
 def say_used(saved: Saved) -> None:

@@ -236,7 +236,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     @in_turn
     def generate(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
         """As llama_cpp.Llama: a generator of tokens."""
-        self._check_open()
+        self._check_computes()
         tokens = list(tokens)
         has_more = self.n_tokens > 0 and not kwargs.get("reset", True)
         values.check_prompt(tokens, self._n_vocab, has_more=has_more)
@@ -246,7 +246,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Any:
         """As llama_cpp.Llama."""
-        self._check_open()
+        self._check_computes()
         values.check_sampling(kwargs)
         prompt, has_bos = kwargs["prompt"], bool(self._model.add_bos_token())
         has_more = kwargs.get("suffix") is not None or (isinstance(prompt, str) and has_bos)
@@ -255,14 +255,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
     def create_chat_completion(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
         """As llama_cpp.Llama."""
-        self._check_open()
+        self._check_computes()
         values.check_messages(messages)
-        return super().create_chat_completion(messages, *args, **kwargs)
+        with values.says_parts(messages):
+            return super().create_chat_completion(messages, *args, **kwargs)
 
     @in_turn
     def eval(self, tokens: Any) -> None:
         """As llama_cpp.Llama; of drafts the logits of all are there, without `logits_all`."""
-        self._check_open()
+        self._check_computes()
         values.check_tokens(tokens, self._n_vocab)
         start_ns = time.perf_counter_ns()
         with self._says_why():
@@ -276,7 +277,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     @in_turn
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """As llama_cpp.Llama."""
-        self._check_open()
+        self._check_computes()
         with self._says_why():
             return super().embed(*args, **kwargs)
 
@@ -308,6 +309,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
     def _check_open(self) -> None:
         _ = self._ctx.ctx
+
+    def _check_computes(self) -> None:
+        self._check_open()
+        if self._loading is None:
+            raise InputError("vocab_only=True loads no weights to compute with: make a Llama without it")
 
     # ---- ours
 

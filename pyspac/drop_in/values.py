@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 import os
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final
@@ -190,4 +191,19 @@ def check_messages(messages: Any) -> None:
 
 
 def _is_message(one: Any) -> bool:
-    return isinstance(one, Mapping) and "role" in one and not _SAID.isdisjoint(one)
+    if not isinstance(one, Mapping) or "role" not in one or _SAID.isdisjoint(one):
+        return False
+    return isinstance(one.get("content"), str | list | None)
+
+
+@contextmanager
+def says_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Raise InputError where the template takes no lists of parts; some do."""
+    try:
+        yield
+    except TypeError as error:
+        if parts := next((one["content"] for one in messages if isinstance(one.get("content"), list)), None):
+            raise InputError(
+                f"content cannot be {reprlib.repr(parts)}: this model's chat template takes text only"
+            ) from error
+        raise

@@ -30,7 +30,7 @@ _PAGE_FLAGS: Final = ("--path", "--no-ui", "--no-webui")
 CPU: Final = "CPU"  # its name as a device
 HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that malloc takes
 # of a server that others use; one on a private socket has none of it
-_FOR_OTHERS: Final = (
+FOR_OTHERS: Final = (
     *KEY_VARIABLES, "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
     "LLAMA_ARG_HOST", "LLAMA_ARG_PORT",
     "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_NGRAM", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT",
@@ -189,7 +189,7 @@ def server_env(options: ServeOptions, ram_bytes: int | None = None) -> dict[str,
 
     `ram_bytes`: as of the launch.
     """
-    own: dict[str, str | None] = dict.fromkeys(_FOR_OTHERS) if options.socket is not None else {}
+    own: dict[str, str | None] = dict.fromkeys(FOR_OTHERS) if options.socket is not None else {}
     if options.trace:
         return {**own, **_drafting_env(options), **options.trace}
     return own if options.stock else {**own, **_engine_env(options, ram_bytes)}

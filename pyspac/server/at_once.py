@@ -10,7 +10,7 @@ from pyspac.errors import ConfigError
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.prompt_piece import LONGEST_PIECE, Place, beside_device, fit_piece, wanted_piece
-from pyspac.server.options import ServeOptions
+from pyspac.server.options import LEAST_TOKENS, ServeOptions
 
 
 def given_ubatch(options: ServeOptions) -> int | None:
@@ -20,11 +20,12 @@ def given_ubatch(options: ServeOptions) -> int | None:
 
 
 def _n_batch(options: ServeOptions) -> int:
-    """Tokens of a batch, which -ub cannot exceed. Raises ConfigError for none: no prompt would ever end."""
+    """Tokens of a batch, which -ub cannot exceed. Raises ConfigError for fewer than llama-server takes."""
     text = options.passed_value("-b", "--batch-size") or os.environ.get("LLAMA_ARG_BATCH", "")
     n = int(text) if text.isdecimal() else LONGEST_PIECE
-    if n < 1:
-        raise ConfigError("-b", text, "1 or more")
+    least = max(LEAST_TOKENS, options.n_server_slots)  # a step has a token of each slot
+    if n < least:
+        raise ConfigError("-b", text, f"{least} or more")
     return n
 
 

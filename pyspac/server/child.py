@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
+from pyspac.errors import NoProcessError
+
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be loaded between fork and exec
 KILL_WAIT_S: Final = 10.0
@@ -34,6 +36,15 @@ def _stdin_with(text: str) -> Iterator[int]:
         file.write(text)
         file.seek(0)
         yield file.fileno()
+
+
+@contextlib.contextmanager
+def starting(name: str) -> Iterator[None]:
+    """Inside the block a process is made. Raises NoProcessError if there are too many."""
+    try:
+        yield
+    except BlockingIOError as error:
+        raise NoProcessError(f"{name} cannot be started") from error
 
 
 class Child:
@@ -65,7 +76,7 @@ class Child:
         self.name = name
         self.started_s = time.monotonic()
         variables = {**os.environ, **(env or {})}
-        with _stdin_with(text) as stdin:
+        with _stdin_with(text) as stdin, starting(name):
             self._process = subprocess.Popen(
                 list(argv),
                 env={name: value for name, value in variables.items() if value is not None},

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_PORT: Final = 65535
 MAX_TOKENS: Final = 2**31 - 1  # llama.cpp counts them in 32 bits
+LEAST_TOKENS: Final = 2  # of a batch and of a context: llama-server tries both with two while it loads
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_N_DRAFT: Final = 8  # that a step of a server slot has room for, where fewer are asked for
 DEFAULT_CPU_SHARE: Final = 0.02
@@ -172,6 +173,8 @@ class ServeOptions:
         self._check_mode()
         if self.n_ctx is not None:
             check_int("-c", self.n_ctx, 0, MAX_TOKENS)
+            if self.n_ctx and self.n_ctx < LEAST_TOKENS:
+                raise ConfigError("-c", self.n_ctx, f"{LEAST_TOKENS} or more, or 0 for the model's own")
         check_range("--drain", self.drain_s, 0, MAX_DRAIN_S)
         check_keep(self.keep, self.keep_mib)
         if self.board is not None:

@@ -71,8 +71,8 @@ class Answer:
 
     @property
     def tpot_ms(self) -> float | None:
-        """None with fewer than two tokens."""
-        if self.n_tokens < 2:
+        """None with fewer than two tokens, or where all came at once."""
+        if self.n_tokens < 2 or self.last_token_s == self.first_token_s:
             return None
         return (self.last_token_s - self.first_token_s) * 1e3 / (self.n_tokens - 1)
 
@@ -101,8 +101,8 @@ def complete(
 ) -> Answer:
     """What follows the plain text `prompt`. `settings`: of the request, as llama-server names them.
 
-    `on_first` is called when the first token is there. Raises RefusedError, LostError, or UsageError
-    for an empty prompt.
+    `on_first` is called when the first token is there, or at the end. Raises RefusedError,
+    LostError, or UsageError for an empty prompt.
     """
     body = {"prompt": prompt, "stream": True, "return_tokens": True, **(settings or {})}
     answer = Answer(start_s=time.perf_counter())
@@ -119,6 +119,8 @@ def complete(
                     on_first()
             answer.text += event["content"]
             on_text(event["content"])
+    if not answer.n_tokens:
+        on_first()
     return answer
 
 
@@ -195,4 +197,11 @@ def _events(
     """As they come; Ctrl-C ends them, also one that came before the request."""
     with interrupt.cancels(client):
         if not interrupt:
-            yield from client.stream(path, body)
+            events = client.stream(path, body)
+            yield from map(_without_token, events) if body.get("n_predict") == 0 else events
+
+
+def _without_token(event: dict[str, Any]) -> dict[str, Any]:
+    """Of no tokens at all llama-server makes one, which nobody asked for."""
+    choices = [choice | {"delta": {}} for choice in event.get("choices", ())]
+    return event | {"content": "", "tokens": [], "choices": choices}

@@ -9,6 +9,7 @@ It has nothing to save, so it is killed at the end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -26,7 +27,7 @@ import psutil
 
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.rpc_servers import servers_that_fail
-from pyspac.errors import ModelError, PyspacError
+from pyspac.errors import ModelError, NoProcessError, PyspacError
 from pyspac.server import board_file
 from pyspac.server.arguments import n_threads
 from pyspac.server.child import Child
@@ -50,6 +51,10 @@ _MAX_PARENT: Final = 70  # bytes: a socket's path has 107 at most
 _POLL_S: Final = 0.02
 _LAST_WORDS_S: Final = 0.5  # from the end of its answers to its own
 _N_LINES: Final = 6  # of its log, where it fails
+_NOTE: Final = "spac:"  # how the engine's lines begin; it goes on with fewer threads
+_TELLING: Final = (_NOTE, "error", "failed", "what():")
+_NO_MORE: Final = os.strerror(errno.EAGAIN)  # processes or threads
+_BAD_GRAMMAR: Final = "failed to parse grammar"  # an exception that llama-server does not catch
 
 
 class OwnServer:
@@ -111,9 +116,8 @@ class OwnServer:
         """Until the model is loaded. Raises ModelError if it cannot be."""
         total = self.launch.model_bytes
         while not self._is_ready():
-            if (code := self.server.exit_code()) is not None:
-                text = f"{self.server.end_text()} while it loaded the model{self.last_words()}"
-                raise (PyspacError if code < 0 else ModelError)(text)
+            if self.server.exit_code() is not None:
+                raise self._end_error(" while it loaded the model", ModelError)
             if self._interrupt:
                 raise KeyboardInterrupt
             on_progress(min(total, _memory_of(self.server)), total)
@@ -152,7 +156,16 @@ class OwnServer:
         """`error` with what is known of its cause."""
         if not self.server.wait(_LAST_WORDS_S):
             return error
-        return PyspacError(f"{self.server.end_text()}{self.last_words()}")
+        return self._end_error()
+
+    def _end_error(self, when: str = "", kind: type[PyspacError] = PyspacError) -> PyspacError:
+        """Why the server ended: `kind`, unless a signal ended it or the machine had no more for it."""
+        what, words = f"{self.server.end_text()}{when}", self.last_words()
+        log = self._log_lines()
+        if any(_NO_MORE in line for line in log if not line.startswith(_NOTE)):
+            return NoProcessError(what, words)
+        is_input = (self.server.exit_code() or 0) >= 0 or any(_BAD_GRAMMAR in line for line in log)
+        return (kind if is_input else PyspacError)(what + words)
 
     def last_words(self) -> str:
         """Which RPC servers are gone; else the end of the server's log, unless it was shown."""
@@ -163,10 +176,16 @@ class OwnServer:
             return ", by another process or for lack of memory"
         if self._log is None:
             return "; its log is above"
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
-        told = [line for line in lines if "spac:" in line or "error" in line.lower() or " E " in line]
+        lines = self._log_lines()
+        told = [line for line in lines if any(word in line.lower() for word in _TELLING) or " E " in line]
         return "".join(f"\n  {line}" for line in (told or lines)[-_N_LINES:])
+
+    def _log_lines(self) -> list[str]:
+        """None where the log was shown."""
+        if self._log is None:
+            return []
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").splitlines()
 
     def _stop(self) -> None:
         self.server.stop(0)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 from pyspac.engine.board import Board
-from pyspac.errors import PyspacError
+from pyspac.errors import NoProcessError
 from pyspac.server import log
 from pyspac.server.attach import NICENESS, sole_scheduler
 from pyspac.server.attachment import Attachment
@@ -37,10 +37,7 @@ def scheduling(board: Board, options: AttachOptions, name: str | None = None) ->
         try:
             thread.start()
         except RuntimeError as error:
-            raise PyspacError(
-                f"the system has no thread left for the scheduler ({error}): raise the limit on processes "
-                "(ulimit -u, a container's limit on pids)"
-            ) from error
+            raise NoProcessError("the scheduler's thread cannot be started") from error
         atexit.register(end)  # later no thread runs any more, and join would wait for ever
         try:
             yield attachment

@@ -466,6 +466,23 @@ def test_saved_draft_model_that_is_gone(models: Path, tmp_path: Path) -> None:
     assert "which is gone" in said
 
 
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--stock --help", "--help"), ("--stock --help-all", "--help-all"), ("-p evil", "-p"),
+        ("--stock --json FILE", "--json"), ("--stock --temp 9", "--temp 9"),
+        ("-- --log-file x", "--log-file"),
+    ],
+)  # fmt: skip
+def test_saved_flags_that_bench_never_saves(models: Path, flags: str, named: str) -> None:
+    """They were edited by hand: none of them is used, and one line says why."""
+    saved_defaults.save(models / "target.gguf", flags)
+    row, said = run_with(models)
+    assert row["mode"] == WITHOUT_FLAGS
+    assert f"saved for this model cannot be used ({named}" in said
+    assert said.count("saved for this model") == 1
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"stock": true}', "\x00", "[" * 100_000], ids=lambda t: t[:9])
 def test_damaged_defaults_are_none(models: Path, text: str) -> None:
     """Every command that reads them goes on, and says so."""

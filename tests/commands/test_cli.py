@@ -308,6 +308,15 @@ def test_json_object(mode: str, models: Path) -> None:
     assert result["tps"] == pytest.approx(1000 / result["tpot_ms"])
 
 
+def test_no_tokens_are_none(models: Path) -> None:
+    """llama-server itself makes one with `n_predict` 0."""
+    result = invoke("run", "-m", models / "target.gguf", "-p", PROMPT, "-n", "0", "-t", "1", "--json", "-")
+    answer = json.loads(result.stdout)
+    assert (answer["n_tokens"], answer["token_ids"], answer["text"]) == (0, [], "")
+    assert answer["stop_reason"] == "length"
+    assert (answer["ttft_ms"], answer["tpot_ms"]) == (None, None)
+
+
 def test_json_on_stdout_is_alone_there(models: Path) -> None:
     """Seen from outside the process, so that what libraries print counts as well."""
     command = [sys.executable, "-m", "pyspac", "run", "-m", str(models / "target.gguf"), "--device", "cpu"]

@@ -161,6 +161,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "a cache without a GPU": ((*RUN, str(TARGET), "--cache", "25%"), "leave it out, or try the split"),
     "a context too long": ((*RUN, str(TARGET), "-c", "999999"), "give at most 1024"),
     "another vocabulary": ((*RUN, str(TARGET), "-md", "{other}"), "use a draft of the same family"),
+    "a context too short": ((*RUN, str(TARGET), "-c", "1"), "-c cannot be 1: give 2 or more, or 0"),
+    "a context too short, of a server": (("serve", "-m", str(TARGET), "-c", "1"), "give 2 or more, or 0"),
+    "a batch too small": ((*RUN, str(TARGET), "-b", "1"), "-b cannot be '1': give 2 or more"),
+    "a batch too small, of a server": (
+        ("serve", "-m", str(TARGET), "-b", "3"),
+        "-b cannot be '3': give 4 or more",
+    ),
+    "a broken grammar": ((*RUN, str(TARGET), "--grammar", "root ::= ("), "failed to parse grammar"),
     "a context far too long, of a server": (
         ("serve", "-m", str(TARGET), "-c", "99999999"),
         "give at most 4096: 4 slots with 1024 tokens each",

@@ -379,6 +379,13 @@ def test_vocabulary_alone() -> None:
     with Llama(MODEL, vocab_only=True, verbose=False) as llm:
         assert llm.detokenize(llm.tokenize(b"def")) == b"def"
         assert llm.stats() == {}
+        message = {"role": "user", "content": "a"}
+        for use in (
+            lambda: llm("a"), lambda: llm.eval([1]), lambda: llm.generate([1]), lambda: llm.embed("a"),
+            lambda: llm.create_chat_completion([message]),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=r"^vocab_only=True loads no weights"):
+                use()
 
 
 def test_closed_object_says_so() -> None:
@@ -520,11 +527,25 @@ def test_bad_input_of_a_call(ours: Any, fields: dict[str, Any], said: str, strea
 
 
 @pytest.mark.parametrize(
-    "messages", [[], "hi", None, ["hi"], [{}], {"role": "user"}, [{"role": "user"}]], ids=str
-)
+    "messages",
+    [
+        [], "hi", None, ["hi"], [{}], {"role": "user"}, [{"role": "user"}], [{"role": "user", "content": 5}],
+        [{"role": "user", "content": {"text": "hi"}}],
+    ],
+    ids=str,
+)  # fmt: skip
 def test_messages_that_are_none(ours: Any, messages: Any) -> None:
     for stream in (False, True):
         with pytest.raises(ValueError, match=r"^messages cannot be .*: give a list of"):
+            ours.create_chat_completion(messages, stream=stream)
+
+
+def test_a_message_of_parts_where_the_template_takes_text(ours: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    for stream in (False, True):
+        with pytest.raises(
+            ValueError, match=r"^content cannot be \[.*: this model's chat template takes text"
+        ):
             ours.create_chat_completion(messages, stream=stream)
 
 

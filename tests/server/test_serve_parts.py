@@ -34,7 +34,7 @@ from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.step import StepRecord, StepTotals
-from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.errors import ConfigError, NoProcessError, UsageError
 from pyspac.forward.options import CacheSize
 from pyspac.model import device_needs, prompt_piece
 from pyspac.model.geometry import read_geometry
@@ -549,14 +549,17 @@ def test_tokens_at_once_follow_from_model_and_machine(monkeypatch: pytest.Monkey
     assert chosen(host, cpu) == 96
 
 
+@pytest.mark.parametrize("size", ["0", "1", "3"])
 @pytest.mark.parametrize("is_variable", [False, True])
-def test_a_batch_of_no_tokens_is_refused(is_variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server would never end the first prompt."""
+def test_a_batch_of_too_few_tokens_is_refused(
+    is_variable: bool, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With none a server would never end the first prompt; with fewer than its slots it aborts."""
     if is_variable:
-        monkeypatch.setenv("LLAMA_ARG_BATCH", "0")
-    options = ServeOptions(model=TARGET, passed=() if is_variable else ("-b", "0"))
+        monkeypatch.setenv("LLAMA_ARG_BATCH", size)
+    options = ServeOptions(model=TARGET, passed=() if is_variable else ("-b", size))
     geometry = read_geometry(read_header(TARGET))
-    with pytest.raises(ConfigError, match="-b cannot be '0': give 1 or more"):
+    with pytest.raises(ConfigError, match=f"-b cannot be '{size}': give 4 or more"):
         at_once.most_at_once(options, geometry, device(8 * GIB), is_on_disk=False)
 
 
@@ -820,7 +823,7 @@ def test_no_thread_for_a_scheduler_is_a_sentence(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(threading.Thread, "start", start)
     with (
-        pytest.raises(PyspacError, match=r"no thread left for the scheduler .* limit on processes"),
+        pytest.raises(NoProcessError, match=r"^the scheduler's thread cannot be started, .* raise the limit"),
         scheduling(small_board(), AttachOptions(warm_start=False)),
     ):
         pass

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pyspac.errors import ConfigError
-from pyspac.talk.answer import complete
+from pyspac.talk.answer import Answer, complete
 from pyspac.talk.client import KEY_VARIABLE, UNIX, Client, LostError, RefusedError
 from pyspac.talk.conversation import n_ctx_of
 from pyspac.talk.interrupt import Interrupt
@@ -94,6 +94,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield Client(f"{UNIX}{path}")
         server.shutdown()
+
+
+def test_tokens_that_come_at_once_have_no_time_each() -> None:
+    """As of a text that ends before its first character is whole."""
+    answer = Answer()
+    answer.mark(3)
+    assert (answer.n_tokens, answer.tpot_ms, answer.tps) == (3, None, None)
 
 
 def test_whole_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
