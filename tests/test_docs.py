@@ -92,6 +92,13 @@ def test_there_are_pages() -> None:
     assert {"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/glossary.md"} <= names
 
 
+def test_pages_stay_short() -> None:
+    """What a page gains, another one loses: half of what they once were, so that somebody reads them."""
+    docs = sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md"))
+    assert docs <= 26_000
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
     assert dead_links(path) == []
