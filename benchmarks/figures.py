@@ -53,9 +53,11 @@ def in_memory(rows: list[Row]) -> list[Pair]:
 
 
 def larger_than_memory(rows: list[Row]) -> list[Pair]:
+    """Of each share the newest row."""
     decoding = {
         row["memory_share"]: row
-        for row in rows[-1]["rows"]
+        for run in rows
+        for row in run["rows"]
         if row["phase"] == "decode" and row["predict"] == "none"
     }
     return [

@@ -136,7 +136,7 @@ Device = Annotated[
         "--device",
         metavar="NAME",
         help="auto (all GPUs), none (CPU only), names such as CUDA0,CUDA1, or emulated (the CPU "
-        "plays the GPU, to try the split; emulated:0.3: beside the host, at 0.3 of its speed).",
+        "plays the GPU; emulated:0.3: at 0.3 of its speed).",
     ),
 ]
 Rpc = Annotated[

@@ -19,7 +19,7 @@ from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_DRAIN_S, DEFAULT_HO
 Host = Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")]
 Port = Annotated[
     int | None,
-    typer.Option("--port", metavar="N", help="Port to listen on; 0: any free one. Default: 8080."),
+    typer.Option("--port", metavar="N", help="Port; 0: any free one. Default: 8080."),
 ]
 Board = Annotated[
     str | None,

@@ -142,7 +142,8 @@ def test_every_baseline(policy: str, waits: bool, models: Path, stock_ids: list[
     assert result["scheduler"]["estimator"] == named
     experts = result["experts"]
     assert experts["n_loads"] > 0
-    assert experts["n_evictions"] > 0
+    # of a device that is the CPU itself, "balance" may find that once the slots are full copies gain nothing
+    assert experts["n_evictions"] > 0 or policy.endswith("+balance")
     if waits and not policy.startswith(("ema", "spac")):  # with a plan, copies may be under way
         assert experts["n_loads"] == experts["n_miss"]
 

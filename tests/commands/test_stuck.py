@@ -83,10 +83,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import pyspac.cli
 from pyspac.__main__ import main
 
-def read_signatures():
+def read_signatures(app):
     signal.raise_signal(signal.SIGINT)
 
-pyspac.cli.app = read_signatures
+pyspac.cli.main = read_signatures
 main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,12 +28,14 @@ WITHOUT_END = ("--context-shift", "--temp", "2", "--ignore-eos")  # an answer th
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the folders of this test's commands are."""
-    (tmp_path / "t").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
-    monkeypatch.setattr("tempfile.tempdir", None)  # it is asked for once
-    return tmp_path / "t"
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the folders of this test's commands are; its path is short, as a socket's is."""
+    with tempfile.TemporaryDirectory(prefix="place-") as folder:
+        path = Path(folder) / "t"
+        path.mkdir()
+        monkeypatch.setenv("TMPDIR", str(path))
+        monkeypatch.setattr("tempfile.tempdir", None)  # it is asked for once
+        yield path
 
 
 class Command:
