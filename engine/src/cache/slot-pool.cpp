@@ -5,6 +5,7 @@
 #include "ggml-alloc.h"
 
 #include <algorithm>
+#include <cstring>
 
 // of a group: with the guard slot, as many as CUDA's grids have room for in their third dimension (MMQ)
 static constexpr uint64_t MAX_SLOTS = 65534;
@@ -41,8 +42,13 @@ void spac_slot_group::allocate(ggml_backend_buffer_type_t buft) {
                                      like->expert_bytes() / 1048576.0, ggml_backend_buft_name(buft)));
     }
     ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    ggml_backend_buffer_clear(buffer, 0);
     bytes = ggml_backend_buffer_get_size(buffer);
+    // of host memory all is taken now: else the first copies would take it (patches/upstream/0026), whose time is measured
+    if (ggml_backend_buffer_is_host(buffer)) {
+        memset(ggml_backend_buffer_get_base(buffer), 0, bytes);
+    } else {
+        ggml_backend_buffer_clear(buffer, 0);
+    }
 }
 
 bool spac_slot_group::can_begin_at(int64_t n) const {
