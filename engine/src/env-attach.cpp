@@ -22,6 +22,7 @@
 //   PYSPAC_MAX_BATCH  widest batch that is split (32); several sequences verify their drafts in one batch
 //   PYSPAC_TRACE    a file for what the routers choose, instead of all this: the graphs stay stock (trace/routing-trace.h)
 //   PYSPAC_TRACE_ADD  what else it gets: logits, inputs, draft-inputs, with commas between them
+#include "base/engine-params.h"
 #include "base/status.h"
 #include "engine.h"
 #include "trace/routing-trace.h"
@@ -63,9 +64,8 @@ static int32_t max_batch() {
 // 0: no limit
 static double checked_max_kl() {
     const char * text = env_or("PYSPAC_MAX_KL", nullptr);
-    char *       end  = nullptr;
-    const double x    = text ? strtod(text, &end) : 0;
-    if (text && (end == text || *end || !(x >= 1e-6 && x <= 100))) {
+    double       x    = 0;
+    if (text && !spac_read_number(text, 1e-6, 100, x)) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_MAX_KL \"%s\": give a mean KL divergence in nats per token, from 0.000001 to 100", text));
     }
     return x;
@@ -121,9 +121,8 @@ static void read_copy_speeds(const char * text, spac_engine_params & params) {
     std::istringstream  numbers(text);
     std::vector<double> found;
     for (std::string one; std::getline(numbers, one, ',');) {
-        char *       end = nullptr;
-        const double n   = strtod(one.c_str(), &end);
-        if (end == one.c_str() || *end || !(n >= 0.0 && n <= 1e6) || found.size() == SPAC_N_DEVICES) {
+        double n = 0;
+        if (!spac_read_number(one, 0, 1e6, n) || found.size() == SPAC_N_DEVICES) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_COPY_GB_S \"%s\": give a speed in 1e9 bytes/s, or with commas one for each device", text));
         }
         found.push_back(n);

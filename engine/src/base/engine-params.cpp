@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <locale>
 #include <numeric>
 #include <sstream>
@@ -52,12 +53,17 @@ static bool is_number(const std::string & text) {
     return point > 0 && text[point] == '.' && point + 1 < text.size() && text.find_first_not_of(digits, point + 1) == std::string::npos;
 }
 
-// -1: it is none. A stream, as strtod would ask the program's locale for the point
-static double read_number(const std::string & text) {
+// a stream, as strtod would ask the program's locale for the point
+bool spac_read_number(const std::string & text, double lowest, double highest, double & number) {
     std::istringstream stream(text);
     stream.imbue(std::locale::classic());
+    return stream >> number && stream.eof() && number >= lowest && number <= highest;
+}
+
+// -1: it is none
+static double read_number(const std::string & text) {
     double value = -1.0;
-    return is_number(text) && stream >> value ? value : -1.0;
+    return is_number(text) && spac_read_number(text, 0, std::numeric_limits<double>::max(), value) ? value : -1.0;
 }
 
 uint64_t spac_size_bytes(const char * name, const std::string & text, uint64_t total_bytes) {

@@ -34,6 +34,9 @@ std::vector<std::string> spac_cache_sizes(const std::string & text, size_t n_dev
 // throws SPAC_STATUS_INVALID_ARGUMENT, or SPAC_STATUS_OUT_OF_MEMORY if too little of the device's memory were left
 uint64_t spac_parse_cache(const std::string & text, uint64_t total_bytes, uint64_t guard_bytes, ggml_backend_dev_t device);
 
+// false: the text is not a number from lowest to highest, and nothing else
+bool spac_read_number(const std::string & text, double lowest, double highest, double & number);
+
 // throws SPAC_STATUS_INVALID_ARGUMENT for "emulated:" and something that is no speed
 spac_device_kind spac_read_device(const std::string & name);
 

@@ -1,5 +1,6 @@
 #include "routers.h"
 
+#include "base/best-first.h"
 #include "base/status.h"
 #include "layers/reader-node.h"
 
@@ -7,7 +8,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 static constexpr size_t N_NODES = 4;
 
@@ -140,12 +140,9 @@ std::vector<int32_t> spac_routers::choose(int il, const float * input, int64_t n
 
     n_rows.assign(n_expert, 0);
     chosen.resize(n_used * n_tokens);
-    order.resize(n_expert);
     for (int64_t it = 0; it < n_tokens; it++) {
         set_scores(e, &logits[it * n_expert]);
-        std::iota(order.begin(), order.end(), 0);
-        std::partial_sort(order.begin(), order.begin() + n_used, order.end(),
-                          [&](int32_t a, int32_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+        spac_best_first(scores, n_used, order);
         for (int64_t iu = 0; iu < n_used; iu++) {
             chosen[iu * n_tokens + it] = order[iu]; // by rank first
             n_rows[order[iu]]++;

@@ -1,8 +1,9 @@
 #include "cache-routing.h"
 
+#include "base/best-first.h"
+
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 void spac_cache_routing::learn(const float * logits, int64_t n_expert) {
     const auto range = std::minmax_element(logits, logits + n_expert);
@@ -17,13 +18,10 @@ void spac_cache_routing::choose(const float * logits, const std::vector<uint8_t>
         return;
     }
     biased.resize(n_expert);
-    order.resize(n_expert);
     for (int32_t ie = 0; ie < n_expert; ie++) {
         biased[ie] = logits[ie] + (is_there[ie] ? bonus : 0);
     }
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + n_used, order.end(),
-                      [&](int32_t a, int32_t b) { return biased[a] > biased[b] || (biased[a] == biased[b] && a < b); });
+    spac_best_first(biased, n_used, order);
     const auto is_wanted = [&](int32_t ie) { return std::find(wanted, wanted + n_used, ie) != wanted + n_used; };
     if (!std::all_of(order.begin(), order.begin() + n_used, is_wanted)) { // else the order stays, and with it how sums round
         std::copy(order.begin(), order.begin() + n_used, chosen);

@@ -1,16 +1,14 @@
 #include "lossy.h"
 
+#include "base/engine-params.h"
 #include "base/status.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
-// the whole text has to be a number from lowest to highest
+// without a sign or an exponent
 static bool read_number(const std::string & text, double lowest, double highest, double & number) {
-    char * end = nullptr;
-    number     = strtod(text.c_str(), &end);
-    return !text.empty() && !*end && text.find_first_not_of("0123456789.") == std::string::npos && number >= lowest && number <= highest;
+    return text.find_first_not_of("0123456789.") == std::string::npos && spac_read_number(text, lowest, highest, number);
 }
 
 spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
