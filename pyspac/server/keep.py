@@ -78,16 +78,13 @@ def keep_env(
     folder: Path | None,
     mib: int | None,
     argv: Sequence[str],
+    environ: Mapping[str, str],
     model: Path | None,
     n_ctx: int | None,
-    lossy: str | None = None,
-    max_kl: float | None = None,
 ) -> dict[str, str | None]:
-    """What the engine reads; None: nothing, whatever is there. `argv`: llama-server's command line."""
+    """What the engine reads; None: nothing, whatever is there. `argv`, `environ`: llama-server's."""
     if folder is None:
         return dict.fromkeys(_VARIABLES)
-    environ = os.environ if lossy is None else {**os.environ, LOSSY: lossy}
-    environ = environ if max_kl is None else {**environ, MAX_KL_VARIABLE: repr(max_kl)}
     key = state_key(argv, environ, model, n_ctx)
     values = (str(folder.absolute()), str(mib or DEFAULT_MIB), key)
     return dict(zip(_VARIABLES, values, strict=True))

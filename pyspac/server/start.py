@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
 from pathlib import Path
@@ -41,9 +42,8 @@ def start_server(
     log.event(f"starting {shlex.join(argv)}", argv=argv)
     with _on_its_cores(options.cpu_range), not_by_environment():
         env = spin_environment() | server_env(options, launch.ram_bytes)
-        env |= keep_env(
-            options.keep, options.keep_mib, argv, launch.model, launch.n_ctx, options.lossy, options.max_kl
-        )
+        its = os.environ | {name: value for name, value in env.items() if value is not None}
+        env |= keep_env(options.keep, options.keep_mib, argv, its, launch.model, launch.n_ctx)
         return Child("llama-server", argv, env=env, stdout=output, stderr=output, death_signal=death_signal)
 
 
