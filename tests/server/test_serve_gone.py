@@ -30,12 +30,19 @@ LONGER = (
 )  # than the model was trained with
 
 
-def ask_and_go(port: int, body: dict[str, Any]) -> None:
-    """A request whose client closes its connection at once."""
+@contextmanager
+def asked(port: int, body: dict[str, Any]) -> Iterator[None]:
+    """A request whose client closes its connection at the end of the block."""
     data = json.dumps(body).encode()
     head = "POST /completion HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection((HOST, port)) as connection:
         connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        yield
+
+
+def ask_and_go(port: int, body: dict[str, Any]) -> None:
+    """A request whose client closes its connection at once."""
+    with asked(port, body):
         time.sleep(0.05)  # it is read
 
 
@@ -91,8 +98,8 @@ def test_who_streams_is_gone_before_a_slot_is_free(bin_dir: Path, tmp_path: Path
 def test_many_short_answers_to_one_request_end_as_well(bin_dir: Path, tmp_path: Path) -> None:
     """They come faster than the server looks for the client."""
     with llama_server(bin_dir, tmp_path, *LONGER, *TWO_SLOTS, draft=False) as port:
-        ask_and_go(port, {**LONG, "prompt": ["import os"] * 400, "n_predict": 20})
-        wait_for("answers", lambda: n_deferred(port) > 0)
+        with asked(port, {**LONG, "prompt": ["import os"] * 400, "n_predict": 20}):
+            wait_for("answers", lambda: n_deferred(port) > 0)
         wait_for("their end", lambda: n_deferred(port) == n_at_work(port) == 0, GONE_S)
 
 
