@@ -60,6 +60,6 @@ def test_the_cutoff_of_one_layer_is_that_layer(tmp_path: Path, monkeypatch: pyte
                     draft.decode([token], 1)
                 target.decode(step, 3)
                 draft.decode(step[-1:], 1)  # it has seen the same
-                if engine.board.ahead[1]["cutoff_layer"] == 1:  # later on a busy machine: its copies were in time
+                if engine.board.ahead[1]["cutoff_layer"] == 1:  # on a busy machine, later
                     return
             pytest.fail("no time of the draft model was taken")
