@@ -176,6 +176,21 @@ def test_half_open_connections_hold_nobody_up(served: Serve, text: bytes) -> Non
         assert time.monotonic() - start_s < SOON_S
 
 
+def test_threads_of_a_burst_end_while_others_ask(served: Serve) -> None:
+    """Of the pool's threads each is woken in turn, so that requests on new connections kept them all busy."""
+    server = psutil.Process(served.server_pid)
+    with ExitStack() as stack:
+        half_open(stack, served.port, 100, b"")
+        wait_for("a thread for each", lambda: server.num_threads() > 100)
+
+    def has_few_threads() -> bool:
+        for _ in range(50):  # far more than all threads in the 3 s after which an idle one ends
+            get_json(HOST, served.port, "/health")
+        return server.num_threads() < 50
+
+    wait_for("their end", has_few_threads, 10)
+
+
 def test_slow_readers_hold_nobody_up(served: Serve) -> None:
     with ExitStack() as stack:
         with at_once(served):
