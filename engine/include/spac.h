@@ -432,7 +432,7 @@ SPAC_API void *      spac_host_buffer_type(void);                               
 SPAC_API bool        spac_has_kernels(int32_t type);                                                             // of the engine's own, for this machine; type: enum ggml_type
 SPAC_API int32_t     spac_tokens_per_expert(void);                                                               // of a prompt, computed at once, that these kernels want; 0: few
 SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);                                   // streaming read
-SPAC_API spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s); // weights of a type times 1 to 8 tokens, by the engine's own kernels
+SPAC_API spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s); // weights of a type times 1 to 512 tokens, by the engine's own kernels
 SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);                                 // host to device copies
 
 // values as they are written in options, flags and the environment: how each is read is decided only here

@@ -3,7 +3,7 @@
 #include "base/engine-params.h"
 #include "base/status.h"
 #include "cache/slot-copy.h"
-#include "host/kernels.h"
+#include "host/row-block.h"
 #include "plan/lost-server.h"
 
 #include "ggml-alloc.h"
@@ -11,6 +11,7 @@
 #include "ggml-cpu.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -100,9 +101,10 @@ int32_t spac_tokens_per_expert(void) {
 
 // ---- measuring
 
-static constexpr size_t READ_BYTES = 256ull << 20; // far beyond any cache
-static constexpr size_t LINK_BYTES = 64ull << 20;
-static constexpr int    N_REPEATS  = 3;
+static constexpr size_t READ_BYTES   = 256ull << 20; // far beyond any cache
+static constexpr size_t LINK_BYTES   = 64ull << 20;
+static constexpr int    N_REPEATS    = 5;
+static constexpr int    N_TOKENS_MAX = 512; // of a kernel's measurement
 
 static uint64_t read_all(const uint64_t * data, size_t n) {
     uint64_t sum[8] = {};
@@ -114,15 +116,16 @@ static uint64_t read_all(const uint64_t * data, size_t n) {
     return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
 }
 
-static double best_gb_s(size_t bytes, const std::function<void()> & pass) {
+static double median_gb_s(size_t bytes, const std::function<void()> & pass) {
     pass(); // first touch
-    double best = 0;
-    for (int i = 0; i < N_REPEATS; i++) {
+    std::array<double, N_REPEATS> found;
+    for (double & gb_s : found) {
         const uint64_t t0 = spac_now_us();
         pass();
-        best = std::max(best, bytes / 1e3 / std::max<uint64_t>(1, spac_now_us() - t0));
+        gb_s = bytes / 1e3 / std::max<uint64_t>(1, spac_now_us() - t0);
     }
-    return best;
+    std::sort(found.begin(), found.end());
+    return found[N_REPEATS / 2];
 }
 
 spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
@@ -133,7 +136,7 @@ spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
         const size_t          n = READ_BYTES / sizeof(uint64_t), part = n / n_threads;
         std::vector<uint64_t> data(n, 1);
         std::atomic<uint64_t> sink{ 0 };
-        *gb_s = best_gb_s(part * n_threads * sizeof(uint64_t), [&] {
+        *gb_s = median_gb_s(part * n_threads * sizeof(uint64_t), [&] {
             std::vector<std::future<void>> passes; // each waits for its thread when it goes, also where one cannot be made
             for (int i = 0; i < n_threads; i++) {
                 passes.push_back(std::async(std::launch::async, [&, i] { sink += read_all(data.data() + i * part, part); }));
@@ -142,64 +145,72 @@ spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
     });
 }
 
-// rows of weights, in pages as the model's, times the same tokens
+// rows of weights, in pages as the model's, times the same tokens, as host-experts.cpp multiplies one expert's
 struct kernel_pass {
-    static constexpr int64_t N_COLS = 2048, N_ROWS_AT_ONCE = 64;
+    static constexpr int64_t N_COLS = 2048;
 
-    const spac_kernels & kernels;
-    const ggml_type      type;
-    const size_t         row_bytes = ggml_row_size(type, N_COLS);
-    const int64_t        n_rows    = (int64_t) (READ_BYTES / row_bytes) / N_ROWS_AT_ONCE * N_ROWS_AT_ONCE;
+    const spac_kernels &     kernels;
+    const spac_panel * const panel;
+    const spac_act_form      form;
+    const size_t             act_bytes, row_bytes;
+    const int32_t            n_tokens;
+    const int64_t            n_rows; // fewer for many tokens: reading takes no time then
 
-    const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> weights{
-        ggml_backend_buft_alloc_buffer((ggml_backend_buffer_type_t) spac_host_buffer_type(), n_rows * row_bytes), ggml_backend_buffer_free
-    };
-    const size_t                                 act_bytes;
-    const int32_t                                n_tokens;
-    const std::unique_ptr<char, decltype(&free)> acts{ (char *) aligned_alloc(64, act_bytes * n_tokens), free }; // act_bytes is a multiple of 64
+    const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> weights;
+    const std::unique_ptr<char, decltype(&free)>                                    acts;
+    ggml_tensor                                                                     matrix{};
 
     kernel_pass(const spac_kernels & kernels, ggml_type type, int32_t n_tokens) :
-        kernels(kernels), type(type), act_bytes(spac_act_bytes(spac_act_form_of(kernels, type), N_COLS)), n_tokens(n_tokens) {
+        kernels(kernels), panel(spac_panel_for(kernels, type, n_tokens)), form(panel ? panel->form : spac_act_form_of(kernels, type)),
+        act_bytes(spac_act_bytes(form, N_COLS)), row_bytes(ggml_row_size(type, N_COLS)), n_tokens(n_tokens),
+        n_rows((int64_t) (READ_BYTES / row_bytes) / (1 + n_tokens / SPAC_DOT_TOKENS) / SPAC_PANEL_ROWS * SPAC_PANEL_ROWS),
+        weights(ggml_backend_buft_alloc_buffer((ggml_backend_buffer_type_t) spac_host_buffer_type(), n_rows * row_bytes), ggml_backend_buffer_free),
+        acts((char *) aligned_alloc(64, act_bytes * n_tokens), free) { // act_bytes is a multiple of 64
         if (!weights || !acts) {
             throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no room for the %zu MiB of the measurement: free memory", READ_BYTES >> 20));
         }
+        matrix.type  = type;
+        matrix.ne[0] = N_COLS;
+        matrix.nb[1] = row_bytes;
         memset(ggml_backend_buffer_get_base(weights.get()), 0x3c, n_rows * row_bytes); // in every type scales that are no extremes
         const std::vector<float> x(N_COLS, 0.5f);
         for (int32_t t = 0; t < n_tokens; t++) {
-            spac_prepare_act(kernels, spac_act_form_of(kernels, type), x.data(), N_COLS, acts.get() + t * act_bytes);
+            spac_prepare_act(kernels, form, x.data(), N_COLS, acts.get() + t * act_bytes);
         }
     }
 
-    void run(int64_t first, int64_t last) const {
-        float        out[SPAC_DOT_TOKENS][N_ROWS_AT_ONCE];
-        float *      to[SPAC_DOT_TOKENS];
-        const char * from[SPAC_DOT_TOKENS];
+    int64_t n_blocks() const { return n_rows / SPAC_PANEL_ROWS; }
+
+    void run(int64_t first, int64_t last) const { // of the blocks
+        const std::unique_ptr<char, decltype(&free)> memory((char *) aligned_alloc(64, panel ? GGML_PAD(panel->bytes(N_COLS), 64) : 64), free);
+        std::vector<float>                           values((size_t) n_tokens * SPAC_PANEL_ROWS);
+        std::vector<const char *>                    from;
+        std::vector<float *>                         to;
         for (int32_t t = 0; t < n_tokens; t++) {
-            to[t] = out[t], from[t] = acts.get() + t * act_bytes;
+            from.push_back(acts.get() + t * act_bytes);
+            to.push_back(values.data() + (size_t) t * SPAC_PANEL_ROWS);
         }
-        const char * base = (const char *) ggml_backend_buffer_get_base(weights.get());
-        for (int64_t ir = first; ir < last; ir += N_ROWS_AT_ONCE) {
-            spac_dot_rows(kernels, type, base + ir * row_bytes, row_bytes, N_ROWS_AT_ONCE, N_COLS, from, n_tokens, to);
+        const char * rows = (const char *) ggml_backend_buffer_get_base(weights.get());
+        for (int64_t i = first; i < last; i++) {
+            spac_row_block(kernels, &matrix, rows + i * SPAC_PANEL_ROWS * row_bytes, SPAC_PANEL_ROWS, panel, memory.get()).multiply(from.data(), n_tokens, to.data());
         }
     }
 };
 
 spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s) {
     return spac_guard([&] {
-        if (n_threads < 1 || n_threads > SPAC_MAX_THREADS || n_tokens < 1 || n_tokens > SPAC_DOT_TOKENS || !gb_s) {
+        if (n_threads < 1 || n_threads > SPAC_MAX_THREADS || n_tokens < 1 || n_tokens > N_TOKENS_MAX || !gb_s) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%d threads, %d tokens: give 1 to %d threads, and 1 to %d tokens", n_threads, n_tokens,
-                                                                       SPAC_MAX_THREADS, SPAC_DOT_TOKENS));
+                                                                       SPAC_MAX_THREADS, N_TOKENS_MAX));
         }
         if (!spac_has_kernels(type)) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("type %d: the engine has no kernel for it on this machine", type));
         }
         const kernel_pass pass(*spac_kernels_best(), (ggml_type) type, n_tokens);
-        const int64_t     n_blocks = pass.n_rows / kernel_pass::N_ROWS_AT_ONCE;
-        *gb_s                      = best_gb_s(pass.n_rows * pass.row_bytes, [&] {
+        *gb_s = median_gb_s(pass.n_rows * pass.row_bytes, [&] {
             std::vector<std::future<void>> parts;
             for (int64_t i = 0; i < n_threads; i++) {
-                const int64_t first = n_blocks * i / n_threads, last = n_blocks * (i + 1) / n_threads;
-                parts.push_back(std::async(std::launch::async, [&pass, first, last] { pass.run(first * kernel_pass::N_ROWS_AT_ONCE, last * kernel_pass::N_ROWS_AT_ONCE); }));
+                parts.push_back(std::async(std::launch::async, [&, i] { pass.run(pass.n_blocks() * i / n_threads, pass.n_blocks() * (i + 1) / n_threads); }));
             }
         });
     });
@@ -225,7 +236,7 @@ spac_status spac_measure_link_gb_s(const char * name, double * gb_s) {
             ggml_backend_buft_alloc_buffer(host_buft ? host_buft : ggml_backend_cpu_buffer_type(), LINK_BYTES), ggml_backend_buffer_free);
         void * data = ggml_backend_buffer_get_base(host.get());
         memset(data, 1, LINK_BYTES);
-        *gb_s = best_gb_s(LINK_BYTES, [&] { // as slots are filled
+        *gb_s = median_gb_s(LINK_BYTES, [&] { // as slots are filled
             if (spac_copies_by_buffer(device)) {
                 ggml_backend_tensor_set(t, data, 0, LINK_BYTES);
                 return;

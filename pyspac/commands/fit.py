@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -28,7 +27,7 @@ from pyspac.model.device_needs import kv_bytes
 from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.geometry import read_geometry
 from pyspac.model.known_models import Weights, all_weights
-from pyspac.model.speed_forecast import CARD_GB_S, N_PASS, Forecast, KernelSpeed, Machine, forecast
+from pyspac.model.speed_forecast import CARD_GB_S, WIDTHS, Forecast, KernelSpeed, Machine, forecast
 from pyspac.units import GIB, MIB, size_text
 
 DEFAULT_N_CTX: Final = 4096
@@ -106,7 +105,7 @@ def measure(n_threads: int, ram_bytes: int, vram_bytes: int = 0, model: Path | N
     from pyspac.engine.engine import has_kernels, measure_host_gb_s, measure_kernel_gb_s
 
     def kernel(name: str) -> KernelSpeed:
-        return KernelSpeed(*(measure_kernel_gb_s(name, n, n_threads) for n in (1, N_PASS)))
+        return KernelSpeed(tuple(measure_kernel_gb_s(name, n, n_threads) for n in WIDTHS))
 
     memory_gb_s = measure_host_gb_s(n_threads)
     kernels = {name: kernel(name) for name in TYPES if has_kernels(name)}
@@ -138,7 +137,8 @@ def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[st
         "measured": {
             "memory_gb_s": machine.memory_gb_s,
             "disk": machine.disk.to_dict(),
-            "kernels": {name: asdict(speed) for name, speed in machine.kernels.items()},
+            "widths": WIDTHS,
+            "kernels": {name: speed.gb_s for name, speed in machine.kernels.items()},
         },
         "assumed": {"card_gb_s": CARD_GB_S if machine.vram_bytes else None},
         "models": [one.to_dict() for one in found],
@@ -167,7 +167,7 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
         console.print(
             f"With a card: predicted, never measured; {CARD_GB_S:g} GB/s is assumed.", style="yellow"
         )
-    shares = ", ".join(f"{name} {speed.one:.0f}" for name, speed in machine.kernels.items())
+    shares = ", ".join(f"{name} {speed.gb_s[0]:.0f}" for name, speed in machine.kernels.items())
     console.print(
         f"measured: memory {machine.memory_gb_s:.1f} GB/s, kernels {shares or 'none'}, disk "
         f"{machine.disk.depth_32_gb_s:.2f}. To run one: pyspac run FILE.gguf, or USER/MODEL:QUANT",

@@ -303,8 +303,8 @@ def measure_host_gb_s(n_threads: int) -> float:
 def measure_kernel_gb_s(type_name: str, n_tokens: int, n_threads: int) -> float:
     """Return how fast weights of a type are read and multiplied by so many tokens, in 1e9 bytes/s.
 
-    By the engine's own kernels, on n_threads; it takes a second at most. Raises EngineError where they lack
-    the type.
+    By the engine's own kernels, on n_threads, 1 to 512 tokens; it takes a second at most. Raises EngineError
+    where they lack the type.
     """
     out = ffi.new("double *")
     check(lib.spac_measure_kernel_gb_s(TYPE_IDS[type_name], n_tokens, n_threads, out))

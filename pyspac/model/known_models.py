@@ -128,7 +128,8 @@ class Weights:
     n_layer_moe: int
     n_expert: int
     n_expert_used: int
-    dense: Bytes  # read for every token
+    dense: Bytes  # read for every token, but
+    output: Bytes  # of which prompts read what their last token needs
     expert: Bytes  # one expert, on average over the layers
     table_bytes: int  # embeddings, of which a token reads a row
     kv: Mapping[int, int]  # context -> bytes
@@ -144,7 +145,7 @@ class Weights:
 
     @property
     def others_bytes(self) -> int:
-        return self.dense.total() + self.table_bytes
+        return self.dense.total() + self.output.total() + self.table_bytes
 
     @property
     def model_bytes(self) -> int:
@@ -155,15 +156,13 @@ class Weights:
         recipe = RECIPES[quantisation]
         table = _bytes(recipe.embeddings, model.n_vocab * model.n_embd)
         dense = Counter({recipe.others: _bytes(recipe.others, _n_dense(model))})
-        if model.has_tied_output:  # the table is read as a whole
-            dense[recipe.embeddings] += table
-        else:
-            dense[recipe.output] += _bytes(recipe.output, model.n_vocab * model.n_embd)
+        output = Counter({recipe.output: _bytes(recipe.output, model.n_vocab * model.n_embd)})
         dense["F32"] += 4 * model.n_layer_moe * model.n_embd * model.n_expert  # routers
         return cls(
             name=model.name, quantisation=quantisation, n_layer=model.n_layer,
             n_layer_moe=model.n_layer_moe, n_expert=model.n_expert, n_expert_used=model.n_expert_used,
-            dense=dense, expert=_expert(model, recipe), table_bytes=0 if model.has_tied_output else table,
+            dense=dense, output=Counter({recipe.embeddings: table}) if model.has_tied_output else output,
+            expert=_expert(model, recipe), table_bytes=0 if model.has_tied_output else table,
             kv={n_ctx: model.kv_bytes(n_ctx)}, query_width=model.query_width,
         )  # fmt: skip
 
@@ -171,6 +170,7 @@ class Weights:
     def of_file(cls, header: GgufHeader, geometry: MoeGeometry, kv: Mapping[int, int]) -> Self:
         """What is in the file."""
         dense: Bytes = Counter()
+        output: Bytes = Counter()
         experts: Bytes = Counter()
         has_output = any(tensor.name == "output.weight" for tensor in header.tensors)
         table = 0
@@ -179,6 +179,8 @@ class Weights:
                 experts[tensor.type_name] += tensor.n_bytes
             elif tensor.name == "token_embd.weight" and has_output:
                 table = tensor.n_bytes
+            elif tensor.name in ("output.weight", "token_embd.weight"):  # the second serves as both
+                output[tensor.type_name] += tensor.n_bytes
             else:
                 dense[tensor.type_name] += tensor.n_bytes
         n = max(1, geometry.n_experts_total)
@@ -186,7 +188,7 @@ class Weights:
             name=geometry.name, quantisation=max(experts, key=experts.__getitem__, default="-"),
             n_layer=geometry.n_layer,
             n_layer_moe=geometry.n_moe_layer, n_expert=geometry.n_expert,
-            n_expert_used=geometry.n_expert_used, dense=dense,
+            n_expert_used=geometry.n_expert_used, dense=dense, output=output,
             expert=Counter({name: size // n for name, size in experts.items()}), table_bytes=table, kv=kv,
             query_width=query_width(header),
         )  # fmt: skip

@@ -2,9 +2,10 @@
 tokens per second out.
 
 A token's time is that of the weights it reads, each type at the speed of the kernel that multiplies it, of
-attention to the text so far, and a little per layer. In prompts each pass over a matrix serves several
-tokens. Experts on disk: as `token_us` in tier_forecast.py, with the share found in memory that recorded texts
-have. A card holds all but experts, and some of these; its own speed is assumed.
+attention to the text so far, and a little per layer. In prompts a pass over a matrix serves all tokens that
+meet it: an expert's are those of a piece that choose it. Experts on disk: as `token_us` in
+tier_forecast.py, with the share found in memory that recorded texts have. A card holds all but experts, and
+some of these; its own speed is assumed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from pyspac.model.memory_tier import MARGIN_BYTES
 from pyspac.model.prompt_piece import LONGEST_PIECE
 from pyspac.model.tier_forecast import found_share
 
-N_PASS: Final = 8  # tokens of a prompt that one pass over a matrix serves (SPAC_DOT_TOKENS)
+WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured with
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
+PROMPT_LAYER_US: Final = 60.0  # of a prompt's token: also adding up experts; of Qwen3's layers
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
 ATTENTION_GOP_S: Final = 15.0  # 1e9 operations per second of one token; measured: docs/fit.md
+N_ATTENTION: Final = 8  # times as fast is a prompt's, whose tokens share what they look at
 BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
 CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
 # where the kernels lack a type: as slow as the slowest that they have
@@ -32,10 +35,16 @@ Place = Literal["memory", "disk", "card and memory", "card and disk", "card", "n
 
 @dataclass(frozen=True, slots=True)
 class KernelSpeed:
-    """Of one type's kernel, in 1e9 bytes of weights per second."""
+    """Of one type's kernel, in 1e9 bytes of weights per second, times each of WIDTHS tokens."""
 
-    one: float  # times one token
-    many: float  # times N_PASS tokens
+    gb_s: tuple[float, ...]
+
+    def pass_us(self, n_bytes: float, n_tokens: float) -> float:
+        """Of so many weights times so many tokens: between two widths, and beyond the last, along a line."""
+        times = [n_bytes / (gb_s * 1e3) for gb_s in self.gb_s]
+        i = next((i for i, width in enumerate(WIDTHS[1:-1]) if n_tokens < width), len(WIDTHS) - 2)
+        slope = (times[i + 1] - times[i]) / (WIDTHS[i + 1] - WIDTHS[i])
+        return times[i] + slope * (n_tokens - WIDTHS[i])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +57,18 @@ class Machine:
     disk: DiskSpeed
     vram_bytes: int = 0  # of a card; 0: none
     layer_us: float = LAYER_US
+    prompt_layer_us: float = PROMPT_LAYER_US
     attention_gop_s: float = ATTENTION_GOP_S
 
-    def read_us(self, weights: Bytes) -> float:
-        return sum(n / (self._kernel(name).one * 1e3) for name, n in weights.items())
-
-    def prompt_us(self, weights: Bytes) -> float:
-        """Of one token of many."""
-        return sum(n / (self._kernel(name).many * 1e3) for name, n in weights.items()) / N_PASS
+    def pass_us(self, weights: Bytes, n_tokens: float = 1) -> float:
+        """Of weights times so many tokens."""
+        return sum(self._kernel(name).pass_us(n, n_tokens) for name, n in weights.items())
 
     def _kernel(self, name: str) -> KernelSpeed:
         if name in self.kernels:
             return self.kernels[name]
-        slowest = min((speed.many for speed in self.kernels.values()), default=self.memory_gb_s)
-        return KernelSpeed(self.memory_gb_s, slowest)
+        slowest = (min(speed.gb_s[i] for speed in self.kernels.values()) for i in range(1, len(WIDTHS)))
+        return KernelSpeed((self.memory_gb_s, *(slowest if self.kernels else [self.memory_gb_s] * 3)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +128,7 @@ def forecast(
     if not has_card:
         attention_us = 4 * weights.query_width * min(n_text, n_ctx) / (machine.attention_gop_s * 1e3)
         decode += attention_us
-        prompt += attention_us / 2 / N_PASS  # a prompt's tokens look at half of it
+        prompt += attention_us / 2 / N_ATTENTION  # a prompt's tokens look at half of it
     return Forecast(**common, decode_tps=1e6 / decode, prompt_tps=1e6 / prompt)
 
 
@@ -144,25 +151,29 @@ def _place(in_memory: float, rest: float, room: int, one_layer: int, *, has_card
 def _decode_us(weights: Weights, machine: Machine, found: float, on_card: float, *, has_card: bool) -> float:
     """Of one token. What a card holds is used as often as recorded texts use the best of that size."""
     used = weights.n_expert_used
-    experts_us = used * machine.read_us(weights.expert)
+    experts_us = used * machine.pass_us(weights.expert)
     late_us = experts_us * (1.0 - found)  # absent ones are computed once all of them have come
     absent = used * weights.expert_bytes * (1.0 - found)
     chance = 1.0 - found**used
     disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
     card_us = 0.0
-    dense_us = machine.read_us(weights.dense)
+    dense_us = machine.pass_us(weights.dense + weights.output)
     if has_card:
         hit = found_share(on_card)
         card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
         experts_us = max(late_us, experts_us * (1.0 - hit))
-        dense_us = weights.dense.total() / (CARD_GB_S * 1e3)
+        dense_us = (weights.dense + weights.output).total() / (CARD_GB_S * 1e3)
     layer_us = max(experts_us - late_us, disk_us if found < 1.0 else 0.0, card_us) + late_us
     return dense_us + weights.n_layer_moe * layer_us + weights.n_layer * machine.layer_us
 
 
 def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, *, has_card: bool) -> float:
     """Of one token of so many: what is not in memory is read once for a piece of them."""
-    experts_us = weights.n_layer_moe * weights.n_expert_used * machine.prompt_us(weights.expert)
-    dense_us = 0.0 if has_card else machine.prompt_us(weights.dense)
+    n_piece = min(n_text, LONGEST_PIECE)
+    n_chosen = weights.n_expert * (1.0 - (1.0 - weights.n_expert_used / weights.n_expert) ** n_piece)
+    expert_us = machine.pass_us(weights.expert, n_piece * weights.n_expert_used / n_chosen)
     read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3)
-    return dense_us + max(experts_us, read_us / min(n_text, LONGEST_PIECE))
+    experts_us = (weights.n_layer_moe - 1) * n_chosen * expert_us  # the last layer computes the last token's
+    dense_us = 0.0 if has_card else machine.pass_us(weights.dense, n_piece)
+    token_us = (max(experts_us, read_us) + dense_us) / n_piece + weights.n_layer * machine.prompt_layer_us
+    return token_us + machine.pass_us(weights.output) / n_text  # only the last token's logits

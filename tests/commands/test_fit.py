@@ -32,7 +32,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine, without measuring one."""
 
     def machine(_n: int, ram_bytes: int, vram_bytes: int = 0, _model: Path | None = None) -> Machine:
-        kernels = {name: KernelSpeed(10.0, 5.0) for name in fit.TYPES}
+        kernels = {name: KernelSpeed((10.0, 5.0, 2.0, 1.0)) for name in fit.TYPES}
         return Machine(
             ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=20.0, kernels=kernels, disk=DISK
         )
@@ -112,11 +112,12 @@ def test_a_dense_model() -> None:
 
 @pytest.mark.skipif(not has_kernels("Q4_K"), reason="the engine has no kernels for this processor")
 def test_kernels_are_measured() -> None:
-    """A weight that serves eight tokens takes longer than one that serves one."""
-    one, many = (measure_kernel_gb_s("Q4_K", n, 1) for n in (1, 8))
-    assert 0.01 < many < one < 1000.0
-    with pytest.raises(EngineError, match="8 tokens"):
-        measure_kernel_gb_s("Q4_K", 9, 1)
+    """A weight that serves more tokens takes longer, but not in proportion."""
+    found = [measure_kernel_gb_s("Q4_K", n, 1) for n in (1, 8, 32, 128)]
+    assert 0.01 < found[3] < found[2] < found[1] < found[0] < 1000.0
+    assert 8 * found[1] > found[0]
+    with pytest.raises(EngineError, match="512 tokens"):
+        measure_kernel_gb_s("Q4_K", 513, 1)
     with pytest.raises(EngineError, match="no kernel"):
         measure_kernel_gb_s("F32", 1, 1)
 

@@ -17,7 +17,7 @@ from pyspac.model.speed_forecast import (
     BUFFERS_BYTES,
     CARD_GB_S,
     CARD_MARGIN_BYTES,
-    N_PASS,
+    N_ATTENTION,
     Forecast,
     KernelSpeed,
     Machine,
@@ -31,9 +31,15 @@ HEAD = BUFFERS_BYTES + MARGIN_BYTES  # of memory, beside the model
 
 
 def machine(ram_bytes: int, vram_bytes: int = 0) -> Machine:
-    kernels = {"Q4_K": KernelSpeed(10.0, 4.0), "Q8_0": KernelSpeed(20.0, 8.0)}
+    kernels = {"Q4_K": KernelSpeed((10.0, 4.0, 1.0, 0.25)), "Q8_0": KernelSpeed((20.0, 8.0, 2.0, 0.5))}
     return Machine(
-        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=40.0, kernels=kernels, disk=DISK, layer_us=0.0
+        ram_bytes=ram_bytes,
+        vram_bytes=vram_bytes,
+        memory_gb_s=40.0,
+        kernels=kernels,
+        disk=DISK,
+        layer_us=0.0,
+        prompt_layer_us=0.0,
     )
 
 
@@ -41,8 +47,8 @@ def weights(n_expert: int = 10) -> Weights:
     """10 layers, each with experts of 10 MB of which a token uses 2; 100 MB for every token."""
     return Weights(
         name="a", quantisation="Q4_K", n_layer=10, n_layer_moe=10, n_expert=n_expert, n_expert_used=2,
-        dense=Counter({"Q8_0": 100_000_000}), expert=Counter({"Q4_K": 10_000_000}), table_bytes=50_000_000,
-        kv={N_CTX: 50_000_000}, query_width=0,
+        dense=Counter({"Q8_0": 100_000_000}), output=Counter(), expert=Counter({"Q4_K": 10_000_000}),
+        table_bytes=50_000_000, kv={N_CTX: 50_000_000}, query_width=0,
     )  # fmt: skip
 
 
@@ -79,14 +85,30 @@ def test_rows_that_k_quants_do_not_fit() -> None:
     assert set(found.expert) == {"Q4_K", "Q5_0", "Q8_0"}
 
 
+def test_a_pass_between_two_widths() -> None:
+    """1 MB takes 0.1, 0.25, 1 and 4 ms with 1, 8, 32 and 128 tokens."""
+    speed = machine(0).kernels["Q4_K"]
+    times = [speed.pass_us(1e6, n) for n in (1, 4.5, 8, 20, 32, 128, 224)]
+    assert times == pytest.approx([100, 175, 250, 625, 1000, 4000, 7000])
+
+
 def test_in_memory_by_hand() -> None:
-    """100 MB at 20 GB/s are 5 ms, 10 layers x 2 x 10 MB at 10 GB/s are 20; prompts: 8 tokens a pass."""
+    """100 MB at 20 GB/s: 5 ms; 10 layers x 2 x 10 MB at 10 GB/s: 20. 102.4 of 512 tokens meet an expert."""
     found = forecast(weights(), machine(8 * GIB), N_CTX)
     assert found.place == "memory"
     assert found.needed_bytes == 1_200_000_000 + HEAD
     decode, prompt = tps(found)
     assert decode == pytest.approx(1 / (0.005 + 0.020))
-    assert prompt == pytest.approx(8 / (100e6 / 8e9 + 200e6 / 4e9))
+    experts_s = 9 * 10 * 10 * 0.0032  # per MB, between 32 and 128 tokens; of the last layer one token's
+    dense_s = 100 * 0.008  # beyond 128
+    assert prompt == pytest.approx(512 / (experts_s + dense_s))
+
+
+def test_a_prompt_needs_the_output_once() -> None:
+    wide = replace(weights(), output=Counter({"Q8_0": 200_000_000}))
+    without, found = (tps(forecast(one, machine(8 * GIB), N_CTX)) for one in (weights(), wide))
+    assert 1 / found[0] - 1 / without[0] == pytest.approx(0.010)  # each token when decoding
+    assert 512 / found[1] - 512 / without[1] == pytest.approx(0.010)
 
 
 def test_on_disk_by_hand() -> None:
@@ -97,10 +119,9 @@ def test_on_disk_by_hand() -> None:
     assert found.share_in_memory == pytest.approx(0.5)
     decode, prompt = tps(found)
     assert decode == pytest.approx(1 / (0.005 + 10 * (0.004 + 0.0004)))
-    read_s = 500e6 / 1e9 / 1024  # of a token, where reading takes longer than computing
-    assert prompt == pytest.approx(1 / (100e6 / 8e9 / 8 + max(read_s, 200e6 / 4e9 / 8)))
+    assert prompt == pytest.approx(512 / (2.88 + 0.8))  # as in memory: reading takes 0.5 s
     _, short = tps(forecast(weights(), machine(HEAD + 700_000_000), N_CTX, found=0.8, n_text=10))
-    assert short == pytest.approx(1 / (100e6 / 8e9 / 8 + 500e6 / 1e9 / 10))  # all is read for 10 tokens
+    assert short == pytest.approx(10 / (100 * 0.00015625 + 0.5))  # all is read for 10 tokens
 
 
 def test_more_memory_is_never_slower() -> None:
@@ -152,7 +173,7 @@ def test_attention_looks_at_the_text_so_far() -> None:
     found = tps(forecast(wide, here, N_CTX, n_text=500))
     decode_ms, prompt_ms = (1e3 / new - 1e3 / old for new, old in zip(found, without, strict=True))
     assert decode_ms == pytest.approx(2.0)
-    assert prompt_ms == pytest.approx(2.0 / 2 / N_PASS)
+    assert prompt_ms == pytest.approx(2.0 / 2 / N_ATTENTION)
     longer = forecast(wide, here, N_CTX, n_text=1 << 30)
     assert longer == forecast(wide, here, N_CTX, n_text=N_CTX)  # a text is no longer than the context
 
