@@ -22,6 +22,9 @@ from pyspac.model.prompt_piece import LONGEST_PIECE
 from pyspac.model.tier_forecast import found_share
 
 WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured with
+REACHED: Final = (
+    0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
+)
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
 PROMPT_LAYER_US: Final = 60.0  # of a prompt's token: also adding up experts; of Qwen3's layers
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
@@ -56,13 +59,14 @@ class Machine:
     kernels: Mapping[str, KernelSpeed]
     disk: DiskSpeed
     vram_bytes: int = 0  # of a card; 0: none
+    reached: float = REACHED
     layer_us: float = LAYER_US
     prompt_layer_us: float = PROMPT_LAYER_US
     attention_gop_s: float = ATTENTION_GOP_S
 
     def pass_us(self, weights: Bytes, n_tokens: float = 1) -> float:
         """Of weights times so many tokens."""
-        return sum(self._kernel(name).pass_us(n, n_tokens) for name, n in weights.items())
+        return sum(self._kernel(name).pass_us(n, n_tokens) for name, n in weights.items()) / self.reached
 
     def _kernel(self, name: str) -> KernelSpeed:
         if name in self.kernels:

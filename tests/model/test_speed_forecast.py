@@ -38,6 +38,7 @@ def machine(ram_bytes: int, vram_bytes: int = 0) -> Machine:
         memory_gb_s=40.0,
         kernels=kernels,
         disk=DISK,
+        reached=1.0,
         layer_us=0.0,
         prompt_layer_us=0.0,
     )
@@ -102,6 +103,12 @@ def test_in_memory_by_hand() -> None:
     experts_s = 9 * 10 * 10 * 0.0032  # per MB, between 32 and 128 tokens; of the last layer one token's
     dense_s = 100 * 0.008  # beyond 128
     assert prompt == pytest.approx(512 / (experts_s + dense_s))
+
+
+def test_kernels_do_not_reach_their_speed_in_a_model() -> None:
+    here = machine(8 * GIB)
+    found = [tps(forecast(weights(), one, N_CTX)) for one in (here, replace(here, reached=0.8))]
+    assert found[1] == pytest.approx([0.8 * each for each in found[0]])
 
 
 def test_a_prompt_needs_the_output_once() -> None:
