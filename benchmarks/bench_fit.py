@@ -32,7 +32,8 @@ import machine as named
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.commands.fit import DEFAULT_N_CTX, cells, measure
+from pyspac.commands.fit import DEFAULT_N_CTX, cells
+from pyspac.commands.machine_speed import measure
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_size
 from pyspac.model.checks import check_model_file

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -17,24 +15,21 @@ from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
+from pyspac.commands.machine_speed import TYPES, measure
 from pyspac.commands.model_names import find_file
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.memory import free_memory
 from pyspac.engine.values import read_size
-from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import kv_bytes
-from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.geometry import read_geometry
 from pyspac.model.known_models import Weights, all_weights
-from pyspac.model.speed_forecast import CARD_GB_S, WIDTHS, Forecast, KernelSpeed, Machine, forecast
-from pyspac.units import GIB, MIB, size_text
+from pyspac.model.speed_forecast import CARD_GB_S, WIDTHS, Forecast, Machine, forecast
+from pyspac.units import GIB, size_text
 
 DEFAULT_N_CTX: Final = 4096
 MAX_N_CTX: Final = 1 << 24
-TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantisations
-PIECE_BYTES: Final = MIB  # about a matrix of an expert
-_PROBE_BYTES: Final = 256 * MIB
 
 Words: TypeAlias = Annotated[
     list[str] | None,
@@ -77,7 +72,10 @@ def fit(
     ram_bytes = free_memory() if ram is None else _size("--ram", ram)
     files = [find_file(word) for word in models or ()]
     weights = [_of_file(path, ctx_size) for path in files] or list(all_weights(ctx_size))
-    machine = measure(threads or default_n_threads(), ram_bytes, vram_bytes, files[0] if files else None)
+    types = set().union(*(one.types for one in weights)) if files else TYPES
+    machine = measure(
+        threads or default_n_threads(), ram_bytes, vram_bytes, files[0] if files else None, sorted(types)
+    )
     found = [forecast(one, machine, ctx_size) for one in weights]
     if json_file is not None:
         write_json(json_file, _to_dict(machine, found, ctx_size))
@@ -98,35 +96,6 @@ def _of_file(path: Path, n_ctx: int) -> Weights:
     if not geometry.is_moe:
         raise UsageError(f"{path} is a dense model: it has no experts that could be elsewhere")
     return Weights.of_file(header, geometry, {n_ctx: kv_bytes(header, n_ctx)})
-
-
-def measure(n_threads: int, ram_bytes: int, vram_bytes: int = 0, model: Path | None = None) -> Machine:
-    """Memory, kernels, and the disk of `model`, or of the folder for temporary files. Raises PyspacError."""
-    from pyspac.engine.engine import has_kernels, measure_host_gb_s, measure_kernel_gb_s
-
-    def kernel(name: str) -> KernelSpeed:
-        return KernelSpeed(tuple(measure_kernel_gb_s(name, n, n_threads) for n in WIDTHS))
-
-    memory_gb_s = measure_host_gb_s(n_threads)
-    kernels = {name: kernel(name) for name in TYPES if has_kernels(name)}
-    return Machine(
-        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory_gb_s, kernels=kernels,
-        disk=measure_disk(model, PIECE_BYTES) if model else _on_probe(lambda p: measure_disk(p, PIECE_BYTES)),
-    )  # fmt: skip
-
-
-def _on_probe(measured: Callable[[Path], DiskSpeed]) -> DiskSpeed:
-    """On a file that is written for it, where models that are fetched lie."""
-    folder = Path.home() / ".cache"
-    folder = folder if folder.is_dir() else Path(tempfile.gettempdir())
-    if shutil.disk_usage(folder).free < 2 * _PROBE_BYTES:
-        raise PyspacError(f"{folder} has no room for the {_PROBE_BYTES // MIB} MiB that measure its disk")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="pyspac-fit-") as file:
-        block = bytes(range(256)) * (MIB // 256)
-        for _ in range(_PROBE_BYTES // MIB):
-            file.write(block)
-        file.flush()
-        return measured(Path(file.name))
 
 
 def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[str, Any]:

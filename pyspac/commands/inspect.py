@@ -92,7 +92,7 @@ def inspect(
     """Show a model's layers and experts.
 
     Geometry, quantisation per layer, bytes per expert, and how many experts fit into N GiB. Only the file's
-    header is read, and with --ram some pieces, for about a second.
+    header is read; --ram measures disk, memory and kernels for some seconds.
     """
     check_json_target(json_file)
     if threads is not None:

@@ -18,7 +18,8 @@ from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, check_target, error_console, reports_errors
 from pyspac.commands.grouped_help import GroupedCommand
 from pyspac.commands.json_file import STDOUT, write_json
-from pyspac.commands.tier_view import disk_text, measure_speeds
+from pyspac.commands.machine_speed import measure
+from pyspac.commands.tier_view import disk_text
 from pyspac.engine.cpus import default_n_threads
 from pyspac.errors import ConfigError, UsageError
 from pyspac.lab import report as reports
@@ -211,10 +212,10 @@ def _machine(text: str) -> Machine:
     geometry = read_geometry(check_model_file(Path(path)))
     if not geometry.is_moe:
         raise ConfigError("--machine", text, "disk=MODEL with a model that has experts")
-    disk, host_gb_s = measure_speeds(Path(path), geometry, default_n_threads())
-    if disk.slows_under_load:
-        typer.echo(f"disk: {disk_text(disk)}", err=True)
-    return disk_machine(disk, host_gb_s)
+    here = measure(default_n_threads(), 0, 0, Path(path), (), geometry.matrix_bytes)
+    if here.disk.slows_under_load:
+        typer.echo(f"disk: {disk_text(here.disk)}", err=True)
+    return disk_machine(here.disk, here.memory_gb_s)
 
 
 def _parts(text: str) -> list[str]:

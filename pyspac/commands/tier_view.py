@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.model.disk_probe import DiskSpeed, measure_disk
+from pyspac.commands.machine_speed import measure
+from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
+from pyspac.model.known_models import Weights
+from pyspac.model.speed_forecast import Machine
 from pyspac.model.tier_forecast import TierForecast, forecast
 from pyspac.units import MIB, size_text
 
@@ -21,22 +23,22 @@ from pyspac.units import MIB, size_text
 class TierView:
     """Experts on disk and in memory, for some sizes of that memory."""
 
-    disk: DiskSpeed
-    host_gb_s: float
+    machine: Machine
     forecasts: list[TierForecast]
 
     @classmethod
     def measure(cls, header: GgufHeader, geometry: MoeGeometry, sizes: Sequence[int], n_threads: int) -> Self:
         """`sizes`: bytes for experts. Raises PyspacError if disk or memory cannot be measured."""
-        disk, host_gb_s = measure_speeds(header.path, geometry, n_threads)
-        found = [forecast(header, geometry, size, disk, host_gb_s) for size in sizes]
-        return cls(disk=disk, host_gb_s=host_gb_s, forecasts=found)
+        weights = Weights.of_file(header, geometry, {})
+        machine = measure(n_threads, 0, 0, header.path, weights.types, geometry.matrix_bytes)
+        found = [forecast(weights, geometry, size, machine) for size in sizes]
+        return cls(machine=machine, forecasts=found)
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return {
-            "disk": self.disk.to_dict(),
-            "host_gb_s": self.host_gb_s,
+            "disk": self.machine.disk.to_dict(),
+            "host_gb_s": self.machine.memory_gb_s,
             "predicted": [found.to_dict() for found in self.forecasts],
         }
 
@@ -53,18 +55,11 @@ class TierView:
             )  # fmt: skip
         console.print(table)
         console.print(
-            f"\nmeasured: disk {disk_text(self.disk)}; memory {self.host_gb_s:.1f} GB/s. predicted, without "
-            "drafts: from all experts used alike to used as in recorded texts"
+            f"\nmeasured: disk {disk_text(self.machine.disk)}; memory {self.machine.memory_gb_s:.1f} GB/s. "
+            "predicted, without drafts: from all experts used alike to used as in recorded texts"
         )
         if any(found.tps_alike is None for found in self.forecasts):
             console.print("a number without a unit is MiB: --ram 8G is 8 GiB")
-
-
-def measure_speeds(path: Path, geometry: MoeGeometry, n_threads: int) -> tuple[DiskSpeed, float]:
-    """Of the disk of a model with experts, and of memory; 1e9 bytes per second. Raises PyspacError."""
-    from pyspac.engine.engine import measure_host_gb_s  # loads the native library
-
-    return measure_disk(path, geometry.matrix_bytes), measure_host_gb_s(n_threads)
 
 
 def _speed(found: TierForecast) -> str:

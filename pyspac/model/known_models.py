@@ -136,6 +136,10 @@ class Weights:
     query_width: int  # of attention, all layers
 
     @property
+    def types(self) -> set[str]:
+        return {*self.dense, *self.output, *self.expert}
+
+    @property
     def expert_bytes(self) -> int:
         return self.expert.total()
 

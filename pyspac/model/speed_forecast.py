@@ -3,9 +3,9 @@ tokens per second out.
 
 A token's time is that of the weights it reads, each type at the speed of the kernel that multiplies it, of
 attention to the text so far, and a little per layer. In prompts a pass over a matrix serves all tokens that
-meet it: an expert's are those of a piece that choose it. Experts on disk: as `token_us` in
-tier_forecast.py, with the share found in memory that recorded texts have. A card holds all but experts, and
-some of these; its own speed is assumed.
+meet it: an expert's are those of a piece that choose it. Absent experts of a layer are read from disk at
+once, while those that are there are computed, and are computed then; layers come one after the other. A card
+holds all but experts, and some of these; its own speed is assumed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from pyspac.model.device_needs import MARGIN_BYTES as CARD_MARGIN_BYTES
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.known_models import Bytes, Weights
 from pyspac.model.memory_tier import MARGIN_BYTES
 from pyspac.model.prompt_piece import LONGEST_PIECE
-from pyspac.model.tier_forecast import found_share
 
 WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured with
-REACHED: Final = (
-    0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
-)
+REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
 PROMPT_LAYER_US: Final = 60.0  # of a prompt's token: also adding up experts; of Qwen3's layers
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
@@ -32,7 +31,11 @@ ATTENTION_GOP_S: Final = 15.0  # 1e9 operations per second of one token; measure
 N_ATTENTION: Final = 8  # times as fast is a prompt's, whose tokens share what they look at
 BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
 CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
-# where the kernels lack a type: as slow as the slowest that they have
+# share of the experts in memory -> share of those in use that are there: the lower of Qwen3-30B-A3B and
+# Gemma-4-26B-A4B, 128 tokens each, from memory that is empty at first (`pyspac lab run TRACE --eviction ema
+# --miss fetch --prefetch none --k 0 --capacity ...`)
+_HELD: Final = (0.0, 0.05, 0.10, 0.17, 0.25, 0.40, 1.0)
+_FOUND: Final = (0.0, 0.37, 0.55, 0.69, 0.79, 0.89, 1.0)
 Place = Literal["memory", "disk", "card and memory", "card and disk", "card", "nowhere"]
 
 
@@ -127,13 +130,20 @@ def forecast(
         return Forecast(**common, decode_tps=None, prompt_tps=None)
     held = in_memory + on_card
     share = found_share(held) if found is None else found
-    decode = _decode_us(weights, machine, share, on_card if has_card else 0.0, has_card=has_card)
-    prompt = _prompt_us(weights, machine, held, min(n_text, n_ctx), has_card=has_card)
-    if not has_card:
-        attention_us = 4 * weights.query_width * min(n_text, n_ctx) / (machine.attention_gop_s * 1e3)
-        decode += attention_us
-        prompt += attention_us / 2 / N_ATTENTION  # a prompt's tokens look at half of it
+    n_text = min(n_text, n_ctx)
+    decode = _decode_us(weights, machine, share, n_text, on_card if has_card else None)
+    prompt = _prompt_us(weights, machine, held, n_text, has_card=has_card)
     return Forecast(**common, decode_tps=1e6 / decode, prompt_tps=1e6 / prompt)
+
+
+def decode_tps(weights: Weights, machine: Machine, found: float) -> float:
+    """Without a card; `found` as in `forecast`."""
+    return 1e6 / _decode_us(weights, machine, found, N_TEXT, None)
+
+
+def found_share(held: float) -> float:
+    """Of the experts in use, what is there where memory holds that share of all: as in recorded traces."""
+    return max(held, float(np.interp(held, _HELD, _FOUND)))
 
 
 def _share_on_card(weights: Weights, machine: Machine, kv: int) -> float:
@@ -152,8 +162,9 @@ def _place(in_memory: float, rest: float, room: int, one_layer: int, *, has_card
     return "card and disk" if has_card else "disk"
 
 
-def _decode_us(weights: Weights, machine: Machine, found: float, on_card: float, *, has_card: bool) -> float:
-    """Of one token. What a card holds is used as often as recorded texts use the best of that size."""
+def _decode_us(weights: Weights, machine: Machine, found: float, n_text: int, on_card: float | None) -> float:
+    """Of one token. What a card holds (None: there is none) is used as often as recorded texts use the best
+    of that size."""
     used = weights.n_expert_used
     experts_us = used * machine.pass_us(weights.expert)
     late_us = experts_us * (1.0 - found)  # absent ones are computed once all of them have come
@@ -161,8 +172,8 @@ def _decode_us(weights: Weights, machine: Machine, found: float, on_card: float,
     chance = 1.0 - found**used
     disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
     card_us = 0.0
-    dense_us = machine.pass_us(weights.dense + weights.output)
-    if has_card:
+    dense_us = machine.pass_us(weights.dense + weights.output) + _attention_us(weights, machine, n_text)
+    if on_card is not None:
         hit = found_share(on_card)
         card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
         experts_us = max(late_us, experts_us * (1.0 - hit))
@@ -178,6 +189,13 @@ def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, *, 
     expert_us = machine.pass_us(weights.expert, n_piece * weights.n_expert_used / n_chosen)
     read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3)
     experts_us = (weights.n_layer_moe - 1) * n_chosen * expert_us  # the last layer computes the last token's
-    dense_us = 0.0 if has_card else machine.pass_us(weights.dense, n_piece)
-    token_us = (max(experts_us, read_us) + dense_us) / n_piece + weights.n_layer * machine.prompt_layer_us
-    return token_us + machine.pass_us(weights.output) / n_text  # only the last token's logits
+    token_us = max(experts_us, read_us) / n_piece + weights.n_layer * machine.prompt_layer_us
+    token_us += machine.pass_us(weights.output) / n_text  # only the last token's logits
+    if has_card:
+        return token_us
+    attention_us = _attention_us(weights, machine, n_text) / 2 / N_ATTENTION  # to half of it
+    return token_us + machine.pass_us(weights.dense, n_piece) / n_piece + attention_us
+
+
+def _attention_us(weights: Weights, machine: Machine, n_text: int) -> float:
+    return 4 * weights.query_width * n_text / (machine.attention_gop_s * 1e3)

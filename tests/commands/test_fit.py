@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from conftest import ROOT
 from typer.testing import CliRunner, Result
 
 from pyspac.cli import app
-from pyspac.commands import fit
+from pyspac.commands import fit, machine_speed
 from pyspac.engine.engine import has_kernels, measure_kernel_gb_s
 from pyspac.errors import EngineError
 from pyspac.model.disk_probe import DiskSpeed
@@ -31,8 +32,10 @@ def invoke(*arguments: object) -> Result:
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine, without measuring one."""
 
-    def machine(_n: int, ram_bytes: int, vram_bytes: int = 0, _model: Path | None = None) -> Machine:
-        kernels = {name: KernelSpeed((10.0, 5.0, 2.0, 1.0)) for name in fit.TYPES}
+    def machine(
+        _n: int, ram_bytes: int, vram_bytes: int, _model: Path | None, types: Iterable[str]
+    ) -> Machine:
+        kernels = {name: KernelSpeed((10.0, 5.0, 2.0, 1.0)) for name in types}
         return Machine(
             ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=20.0, kernels=kernels, disk=DISK
         )
@@ -131,7 +134,7 @@ def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         sizes.append(path.stat().st_size)
         return DISK
 
-    assert fit._on_probe(look) is DISK
+    assert machine_speed._on_probe(look) is DISK
     assert sizes == [256 << 20]
     assert list((tmp_path / ".cache").iterdir()) == []
 

@@ -7,6 +7,7 @@ import pytest
 from pyspac.commands.common import output_console
 from pyspac.commands.tier_view import TierView
 from pyspac.model.disk_probe import DiskSpeed
+from pyspac.model.speed_forecast import Machine
 from pyspac.model.tier_forecast import TierForecast
 from pyspac.units import GIB
 
@@ -23,6 +24,7 @@ def test_speeds_without_exponents(
         tps_alike=alike, tps_recorded=recorded,
     )  # fmt: skip
     disk = DiskSpeed(path="f", piece_bytes=10**6, is_direct=True, depth_1_gb_s=0.5, depth_32_gb_s=1.0)
-    TierView(disk=disk, host_gb_s=10.0, forecasts=[found]).show(output_console())
+    machine = Machine(ram_bytes=0, memory_gb_s=10.0, kernels={}, disk=disk)
+    TierView(machine=machine, forecasts=[found]).show(output_console())
     row = next(line for line in capsys.readouterr().out.split("\n") if line.startswith("8 "))
     assert row.rstrip().endswith(f"  {text}")

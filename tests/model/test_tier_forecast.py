@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from collections import Counter
 
 import pytest
 
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.geometry import LayerGeometry, MoeGeometry
-from pyspac.model.tier_forecast import Places, dense_bytes, forecast, token_us
+from pyspac.model.known_models import Weights
+from pyspac.model.speed_forecast import Machine, decode_tps
+from pyspac.model.tier_forecast import Places, forecast
 
 MB = 10**6
 DISK = DiskSpeed(
@@ -26,24 +27,6 @@ def geometry() -> MoeGeometry:
 def test_what_one_read_asks_for() -> None:
     assert geometry().largest_expert_bytes == 4 * MB
     assert geometry().matrix_bytes == 4 * MB // 3
-
-
-def header(**sizes: int) -> Any:
-    tensors = [SimpleNamespace(name=f"{name}.weight", n_bytes=n) for name, n in sizes.items()]
-    return SimpleNamespace(tensors=tensors)
-
-
-def test_a_token_by_hand() -> None:
-    """Memory of 10 GB/s: 3 ms for the rest. Per layer 8 MB of experts, half of them absent: 4 ms of reads,
-    three quarters of the latency (one of four tokens finds both), 0.4 ms of computing beside them and as much
-    of what was read."""
-    assert token_us(geometry(), 30 * MB, 0.5, DISK, 10.0) == pytest.approx(3000 + 2 * (4000 + 750 + 400))
-    assert token_us(geometry(), 30 * MB, 1.0, DISK, 10.0) == pytest.approx(3000 + 2 * 800)
-
-
-def test_embeddings_count_where_they_are_the_output() -> None:
-    assert dense_bytes(header(token_embd=10 * MB, output=10 * MB), geometry()) == 20 * MB
-    assert dense_bytes(header(token_embd=10 * MB), geometry()) == 30 * MB
 
 
 def test_beside_a_device_by_hand() -> None:
@@ -63,14 +46,20 @@ def test_beside_a_device_by_hand() -> None:
 def test_what_fits_where() -> None:
     """Of 20 experts: half, and too few, as one layer needs 10."""
     g = geometry()
-    half = forecast(header(), g, 41 * MB, DISK, 10.0)
+    weights = Weights(
+        name="test", quantisation="Q8_0", n_layer=2, n_layer_moe=2, n_expert=10, n_expert_used=2,
+        dense=Counter({"Q8_0": 30 * MB}), output=Counter(), expert=Counter({"Q8_0": 4 * MB}), table_bytes=0,
+        kv={}, query_width=0,
+    )  # fmt: skip
+    here = Machine(ram_bytes=0, memory_gb_s=10.0, kernels={}, disk=DISK)
+    half = forecast(weights, g, 41 * MB, here)
     assert (half.n_in_memory, half.n_on_disk, half.other_bytes) == (10, 10, 30 * MB)
     assert half.tps_alike is not None
     assert half.tps_recorded is not None
-    assert half.tps_alike == pytest.approx(1e6 / token_us(g, 30 * MB, 0.5, DISK, 10.0))
+    assert half.tps_alike == pytest.approx(decode_tps(weights, here, 0.5))
     assert half.tps_recorded > half.tps_alike
-    little = forecast(header(), g, 20 * MB, DISK, 10.0)
+    little = forecast(weights, g, 20 * MB, here)
     assert (little.n_in_memory, little.tps_alike, little.tps_recorded) == (4, None, None)
     assert little.least_bytes == 10 * 978 * 4096  # 4 MB begin and end anywhere in a block
-    everything = forecast(header(), g, 80 * MB, DISK, 10.0)
-    assert everything.tps_alike == everything.tps_recorded == pytest.approx(1e6 / 4600)
+    everything = forecast(weights, g, 80 * MB, here)
+    assert everything.tps_alike == everything.tps_recorded == pytest.approx(decode_tps(weights, here, 1.0))

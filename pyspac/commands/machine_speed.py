@@ -1,0 +1,54 @@
+"""What predictions of speed rest on: types of weights in, this machine's memory, kernels and disk out."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from pyspac.errors import PyspacError
+from pyspac.model.disk_probe import DiskSpeed, measure_disk
+from pyspac.model.speed_forecast import WIDTHS, KernelSpeed, Machine
+from pyspac.units import MIB
+
+TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantisations
+PIECE_BYTES: Final = MIB  # about a matrix of an expert
+_PROBE_BYTES: Final = 256 * MIB
+
+
+def measure(
+    n_threads: int,
+    ram_bytes: int,
+    vram_bytes: int = 0,
+    model: Path | None = None,
+    types: Iterable[str] = TYPES,
+    piece_bytes: int = PIECE_BYTES,
+) -> Machine:
+    """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError."""
+    from pyspac.engine.engine import has_kernels, measure_host_gb_s, measure_kernel_gb_s  # the native library
+
+    def kernel(name: str) -> KernelSpeed:
+        return KernelSpeed(tuple(measure_kernel_gb_s(name, n, n_threads) for n in WIDTHS))
+
+    memory_gb_s = measure_host_gb_s(n_threads)
+    kernels = {name: kernel(name) for name in types if has_kernels(name)}
+    return Machine(
+        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory_gb_s, kernels=kernels,
+        disk=measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes)),
+    )  # fmt: skip
+
+
+def _on_probe(measured: Callable[[Path], DiskSpeed]) -> DiskSpeed:
+    """On a file that is written for it, where models that are fetched lie."""
+    folder = Path.home() / ".cache"
+    folder = folder if folder.is_dir() else Path(tempfile.gettempdir())
+    if shutil.disk_usage(folder).free < 2 * _PROBE_BYTES:
+        raise PyspacError(f"{folder} has no room for the {_PROBE_BYTES // MIB} MiB that measure its disk")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="pyspac-fit-") as file:
+        block = bytes(range(256)) * (MIB // 256)
+        for _ in range(_PROBE_BYTES // MIB):
+            file.write(block)
+        file.flush()
+        return measured(Path(file.name))
