@@ -22,6 +22,7 @@ from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.memory import free_memory
 from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, PyspacError, UsageError
+from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import kv_bytes
 from pyspac.model.disk_probe import DiskSpeed, measure_disk
@@ -30,7 +31,6 @@ from pyspac.model.known_models import Weights, all_weights
 from pyspac.model.speed_forecast import CARD_GB_S, WIDTHS, Forecast, KernelSpeed, Machine, forecast
 from pyspac.units import GIB, MIB, size_text
 
-DEFAULT_N_CTX: Final = 4096
 MAX_N_CTX: Final = 1 << 24
 TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantisations
 PIECE_BYTES: Final = MIB  # about a matrix of an expert
