@@ -47,8 +47,8 @@ Drain = Annotated[
         "--drain",
         metavar="S",
         envvar="PYSPAC_DRAIN",
-        help="Seconds that running answers get after SIGTERM; /health says no, later new requests "
-        "are refused.",
+        help="Seconds that running answers get after SIGTERM; /health says no at once, new requests "
+        "are refused after 5 s.",
     ),
 ]
 
