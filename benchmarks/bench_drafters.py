@@ -42,10 +42,9 @@ import machine
 from drafting import OFF, Results, Timing, Way
 
 from pyspac.commands.bench_ways import Given
-from pyspac.commands.common import EXIT_INTERRUPTED
 from pyspac.commands.demo import DRAFT, MODELS, TARGET
 from pyspac.commands.json_file import STDOUT, can_write
-from pyspac.errors import PyspacError
+from pyspac.errors import EXIT_INTERRUPTED, PyspacError
 from pyspac.model.gguf_header import read_header
 from pyspac.talk.interrupt import Interrupt
 from pyspac.train.corpus import read_stdlib

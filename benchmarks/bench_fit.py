@@ -32,10 +32,11 @@ import machine as named
 from rich.console import Console
 from rich.table import Table
 
-from pyspac.commands.fit import DEFAULT_N_CTX, cells
+from pyspac.commands.fit import cells
 from pyspac.commands.machine_speed import measure
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_size
+from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import kv_bytes
 from pyspac.model.disk_probe import DiskSpeed

@@ -69,8 +69,8 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     app = typer.Typer(
         name="pyspac",
         cls=GroupedCommands,
-        help="Mixture-of-Experts models that are larger than a GPU's memory, or than all memory; without a "
-        "GPU any model. To begin: pyspac chat MODEL.gguf, or pyspac chat USER/MODEL (of Hugging Face)",
+        help="Run Mixture-of-Experts models that are larger than a GPU's memory, or than all memory; without "
+        "a GPU, any model. To begin: pyspac chat MODEL.gguf, or pyspac chat USER/MODEL (of Hugging Face)",
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,

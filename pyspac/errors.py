@@ -8,7 +8,9 @@ wanted.
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
+
+EXIT_INTERRUPTED: Final = 130  # of a command that Ctrl-C ended
 
 
 class PyspacError(Exception):

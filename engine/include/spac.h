@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // The board's arrays, in their order: name, type of an element, dimensions, writer (SPAC_WRITER_...), meaning. Nothing else lists
-// them: layout, view, accessors (engine/src/board.h), numpy's arrays (pyspac/engine/board.py) and the table in docs/c-abi.md come
+// them: layout, view, accessors (engine/src/board/board.h), numpy's arrays (pyspac/engine/board.py) and the table in docs/c-abi.md come
 // from here. Those of one writer FORWARD, and those of DECISION, follow each other.
 #define SPAC_BOARD_FIELDS(X)                                                                                                                                                                                                \
     X(counts, uint32_t, (n_layer, n_expert), FORWARD, "activations in split forwards, ever; wraps")                                                                                                                         \

@@ -144,7 +144,7 @@ def show(console: Console, findings: Findings) -> None:
         "prompt: processing prompts; the others: generation after each kind,\n"
         "and after all; medians of the rounds; +-: half the quartiles' distance of all;\n"
         "accepted: of what was drafted, which --speculation auto may have stopped.\n"
-        "The slowest and the fastest round of a ratio decide who wins",
+        "A way wins only if it is ahead in every round",
         style="dim",
     )
     if not findings.at_once:

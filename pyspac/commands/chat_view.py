@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXITS: Final = (["/exit"], ["/quit"], ["/bye"])
 HELP: Final = """\
-/set              what can be set, and how it is
+/set              what can be set, and to what it is set
 /set NAME VALUE   temp, top_k, top_p, min_p, seed; or system TEXT, which begins a new chat
 /stats            what the answers took, and how full the context is
 /clear            begin a new chat

@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from pyspac.commands.json_file import STDOUT, can_write
-from pyspac.errors import ConfigError, NoProcessError, PyspacError, UsageError
+from pyspac.errors import EXIT_INTERRUPTED, ConfigError, NoProcessError, PyspacError, UsageError
 
 P = ParamSpec("P")
-EXIT_INTERRUPTED: Final = 130
 TABLE_WIDTH: Final = 80
 STDIN: Final = "-"
 _NO_THREAD: Final = "can't start new thread"  # all that Python says

@@ -15,14 +15,14 @@ from rich.table import Table
 import pyspac
 from pyspac.checks import check_int
 from pyspac.commands import options as o
-from pyspac.commands.common import EXIT_INTERRUPTED, check_json_target, error_console, reports_errors
+from pyspac.commands.common import check_json_target, error_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.machine import cpu_model
 from pyspac.commands.own import open_server
 from pyspac.commands.run import answer_shown
 from pyspac.commands.server_options import own_options
 from pyspac.engine.params import EngineParams
-from pyspac.errors import ConfigError, ModelError, PyspacError
+from pyspac.errors import EXIT_INTERRUPTED, ConfigError, ModelError, PyspacError
 from pyspac.forward.options import CacheSize
 from pyspac.server import log
 from pyspac.server.options import ServeOptions

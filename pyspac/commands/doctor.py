@@ -40,10 +40,10 @@ def doctor(
     rpc: Rpc = None,
     json_file: o.JsonFile = None,
 ) -> None:
-    """Look at this machine.
+    """Check this machine, and say what is wrong.
 
     Devices, memory, measured speed of host memory (with --threads), link and disk, versions of the
-    libraries, what is wrong and how to fix it. The exit code is 1 if there is a problem.
+    libraries; how to fix what is wrong. The exit code is 1 if there is a problem.
     """
     check_json_target(json_file)
     if threads is not None:

@@ -21,6 +21,7 @@ from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.memory import free_memory
 from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, UsageError
+from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import kv_bytes
 from pyspac.model.geometry import read_geometry
@@ -28,7 +29,6 @@ from pyspac.model.known_models import Weights, all_weights
 from pyspac.model.speed_forecast import CARD_GB_S, WIDTHS, Forecast, Machine, forecast
 from pyspac.units import GIB, size_text
 
-DEFAULT_N_CTX: Final = 4096
 MAX_N_CTX: Final = 1 << 24
 
 Words: TypeAlias = Annotated[

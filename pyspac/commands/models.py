@@ -11,7 +11,8 @@ from pyspac.commands import options as o
 from pyspac.commands.common import check_json_target, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import CachedModel, cached_models, find_files
-from pyspac.errors import ModelError
+from pyspac.commands.model_word import HUB_NAME
+from pyspac.errors import ModelError, UsageError
 from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
 from pyspac.units import GIB, size_text
@@ -25,6 +26,8 @@ def pull(name: HubName) -> None:
 
     run, chat and serve do so by themselves.
     """
+    if not HUB_NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name of Hugging Face: give USER/MODEL or USER/MODEL:QUANT")
     path, _ = find_files(None, name)
     output_console().print(str(path), markup=False, soft_wrap=True)
 

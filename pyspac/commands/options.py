@@ -199,7 +199,7 @@ MaxKl = Annotated[
         metavar="X",
         show_default=False,
         help="Most that --lossy may cost: the mean KL divergence in nats per token, estimated on a sample. "
-        "So many tokens are computed exactly.",
+        "As many tokens as needed are computed exactly.",
         rich_help_panel=MORE,
     ),
 ]

@@ -23,7 +23,7 @@ from pyspac.commands.common import (
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.profile_figure import draw
-from pyspac.commands.profile_sweep import Places, check_alone, report_rounds, show_sweep
+from pyspac.commands.profile_sweep import Places, check_has_effect, report_rounds, show_sweep
 from pyspac.commands.stuck import computes
 from pyspac.forward import profiler
 from pyspac.forward.options import CacheSize, ForwardOptions
@@ -140,7 +140,7 @@ def _places(
     """Where a sweep measures; None: no sweep is asked for. Raises ConfigError."""
     if sequences is None and contexts is None:
         return None
-    check_alone(draft, contexts, prompt_tokens)
+    check_has_effect(draft, contexts, prompt_tokens)
     n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
     return Places.parse(sequences or "1", contexts or str(n_prompt), width_max, n_rounds)
 

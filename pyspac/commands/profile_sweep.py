@@ -72,7 +72,7 @@ class Places:
         return sweeper.run(tokens, report_rounds(progress, self.n_rounds * len(self.contexts)))
 
 
-def check_alone(draft: Path | str | None, contexts: str | None, prompt_tokens: int | None) -> None:
+def check_has_effect(draft: Path | str | None, contexts: str | None, prompt_tokens: int | None) -> None:
     """Raise UsageError for what says nothing beside a sweep; `draft`: a file, or a name on a hub."""
     if draft is not None:
         flag = "-md" if isinstance(draft, Path) else "-hfd"

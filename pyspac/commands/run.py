@@ -10,7 +10,6 @@ import typer
 from pyspac.commands import options as o
 from pyspac.commands.chat import talk
 from pyspac.commands.common import (
-    EXIT_INTERRUPTED,
     check_json_target,
     error_console,
     read_prompt,
@@ -19,6 +18,7 @@ from pyspac.commands.common import (
 from pyspac.commands.grouped_help import MORE
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.own import Connection, connected
+from pyspac.errors import EXIT_INTERRUPTED
 from pyspac.scheduler.policy import DEFAULT_POLICY
 from pyspac.talk.answer import Answer, complete
 from pyspac.talk.client import Client

@@ -47,8 +47,8 @@ Drain = Annotated[
         "--drain",
         metavar="S",
         envvar="PYSPAC_DRAIN",
-        help="Seconds that running answers get after SIGTERM; /health says no, later new requests "
-        "are refused.",
+        help="Seconds that running answers get after SIGTERM; /health says no at once, new requests "
+        "are refused after 5 s.",
     ),
 ]
 
@@ -108,7 +108,7 @@ def serve(
     warm_start: o.WarmStart = True,
     log_json: o.LogJson = False,
 ) -> None:
-    """Serve a model by OpenAI's API, at http://HOST:PORT/v1.
+    """Serve a model at http://HOST:PORT, over OpenAI's and Anthropic's APIs.
 
     llama-server with the engine inside, and a scheduler beside it. Other flags go to llama-server: -np 8,
     --embeddings, --lora FILE ... Ctrl-C ends everything; SIGTERM lets running answers finish first.

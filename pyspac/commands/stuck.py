@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, ParamSpec
 
-from pyspac.commands.common import EXIT_INTERRUPTED, reports_errors
+from pyspac.commands.common import reports_errors
+from pyspac.errors import EXIT_INTERRUPTED
 
 P = ParamSpec("P")
 _GRACE_S: Final = 0.5  # a signal may wake the main thread, which then comes to its next instruction

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -104,6 +105,8 @@ def _show(name: str, watch: BoardWatch, svg: Path | None, seconds: float) -> Non
         size = (PICTURE_WIDTH, max(low, min(high, board.n_layer + 10)))
         svg.write_text(asyncio.run(_picture(view, size, seconds)), encoding="utf-8")
         return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Textual reads the one and draws on the other
+        raise UsageError("the live view needs a terminal: give --once, or --svg FILE")
     view.run()
     if view.return_code:
         raise typer.Exit(view.return_code)

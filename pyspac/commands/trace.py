@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pyspac.commands import options as o
 from pyspac.commands.common import (
-    EXIT_INTERRUPTED,
     check_target,
     error_console,
     read_prompt,
@@ -25,7 +24,7 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.own import open_server
 from pyspac.commands.server_options import own_options
 from pyspac.engine.attached import TRACE
-from pyspac.errors import PyspacError, UsageError
+from pyspac.errors import EXIT_INTERRUPTED, PyspacError, UsageError
 from pyspac.lab.raw_trace import cut_off, read_passes
 from pyspac.lab.recorder import ends_with, read_target, without_undecided
 from pyspac.lab.trace import TokenStatus, Trace

@@ -9,7 +9,6 @@ import typer
 
 from pyspac.commands import options as o
 from pyspac.commands.common import (
-    EXIT_INTERRUPTED,
     check_json_target,
     check_target,
     error_console,
@@ -18,7 +17,7 @@ from pyspac.commands.json_file import write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.stuck import computes
 from pyspac.engine.cpus import default_n_threads
-from pyspac.errors import UsageError
+from pyspac.errors import EXIT_INTERRUPTED, UsageError
 from pyspac.forward.options import CacheSize, ForwardOptions
 from pyspac.model.memory_tier import given_ram
 from pyspac.train.packages import missing_packages

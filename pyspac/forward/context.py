@@ -15,6 +15,7 @@ from pyspac.errors import ModelError, PyspacError
 from pyspac.forward.libllama import LlamaError, lib
 from pyspac.forward.log import take_errors
 from pyspac.forward.model import Model
+from pyspac.model.device_needs import N_UBATCH
 
 
 class ContextFullError(PyspacError):
@@ -25,7 +26,6 @@ Logits = npt.NDArray[np.float32]  # [n_outputs, n_vocab]
 
 KV_SLOT_NOT_FOUND: Final = 1  # llama_decode
 SEQ_ID: Final = 0
-N_UBATCH: Final = 512  # llama.cpp's own default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from pyspac.engine.memory import free_memory
 from pyspac.errors import ModelError
 from pyspac.forward.options import ForwardOptions
 from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
-from pyspac.model.device_needs import estimate_needs
+from pyspac.model.device_needs import N_UBATCH, estimate_needs
 from pyspac.model.memory_tier import choose_ram
 from pyspac.model.prompt_piece import fit_piece, wanted_piece
 from pyspac.model.tensor_split import FLAG, check_n_numbers, check_reach
@@ -129,7 +129,7 @@ class Loading:
 
     def context_params(self) -> ContextParams:
         """The target's."""
-        from pyspac.forward.context import N_UBATCH, ContextParams
+        from pyspac.forward.context import ContextParams
 
         options = self.options
         return ContextParams(

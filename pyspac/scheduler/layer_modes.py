@@ -111,7 +111,7 @@ class LayerModes:
         """Whether any layer shall be whole beside experts that come and go."""
         return bool(np.count_nonzero(self.wanted))
 
-    def can_be_alone(self, *, is_chosen: bool) -> bool:
+    def can_be_only_whole(self, *, is_chosen: bool) -> bool:
         """Whether only whole layers may be as fast as anything else; is_chosen: that was measured."""
         return (is_chosen or self.is_plausible) and bool(np.count_nonzero(self.most))
 

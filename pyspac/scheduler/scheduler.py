@@ -196,7 +196,7 @@ class Scheduler:
             n_forward=activity.counter("n_forward"),
             loaded_bytes=activity.counter("loaded_bytes"),
             is_full=is_full,
-            can_be_whole=self.layers.can_be_alone(is_chosen=self.fallback.chosen == "whole"),
+            can_be_whole=self.layers.can_be_only_whole(is_chosen=self.fallback.chosen == "whole"),
             has_whole=self.layers.has_wanted,
             is_in_place=self.layers.is_in_place(way),
         )

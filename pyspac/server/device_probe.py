@@ -22,7 +22,7 @@ from pyspac.server.child import Finished, run_to_end
 from pyspac.server.download import StoppedError
 
 _GPU_TIMEOUT_S: Final = 120.0  # drivers of several GPUs take up to a minute to come up
-_RPC_TIMEOUT_S: Final = 30.0  # 10 for the first greeting that fails (engine/rpc.py); the rest are round trips
+_RPC_TIMEOUT_S: Final = 30.0  # 10 for the first greeting that fails (pyspac.engine.rpc); then round trips
 _OF_THE_HOST: Final = ("libggml-base", "libggml-cpu", "libggml-rpc")
 _STOCK: Final = "stock"
 _EXIT_NO_ANSWER: Final = 3  # of the probe

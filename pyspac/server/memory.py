@@ -32,11 +32,12 @@ def check_n_ctx(options: ServeOptions, geometry: MoeGeometry) -> None:
     if not options.n_ctx or not n_train or any(flag.startswith(_STRETCHING) for flag in options.passed):
         return
     n_slots = options.n_server_slots
+    slots_text = "1 slot" if n_slots == 1 else f"{n_slots} slots"
     if options.n_ctx > n_train * n_slots:
         raise ConfigError(
             "-c",
             options.n_ctx,
-            f"at most {n_train * n_slots}: {n_slots} slots with {n_train} tokens each, the context that the "
+            f"at most {n_train * n_slots}: {slots_text} with {n_train} tokens each, the context that the "
             "model was trained with",
         )
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final
 
 from pyspac.engine.rpc import NoAnswerError
-from pyspac.errors import PyspacError
+from pyspac.errors import EXIT_INTERRUPTED, PyspacError
 from pyspac.server import board_file, log
 from pyspac.server.arguments import Launch, attach_argv
 from pyspac.server.backoff import Backoff
@@ -34,7 +34,6 @@ HEALTH_PERIOD_S: Final = 0.2
 SERVER_STOP_S: Final = 20.0  # answers under way are cut off; what takes longer hangs
 SLOW_MIB_S: Final = 100.0
 SCHEDULER_STOP_S: Final = 3.0
-EXIT_INTERRUPTED: Final = 130
 FIRST_STARTS: Final = 3  # with --restart; what never was ready will not be: a wrong option, too little memory
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -202,4 +202,6 @@ def _refused(status: int, body: Any) -> RefusedError:
         error = {"message": str(error)}
     kind = str(error.get("type", ""))
     message = str(error.get("message") or f"the server refused the request (HTTP {status})")
+    if status == http.client.UNAUTHORIZED:
+        message += f": set {KEY_VARIABLE} to the server's key"
     return RefusedError(status, kind, f"{message} (-c), or shorten the text" if kind == TOO_LONG else message)

@@ -120,7 +120,7 @@ def test_a_server_that_runs_is_asked(served: Serve, tmp_path: Path) -> None:
 def test_a_server_that_wants_another_key(served: Serve, tmp_path: Path, key: str | None) -> None:
     done = ask(served, tmp_path, key=key)
     assert done.returncode == 1
-    assert "Invalid API Key" in done.stderr
+    assert "Invalid API Key: set LLAMA_API_KEY to the server's key" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 

@@ -243,6 +243,13 @@ def test_once_as_text(served: Serve, tmp_path: Path) -> None:
         assert word in done.stdout
 
 
+def test_no_terminal(served: Serve, tmp_path: Path) -> None:
+    done = run_pyspac("top", served.board, cache_dir=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "\x1b" not in done.stderr
+    assert "the live view needs a terminal: give --once, or --svg FILE" in done.stderr
+
+
 def test_a_picture(served: Serve, tmp_path: Path) -> None:
     path = tmp_path / "top.svg"
     done = run_pyspac("top", served.board, "--svg", str(path), "--seconds", "0.5", cache_dir=tmp_path)

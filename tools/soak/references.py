@@ -15,7 +15,7 @@ from typing import Any, Final
 from tools.soak.asker import Asker
 from tools.soak.questions import Answer, Question
 
-# rounding moves a logit by less than 0.001 (tests/test_near_ties.py); the rest is for routers, whose own ties
+# rounding moves a logit by less than 0.001 (tests/near_ties.py); the rest is for routers, whose own ties
 # are not seen here
 MIN_MARGIN: Final = 0.05
 MIN_TOKENS: Final = 6  # shorter answers say too little
