@@ -168,7 +168,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         ("serve", "-m", str(TARGET), "-b", "3"),
         "-b cannot be '3': give 4 or more",
     ),
-    "too many server slots": (("serve", "-m", str(TARGET), "-np", "9999"), "-np cannot be 9999: give a number"),
+    "too many server slots": (("serve", "-m", str(TARGET), "-np", "9999"), "-np cannot be 9999: give"),
     "a broken grammar": ((*RUN, str(TARGET), "--grammar", "root ::= ("), "failed to parse grammar"),
     "a context far too long, of a server": (
         ("serve", "-m", str(TARGET), "-c", "99999999"),
