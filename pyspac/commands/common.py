@@ -21,6 +21,7 @@ from pyspac.errors import EXIT_INTERRUPTED, ConfigError, NoProcessError, PyspacE
 P = ParamSpec("P")
 TABLE_WIDTH: Final = 80
 STDIN: Final = "-"
+_PATH: Final = "the path, and the permissions of its folders"
 _NO_THREAD: Final = "can't start new thread"  # all that Python says
 
 
@@ -54,6 +55,8 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             _drop_stdout()
             raise typer.Exit(1) from error
         except OSError as error:
+            if error.filename is not None and error.errno in (errno.EACCES, errno.ENAMETOOLONG):
+                raise _said(UsageError(f"{error.filename}: {error.strerror}; check {_PATH}")) from error
             if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
                 raise
             _drop_stdout()
@@ -107,7 +110,7 @@ def _checked(text: str, file: str) -> str:
 
 def check_target(flag: str, path: Path, wanted: str = "a file in a folder that can be written to") -> None:
     """Raise ConfigError if no file can be written there; before any work is done."""
-    if path.is_dir() or not can_write(path):
+    if not can_write(path) or path.is_dir():
         raise ConfigError(flag, str(path), wanted)
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from pyspac.engine.ahead import in_engine
 from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.limits import MAX_BATCH
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.values import read_cpu_range, read_device_kind
 from pyspac.forward.lossy import MAX_KL_VARIABLE
@@ -196,7 +197,8 @@ def server_env(options: ServeOptions, ram_bytes: int | None = None) -> dict[str,
 
 
 def _drafting_env(options: ServeOptions) -> dict[str, str]:
-    env = {"PYSPAC_MAX_BATCH": str(options.max_batch or options.default_max_batch)}
+    max_batch = options.max_batch or min(options.default_max_batch, MAX_BATCH)
+    env = {"PYSPAC_MAX_BATCH": str(max_batch)}
     if options.mtp is not None:
         env |= {"PYSPAC_MTP": str(options.mtp), "PYSPAC_MASKS": str(options.attach.n_draft_max)}
     return env

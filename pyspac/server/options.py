@@ -323,14 +323,17 @@ class ServeOptions:
 
     @property
     def default_max_batch(self) -> int:
-        """Tokens of a step of all server slots, each with its drafts and one token more; without masks."""
+        """Tokens of a step of all server slots, each with its drafts and one token more; without masks.
+
+        There may be more than the engine can split at once.
+        """
         width = 1 + max(DEFAULT_N_DRAFT, self.attach.n_draft_max)
         return max(EngineParams().max_batch, self.n_server_slots * width)
 
     @property
     def n_server_slots(self) -> int:
-        """As -np says, or llama-server's own choice."""
-        text = self.passed_value("-np", "--parallel")
+        """As -np says, or llama-server's variable, or its own choice."""
+        text = self.passed_value("-np", "--parallel") or os.environ.get("LLAMA_ARG_N_PARALLEL", "")
         return int(text) if text.isdecimal() else SERVER_SLOTS
 
     def passed_value(self, *flags: str, default: str = "") -> str:

@@ -40,7 +40,7 @@ from pyspac.server.device_probe import probe_device
 from pyspac.server.download import ModelFiles, find_models
 from pyspac.server.health import choose_port, overlap
 from pyspac.server.keep import prepare_folder
-from pyspac.server.masks import fit_masks
+from pyspac.server.masks import MAX_SEQUENCES, fit_masks
 from pyspac.server.memory import (
     check_n_ctx,
     choose_cache,
@@ -88,6 +88,8 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     for flags, low in ((THREADS_FLAGS, 1), *((others, 0) for others in OTHER_THREADS_FLAGS)):
         if (n_threads := options.passed_value(*flags)).isdecimal():
             check_n_threads(flags[0], int(n_threads), low)
+    if (n_slots := options.n_server_slots) > MAX_SEQUENCES:
+        raise ConfigError("-np", n_slots, f"a number of server slots from 1 to {MAX_SEQUENCES}")
     check_environment(os.environ)
     folder = bin_dir()
     extras = build_extras(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -169,6 +170,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         ("serve", "-m", str(TARGET), "-b", "3"),
         "-b cannot be '3': give 4 or more",
     ),
+    "too many server slots": (("serve", "-m", str(TARGET), "-np", "9999"), "-np cannot be 9999: give"),
+    "a path too long": ((*RUN, "a" * 300 + ".gguf"), "File name too long; check the path"),
+    "a word too long": (("inspect", "a" * 300), "is no model: there is no such file"),
+    "a name that no hub has": (("run", "-p", "x", "-hf", "模/型"), "give USER/MODEL"),
     "a broken grammar": ((*RUN, str(TARGET), "--grammar", "root ::= ("), "failed to parse grammar"),
     "a context far too long, of a server": (
         ("serve", "-m", str(TARGET), "-c", "99999999"),
@@ -414,6 +419,22 @@ def test_a_model_in_a_commands_place(
 def test_a_flag_that_is_not_there(line: str) -> None:
     command, *arguments = line.split()
     assert f"No such option: {arguments[0]}" in refusal(command, "-m", str(TARGET), *arguments)
+
+
+@pytest.mark.parametrize("flags", [("-m",), ("-m", str(TARGET), "-md"), ("-m", str(TARGET), "--json")])
+def test_a_folder_that_is_closed_to_this_user(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may enter all of them, so the system's answer is played."""
+    closed, stat = tmp_path / "m.gguf", Path.stat
+
+    def answer(path: Path, **kwargs: bool) -> os.stat_result:
+        if path == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **kwargs)
+
+    monkeypatch.setattr(Path, "stat", answer)
+    assert str(closed) in refusal("run", "-p", "x", "-n", "2", *flags, str(closed))
 
 
 @pytest.mark.model

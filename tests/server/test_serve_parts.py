@@ -82,6 +82,15 @@ def test_servers_command_line() -> None:
     longer = replace(options, attach=AttachOptions(scheduler=SchedulerConfig(n_draft_max=20)))
     assert server_env(longer)["PYSPAC_MAX_BATCH"] == "84"  # no step falls out of the split
     assert server_env(replace(longer, passed=("-np", "1")))["PYSPAC_MAX_BATCH"] == "21"
+    many = replace(options, passed=("-np", "64"))
+    assert server_env(many)["PYSPAC_MAX_BATCH"] == "512", "the engine splits no more, and refuses to attach"
+
+
+def test_server_slots_are_those_of_llama_servers_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_N_PARALLEL", "8")
+    options = ServeOptions(model=Path("t.gguf"))
+    assert server_env(options)["PYSPAC_MAX_BATCH"] == "72"
+    assert replace(options, passed=("-np", "2")).n_server_slots == 2, "a flag comes first"
 
 
 def test_an_own_server_has_nothing_of_the_environment_that_is_for_others(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from tools.soak.asker import TIMEOUT_S, Asker
 from tools.soak.questions import Answer, Question
@@ -65,3 +66,16 @@ def ask_everything(asker: Asker, references: dict[Question, Answer], tally: Tall
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def fill_contexts(asker: Asker, n_slots: int) -> None:
+    """As long an answer as fits in each server slot, all at once: memory of the cache is taken when it is used."""
+
+    def fill(slot: int) -> None:
+        asker.client.completions.create(
+            model="any", prompt="def", max_tokens=1 << 20, temperature=0.0,
+            extra_body={"id_slot": slot, "ignore_eos": True},
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(n_slots) as pool:
+        list(pool.map(fill, range(n_slots)))

@@ -13,7 +13,7 @@ import psutil
 from pyspac.server import board_file
 from tools.served import Serve, ServedError, wait_for
 from tools.soak.asker import Asker
-from tools.soak.clients import Clients, ask_everything
+from tools.soak.clients import Clients, ask_everything, fill_contexts
 from tools.soak.faults import make_faults
 from tools.soak.faults.board import Remove
 from tools.soak.faults.dealer import FaultDealer
@@ -60,6 +60,7 @@ class Soak:
                 self.progress.phase(f"the fault {name} is SKIPPED: {count.skipped}")
         start_s = time.monotonic()
         self._ask_everything("without faults")
+        fill_contexts(self.site.asker, N_SLOTS)
         self._soak()
         self.report.seconds = time.monotonic() - start_s
         if self._is_alive():
