@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from pyspac.commands.json_file import STDOUT, can_write
 from pyspac.errors import EXIT_INTERRUPTED, ConfigError, NoProcessError, PyspacError, UsageError
+from pyspac.model.gguf_header import is_gguf
 
 P = ParamSpec("P")
 TABLE_WIDTH: Final = 80
@@ -121,6 +122,8 @@ def check_json_target(target: str | None) -> None:
         raise ConfigError("--json", target, wanted)
     if target is not None and target != STDOUT:
         check_target("--json", Path(target), wanted)
+        if is_gguf(Path(target)):
+            raise ConfigError("--json", target, "another file: this one is a model")
 
 
 @contextmanager

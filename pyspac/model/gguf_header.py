@@ -69,6 +69,15 @@ class GgufHeader:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether there is such a file, and it begins as a GGUF does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def read_header(path: str | Path) -> GgufHeader:
     """Read the header of `path`, and of its sibling files if it is the first of a split model.
 

@@ -26,6 +26,7 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import N_UBATCH, Needs, estimate_needs
 from pyspac.model.draft_files import check_drafter, gate_layers
 from pyspac.model.geometry import read_geometry
+from pyspac.model.gguf_header import read_header
 from pyspac.model.memory_tier import choose_ram
 from pyspac.model.spec_types import DRAFT_MTP, names_of
 from pyspac.model.tensor_split import check_reach
@@ -94,6 +95,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     folder = bin_dir()
     extras = build_extras(folder)
     check_passed(folder, options.passed)
+    _check_control_vectors(options)
     if options.board is not None:
         board_file.check_free(options.board)
     port = 0 if options.socket else choose_port(options.host, options.port)
@@ -181,6 +183,15 @@ def check_passed(folder: Path, passed: Sequence[str]) -> None:
     """Raise UsageError if llama-server refuses what is passed on to it; it only parses it here."""
     if passed and (why := _why_incomplete(folder, passed) or _refusal(folder, [*passed, "--version"])):
         raise UsageError(f"llama-server refuses what is passed on to it: {why}{_hint(why)}")
+
+
+def _check_control_vectors(options: ServeOptions) -> None:
+    """llama-server goes on without those that it cannot read."""
+    scaled = options.passed_value("--control-vector-scaled")
+    names = [text.rpartition(":")[0] for text in scaled.split(",")]
+    for name in filter(None, (*options.passed_value("--control-vector").split(","), *names)):
+        if not any(tensor.name.startswith("direction.") for tensor in read_header(name).tensors):
+            raise UsageError(f"{name}: this is no control vector, as it has no directions; give one")
 
 
 def _why_incomplete(folder: Path, passed: Sequence[str]) -> str | None:

@@ -222,6 +222,15 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "one dash too few": ((*RUN, str(TARGET), "-temp", "0"), "long flags begin with two dashes: --temp"),
     "a number with a letter": ((*RUN, str(TARGET), "-c", "4k"), "-c cannot be '4k': give a whole number"),
     "a number close by": ((*RUN, str(TARGET), "-n1O"), "-n cannot be '1O': give a whole number"),
+    "a control vector that is not there": (
+        (*RUN, str(TARGET), "--control-vector", "/nowhere.gguf"),
+        "check the path",
+    ),
+    "a control vector that is none": (
+        (*RUN, str(TARGET), "--control-vector-scaled", f"{TARGET}:1.0"),
+        "this is no control vector",
+    ),
+    "JSON over a model": ((*RUN, str(TARGET), "--json", str(DRAFT)), "another file: this one is a model"),
     "JSON into a folder": ((*RUN, str(TARGET), "--json", str(MODELS)), "a file in a folder"),
     "JSON where nothing can be made": ((*RUN, str(TARGET), "--json", "/proc/x.json"), "a file in a folder"),
     "a figure into nowhere": (("bench", "-m", str(TARGET), "--png", "/nowhere/x.png"), "a file in a folder"),

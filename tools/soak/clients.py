@@ -69,7 +69,7 @@ def ask_everything(asker: Asker, references: dict[Question, Answer], tally: Tall
 
 
 def fill_contexts(asker: Asker, n_slots: int) -> None:
-    """As long an answer as fits in each server slot, all at once: memory of the cache is taken when it is used."""
+    """An answer that fills it in each server slot, all at once: a cache takes memory when it is used."""
 
     def fill(slot: int) -> None:
         asker.client.completions.create(
