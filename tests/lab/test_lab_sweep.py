@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import multiprocessing
@@ -28,6 +29,14 @@ from pyspac.lab.machine import PRESETS
 from pyspac.lab.setup import Setup
 from pyspac.lab.sweep import run_with_oracle
 from pyspac.lab.trace_file import write_trace
+
+
+@pytest.fixture(autouse=True)
+def _closed_clients() -> None:
+    """Dask's client that could not connect is closed here, not while the thread of the next one starts, which
+    would wait for itself."""
+    gc.collect()
+
 
 needs_dask = pytest.mark.skipif(
     importlib.util.find_spec("distributed") is None, reason="no distributed installed (the extra `dask`)"
