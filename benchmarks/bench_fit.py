@@ -107,9 +107,9 @@ def between(a: Machine, b: Machine) -> Machine:
 
 
 def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> dict[str, float]:
-    before = measure(default_n_threads(), ram_bytes, 0, model)
+    before = measure(default_n_threads(), ram_bytes, 0, model, weights.types)
     found = run(model, ram, N_PREDICT)
-    here = between(before, measure(default_n_threads(), ram_bytes, 0, model))
+    here = between(before, measure(default_n_threads(), ram_bytes, 0, model, weights.types))
     n_prompt = found["n_prompt"]
     n_text = n_prompt + N_PREDICT // 2
     predicted = forecast(weights, here, DEFAULT_N_CTX, n_text=n_text)

@@ -10,6 +10,7 @@ holds all but experts, and some of these; its own speed is assumed.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
@@ -48,7 +49,7 @@ class KernelSpeed:
     def pass_us(self, n_bytes: float, n_tokens: float) -> float:
         """Of so many weights times so many tokens: between two widths, and beyond the last, along a line."""
         times = [n_bytes / (gb_s * 1e3) for gb_s in self.gb_s]
-        i = next((i for i, width in enumerate(WIDTHS[1:-1]) if n_tokens < width), len(WIDTHS) - 2)
+        i = min(bisect(WIDTHS, n_tokens), len(WIDTHS) - 1) - 1
         slope = (times[i + 1] - times[i]) / (WIDTHS[i + 1] - WIDTHS[i])
         return times[i] + slope * (n_tokens - WIDTHS[i])
 
@@ -74,8 +75,8 @@ class Machine:
     def _kernel(self, name: str) -> KernelSpeed:
         if name in self.kernels:
             return self.kernels[name]
-        slowest = (min(speed.gb_s[i] for speed in self.kernels.values()) for i in range(1, len(WIDTHS)))
-        return KernelSpeed((self.memory_gb_s, *(slowest if self.kernels else [self.memory_gb_s] * 3)))
+        known = [speed.gb_s for speed in self.kernels.values()] or [(self.memory_gb_s,) * len(WIDTHS)]
+        return KernelSpeed((self.memory_gb_s, *map(min, list(zip(*known, strict=True))[1:])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

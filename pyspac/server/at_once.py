@@ -3,8 +3,6 @@ number out."""
 
 from __future__ import annotations
 
-import os
-
 from pyspac.engine.devices import Device
 from pyspac.errors import ConfigError
 from pyspac.model.geometry import MoeGeometry, read_geometry
@@ -15,13 +13,13 @@ from pyspac.server.options import LEAST_TOKENS, ServeOptions
 
 def given_ubatch(options: ServeOptions) -> int | None:
     """As -ub says, or llama-server's variable; None: neither does."""
-    text = options.passed_value("-ub", "--ubatch-size") or os.environ.get("LLAMA_ARG_UBATCH", "")
+    text = options.given_value("LLAMA_ARG_UBATCH", "-ub", "--ubatch-size")
     return int(text) if text.isdecimal() else None
 
 
 def _n_batch(options: ServeOptions) -> int:
     """Tokens of a batch, which -ub cannot exceed. Raises ConfigError for fewer than llama-server takes."""
-    text = options.passed_value("-b", "--batch-size") or os.environ.get("LLAMA_ARG_BATCH", "")
+    text = options.given_value("LLAMA_ARG_BATCH", "-b", "--batch-size")
     n = int(text) if text.isdecimal() else LONGEST_PIECE
     least = max(LEAST_TOKENS, options.n_server_slots)  # a step has a token of each slot
     if n < least:

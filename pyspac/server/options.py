@@ -291,13 +291,13 @@ class ServeOptions:
     @property
     def api_prefix(self) -> str:
         """Of every path."""
-        return self.passed_value("--api-prefix") or os.environ.get("LLAMA_ARG_API_PREFIX", "")
+        return self.given_value("LLAMA_ARG_API_PREFIX", "--api-prefix")
 
     @property
     def is_tls(self) -> bool:
         """Whether it is reached by HTTPS."""
-        names = (("--ssl-key-file", "LLAMA_ARG_SSL_KEY_FILE"), ("--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE"))
-        return all(self.passed_value(flag) or os.environ.get(variable) for flag, variable in names)
+        names = (("LLAMA_ARG_SSL_KEY_FILE", "--ssl-key-file"), ("LLAMA_ARG_SSL_CERT_FILE", "--ssl-cert-file"))
+        return all(self.given_value(*name) for name in names)
 
     @property
     def is_host_only(self) -> bool:
@@ -312,29 +312,28 @@ class ServeOptions:
     @property
     def has_scheduler(self) -> bool:
         """Without slots there are only draft lengths to choose, metrics to serve, experts to read ahead."""
-        if self.stock:
-            return False
         is_asked = (
             self.attach.has_controller
             or self.attach.metrics_port is not None
             or TOKEN in self.attach.scheduler.predict
         )
-        return not self.is_host_only or is_asked
+        return not self.stock and (not self.is_host_only or is_asked)
 
     @property
     def default_max_batch(self) -> int:
-        """Tokens of a step of all server slots, each with its drafts and one token more; without masks.
-
-        There may be more than the engine can split at once.
-        """
+        """Tokens of a step: each server slot's drafts and one, without masks; the engine may split fewer."""
         width = 1 + max(DEFAULT_N_DRAFT, self.attach.n_draft_max)
         return max(EngineParams().max_batch, self.n_server_slots * width)
 
     @property
     def n_server_slots(self) -> int:
         """As -np says, or llama-server's variable, or its own choice."""
-        text = self.passed_value("-np", "--parallel") or os.environ.get("LLAMA_ARG_N_PARALLEL", "")
+        text = self.given_value("LLAMA_ARG_N_PARALLEL", "-np", "--parallel")
         return int(text) if text.isdecimal() else SERVER_SLOTS
+
+    def given_value(self, variable: str, *flags: str) -> str:
+        """The value after one of `flags`, or else of llama-server's variable; "": neither is given."""
+        return self.passed_value(*flags) or os.environ.get(variable, "")
 
     def passed_value(self, *flags: str, default: str = "") -> str:
         """The value after one of `flags` in what is passed on: the last, as llama-server takes it."""

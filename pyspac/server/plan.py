@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +58,8 @@ from pyspac.server.options import (
 )
 
 _PARSE_TIMEOUT_S: Final = 20.0
+_CONTROL_VECTOR: Final = "--control-vector"  # FILE,FILE
+_SCALED_VECTOR: Final = "--control-vector-scaled"  # FILE:SCALE,FILE:SCALE
 _NO_SOCKET: Final = "/dev/null/none.sock"  # where no server can listen: it ends at once
 
 
@@ -187,11 +189,13 @@ def check_passed(folder: Path, passed: Sequence[str]) -> None:
 
 def _check_control_vectors(options: ServeOptions) -> None:
     """llama-server goes on without those that it cannot read."""
-    scaled = options.passed_value("--control-vector-scaled")
-    names = [text.rpartition(":")[0] for text in scaled.split(",")]
-    for name in filter(None, (*options.passed_value("--control-vector").split(","), *names)):
-        if not any(tensor.name.startswith("direction.") for tensor in read_header(name).tensors):
-            raise UsageError(f"{name}: this is no control vector, as it has no directions; give one")
+    for flag, value in pairwise(options.passed):  # it may come several times
+        if flag not in (_CONTROL_VECTOR, _SCALED_VECTOR):
+            continue
+        for text in value.split(","):
+            name = text.rpartition(":")[0] if flag == _SCALED_VECTOR else text
+            if not any(tensor.name.startswith("direction.") for tensor in read_header(name).tensors):
+                raise UsageError(f"{name}: this is no control vector, as it has no directions; give one")
 
 
 def _why_incomplete(folder: Path, passed: Sequence[str]) -> str | None:

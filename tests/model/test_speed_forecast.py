@@ -165,6 +165,20 @@ def test_a_file_and_its_geometry() -> None:
     assert found.n_expert == geometry.n_expert
 
 
+def test_embeddings_count_where_they_are_the_output() -> None:
+    """Of the demo's file, with and without a matrix for the output."""
+    header = check_model_file(Path(__file__).parents[2] / "pyspac/models/demo-moe.gguf")
+    others = [t for t in header.tensors if t.name not in ("token_embd.weight", "output.weight")]
+    embd = next(t for t in header.tensors if t.name == "token_embd.weight")
+    geometry = read_geometry(header)
+    tied = Weights.of_file(replace(header, tensors=(*others, embd)), geometry, {})
+    assert (tied.output, tied.table_bytes) == (Counter({embd.type_name: embd.n_bytes}), 0)
+    output = replace(embd, name="output.weight")
+    untied = Weights.of_file(replace(header, tensors=(*others, embd, output)), geometry, {})
+    assert (untied.output, untied.table_bytes) == (tied.output, embd.n_bytes)
+    assert untied.dense == tied.dense
+
+
 def test_all_models_have_an_answer() -> None:
     for one in all_weights(N_CTX):
         for ram in (8, 64, 1024):
