@@ -12,7 +12,7 @@ static double now(void) {
 // operations of n rounds of STATEMENT, whose sums live in registers s[0..11]
 #define RATE(SUM, INIT, OPS, STATEMENT)                             \
     SUM s[12];                                                      \
-    for (int i = 0; i < 12; i++) {                                  \
+    _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++) {         \
         s[i] = INIT;                                                \
     }                                                               \
     const int    n = 2000000;                                       \

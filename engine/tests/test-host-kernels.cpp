@@ -632,6 +632,9 @@ static int panel_from(const spac_kernels & kernels, ggml_type type) {
     if (name == "amx") {
         return type == GGML_TYPE_F16 ? 0 : 12;
     }
+    if (name == "avx512") {
+        return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ? 0 : 16;
+    }
     if (name != "avx2" && name != "avxvnni") {
         return 0;
     }

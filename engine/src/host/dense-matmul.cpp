@@ -2,6 +2,7 @@
 // (ggml-cpu/traits.h). Ours has no buffers: it knows the nodes by a mark, which their `extra` is.
 #include "dense-matmul.h"
 
+#include "attention.h"
 #include "base/clock.h"
 
 #include "ggml-backend-impl.h"
@@ -40,7 +41,10 @@ struct dense_traits : ggml::cpu::tensor_traits {
         return panel ? GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
     }
 
-    static bool can_compute(const ggml_tensor * op) {
+    bool can_compute(const ggml_tensor * op) const {
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+            return spac_can_attend(*kernels, op);
+        }
         const ggml_tensor * x = op->src[1];
         return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && x->ne[2] * x->ne[3] == 1;
     }
@@ -50,6 +54,10 @@ struct dense_traits : ggml::cpu::tensor_traits {
         if (!can_compute(op)) {
             return false;
         }
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+            size = spac_attention_work_size(*kernels, op, n_threads);
+            return true;
+        }
         size = n_threads * panel_bytes_of(op) + op->src[1]->ne[1] * act_bytes_of(op) + ALIGNMENT;
         return true;
     }
@@ -57,6 +65,10 @@ struct dense_traits : ggml::cpu::tensor_traits {
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         if (!can_compute(op)) {
             return false;
+        }
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+            spac_attend(*kernels, *params, op);
+            return true;
         }
         char * panels = (char *) GGML_PAD((uintptr_t) params->wdata, ALIGNMENT);
         char * acts   = panels + params->nth * panel_bytes_of(op);
@@ -123,7 +135,7 @@ struct dense_buffer_type : ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; } // no weights are allocated here
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        if (op->op != GGML_OP_MUL_MAT || !op->extra) {
+        if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_FLASH_ATTN_EXT) || !op->extra) {
             return nullptr;
         }
         for (const auto & traits : all_traits) {
@@ -168,10 +180,11 @@ void spac_dense_matmul::mark(ggml_cgraph * graph) const {
     last_node = nullptr;
     for (int i = ggml_graph_n_nodes(graph) - 1; i >= 0; i--) {
         ggml_tensor * node = ggml_graph_node(graph, i);
-        if (node->op != GGML_OP_MUL_MAT || weights.count(node->src[0]) == 0) {
+        const bool is_product = node->op == GGML_OP_MUL_MAT && weights.count(node->src[0]);
+        if (!is_product && node->op != GGML_OP_FLASH_ATTN_EXT) {
             continue;
         }
-        last_node = last_node ? last_node : node;
+        last_node = last_node || !is_product ? last_node : node;
         if (node->extra == own_mark) {
             return; // a graph that is computed again: one that is built has new nodes
         }

@@ -546,3 +546,49 @@ void swish(float * x, int64_t n, float alpha) {
 
 #include "kernel-table.h"
 #include "panel-256.h"
+
+// ---- attention
+
+#ifndef SPAC_FORMATS_ONLY
+
+namespace {
+
+static constexpr int LANE_VECS = 2;
+
+SPAC_INLINE vec load_ps(const float * p) {
+    return _mm256_load_ps(p);
+}
+
+SPAC_INLINE void store_ps(float * p, vec x) {
+    _mm256_store_ps(p, x);
+}
+
+SPAC_INLINE vec set_ps(float x) {
+    return _mm256_set1_ps(x);
+}
+
+SPAC_INLINE vec add_mul(vec a, vec b, vec c) {
+    return _mm256_fmadd_ps(b, c, a);
+}
+
+SPAC_INLINE vec mul(vec a, vec b) {
+    return _mm256_mul_ps(a, b);
+}
+
+SPAC_INLINE vec sub(vec a, vec b) {
+    return _mm256_sub_ps(a, b);
+}
+
+SPAC_INLINE vec larger(vec a, vec b) {
+    return _mm256_max_ps(a, b);
+}
+
+SPAC_INLINE vec widen_halves(const uint16_t * p) {
+    return f16::widen(_mm_loadu_si128((const __m128i *) p));
+}
+
+} // namespace
+
+#    include "attention-lanes.h"
+
+#endif

@@ -62,7 +62,7 @@ const spac_kernels * spac_kernels_amx() {
     if (!narrow) {
         return nullptr;
     }
-    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, N_TOKENS_FULL };
+    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, narrow->attention, N_TOKENS_FULL };
     return &kernels;
 }
 

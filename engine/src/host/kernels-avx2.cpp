@@ -5,7 +5,7 @@
 
 #    include "kernels-256.h"
 
-static const spac_kernels kernels = { "avx2", quantise, find_dot, swish, find_panel, 0, quantise_i16 };
+static const spac_kernels kernels = { "avx2", quantise, find_dot, swish, find_panel, &attention, 0, quantise_i16 };
 
 const spac_kernels * spac_kernels_avx2() {
     return &kernels;

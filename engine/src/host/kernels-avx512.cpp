@@ -561,8 +561,51 @@ void swish(float * x, int64_t n, float alpha) {
 } // namespace
 
 #    include "kernel-table.h"
+#    include "panel-512.h"
 
-static const spac_kernels kernels = { "avx512", quantise, find_dot, swish, nullptr };
+// ---- attention
+
+namespace {
+
+static constexpr int LANE_VECS = 4;
+
+SPAC_INLINE vec load_ps(const float * p) {
+    return _mm512_load_ps(p);
+}
+
+SPAC_INLINE void store_ps(float * p, vec x) {
+    _mm512_store_ps(p, x);
+}
+
+SPAC_INLINE vec set_ps(float x) {
+    return _mm512_set1_ps(x);
+}
+
+SPAC_INLINE vec add_mul(vec a, vec b, vec c) {
+    return _mm512_fmadd_ps(b, c, a);
+}
+
+SPAC_INLINE vec mul(vec a, vec b) {
+    return _mm512_mul_ps(a, b);
+}
+
+SPAC_INLINE vec sub(vec a, vec b) {
+    return _mm512_sub_ps(a, b);
+}
+
+SPAC_INLINE vec larger(vec a, vec b) {
+    return _mm512_max_ps(a, b);
+}
+
+SPAC_INLINE vec widen_halves(const uint16_t * p) {
+    return f16::load(p);
+}
+
+} // namespace
+
+#    include "attention-lanes.h"
+
+static const spac_kernels kernels = { "avx512", quantise, find_dot, swish, find_panel, &attention };
 
 const spac_kernels * spac_kernels_avx512() {
     return &kernels;

@@ -5,7 +5,7 @@
 
 #    include "kernels-256.h"
 
-static const spac_kernels kernels = { "avxvnni", quantise, find_dot, swish, find_panel };
+static const spac_kernels kernels = { "avxvnni", quantise, find_dot, swish, find_panel, &attention };
 
 const spac_kernels * spac_kernels_avxvnni() {
     return &kernels;

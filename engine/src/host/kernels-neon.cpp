@@ -510,7 +510,7 @@ void swish(float * x, int64_t n, float alpha) {
 
 #    include "kernel-table.h"
 
-static const spac_kernels kernels = { "neon", quantise, find_dot, swish, nullptr };
+static const spac_kernels kernels = { "neon", quantise, find_dot, swish, nullptr, nullptr };
 
 const spac_kernels * spac_kernels_neon() {
     return &kernels;

@@ -44,6 +44,19 @@ struct spac_panel {
     void (*multiply)(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out);
 };
 
+// most blocks of one call
+static constexpr int SPAC_ATTENTION_BLOCKS = 8;
+
+// Attention of a wide batch (GGML_OP_FLASH_ATTN_EXT): the queries of all heads that share keys, in blocks.
+struct spac_attention {
+    int n_rows; // of a block: a token's query of one head each, the heads of a token beside each other
+
+    size_t (*bytes)(int64_t n_k, int64_t n_v, int n_blocks); // of memory; on addresses that are multiples of 64
+
+    // n_blocks from row `first` on, of the heads with keys `head`
+    void (*compute)(const ggml_tensor * op, int64_t head, int64_t first, int n_blocks, char * memory);
+};
+
 struct spac_kernels {
     const char * name;
 
@@ -52,6 +65,8 @@ struct spac_kernels {
     void (*swish)(float * x, int64_t n, float alpha);              // x / (1 + exp(-alpha x)), in place
 
     const spac_panel * (*panel)(ggml_type type); // NULL: not here
+
+    const spac_attention * attention; // NULL: not here
 
     int n_tokens_full = 0; // of one expert, with which unpacking its panels takes little beside multiplying; 0: few
 

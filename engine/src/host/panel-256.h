@@ -7,36 +7,18 @@
 // bits.
 #pragma once
 
-#include "kernels.h"
+#include "panel-rows.h"
 
 #include <type_traits>
 
 namespace {
 
-static constexpr int PANEL_VECS = 2; // of 8 rows, that one pass over the activations serves
-static constexpr int TILE_ROWS  = 8 * PANEL_VECS;
+static constexpr int VEC_ROWS   = 8;
+static constexpr int PANEL_VECS = 2; // that one pass over the activations serves
+static constexpr int TILE_ROWS  = VEC_ROWS * PANEL_VECS;
 static constexpr int TILE_ACTS  = 4; // tokens in registers; 6 were slower
 
 // ---- what the formats' bytes allow
-
-// the scales of 32 weights: two, unless the format has one
-template <typename F>
-constexpr int N_SCALES = 2;
-
-#define SPAC_ONE_SCALE(format) \
-    template <>                \
-    constexpr int N_SCALES<format> = 1;
-
-SPAC_ONE_SCALE(q8_0)
-SPAC_ONE_SCALE(q4_0)
-SPAC_ONE_SCALE(q4_1)
-SPAC_ONE_SCALE(q5_0)
-SPAC_ONE_SCALE(q5_1)
-SPAC_ONE_SCALE(iq4_nl)
-SPAC_ONE_SCALE(mxfp4)
-SPAC_ONE_SCALE(q4_k)
-SPAC_ONE_SCALE(q5_k)
-SPAC_ONE_SCALE(iq4_xs)
 
 // signed weights become unsigned bytes by adding 128
 template <typename F>
@@ -54,21 +36,6 @@ struct panel_sums { // of a token
 };
 
 // ---- unpacking
-
-// 256 weights of a row, from column i on; what lies behind its end is zeros, which meet activations of zero
-template <typename F>
-SPAC_INLINE const typename F::block * block_at(const char * row, int64_t i, int64_t n_cols, typename F::block * rest) {
-    typedef typename F::block block;
-    constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
-    const block *             b        = (const block *) row + i / F::N;
-    if (n_cols - i >= SPAC_BLOCK) {
-        prefetch_ahead(b, N_BLOCKS * sizeof(block));
-        return b;
-    }
-    memset((void *) rest, 0, N_BLOCKS * sizeof(block));
-    memcpy((void *) rest, b, (n_cols - i) / F::N * sizeof(block));
-    return rest;
-}
 
 // half of 256 weights of 8 rows, as bytes with scales and offsets
 struct unpacked_rows {
@@ -271,85 +238,6 @@ using tile_of = std::conditional_t<(byte_tile<F>::N_SUM < 2), word_tile<F>, byte
 
 #endif
 
-// blocks of TILE_ROWS rows
-template <typename T>
-SPAC_INLINE int64_t n_panel_blocks(int64_t n_cols) {
-    return (n_cols + SPAC_BLOCK - 1) / SPAC_BLOCK * T::N_BLOCKS;
-}
-
-template <typename T>
-size_t panel_bytes(int64_t n_cols) {
-    return SPAC_PANEL_ROWS / TILE_ROWS * n_panel_blocks<T>(n_cols) * sizeof(typename T::block);
-}
-
-template <typename T>
-void unpack_panel(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
-    for (int64_t ir = 0; ir < n_rows; ir += 8) {
-        const int64_t tile = ir / TILE_ROWS, n = n_rows - ir < 8 ? n_rows - ir : 8;
-        T::unpack(rows + ir * row_bytes, row_bytes, n, n_cols, (typename T::block *) panel + tile * n_panel_blocks<T>(n_cols), (int) (ir % TILE_ROWS / 8));
-    }
-}
-
-// 256 weights of each row and activation at a time, which stay in the first cache
-template <typename T>
-void multiply_panel(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out) {
-    panel_sums sums[SPAC_PANEL_ROWS / TILE_ROWS][SPAC_PANEL_TOKENS];
-    memset((void *) sums, 0, sizeof(sums));
-    for (int64_t ib = 0; ib * SPAC_BLOCK < n_cols; ib++) {
-        for (int64_t r = 0; r < n_rows; r += TILE_ROWS) {
-            const typename T::block * w = (const typename T::block *) panel + r / TILE_ROWS * n_panel_blocks<T>(n_cols) + ib * T::N_BLOCKS;
-            for (int t = 0; t < n_acts; t += TILE_ACTS) {
-                panel_sums * to = &sums[r / TILE_ROWS][t];
-                switch (n_acts - t) {
-                    case 1:
-                        T::template multiply<1>(w, acts + t, ib, to);
-                        break;
-                    case 2:
-                        T::template multiply<2>(w, acts + t, ib, to);
-                        break;
-                    case 3:
-                        T::template multiply<3>(w, acts + t, ib, to);
-                        break;
-                    default:
-                        T::template multiply<TILE_ACTS>(w, acts + t, ib, to);
-                }
-            }
-        }
-    }
-    for (int t = 0; t < n_acts; t++) {
-        for (int64_t r = 0; r < n_rows; r += TILE_ROWS) {
-            memcpy(out[t] + r, &sums[r / TILE_ROWS][t], (n_rows - r < TILE_ROWS ? n_rows - r : TILE_ROWS) * sizeof(float));
-        }
-    }
-}
-
-template <typename F>
-const spac_panel * panel_of_dot_rows() {
-    typedef tile_of<F>      tile;
-    static const spac_panel panel = { tile::FORM, tile::N_TOKENS_MIN, panel_bytes<tile>, unpack_panel<tile>, multiply_panel<tile> };
-    return &panel;
-}
-
-// rows of floats: the kernel that reads them as they are has the processor's multiply-adds in use already
-template <typename F>
-const spac_panel * panel_of_dot_floats() {
-    return nullptr;
-}
-
-#ifndef SPAC_FORMATS_ONLY
-
-const spac_panel * find_panel(ggml_type type) {
-    switch (type) {
-#    define SPAC_CASE(type, kernel, format) \
-        case type:                          \
-            return panel_of_##kernel<format>();
-        SPAC_FOR_EACH_FORMAT(SPAC_CASE)
-#    undef SPAC_CASE
-        default:
-            return nullptr;
-    }
-}
-
-#endif
-
 } // namespace
+
+#include "panel-table.h"

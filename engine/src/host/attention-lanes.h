@@ -1,0 +1,232 @@
+// Attention of many tokens, in f32, after an online softmax. Included by the files of instruction sets that have
+//
+//   vec, zero(), exp_ps(vec)                       a vector of floats
+//   load_ps(), store_ps(), set_ps(float)           aligned
+//   add_mul(a, b, c)                               a + b * c
+//   mul(), sub(), larger()
+//   widen_halves(const uint16_t *)                 as many f16 as a vector has floats
+//   LANE_VECS                                      vectors of a block
+//
+// The query heads that share keys lie beside each other: a row is a token's query of one of them, and a block has a row in each
+// lane. So whatever is done to scores is done to whole vectors, keys and values are widened once for all rows of a call, and
+// nothing is summed across lanes.
+#pragma once
+
+#include "kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+namespace {
+
+static constexpr int LANES     = LANE_VECS * (int) (sizeof(vec) / sizeof(float));
+static constexpr int TILE_KEYS = 64; // whose scores stay in the first cache
+static constexpr int N_SUMS    = 6;  // rows of a product in registers
+
+struct lanes {
+    vec v[LANE_VECS];
+};
+
+// of one block of rows
+struct attention_block {
+    lanes *q, *out;   // [n_k], [n_v]
+    lanes  max, sum;  // of the scores so far, of their exponentials
+};
+
+struct attention_heads {
+    const ggml_tensor *q, *k, *v, *mask, *sinks;
+    int64_t            n_k, n_v, n_group, n_rows, head; // elements; query heads of one of the keys; rows of those; which keys
+    float              scale;
+
+    explicit attention_heads(const ggml_tensor * op, int64_t head) :
+        q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]), sinks(op->src[4]), n_k(k->ne[0]), n_v(v->ne[0]), n_group(q->ne[2] / k->ne[2]),
+        n_rows(n_group * q->ne[1]), head(head) {
+        memcpy(&scale, op->op_params, sizeof(scale));
+    }
+
+    int64_t token_of(int64_t row) const { return row / n_group; }
+    int64_t head_of(int64_t row) const { return head * n_group + row % n_group; }
+
+    const uint16_t * mask_of(int64_t token, int64_t key) const { return (const uint16_t *) ((const char *) mask->data + token * mask->nb[1]) + key; }
+};
+
+// c[i] += a[i] * b for NT rows of n elements: c, b of lanes; a's elements in each
+template <int NT>
+SPAC_INLINE void add_product(const float * a, int64_t row_stride, int64_t stride, int64_t n, const lanes * b, lanes * c) {
+    vec sums[NT][LANE_VECS];
+    memcpy(sums, c, sizeof(sums));
+    for (int64_t k = 0; k < n; k++, a += stride, b++) {
+        for (int i = 0; i < NT; i++) {
+            const vec x = set_ps(a[i * row_stride]);
+            for (int v = 0; v < LANE_VECS; v++) {
+                sums[i][v] = add_mul(sums[i][v], x, b->v[v]);
+            }
+        }
+    }
+    memcpy((void *) c, sums, sizeof(sums));
+}
+
+SPAC_INLINE void add_products(int64_t n_rows, const float * a, int64_t row_stride, int64_t stride, int64_t n, const lanes * b, lanes * c) {
+    int64_t i = 0;
+    for (; i + N_SUMS <= n_rows; i += N_SUMS) {
+        add_product<N_SUMS>(a + i * row_stride, row_stride, stride, n, b, c + i);
+    }
+    for (; i < n_rows; i++) {
+        add_product<1>(a + i * row_stride, row_stride, stride, n, b, c + i);
+    }
+}
+
+// rows of f16
+SPAC_INLINE void widen_keys(const ggml_tensor * t, int64_t head, int64_t first, int64_t n, float * to) {
+    for (int64_t i = 0; i < n; i++) {
+        const uint16_t * row = (const uint16_t *) ((const char *) t->data + (first + i) * t->nb[1] + head * t->nb[2]);
+        for (int64_t k = 0; k < t->ne[0]; k += sizeof(vec) / sizeof(float)) {
+            store_ps(to + i * t->ne[0] + k, widen_halves(row + k));
+        }
+    }
+}
+
+// rows from `first` on, scaled; behind the last row are zeros
+void take_queries(const attention_heads & a, int64_t first, attention_block & b) {
+    memset((void *) b.out, 0, a.n_v * sizeof(lanes));
+    for (int v = 0; v < LANE_VECS; v++) {
+        b.max.v[v] = set_ps(-INFINITY);
+        b.sum.v[v] = zero();
+    }
+    float * to = (float *) b.q;
+    for (int lane = 0; lane < LANES; lane++) {
+        const int64_t row = first + lane;
+        const float * q   = row < a.n_rows ? (const float *) ((const char *) a.q->data + a.token_of(row) * a.q->nb[1] + a.head_of(row) * a.q->nb[2]) : nullptr;
+        for (int64_t i = 0; i < a.n_k; i++) {
+            to[i * LANES + lane] = q ? q[i] * a.scale : 0;
+        }
+    }
+}
+
+enum visible { NOTHING,
+               SOMETHING,
+               EVERYTHING };
+
+// what the block's tokens see of n keys: f16, 0 or -infinity but for other biases
+visible what_is_visible(const attention_heads & a, int64_t first_row, int64_t first_key, int64_t n) {
+    if (!a.mask) {
+        return EVERYTHING;
+    }
+    const int64_t last_row = first_row + LANES < a.n_rows ? first_row + LANES - 1 : a.n_rows - 1;
+    bool          none = true, all = true;
+    for (int64_t t = a.token_of(first_row); t <= a.token_of(last_row); t++) {
+        const uint16_t * mask = a.mask_of(t, first_key);
+        uint16_t         any = 0, differ = 0;
+        for (int64_t i = 0; i < n; i++) {
+            any |= mask[i];
+            differ |= mask[i] ^ 0xFC00;
+        }
+        all &= any == 0;
+        none &= differ == 0;
+    }
+    return none ? NOTHING : all ? EVERYTHING
+                                : SOMETHING;
+}
+
+void add_mask(const attention_heads & a, int64_t first_row, int64_t first_key, int64_t n, lanes * scores) {
+    for (int lane = 0; lane < LANES && first_row + lane < a.n_rows; lane++) {
+        const uint16_t * mask = a.mask_of(a.token_of(first_row + lane), first_key);
+        for (int64_t i = 0; i < n; i++) {
+            ((float *) &scores[i])[lane] += half_to_float(mask[i]);
+        }
+    }
+}
+
+// scores of n keys to their exponentials; scales what is summed so far
+void add_softmax(attention_block & b, int64_t n_v, lanes * scores, int64_t n) {
+    lanes factor;
+    for (int v = 0; v < LANE_VECS; v++) {
+        vec max = b.max.v[v];
+        for (int64_t i = 0; i < n; i++) {
+            max = larger(max, scores[i].v[v]);
+        }
+        const vec finite = larger(max, set_ps(-1e30f)); // where nothing was visible yet
+        vec       sum    = zero();
+        for (int64_t i = 0; i < n; i++) {
+            scores[i].v[v] = exp_ps(sub(scores[i].v[v], finite));
+            sum            = add_mul(sum, set_ps(1), scores[i].v[v]);
+        }
+        factor.v[v] = exp_ps(sub(b.max.v[v], finite));
+        b.sum.v[v]  = add_mul(sum, factor.v[v], b.sum.v[v]);
+        b.max.v[v]  = max;
+    }
+    for (int64_t i = 0; i < n_v; i++) {
+        for (int v = 0; v < LANE_VECS; v++) {
+            b.out[i].v[v] = mul(b.out[i].v[v], factor.v[v]);
+        }
+    }
+}
+
+// a sink is a score without a value (gpt-oss)
+float last_factor(const attention_heads & a, int64_t row, float max, float sum) {
+    if (!a.sinks) {
+        return sum > 0 ? 1 / sum : sum; // NaN stays
+    }
+    const float sink = ((const float *) a.sinks->data)[a.head_of(row)], most = max > sink ? max : sink;
+    const float own = expf(max - most);
+    return own / (sum * own + expf(sink - most));
+}
+
+void put_rows(const attention_heads & a, int64_t first, const attention_block & b, const ggml_tensor * op) {
+    const float *out = (const float *) b.out, *max = (const float *) &b.max, *sum = (const float *) &b.sum;
+    for (int lane = 0; lane < LANES && first + lane < a.n_rows; lane++) {
+        const int64_t row    = first + lane;
+        float *       to     = (float *) ((char *) op->data + a.head_of(row) * op->nb[1] + a.token_of(row) * op->nb[2]);
+        const float   factor = last_factor(a, row, max[lane], sum[lane]);
+        for (int64_t i = 0; i < a.n_v; i++) {
+            to[i] = out[i * LANES + lane] * factor;
+        }
+    }
+}
+
+size_t attention_bytes(int64_t n_k, int64_t n_v, int n_blocks) {
+    return TILE_KEYS * (n_k + n_v) * sizeof(float) + (TILE_KEYS + n_blocks * (n_k + n_v)) * sizeof(lanes);
+}
+
+void attend(const ggml_tensor * op, int64_t head, int64_t first, int n_blocks, char * memory) {
+    const attention_heads a(op, head);
+    float *               keys   = (float *) memory;
+    float *               values = keys + TILE_KEYS * a.n_k;
+    lanes *               scores = (lanes *) (values + TILE_KEYS * a.n_v);
+    lanes *               rest   = scores + TILE_KEYS;
+    attention_block       blocks[SPAC_ATTENTION_BLOCKS];
+    for (int ib = 0; ib < n_blocks; ib++, rest += a.n_k + a.n_v) {
+        blocks[ib].q   = rest;
+        blocks[ib].out = rest + a.n_k;
+        take_queries(a, first + ib * LANES, blocks[ib]);
+    }
+    for (int64_t key = 0; key < a.k->ne[1]; key += TILE_KEYS) {
+        const int64_t n         = a.k->ne[1] - key < TILE_KEYS ? a.k->ne[1] - key : TILE_KEYS;
+        bool          is_widened = false;
+        for (int ib = 0; ib < n_blocks; ib++) {
+            const visible what = what_is_visible(a, first + ib * LANES, key, n);
+            if (what == NOTHING) {
+                continue;
+            }
+            if (!is_widened) {
+                widen_keys(a.k, head, key, n, keys);
+                widen_keys(a.v, head, key, n, values);
+                is_widened = true;
+            }
+            memset((void *) scores, 0, n * sizeof(lanes));
+            add_products(n, keys, a.n_k, 1, a.n_k, blocks[ib].q, scores);
+            if (what == SOMETHING) {
+                add_mask(a, first + ib * LANES, key, n, scores);
+            }
+            add_softmax(blocks[ib], a.n_v, scores, n);
+            add_products(a.n_v, values, 1, a.n_v, n, scores, blocks[ib].out);
+        }
+    }
+    for (int ib = 0; ib < n_blocks; ib++) {
+        put_rows(a, first + ib * LANES, blocks[ib], op);
+    }
+}
+
+const spac_attention attention = { LANES, attention_bytes, attend };
+
+} // namespace
