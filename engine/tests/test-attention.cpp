@@ -21,8 +21,8 @@ struct attention_case {
     std::string what;
     int64_t     n_k, n_v, n_heads, n_heads_kv, n_tokens, n_keys;
     bool        has_mask = true, has_sinks = false;
-    int64_t     window   = INT64_MAX; // keys that a token sees
-    float       bias     = 0;         // of the visible ones
+    int64_t     window = INT64_MAX; // keys that a token sees
+    float       bias   = 0;         // of the visible ones
     float       slope = 0, cap = 0;
     ggml_type   type    = GGML_TYPE_F16;
     bool        is_ours = true;
@@ -44,7 +44,7 @@ static floats mask_of(const attention_case & c) {
     for (int64_t t = 0; t < c.n_tokens; t++) {
         const int64_t last = c.n_keys - 3 - c.n_tokens + t;
         for (int64_t k = 0; k < c.n_keys; k++) {
-            const bool is_visible    = t > 0 && k <= last && k > last - c.window;
+            const bool is_visible  = t > 0 && k <= last && k > last - c.window;
             mask[t * c.n_keys + k] = is_visible ? ggml_fp16_to_fp32(ggml_fp32_to_fp16(mask[t * c.n_keys + k])) : -INFINITY;
         }
     }

@@ -29,8 +29,8 @@ struct lanes {
 
 // of one block of rows
 struct attention_block {
-    lanes *q, *out;   // [n_k], [n_v]
-    lanes  max, sum;  // of the scores so far, of their exponentials
+    lanes *q, *out;  // [n_k], [n_v]
+    lanes  max, sum; // of the scores so far, of their exponentials
 };
 
 struct attention_heads {
@@ -201,7 +201,7 @@ void attend(const ggml_tensor * op, int64_t head, int64_t first, int n_blocks, c
         take_queries(a, first + ib * LANES, blocks[ib]);
     }
     for (int64_t key = 0; key < a.k->ne[1]; key += TILE_KEYS) {
-        const int64_t n         = a.k->ne[1] - key < TILE_KEYS ? a.k->ne[1] - key : TILE_KEYS;
+        const int64_t n          = a.k->ne[1] - key < TILE_KEYS ? a.k->ne[1] - key : TILE_KEYS;
         bool          is_widened = false;
         for (int ib = 0; ib < n_blocks; ib++) {
             const visible what = what_is_visible(a, first + ib * LANES, key, n);

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstring>
 
-static constexpr size_t  ALIGNMENT          = 64;
-static constexpr size_t  BLOCKS_BYTES       = 512 << 10; // of a call: queries and sums stay in the second cache
-static constexpr int64_t N_CALLS_PER_THREAD = 4;         // at least, where there are as many blocks: later tokens see more
-static constexpr int64_t N_ELEMENTS_MULTIPLE = 16;       // of a key or value
+static constexpr size_t  ALIGNMENT           = 64;
+static constexpr size_t  BLOCKS_BYTES        = 512 << 10; // of a call: queries and sums stay in the second cache
+static constexpr int64_t N_CALLS_PER_THREAD  = 4;         // at least, where there are as many blocks: later tokens see more
+static constexpr int64_t N_ELEMENTS_MULTIPLE = 16;        // of a key or value
 
 static bool is_plain(const ggml_tensor * t, ggml_type type) {
     return t->type == type && t->nb[0] == ggml_type_size(type) && t->ne[3] == 1;
@@ -16,7 +16,7 @@ static bool is_plain(const ggml_tensor * t, ggml_type type) {
 
 bool spac_can_attend(const spac_kernels & kernels, const ggml_tensor * op) {
     const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
-    float params[3]; // scale, largest slope, cap
+    float              params[3]; // scale, largest slope, cap
     memcpy(params, op->op_params, sizeof(params));
     return kernels.attention && q->ne[1] >= SPAC_ATTENTION_TOKENS_MIN && is_plain(q, GGML_TYPE_F32) && is_plain(k, GGML_TYPE_F16) &&
            is_plain(v, GGML_TYPE_F16) && q->ne[2] % k->ne[2] == 0 && v->ne[2] == k->ne[2] && k->ne[0] % N_ELEMENTS_MULTIPLE == 0 &&

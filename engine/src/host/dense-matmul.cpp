@@ -179,8 +179,8 @@ spac_dense_matmul::spac_dense_matmul(const std::vector<ggml_tensor *> & tensors,
 void spac_dense_matmul::mark(ggml_cgraph * graph) const {
     last_node = nullptr;
     for (int i = ggml_graph_n_nodes(graph) - 1; i >= 0; i--) {
-        ggml_tensor * node = ggml_graph_node(graph, i);
-        const bool is_product = node->op == GGML_OP_MUL_MAT && weights.count(node->src[0]);
+        ggml_tensor * node       = ggml_graph_node(graph, i);
+        const bool    is_product = node->op == GGML_OP_MUL_MAT && weights.count(node->src[0]);
         if (!is_product && node->op != GGML_OP_FLASH_ATTN_EXT) {
             continue;
         }

@@ -138,7 +138,7 @@ SPAC_INLINE void begin_sums(const spac_act_q8 & a, int zero_byte, int32_t * to) 
 // the products of group ig of a block, in lanes
 template <int N_STEPS, int NT>
 SPAC_INLINE void add_steps(const __m512i (*q)[PANEL_VECS], const spac_act_q8 * const * acts, int first_lane, int first_step, __m512i (*dots)[PANEL_VECS]) {
-#pragma GCC unroll 8
+#pragma GCC      unroll 8
     for (int step = first_step; step < first_step + N_STEPS; step++) {
         for (int t = 0; t < NT; t++) {
             int32_t x; // 4 activations, in each lane
