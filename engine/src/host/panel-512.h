@@ -111,12 +111,14 @@ void unpack_vec(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_c
     for (int64_t i = 0; i < n_cols; i += SPAC_BLOCK) {
         for (int64_t ir = 0; ir < n_rows; ir++) {
             typename F::block rest[SPAC_BLOCK / F::N];
-            const weights     w = unpack<F>(block_at<F>(rows + ir * row_bytes, i, n_cols, rest));
+            const weights     w = unpack<F>(block_at<F>(rows + ir * row_bytes, i, n_cols, rest, VEC_ROWS * row_bytes)); // what comes after these rows
             for (int k = 0; k < 4; k++) {
                 _mm512_store_si512(unpacked.q[k][ir], w.q[k]);
             }
             _mm512_store_ps(unpacked.scale[ir], w.scale);
-            _mm512_store_ps(unpacked.offset[ir], w.offset);
+            if (ZERO_BYTE<F> == 0) {
+                _mm512_store_ps(unpacked.offset[ir], w.offset);
+            }
         }
         interleave_rows(unpacked, to + i / 32, vec);
     }

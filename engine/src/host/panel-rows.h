@@ -28,12 +28,12 @@ SPAC_ONE_SCALE(iq4_xs)
 
 // 256 weights of a row, from column i on; what lies behind its end is zeros, which meet activations of zero
 template <typename F>
-SPAC_INLINE const typename F::block * block_at(const char * row, int64_t i, int64_t n_cols, typename F::block * rest) {
+SPAC_INLINE const typename F::block * block_at(const char * row, int64_t i, int64_t n_cols, typename F::block * rest, size_t ahead = SPAC_PREFETCH_BYTES) {
     typedef typename F::block block;
     constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
     const block *             b        = (const block *) row + i / F::N;
     if (n_cols - i >= SPAC_BLOCK) {
-        prefetch_ahead(b, N_BLOCKS * sizeof(block));
+        prefetch_ahead(b, N_BLOCKS * sizeof(block), ahead);
         return b;
     }
     memset((void *) rest, 0, N_BLOCKS * sizeof(block));

@@ -14,10 +14,10 @@
 
 namespace {
 
-// n bytes of weights, SPAC_PREFETCH_BYTES from here; the address need not be valid
-SPAC_INLINE void prefetch_ahead(const void * p, size_t n) {
+// n bytes of weights, `ahead` from here; the address need not be valid
+SPAC_INLINE void prefetch_ahead(const void * p, size_t n, size_t ahead = SPAC_PREFETCH_BYTES) {
     for (size_t i = 0; i < n; i += 64) {
-        __builtin_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_BYTES + i));
+        __builtin_prefetch((const char *) ((uintptr_t) p + ahead + i));
     }
 }
 
