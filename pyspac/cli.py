@@ -135,9 +135,9 @@ def main(app: typer.Typer) -> None:
     except Exception as error:
         if not hasattr(error, "show"):  # not Typer's of a command line that it cannot read
             raise
-        text = io.StringIO()
-        error.show(text)
-        typer.echo(text.getvalue().replace("Error: ", "pyspac: error: ", 1), nl=False, err=True)
+        said = io.StringIO()
+        error.show(said)
+        typer.echo(said.getvalue().replace("Error: ", "pyspac: error: ", 1), nl=False, err=True)
         raise SystemExit(error.exit_code) from None  # type: ignore[attr-defined]
 
 
