@@ -9,7 +9,7 @@
 --check writes synthetic models, predicts each as `pyspac fit FILE` does and runs it, in memory and with a
 quarter of its experts (--ram: so much of them; one layer's at least) there; both in turns, medians of the
 rounds. The machine, whose speed may change, is measured before and after each. A few layers stand for all
-of them: what is predicted is that file. `found`: with the share of experts found in memory that the run
+of them: what is predicted is that file. `found`: with the share of experts found in memory that decoding
 had, which random weights decide, not with that of recorded texts. `had a core`: of the time in which the
 model's threads wanted a core, at the run's end; on a quiet machine nearly all. Exit code 1 if a prompt's
 median, or one of decoding with the share that was found, is off by more than WANTED.
@@ -106,6 +106,18 @@ def between(a: Machine, b: Machine) -> Machine:
     return replace(a, kernels=kernels, disk=disk)
 
 
+def share_found(run: dict[str, Any], weights: Weights) -> float | None:
+    """Of the experts in use after the prompt those in memory, by the bytes that were read; None: no disk.
+
+    Prompts find another share: they use nearly all experts, which are read ahead.
+    """
+    if not run["tier"]:
+        return None
+    n_used = (run["n_tokens"] - 1) * weights.n_layer_moe * weights.n_expert_used
+    n_read = run["tier"]["read_bytes"] - run["prompt_read_bytes"]
+    return float(max(0.0, 1.0 - n_read / (n_used * weights.expert_bytes)))
+
+
 def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> dict[str, float]:
     before = measure(default_n_threads(), ram_bytes, 0, model, weights.types)
     found = run(model, ram, N_PREDICT)
@@ -114,8 +126,7 @@ def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> 
     n_text = n_prompt + N_PREDICT // 2
     predicted = forecast(weights, here, DEFAULT_N_CTX, n_text=n_text)
     of_prompt = forecast(weights, here, DEFAULT_N_CTX, n_text=n_prompt)
-    tier = found["tier"]
-    share = tier["n_hit"] / max(1, tier["n_hit"] + tier["n_miss"]) if tier else None
+    share = share_found(found, weights)
     known = forecast(weights, here, DEFAULT_N_CTX, share, n_text)
     assert predicted.decode_tps is not None
     assert of_prompt.prompt_tps is not None

@@ -31,6 +31,7 @@ from typing import Any
 import machine
 import numpy as np
 import psutil
+from bench_overhead import load_model
 
 from pyspac.engine.engine import Engine, host_buffer_type, measure_host_gb_s
 from pyspac.engine.params import EngineParams
@@ -85,10 +86,6 @@ def synthetic_model(qtype: str, n_layer: int, n_expert: int) -> Iterator[Path]:
             if make_synthetic_gguf.main([str(path), "--type", qtype, *sizes]) != 0:
                 sys.exit(2)
         yield path
-
-
-def load_model(path: Path, repacked: bool) -> Model:
-    return Model(ModelParams(path=path, use_extra_bufts=repacked, load_mode=LOAD_MODE_NONE))
 
 
 def load_for_engine(path: Path) -> Model:

@@ -122,7 +122,23 @@ def main(app: typer.Typer) -> None:
     if text := misplaced_model(sys.argv[1:]):
         typer.echo(f"pyspac: error: {text}", err=True)
         raise SystemExit(ConfigError.exit_code)
-    app()
+    try:
+        raise SystemExit(app(standalone_mode=False))
+    except typer.Abort:
+        raise SystemExit(1) from None
+    except OSError as error:  # of --version and --help: commands say it themselves
+        from pyspac.commands.common import unwritten
+
+        if (ended := unwritten(error)) is None:
+            raise
+        raise SystemExit(ended.exit_code) from None
+    except Exception as error:
+        if not hasattr(error, "show"):  # not Typer's of a command line that it cannot read
+            raise
+        said = io.StringIO()
+        error.show(said)
+        typer.echo(said.getvalue().replace("Error: ", "pyspac: error: ", 1), nl=False, err=True)
+        raise SystemExit(error.exit_code) from None  # type: ignore[attr-defined]
 
 
 def misplaced_model(arguments: list[str]) -> str | None:

@@ -58,11 +58,9 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
         except OSError as error:
             if error.filename is not None and error.errno in (errno.EACCES, errno.ENAMETOOLONG):
                 raise _said(UsageError(f"{error.filename}: {error.strerror}; check {_PATH}")) from error
-            if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            if (ended := unwritten(error)) is None:
                 raise
-            _drop_stdout()
-            typer.echo(f"pyspac: error: the output cannot be written ({error.strerror})", err=True)
-            raise typer.Exit(1) from error
+            raise ended from error
 
     return wrapper
 
@@ -70,6 +68,14 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 def _said(error: PyspacError) -> typer.Exit:
     typer.echo(f"pyspac: error: {error}", err=True)
     return typer.Exit(error.exit_code)
+
+
+def unwritten(error: OSError) -> typer.Exit | None:
+    """Say that the output cannot be written; None: it is another error, and nothing is said."""
+    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return None
+    _drop_stdout()
+    return _said(PyspacError(f"the output cannot be written ({error.strerror})"))
 
 
 def _drop_stdout() -> None:

@@ -25,12 +25,16 @@ def measure(
     model: Path | None = None,
     types: Iterable[str] = TYPES,
     piece_bytes: int = PIECE_BYTES,
+    widths: Iterable[int] = WIDTHS,
 ) -> Machine:
-    """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError."""
+    """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError.
+
+    `widths`: the first of WIDTHS are enough where no prompt is predicted.
+    """
     from pyspac.engine.engine import has_kernels, measure_host_gb_s, measure_kernel_gb_s  # the native library
 
     def kernel(name: str) -> KernelSpeed:
-        return KernelSpeed(tuple(measure_kernel_gb_s(name, n, n_threads) for n in WIDTHS))
+        return KernelSpeed(tuple(measure_kernel_gb_s(name, n, n_threads) for n in widths))
 
     memory_gb_s = measure_host_gb_s(n_threads)
     kernels = {name: kernel(name) for name in types if has_kernels(name)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspac.commands.model_word import HUB_NAME, WORD, place_model
-from pyspac.errors import ConfigError, ModelError, PyspacError
+from pyspac.errors import ConfigError, ModelError, PyspacError, UsageError
 from pyspac.server.child import run_to_end
 from pyspac.server.options import ServeOptions
 
@@ -85,6 +85,12 @@ def _cached_names() -> list[str]:
         done = run_to_end("llama-server", argv)
     except OSError as error:
         raise PyspacError(_not_listed(argv[0], error)) from error
+    _, failed, why = done.stderr.partition("filesystem error: ")  # as C++ says it
+    if failed:
+        raise UsageError(
+            f"the models that were fetched cannot be listed ({why.splitlines()[0]}): check that folder and "
+            "its permissions, or name another one with LLAMA_CACHE"
+        )
     if done.exit_code != 0:
         raise PyspacError(_not_listed(argv[0], f"exit code {done.exit_code}"))
     parts = [line.strip().partition(". ") for line in done.stdout.splitlines()]

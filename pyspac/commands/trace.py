@@ -205,7 +205,7 @@ def _generate(client: Client, prompt: str, wanted: Wanted, interrupt: Interrupt)
 def _say(trace: Trace, path: Path) -> None:
     count = {status: int((trace.status == status).sum()) for status in TokenStatus}
     error_console().print(
-        f"wrote {path}: {count[TokenStatus.PROMPT]} prompt tokens, "
+        f"wrote {path}: tokens: {count[TokenStatus.PROMPT]} of the prompt, "
         f"{count[TokenStatus.SAMPLED] + count[TokenStatus.ACCEPTED]} decoded, of which "
         f"{count[TokenStatus.ACCEPTED]} drafted; {count[TokenStatus.REJECTED]} rejected"
     )

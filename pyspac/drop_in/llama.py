@@ -231,7 +231,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
     save_state = in_turn(llama_cpp.Llama.save_state)
     load_state = in_turn(llama_cpp.Llama.load_state)
     reset = in_turn(llama_cpp.Llama.reset)
-    sample = in_turn(llama_cpp.Llama.sample)
+
+    @in_turn
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """As llama_cpp.Llama."""
+        self._check_open()
+        return super().sample(*args, **kwargs)
 
     @in_turn
     def generate(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:

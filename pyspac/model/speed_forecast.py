@@ -42,14 +42,16 @@ Place = Literal["memory", "disk", "card and memory", "card and disk", "card", "n
 
 @dataclass(frozen=True, slots=True)
 class KernelSpeed:
-    """Of one type's kernel, in 1e9 bytes of weights per second, times each of WIDTHS tokens."""
+    """Of one type's kernel, in 1e9 bytes of weights per second, times each of WIDTHS tokens, or the first."""
 
     gb_s: tuple[float, ...]
 
     def pass_us(self, n_bytes: float, n_tokens: float) -> float:
         """Of so many weights times so many tokens: between two widths, and beyond the last, along a line."""
         times = [n_bytes / (gb_s * 1e3) for gb_s in self.gb_s]
-        i = min(bisect(WIDTHS, n_tokens), len(WIDTHS) - 1) - 1
+        if n_tokens == WIDTHS[0]:
+            return times[0]
+        i = min(bisect(WIDTHS, n_tokens), len(times) - 1) - 1
         slope = (times[i + 1] - times[i]) / (WIDTHS[i + 1] - WIDTHS[i])
         return times[i] + slope * (n_tokens - WIDTHS[i])
 

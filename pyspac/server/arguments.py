@@ -33,7 +33,7 @@ HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # transparent ones, for all that m
 # of a server that others use; one on a private socket has none of it
 FOR_OTHERS: Final = (
     *KEY_VARIABLES, "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
-    "LLAMA_ARG_HOST", "LLAMA_ARG_PORT",
+    "LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_N_PARALLEL", "LLAMA_ARG_CACHE_RAM",
     "PYSPAC_MTP", "PYSPAC_MASKS", "PYSPAC_NGRAM", "PYSPAC_MAX_BATCH", "PYSPAC_PREDICT", "PYSPAC_EVICT",
     "PYSPAC_FILL", "PYSPAC_BASELINE", "PYSPAC_LOSSY", "PYSPAC_MAX_KL", "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS",
     "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
@@ -121,7 +121,11 @@ def _draft_arguments(options: ServeOptions) -> list[str]:
 
 def _device_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """An emulated device, or none, means that no other one is touched."""
-    if options.stock and not options.is_host_only and not options.passed_value("-ncmoe", "--n-cpu-moe"):
+    if (
+        options.stock
+        and not options.is_host_only
+        and not _is_given(options, "LLAMA_ARG_N_CPU_MOE", "-ncmoe", "--n-cpu-moe")
+    ):
         return ["--cpu-moe", *_named_devices(options, launch)]
     return _named_devices(options, launch)
 
@@ -139,22 +143,27 @@ def _named_devices(options: ServeOptions, launch: Launch) -> list[str]:
     return [*servers, "--device", ",".join(names)]
 
 
+def given_threads(options: ServeOptions) -> str:
+    """As -t or llama-server's variable says; "": neither is given."""
+    return options.given_value("LLAMA_ARG_THREADS", *THREADS_FLAGS)
+
+
 def n_threads(options: ServeOptions) -> int:
     """As -t says; else no more than cores that the process may use: they would wait for each other, awake."""
-    if (text := options.passed_value(*THREADS_FLAGS)).isdecimal():
+    if (text := given_threads(options)).isdecimal():
         return int(text)
     return default_n_threads(None if options.cpu_range is None else read_cpu_range(options.cpu_range))
 
 
 def _core_arguments(options: ServeOptions) -> list[str]:
-    if options.passed_value(*THREADS_FLAGS) or not (options.socket or options.cpu_range):
+    if given_threads(options) or not (options.socket or options.cpu_range):
         return []
     return ["--threads", str(n_threads(options))]
 
 
 def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """Weights in memory of their own: pinned beside a real device, with huge pages without one."""
-    is_given = options.passed_value("-lm", "--load-mode")
+    is_given = _is_given(options, "LLAMA_ARG_LOAD_MODE", "-lm", "--load-mode")
     argv = ["--load-mode", "none"] if launch.is_copied and not is_given else []
     if launch.ram_bytes is None:
         return argv
@@ -167,7 +176,7 @@ def _load_arguments(options: ServeOptions, launch: Launch) -> list[str]:
 
 def _page_arguments(options: ServeOptions, launch: Launch) -> list[str]:
     """Where the build has no web page: one that says so, unless another one is given."""
-    is_given = any(flag in options.passed for flag in _PAGE_FLAGS)
+    is_given = _is_given(options, "LLAMA_ARG_STATIC_PATH", *_PAGE_FLAGS)
     return [] if is_given or launch.has_page else ["--path", str(PAGE_FOLDER)]
 
 

@@ -42,7 +42,7 @@ def check_n_ctx(options: ServeOptions, geometry: MoeGeometry) -> None:
         )
 
 
-def choose_n_ctx(
+def choose_server_n_ctx(
     wanted: int | None,
     target: GgufHeader,
     draft: GgufHeader | None,

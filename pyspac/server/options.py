@@ -77,21 +77,9 @@ OTHER_THREADS_FLAGS: Final = (
     ("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch"),
 )  # of which 0 is as many as there are cores
 SPLIT_MODE_FLAGS: Final = ("-sm", "--split-mode")
-# what llama-server would take from the environment, and has to be known here
-VARIABLES: Final = {"LLAMA_ARG_TENSOR_SPLIT": "-ts", "LLAMA_ARG_SPLIT_MODE": "-sm"}
 SEED_FLAGS: Final = ("-s", "--seed")
 KEY_VARIABLES: Final = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE")
 DRAFT_FLAGS: Final = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
-
-
-def check_environment(environ: Mapping[str, str]) -> None:
-    """Raise UsageError for what llama-server would take from there, past every check."""
-    for name, flag in VARIABLES.items():
-        if name in environ:
-            raise UsageError(
-                f"{name}={environ[name]} in the environment cannot be checked: unset it, and give {flag} "
-                "after --, if it is needed"
-            )
 
 
 def names_draft(passed: Sequence[str]) -> bool:
@@ -190,6 +178,10 @@ class ServeOptions:
         check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
         check_lossy(self.lossy, stock=self.stock, max_kl=self.max_kl, baseline=self.attach.scheduler.baseline)
         check_baseline(POLICY, self.attach.scheduler, stock=self.stock, ram_bytes=None)
+        if self.stock and self.cache.text not in ("auto", "0"):
+            raise UsageError(
+                f"--cache {self.cache.text} has no effect with --stock, which has none: omit one"
+            )
         if self.stock:
             return
         if self.is_host_only:
@@ -243,7 +235,7 @@ class ServeOptions:
     @property
     def n_gpu_layers(self) -> int | None:
         """As -ngl says; None: all, or llama-server's own choice."""
-        text = self.passed_value(*GPU_LAYERS_FLAGS)
+        text = self.given_value("LLAMA_ARG_N_GPU_LAYERS", *GPU_LAYERS_FLAGS)
         return int(text) if text.isdecimal() else None
 
     @property

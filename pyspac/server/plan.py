@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, pairwise
-from pathlib import Path
-from typing import Final
+from itertools import compress
 
 from pyspac._native import bin_dir
 from pyspac.engine.ahead import DRAFT_GATE
@@ -17,7 +14,7 @@ from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.engine.values import read_device_kind
-from pyspac.errors import ConfigError, UsageError
+from pyspac.errors import ConfigError
 from pyspac.forward.lossy import check_can_be_lossy
 from pyspac.forward.no_device import can_predict, check_can_predict
 from pyspac.forward.options import CacheSize, ForwardOptions
@@ -26,17 +23,15 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import N_UBATCH, Needs, estimate_needs
 from pyspac.model.draft_files import check_drafter, gate_layers
 from pyspac.model.geometry import read_geometry
-from pyspac.model.gguf_header import read_header
 from pyspac.model.memory_tier import choose_ram
 from pyspac.model.spec_types import DRAFT_MTP, names_of
 from pyspac.model.tensor_split import check_reach
 from pyspac.scheduler.baseline import check_baseline
 from pyspac.scheduler.policy import FLAG as POLICY
 from pyspac.server import board_file, log
-from pyspac.server.arguments import Launch
+from pyspac.server.arguments import Launch, given_threads
 from pyspac.server.at_once import choose_n_ubatch, most_at_once
 from pyspac.server.build_extras import build_extras
-from pyspac.server.child import run_to_end
 from pyspac.server.device_probe import probe_device
 from pyspac.server.download import ModelFiles, find_models
 from pyspac.server.health import choose_port, overlap
@@ -45,7 +40,7 @@ from pyspac.server.masks import MAX_SEQUENCES, fit_masks
 from pyspac.server.memory import (
     check_n_ctx,
     choose_cache,
-    choose_n_ctx,
+    choose_server_n_ctx,
     why_tight,
 )
 from pyspac.server.options import (
@@ -54,13 +49,8 @@ from pyspac.server.options import (
     TENSOR_SPLIT_FLAGS,
     THREADS_FLAGS,
     ServeOptions,
-    check_environment,
 )
-
-_PARSE_TIMEOUT_S: Final = 20.0
-_CONTROL_VECTOR: Final = "--control-vector"  # FILE,FILE
-_SCALED_VECTOR: Final = "--control-vector-scaled"  # FILE:SCALE,FILE:SCALE
-_NO_SOCKET: Final = "/dev/null/none.sock"  # where no server can listen: it ends at once
+from pyspac.server.passed_on import check_environment, check_overrides, check_passed, check_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +78,18 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     """Raises ConfigError or ModelError; no server has been started then. `is_stopped` ends a download."""
     if options.max_batch is not None:
         check_max_batch("--max-batch", options.max_batch)
-    for flags, low in ((THREADS_FLAGS, 1), *((others, 0) for others in OTHER_THREADS_FLAGS)):
-        if (n_threads := options.passed_value(*flags)).isdecimal():
-            check_n_threads(flags[0], int(n_threads), low)
+    if (text := given_threads(options)).isdecimal():
+        check_n_threads(THREADS_FLAGS[0], int(text), 1)
+    for flags in OTHER_THREADS_FLAGS:
+        if (text := options.passed_value(*flags)).isdecimal():
+            check_n_threads(flags[0], int(text), 0)
     if (n_slots := options.n_server_slots) > MAX_SEQUENCES:
         raise ConfigError("-np", n_slots, f"a number of server slots from 1 to {MAX_SEQUENCES}")
     check_environment(os.environ)
     folder = bin_dir()
     extras = build_extras(folder)
     check_passed(folder, options.passed)
-    _check_control_vectors(options)
+    check_values(options)
     if options.board is not None:
         board_file.check_free(options.board)
     port = 0 if options.socket else choose_port(options.host, options.port)
@@ -181,54 +173,6 @@ def _passed_to(given: ServeOptions, stays: Sequence[bool]) -> tuple[str, ...]:
     )
 
 
-def check_passed(folder: Path, passed: Sequence[str]) -> None:
-    """Raise UsageError if llama-server refuses what is passed on to it; it only parses it here."""
-    if passed and (why := _why_incomplete(folder, passed) or _refusal(folder, [*passed, "--version"])):
-        raise UsageError(f"llama-server refuses what is passed on to it: {why}{_hint(why)}")
-
-
-def _check_control_vectors(options: ServeOptions) -> None:
-    """llama-server goes on without those that it cannot read."""
-    for flag, value in pairwise(options.passed):  # it may come several times
-        if flag not in (_CONTROL_VECTOR, _SCALED_VECTOR):
-            continue
-        for text in value.split(","):
-            name = text.rpartition(":")[0] if flag == _SCALED_VECTOR else text
-            if not any(tensor.name.startswith("direction.") for tensor in read_header(name).tensors):
-                raise UsageError(f"{name}: this is no control vector, as it has no directions; give one")
-
-
-def _why_incomplete(folder: Path, passed: Sequence[str]) -> str | None:
-    """Why the last flag needs a value; None: it needs none, or is one itself, such as -1."""
-    if not passed[-1].startswith("-"):
-        return None
-    why = _refusal(folder, ["--host", _NO_SOCKET, passed[-1]])
-    is_value = why is not None and _refusal(folder, ["--host", _NO_SOCKET, *passed[-2:]]) is None
-    return None if is_value else why
-
-
-def _refusal(folder: Path, arguments: Sequence[str]) -> str | None:
-    """Why llama-server takes none of them; None: it does, or its start will say why."""
-    argv = [str(folder / "llama-server"), *arguments]
-    try:
-        done = run_to_end("llama-server", argv, timeout_s=_PARSE_TIMEOUT_S)
-    except OSError:  # TimeoutError is one
-        return None
-    lines = [line.strip() for line in done.stderr.splitlines()]
-    errors = [line for line in lines if line.startswith("error") and "argument" in line]
-    return errors[0].removeprefix("error: ") if done.exit_code == 1 and errors else None
-
-
-def _hint(why: str) -> str:
-    """What to do about it."""
-    flag = why.rpartition(" ")[2]
-    if flag.startswith("--") and "=" in flag:
-        return "; a flag of llama-server's takes its value after a space"
-    if re.fullmatch(r"-[a-z][a-z-]{3,}", flag):  # shorter ones are often meant
-        return f"; long flags begin with two dashes: -{flag}"
-    return "; --help-all lists pyspac's own flags, build/*/bin/llama-server --help the others"
-
-
 def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     header = _check(options, files, device).header
     draft = check_model_file(files.draft) if files.draft else None
@@ -238,9 +182,10 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
         gate_layers(f"--predict {DRAFT_GATE}", header, draft, options.wanted_spec_type)
     geometry = read_geometry(header)
     n_bytes = geometry.model_bytes
+    check_overrides(options.passed, geometry)
     check_n_ctx(options, geometry)
     most = most_at_once(options, geometry, device, is_on_disk=options.ram is not None)
-    n_ctx = choose_n_ctx(options.n_ctx, header, draft, device, options.n_server_slots, most)
+    n_ctx = choose_server_n_ctx(options.n_ctx, header, draft, device, options.n_server_slots, most)
 
     def at_once(*, is_on_disk: bool) -> tuple[int, Needs]:
         n = choose_n_ubatch(options, header, n_ctx, device, is_on_disk=is_on_disk)
@@ -255,7 +200,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     ram = choose_ram(
         options.ram, geometry, device, needs, cache_bytes=options.cache.n_bytes(geometry.experts_bytes),
         host_kernels=options.host_kernels,
-        is_split=bool(options.passed_value(*GPU_LAYERS_FLAGS)),
+        is_split=bool(options.given_value("LLAMA_ARG_N_GPU_LAYERS", *GPU_LAYERS_FLAGS)),
     )  # fmt: skip
     check_baseline(POLICY, options.attach.scheduler, stock=options.stock, ram_bytes=ram)
     n_ubatch, needs = at_once(is_on_disk=ram is not None)

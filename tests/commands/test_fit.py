@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +138,15 @@ def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert machine_speed._on_probe(look) is DISK
     assert sizes == [256 << 20]
     assert list((tmp_path / ".cache").iterdir()) == []
+
+
+def test_what_decoding_found_leaves_out_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    weights = SimpleNamespace(n_layer_moe=2, n_expert_used=4, expert_bytes=100)
+    run = {"n_tokens": 6, "prompt_read_bytes": 5000, "tier": {"read_bytes": 6000, "n_hit": 0, "n_miss": 60}}
+    found = importlib.import_module("bench_fit").share_found
+    assert found(run, weights) == 0.75, "of 5 * 2 * 4 experts, 1000 bytes of 4000 were read"
+    assert found(run | {"tier": None}, weights) is None
 
 
 def test_the_docs_have_the_tables_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -446,6 +446,15 @@ def test_a_folder_that_is_closed_to_this_user(
     assert str(closed) in refusal("run", "-p", "x", "-n", "2", *flags, str(closed))
 
 
+@pytest.mark.parametrize("arguments", [["nothing"], ["top", "--foo"], ["fit", "--json"], ["lab", "nothing"]])
+def test_all_errors_begin_alike(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pyspac", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "\npyspac: error: " in f"\n{done.stderr}"
+    assert "\nError: " not in f"\n{done.stderr}"
+
+
 @pytest.mark.model
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_no_room_for_the_result(tmp_path: Path) -> None:
@@ -458,7 +467,10 @@ def test_no_room_for_the_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("arguments", [["inspect", str(TARGET)], ["inspect", str(TARGET), "--json", "-"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["inspect", str(TARGET)], ["inspect", str(TARGET), "--json", "-"], ["--version"], ["run", "--help"]],
+)
 def test_stdout_that_is_full_or_closed(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "pyspac", *arguments]
     with Path("/dev/full").open("w") as full:

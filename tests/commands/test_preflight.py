@@ -175,6 +175,13 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--policy", "baseline=3"], ["--policy cannot be '3+fetch'"]),
     (["--policy", "lru+fetch", "--predict", "token"], ["token has no effect with lru+fetch"]),
     (["--policy", "lru+fetch", "--stock"], ["lru+fetch has no effect with --stock"]),
+    (["--cache", "5", "--stock"], ["--cache 5 has no effect with --stock"]),
+    (["--samplers", "top_k;foo"], ["there is no 'foo'", "top_k"]),
+    (["--log-file", "/nonexistent/x"], ["--log-file cannot be '/nonexistent/x'", "can be written to"]),
+    (["--lora-scaled", "a.gguf:0.5,b.gguf:nan"], ["--lora-scaled b.gguf:nan", "the scale is no number"]),
+    (["--control-vector-scaled", "a.gguf:inf"], ["--control-vector-scaled a.gguf:inf", "no number"]),
+    (["--override-kv", "qwen3moe.expert_used_count=int:99"], ["int:99'", "1 to"]),
+    (["--override-kv", "a=int:1,qwen3moe.expert_used_count=int:0"], ["count=int:0'", "1 to"]),
     (["--policy", "lru+fetch", "--ram", "4"], ["lru+fetch needs all experts in memory", "--ram"]),
     (["-f", "/nonexistent"], ["both -p and -f are given"]),
 ]

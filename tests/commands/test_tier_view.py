@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import pytest
+from conftest import ROOT
 
 from pyspac.commands.common import output_console
 from pyspac.commands.tier_view import TierView
+from pyspac.model.checks import check_model_file
 from pyspac.model.disk_probe import DiskSpeed
+from pyspac.model.geometry import read_geometry
 from pyspac.model.speed_forecast import Machine
 from pyspac.model.tier_forecast import TierForecast
 from pyspac.units import GIB
+
+
+def test_only_what_decoding_needs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    monkeypatch.setattr(
+        "pyspac.engine.engine.measure_kernel_gb_s", lambda name, n, _: widths.append(n) or 9.0
+    )
+    header = check_model_file(ROOT / "pyspac/models/demo-moe.gguf")
+    TierView.measure(header, read_geometry(header), [4 << 20], 1)
+    assert set(widths) == {1}
 
 
 @pytest.mark.parametrize(

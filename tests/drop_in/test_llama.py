@@ -401,7 +401,7 @@ def test_closed_object_says_so() -> None:
     llm.close()
     for use in (
         lambda: llm("a"), lambda: llm.eval([1]), lambda: llm.stats(), lambda: llm.generate([1]), llm.n_ctx,
-        llm.save_state,
+        llm.save_state, llm.sample,
     ):  # fmt: skip
         with pytest.raises(ValueError, match="closed: make a new one"):
             use()

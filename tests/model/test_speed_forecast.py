@@ -205,3 +205,8 @@ def test_attention_looks_at_the_text_so_far() -> None:
 )
 def test_queries_of_known_models(name: str, wanted: int) -> None:
     assert known_models()[name].query_width == wanted
+
+
+def test_a_kernel_measured_with_one_token_says_only_that() -> None:
+    assert KernelSpeed((10.0,)).pass_us(1e6, 1) == 100.0
+    assert KernelSpeed((10.0, 4.0, 1.0, 0.25)).pass_us(1e6, 1) == 100.0

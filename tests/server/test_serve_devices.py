@@ -195,7 +195,9 @@ def test_serve_refuses_shares_before_anything_starts(
     assert "starting" not in done.stderr
 
 
-@pytest.mark.parametrize(("name", "value"), [("TENSOR_SPLIT", "0,1"), ("SPLIT_MODE", "none")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("TENSOR_SPLIT", "0,1"), ("SPLIT_MODE", "none"), ("HF_REPO", "a/b")]
+)
 def test_serve_refuses_what_gets_around_the_checks(name: str, value: str, tmp_path: Path) -> None:
     variable = {f"LLAMA_ARG_{name}": value}
     done = run_pyspac("serve", "-m", str(TARGET), cache_dir=tmp_path, timeout_s=60, variables=variable)

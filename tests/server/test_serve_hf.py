@@ -367,6 +367,15 @@ def test_no_model_was_fetched_yet(tmp_path: Path) -> None:
     assert "pyspac pull USER/MODEL fetches one" in done.stdout
 
 
+def test_a_cache_that_cannot_be_listed(tmp_path: Path) -> None:
+    (tmp_path / "hub").touch()
+    done = run_pyspac("models", cache_dir=tmp_path, variables={"LLAMA_CACHE": str(tmp_path / "hub")})
+    assert done.returncode == 2
+    assert f"Not a directory [{tmp_path / 'hub'}]" in done.stderr
+    assert "name another one with LLAMA_CACHE" in done.stderr
+    assert "make build" not in done.stderr
+
+
 @pytest.mark.parametrize("command", [("run", "-p", "x"), ("inspect",), ("serve",)], ids=lambda text: text[0])
 def test_a_command_without_a_model(command: tuple[str, ...], tmp_path: Path) -> None:
     done = run_pyspac(*command, cache_dir=tmp_path)

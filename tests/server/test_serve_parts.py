@@ -29,6 +29,7 @@ from typer.testing import CliRunner
 
 from pyspac._native import bin_dir
 from pyspac.cli import app
+from pyspac.commands.server_options import own_options
 from pyspac.engine.board import BoardGeometry, LayerMode, LocalBoard, Residency
 from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
@@ -43,11 +44,11 @@ from pyspac.scheduler.activations import ActivationDrain
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.scheduler.scheduler import Scheduler
-from pyspac.server import at_once, board_file, device_probe, log, memory, plan
-from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, server_argv, server_env
+from pyspac.server import at_once, board_file, device_probe, log, memory, passed_on, plan
+from pyspac.server.arguments import HUGE_PAGES, Launch, attach_argv, n_threads, server_argv, server_env
 from pyspac.server.attachment import Attachment
 from pyspac.server.backoff import Backoff
-from pyspac.server.child import Child
+from pyspac.server.child import Child, run_to_end
 from pyspac.server.download import ModelFiles, StoppedError
 from pyspac.server.exporter import serve_metrics
 from pyspac.server.health import choose_port, get_json, is_healthy
@@ -91,6 +92,49 @@ def test_server_slots_are_those_of_llama_servers_variable(monkeypatch: pytest.Mo
     options = ServeOptions(model=Path("t.gguf"))
     assert server_env(options)["PYSPAC_MAX_BATCH"] == "72"
     assert replace(options, passed=("-np", "2")).n_server_slots == 2, "a flag comes first"
+
+
+def test_llama_servers_variables_are_read_as_our_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "4096")
+    monkeypatch.setenv("LLAMA_ARG_DEVICE", "none")
+    monkeypatch.setenv("LLAMA_ARG_RPC", "10.0.0.1:50052")
+    own = own_options({"model": Path("t"), "ctx_size": None, "device": "auto"}, ())
+    assert (own.n_ctx, own.device, own.rpc) == (4096, "none", None)
+    told = own_options({"model": Path("t"), "ctx_size": 512, "device": "emulated"}, ())
+    assert (told.n_ctx, told.device) == (512, "emulated"), "a flag comes first"
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "many")
+    with pytest.raises(ConfigError, match="LLAMA_ARG_CTX_SIZE cannot be 'many': give a whole number"):
+        own_options({"model": Path("t"), "ctx_size": None}, ())
+
+
+def test_a_servers_address_is_that_of_llama_servers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv("LLAMA_ARG_PORT", str(port))
+    monkeypatch.setenv("LLAMA_ARG_HOST", "localhost")
+    seen: list[ServeOptions] = []
+    monkeypatch.setattr("pyspac.server.supervisor.serve", lambda options: seen.append(options) or 0)
+    done = CliRunner().invoke(app, ["serve", str(TARGET)])
+    assert done.exit_code == 0, done.stderr
+    assert (seen[0].port, seen[0].host) == (port, "localhost")
+    CliRunner().invoke(app, ["serve", str(TARGET), "--port", "0", "--host", "127.0.0.2"])
+    assert (seen[1].port, seen[1].host) == (0, "127.0.0.2")
+
+
+def test_threads_and_layers_are_those_of_llama_servers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "3")
+    monkeypatch.setenv("LLAMA_ARG_N_GPU_LAYERS", "7")
+    own = ServeOptions(model=Path("t"), socket=Path("s.sock"))
+    assert n_threads(own) == 3
+    assert "--threads" not in server_argv(own, LAUNCH, Path("/bin"))
+    assert own.n_gpu_layers == 7
+    told = replace(own, passed=("-t", "1", "-ngl", "2"))
+    assert (n_threads(told), told.n_gpu_layers) == (1, 2)
+
+
+def test_every_sampler_that_is_let_through_is_known_to_llama_server() -> None:
+    names = ";".join(sorted(passed_on._SPELLINGS))
+    done = run_to_end("llama-server", [str(bin_dir() / "llama-server"), "--samplers", names, "--version"])
+    assert "unable to match sampler" not in done.stderr
 
 
 def test_an_own_server_has_nothing_of_the_environment_that_is_for_others(
@@ -234,6 +278,7 @@ def test_methods_alone_open_nothing() -> None:
         ((), "LLAMA_ARG_CORS_ORIGINS", "--no-cors-credentials"),
         (("-to", "600"), "", "--timeout"),
         ((), "LLAMA_ARG_TIMEOUT", "--timeout"),
+        ((), "LLAMA_ARG_STATIC_PATH", "--path"),
     ],
 )
 def test_what_is_asked_for_by_name_holds(
@@ -524,9 +569,9 @@ def test_a_context_is_what_memory_allows(
     device = Device(
         name="X", description="x", handle=1 if is_gpu else None, memory_free=free, memory_total=free
     )
-    assert memory.choose_n_ctx(None, header, None, device, n_slots) == n_ctx
-    assert memory.choose_n_ctx(100, header, None, device, n_slots) == 100
-    assert memory.choose_n_ctx(0, header, None, device, n_slots) == n_train
+    assert memory.choose_server_n_ctx(None, header, None, device, n_slots) == n_ctx
+    assert memory.choose_server_n_ctx(100, header, None, device, n_slots) == 100
+    assert memory.choose_server_n_ctx(0, header, None, device, n_slots) == n_train
 
 
 def test_tokens_at_once_follow_from_model_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,10 +631,10 @@ def test_a_batch_of_too_few_tokens_is_refused(
 )
 def test_flags_of_llama_server_are_parsed_by_it(passed: tuple[str, ...], refusal: str | None) -> None:
     if refusal is None:
-        plan.check_passed(bin_dir(), passed)
+        passed_on.check_passed(bin_dir(), passed)
     else:
         with pytest.raises(UsageError, match=re.escape("refuses what is passed on to it: ") + f".*{refusal}"):
-            plan.check_passed(bin_dir(), passed)
+            passed_on.check_passed(bin_dir(), passed)
 
 
 def test_tokens_at_once_are_counted() -> None:
