@@ -210,14 +210,16 @@ std::unique_ptr<spac_exact_sample> spac_engine::make_samples(double max_kl) {
     if (masks) {
         refuse("does not go with drafts by mask tokens, whose batches cannot be computed twice: omit one");
     }
-    auto made          = std::make_unique<spac_exact_sample>(hook.ctx, max_kl, settings.params.max_batch);
+    const double price = forward.choice_wanted() ? spac_kl_limit::PRICE_ROUTE : spac_kl_limit::PRICE;
+    auto         made  = std::make_unique<spac_exact_sample>(hook.ctx, max_kl, price, settings.params.max_batch);
     made->may_be_lossy = [this](int32_t sequence) { return forward.may_be_lossy(sequence); };
     made->begin_pass   = [this](bool is_exact, bool is_counted) {
         wait_for_stream(); // which asks for the last graph's
         forward.is_exact         = is_exact;
         forward.n_tokens_counted = log.n_tokens_counted = is_counted ? INT64_MAX : 0;
     };
-    made->end_batch = [this] { show_divergence(); };
+    made->take_share_left_out = [this] { return forward.take_share_left_out(); };
+    made->end_batch           = [this] { show_divergence(); };
     return made;
 }
 

@@ -67,6 +67,8 @@ static void test_ties_and_signs() {
     spac_lossy         lossy("drop:2");
     lossy.choose(weights_of(w, 4), { 0, 0, 0, 0 }, 1);
     assert((lossy.is_left_out == std::vector<uint8_t>{ 0, 1, 0, 1 })); // the largest, and the first of those that are equal
+    lossy.choose(weights_of(w, 4), { 1, 1, 1, 1 }, 0);                 // not counted: seen all the same
+    assert(std::fabs(lossy.take_share_left_out() - 0.5 / 3.3) < 1e-6 && lossy.take_share_left_out() == 0);
 }
 
 static void test_substitutes() {

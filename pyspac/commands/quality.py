@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,15 +14,27 @@ from rich.table import Table
 
 from pyspac.checks import check_int
 from pyspac.commands import options as o
-from pyspac.commands.common import check_json_target, error_console, output_console, reports_errors
+from pyspac.commands.common import (
+    check_json_target,
+    check_target,
+    error_console,
+    output_console,
+    reports_errors,
+)
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
+from pyspac.commands.quality_figure import Row, draw
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.forward.lossy import VARIABLE, check_can_be_lossy, check_lossy
 from pyspac.forward.no_device import is_host_only
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.model.memory_tier import asked_bytes
+from pyspac.model.tensor_split import text_of
+from pyspac.scheduler.baseline import VARIABLE as BASELINE
+from pyspac.scheduler.baseline import check_baseline
+from pyspac.scheduler.config import SchedulerConfig
+from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server.child import run_to_end
 from pyspac.talk.remover import removed_if_killed
 
@@ -34,6 +46,7 @@ _PATTERNS: Final = {
     "perplexity_exact": re.compile(rf"Mean PPL\(base\){_NUMBER}"),
     "kl_divergence": re.compile(rf"Mean    KLD{_NUMBER}"),
     "same_top_share": re.compile(rf"Same top p{_NUMBER}"),
+    "tokens_per_s": re.compile(r"prompt eval time =.*?([\d.]+) tokens per second"),
 }
 
 Text = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="The text to measure on.")]
@@ -45,18 +58,8 @@ Rules = Annotated[
         help="What to leave out: drop:N, substitute:X, route:X; repeat for several rows.",
     ),
 ]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw speed against KL divergence.")]
 Context = Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a piece of the text.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One rule beside exact computation, over the same tokens."""
-
-    lossy: str
-    perplexity: float
-    perplexity_exact: float
-    kl_divergence: float  # nats per token, of the exact distribution from this one
-    same_top_share: float  # of tokens whose likeliest one is the same
 
 
 @reports_errors
@@ -69,7 +72,9 @@ def quality(
     cache: o.Cache = "auto",
     ram: o.Ram = None,
     device: o.Device = "auto",
+    policy: o.Policy = DEFAULT_POLICY,
     ctx_size: Context = N_CTX,
+    png: Png = None,
     json_file: o.JsonFile = None,
 ) -> None:
     """Measure what --lossy costs: perplexity, KL divergence and top-1 agreement with exact computation.
@@ -78,6 +83,8 @@ def quality(
     Example: pyspac quality MODEL.gguf -f TEXT --ram 8G --lossy drop:4 --lossy drop:2
     """
     check_json_target(json_file)
+    if png is not None:
+        check_target("--png", png)
     check_int("-c", ctx_size, 2 * BATCH, 1 << 20)
     if not file.is_file():
         raise ConfigError("-f", str(file), "a text file")
@@ -85,20 +92,28 @@ def quality(
     for rule in rules:
         check_lossy(rule, stock=False)
     target, _ = find_files(model, hf_repo)
-    env = _engine_env(target, cache, ram, device, rules)
+    env = _engine_env(target, cache, ram, device, rules) | _policy_env(policy, rules, ram)
     with tempfile.TemporaryDirectory(prefix="pyspac-") as folder, removed_if_killed([Path(folder)]):
         base = Path(folder) / "exact.kld"
         argv = _argv(target, ram, ctx_size, base)
         _say("exact")
-        _perplexity([*argv, "-f", str(file)], env)
+        exact = _perplexity([*argv, "-f", str(file)], env)
         if not base.exists() or base.stat().st_size < N_CTX:
             wanted = f"give a text of {2 * ctx_size} tokens or more, or a smaller -c"
             raise UsageError(f"{file} is too short: {wanted}")
         rows = [_measured(rule, [*argv, "--kl-divergence"], env) for rule in rules]
+    exact_per_s = float(_found("tokens_per_s", exact))
     if json_file != STDOUT:
-        output_console().print(_table(rows))
+        output_console().print(_table(rows, exact_per_s))
+    if png is not None:
+        draw(rows, exact_per_s, png)
     if json_file is not None:
-        found = {"model": str(target), "n_ctx": ctx_size, "rows": [asdict(row) for row in rows]}
+        found = {
+            "model": str(target),
+            "n_ctx": ctx_size,
+            "exact_tokens_per_s": exact_per_s,
+            "rows": [asdict(row) for row in rows],
+        }
         write_json(json_file, found)
 
 
@@ -119,24 +134,39 @@ def _engine_env(model: Path, cache: str, ram: str | None, device: str, rules: li
     return env if ram_bytes is None else env | {"PYSPAC_RAM": f"{ram_bytes}B"}
 
 
+def _policy_env(text: str, rules: list[str], ram: str | None) -> dict[str, str]:
+    """EVICTION+MISS, and the speed of an emulated link. Raises UsageError."""
+    policy = Policy.read(text)
+    baseline = policy.config.baseline
+    if replace(policy.config, baseline=None) != SchedulerConfig():
+        raise UsageError(f"--policy {text} needs a scheduler, which quality has not: give EVICTION+MISS")
+    for rule in rules:
+        check_lossy(rule, stock=False, baseline=baseline)
+    check_baseline("--policy", policy.config, stock=False, ram_bytes=None if ram is None else 1)
+    speeds = {"PYSPAC_COPY_GB_S": text_of(policy.copy_gb_s)} if policy.copy_gb_s else {}
+    return speeds if baseline is None else speeds | {BASELINE: baseline}
+
+
 def _argv(model: Path, ram: str | None, n_ctx: int, base: Path) -> list[str]:
     from pyspac._native import bin_dir  # loaded here: --help needs no programs
 
     argv = [str(bin_dir() / "llama-perplexity"), "-m", str(model), "-c", str(n_ctx), "-b", str(n_ctx)]
-    argv += ["-ub", str(BATCH), "--no-repack", "--kl-divergence-base", str(base)]
+    argv += ["-ub", str(BATCH), "--no-repack", "--perf", "-lv", "4", "--kl-divergence-base", str(base)]
     return argv if ram is None else [*argv, "--lazy-mode", "experts", "--no-warmup"]
 
 
 def _measured(rule: str, argv: Sequence[str], env: Mapping[str, str]) -> Row:
     _say(rule)
     output = _perplexity(argv, {**env, VARIABLE: rule})
-    found: dict[str, Any] = {}
-    for name, pattern in _PATTERNS.items():
-        match = pattern.search(output)
-        if match is None:
-            raise PyspacError(f"llama-perplexity says no {name}: {output.strip()[-300:]}")
-        found[name] = float(match[1])
+    found: dict[str, Any] = {name: float(_found(name, output)) for name in _PATTERNS}
     return Row(lossy=rule, **found | {"same_top_share": found["same_top_share"] / 100})
+
+
+def _found(name: str, output: str) -> str:
+    match = _PATTERNS[name].search(output)
+    if match is None:
+        raise PyspacError(f"llama-perplexity says no {name}: {output.strip()[-300:]}")
+    return match[1]
 
 
 def _perplexity(argv: Sequence[str], env: Mapping[str, str]) -> str:
@@ -154,13 +184,14 @@ def _say(rule: str) -> None:
         console.print(f"measuring: {rule}")
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[Row], exact_per_s: float) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("left out", "perplexity", "exact", "KL divergence", "same best token"):
+    for name in ("left out", "perplexity", "exact", "KL divergence", "same best token", "tokens/s"):
         table.add_column(name, justify="left" if name == "left out" else "right")
     for row in rows:
         table.add_row(
             row.lossy, f"{row.perplexity:.4f}", f"{row.perplexity_exact:.4f}", f"{row.kl_divergence:.5f}",
-            f"{row.same_top_share:.2%}",
+            f"{row.same_top_share:.2%}", f"{row.tokens_per_s:.1f}",
         )  # fmt: skip
+    table.add_row("nothing", "", "", "", "", f"{exact_per_s:.1f}")
     return table

@@ -51,13 +51,13 @@ def test_the_text_is_exact_where_all_are_kept(place: tuple[str, ...]) -> None:
 def test_what_it_costs_is_limited() -> None:
     """On disk, too; and it says so."""
     lossy = (*ON_DISK, "--lossy", "drop:1", "-n", 300)
-    free, limited = (run_json(*lossy, "--max-kl", x) for x in (50, 0.01))
+    free, limited = (run_json(*lossy, "--max-kl", x) for x in (50, 0.001))
     assert run_json(*ON_DISK, "--lossy", "drop:1")["kl_divergence"] is None
-    assert free["kl_divergence"]["mean"] > 0.01 > limited["kl_divergence"]["mean"] > 0.007
+    assert free["kl_divergence"]["mean"] > 0.002 > limited["kl_divergence"]["mean"] > 0.0002
     assert free["router_weight_kept"] < limited["router_weight_kept"] < 1.0
     for found in (free, limited):
-        assert found["kl_divergence"]["n_samples"] >= 80
-        assert found["kl_divergence"]["of_lossy"] > 0.01
+        assert found["kl_divergence"]["n_samples"] >= 50
+        assert found["kl_divergence"]["of_lossy"] > 0.001
 
 
 def test_what_is_left_out_is_not_read() -> None:
@@ -75,11 +75,17 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_more_is_lost_the_fewer_are_kept(text: Path) -> None:
+def test_more_is_lost_the_fewer_are_kept(text: Path, tmp_path: Path) -> None:
+    png = tmp_path / "speed.png"
     rules = [part for n in (N_USED, 2, 1) for part in ("--lossy", f"drop:{n}")]
-    result = invoke("quality", "-m", DEMO, "-f", text, *ON_DISK, *rules, "-c", 128, "--json", "-")
+    result = invoke(
+        "quality", "-m", DEMO, "-f", text, *ON_DISK, *rules, "-c", 128, "--json", "-", "--png", png
+    )
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)["rows"]
+    found = json.loads(result.stdout)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    rows = found["rows"]
+    assert min(found["exact_tokens_per_s"], *(row["tokens_per_s"] for row in rows)) > 0
     assert [row["lossy"] for row in rows] == ["drop:4", "drop:2", "drop:1"]
     exact, two, one = rows
     assert abs(exact["kl_divergence"]) < 1e-3
@@ -126,6 +132,8 @@ def test_what_measures_ends_with_the_command(
         (("--lossy", "drop:2", "--ram", "6", "-f", "/nowhere"), "-f cannot be '/nowhere': give a text file"),
         (("--lossy", "drop:2"), "--lossy drop:2 needs a device, or experts on disk (--ram)"),
         (("--lossy", "drop:2", "-m", str(MODELS / "demo-draft.gguf")), "has no experts"),
+        (("--lossy", "drop:2", "--ram", "6", "--png", "/nowhere/x.png"), "--png cannot be"),
+        (("--lossy", "drop:2", "--ram", "6", "--policy", "spac"), "needs a scheduler, which quality has not"),
         (("--lossy", "drop:2", "--ram", "6", "-c", "65536"), "is too short: give a text of 131072 tokens"),
     ],
 )

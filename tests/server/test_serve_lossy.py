@@ -114,4 +114,4 @@ def test_exact_beside_limited(tmp_path: Path, exact: list[int]) -> None:
     n_tokens, n_samples = seen["pyspac_kl_tokens_total"], seen["pyspac_kl_samples_total"]
     assert 4 * N <= n_tokens < 5 * N
     assert 16 <= n_samples < n_tokens / 2
-    assert 0 < seen["pyspac_kl_nats_total"] <= 0.02 * n_tokens
+    assert 0 < seen["pyspac_kl_nats_total"] <= 0.03 * n_tokens  # one token may cost more than is left

@@ -223,9 +223,7 @@ void spac_forward::choose_again(const spac_moe_layer & layer, const ggml_tensor 
         if (!is_exact && lossy.may_leave_out(sequence)) {
             routing.choose(z, is_there, wanted.data(), n_used, found);
         }
-        if (it < n_tokens_counted) {
-            lossy.count_routed(sequence, spac_cache_routing::share_kept(z, wanted.data(), found, n_used));
-        }
+        lossy.count_routed(sequence, spac_cache_routing::share_kept(z, wanted.data(), found, n_used), it < n_tokens_counted);
     }
     show_weights();
 }

@@ -41,6 +41,7 @@ struct spac_forward : spac_split_ops {
     double share_kept(int32_t sequence) const { return lossy.share_kept(sequence); }
     bool   may_be_lossy(int32_t sequence) const { return lossy.may_leave_out(sequence); }
     bool   is_lossy() const { return lossy.is_on(); }
+    double take_share_left_out() { return lossy.take_share_left_out(); }
 
     int64_t n_tokens_counted = INT64_MAX; // of a forward, the first ones: others are computed, and nothing is learned from them
     bool    is_exact         = false;     // nothing is left out now, whatever is lossy

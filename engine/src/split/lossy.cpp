@@ -83,6 +83,8 @@ void spac_lossy::choose(const ggml_tensor & weights, const std::vector<uint8_t> 
             const int64_t i = it * n_used + iu;
             is_left_out[i]  = !r.is_exact && !is_there[i] && (substitutes() || rank_of(weights, iu, it) >= by.n_kept);
             const float w   = weight_at(weights, iu, it);
+            asked += r.is_exact ? 0 : w;
+            left_out += is_left_out[i] ? w : 0;
             if (it < n_tokens_counted) {
                 r.weight += w;
                 r.weight_kept += is_left_out[i] ? 0 : w;
@@ -94,7 +96,18 @@ void spac_lossy::choose(const ggml_tensor & weights, const std::vector<uint8_t> 
     }
 }
 
-void spac_lossy::count_routed(int32_t sequence, double share) {
+double spac_lossy::take_share_left_out() {
+    const double share = asked > 0 ? left_out / asked : 0;
+    asked = left_out = 0;
+    return share;
+}
+
+void spac_lossy::count_routed(int32_t sequence, double share, bool is_counted) {
+    asked += may_leave_out(sequence) ? 1 : 0;
+    left_out += 1 - share;
+    if (!is_counted) {
+        return;
+    }
     weight += 1;
     weight_kept += share;
     if (const auto it = requests.find(sequence); it != requests.end()) {

@@ -43,7 +43,10 @@ struct spac_lossy {
     void choose(const ggml_tensor & weights, const std::vector<uint8_t> & is_there, int64_t n_tokens_counted, const std::vector<int32_t> & sequence_of = {});
 
     // of a token that was routed anew: what its experts have of the weight of those that its router chose
-    void count_routed(int32_t sequence, double share);
+    void count_routed(int32_t sequence, double share, bool is_counted);
+
+    // of the weight of all tokens that may be lossy, counted or not, what was left out since it was asked
+    double take_share_left_out();
 
     void keep_all(int64_t n_rows); // the same, of a batch that is computed as it is
 
@@ -67,6 +70,8 @@ struct spac_lossy {
         bool   is_exact = false;
         double weight = 0, weight_kept = 0;
     };
+
+    double asked = 0, left_out = 0; // weights, for take_share_left_out
 
     struct rating {
         double   weight   = 0;
