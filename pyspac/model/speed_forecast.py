@@ -26,6 +26,7 @@ from pyspac.model.prompt_piece import LONGEST_PIECE
 WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured with
 REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
+ABSENT_US: Final = 150.0  # of an absent expert: who reads takes turns with who computes; of OLMoE's on two cores
 PROMPT_LAYER_US: Final = 60.0  # of a prompt's token: also adding up experts; of Qwen3's layers
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
 ATTENTION_GOP_S: Final = 15.0  # 1e9 operations per second of one token; measured: docs/fit.md
@@ -172,6 +173,7 @@ def _decode_us(weights: Weights, machine: Machine, found: float, n_text: int, on
     experts_us = used * machine.pass_us(weights.expert)
     late_us = experts_us * (1.0 - found)  # absent ones are computed once all of them have come
     absent = used * weights.expert_bytes * (1.0 - found)
+    absent_us = used * (1.0 - found) * ABSENT_US
     chance = 1.0 - found**used
     disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
     card_us = 0.0
@@ -181,7 +183,7 @@ def _decode_us(weights: Weights, machine: Machine, found: float, n_text: int, on
         card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
         experts_us = max(late_us, experts_us * (1.0 - hit))
         dense_us = (weights.dense + weights.output).total() / (CARD_GB_S * 1e3)
-    layer_us = max(experts_us - late_us, disk_us if found < 1.0 else 0.0, card_us) + late_us
+    layer_us = max(experts_us - late_us, disk_us if found < 1.0 else 0.0, card_us) + late_us + absent_us
     return dense_us + weights.n_layer_moe * layer_us + weights.n_layer * machine.layer_us
 
 
