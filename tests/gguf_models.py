@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFValueType, GGUFWriter, TokenType
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
+from gguf.quants import dequantize, quantize
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 from random_blocks import random_blocks
@@ -573,6 +574,21 @@ def write_model(
     model.metadata |= _common_metadata(shape)
     architecture.build(model)
     _write(path, model)
+    return path
+
+
+def write_copy(path: Path, model: Path, *types: Type) -> Path:
+    """Write the experts of `model` once more, and nothing else, in these types by turns; (): in the same."""
+    writer = GGUFWriter(path, "copy")
+    experts = [tensor for tensor in GGUFReader(model).tensors if tensor.name.endswith("_exps.weight")]
+    for i, tensor in enumerate(experts):
+        of = types[i % len(types)] if types else tensor.tensor_type
+        data = quantize(dequantize(tensor.data, tensor.tensor_type), of) if types else tensor.data
+        writer.add_tensor(tensor.name, data, raw_dtype=of)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
 
 

@@ -162,7 +162,7 @@ typedef struct spac_engine_params {
     const char * cpu_range;                        // "0-7": the host's own threads run there, each pinned to one core; NULL: anywhere
     bool         fill;                             // experts that were just used take free slots at once, those of prompts included
     int32_t      next_layer;                       // 1 .. 3: a layer's input is put through the router of so many MoE layers further on, too; 0: not
-    const char * lossy;                            // "drop:2": an expert that is not there and that is not among its token's best 2 is left out; "substitute:0.1": one on the device stands in for it; "route:0.2": routers prefer those that are there; NULL: all are computed
+    const char * lossy;                            // "drop:2": an expert that is not there and that is not among its token's best 2 is left out; "lowbit:2:FILE": computed from FILE, the same model in fewer bits; "substitute:0.1": one on the device stands in for it; "route:0.2": routers prefer those that are there; NULL: all are computed
     uint64_t     ram_bytes;                        // memory for experts, which lie in mapped files; 0: they are in memory
     int32_t      stage;                            // spac_stage
     double       device_copy_gb_s[SPAC_N_DEVICES]; // copy_gb_s of each of several devices; 0: copy_gb_s
@@ -263,9 +263,9 @@ typedef struct spac_counters {
     uint64_t staged_bytes;
     uint64_t staged_us;
     uint64_t stage_wait_us;      // time such batches waited for them: the rest was hidden
-    uint64_t n_left_out_rows;    // (token, expert) that were left out (spac_engine_params.lossy)
+    uint64_t n_left_out_rows;    // (token, expert) that were left out, or not computed exactly (spac_engine_params.lossy)
     uint64_t router_weight;      // of all experts of the forwards that may leave some out, in millionths
-    uint64_t router_weight_kept; // of those that were computed
+    uint64_t router_weight_kept; // of those that were computed exactly
     uint64_t n_kl_tokens;        // tokens that may be lossy, while their divergence is limited
     uint64_t kl_total;           // their KL divergence from exact ones as estimated, in millionths of a nat
     uint64_t n_kl_samples;       // tokens that were computed both ways, to estimate it
@@ -438,7 +438,7 @@ SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);
 // values as they are written in options, flags and the environment: how each is read is decided only here
 SPAC_API spac_status spac_read_size(const char * name, const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"; name: of the option, for the error
 SPAC_API spac_status spac_read_baseline(const char * name, const char * text);                                     // whether it may be spac_engine_params.baseline
-SPAC_API spac_status spac_read_lossy(const char * name, const char * text, int32_t * n_kept);                      // N of "drop:N", 0 of "substitute:X", -1 of "route:X": of spac_engine_params.lossy
+SPAC_API spac_status spac_read_lossy(const char * name, const char * text, int32_t * n_kept);                      // N of "drop:N" and "lowbit:N:FILE", 0 of "substitute:X", -1 of "route:X": of spac_engine_params.lossy
 SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                                     // spac_device_kind
 SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);                      // "0-7", all open to this process
 

@@ -94,9 +94,20 @@ std::vector<std::unique_ptr<spac_expert_cache>> spac_engine::make_caches() {
     return caches;
 }
 
+static bool has_copies(const spac_settings & settings) {
+    return !spac_lossy(settings.lossy).copies().empty();
+}
+
 // misses are what fills the slots then
 static spac_settings settings_of(const spac_engine_params & params) {
     spac_settings settings(params);
+    if (has_copies(settings) && params.host_kernels == SPAC_KERNELS_GGML) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("ggml's kernels cannot compute experts of a copy (lossy \"%s\"): give host_kernels auto or spac",
+                                                                   settings.lossy.c_str()));
+    }
+    if (has_copies(settings)) {
+        settings.params.host_kernels = SPAC_KERNELS_SPAC;
+    }
     if (!settings.baseline.empty()) {
         settings.params.fill  = false;
         settings.params.stage = SPAC_STAGE_NEVER;
@@ -199,6 +210,39 @@ static spac_lossy make_lossy(const spac_plan & plan, const spac_memory_tier * ti
     return lossy;
 }
 
+static void check_can_copy(const spac_plan & plan, const std::vector<const spac_moe_layer *> & split) {
+    for (const spac_moe_layer * layer : split) {
+        if (!layer->own_kernels) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("a copy of the experts (lossy) needs the engine's own kernels, which layer %d is not for%s: give drop:N",
+                                                                       layer->il, plan.kernels ? ": it has none for its types" : " on this processor"));
+        }
+    }
+}
+
+// each layer leads to its copies, one after the other
+static std::vector<std::unique_ptr<spac_expert_copy>> make_copies(spac_layers & layers, const spac_plan & plan, const spac_lossy & lossy) {
+    std::vector<std::unique_ptr<spac_expert_copy>> copies;
+    if (!lossy.copies().empty()) {
+        check_can_copy(plan, layers.split());
+    }
+    for (const std::string & path : lossy.copies()) {
+        copies.push_back(std::make_unique<spac_expert_copy>(path, layers.split()));
+        for (auto & [il, copy] : copies.back()->by_il) {
+            for (int part = 0; part < SPAC_PART_UP_B; part++) {
+                const ggml_tensor * t = copy.parts[part];
+                if (t && !plan.kernels->dot(t->type)) {
+                    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s: the engine has no kernels for %s (%s): give another quantisation",
+                                                                               path.c_str(), ggml_type_name(t->type), t->name));
+                }
+            }
+            spac_moe_layer & before = copies.size() == 1 ? layers.by_il.at(il) : copies[copies.size() - 2]->by_il.at(il);
+            before.copy             = &copy;
+        }
+        copies.back()->load();
+    }
+    return copies;
+}
+
 std::unique_ptr<spac_exact_sample> spac_engine::make_samples(double max_kl) {
     if (max_kl <= 0) {
         return nullptr;
@@ -251,6 +295,7 @@ spac_engine::spac_engine(llama_context * ctx, const spac_engine_params & params,
     cache(all_of(cache_of, *board)),
     demand(make_demand()),
     tier(make_tier(plan, layers, settings)),
+    copies(make_copies(layers, plan, make_lossy(plan, tier.get(), settings.lossy))),
     decisions(*board, is_scheduled() ? cache : spac_device_caches(), plan.has_slots ? nullptr : tier.get(),
               free_with_context && is_scheduled() ? make_policy(plan, layers) : nullptr),
     host(plan, layers, settings, llama_n_threads(ctx), tier.get()),
@@ -571,6 +616,9 @@ void spac_engine::log_attached() const {
         const spac_tier_info t = tier->info();
         spac_log("experts stay on disk, %.1f MiB of them; memory holds %d, %.1f MiB%s", i.total_bytes / 1048576.0, t.n_slots, t.pool_bytes / 1048576.0,
                  t.is_direct ? "" : " (this file system has no O_DIRECT: reads go through the page cache)");
+    }
+    for (size_t k = 0; k < copies.size(); k++) {
+        spac_log("a copy of the experts in memory, %.1f MiB, from %s", copies[k]->bytes() / 1048576.0, spac_lossy(settings.lossy).copies()[k].c_str());
     }
     if (i.n_layer_kernels + i.n_dense_kernels > 0) {
         spac_log("the engine's %s kernels compute the host's experts of %d layers, and %d other matrices", i.kernels, i.n_layer_kernels,

@@ -29,6 +29,7 @@
 #include "split/forward.h"
 #include "split/graph-splitter.h"
 #include "split/wide-batches.h"
+#include "tier/expert-copy.h"
 #include "tier/memory-tier.h"
 #include "untried/untried.h"
 
@@ -89,6 +90,7 @@ struct spac_engine {
     const spac_device_caches                              cache;
     const std::vector<std::unique_ptr<spac_demand_loads>> demand; // if a policy to compare with was asked for
     const std::unique_ptr<spac_memory_tier>               tier;   // if memory holds only a part of the experts
+    const std::vector<std::unique_ptr<spac_expert_copy>>  copies; // in fewer bits, if what is lossy may compute them
     spac_decisions                                        decisions;
     spac_host_work                                        host;
     const std::unique_ptr<spac_dense_matmul>              dense; // where the device is "none"

@@ -99,6 +99,46 @@ static void test_wrongly_expected() {
     CHECK(use(tier, file, file.layers[1], all));
 }
 
+static bool comes(spac_memory_tier & tier, const spac_moe_layer & layer, int32_t ie) {
+    for (int i = 0; i < 5000 && !tier.is_there(layer.il, ie); i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return tier.is_there(layer.il, ie);
+}
+
+// what a copy computes is read where it is more useful than what is there, and not where it is less
+static void test_wanted_by_copies() {
+    const model_file       file(1, 16);
+    const spac_moe_layer & layer = file.layers[0];
+    spac_memory_tier       tier(file.all(), 17 * file.expert_bytes());
+    const int32_t          once[] = { 1 }, often[] = { 40 }, ie = 3;
+    CHECK(tier.info().n_slots >= 16);
+    CHECK(use(tier, file, layer, { 0 }));
+    tier.want(layer, &ie, once, 1, 1);
+    CHECK(comes(tier, layer, ie) && tier.info().n_ahead == 1); // there was room
+
+    const model_file       two(2, 16);
+    spac_memory_tier       full(two.all(), 17 * two.expert_bytes());
+    const spac_moe_layer & first = two.layers[0];
+    for (int i = 0; i < 3; i++) {
+        CHECK(use(full, two, two.layers[1], { 0, 1, 2, 3, 4, 5, 6, 7 }));
+        CHECK(use(full, two, first, { 0, 1, 2, 3, 4, 5, 6, 7 }));
+    }
+    const int32_t n_free = full.info().n_slots - 16;
+    for (int32_t other = 8; other < 8 + n_free; other++) {
+        CHECK(use(full, two, first, { other }));
+        CHECK(use(full, two, first, { other }));
+    }
+    CHECK(use(full, two, first, { 0 }));
+    const uint64_t n_ahead = full.info().n_ahead;
+    const int32_t  last    = 15;
+    full.want(first, &last, once, 1, 1);
+    CHECK(full.info().n_ahead == n_ahead && !full.is_there(first.il, last));
+    full.want(first, &last, often, 1, 1);
+    CHECK(full.info().n_ahead == n_ahead + 1 && comes(full, first, last));
+    CHECK(use(full, two, first, { last }));
+}
+
 // a predictor's thread guesses, rightly and wrongly, while others compute
 static void test_guesses_meanwhile() {
     const model_file  file(4, 16);
@@ -628,6 +668,7 @@ int main() {
     test_odd_names();
     test_expected();
     test_wrongly_expected();
+    test_wanted_by_copies();
     test_guesses_meanwhile();
     test_unreadable_guess();
     test_favourites_stay();

@@ -187,8 +187,8 @@ Lossy = Annotated[
         metavar="KIND:STRENGTH",
         show_default=False,
         help="Faster but not exact: drop:N skips experts that are not on the device (with --ram: not in "
-        "memory), except each token's best N; substitute:X takes a similar one that is; route:X has routers "
-        "prefer those that are.",
+        "memory), except each token's best N; lowbit:N:FILE takes those from FILE, the same model in fewer "
+        "bits; substitute:X takes a similar one that is; route:X has routers prefer those that are.",
         rich_help_panel=MORE,
     ),
 ]

@@ -61,7 +61,7 @@ def coverage(board: Board) -> float | None:
 
 
 def router_weight_kept(board: Board) -> float | None:
-    """Share of the router's weight whose experts were computed (`--lossy`); None if all of them are."""
+    """Share of the router's weight whose experts were computed exactly (`--lossy`); None if all are."""
     counters = board.counters[0]
     weight = int(counters["router_weight"])
     return int(counters["router_weight_kept"]) / weight if weight else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from pyspac.checks import check_range
 from pyspac.engine.values import read_lossy
 from pyspac.errors import UsageError
+from pyspac.model.checks import check_model_file
 
 FLAG: Final = "--lossy"
 VARIABLE: Final = "PYSPAC_LOSSY"
@@ -14,8 +16,19 @@ MAX_KL: Final = "--max-kl"
 MAX_KL_VARIABLE: Final = "PYSPAC_MAX_KL"
 
 
+def copies_of(text: str | None) -> list[Path]:
+    """FILEs of lowbit:N:FILE, in falling bits; none of other texts."""
+    kind, *rest = (text or "").split(":")
+    return [Path(part) for part in rest[1:] if part != "drop"] if kind == "lowbit" else []
+
+
 def check_lossy(
-    text: str | None, *, stock: bool, max_kl: float | None = None, baseline: str | None = None
+    text: str | None,
+    *,
+    stock: bool,
+    max_kl: float | None = None,
+    baseline: str | None = None,
+    host_kernels: str = "auto",
 ) -> None:
     """Raise UsageError unless it is None or a rule that the engine knows, and where it has no effect.
 
@@ -30,6 +43,8 @@ def check_lossy(
     read_lossy(FLAG, text)
     if stock:
         raise UsageError(f"{FLAG} {text} has no effect with --stock, which computes every expert: omit one")
+    if copies_of(text) and host_kernels == "ggml":
+        raise UsageError(f"{FLAG} {text} needs the engine's kernels: leave out --host-kernels ggml")
     if baseline is not None and baseline.endswith("+fetch") and not text.startswith("route:"):
         raise UsageError(
             f"{FLAG} {text} has no effect with --policy {baseline}, which copies every expert that is not "
@@ -38,10 +53,15 @@ def check_lossy(
 
 
 def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_bytes: int | None) -> None:
-    """Raise UsageError where every expert is there, or none that could stand in for another one."""
+    """Raise UsageError where every expert is there, or none that could stand in for another one.
+
+    ModelError for files of `lowbit` that are none; whether they are the model's `copies_bytes` says.
+    """
     if text is not None and is_host_only and ram_bytes is None:
         raise UsageError(
             f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; omit {FLAG}"
         )
-    if text is not None and is_host_only and not read_lossy(FLAG, text):
+    if text is not None and is_host_only and text.startswith("substitute:"):
         raise UsageError(f"{FLAG} {text} needs a device, whose experts stand in for others: give drop:N")
+    for path in copies_of(text):
+        check_model_file(path)

@@ -53,12 +53,14 @@ def choose_ram(
     *,
     cache_bytes: int | None,
     host_kernels: str = "auto",
+    copies_bytes: int = 0,
     is_split: bool = False,
 ) -> int | None:
     """What `pool_bytes` says of a run or a server; None as well where it is not the engine that computes.
 
-    cache_bytes: of the device's slots, as of `host_bytes`; is_split: some layers besides the experts stay on
-    the host, and how much they take is unknown. Raises UsageError.
+    cache_bytes: of the device's slots, as of `host_bytes`; copies_bytes: of experts in fewer bits;
+    is_split: some layers besides the experts stay on the host, and how much they take is unknown. Raises
+    UsageError.
     """
     can = host_kernels != "ggml" and _has_kernels()
     if text is not None and not can:
@@ -68,8 +70,10 @@ def choose_ram(
         )
     if not can:
         return None
-    others = None if is_split and not device.is_cpu else host_bytes(geometry, device, cache_bytes, needs)
-    return pool_bytes(text, geometry, others=others, has_device=device.has_cache)
+    is_unknown = is_split and not device.is_cpu
+    rest = geometry.model_bytes - geometry.experts_bytes
+    others = rest if is_unknown else host_bytes(geometry, device, cache_bytes, needs)
+    return pool_bytes(text, geometry, others=others + copies_bytes, has_device=device.has_cache)
 
 
 def _has_kernels() -> bool:

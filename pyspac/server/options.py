@@ -128,7 +128,7 @@ class ServeOptions:
     spec_type: str | None = None  # as parse_spec_type returns it; None: in `passed`, or what suits
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
-    lossy: str | None = None  # what may be left out: "drop:N"; None: nothing
+    lossy: str | None = None  # "drop:N": what need not be exact
     max_kl: float | None = None  # what that may cost in the mean, in nats per token; None: no limit
     device: str = "auto"
     rpc: str | None = None  # HOST:PORT of ggml-rpc-servers, with commas
@@ -176,7 +176,8 @@ class ServeOptions:
     def _check_mode(self) -> None:
         """What goes with a device, without one, and with plain llama.cpp."""
         check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
-        check_lossy(self.lossy, stock=self.stock, max_kl=self.max_kl, baseline=self.attach.scheduler.baseline)
+        baseline, kernels = self.attach.scheduler.baseline, self.host_kernels
+        check_lossy(self.lossy, stock=self.stock, max_kl=self.max_kl, baseline=baseline, host_kernels=kernels)
         check_baseline(POLICY, self.attach.scheduler, stock=self.stock, ram_bytes=None)
         if self.stock and self.cache.text not in ("auto", "0"):
             raise UsageError(

@@ -15,13 +15,14 @@ from pyspac.engine.rpc import split_endpoints
 from pyspac.engine.rpc_servers import servers_that_fail
 from pyspac.engine.values import read_device_kind
 from pyspac.errors import ConfigError
-from pyspac.forward.lossy import check_can_be_lossy
+from pyspac.forward.lossy import check_can_be_lossy, copies_of
 from pyspac.forward.no_device import can_predict, check_can_predict
 from pyspac.forward.options import CacheSize, ForwardOptions
 from pyspac.forward.preflight import Preflight, check_run, has_own_kernels
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import N_UBATCH, Needs, estimate_needs
 from pyspac.model.draft_files import check_drafter, gate_layers
+from pyspac.model.expert_copy import copies_bytes
 from pyspac.model.geometry import read_geometry
 from pyspac.model.memory_tier import choose_ram
 from pyspac.model.spec_types import DRAFT_MTP, names_of
@@ -199,7 +200,7 @@ def _sizes(options: ServeOptions, files: ModelFiles, device: Device) -> Sizes:
     _, needs = at_once(is_on_disk=True)
     ram = choose_ram(
         options.ram, geometry, device, needs, cache_bytes=options.cache.n_bytes(geometry.experts_bytes),
-        host_kernels=options.host_kernels,
+        host_kernels=options.host_kernels, copies_bytes=copies_bytes(copies_of(options.lossy), header),
         is_split=bool(options.given_value("LLAMA_ARG_N_GPU_LAYERS", *GPU_LAYERS_FLAGS)),
     )  # fmt: skip
     check_baseline(POLICY, options.attach.scheduler, stock=options.stock, ram_bytes=ram)

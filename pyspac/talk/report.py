@@ -299,7 +299,7 @@ def _lossy_rows(figures: Figures) -> list[tuple[str, str]]:
     kept, kl = figures.router_weight_kept(), figures.kl_divergence()
     if kept is None:
         return []
-    rows = [("left out", f"{1 - kept:.2%} of the router's weight (--lossy)")]
+    rows = [("not exact", f"{1 - kept:.2%} of the router's weight (--lossy)")]
     if kl is not None:
         of_lossy = "" if kl["of_lossy"] is None else f", {kl['of_lossy']:.4f} of lossy ones"
         rows.append(

@@ -88,20 +88,27 @@ void spac_host_experts::plan(const spac_moe_layer & layer, const int32_t * ids, 
 
 // counting sort of the rows by expert; O(rows + n_expert)
 void spac_host_experts::group_by_expert(const int32_t * ids) {
-    const int64_t n = layer->n_expert_used * n_tokens;
-    n_per_expert.assign(layer->n_expert, 0);
+    const int64_t n     = layer->n_expert_used * n_tokens;
+    size_t        n_ids = 0;
+    for (const spac_moe_layer * from = layer; from; from = from->copy) {
+        n_ids += layer->n_expert;
+    }
+    n_per_expert.assign(n_ids, 0);
     for (int64_t i = 0; i < n; i++) {
         if (ids[i] >= 0) {
             n_per_expert[ids[i]]++;
         }
     }
     experts.clear();
-    int32_t first = 0;
-    for (int64_t ie = 0; ie < layer->n_expert; ie++) {
-        if (n_per_expert[ie] > 0) {
-            experts.push_back({ (int32_t) ie, first, n_per_expert[ie] });
-            n_per_expert[ie] = first; // from here on: where its next row goes
-            first += experts.back().n_rows;
+    int32_t   first    = 0;
+    int32_t * next_row = n_per_expert.data();
+    for (const spac_moe_layer * from = layer; from; from = from->copy) {
+        for (int64_t ie = 0; ie < layer->n_expert; ie++, next_row++) {
+            if (*next_row > 0) {
+                experts.push_back({ (int32_t) ie, first, *next_row, from });
+                *next_row = first; // from here on: where its next row goes
+                first += experts.back().n_rows;
+            }
         }
     }
     order.resize(first);
@@ -112,19 +119,23 @@ void spac_host_experts::group_by_expert(const int32_t * ids) {
     }
 }
 
-// those that are there come first, so that the others are read meanwhile
+// those that are there come first, so that the others are read meanwhile; copies are, and lie behind the layer's own
 void spac_host_experts::ask_for_experts() {
     n_there = (int64_t) experts.size();
     if (!tier) {
         return;
     }
     std::vector<int32_t> ies, n_rows;
+    size_t               n_own = 0;
     for (const expert & e : experts) {
         ies.push_back(e.ie);
         n_rows.push_back(e.n_rows);
+        n_own += e.from == layer;
     }
     const auto there = std::make_unique<bool[]>(experts.size());
-    tier->request(*layer, ies.data(), n_rows.data(), experts.size(), n_tokens, there.get());
+    std::fill_n(there.get(), experts.size(), true);
+    tier->request(*layer, ies.data(), n_rows.data(), n_own, n_tokens, there.get());
+    tier->want(*layer, ies.data() + n_own, n_rows.data() + n_own, experts.size() - n_own, n_tokens);
 
     std::vector<expert> ordered;
     for (const bool wanted : { true, false }) {
@@ -186,7 +197,7 @@ void spac_host_experts::make_room(int n_threads) {
     panels.reserve(2 * n_threads * panel_bytes);
 
     if (n_counters < experts.size()) {
-        n_counters = layer->n_expert;
+        n_counters = std::max((size_t) layer->n_expert, experts.size());
         n_hidden_left.reset(new counter[n_counters]);
     }
 }
@@ -243,12 +254,12 @@ const char * spac_host_experts::input_act(spac_act_form form, int64_t i) const {
 }
 
 const spac_panel * spac_host_experts::panel_for(int part, const expert & e) const {
-    return spac_panel_for(kernels, layer->parts[part]->type, e.n_rows);
+    return spac_panel_for(kernels, e.from->parts[part]->type, e.n_rows);
 }
 
 spac_act_form spac_host_experts::form_for(int part, const expert & e) const {
     const spac_panel * panel = panel_for(part, e);
-    return panel ? panel->form : spac_act_form_of(kernels, layer->parts[part]->type);
+    return panel ? panel->form : spac_act_form_of(kernels, e.from->parts[part]->type);
 }
 
 bool spac_host_experts::has_panel(std::initializer_list<int> parts, const expert & e) const {
@@ -257,15 +268,15 @@ bool spac_host_experts::has_panel(std::initializer_list<int> parts, const expert
 
 // rows r0 .. r0 + n of an expert's matrix
 spac_row_block spac_host_experts::take(int part, const expert & e, int64_t r0, int64_t n, char * memory) const {
-    const ggml_tensor * w = layer->parts[part];
-    return { kernels, w, weights(part, e.ie) + r0 * w->nb[1], n, panel_for(part, e), memory };
+    const ggml_tensor * w = e.from->parts[part];
+    return { kernels, w, weights(part, e) + r0 * w->nb[1], n, panel_for(part, e), memory };
 }
 
-const char * spac_host_experts::weights(int part, int32_t ie) const {
+const char * spac_host_experts::weights(int part, const expert & e) const {
     if (in_slots.group) {
-        return (const char *) in_slots.group->parts[part]->data + in_slots.slots[ie] * layer->part_bytes(part);
+        return (const char *) in_slots.group->parts[part]->data + in_slots.slots[e.ie] * layer->part_bytes(part);
     }
-    return tier ? tier->weights(layer->il, ie, part) : (const char *) layer->parts[part]->data + ie * layer->parts[part]->nb[2];
+    return tier && e.from == layer ? tier->weights(layer->il, e.ie, part) : e.from->part_data(part, e.ie);
 }
 
 // scale, then bias: llama.cpp's order
@@ -342,7 +353,7 @@ void spac_host_experts::compute_hidden(const call & c, int ix, int64_t block) {
     wait_for_zero(n_inputs_left);
 
     const expert e = experts[ix];
-    if (tier) {
+    if (tier && e.from == layer) {
         tier->wait(layer->il, e.ie); // where it fails the forward is aborted, whatever is computed here
     }
     const int64_t r0 = block * hidden_rows, end = std::min(r0 + hidden_rows, n_ff);
@@ -386,9 +397,9 @@ void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t
             gate_rows.multiply(gate_acts, n_acts, gate);
         }
         for (int t = 0; t < n_acts; t++) {
-            finish(bias_up, layer->up_s, e.ie, up_0 + r0, n, up[t]);
+            finish(bias_up, e.from->up_s, e.ie, up_0 + r0, n, up[t]);
             if (has_gate) {
-                finish(bias_gate, is_fused ? layer->up_s : layer->gate_s, e.ie, r0, n, gate[t]);
+                finish(bias_gate, is_fused ? e.from->up_s : e.from->gate_s, e.ie, r0, n, gate[t]);
             }
             activate(has_gate ? gate[t] : nullptr, up[t], n);
         }
@@ -421,7 +432,7 @@ void spac_host_experts::compute_rows(const call & c, int ix, int64_t block) {
             }
             rows.multiply(acts, n_acts, out);
             for (int t = 0; t < n_acts; t++) {
-                finish(SPAC_PART_DOWN_B, layer->down_s, e.ie, r, n, out[t]);
+                finish(SPAC_PART_DOWN_B, e.from->down_s, e.ie, r, n, out[t]);
             }
         });
     }

@@ -34,7 +34,7 @@ struct spac_host_experts {
     // whether there are kernels for all of the layer's types; with_ggml: ggml's dot products count, too
     static bool can_compute(const spac_kernels & kernels, const spac_moe_layer & layer, bool with_ggml = false);
 
-    // by one thread, before the others come: ids [n_expert_used * n_tokens], -1: not here
+    // by one thread, before the others come: ids [n_expert_used * n_tokens], -1: not here, ie + k * n_expert: of the k-th copy
     // from: of experts that are in slots; else they are the host's
     void plan(const spac_moe_layer & layer, const int32_t * ids, int64_t n_tokens, int n_threads, const spac_device_slots & from = {});
 
@@ -48,7 +48,8 @@ struct spac_host_experts {
   private:
     // an expert in use, and its tokens: order[first .. first + n_rows)
     struct expert {
-        int32_t ie, first, n_rows;
+        int32_t                ie, first, n_rows;
+        const spac_moe_layer * from; // whose weights: the layer, or a copy of it
     };
 
     struct call { // the arguments of work()
@@ -79,7 +80,7 @@ struct spac_host_experts {
     void         activate(float * gate, float * up, int64_t n) const;
     const char * input_act(spac_act_form form, int64_t i) const;
 
-    const char * weights(int part, int32_t ie) const;
+    const char * weights(int part, const expert & e) const;
 
     const spac_kernels &     kernels;
     spac_memory_tier * const tier;

@@ -48,12 +48,16 @@ struct spac_moe_layer {
     int         group       = -1;    // layers of one group share slots
     bool        own_kernels = false; // the engine's, not ggml's, compute its host experts
 
+    const spac_moe_layer * copy = nullptr; // the same in fewer bits, for what may be lossy, and so on; NULL: no more
+
     bool is_split() const { return declined.empty(); }
 
     size_t            part_bytes(int part) const; // of one expert
     size_t            expert_bytes() const;       // all parts of one expert
     const char *      part_data(int part, int ie) const;
     spac_expert_parts parts_of(int ie) const; // in the tensors
+
+    const spac_moe_layer & nth_copy(int n) const { return n == 0 ? *this : copy->nth_copy(n - 1); }
 
     // layers of one device with equal keys share slots
     std::string layout_key() const;

@@ -76,6 +76,7 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
     }
     if (lossy.routes()) { // which left out nothing
         n_rows_left_out.assign(slots.size(), 0);
+        copy_of.assign(slots.size(), 0);
         lossy.keep_all(ids->ne[0] * ids->ne[1]);
     } else if (lossy.is_on()) {
         leave_out(layer, ids, *weights);
@@ -131,7 +132,8 @@ void spac_forward::ask(const spac_moe_layer & layer, const ggml_tensor * ids, co
 void spac_forward::record_split(const spac_moe_layer & layer) {
     spac_layer_stats & s = board.layer_stats()[layer.il];
     s.n_calls++;
-    const uint64_t n_device = s.n_device_experts, n_host = s.n_host_experts;
+    const uint64_t n_device   = s.n_device_experts;
+    uint64_t       host_bytes = 0;
     for (size_t i = 0; i < slots.size(); i++) {
         if (slots[i] >= 0) {
             s.n_device_experts++;
@@ -140,11 +142,12 @@ void spac_forward::record_split(const spac_moe_layer & layer) {
         } else if (const uint32_t n = activations.n_rows[i] - (lossy.is_on() ? n_rows_left_out[i] : 0)) {
             s.n_host_experts++;
             s.n_host_rows += n;
+            host_bytes += layer.nth_copy(lossy.is_on() ? copy_of[i] : 0).expert_bytes();
             any_host = true;
         }
     }
-    times[layer.il].n_device = s.n_device_experts - n_device;
-    times[layer.il].n_host   = s.n_host_experts - n_host;
+    times[layer.il].n_device   = s.n_device_experts - n_device;
+    times[layer.il].host_bytes = host_bytes;
 }
 
 // An expert is there where its layer need not wait for it: on the device, or without one in memory. Batches wider than
@@ -152,6 +155,7 @@ void spac_forward::record_split(const spac_moe_layer & layer) {
 void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights) {
     const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
     n_rows_left_out.assign(slots.size(), 0);
+    copy_of.assign(slots.size(), 0);
     if (n_tokens > board.geometry().max_batch) {
         return lossy.keep_all(n_used * n_tokens);
     }
@@ -161,17 +165,20 @@ void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * i
         substitute(layer, ids, weights);
     }
     is_there.assign(n_used * n_tokens, 1);
+    index_of.assign(n_used * n_tokens, -1);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie = spac_id_at(ids, i % n_used, i / n_used);
         if (ie >= 0 && ie < layer.n_expert && !is_exact) {
-            const int32_t index = activations.index_of[ie];
-            is_there[i]         = slots[index] >= 0 || (is_in_memory && tier->is_there(layer.il, ie)) || (substitutes && stands_in[index] < 0);
+            const int32_t index = index_of[i] = activations.index_of[ie];
+            is_there[i]                       = slots[index] >= 0 || (is_in_memory && tier->is_there(layer.il, ie)) || (substitutes && stands_in[index] < 0);
         }
     }
-    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted), sequences_of(n_tokens));
+    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted), sequences_of(n_tokens), lossy.copies().empty() ? std::vector<int32_t>() : index_of);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
-        if (lossy.is_left_out[i]) {
-            n_rows_left_out[activations.index_of[spac_id_at(ids, i % n_used, i / n_used)]]++;
+        if (lossy.is_left_out(i)) {
+            n_rows_left_out[index_of[i]]++;
+        } else if (index_of[i] >= 0) {
+            copy_of[index_of[i]] = lossy.copy_of[i];
         }
     }
     board.counters()->n_left_out_rows += lossy.n_left_out;
@@ -260,9 +267,10 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
         const int32_t ie   = spac_id_at(ids, i % n_used, i / n_used);
         const bool    ok   = ie >= 0 && ie < layer.n_expert; // else it is not computed: the row is zero
         const int32_t slot = ok ? slots[activations.index_of[ie]] : -1;
-        const bool    out  = lossy.is_on() && lossy.is_left_out[i];
+        const bool    out  = lossy.is_on() && lossy.is_left_out(i);
+        const int32_t copy = lossy.is_on() && slot < 0 ? lossy.copy_of[i] : 0;
         ids_device[i]      = slot;
-        ids_host[i]        = slot < 0 && ok && !out ? ie : -1;
+        ids_host[i]        = slot < 0 && ok && !out ? ie + copy * (int32_t) layer.n_expert : -1;
         ids_copy[i]        = ok ? ie : 0;
         on_device[i]       = slot < 0 ? -1 : ie;
         if (out && lossy.substitutes()) {
@@ -286,7 +294,7 @@ void spac_forward::collect(const spac_moe_layer & layer, float * rows, size_t n_
     board.counters()->wait_us += t1 - t0;
     board.devices()[layer.device].wait_us += t1 - t0;
     board.layer_stats()[layer.il].host_us += busy_us;
-    clock.see_host(busy_us, t.n_host * layer.expert_bytes());
+    clock.see_host(busy_us, t.host_bytes);
     if (is_timed) {
         note_device(layer, t0);
     }

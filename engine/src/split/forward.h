@@ -63,7 +63,7 @@ struct spac_forward : spac_split_ops {
     // of a layer's call in progress, in microseconds
     struct call_times {
         uint64_t submit = 0, dispatch = 0, device = 0;
-        uint64_t n_device = 0, n_host = 0; // distinct experts
+        uint64_t n_device = 0, host_bytes = 0; // distinct experts; of the host's
     };
 
     void                         note_device(const spac_moe_layer & layer, uint64_t now);
@@ -110,6 +110,8 @@ struct spac_forward : spac_split_ops {
     std::vector<int32_t>  slot_of;               // [n_expert], of those in use
     std::vector<int32_t>  on_device;             // [n_expert_used * n_tokens] experts or -1, as ids_host
     std::vector<uint32_t> n_rows_left_out;       // of each distinct expert
+    std::vector<uint8_t>  copy_of;               // of each distinct expert, where something may be left out: 0: exact
+    std::vector<int32_t>  index_of;              // [n_expert_used * n_tokens] among the distinct ones, or -1
     std::vector<double>   weight_of;             // of each distinct expert, where demand wants it
     std::vector<int32_t>  stands_in, slot_of_it; // for each distinct expert: another one or -1, and its slot
     std::vector<uint8_t>  is_there;              // [n_expert_used * n_tokens] where something may be left out

@@ -5,30 +5,64 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 // without a sign or an exponent
 static bool read_number(const std::string & text, double lowest, double highest, double & number) {
     return text.find_first_not_of("0123456789.") == std::string::npos && spac_read_number(text, lowest, highest, number);
 }
 
+static bool read_count(const std::string & text, int32_t lowest, int32_t & n) {
+    double x = 0;
+    if (text.find('.') != std::string::npos || !read_number(text, lowest, INT16_MAX, x)) {
+        return false;
+    }
+    n = (int32_t) x;
+    return true;
+}
+
+// N:FILE, N:FILE:FILE and so on, the last of which may be "drop" instead
+static bool read_copies(const std::string & text, spac_lossy::rule & rule) {
+    std::istringstream parts(text);
+    std::string        part;
+    std::getline(parts, part, ':');
+    if (!read_count(part, 0, rule.n_kept) || text.back() == ':') {
+        return false;
+    }
+    while (std::getline(parts, part, ':')) {
+        if (part.empty() || rule.drops) {
+            return false;
+        }
+        rule.drops = part == "drop";
+        if (!rule.drops) {
+            rule.copies.push_back(part);
+        }
+    }
+    const size_t n_steps = rule.copies.size() + rule.drops;
+    return !rule.copies.empty() && rule.copies.size() <= spac_lossy::MAX_COPIES && (rule.n_kept > 0 || n_steps == 1);
+}
+
 spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
     const size_t      colon = text.find(':');
     const std::string kind = text.substr(0, colon), strength = colon == std::string::npos ? "" : text.substr(colon + 1);
-    double            x = 0;
-    if (kind == "drop" && read_number(strength, 1, INT16_MAX, x) && x == std::floor(x) && strength.find('.') == std::string::npos) {
-        return { DROP, (int32_t) x, 0, 0 };
+    rule              found;
+    if (kind == "drop" && read_count(strength, 1, found.n_kept)) {
+        found.what = DROP;
+    } else if (kind == "lowbit" && read_copies(strength, found)) {
+        found.what = LOWBIT;
+    } else if (kind == "substitute" && read_number(strength, 0, 1, found.tolerance)) {
+        found.what = SUBSTITUTE;
+    } else if (kind == "route" && read_number(strength, 0, 1, found.strength)) {
+        found.what = ROUTE;
+    } else {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
+                         spac_format("%s cannot be '%s': give drop:N (each token's best N experts, 1 or more, are always computed), lowbit:N:FILE (the others "
+                                     "are computed from FILE, the same model in fewer bits; several FILEs, or drop as the last, take N each, and 1 or more), "
+                                     "substitute:X (an expert takes another's place if their mean router weights differ by less than X, from 0 to 1) or "
+                                     "route:X (routers prefer experts that are there by X, from 0 to 1, of the range of their logits)",
+                                     name, text.c_str()));
     }
-    if (kind == "substitute" && read_number(strength, 0, 1, x)) {
-        return { SUBSTITUTE, 0, x, 0 };
-    }
-    if (kind == "route" && read_number(strength, 0, 1, x)) {
-        return { ROUTE, 0, 0, x };
-    }
-    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                     spac_format("%s cannot be '%s': give drop:N (each token's best N experts, 1 or more, are always computed), substitute:X (an expert "
-                                 "takes another's place if their mean router weights differ by less than X, from 0 to 1) or route:X (routers prefer "
-                                 "experts that are there by X, from 0 to 1, of the range of their logits)",
-                                 name, text.c_str()));
+    return found;
 }
 
 spac_lossy::spac_lossy(const std::string & text) :
@@ -50,7 +84,7 @@ static int64_t rank_of(const ggml_tensor & weights, int64_t iu, int64_t it) {
 }
 
 void spac_lossy::keep_all(int64_t n_rows) {
-    is_left_out.assign(n_rows, 0);
+    copy_of.assign(n_rows, 0);
 }
 
 void spac_lossy::begin_request(int32_t sequence, bool is_exact) {
@@ -70,28 +104,53 @@ double spac_lossy::share_kept(int32_t sequence) const {
     return it->second.weight > 0 ? it->second.weight_kept / it->second.weight : 1.0;
 }
 
-void spac_lossy::choose(const ggml_tensor & weights, const std::vector<uint8_t> & is_there, int64_t n_tokens_counted, const std::vector<int32_t> & sequence_of) {
+uint8_t spac_lossy::copy_for(int64_t rank) const {
+    const int64_t last = by.what == LOWBIT ? by.copies.size() + by.drops : 1;
+    return (uint8_t) (by.n_kept == 0 ? last : std::min(rank / by.n_kept, last));
+}
+
+void spac_lossy::share(const std::vector<int32_t> & index_of) {
+    std::vector<uint8_t> best;
+    for (size_t i = 0; i < index_of.size(); i++) {
+        if (index_of[i] >= 0) {
+            best.resize(std::max<size_t>(best.size(), index_of[i] + 1), UINT8_MAX);
+            best[index_of[i]] = std::min(best[index_of[i]], copy_of[i]);
+        }
+    }
+    for (size_t i = 0; i < index_of.size(); i++) {
+        copy_of[i] = index_of[i] >= 0 ? best[index_of[i]] : copy_of[i];
+    }
+}
+
+void spac_lossy::choose(const ggml_tensor & weights, const std::vector<uint8_t> & is_there, int64_t n_tokens_counted, const std::vector<int32_t> & sequence_of,
+                        const std::vector<int32_t> & index_of) {
     const int64_t n_used = weights.ne[1], n_tokens = weights.ne[2];
-    is_left_out.assign(n_used * n_tokens, 0);
+    const auto    request_of = [&](int64_t it) { return (size_t) it < sequence_of.size() ? requests.find(sequence_of[it]) : requests.end(); };
+    copy_of.assign(n_used * n_tokens, 0);
+    for (int64_t i = 0; i < n_used * n_tokens; i++) {
+        const auto found = request_of(i / n_used);
+        if (!is_there[i] && (found == requests.end() || !found->second.is_exact)) {
+            copy_of[i] = copy_for(rank_of(weights, i % n_used, i / n_used));
+        }
+    }
+    share(index_of);
     n_left_out = 0;
     weight = weight_kept = 0;
-    for (int64_t it = 0; it < n_tokens; it++) {
-        const auto found = (size_t) it < sequence_of.size() ? requests.find(sequence_of[it]) : requests.end();
-        request    nobodys;
-        request &  r = found != requests.end() ? found->second : nobodys;
-        for (int64_t iu = 0; iu < n_used; iu++) {
-            const int64_t i = it * n_used + iu;
-            is_left_out[i]  = !r.is_exact && !is_there[i] && (substitutes() || rank_of(weights, iu, it) >= by.n_kept);
-            const float w   = weight_at(weights, iu, it);
-            asked += r.is_exact ? 0 : w;
-            left_out += is_left_out[i] ? w : 0;
-            if (it < n_tokens_counted) {
-                r.weight += w;
-                r.weight_kept += is_left_out[i] ? 0 : w;
-                n_left_out += is_left_out[i];
-                weight += w;
-                weight_kept += is_left_out[i] ? 0 : w;
-            }
+    for (int64_t i = 0; i < n_used * n_tokens; i++) {
+        const auto   found = request_of(i / n_used);
+        const bool   has   = found != requests.end();
+        const double w = weight_at(weights, i % n_used, i / n_used), kept = copy_of[i] ? 0 : w;
+        asked += has && found->second.is_exact ? 0 : w;
+        left_out += w - kept;
+        if (i / n_used >= n_tokens_counted) {
+            continue;
+        }
+        n_left_out += copy_of[i] > 0;
+        weight += w;
+        weight_kept += kept;
+        if (has) {
+            found->second.weight += w;
+            found->second.weight_kept += kept;
         }
     }
 }

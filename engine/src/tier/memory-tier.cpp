@@ -16,6 +16,10 @@
 
 static constexpr double PROMPT_TOKENS = 8.0; // what a wide batch counts as, at most: as for the scheduler
 
+static double weight_of(int64_t n_batch) { // of a use in it
+    return std::min(1.0, PROMPT_TOKENS / n_batch);
+}
+
 // matrices; biases and scales are a few kilobytes, and stay where llama.cpp has them
 static bool is_on_disk(const spac_moe_layer & layer, int part) {
     return part < SPAC_PART_UP_B && layer.parts[part] != nullptr;
@@ -253,7 +257,7 @@ void spac_memory_tier::begin_forward() {
 void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_batch, bool * there) {
     std::unique_lock<std::mutex> lock(mutex);
     layer_info &                 info   = info_of(layer.il);
-    const double                 weight = std::min(1.0, PROMPT_TOKENS / n_batch);
+    const double                 weight = weight_of(n_batch);
     unpin_all();
     stop_expecting(info);
     if (&info == layers.front().get()) { // a forward begins
@@ -290,6 +294,26 @@ void spac_memory_tier::request(const spac_moe_layer & layer, const int32_t * exp
         std::vector<int32_t> all(info.next->experts.size()); // in the file's order
         std::iota(all.begin(), all.end(), 0);
         read_ahead(*info.next, all);
+    }
+}
+
+// of whose place it would be
+double spac_memory_tier::rank_of(int32_t is) const {
+    const slot & s = slots[is];
+    return s.il < 0 || info_of(s.il).experts[s.ie].is_on_device ? -INFINITY : info_of(s.il).experts[s.ie].rank;
+}
+
+void spac_memory_tier::want(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_batch) {
+    std::lock_guard<std::mutex> lock(mutex);
+    layer_info &                info = info_of(layer.il);
+    for (size_t i = 0; i < n; i++) {
+        expert & e = info.experts[experts[i]];
+        take(e, n_rows[i] * weight_of(n_batch));
+        const int32_t is = e.slot < 0 && !e.is_on_device && !has_failed() ? find_victim() : -1;
+        if (is >= 0 && rank_of(is) < e.rank) {
+            load(info, experts[i], is, false);
+            total.n_ahead++;
+        }
     }
 }
 

@@ -47,6 +47,10 @@ struct spac_memory_tier {
     // are read while nothing waits for the disk, into the slots of the least useful that are neither needed nor expected; returns how many. By any thread.
     size_t expect(int il, const std::vector<int32_t> & experts);
 
+    // A copy computes these for the layer that was just asked for: they are as useful as if they had been asked for, too, and those
+    // that are more useful than what memory holds are read while nothing waits for the disk.
+    void want(const spac_moe_layer & layer, const int32_t * experts, const int32_t * n_rows, size_t n, int64_t n_batch);
+
     bool has(uint32_t il, uint32_t ie) const { return il < by_il.size() && by_il[il] >= 0 && ie < info_of((int) il).experts.size(); }
 
     bool is_there(int il, int32_t ie) const; // now: a layer need not wait for it
@@ -120,6 +124,7 @@ struct spac_memory_tier {
     void    make_slots(uint64_t bytes);
     void    touch() const;
     void    take(expert & e, double n_uses);
+    double  rank_of(int32_t is) const;
     void    rate(int32_t is);
     int32_t find_victim(bool spares_expected = true) const;
     void    load(layer_info & info, int32_t ie, int32_t is, bool is_urgent);
