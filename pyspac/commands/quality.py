@@ -25,8 +25,9 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.quality_figure import Row, draw
 from pyspac.errors import ConfigError, PyspacError, UsageError
-from pyspac.forward.lossy import VARIABLE, check_can_be_lossy, check_lossy
+from pyspac.forward.lossy import VARIABLE, check_can_be_lossy, check_lossy, copies_of
 from pyspac.forward.no_device import is_host_only
+from pyspac.model.expert_copy import copies_bytes
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.model.memory_tier import asked_bytes
@@ -55,10 +56,9 @@ Rules = Annotated[
     typer.Option(
         "--lossy",
         metavar="KIND:STRENGTH",
-        help="What to leave out: drop:N, substitute:X, route:X; repeat for several rows.",
+        help="drop:N, lowbit:N:FILE, substitute:X, route:X; repeat for several rows.",
     ),
 ]
-Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw speed against KL divergence.")]
 Context = Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a piece of the text.")]
 
 
@@ -74,7 +74,7 @@ def quality(
     device: o.Device = "auto",
     policy: o.Policy = DEFAULT_POLICY,
     ctx_size: Context = N_CTX,
-    png: Png = None,
+    png: o.Png = None,
     json_file: o.JsonFile = None,
 ) -> None:
     """Measure what --lossy costs: perplexity, KL divergence and top-1 agreement with exact computation.
@@ -119,18 +119,22 @@ def quality(
 
 def _engine_env(model: Path, cache: str, ram: str | None, device: str, rules: list[str]) -> dict[str, str]:
     """For the engine in llama-perplexity, whose own policy places the experts. Raises UsageError."""
-    geometry = read_geometry(read_header(model))
+    header = read_header(model)
+    geometry = read_geometry(header)
     if not geometry.is_moe:
         raise UsageError(f"{model} has no experts that could be left out: give a Mixture-of-Experts model")
     is_host = is_host_only(device)
     ram_bytes = None if ram is None else asked_bytes(ram, geometry)
     for rule in rules:
         check_can_be_lossy(rule, is_host_only=is_host, ram_bytes=ram_bytes)
+        copies_bytes(copies_of(rule), header)  # refuses other models' files
     env = {
         "PYSPAC_CACHE": "auto" if is_host else cache,
         "PYSPAC_DEVICE": device,
         "PYSPAC_MAX_BATCH": str(BATCH),
     }
+    if any(copies_of(rule) for rule in rules):
+        env["PYSPAC_HOST_KERNELS"] = "spac"  # for the exact pass, too: copies have no others
     return env if ram_bytes is None else env | {"PYSPAC_RAM": f"{ram_bytes}B"}
 
 
