@@ -3,6 +3,7 @@
 #include "base/engine-params.h"
 #include "base/status.h"
 #include "cache/slot-copy.h"
+#include "host/dense-matmul.h"
 #include "host/row-block.h"
 #include "plan/lost-server.h"
 
@@ -213,6 +214,49 @@ spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_t
                 parts.push_back(std::async(std::launch::async, [&, i] { pass.run(pass.n_blocks() * i / n_threads, pass.n_blocks() * (i + 1) / n_threads); }));
             }
         });
+    });
+}
+
+// some layers of tokens that see so many, of 32 heads with 4 of keys, as Qwen3-30B-A3B's
+struct attention_pass {
+    static constexpr int64_t N_KEYS = 512, N_HEADS = 32, N_HEADS_KV = 4, N_ELEMENTS = 128;
+
+    const int                                                                 n_layers; // enough for threads to be awake in most of them
+    const std::unique_ptr<ggml_context, decltype(&ggml_free)>                 ctx;
+    const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)>         cpu;
+    ggml_cgraph * const                                                       graph;
+    std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> buffer;
+
+    attention_pass(int32_t n_tokens, int32_t n_threads) :
+        n_layers(std::max(2, 64 / n_tokens)), ctx(ggml_init({ 16 * n_layers * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }), ggml_free),
+        cpu(ggml_backend_cpu_init(), ggml_backend_free), graph(ggml_new_graph(ctx.get())), buffer(nullptr, ggml_backend_buffer_free) {
+        const auto heads = [&](ggml_type type, int64_t n_heads, int64_t n) {
+            return ggml_permute(ctx.get(), ggml_new_tensor_3d(ctx.get(), type, N_ELEMENTS, n_heads, n), 0, 2, 1, 3);
+        };
+        for (int i = 0; i < n_layers; i++) {
+            ggml_build_forward_expand(graph, ggml_flash_attn_ext(ctx.get(), heads(GGML_TYPE_F32, N_HEADS, n_tokens), heads(GGML_TYPE_F16, N_HEADS_KV, N_KEYS),
+                                                                 heads(GGML_TYPE_F16, N_HEADS_KV, N_KEYS), nullptr, 0.1f, 0, 0));
+        }
+        spac_dense_matmul({}, spac_kernels_best()).mark(graph);
+        ggml_backend_cpu_set_n_threads(cpu.get(), n_threads);
+        buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), cpu.get()));
+        if (!buffer) {
+            throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, "no room to measure attention: free memory");
+        }
+        ggml_backend_buffer_clear(buffer.get(), 0);
+    }
+
+    size_t n_operations(int32_t n_tokens) const { return 4 * n_layers * N_KEYS * N_HEADS * N_ELEMENTS * n_tokens; }
+};
+
+spac_status spac_measure_attention_gop_s(int32_t n_tokens, int32_t n_threads, double * gop_s) {
+    return spac_guard([&] {
+        if (n_threads < 1 || n_threads > SPAC_MAX_THREADS || n_tokens < 1 || n_tokens > N_TOKENS_MAX || !gop_s) {
+            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%d threads, %d tokens: give 1 to %d threads, and 1 to %d tokens", n_threads, n_tokens,
+                                                                       SPAC_MAX_THREADS, N_TOKENS_MAX));
+        }
+        const attention_pass pass(n_tokens, n_threads);
+        *gop_s = median_gb_s(pass.n_operations(n_tokens), [&] { ggml_backend_graph_compute(pass.cpu.get(), pass.graph); });
     });
 }
 

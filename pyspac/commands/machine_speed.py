@@ -10,7 +10,7 @@ from typing import Final
 
 from pyspac.errors import PyspacError
 from pyspac.model.disk_probe import DiskSpeed, measure_disk
-from pyspac.model.speed_forecast import WIDTHS, KernelSpeed, Machine
+from pyspac.model.speed_forecast import N_TEXT, WIDTHS, KernelSpeed, Machine
 from pyspac.units import MIB
 
 TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantisations
@@ -31,7 +31,12 @@ def measure(
 
     `widths`: the first of WIDTHS are enough where no prompt is predicted.
     """
-    from pyspac.engine.engine import has_kernels, measure_host_gb_s, measure_kernel_gb_s  # the native library
+    from pyspac.engine.engine import (  # the native library
+        has_kernels,
+        measure_attention_gop_s,
+        measure_host_gb_s,
+        measure_kernel_gb_s,
+    )
 
     def kernel(name: str) -> KernelSpeed:
         return KernelSpeed(tuple(measure_kernel_gb_s(name, n, n_threads) for n in widths))
@@ -40,6 +45,7 @@ def measure(
     kernels = {name: kernel(name) for name in types if has_kernels(name)}
     return Machine(
         ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory_gb_s, kernels=kernels,
+        attention_gop_s=(measure_attention_gop_s(1, n_threads), measure_attention_gop_s(N_TEXT, n_threads)),
         disk=measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes)),
     )  # fmt: skip
 

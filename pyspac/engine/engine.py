@@ -38,6 +38,7 @@ __all__ = [
     "host_buffer_type",
     "load_backends",
     "measure_host_gb_s",
+    "measure_attention_gop_s",
     "measure_kernel_gb_s",
     "measure_link_gb_s",
     "tokens_per_expert",
@@ -308,6 +309,13 @@ def measure_kernel_gb_s(type_name: str, n_tokens: int, n_threads: int) -> float:
     """
     out = ffi.new("double *")
     check(lib.spac_measure_kernel_gb_s(TYPE_IDS[type_name], n_tokens, n_threads, out))
+    return float(out[0])
+
+
+def measure_attention_gop_s(n_tokens: int, n_threads: int) -> float:
+    """Return how fast so many tokens (1 to 512) attend to 512, in 1e9 operations/s, without a device."""
+    out = ffi.new("double *")
+    check(lib.spac_measure_attention_gop_s(n_tokens, n_threads, out))
     return float(out[0])
 
 

@@ -29,8 +29,8 @@ LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on 
 ABSENT_US: Final = 150.0  # of an absent expert: who reads takes turns with who computes; of OLMoE's on two cores
 PROMPT_LAYER_US: Final = 60.0  # of a prompt's token: also adding up experts; of Qwen3's layers
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
-ATTENTION_GOP_S: Final = 15.0  # 1e9 operations per second of one token; measured: docs/fit.md
-N_ATTENTION: Final = 8  # times as fast is a prompt's, whose tokens share what they look at
+DECODING: Final = 0  # of a Machine's attention
+PROMPT: Final = 1
 BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
 CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
 # share of the experts in memory -> share of those in use that are there: the lower of Qwen3-30B-A3B and
@@ -69,7 +69,7 @@ class Machine:
     reached: float = REACHED
     layer_us: float = LAYER_US
     prompt_layer_us: float = PROMPT_LAYER_US
-    attention_gop_s: float = ATTENTION_GOP_S
+    attention_gop_s: tuple[float, float] = (15.0, 120.0)  # 1e9 operations per second: one token's, a prompt's
 
     def pass_us(self, weights: Bytes, n_tokens: float = 1) -> float:
         """Of weights times so many tokens."""
@@ -198,9 +198,9 @@ def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, *, 
     token_us += machine.pass_us(weights.output) / n_text  # only the last token's logits
     if has_card:
         return token_us
-    attention_us = _attention_us(weights, machine, n_text) / 2 / N_ATTENTION  # to half of it
+    attention_us = _attention_us(weights, machine, n_text, PROMPT) / 2  # to half of it
     return token_us + machine.pass_us(weights.dense, n_piece) / n_piece + attention_us
 
 
-def _attention_us(weights: Weights, machine: Machine, n_text: int) -> float:
-    return 4 * weights.query_width * n_text / (machine.attention_gop_s * 1e3)
+def _attention_us(weights: Weights, machine: Machine, n_text: int, kind: int = DECODING) -> float:
+    return 4 * weights.query_width * n_text / (machine.attention_gop_s[kind] * 1e3)

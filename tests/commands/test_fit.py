@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from pyspac.cli import app
 from pyspac.commands import fit, machine_speed
-from pyspac.engine.engine import has_kernels, measure_kernel_gb_s
+from pyspac.engine.engine import has_kernels, measure_attention_gop_s, measure_kernel_gb_s
 from pyspac.errors import EngineError
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.known_models import known_models
@@ -124,6 +124,9 @@ def test_kernels_are_measured() -> None:
         measure_kernel_gb_s("Q4_K", 513, 1)
     with pytest.raises(EngineError, match="no kernel"):
         measure_kernel_gb_s("F32", 1, 1)
+    assert measure_attention_gop_s(512, 1) > measure_attention_gop_s(1, 1) > 0
+    with pytest.raises(EngineError, match="1 to 512 tokens"):
+        measure_attention_gop_s(513, 1)
 
 
 def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
