@@ -391,7 +391,7 @@ SPAC_INLINE weights unpack(const typename F::block * b) {
     }
 }
 
-// with words of the four vectors transposed
+// with the vectors transposed; what is here of 1 to 3 bits does both at once
 template <typename F>
 SPAC_INLINE weights unpack_turned(const typename F::block * b) {
     weights w = unpack<F>(b);

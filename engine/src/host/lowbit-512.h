@@ -1,10 +1,15 @@
-// Formats of 1 to 3 bits, 256 weights at once: unpacked as transpose() would leave them, at less cost than in halves. Included
-// by kernels-avx512.cpp.
+// Formats of 1 to 3 bits whose 256 weights are unpacked at once to what transpose() would make of them, at less cost than in
+// halves. A word of a vector is of the group that group_order() names. Included by kernels-avx512.cpp.
 #pragma once
 
 #include "lowbit-256.h"
 
 namespace {
+
+// to all lanes, without a detour through a register of integers
+SPAC_INLINE __m512 half_to_lanes(const uint16_t & d) {
+    return _mm512_cvtph_ps(_mm256_set1_epi16((short) d));
+}
 
 // ---- 2 and 3 bits
 
@@ -20,7 +25,7 @@ SPAC_INLINE void set_pairs_of_bits(const uint8_t * from, __m512i * q) {
 }
 
 // bytes in the order of the groups, to lanes
-SPAC_INLINE __m512 groups_to_lanes_512(__m128i bytes) {
+SPAC_INLINE __m512 bytes_to_lanes(__m128i bytes) {
     const __m128i order = _mm_setr_epi8(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15);
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_shuffle_epi8(bytes, order)));
 }
@@ -30,15 +35,15 @@ SPAC_INLINE weights unpack_turned<q2_k>(const q2_k::block * b) {
     const __m128i both = load_16_bytes(b->scales), low = _mm_set1_epi8(0xF);
     weights       w;
     set_pairs_of_bits(b->q, w.q);
-    w.scale  = _mm512_mul_ps(groups_to_lanes_512(_mm_and_si128(both, low)), _mm512_set1_ps(half_to_float(b->d)));
-    w.offset = _mm512_mul_ps(groups_to_lanes_512(_mm_and_si128(_mm_srli_epi16(both, 4), low)), _mm512_set1_ps(half_to_float(b->dmin)));
+    w.scale  = _mm512_mul_ps(bytes_to_lanes(_mm_and_si128(both, low)), half_to_lanes(b->d));
+    w.offset = _mm512_mul_ps(bytes_to_lanes(_mm_and_si128(_mm_srli_epi16(both, 4), low)), half_to_lanes(b->dmin));
     return w;
 }
 
 template <>
 SPAC_INLINE weights unpack_turned<q3_k>(const q3_k::block * b) {
-    const __m512i high   = _mm512_broadcast_i64x4(load(b->qh)), four = _mm512_set1_epi8(4); // bit i of a byte: sub-block i
-    const __m512i rotate = _mm512_setr_epi32(2, 30, 1, 29, 2, 30, 1, 29, 0, 28, 31, 27, 0, 28, 31, 27);
+    const __m512i high = _mm512_broadcast_i64x4(load(b->qh)), four = _mm512_set1_epi8(4); // bit i of a byte: sub-block i
+    const __m512i rotate   = _mm512_setr_epi32(2, 30, 1, 29, 2, 30, 1, 29, 0, 28, 31, 27, 0, 28, 31, 27);
     const __m512i words[4] = { _mm512_shuffle_epi32(high, (_MM_PERM_ENUM) 0x00), _mm512_shuffle_epi32(high, (_MM_PERM_ENUM) 0x55),
                                _mm512_shuffle_epi32(high, (_MM_PERM_ENUM) 0xAA), _mm512_shuffle_epi32(high, (_MM_PERM_ENUM) 0xFF) };
     weights       w;
@@ -47,12 +52,12 @@ SPAC_INLINE weights unpack_turned<q3_k>(const q3_k::block * b) {
         w.q[j] = _mm512_or_si512(w.q[j], _mm512_and_si512(_mm512_rolv_epi32(words[j], rotate), four));
     }
     // low nibbles: 8 low ones, then 8 high ones; high bits: two of each of the last 4 bytes for groups 4 apart
-    const __m128i low  = _mm_loadl_epi64((const __m128i *) b->scales), rest = _mm_set1_epi32(load_as<int32_t>(b->scales + 8));
+    const __m128i low = _mm_loadl_epi64((const __m128i *) b->scales), rest = _mm_set1_epi32(load_as<int32_t>(b->scales + 8));
     const __m128i nibs = _mm_and_si128(_mm_unpacklo_epi64(low, _mm_srli_epi16(low, 4)), _mm_set1_epi8(0xF));
     const __m128i bits = _mm_and_si128(_mm_srlv_epi32(rest, _mm_setr_epi32(0, 2, 4, 6)), _mm_set1_epi8(3));
     const __m128i all  = _mm_sub_epi8(_mm_or_si128(nibs, _mm_slli_epi16(bits, 4)), _mm_set1_epi8(32));
-    w.scale  = _mm512_mul_ps(groups_to_lanes_512(all), _mm512_set1_ps(half_to_float(b->d)));
-    w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(4));
+    w.scale            = _mm512_mul_ps(bytes_to_lanes(all), half_to_lanes(b->d));
+    w.offset           = _mm512_mul_ps(w.scale, _mm512_set1_ps(4));
     return w;
 }
 
@@ -62,38 +67,43 @@ template <>
 SPAC_INLINE weights unpack_turned<tq2_0>(const tq2_0::block * b) {
     weights w;
     set_pairs_of_bits(b->q, w.q);
-    w.scale = w.offset = _mm512_set1_ps(half_to_float(b->d));
+    w.scale = w.offset = half_to_lanes(b->d);
     return w;
 }
 
-// A byte is a fraction of 256. Times 3^n, the rest of its digits in base 3 after the first n is left; the next digit is what
-// three times that has beyond 256.
+// A byte is a fraction of 256. Times 3^n, the rest of its digits in base 3 after the first n is left, and the next digit is
+// what three times that has beyond 256. Three quarters of it, rounded down, are found as the mean of complements, which rounds
+// up; the highest two bits of that are 3 minus the digit.
 template <>
 SPAC_INLINE weights unpack_turned<tq1_0>(const tq1_0::block * b) {
     // 32 bytes: 5 sub-blocks; 16 bytes: 5 groups; 4 bytes: one, each byte in turn
-    const __m512i raw   = _mm512_maskz_loadu_epi32(0x1FFF, b->q), high = _mm512_set1_epi16((short) 0xFF00);
-    const __m512i first = _mm512_setr_epi32(0, 0, 0, 8, 4, 4, 4, 8, 0, 8, 0, 8, 4, 8, 4, 12);
-    const __m512i power = _mm512_setr_epi32(0x10001, 0x510051, 0x30003, 0x10001, 0x10001, 0x510051, 0x30003, 0x30003,
-                                            0x90009, 0x90009, 0x1b001b, 0x510051, 0x90009, 0x1b001b, 0x1b001b, 0);
-    static constexpr int LAST[4] = { 0x10001, 0x30003, 0x90009, 0x1b001b };
-    weights              w;
+#define SPAC_POWERS(last) { 0x10001, 0x510051, 0x30003, 0x10001, 0x10001, 0x510051, 0x30003, 0x30003, 0x90009, 0x90009, 0x1b001b, 0x510051, 0x90009, 0x1b001b, 0x1b001b, last }
+    alignas(64) static constexpr uint32_t POWERS[4][16] = { SPAC_POWERS(0x10001), SPAC_POWERS(0x30003), SPAC_POWERS(0x90009), SPAC_POWERS(0x1b001b) };
+#undef SPAC_POWERS
+    const __m256i rest = _mm256_inserti128_si256(_mm256_castsi128_si256(load_16_bytes(b->q + 32)), _mm_loadu_si32(b->qh), 1);
+    const __m512i raw  = _mm512_inserti64x4(_mm512_castsi256_si512(load(b->q)), rest, 1);
+    const __m512i low = _mm512_set1_epi16(0xFF), high = _mm512_set1_epi16((short) 0xFF00), ones = _mm512_set1_epi8(-1);
+    const __m512i step = _mm512_setr_epi32(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0);
+    __m512i       at   = _mm512_setr_epi32(0, 0, 0, 8, 4, 4, 4, 8, 0, 8, 0, 8, 4, 8, 4, 12);
+    weights       w;
     for (int j = 0; j < 4; j++) {
-        const __m512i at = _mm512_mask_add_epi32(first, 0x7FFF, first, _mm512_set1_epi32(j)), times = _mm512_mask_set1_epi32(power, 0x8000, LAST[j]);
-        const __m512i x    = _mm512_permutexvar_epi32(at, raw);
-        const __m512i rest = _mm512_ternarylogic_epi32(high, _mm512_mullo_epi16(_mm512_and_si512(x, high), times), _mm512_mullo_epi16(x, times), 0xCA);
-        const __m512i one  = _mm512_maskz_set1_epi8(_mm512_cmpgt_epu8_mask(rest, _mm512_set1_epi8(85)), 1);
-        w.q[j]             = _mm512_mask_set1_epi8(one, _mm512_cmpgt_epu8_mask(rest, _mm512_set1_epi8((char) 170)), 2);
+        const __m512i times = _mm512_load_si512(POWERS[j]), x = _mm512_permutexvar_epi32(at, raw);
+        at                 = _mm512_add_epi32(at, step);
+        const __m512i even = _mm512_and_si512(_mm512_mullo_epi16(x, times), low), odd = _mm512_mullo_epi16(_mm512_and_si512(x, high), times);
+        const __m512i y = _mm512_xor_si512(_mm512_or_si512(even, odd), ones), mean = _mm512_avg_epu8(y, _mm512_avg_epu8(y, ones));
+        w.q[j] = _mm512_and_si512(_mm512_srli_epi16(mean, 6), _mm512_set1_epi8(3));
     }
-    w.scale = w.offset = _mm512_set1_ps(half_to_float(b->d));
+    w.scale  = _mm512_sub_ps(_mm512_setzero_ps(), half_to_lanes(b->d));
+    w.offset = _mm512_add_ps(w.scale, w.scale);
     return w;
 }
 
 // ---- grids of 8 weights
 //
-// Two entries make a group. Vectors: the first entries of groups 0, 2, 1, 3, 4, 6, 5, 7; the second ones; the same of groups
-// 8 to 15.
+// Two entries make a group.
 
-// grid[at(i)] for the entries from entry i on
+// at(k) is the index of entry k. Entries from i on, which is 0, 1, 16 or 17: the first or second of groups 0, 2, 1, 3, 4, 6, 5,
+// 7, or those of 8 groups on
 template <typename F>
 SPAC_INLINE __m512i look_up_entries(const uint64_t * grid, F at, int i) {
     const __m256i low  = _mm256_set_m128i(look_up_16(grid, at(i + 2), at(i + 6)), look_up_16(grid, at(i), at(i + 4)));
@@ -101,44 +111,44 @@ SPAC_INLINE __m512i look_up_entries(const uint64_t * grid, F at, int i) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// a byte of each of 32 entries: those of vector i, for all 8 weights
-SPAC_INLINE __m512i eight_each(__m256i bytes, int i) {
-    const __m512i all = _mm512_broadcast_i32x4(lane_of(bytes, i / 2)), one = _mm512_set1_epi8((char) (i % 2));
-    const __m512i which = _mm512_setr_epi64(0, 0x0404040404040404, 0x0202020202020202, 0x0606060606060606, 0x0808080808080808, 0x0c0c0c0c0c0c0c0c,
-                                            0x0a0a0a0a0a0a0a0a, 0x0e0e0e0e0e0e0e0e);
-    return _mm512_shuffle_epi8(all, _mm512_add_epi8(which, one));
-}
-
-// words 0 and 1, or 2 and 3, of the groups
+// to words 0 and 1, or 2 and 3, of all groups
 SPAC_INLINE void turn_entries(__m512i low, __m512i high, __m512i * q) {
     const __m512 a = _mm512_castsi512_ps(low), b = _mm512_castsi512_ps(high);
     q[0] = _mm512_castps_si512(_mm512_mask_moveldup_ps(a, 0xAAAA, b));
     q[1] = _mm512_castps_si512(_mm512_mask_movehdup_ps(b, 0x5555, a));
 }
 
-// change(entries, i): of vector i
-template <typename F, typename G>
-SPAC_INLINE void set_grid_weights(const uint64_t * grid, F at, G change, __m512i * q) {
-    turn_entries(change(look_up_entries(grid, at, 0), 0), change(look_up_entries(grid, at, 16), 2), q);
-    turn_entries(change(look_up_entries(grid, at, 1), 1), change(look_up_entries(grid, at, 17), 3), q + 2);
+template <typename F>
+SPAC_INLINE void set_grid_weights(const uint64_t * grid, F at, __m512i * q) {
+    turn_entries(look_up_entries(grid, at, 0), look_up_entries(grid, at, 16), q);
+    turn_entries(look_up_entries(grid, at, 1), look_up_entries(grid, at, 17), q + 2);
+}
+
+// a byte of each of 32 entries: in the lanes of groups those of the first entry, or the second, in all bytes
+SPAC_INLINE __m512i spread_entries(__m256i bytes, int i) {
+    const __m512i first  = _mm512_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0x02020202, 0x06060606, 0x0a0a0a0a, 0x0e0e0e0e, 0, 0x04040404, 0x08080808,
+                                             0x0c0c0c0c, 0x02020202, 0x06060606, 0x0a0a0a0a, 0x0e0e0e0e);
+    const __m512i blocks = _mm512_permutexvar_epi32(block_order(), _mm512_castsi256_si512(bytes));
+    return _mm512_shuffle_epi8(blocks, _mm512_add_epi8(first, _mm512_set1_epi8((char) i)));
 }
 
 // IQ2: q stands for q - SPAC_IQ2_OFFSET: its negative, where there is a sign
 template <typename F>
 SPAC_INLINE void set_iq2_weights(const uint64_t * grid, F at, __m256i signs, __m512i * q) {
-    const auto apply_signs = [signs](__m512i x, int i) {
-        const __mmask64 negative = _mm512_test_epi8_mask(eight_each(signs, i), _mm512_set1_epi64((int64_t) 0x8040201008040201));
-        return _mm512_mask_sub_epi8(x, negative, _mm512_set1_epi8(2 * SPAC_IQ2_OFFSET), x);
-    };
-    set_grid_weights(grid, at, apply_signs, q);
+    set_grid_weights(grid, at, q);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const __mmask64 negative = _mm512_test_epi8_mask(spread_entries(signs, j / 2), _mm512_set1_epi32(j % 2 ? (int) 0x80402010 : 0x08040201));
+        q[j]                     = _mm512_mask_sub_epi8(q[j], negative, _mm512_set1_epi8(2 * SPAC_IQ2_OFFSET), q[j]);
+    }
 }
 
 // two nibbles to a byte
-SPAC_INLINE void set_iq2_scales(uint16_t d, const uint8_t * nibbles, weights & w) {
+SPAC_INLINE void set_iq2_scales(const uint16_t & d, const uint8_t * nibbles, weights & w) {
     const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 0, 4, 1, 5, 2, 6, 3, 7, 2, 6, 3, 7);
     const __m512i all   = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *) nibbles), order));
     const __m512i n     = _mm512_and_si512(_mm512_mask_srli_epi32(all, 0xF0F0, all, 4), _mm512_set1_epi32(15));
-    w.scale             = _mm512_mul_ps(_mm512_add_ps(_mm512_cvtepi32_ps(n), _mm512_set1_ps(0.5f)), _mm512_set1_ps(half_to_float(d) * 0.25f));
+    w.scale             = _mm512_mul_ps(_mm512_fmadd_ps(_mm512_cvtepi32_ps(n), _mm512_set1_ps(0.25f), _mm512_set1_ps(0.125f)), half_to_lanes(d));
     w.offset            = _mm512_mul_ps(w.scale, _mm512_set1_ps(SPAC_IQ2_OFFSET));
 }
 
@@ -147,7 +157,7 @@ SPAC_INLINE weights unpack_turned<iq2_xxs>(const iq2_xxs::block * b) {
     const __m256i tails = iq2_xxs::tails_of(b);
     weights       w;
     set_iq2_weights(spac_grids.iq2_xxs, [b](int i) { return b->q[8 * (i / 4) + i % 4]; }, add_eighth_sign(spread_7_bits(tails)), w.q);
-    w.scale  = spread_blocks(scales_above_signs(tails, half_to_float(b->d) * 0.25f));
+    w.scale  = _mm512_mul_ps(spread_blocks(scales_above_signs(tails, 0.25f)), half_to_lanes(b->d));
     w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(SPAC_IQ2_OFFSET));
     return w;
 }
@@ -182,17 +192,38 @@ SPAC_INLINE weights unpack_turned<iq2_s>(const iq2_s::block * b) {
     return w;
 }
 
+// IQ1: all weights of a group are shifted by an eighth, up or down
+
 template <>
 SPAC_INLINE weights unpack_turned<iq1_s>(const iq1_s::block * b) {
     const __m128i qh = load_16_bytes(b->qh);
     weights       w;
-    set_grid_weights(spac_grids.iq1, joined_bytes(load(b->q), iq1_s::high_bytes(qh)), [](__m512i x, int) { return x; }, w.q);
+    set_grid_weights(spac_grids.iq1, joined_bytes(load(b->q), iq1_s::high_bytes(qh)), w.q);
     const __m256i x     = _mm256_cvtepi16_epi32(qh); // the highest bit is the sign of the shift
     const __m256i odd   = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi32(x, 11), _mm256_set1_epi32(14)), _mm256_set1_epi32(1));
     const __m256  scale = _mm256_mul_ps(_mm256_cvtepi32_ps(odd), _mm256_set1_ps(half_to_float(b->d)));
     const __m256  shift = _mm256_blendv_ps(_mm256_set1_ps(0.875f), _mm256_set1_ps(1.125f), _mm256_castsi256_ps(x));
     w.scale             = spread_blocks(scale);
     w.offset            = spread_blocks(_mm256_mul_ps(scale, shift));
+    return w;
+}
+
+template <>
+SPAC_INLINE weights unpack_turned<iq1_m>(const iq1_m::block * b) {
+    const __m256i raw = _mm256_cvtepu8_epi16(load_16_bytes(b->qh)), nibbles = _mm256_or_si256(raw, _mm256_slli_epi16(raw, 4));
+    const __m256i up = _mm256_srli_epi16(_mm256_andnot_si256(nibbles, _mm256_set1_epi8(8)), 2);
+    weights       w;
+    set_grid_weights(spac_grids.iq1, joined_bytes(load(b->q), _mm256_and_si256(nibbles, _mm256_set1_epi8(7))), w.q);
+    for (int j = 0; j < 4; j++) {
+        w.q[j] = _mm512_add_epi8(_mm512_slli_epi16(w.q[j], 3), spread_entries(up, j / 2));
+    }
+    const __m512i fours = _mm512_castsi128_si512(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *) b->scales)));
+    const __m512i words = _mm512_permutexvar_epi32(_mm512_srli_epi32(group_order(), 2), fours), three = _mm512_set1_epi32(3);
+    const __m512i place = _mm512_mullo_epi32(_mm512_and_si512(group_order(), three), three);
+    const __m512i n     = _mm512_and_si512(_mm512_srlv_epi32(words, place), _mm512_set1_epi32(7));
+    const __m512  odd   = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_add_epi32(n, n), _mm512_set1_epi32(1)));
+    w.scale             = _mm512_mul_ps(odd, _mm512_set1_ps(iq1_m::d(b) * 0.125f));
+    w.offset            = _mm512_mul_ps(w.scale, _mm512_set1_ps(9));
     return w;
 }
 
