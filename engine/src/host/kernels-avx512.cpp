@@ -391,10 +391,23 @@ SPAC_INLINE weights unpack(const typename F::block * b) {
     }
 }
 
-template <typename F, int NT>
-SPAC_INLINE void add_block(const typename F::block * b, const spac_act_q8 * const * acts, int64_t ib, __m512 * sums) {
+// with the vectors transposed; what is here of 1 to 3 bits does both at once
+template <typename F>
+SPAC_INLINE weights unpack_turned(const typename F::block * b) {
     weights w = unpack<F>(b);
     transpose(w.q);
+    return w;
+}
+
+} // namespace
+
+#    include "lowbit-512.h"
+
+namespace {
+
+template <typename F, int NT>
+SPAC_INLINE void add_block(const typename F::block * b, const spac_act_q8 * const * acts, int64_t ib, __m512 * sums) {
+    const weights w = unpack_turned<F>(b);
     for (int t = 0; t < NT; t++) {
         const spac_act_q8 & a   = acts[t][ib];
         __m512i             dot = _mm512_setzero_si512();
