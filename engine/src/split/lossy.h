@@ -92,8 +92,8 @@ struct spac_lossy {
         uint64_t n_chosen = 0;
     };
 
-    double  rating_of(uint32_t il, int32_t ie) const; // the mean weight so far; infinite: never chosen
-    uint8_t copy_for(int64_t rank) const;             // of an expert that is not there
+    double  rating_of(uint32_t il, int32_t ie) const;                // the mean weight so far; infinite: never chosen
+    uint8_t copy_for(int64_t rank) const;                            // of an expert that is not there
     void    take_best_of_all(const std::vector<int32_t> & index_of); // tokens that use an expert
 
     const rule                              by;
