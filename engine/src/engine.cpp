@@ -98,7 +98,6 @@ static bool has_copies(const spac_settings & settings) {
     return !spac_lossy(settings.lossy).copies().empty();
 }
 
-// misses are what fills the slots then
 static spac_settings settings_of(const spac_engine_params & params) {
     spac_settings settings(params);
     if (has_copies(settings) && params.host_kernels == SPAC_KERNELS_GGML) {
@@ -108,7 +107,7 @@ static spac_settings settings_of(const spac_engine_params & params) {
     if (has_copies(settings)) {
         settings.params.host_kernels = SPAC_KERNELS_SPAC;
     }
-    if (!settings.baseline.empty()) {
+    if (!settings.baseline.empty()) { // misses are what fills the slots then
         settings.params.fill  = false;
         settings.params.stage = SPAC_STAGE_NEVER;
     }

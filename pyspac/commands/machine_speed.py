@@ -29,7 +29,7 @@ def measure(
 ) -> Machine:
     """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError.
 
-    `widths`: the first of WIDTHS are enough where no prompt is predicted.
+    `widths`: the first of WIDTHS; one is enough where no prompt is predicted.
     """
     from pyspac.engine.engine import (  # the native library
         has_kernels,

@@ -187,8 +187,9 @@ Lossy = Annotated[
         metavar="KIND:STRENGTH",
         show_default=False,
         help="Faster but not exact: drop:N skips experts that are not on the device (with --ram: not in "
-        "memory), except each token's best N; lowbit:N:FILE takes those from FILE, the same model in fewer "
-        "bits; substitute:X takes a similar one that is; route:X has routers prefer those that are.",
+        "memory), except each token's best N; lowbit:N:FILE takes those from FILE, the model in fewer bits "
+        "(llama-quantize); substitute:X takes a similar one that is; route:X has routers prefer those "
+        "that are.",
         rich_help_panel=MORE,
     ),
 ]
@@ -198,7 +199,7 @@ MaxKl = Annotated[
         "--max-kl",
         metavar="X",
         show_default=False,
-        help="Most that --lossy may cost: the mean KL divergence in nats per token, estimated on a sample. "
+        help="What --lossy should cost: the mean KL divergence in nats per token, estimated on samples. "
         "As many tokens as needed are computed exactly.",
         rich_help_panel=MORE,
     ),

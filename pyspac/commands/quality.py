@@ -56,7 +56,7 @@ Rules = Annotated[
     typer.Option(
         "--lossy",
         metavar="KIND:STRENGTH",
-        help="drop:N, lowbit:N:FILE, substitute:X, route:X; repeat for several rows.",
+        help="A rule, as of pyspac run: drop:N, lowbit:N:FILE, substitute:X, route:X; repeat for more rows.",
     ),
 ]
 Context = Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a piece of the text.")]
@@ -190,12 +190,13 @@ def _say(rule: str) -> None:
 
 def _table(rows: Sequence[Row], exact_per_s: float) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("left out", "perplexity", "exact", "KL divergence", "same best token", "tokens/s"):
-        table.add_column(name, justify="left" if name == "left out" else "right")
+    table.add_column("--lossy", overflow="fold")
+    for name in ("perplexity", "exact", "KL divergence", "same best token", "tokens/s"):
+        table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
             row.lossy, f"{row.perplexity:.4f}", f"{row.perplexity_exact:.4f}", f"{row.kl_divergence:.5f}",
             f"{row.same_top_share:.2%}", f"{row.tokens_per_s:.1f}",
         )  # fmt: skip
-    table.add_row("nothing", "", "", "", "", f"{exact_per_s:.1f}")
+    table.add_row("none", "", "", "", "", f"{exact_per_s:.1f}")
     return table

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pyspac.errors import PyspacError
+
+_FOLDER: Final = re.compile(r"[^:]*/")  # of a FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +35,14 @@ def draw(rows: Sequence[Row], exact_per_s: float, path: Path) -> None:
     axes = figure.subplots()
     kinds = dict.fromkeys(row.lossy.partition(":")[0] for row in rows)
     for kind in kinds:
-        found = sorted(
-            (row for row in rows if row.lossy.startswith(f"{kind}:")), key=lambda row: row.kl_divergence
-        )
+        of_kind = [row for row in rows if row.lossy.startswith(f"{kind}:")]
+        found = sorted(of_kind, key=lambda row: row.kl_divergence)
         xs = [0.0, *(row.kl_divergence for row in found)]
         ys = [exact_per_s, *(row.tokens_per_s for row in found)]
         axes.plot(xs, ys, marker=".", label=kind)
         for row in found:
-            axes.annotate(row.lossy.partition(":")[2], (row.kl_divergence, row.tokens_per_s))
+            strength = _FOLDER.sub("", row.lossy.partition(":")[2])
+            axes.annotate(strength, (row.kl_divergence, row.tokens_per_s))
     axes.axhline(exact_per_s, linestyle=":", color="gray", label="exact")
     axes.set(xlabel="KL divergence from exact, nats per token", ylabel="tokens/s", ylim=(0, None))
     axes.legend()

@@ -16,7 +16,12 @@ from pyspac.server import log
 from pyspac.server.keep import DEFAULT_MIB
 from pyspac.server.options import DEFAULT_CPU_SHARE, DEFAULT_DRAIN_S, DEFAULT_HOST
 
-Host = Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")]
+Host = Annotated[
+    str,
+    typer.Option(
+        "--host", metavar="HOST", envvar="LLAMA_ARG_HOST", show_envvar=False, help="Address to listen on."
+    ),
+]
 Port = Annotated[
     int | None,
     typer.Option("--port", metavar="N", help="Port; 0: any free one. Default: 8080."),

@@ -15,7 +15,6 @@ from pyspac.model.spec_types import parse_spec_type
 from pyspac.scheduler.config import NO_PREDICTOR, parse_predictors
 from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server.options import (
-    DEFAULT_HOST,
     MAX_TOKENS,
     AttachOptions,
     ServeOptions,
@@ -27,12 +26,11 @@ from pyspac.server.options import (
 OWN_FLAGS: Final = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 SERVE_ONLY: Final = ("--host", "--port", "--api-key", "--api-key-file", "--api-prefix", "--ssl-key-file")
 _SERVER_FIELDS: Final = ("host", "port", "board", "max_batch", "restart", "keep", "keep_mib")
-# llama-server's variables, each read as if the flag had been given that is ours
+# llama-server's variables, each read as pyspac's flag; LLAMA_ARG_HOST is read by --host itself
 _VARIABLES: Final = {
-    "ctx_size": "LLAMA_ARG_CTX_SIZE", "host": "LLAMA_ARG_HOST", "port": "LLAMA_ARG_PORT",
-    "device": "LLAMA_ARG_DEVICE", "rpc": "LLAMA_ARG_RPC",
+    "ctx_size": "LLAMA_ARG_CTX_SIZE", "port": "LLAMA_ARG_PORT", "device": "LLAMA_ARG_DEVICE",
+    "rpc": "LLAMA_ARG_RPC",
 }  # fmt: skip
-_NOT_GIVEN: Final = {"host": DEFAULT_HOST, "device": "auto"}
 _NUMBERS: Final = ("ctx_size", "port")
 _ATTACH_FIELDS: Final = ("metrics_port", "metrics_host", "cpu_share", "warm_start", "log_json")
 
@@ -62,11 +60,11 @@ def own_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptions
 
 
 def _with_variables(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the environment says of what is not given. Raises ConfigError for no whole number."""
+    """`given`, and of the rest what the environment says. Raises ConfigError for a bad number."""
     found = dict(given)
     for name, variable in _VARIABLES.items():
         text = environ.get(variable)
-        if text and name in found and found[name] == _NOT_GIVEN.get(name):
+        if text and name in found and found[name] in (None, "auto"):
             if name in _NUMBERS and not text.isdecimal():
                 raise ConfigError(variable, text, "a whole number")
             found[name] = int(text) if name in _NUMBERS else text

@@ -33,9 +33,7 @@ class EngineParams:
     fill: bool = True  # experts that were just used take free slots at once, those of prompts included
     stage: str = "auto"  # one of STAGES: whether the experts of wide batches pass through the slots
     next_layer: int = 0  # 1 .. 3: routers of so many MoE layers further on are asked early; 0: not
-    lossy: str | None = (
-        None  # "drop:2", "lowbit:2:FILE", "substitute:0.1": what need not be exact; None: all is
-    )
+    lossy: str | None = None  # "drop:2", "lowbit:2:FILE": what need not be exact (--lossy); None: all is
     baseline: str | None = None  # "lru+fetch": who leaves, and what becomes of misses; None: by decisions
     ram_bytes: int = 0  # memory for experts that lie in mapped files; 0: all are loaded
     cpu_range: str | None = None  # "0-7": the host's own threads, each on one of these cores; None: anywhere

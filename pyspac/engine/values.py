@@ -29,7 +29,7 @@ def read_size(name: str, text: str, total_bytes: int) -> int | None:
 
 
 def read_lossy(name: str, text: str) -> int:
-    """N of "drop:N" and "lowbit:N:FILE", 0 of "substitute:X", -1 of "route:X". `name`: of the option."""
+    """N of "drop:N" and "lowbit:N:FILE", 0 of "substitute:X", -1 of "route:X". `name`: the option's."""
     from pyspac._native import ffi, lib
 
     n_kept = ffi.new("int32_t *")

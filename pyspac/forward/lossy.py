@@ -17,7 +17,7 @@ MAX_KL_VARIABLE: Final = "PYSPAC_MAX_KL"
 
 
 def copies_of(text: str | None) -> list[Path]:
-    """FILEs of lowbit:N:FILE, in falling bits; none of other texts."""
+    """Files of lowbit:N:FILE, the one with most bits first; none of other rules."""
     kind, *rest = (text or "").split(":")
     return [Path(part) for part in rest[1:] if part != "drop"] if kind == "lowbit" else []
 

@@ -1,6 +1,6 @@
 """Another file of a model, whose experts may stand in for the model's own (`--lossy lowbit:N:FILE`).
 
-In: its path, and the model's header. Out: how many bytes its experts take. Nothing is loaded.
+In: its path, and the model's header. Out: the bytes of its experts. Nothing is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MATRIX: Final = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.weight"
 
 
 def copies_bytes(paths: Sequence[Path], model: GgufHeader) -> int:
-    """What they take of memory. Raises ModelError for one that is no copy of it, UsageError for too much."""
+    """Of memory. Raises ModelError for a file that is no copy of `model`, UsageError if too few are free."""
     n_bytes = sum(_bytes_of(path, model) for path in paths)
     if n_bytes > (free := free_memory()):
         raise UsageError(

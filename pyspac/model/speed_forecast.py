@@ -26,7 +26,7 @@ from pyspac.model.prompt_piece import LONGEST_PIECE
 WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured with
 REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
-ABSENT_US: Final = 150.0  # of an absent expert: who reads takes turns with who computes; of OLMoE's on two cores
+ABSENT_US: Final = 150.0  # of an absent expert: its reader and the kernels share cores; of OLMoE's on two
 PROMPT_LAYER_US: Final = 60.0  # of a prompt's token: also adding up experts; of Qwen3's layers
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
 DECODING: Final = 0  # of a Machine's attention

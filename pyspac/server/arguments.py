@@ -194,12 +194,17 @@ def _is_given(options: ServeOptions, variable: str, *flags: str) -> bool:
     return variable in os.environ or any(flag in options.passed for flag in flags)
 
 
+def withheld(options: ServeOptions) -> dict[str, str | None]:
+    """Variables that are not for a server of a command's own, as of `server_env`."""
+    return dict.fromkeys(FOR_OTHERS) if options.socket is not None else {}
+
+
 def server_env(options: ServeOptions, ram_bytes: int | None = None) -> dict[str, str | None]:
     """What llama-server and the engine read from the environment, beside flags; None: not what is there.
 
     `ram_bytes`: as of the launch.
     """
-    own: dict[str, str | None] = dict.fromkeys(FOR_OTHERS) if options.socket is not None else {}
+    own = withheld(options)
     if options.trace:
         return {**own, **_drafting_env(options), **options.trace}
     return own if options.stock else {**own, **_engine_env(options, ram_bytes)}

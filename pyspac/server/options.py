@@ -128,7 +128,7 @@ class ServeOptions:
     spec_type: str | None = None  # as parse_spec_type returns it; None: in `passed`, or what suits
     cache: CacheSize = field(default_factory=lambda: CacheSize(text="auto"))
     ram: str | None = None  # memory for experts that stay on disk; None: as much as there is
-    lossy: str | None = None  # "drop:N": what need not be exact
+    lossy: str | None = None  # "drop:N": what need not be exact; None: all is
     max_kl: float | None = None  # what that may cost in the mean, in nats per token; None: no limit
     device: str = "auto"
     rpc: str | None = None  # HOST:PORT of ggml-rpc-servers, with commas

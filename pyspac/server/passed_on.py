@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from pyspac.errors import ConfigError, UsageError
@@ -50,26 +51,43 @@ def check_environment(environ: Mapping[str, str]) -> None:
             )
 
 
-def check_passed(folder: Path, passed: Sequence[str]) -> None:
-    """Raise UsageError if llama-server refuses what is passed on to it; it only parses it here."""
-    if passed and (why := _why_incomplete(folder, passed) or _refusal(folder, [*passed, "--version"])):
+def check_passed(
+    folder: Path, passed: Sequence[str], env: Mapping[str, str | None] = MappingProxyType({})
+) -> None:
+    """Raise UsageError if llama-server refuses what is passed on to it; it only parses it here.
+
+    `env`: as of run_to_end, for its variables.
+    """
+    if not passed and not any(name.startswith("LLAMA_ARG_") and name not in env for name in os.environ):
+        return
+    if why := _why_incomplete(folder, passed, env) or _refusal(folder, [*passed, "--version"], env):
         raise UsageError(f"llama-server refuses what is passed on to it: {why}{_hint(why)}")
 
 
 def check_values(options: ServeOptions) -> None:
-    """Raise UsageError for scales that are no numbers, and what llama-server would go on without."""
+    """Raise UsageError for values that llama-server would drop without a word, or take as they are."""
     for flag, value in pairwise(options.passed):
-        for name in filter(None, value.split(";") if flag == "--samplers" else ()):
-            if name.lower() not in _SPELLINGS:
-                raise UsageError(f"--samplers: there is no {name!r}; give some of {', '.join(_SAMPLERS)}")
-        for text in value.split(",") if flag in _SCALED else ():
-            with suppress(ValueError):  # no number at all: llama-server refuses it
-                if not math.isfinite(float(text.rpartition(":")[2])):
-                    raise UsageError(f"{flag} {text}: the scale is no number; give one such as 0.5")
+        if flag == "--samplers":
+            _check_samplers(value)
+        if flag in _SCALED:
+            _check_scales(flag, value)
     log = options.given_value("LLAMA_ARG_LOG_FILE", "--log-file")
     if log and not _can_write(Path(log)):
         raise ConfigError("--log-file", log, "a file in a folder that can be written to")
     _check_control_vectors(options)
+
+
+def _check_samplers(value: str) -> None:
+    for name in filter(None, value.split(";")):
+        if name.lower() not in _SPELLINGS:
+            raise UsageError(f"--samplers: there is no {name!r}; give some of {', '.join(_SAMPLERS)}")
+
+
+def _check_scales(flag: str, value: str) -> None:
+    for text in value.split(","):
+        with suppress(ValueError):  # no number at all: llama-server refuses it
+            if not math.isfinite(float(text.rpartition(":")[2])):
+                raise UsageError(f"{flag} {text}: the scale is no number; give one such as 0.5")
 
 
 def _can_write(path: Path) -> bool:
@@ -97,29 +115,31 @@ def _check_control_vectors(options: ServeOptions) -> None:
                 raise UsageError(f"{name}: this is no control vector, as it has no directions; give one")
 
 
-def _why_incomplete(folder: Path, passed: Sequence[str]) -> str | None:
+def _why_incomplete(folder: Path, passed: Sequence[str], env: Mapping[str, str | None]) -> str | None:
     """Why the last flag needs a value; None: it needs none, or is one itself, such as -1."""
-    if not passed[-1].startswith("-"):
+    if not passed or not passed[-1].startswith("-"):
         return None
-    why = _refusal(folder, ["--host", _NO_SOCKET, passed[-1]])
-    is_value = why is not None and _refusal(folder, ["--host", _NO_SOCKET, *passed[-2:]]) is None
+    why = _refusal(folder, ["--host", _NO_SOCKET, passed[-1]], env)
+    is_value = why is not None and _refusal(folder, ["--host", _NO_SOCKET, *passed[-2:]], env) is None
     return None if is_value else why
 
 
-def _refusal(folder: Path, arguments: Sequence[str]) -> str | None:
+def _refusal(folder: Path, arguments: Sequence[str], env: Mapping[str, str | None]) -> str | None:
     """Why llama-server takes none of them; None: it does, or its start will say why."""
     argv = [str(folder / "llama-server"), *arguments]
     try:
-        done = run_to_end("llama-server", argv, timeout_s=_PARSE_TIMEOUT_S)
+        done = run_to_end("llama-server", argv, env=env, timeout_s=_PARSE_TIMEOUT_S)
     except OSError:  # TimeoutError is one
         return None
     lines = [line.strip() for line in done.stderr.splitlines()]
-    errors = [line for line in lines if line.startswith("error") and "argument" in line]
+    errors = [line for line in lines if line.startswith("error") and re.search("argument|variable", line)]
     return errors[0].removeprefix("error: ") if done.exit_code == 1 and errors else None
 
 
 def _hint(why: str) -> str:
     """What to do about it."""
+    if variable := re.search(r'environment variable "(\w+)"', why):
+        return f"; unset {variable[1]}, or correct it"
     flag = why.rpartition(" ")[2]
     if flag.startswith("--") and "=" in flag:
         return "; a flag of llama-server's takes its value after a space"

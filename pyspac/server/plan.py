@@ -30,7 +30,7 @@ from pyspac.model.tensor_split import check_reach
 from pyspac.scheduler.baseline import check_baseline
 from pyspac.scheduler.policy import FLAG as POLICY
 from pyspac.server import board_file, log
-from pyspac.server.arguments import Launch, given_threads
+from pyspac.server.arguments import Launch, given_threads, withheld
 from pyspac.server.at_once import choose_n_ubatch, most_at_once
 from pyspac.server.build_extras import build_extras
 from pyspac.server.device_probe import probe_device
@@ -89,7 +89,7 @@ def plan_launch(options: ServeOptions, is_stopped: Callable[[], bool]) -> Plan:
     check_environment(os.environ)
     folder = bin_dir()
     extras = build_extras(folder)
-    check_passed(folder, options.passed)
+    check_passed(folder, options.passed, withheld(options))
     check_values(options)
     if options.board is not None:
         board_file.check_free(options.board)

@@ -118,6 +118,8 @@ def test_a_servers_address_is_that_of_llama_servers_variables(monkeypatch: pytes
     assert (seen[0].port, seen[0].host) == (port, "localhost")
     CliRunner().invoke(app, ["serve", str(TARGET), "--port", "0", "--host", "127.0.0.2"])
     assert (seen[1].port, seen[1].host) == (0, "127.0.0.2")
+    CliRunner().invoke(app, ["serve", str(TARGET), "--host", "127.0.0.1"])
+    assert seen[2].host == "127.0.0.1", "a flag comes first, if it says the default, too"
 
 
 def test_threads_and_layers_are_those_of_llama_servers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -635,6 +637,14 @@ def test_flags_of_llama_server_are_parsed_by_it(passed: tuple[str, ...], refusal
     else:
         with pytest.raises(UsageError, match=re.escape("refuses what is passed on to it: ") + f".*{refusal}"):
             passed_on.check_passed(bin_dir(), passed)
+
+
+def test_variables_of_llama_server_are_parsed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "many")
+    for passed in ((), ("--seed", "1")):
+        with pytest.raises(UsageError, match=r'"LLAMA_ARG_THREADS": stoi; unset LLAMA_ARG_THREADS'):
+            passed_on.check_passed(bin_dir(), passed)
+        passed_on.check_passed(bin_dir(), passed, {"LLAMA_ARG_THREADS": None})
 
 
 def test_tokens_at_once_are_counted() -> None:

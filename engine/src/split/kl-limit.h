@@ -1,4 +1,4 @@
-// How many of the forwards may be lossy so that the KL divergence of all tokens, in the mean, stays below a limit: each token earns
+// How many of the forwards may be lossy so that the KL divergence of all tokens, in the mean, stays near a limit: each token earns
 // the limit, a lossy one costs its units (spac_exact_sample) times what a unit was seen to cost lately, and a forward that cannot pay
 // is exact. Now and then one is computed both ways, which is how the cost is known.
 #pragma once
@@ -18,9 +18,9 @@ struct spac_kl_limit {
     static constexpr uint64_t EVERY   = 16;
     static constexpr double   WEIGHT  = 1.0 / N_EARLY; // of a sample, from then on
     static constexpr size_t   N_SAVED = 64;            // tokens whose earnings may be saved up
-    // of a full evaluation in what samples see, as lossy tokens leave something in the cache: 1.07 to 1.30 on the demo, whatever the
-    // rule, the share of lossy tokens and the text. Of ROUTE more, whose units say less where experts change places that are worth
-    // the same
+    // what a full evaluation finds, as a multiple of what samples see, which miss what lossy tokens leave in the cache: 1.07 to 1.30
+    // on the demo, whatever the rule, the share of lossy tokens and the text. Of "route" more: its units say less where experts that
+    // are worth the same change places
     static constexpr double PRICE       = 1.2;
     static constexpr double PRICE_ROUTE = 1.45;
 

@@ -57,7 +57,7 @@ spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
     } else {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
                          spac_format("%s cannot be '%s': give drop:N (each token's best N experts, 1 or more, are always computed), lowbit:N:FILE (the others "
-                                     "are computed from FILE, the same model in fewer bits; several FILEs, or drop as the last, take N each, and 1 or more), "
+                                     "are computed from FILE, the same model in fewer bits; of FILE:FILE, or FILE:drop, each takes the next N, 1 or more), "
                                      "substitute:X (an expert takes another's place if their mean router weights differ by less than X, from 0 to 1) or "
                                      "route:X (routers prefer experts that are there by X, from 0 to 1, of the range of their logits)",
                                      name, text.c_str()));
@@ -109,7 +109,7 @@ uint8_t spac_lossy::copy_for(int64_t rank) const {
     return (uint8_t) (by.n_kept == 0 ? last : std::min(rank / by.n_kept, last));
 }
 
-void spac_lossy::share(const std::vector<int32_t> & index_of) {
+void spac_lossy::take_best_of_all(const std::vector<int32_t> & index_of) {
     std::vector<uint8_t> best;
     for (size_t i = 0; i < index_of.size(); i++) {
         if (index_of[i] >= 0) {
@@ -133,7 +133,7 @@ void spac_lossy::choose(const ggml_tensor & weights, const std::vector<uint8_t> 
             copy_of[i] = copy_for(rank_of(weights, i % n_used, i / n_used));
         }
     }
-    share(index_of);
+    take_best_of_all(index_of);
     n_left_out = 0;
     weight = weight_kept = 0;
     for (int64_t i = 0; i < n_used * n_tokens; i++) {

@@ -59,7 +59,7 @@ struct spac_lossy {
     // of a token that was routed anew: what its experts have of the weight of those that its router chose
     void count_routed(int32_t sequence, double share, bool is_counted);
 
-    // of the weight of all tokens that may be lossy, counted or not, what was left out since it was asked
+    // the share of router weight that was not exact since the last call, of all tokens that may be lossy, counted or not
     double take_share_left_out();
 
     void keep_all(int64_t n_rows); // the same, of a batch that is computed as it is
@@ -74,8 +74,8 @@ struct spac_lossy {
     bool   may_leave_out(int32_t sequence) const;
     double share_kept(int32_t sequence) const; // of the router's weight, since it began; -1: nothing may be left out
 
-    std::vector<uint8_t> copy_of;         // 0: exact; k: from the k-th copy, which there is or not
-    uint64_t             n_left_out  = 0; // of the last choice: that are not exact
+    std::vector<uint8_t> copy_of;         // 0: exact; k: from the k-th copy; more than there are copies: left out
+    uint64_t             n_left_out  = 0; // of the last choice: those that are not exact
     double               weight      = 0; // of all experts of the counted tokens, absolute values
     double               weight_kept = 0; // of exact ones
 
@@ -92,9 +92,9 @@ struct spac_lossy {
         uint64_t n_chosen = 0;
     };
 
-    double  rating_of(uint32_t il, int32_t ie) const; // the mean weight so far; infinite: never chosen
-    uint8_t copy_for(int64_t rank) const;             // of an expert that is not there
-    void    share(const std::vector<int32_t> & index_of);
+    double  rating_of(uint32_t il, int32_t ie) const;                // the mean weight so far; infinite: never chosen
+    uint8_t copy_for(int64_t rank) const;                            // of an expert that is not there
+    void    take_best_of_all(const std::vector<int32_t> & index_of); // tokens that use an expert
 
     const rule                              by;
     std::map<int32_t, request>              requests; // by sequence
