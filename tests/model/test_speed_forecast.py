@@ -188,7 +188,10 @@ def test_all_models_have_an_answer() -> None:
 
 def test_attention_looks_at_the_text_so_far() -> None:
     """2 ms: ten billion operations a second, and 4 for each element of a query and token of the text."""
-    wide, here = replace(weights(), query_width=10_000), replace(machine(8 << 30), attention_gop_s=(10.0, 80.0))
+    wide, here = (
+        replace(weights(), query_width=10_000),
+        replace(machine(8 << 30), attention_gop_s=(10.0, 80.0)),
+    )
     without = tps(forecast(weights(), here, N_CTX))
     found = tps(forecast(wide, here, N_CTX, n_text=500))
     decode_ms, prompt_ms = (1e3 / new - 1e3 / old for new, old in zip(found, without, strict=True))
