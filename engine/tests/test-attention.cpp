@@ -184,6 +184,24 @@ static void test_neighbours(const spac_kernels & kernels) {
     CHECK(std::equal(z.begin(), z.end(), y.begin()));
 }
 
+// OpenMP may start fewer threads than were planned: they take no more memory
+static void test_fewer_threads(const spac_kernels & kernels) {
+    ggml_context * ctx = ggml_init({ 8 * ggml_tensor_overhead(), nullptr, true });
+    for (int64_t n_tokens = 32; n_tokens < 2000; n_tokens += 31) {
+        ggml_tensor * q   = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 64, n_tokens, 8);
+        ggml_tensor * k   = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, 64, 128, 2);
+        ggml_tensor * op  = ggml_flash_attn_ext(ctx, q, k, k, nullptr, 1, 0, 0);
+        size_t        few = 0;
+        for (int n_threads = 1; n_threads <= 16; n_threads++) {
+            const size_t size = spac_attention_work_size(kernels, op, n_threads);
+            CHECK(size >= few);
+            few = size;
+        }
+        ggml_reset(ctx);
+    }
+    ggml_free(ctx);
+}
+
 // a number that is none is not lost
 static void test_nan(const spac_kernels & kernels) {
     const spac_dense_matmul marks({}, &kernels);
@@ -222,6 +240,7 @@ int main() {
             test_case(*kernels, c);
         }
         test_neighbours(*kernels);
+        test_fewer_threads(*kernels);
         test_nan(*kernels);
         n++;
     }

@@ -29,19 +29,23 @@ static int64_t n_blocks_of(const spac_attention & attention, const ggml_tensor *
     return (n_rows + attention.n_rows - 1) / attention.n_rows;
 }
 
-static int n_blocks_per_call(const spac_attention & attention, const ggml_tensor * op, int n_threads) {
-    const size_t  bytes  = attention.n_rows * (op->src[1]->ne[0] + op->src[2]->ne[0]) * sizeof(float);
-    const int64_t fair   = n_blocks_of(attention, op) * op->src[1]->ne[2] / (N_CALLS_PER_THREAD * n_threads);
-    const int64_t n_most = std::min<int64_t>(SPAC_ATTENTION_BLOCKS, BLOCKS_BYTES / bytes);
-    return (int) std::max<int64_t>(1, std::min(fair, n_most));
+static int n_blocks_at_most(const spac_attention & attention, const ggml_tensor * op) {
+    const size_t bytes = attention.n_rows * (op->src[1]->ne[0] + op->src[2]->ne[0]) * sizeof(float);
+    return (int) std::max<int64_t>(1, std::min<int64_t>(SPAC_ATTENTION_BLOCKS, BLOCKS_BYTES / bytes));
 }
 
-static size_t bytes_of_thread(const spac_attention & attention, const ggml_tensor * op, int n_threads) {
-    return GGML_PAD(attention.bytes(op->src[1]->ne[0], op->src[2]->ne[0], n_blocks_per_call(attention, op, n_threads)), ALIGNMENT);
+static int n_blocks_per_call(const spac_attention & attention, const ggml_tensor * op, int n_threads) {
+    const int64_t fair = n_blocks_of(attention, op) * op->src[1]->ne[2] / (N_CALLS_PER_THREAD * n_threads);
+    return (int) std::max<int64_t>(1, std::min<int64_t>(fair, n_blocks_at_most(attention, op)));
+}
+
+// whatever the number of threads: OpenMP may start fewer than were planned, each with more blocks
+static size_t bytes_of_thread(const spac_attention & attention, const ggml_tensor * op) {
+    return GGML_PAD(attention.bytes(op->src[1]->ne[0], op->src[2]->ne[0], n_blocks_at_most(attention, op)), ALIGNMENT);
 }
 
 size_t spac_attention_work_size(const spac_kernels & kernels, const ggml_tensor * op, int n_threads) {
-    return n_threads * bytes_of_thread(*kernels.attention, op, n_threads) + ALIGNMENT;
+    return n_threads * bytes_of_thread(*kernels.attention, op) + ALIGNMENT;
 }
 
 // the tokens that see most come first
@@ -52,7 +56,7 @@ void spac_attend(const spac_kernels & kernels, const ggml_compute_params & param
     }
     ggml_barrier(params.threadpool);
 
-    char *        memory     = (char *) GGML_PAD((uintptr_t) params.wdata, ALIGNMENT) + params.ith * bytes_of_thread(attention, op, params.nth);
+    char *        memory     = (char *) GGML_PAD((uintptr_t) params.wdata, ALIGNMENT) + params.ith * bytes_of_thread(attention, op);
     const int     n_per_call = n_blocks_per_call(attention, op, params.nth);
     const int64_t n_blocks = n_blocks_of(attention, op), n_heads = op->src[1]->ne[2], n_calls = (n_blocks + n_per_call - 1) / n_per_call;
     for (int64_t i = params.ith; i < n_calls * n_heads; i = ggml_threadpool_chunk_add(params.threadpool, 1)) {
