@@ -433,7 +433,7 @@ SPAC_API bool        spac_has_kernels(int32_t type);                            
 SPAC_API int32_t     spac_tokens_per_expert(void);                                                               // of a prompt, computed at once, that these kernels want; 0: few
 SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);                                   // streaming read
 SPAC_API spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s); // weights of a type times 1 to 512 tokens, by the engine's own kernels
-SPAC_API spac_status spac_measure_attention_gop_s(int32_t n_tokens, int32_t n_threads, double * gop_s); // of 1 to 512 tokens to 512, 1e9 operations per second
+SPAC_API spac_status spac_measure_attention_gop_s(int32_t n_tokens, int32_t n_threads, double * gop_s);          // of 1 to 512 tokens to 512, 1e9 operations per second
 SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);                                 // host to device copies
 
 // values as they are written in options, flags and the environment: how each is read is decided only here
