@@ -81,7 +81,7 @@ def test_logits_are_as_near_as_stock_gets(name: str, tmp_path: Path, monkeypatch
 def test_a_prompt_passes_through_the_slots() -> None:
     """Each expert is copied at most once for it, those that are resident are not; the text is stock's."""
     prompt = ("-p", "def parse_args(argv): " * 12)
-    staged, stock = (run_json("--cache", "50%", "-n", "4", *prompt, *how) for how in ((), ("--stock",)))
+    staged, stock = (run_json("-n", "4", *prompt, *how) for how in (("--cache", "50%"), ("--stock",)))
     assert staged["token_ids"] == stock["token_ids"]
     experts = staged["experts"]
     n_experts = N_LAYERS * 32
