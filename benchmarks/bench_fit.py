@@ -103,7 +103,11 @@ def between(a: Machine, b: Machine) -> Machine:
         depth_1_gb_s=(a.disk.depth_1_gb_s + b.disk.depth_1_gb_s) / 2,
         depth_32_gb_s=(a.disk.depth_32_gb_s + b.disk.depth_32_gb_s) / 2,
     )
-    return replace(a, kernels=kernels, disk=disk)
+    attention = (
+        mean((a.attention_gop_s[0], b.attention_gop_s[0])),
+        mean((a.attention_gop_s[1], b.attention_gop_s[1])),
+    )
+    return replace(a, kernels=kernels, disk=disk, attention_gop_s=attention)
 
 
 def share_found(run: dict[str, Any], weights: Weights) -> float | None:
@@ -203,6 +207,8 @@ def text_of(row: dict[str, Any]) -> str:
     here = Machine(
         ram_bytes=GIB, memory_gb_s=found["memory_gb_s"], kernels=kernels, disk=DiskSpeed(**found["disk"])
     )
+    if "attention_gop_s" in found:  # older rows have the speeds that are the default
+        here = replace(here, attention_gop_s=tuple(found["attention_gop_s"]))
     return (
         f"Tokens/s of decoding, of prompts; predicted for {about['cpu']}, {about['n_threads']} threads, "
         f"memory {here.memory_gb_s:.0f} GB/s, disk {here.disk.depth_32_gb_s:.1f} GB/s, commit "
@@ -228,7 +234,12 @@ def measured() -> dict[str, Any]:
     here = measure(default_n_threads(), GIB)
     kernels = {name: speed.gb_s for name, speed in here.kernels.items()}
     disk = asdict(here.disk) | {"path": "a probe"}
-    return {"memory_gb_s": here.memory_gb_s, "kernels": kernels, "disk": disk}
+    return {
+        "memory_gb_s": here.memory_gb_s,
+        "kernels": kernels,
+        "attention_gop_s": here.attention_gop_s,
+        "disk": disk,
+    }
 
 
 def main() -> int:

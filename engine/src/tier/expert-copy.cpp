@@ -27,7 +27,11 @@ spac_expert_copy::file::file(const std::string & path) :
     struct stat    st  = {};
     fd                 = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) != 0) {
-        throw refusal(path, strerror(errno));
+        const std::string why = strerror(errno);
+        if (fd >= 0) {
+            close(fd);
+        }
+        throw refusal(path, why);
     }
     n_bytes = st.st_size;
     header.reset(S_ISREG(st.st_mode) ? gguf_init_from_file(path.c_str(), { true, &ctx }) : nullptr);
