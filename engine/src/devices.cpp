@@ -146,6 +146,14 @@ spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
     });
 }
 
+// of a measurement, whose result goes to `out`
+static void check_counts(int32_t n_threads, int32_t n_tokens, const double * out) {
+    if (n_threads < 1 || n_threads > SPAC_MAX_THREADS || n_tokens < 1 || n_tokens > N_TOKENS_MAX || !out) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%d threads, %d tokens: give 1 to %d threads, and 1 to %d tokens", n_threads, n_tokens,
+                                                                   SPAC_MAX_THREADS, N_TOKENS_MAX));
+    }
+}
+
 // rows of weights, in pages as the model's, times the same tokens, as host-experts.cpp multiplies one expert's
 struct kernel_pass {
     static constexpr int64_t N_COLS = 2048;
@@ -200,10 +208,7 @@ struct kernel_pass {
 
 spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s) {
     return spac_guard([&] {
-        if (n_threads < 1 || n_threads > SPAC_MAX_THREADS || n_tokens < 1 || n_tokens > N_TOKENS_MAX || !gb_s) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%d threads, %d tokens: give 1 to %d threads, and 1 to %d tokens", n_threads, n_tokens,
-                                                                       SPAC_MAX_THREADS, N_TOKENS_MAX));
-        }
+        check_counts(n_threads, n_tokens, gb_s);
         if (!spac_has_kernels(type)) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("type %d: the engine has no kernel for it on this machine", type));
         }
@@ -251,10 +256,7 @@ struct attention_pass {
 
 spac_status spac_measure_attention_gop_s(int32_t n_tokens, int32_t n_threads, double * gop_s) {
     return spac_guard([&] {
-        if (n_threads < 1 || n_threads > SPAC_MAX_THREADS || n_tokens < 1 || n_tokens > N_TOKENS_MAX || !gop_s) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%d threads, %d tokens: give 1 to %d threads, and 1 to %d tokens", n_threads, n_tokens,
-                                                                       SPAC_MAX_THREADS, N_TOKENS_MAX));
-        }
+        check_counts(n_threads, n_tokens, gop_s);
         const attention_pass pass(n_tokens, n_threads);
         *gop_s = median_gb_s(pass.n_operations(n_tokens), [&] { ggml_backend_graph_compute(pass.cpu.get(), pass.graph); });
     });

@@ -94,17 +94,14 @@ std::vector<std::unique_ptr<spac_expert_cache>> spac_engine::make_caches() {
     return caches;
 }
 
-static bool has_copies(const spac_settings & settings) {
-    return !spac_lossy(settings.lossy).copies().empty();
-}
-
 static spac_settings settings_of(const spac_engine_params & params) {
     spac_settings settings(params);
-    if (has_copies(settings) && params.host_kernels == SPAC_KERNELS_GGML) {
+    const bool    has_copies = !spac_lossy(settings.lossy).copies().empty();
+    if (has_copies && params.host_kernels == SPAC_KERNELS_GGML) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("ggml's kernels cannot compute experts of a copy (lossy \"%s\"): give host_kernels auto or spac",
                                                                    settings.lossy.c_str()));
     }
-    if (has_copies(settings)) {
+    if (has_copies) {
         settings.params.host_kernels = SPAC_KERNELS_SPAC;
     }
     if (!settings.baseline.empty()) { // misses are what fills the slots then

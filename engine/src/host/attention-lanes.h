@@ -1,7 +1,7 @@
 // Attention of many tokens, in f32, after an online softmax. Included by the files of instruction sets that have
 //
 //   vec, zero(), exp_ps(vec)                       a vector of floats
-//   load_ps(), store_ps(), set_ps(float)           aligned
+//   store_ps(), set_ps(float)                      aligned
 //   add_mul(a, b, c)                               a + b * c
 //   mul(), sub(), larger()
 //   widen_halves(const uint16_t *)                 as many f16 as a vector has floats

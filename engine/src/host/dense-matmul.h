@@ -1,5 +1,5 @@
 // Weights that are no experts (attention, shared experts, output), multiplied by the engine's kernels where the host computes
-// all of a model.
+// all of a model; and the attention of its wide batches (attention.h), which is marked with them.
 #pragma once
 
 #include "ggml.h"

@@ -555,10 +555,6 @@ namespace {
 
 static constexpr int LANE_VECS = 2;
 
-SPAC_INLINE vec load_ps(const float * p) {
-    return _mm256_load_ps(p);
-}
-
 SPAC_INLINE void store_ps(float * p, vec x) {
     _mm256_store_ps(p, x);
 }

@@ -582,10 +582,6 @@ namespace {
 
 static constexpr int LANE_VECS = 4;
 
-SPAC_INLINE vec load_ps(const float * p) {
-    return _mm512_load_ps(p);
-}
-
 SPAC_INLINE void store_ps(float * p, vec x) {
     _mm512_store_ps(p, x);
 }
