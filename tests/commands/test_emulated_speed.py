@@ -15,15 +15,14 @@ RUN = ("run", "-m", str(TARGET), "-p", "def read(", "-n", "40", "--temp", "0", "
 
 def test_the_balancer_decides_by_times_that_were_seen() -> None:
     texts = []
-    for device in ("emulated:0.3", "emulated"):
+    for device in ("emulated:0.05", "emulated"):
         result = CliRunner().invoke(app, [*RUN, "--device", device, "--host-kernels", "spac", "--json", "-"])
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
         texts.append(found["token_ids"])
         balance = found["scheduler"]["balance"]
         assert balance["is_balanced"] == (device != "emulated")
-        assert balance["device_expert_us"][0] > 0
-        if device != "emulated":  # a busy machine makes it slower yet
+        if device != "emulated":  # 20 times the host's: a busy machine makes either some times slower
             assert balance["device_expert_us"][0] > 1.5 * balance["host_expert_us"][0]
     assert texts[0] == texts[1]
 
