@@ -96,6 +96,8 @@ CtxSize = Annotated[
         "-c",
         "--ctx-size",
         metavar="N",
+        envvar="LLAMA_ARG_CTX_SIZE",
+        show_envvar=False,
         help="Context in tokens, for all slots of a server together; 0: the model's own. Default: "
         f"what an eighth of free memory holds; {DEFAULT_N_CTX} in bench, inspect and profile.",
     ),
@@ -135,6 +137,8 @@ Device = Annotated[
         "-dev",
         "--device",
         metavar="NAME",
+        envvar="LLAMA_ARG_DEVICE",
+        show_envvar=False,
         help="auto (all GPUs), none (CPU only), names such as CUDA0,CUDA1, or emulated (the CPU "
         "plays the GPU; emulated:0.3: at 0.3 of its speed).",
     ),
@@ -144,6 +148,8 @@ Rpc = Annotated[
     typer.Option(
         "--rpc",
         metavar="HOST:PORT",
+        envvar="LLAMA_ARG_RPC",
+        show_envvar=False,
         help="Use the devices of a ggml-rpc-server; separate several with commas.",
         rich_help_panel=MORE,
     ),

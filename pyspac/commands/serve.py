@@ -24,7 +24,13 @@ Host = Annotated[
 ]
 Port = Annotated[
     int | None,
-    typer.Option("--port", metavar="N", help="Port; 0: any free one. Default: 8080."),
+    typer.Option(
+        "--port",
+        metavar="N",
+        envvar="LLAMA_ARG_PORT",
+        show_envvar=False,
+        help="Port; 0: any free one. Default: 8080.",
+    ),
 ]
 Board = Annotated[
     str | None,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pyspac.checks import check_int
 from pyspac.commands.model_names import hub_arguments
-from pyspac.errors import ConfigError, UsageError
+from pyspac.errors import UsageError
 from pyspac.forward.options import CacheSize
 from pyspac.model.memory_tier import given_ram
 from pyspac.model.spec_types import parse_spec_type
@@ -26,12 +25,6 @@ from pyspac.server.options import (
 OWN_FLAGS: Final = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 SERVE_ONLY: Final = ("--host", "--port", "--api-key", "--api-key-file", "--api-prefix", "--ssl-key-file")
 _SERVER_FIELDS: Final = ("host", "port", "board", "max_batch", "restart", "keep", "keep_mib")
-# llama-server's variables, each read as pyspac's flag; LLAMA_ARG_HOST is read by --host itself
-_VARIABLES: Final = {
-    "ctx_size": "LLAMA_ARG_CTX_SIZE", "port": "LLAMA_ARG_PORT", "device": "LLAMA_ARG_DEVICE",
-    "rpc": "LLAMA_ARG_RPC",
-}  # fmt: skip
-_NUMBERS: Final = ("ctx_size", "port")
 _ATTACH_FIELDS: Final = ("metrics_port", "metrics_host", "cpu_share", "warm_start", "log_json")
 
 
@@ -40,14 +33,12 @@ def serve_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptio
 
     Raises ConfigError.
     """
-    given = _with_variables(given, os.environ)
     fields = {name: given[name] for name in _SERVER_FIELDS} | {"drain_s": given["drain"]}
     return _options(given, tuple(passed), _attach_fields(given, _ATTACH_FIELDS), fields)
 
 
 def own_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptions:
     """Of a command with a server of its own, as of `serve_options`. Raises ConfigError."""
-    given = _with_variables(given, os.environ)
     if "n_predict" in given:
         check_int("-n", given["n_predict"], -1, MAX_TOKENS)
     for text in passed:
@@ -57,18 +48,6 @@ def own_options(given: Mapping[str, Any], passed: Sequence[str]) -> ServeOptions
         "stock": bool(given.get("stock")),
     }
     return _options(given, (*OWN_FLAGS, *passed), {"warm_start": False}, fields)
-
-
-def _with_variables(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """`given`, and of the rest what the environment says. Raises ConfigError for a bad number."""
-    found = dict(given)
-    for name, variable in _VARIABLES.items():
-        text = environ.get(variable)
-        if text and name in found and found[name] in (None, "auto"):
-            if name in _NUMBERS and not text.isdecimal():
-                raise ConfigError(variable, text, "a whole number")
-            found[name] = int(text) if name in _NUMBERS else text
-    return found
 
 
 def _attach_fields(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -179,11 +179,8 @@ class ServeOptions:
         baseline, kernels = self.attach.scheduler.baseline, self.host_kernels
         check_lossy(self.lossy, stock=self.stock, max_kl=self.max_kl, baseline=baseline, host_kernels=kernels)
         check_baseline(POLICY, self.attach.scheduler, stock=self.stock, ram_bytes=None)
-        if self.stock and self.cache.text not in ("auto", "0"):
-            raise UsageError(
-                f"--cache {self.cache.text} has no effect with --stock, which has none: omit one"
-            )
         if self.stock:
+            self.cache.check_stock()
             return
         if self.is_host_only:
             check_no_device(

@@ -38,13 +38,14 @@ _SAMPLERS: Final = (
     *("adaptive_p", "dry", "infill", "min_p", "nucleus", "penalties", "temp", "temperature", "top_k"),
     *("top_n_sigma", "top_p", "typ", "typ_p", "xtc"),
 )
+_SAMPLER_LETTERS: Final = "adeikmpstxy"
 _SPELLINGS: Final = {name.replace("_", other) for name in _SAMPLERS for other in ("_", "-", "")}
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
     """Raise UsageError for what llama-server would take from there, past every check."""
     for name, flag in _VARIABLES.items():
-        if name in environ:
+        if environ.get(name):
             raise UsageError(
                 f"{name}={environ[name]} in the environment cannot be checked: unset it, and give {flag}, if "
                 "it is needed"
@@ -69,6 +70,8 @@ def check_values(options: ServeOptions) -> None:
     for flag, value in pairwise(options.passed):
         if flag == "--samplers":
             _check_samplers(value)
+        if flag in ("--sampler-seq", "--sampling-seq") and (wrong := set(value) - set(_SAMPLER_LETTERS)):
+            raise UsageError(f"{flag} {value}: no sampler is {min(wrong)!r}; give some of {_SAMPLER_LETTERS}")
         if flag in _SCALED:
             _check_scales(flag, value)
     log = options.given_value("LLAMA_ARG_LOG_FILE", "--log-file")

@@ -122,6 +122,12 @@ def test_sequences_are_computed_apart() -> None:
             assert logits[2 * i : 2 * i + 2] == pytest.approx(alone.decode(row[2:], 2), abs=1e-2)
 
 
+def test_plain_llama_cpp_has_no_cache() -> None:
+    result = CliRunner().invoke(app, ["profile", "-m", str(TARGET), "--stock", "--cache", "5"])
+    assert result.exit_code == 2
+    assert "--cache 5 has no effect with --stock" in result.output
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("mode", [["--cache", "50%"], ["--stock"]])
 def test_command(mode: list[str], tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from typer.testing import CliRunner
 
 from pyspac._native import bin_dir
 from pyspac.cli import app
-from pyspac.commands.server_options import own_options
 from pyspac.engine.board import BoardGeometry, LayerMode, LocalBoard, Residency
 from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
@@ -95,19 +94,6 @@ def test_server_slots_are_those_of_llama_servers_variable(monkeypatch: pytest.Mo
 
 
 def test_llama_servers_variables_are_read_as_our_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "4096")
-    monkeypatch.setenv("LLAMA_ARG_DEVICE", "none")
-    monkeypatch.setenv("LLAMA_ARG_RPC", "10.0.0.1:50052")
-    own = own_options({"model": Path("t"), "ctx_size": None, "device": "auto"}, ())
-    assert (own.n_ctx, own.device, own.rpc) == (4096, "none", None)
-    told = own_options({"model": Path("t"), "ctx_size": 512, "device": "emulated"}, ())
-    assert (told.n_ctx, told.device) == (512, "emulated"), "a flag comes first"
-    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "many")
-    with pytest.raises(ConfigError, match="LLAMA_ARG_CTX_SIZE cannot be 'many': give a whole number"):
-        own_options({"model": Path("t"), "ctx_size": None}, ())
-
-
-def test_a_servers_address_is_that_of_llama_servers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     monkeypatch.setenv("LLAMA_ARG_PORT", str(port))
     monkeypatch.setenv("LLAMA_ARG_HOST", "localhost")
@@ -120,6 +106,17 @@ def test_a_servers_address_is_that_of_llama_servers_variables(monkeypatch: pytes
     assert (seen[1].port, seen[1].host) == (0, "127.0.0.2")
     CliRunner().invoke(app, ["serve", str(TARGET), "--host", "127.0.0.1"])
     assert seen[2].host == "127.0.0.1", "a flag comes first, if it says the default, too"
+    monkeypatch.setenv("LLAMA_ARG_DEVICE", "none")
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "4096")
+    monkeypatch.setenv("LLAMA_ARG_HF_REPO", "")  # nothing
+    for device in ((), ("-dev", "auto")):
+        CliRunner().invoke(app, ["serve", str(TARGET), *device])
+    assert (seen[3].device, seen[4].device) == ("none", "auto")
+    assert seen[4].n_ctx == 4096
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "many")
+    done = CliRunner().invoke(app, ["serve", str(TARGET)])
+    assert done.exit_code == 2
+    assert "LLAMA_ARG_CTX_SIZE cannot be 'many'" in done.stderr
 
 
 def test_threads_and_layers_are_those_of_llama_servers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +132,12 @@ def test_threads_and_layers_are_those_of_llama_servers_variables(monkeypatch: py
 
 def test_every_sampler_that_is_let_through_is_known_to_llama_server() -> None:
     names = ";".join(sorted(passed_on._SPELLINGS))
-    done = run_to_end("llama-server", [str(bin_dir() / "llama-server"), "--samplers", names, "--version"])
+    letters = passed_on._SAMPLER_LETTERS
+    given = ["--samplers", names, "--sampler-seq", letters]
+    done = run_to_end("llama-server", [str(bin_dir() / "llama-server"), *given, "--version"])
     assert "unable to match sampler" not in done.stderr
+    with pytest.raises(UsageError, match="no sampler is '9'"):
+        passed_on.check_values(ServeOptions(model=Path("t"), passed=("--sampler-seq", f"{letters}9")))
 
 
 def test_an_own_server_has_nothing_of_the_environment_that_is_for_others(
