@@ -635,8 +635,8 @@ static int panel_from(const spac_kernels & kernels, ggml_type type) {
     if (name == "avx512") {
         return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ? 0 : 16;
     }
-    if (name != "avx2" && name != "avxvnni") {
-        return 0;
+    if (name == "neon") {
+        return kernels.dot(type) && ggml_is_quantized(type) ? 16 : 0;
     }
     switch (type) {
         case GGML_TYPE_F16:

@@ -53,8 +53,12 @@ struct attention_heads {
 // c[i] += a[i] * b for NT rows of n elements: c, b of lanes; a's elements in each
 template <int NT>
 SPAC_INLINE void add_product(const float * a, int64_t row_stride, int64_t stride, int64_t n, const lanes * b, lanes * c) {
-    vec sums[NT][LANE_VECS];
-    memcpy(sums, c, sizeof(sums));
+    vec sums[NT][LANE_VECS]; // copied one by one: memcpy() would keep them in memory all the while
+    for (int i = 0; i < NT; i++) {
+        for (int v = 0; v < LANE_VECS; v++) {
+            sums[i][v] = c[i].v[v];
+        }
+    }
     for (int64_t k = 0; k < n; k++, a += stride, b++) {
         for (int i = 0; i < NT; i++) {
             const vec x = set_ps(a[i * row_stride]);
@@ -63,7 +67,11 @@ SPAC_INLINE void add_product(const float * a, int64_t row_stride, int64_t stride
             }
         }
     }
-    memcpy((void *) c, sums, sizeof(sums));
+    for (int i = 0; i < NT; i++) {
+        for (int v = 0; v < LANE_VECS; v++) {
+            c[i].v[v] = sums[i][v];
+        }
+    }
 }
 
 SPAC_INLINE void add_products(int64_t n_rows, const float * a, int64_t row_stride, int64_t stride, int64_t n, const lanes * b, lanes * c) {

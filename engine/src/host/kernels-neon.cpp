@@ -509,8 +509,47 @@ void swish(float * x, int64_t n, float alpha) {
 } // namespace
 
 #    include "kernel-table.h"
+#    include "panel-neon.h"
 
-static const spac_kernels kernels = { "neon", quantise, find_dot, swish, nullptr, nullptr };
+// ---- attention
+
+namespace {
+
+static constexpr int LANE_VECS = 4;
+
+SPAC_INLINE void store_ps(float * p, vec x) {
+    vst1q_f32(p, x);
+}
+
+SPAC_INLINE vec set_ps(float x) {
+    return vdupq_n_f32(x);
+}
+
+SPAC_INLINE vec add_mul(vec a, vec b, vec c) {
+    return vfmaq_f32(a, b, c);
+}
+
+SPAC_INLINE vec mul(vec a, vec b) {
+    return vmulq_f32(a, b);
+}
+
+SPAC_INLINE vec sub(vec a, vec b) {
+    return vsubq_f32(a, b);
+}
+
+SPAC_INLINE vec larger(vec a, vec b) {
+    return vmaxq_f32(a, b);
+}
+
+SPAC_INLINE vec widen_halves(const uint16_t * p) {
+    return f16::widen(vld1_u16(p));
+}
+
+} // namespace
+
+#    include "attention-lanes.h"
+
+static const spac_kernels kernels = { "neon", quantise, find_dot, swish, find_panel, &attention };
 
 const spac_kernels * spac_kernels_neon() {
     return &kernels;

@@ -1,4 +1,5 @@
-// The panels of one instruction set, a table by format. Included by panel-256.h and panel-512.h, which say what a tile is:
+// The panels of one instruction set, a table by format. Included by panel-256.h, panel-512.h and panel-neon.h, which say what a
+// tile is:
 //
 //   VEC_ROWS, PANEL_VECS, TILE_ROWS     rows of a vector, vectors of a tile, their product
 //   TILE_ACTS, panel_sums               tokens in registers; the sums of one
