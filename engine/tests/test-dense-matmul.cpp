@@ -166,10 +166,8 @@ int main() {
     const std::vector<const spac_kernels *> here = spac_kernels_here();
     for (const spac_kernels * kernels : here) {
         for (const ggml_type type : QUANTISED) {
-            if (kernels->dot(type)) { // the low-bit formats ARM leaves to ggml
-                test_format(*kernels, type);
-                test_neighbours(*kernels, type);
-            }
+            test_format(*kernels, type);
+            test_neighbours(*kernels, type);
         }
         test_what_stays_with_ggml(*kernels);
         test_other_graphs(*kernels);

@@ -376,9 +376,6 @@ static const std::vector<int> WIDTHS = { 1, 2, 3, 5, 9, 16, 40, 130 }; // the la
 
 static void test_formats(const spac_kernels & kernels) {
     for (ggml_type type : TYPES) {
-        if (!kernels.dot(type)) {
-            continue; // of the low-bit formats, which ARM leaves to llama.cpp
-        }
         const int64_t       block  = block_of(type);
         const int64_t       n_embd = block == 256 ? 512 : block == 1 ? 123
                                                                      : 256 + block;
@@ -447,7 +444,7 @@ static float tolerance_of(spac_act_form form) {
 // each weight of a row comes out of a token that has only its column; a number that is none, or infinite, does not get lost
 static void test_every_weight(const spac_kernels & kernels) {
     for (ggml_type type : TYPES) {
-        if (!kernels.dot(type) || !ggml_is_quantized(type)) {
+        if (!ggml_is_quantized(type)) {
             continue;
         }
         const random_matrix      m(type, block_of(type) == 256 ? 1024 : 256 + block_of(type), 33);
@@ -614,16 +611,9 @@ static void test_declined(const spac_kernels & kernels) {
 
 // what the engine has no kernel for ggml's dot products compute, beside its own, and with their error
 static void test_ggml_dots(const spac_kernels & kernels) {
-    for (const layer_shape & shape : {
-             layer_shape{ "Q2_K, Q3_K",          GGML_TYPE_Q2_K,  GGML_TYPE_Q2_K,  GGML_TYPE_Q3_K,  512, 256 },
-             layer_shape{ "IQ3_S, Q4_K, F32",    GGML_TYPE_IQ3_S, GGML_TYPE_Q4_K,  GGML_TYPE_F32,   256, 512 },
-             layer_shape{ "NVFP4, TQ2_0, IQ2_S", GGML_TYPE_NVFP4, GGML_TYPE_TQ2_0, GGML_TYPE_IQ2_S, 256, 256 },
-    }) {
-        const layer_fixture f(shape);
-        const bool          has_all = shape.down != GGML_TYPE_F32 && kernels.dot(GGML_TYPE_Q2_K); // ARM lacks the low-bit formats
-        CHECK(spac_host_experts::can_compute(kernels, f.layer) == has_all);
-        test_exact(kernels, shape, WIDTHS);
-    }
+    const layer_shape shape = { "IQ3_S, Q4_K, F32", GGML_TYPE_IQ3_S, GGML_TYPE_Q4_K, GGML_TYPE_F32, 256, 512 };
+    CHECK(!spac_host_experts::can_compute(kernels, layer_fixture(shape).layer));
+    test_exact(kernels, shape, WIDTHS);
 }
 
 // from how many rows per expert on a panel multiplies; 0: never. The rule of docs/host-experts.md.
@@ -632,11 +622,8 @@ static int panel_from(const spac_kernels & kernels, ggml_type type) {
     if (name == "amx") {
         return type == GGML_TYPE_F16 ? 0 : 12;
     }
-    if (name == "avx512") {
-        return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ? 0 : 16;
-    }
-    if (name == "neon") {
-        return kernels.dot(type) && ggml_is_quantized(type) ? 16 : 0;
+    if (name == "avx512" || name == "neon") {
+        return ggml_is_quantized(type) ? 16 : 0;
     }
     switch (type) {
         case GGML_TYPE_F16:

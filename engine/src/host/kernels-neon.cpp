@@ -341,6 +341,12 @@ struct iq4_xs {
     }
 };
 
+} // namespace
+
+#    include "lowbit-neon.h"
+
+namespace {
+
 // ---- quantised rows
 
 template <typename F, int NT>
@@ -441,8 +447,8 @@ SPAC_INLINE float quantise_32(const float * x, int8_t * q) {
     for (int i = 0; i < 4; i++) {
         vst1_s8(q + 8 * i, vqmovn_s16(vcombine_s16(n[2 * i], n[2 * i + 1])));
     }
-    const float sum_qq = sum_of(qq);
-    return sum_qq > 0 ? sum_of(xq) / sum_qq : 0;
+    const float sum_xq = sum_of(xq), sum_qq = sum_of(qq);
+    return sum_qq > 0 ? sum_xq / sum_qq : sum_xq; // bytes are 0 where a float was no number or infinite: the scale keeps that
 }
 
 SPAC_INLINE void quantise_64(const float * x, spac_act_q8 * act, int quarter) {

@@ -86,8 +86,7 @@ std::vector<const spac_kernels *> spac_kernels_here();
 // the first of them, or NULL; PYSPAC_KERNELS names another one (for tests and measurements)
 const spac_kernels * spac_kernels_best();
 
-// What the tables above lack ggml's own dot products compute, a row at a time (ggml-dot.cpp): F32, and on ARM the formats of
-// lowbit-256.h.
+// What the tables above lack ggml's own dot products compute, a row at a time (ggml-dot.cpp): F32.
 bool spac_has_dot(const spac_kernels & kernels, ggml_type type); // of one of the two
 void spac_dot_rows(const spac_kernels & kernels, ggml_type type, const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols,
                    const char * const * acts, int n_acts, float * const * out);
