@@ -51,6 +51,17 @@ SPAC_INLINE float32x4_t spread_halves(const B * b) {
     return spread_blocks(half_to_float(b[0].d), half_to_float(b[1].d));
 }
 
+SPAC_INLINE uint32_t load_word(const void * p) {
+    uint32_t x;
+    memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+// 4 bytes with signs
+SPAC_INLINE float32x4_t bytes_to_floats(uint32_t bytes) {
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(bytes))))));
+}
+
 SPAC_INLINE uint8x16_t low_nibbles(uint8x16_t x) {
     return vandq_u8(x, vdupq_n_u8(0xF));
 }
@@ -231,14 +242,9 @@ struct mxfp4 {
 
 // 6-bit scales, or mins, of the 2 sub-blocks of a quarter
 SPAC_INLINE float32x4_t spread_k_scales(const uint8_t * scales, int quarter, bool mins, float d) {
-    const auto at = [&](int i) -> float {
-        const uint8_t * s = scales + (mins ? 4 : 0);
-        if (i < 4) {
-            return s[i] & 63;
-        }
-        return ((mins ? scales[i + 4] >> 4 : scales[i + 4]) & 15) | (s[i - 4] >> 6) << 4;
-    };
-    return vmulq_n_f32(spread_blocks(at(2 * quarter), at(2 * quarter + 1)), d);
+    const uint32_t low = load_word(scales + 4 * mins), rest = load_word(scales + 8) >> (4 * mins);
+    const uint32_t all = quarter < 2 ? low & 0x3f3f3f3f : (rest & 0x0f0f0f0f) | (low >> 2 & 0x30303030), two = all >> (16 * (quarter % 2));
+    return vmulq_n_f32(spread_blocks((float) (two & 63), (float) (two >> 8 & 63)), d);
 }
 
 template <typename B>
@@ -307,11 +313,8 @@ struct q6_k {
             q[i]                  = vorrq_u8(low, vshlq_n_u8(high, 4));
         }
         subtract(q, 32, w.q);
-        const int8_t *    s      = b->scales + 4 * quarter;
-        const int32_t     all[4] = { s[0], s[1], s[2], s[3] };
-        const float32x4_t scales = vcvtq_f32_s32(vld1q_s32(all));
-        w.scale                  = vmulq_n_f32(scales, half_to_float(b->d));
-        w.offset                 = zero();
+        w.scale  = vmulq_n_f32(bytes_to_floats(load_word(b->scales + 4 * quarter)), half_to_float(b->d));
+        w.offset = zero();
         return w;
     }
 };
@@ -368,6 +371,7 @@ SPAC_INLINE void add_quarter(quarter_weights w, int quarter, const spac_act_q8 *
 
 template <typename F, int NT>
 SPAC_INLINE void add_block(const typename F::block * b, const spac_act_q8 * const * acts, int64_t ib, float32x4_t * sums) {
+#    pragma GCC unroll 4
     for (int quarter = 0; quarter < 4; quarter++) {
         add_quarter<F, NT>(F::unpack(b, quarter), quarter, acts, ib, sums);
     }

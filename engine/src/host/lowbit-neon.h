@@ -6,11 +6,6 @@
 
 namespace {
 
-SPAC_INLINE float32x4_t floats_of(int a, int b, int c, int d) {
-    const int32_t all[4] = { a, b, c, d };
-    return vcvtq_f32_s32(vld1q_s32(all));
-}
-
 SPAC_INLINE uint8x16_t repeat_each(uint8x16_t bytes, int log2_n, int first) {
     static const uint8_t ORDER[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     return vqtbl1q_u8(bytes, vaddq_u8(vshlq_u8(vld1q_u8(ORDER), vdupq_n_s8((int8_t) -log2_n)), vdupq_n_u8((uint8_t) first)));
@@ -105,13 +100,13 @@ struct q2_k {
     static constexpr bool   HAS_OFFSET = true;
 
     static SPAC_INLINE quarter_weights unpack(const block * b, int quarter) {
-        const uint8_t * s = b->scales + 4 * quarter;
+        const uint32_t  s = load_word(b->scales + 4 * quarter);
         quarter_weights w;
         uint8x16_t      q[4];
         split_pairs_of_bits(b->q, quarter, q);
         subtract(q, 0, w.q);
-        w.scale  = vmulq_n_f32(floats_of(s[0] & 15, s[1] & 15, s[2] & 15, s[3] & 15), half_to_float(b->d));
-        w.offset = vmulq_n_f32(floats_of(s[0] >> 4, s[1] >> 4, s[2] >> 4, s[3] >> 4), half_to_float(b->dmin));
+        w.scale  = vmulq_n_f32(bytes_to_floats(s & 0x0f0f0f0f), half_to_float(b->d));
+        w.offset = vmulq_n_f32(bytes_to_floats(s >> 4 & 0x0f0f0f0f), half_to_float(b->dmin));
         return w;
     }
 };
@@ -122,9 +117,9 @@ struct q3_k {
     static constexpr bool   HAS_OFFSET = false;
 
     // low nibbles: in 8 bytes, of one half each nibble; high bits: in the last 4, two bits for each of 4 scales
-    static SPAC_INLINE int scale_of(const block * b, int quarter, int i) {
-        const int low = b->scales[4 * (quarter % 2) + i] >> (4 * (quarter / 2)) & 15, high = b->scales[8 + i] >> (2 * quarter) & 3;
-        return (low | high << 4) - 32;
+    static SPAC_INLINE float32x4_t scales(const block * b, int quarter) {
+        const uint32_t low = load_word(b->scales + 4 * (quarter % 2)) >> (4 * (quarter / 2)) & 0x0f0f0f0f, high = load_word(b->scales + 8) >> (2 * quarter) & 0x03030303;
+        return vsubq_f32(bytes_to_floats(low | high << 4), vdupq_n_f32(32));
     }
 
     static SPAC_INLINE quarter_weights unpack(const block * b, int quarter) {
@@ -136,7 +131,7 @@ struct q3_k {
             q[i]                 = vorrq_u8(q[i], vandq_u8(has, vdupq_n_u8(4)));
         }
         subtract(q, 4, w.q);
-        w.scale  = vmulq_n_f32(floats_of(scale_of(b, quarter, 0), scale_of(b, quarter, 1), scale_of(b, quarter, 2), scale_of(b, quarter, 3)), half_to_float(b->d));
+        w.scale  = vmulq_n_f32(scales(b, quarter), half_to_float(b->d));
         w.offset = zero();
         return w;
     }
@@ -170,9 +165,7 @@ struct tq1_0 {
     static SPAC_INLINE uint8x16_t digits_from(const block * b, int group) {
         static const uint8_t POWERS[5] = { 1, 3, 9, 27, 81 }, OF_LAST[16] = { 1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27 };
         if (group == 15) {
-            uint32_t four;
-            memcpy(&four, b->qh, sizeof(four));
-            return vmulq_u8(vreinterpretq_u8_u32(vdupq_n_u32(four)), vld1q_u8(OF_LAST));
+            return vmulq_u8(vreinterpretq_u8_u32(vdupq_n_u32(load_word(b->qh))), vld1q_u8(OF_LAST));
         }
         return group < 10 ? vmulq_u8(vld1q_u8(b->q + 16 * (group % 2)), vdupq_n_u8(POWERS[group / 2])) : vmulq_u8(vld1q_u8(b->q + 32), vdupq_n_u8(POWERS[group - 10]));
     }
@@ -228,10 +221,8 @@ struct sign_words {
     uint32x2_t x;
 
     explicit SPAC_INLINE sign_words(const uint8_t * first, const uint8_t * second) {
-        uint32_t both[2];
-        memcpy(&both[0], first, sizeof(both[0]));
-        memcpy(&both[1], second, sizeof(both[1]));
-        x = vld1_u32(both);
+        const uint32_t both[2] = { load_word(first), load_word(second) };
+        x                      = vld1_u32(both);
     }
 
     SPAC_INLINE uint8x8_t signs() const {
@@ -249,8 +240,8 @@ struct sign_words {
 
 // IQ2: scale of each group from its nibble
 SPAC_INLINE float32x4_t iq2_scales(uint16_t d, const uint8_t * s) {
-    const float32x4_t n = floats_of(s[0] & 15, s[0] >> 4, s[1] & 15, s[1] >> 4);
-    return vmulq_n_f32(vaddq_f32(n, vdupq_n_f32(0.5f)), half_to_float(d) * 0.25f);
+    const uint32_t nibbles = (s[0] | s[0] << 4 | s[1] << 16 | s[1] << 20) & 0x0f0f0f0f;
+    return vmulq_n_f32(vaddq_f32(bytes_to_floats(nibbles), vdupq_n_f32(0.5f)), half_to_float(d) * 0.25f);
 }
 
 template <typename G, typename F>
@@ -376,20 +367,16 @@ struct iq1_m {
     }
 
     static SPAC_INLINE quarter_weights unpack(const block * b, int quarter) {
-        const uint8_t * q = b->q + 8 * quarter;
-        const int       s = b->scales[quarter];
-        uint32_t        qh;
-        memcpy(&qh, b->qh + 4 * quarter, sizeof(qh));
-        const uint32_t  high = qh >> 3 & 0x11111111; // of a nibble: the sign of the shift
-        uint64_t        down = 0;
+        const uint8_t * q     = b->q + 8 * quarter;
+        const uint32_t  s     = b->scales[quarter];
+        const uint32_t  qh    = load_word(b->qh + 4 * quarter);
+        const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(qh >> 3 & 0x11111111)); // of a nibble: the sign of the shift
+        const uint8x8_t down  = vand_u8(vzip1_u8(bytes, vshr_n_u8(bytes, 4)), vdup_n_u8(1));
         quarter_weights w;
-        for (int k = 0; k < 8; k++) {
-            down |= (uint64_t) (high >> (4 * k) & 1) << (8 * k);
-        }
-        set_iq1_bytes([q, qh](int k) { return q[k] | (qh >> (4 * k) & 7) << 8; }, vcreate_u8(down), w.q);
-        const float32x4_t odd = floats_of(2 * (s & 7) + 1, 2 * (s >> 3 & 7) + 1, 2 * (s >> 6 & 7) + 1, 2 * (s >> 9 & 7) + 1);
-        w.scale               = vmulq_n_f32(odd, d(b) * 0.125f);
-        w.offset              = zero();
+        set_iq1_bytes([q, qh](int k) { return q[k] | (qh >> (4 * k) & 7) << 8; }, down, w.q);
+        const uint32_t n = (s & 7) | (s & 0x38) << 5 | (s & 0x1c0) << 10 | (s & 0xe00) << 15;
+        w.scale          = vmulq_n_f32(bytes_to_floats(2 * n + 0x01010101), d(b) * 0.125f);
+        w.offset         = zero();
         return w;
     }
 };
