@@ -109,7 +109,7 @@ FOR_WHEELS = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PYSPAC_UI="$${PYSPAC_UI-$(HAS_NP
 # what .ci/run has no time for: everything it runs, then wheels, built and installed in an empty environment
 test-all:
 	.ci/run
-	$(MAKE) test-tsan check-vulkan
+	$(MAKE) test-tsan check-vulkan check-arm
 	$(MAKE) wheel VARIANTS=x64,haswell
 	$(MAKE) check-wheel
 

@@ -622,8 +622,8 @@ static int panel_from(const spac_kernels & kernels, ggml_type type) {
     if (name == "amx") {
         return type == GGML_TYPE_F16 ? 0 : 12;
     }
-    if (name == "avx512" || name == "neon") {
-        return ggml_is_quantized(type) ? 16 : 0;
+    if (name == "avx512") {
+        return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ? 0 : 16;
     }
     switch (type) {
         case GGML_TYPE_F16:

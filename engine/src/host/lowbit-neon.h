@@ -310,11 +310,14 @@ struct iq3_s {
     static constexpr bool    HAS_OFFSET = false;
 
     static SPAC_INLINE quarter_weights unpack(const block * b, int quarter) {
-        const uint8_t * q  = b->q + 16 * quarter;
-        const int       qh = b->qh[2 * quarter] | b->qh[2 * quarter + 1] << 8;
-        quarter_weights w;
-        uint8x16_t      all[4];
-        look_up_grid(spac_grids.iq3_s, [q, qh](int k) { return q[k] | (qh >> k & 1) << 8; }, all);
+        const uint8x8_t  qh  = vcreate_u8(b->qh[2 * quarter] | (uint64_t) b->qh[2 * quarter + 1] << 8);
+        const uint8x16_t low = vld1q_u8(b->q + 16 * quarter), high = vandq_u8(spread_bits(qh, 0), vdupq_n_u8(1));
+        uint16_t         at[16];
+        quarter_weights  w;
+        uint8x16_t       all[4];
+        vst1q_u16(at, vreinterpretq_u16_u8(vzip1q_u8(low, high)));
+        vst1q_u16(at + 8, vreinterpretq_u16_u8(vzip2q_u8(low, high)));
+        look_up_grid(spac_grids.iq3_s, [&at](int k) { return at[k]; }, all);
         for (uint8x16_t & x : all) { // halves of odd numbers
             x = vaddq_u8(x, x);
         }

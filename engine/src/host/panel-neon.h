@@ -71,6 +71,7 @@ void unpack_vec(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_c
         for (int64_t ir = 0; ir < n_rows; ir++) {
             blocks[ir] = block_at<F>(rows + ir * row_bytes, i, n_cols, rest[ir], VEC_ROWS * row_bytes); // what comes after these rows
         }
+#pragma GCC unroll 4
         for (int quarter = 0; quarter < 4; quarter++, to += 2) {
             for (int64_t ir = 0; ir < n_rows; ir++) {
                 unpacked[ir] = F::unpack(blocks[ir], quarter);
@@ -152,7 +153,7 @@ template <typename F>
 struct tile_of {
     typedef panel_block_of<F> block;
 
-    static constexpr int           N_BLOCKS = SPAC_BLOCK / 32, N_TOKENS_MIN = 16;
+    static constexpr int           N_BLOCKS = SPAC_BLOCK / 32, N_TOKENS_MIN = N_SCALES<F> == 1 ? 16 : 24;
     static constexpr spac_act_form FORM = SPAC_ACT_Q8;
 
     static void unpack(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, block * to, int vec) {
