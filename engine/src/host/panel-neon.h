@@ -83,8 +83,8 @@ void unpack_vec(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_c
 
 // ---- multiplying
 
-// the sums of N_GROUPS groups of 16 weights, those of the activations from lane LANE of a quarter on
-template <int LANE, int N_GROUPS, int NT>
+// the sums of N groups of 16 weights, those of the activations from lane LANE of a quarter on
+template <int LANE, int N, int NT>
 SPAC_INLINE void dot_groups(const int8x16_t (*q)[PANEL_VECS], const int8_t * const * acts, int32x4_t (*dots)[PANEL_VECS]) {
     for (int t = 0; t < NT; t++) {
         for (int v = 0; v < PANEL_VECS; v++) {
@@ -97,7 +97,7 @@ SPAC_INLINE void dot_groups(const int8x16_t (*q)[PANEL_VECS], const int8_t * con
             const int8x16_t x = vld1q_s8(acts[t] + 16 * i);
             for (int v = 0; v < PANEL_VECS; v++) {
                 dots[t][v] = vdotq_laneq_s32(dots[t][v], q[i][v], x, LANE);
-                if constexpr (N_GROUPS == 2) {
+                if constexpr (N == 2) {
                     dots[t][v] = vdotq_laneq_s32(dots[t][v], q[4 + i][v], x, LANE + 1);
                 }
             }
