@@ -6,7 +6,7 @@
 //   PYSPAC_HOST_KERNELS  auto, spac or ggml
 //   PYSPAC_CPU_RANGE  0-7: the host's own threads run there, each pinned to one core
 //   PYSPAC_RAM      8000 (MiB), 8G or 25%: memory for experts that stay on disk; else all are loaded
-//   PYSPAC_BASELINE lru+fetch: who leaves the device, and what becomes of an expert that is not there (docs/policies.md); else decisions say it
+//   PYSPAC_BASELINE lru+fetch: who leaves the device, and what becomes of an expert that is not there; +per-layer: each layer has slots of its own (docs/policies.md); else decisions say it
 //   PYSPAC_LOSSY   drop:2: an expert that is not there and not among its token's best 2 is left out; else none is
 //   PYSPAC_MAX_KL   what that may cost llama-server's tokens in the mean: KL divergence in nats (split/exact-sample.h)
 //   PYSPAC_FILL     0: free slots wait for a decision (1: what was just used takes them)

@@ -98,8 +98,10 @@ static void test_names() {
     }
     assert(!spac_baseline("p", "").is_on());
     assert(spac_baseline("p", "ema+fetch").is_scheduled() && !spac_baseline("p", "lru+fetch").is_scheduled());
+    const spac_baseline own("p", "lru+balance+per-layer");
+    assert(own.eviction == "lru" && own.miss == spac_baseline::BALANCE && own.per_layer && !spac_baseline("p", "lru+balance").per_layer);
     for (const char * text : { "lru", "lru+", "+fetch", "lru+host", "lru+fetch+fetch", "LRU+fetch", "lru + fetch", "ema+host-admit", "belady+fetch",
-                               "least-stale:cyclic=2+fetch" }) {
+                               "least-stale:cyclic=2+fetch", "lru+per-layer", "+per-layer", "lru+per-layer+fetch", "lru+fetch+per-layer+per-layer", "lru+fetch+per-layers" }) {
         bool refused = false;
         try {
             spac_baseline("p", text);

@@ -45,7 +45,7 @@ def check_lossy(
         raise UsageError(f"{FLAG} {text} has no effect with --stock, which computes every expert: omit one")
     if copies_of(text) and host_kernels == "ggml":
         raise UsageError(f"{FLAG} {text} needs the engine's kernels: leave out --host-kernels ggml")
-    if baseline is not None and baseline.endswith("+fetch") and not text.startswith("route:"):
+    if baseline is not None and "+fetch" in baseline and not text.startswith("route:"):
         raise UsageError(
             f"{FLAG} {text} has no effect with --policy {baseline}, which copies every expert that is not "
             "there: omit one, or give route:X"

@@ -131,6 +131,7 @@ BASELINES = [
     ("least-stale:cyclic=1+fetch", True), ("farthest-layer+fetch", True),
     ("farthest-layer:cyclic=1+fetch", True), ("ema+fetch", True), ("spac+fetch", True),
     ("lru+balance", False), ("ema+balance", False), ("lru+host-admit", False),
+    ("lru+fetch+per-layer", True),
 ]  # fmt: skip
 
 

@@ -241,20 +241,40 @@ def test_misses_are_fetched_as_in_the_lab(recorded: Recorded, eviction: str, cap
     assert counters["n_evictions"] > 0
 
 
+PER_LAYER = "+per-layer"
+
+
+@pytest.mark.parametrize("capacity", ["22%", "30%", "60%"])  # 22 %: what rounding leaves over goes to some
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "farthest-layer"])
+def test_slots_of_a_layers_own_are_those_of_the_lab(recorded: Recorded, eviction: str, capacity: str) -> None:
+    setup = Setup(eviction=eviction, miss="fetch", capacity=capacity, per_layer=True)
+    run = Run(make_workload(recorded.trace), setup, PRESETS["instant"])
+    run.run()
+    counters = replay_baseline(recorded, capacity, f"{eviction}+fetch{PER_LAYER}")
+    assert_same_books(run, counters)
+    assert counters["n_evictions"] > 0
+    if eviction == "lru" and capacity == "30%":
+        shared = replay_baseline(recorded, capacity, f"{eviction}+fetch")
+        assert shared["n_hit"] != counters["n_hit"], "else the test would hold of shared slots"
+
+
 def test_evictions_differ(recorded: Recorded) -> None:
     """Else the test above would hold for any order."""
     found = [replay_baseline(recorded, "30%", f"{eviction}+fetch")["n_hit"] for eviction in EVICTIONS]
     assert len(set(found)) >= len(EVICTIONS) - 2, found  # lhu is lfu where all copies are of full precision
 
 
+@pytest.mark.parametrize("slots", ["", PER_LAYER])
 @pytest.mark.parametrize("estimator", ["ema", "spac"])
-def test_misses_are_fetched_beside_the_scheduler_as_in_the_lab(recorded: Recorded, estimator: str) -> None:
+def test_misses_are_fetched_beside_the_scheduler_as_in_the_lab(
+    recorded: Recorded, estimator: str, slots: str
+) -> None:
     setup = Setup(
         eviction=f"{estimator}:budget=0,threshold=1", miss="fetch", capacity="25%",
-        without=frozenset({"prompt"}),
+        without=frozenset({"prompt"}), per_layer=slots == PER_LAYER,
     )  # fmt: skip
     config = SchedulerConfig(estimator=estimator, threshold=1)
-    decide_on_board(recorded, setup, config, baseline=f"{estimator}+fetch")
+    decide_on_board(recorded, setup, config, baseline=f"{estimator}+fetch{slots}")
 
 
 def test_what_is_predicted_is_copied_alike_on_board_and_lab(

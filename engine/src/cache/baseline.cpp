@@ -7,6 +7,7 @@
 #include <array>
 
 static const std::array<std::string, 3> MISSES = { "fetch", "balance", "host-admit" }; // as miss_kind
+static const std::string                PER_LAYER = "+per-layer";
 
 static std::string joined(const std::vector<std::string> & names) {
     std::string text;
@@ -20,13 +21,15 @@ spac_baseline::spac_baseline(const char * name, const std::string & text) {
     if (text.empty()) {
         return;
     }
-    const size_t      plus  = text.find('+');
-    const std::string first = text.substr(0, plus), second = plus == std::string::npos ? "" : text.substr(plus + 1);
+    per_layer               = text.size() > PER_LAYER.size() && text.compare(text.size() - PER_LAYER.size(), std::string::npos, PER_LAYER) == 0;
+    const std::string both  = text.substr(0, text.size() - (per_layer ? PER_LAYER.size() : 0));
+    const size_t      plus  = both.find('+');
+    const std::string first = both.substr(0, plus), second = plus == std::string::npos ? "" : both.substr(plus + 1);
     const auto        it = std::find(MISSES.begin(), MISSES.end(), second);
     if (it == MISSES.end() || !spac_eviction::is_known(first)) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("%s cannot be '%s': give EVICTION+MISS, with one of %s, and one of %s", name, text.c_str(),
-                                     joined(spac_eviction::names()).c_str(), joined({ MISSES.begin(), MISSES.end() }).c_str()));
+                         spac_format("%s cannot be '%s': give EVICTION+MISS, with one of %s, and one of %s, and %s behind it for slots of each layer's own", name, text.c_str(),
+                                     joined(spac_eviction::names()).c_str(), joined({ MISSES.begin(), MISSES.end() }).c_str(), PER_LAYER.c_str()));
     }
     eviction = first;
     miss     = (miss_kind) (it - MISSES.begin());

@@ -1,5 +1,5 @@
 // A policy that pyspac is compared with, as its user names it: who leaves the device, and what becomes of experts that are asked
-// for and not there ("lru+fetch"). Both names are the lab's (pyspac/lab/eviction, pyspac/lab/miss).
+// for and not there ("lru+fetch"). Both names are the lab's (pyspac/lab/eviction, pyspac/lab/miss), as is "+per-layer" behind them.
 #pragma once
 
 #include <string>
@@ -17,5 +17,6 @@ struct spac_baseline {
     bool is_scheduled() const; // whether a scheduler's decisions count beside it
 
     std::string eviction;
-    miss_kind   miss = FETCH;
+    miss_kind   miss      = FETCH;
+    bool        per_layer = false; // each layer has slots of its own; else those of one layout share them
 };

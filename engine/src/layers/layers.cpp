@@ -103,13 +103,13 @@ std::vector<bool> spac_layers::assign(const std::vector<ggml_backend_dev_t> & to
     return has_layer;
 }
 
-void spac_layers::form_groups() {
+void spac_layers::form_groups(bool per_layer) {
     std::map<std::string, int> by_key;
     for (auto & [il, layer] : by_il) {
         if (!layer.is_split()) {
             continue;
         }
-        const auto [it, is_new] = by_key.emplace(spac_format("%d: ", layer.device) + layer.layout_key(), (int) by_key.size());
+        const auto [it, is_new] = by_key.emplace(spac_format("%d: %d: ", layer.device, per_layer ? il : 0) + layer.layout_key(), (int) by_key.size());
         layer.group             = it->second;
         if (is_new) {
             group_like.push_back(&layer);

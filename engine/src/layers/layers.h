@@ -21,8 +21,8 @@ struct spac_layers {
     // gives each layer the one of these devices that llama.cpp gave it, or the first one; which of them have one that is split
     std::vector<bool> assign(const std::vector<ggml_backend_dev_t> & to);
 
-    // puts split layers of equal types and shapes, and one device, into one layout group
-    void form_groups();
+    // puts split layers of equal types and shapes, and one device, into one layout group; or each into one of its own
+    void form_groups(bool per_layer);
 
     std::vector<const spac_moe_layer *> split() const; // in the order of a graph
     bool                                any_split() const;

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include "base/status.h"
+#include "cache/baseline.h"
 #include "cache/slot-pool.h"
 #include "device-probe.h"
 #include "host/host-experts.h"
@@ -214,7 +215,7 @@ spac_plan spac_make_plan(const spac_settings & settings, spac_layers & layers) {
     choose_kernels(plan, settings.params, is_on_disk);
     give_kernels_to_layers(plan, layers, is_on_disk);
     assign_layers(plan, layers, spac_read_device(settings.device) == SPAC_DEVICE_AUTO);
-    layers.form_groups();
+    layers.form_groups(spac_baseline("baseline", settings.baseline).per_layer);
     choose_host_mode(plan, settings.params.host_mode, layers);
     divide_cache(plan, settings.cache, n_asked, layers);
     if (is_on_disk) {
