@@ -2,11 +2,13 @@
 
 A grid of device speeds (a share of the host's), links and capacities. At each point the same text is read
 token by token with the balancer's tau and with fixed ones, in turns; device and link are emulated, times are
-the machine's own, so it needs two idle cores. Out: milliseconds per token, and what the balancer's tau loses
-against the best fixed one.
+the machine's own, so it needs two idle cores: the host has one thread, the device has another. Out:
+milliseconds per token (median of the turns), and what the balancer's tau loses against the best fixed one
+(median and quartiles of the turns' ratios).
 
     python benchmarks/bench_balancer.py                                      # two minutes
-    python benchmarks/bench_balancer.py --speeds 0.1,0.3,1 --links 0.02,1 --caches 17%,40%,80% --tokens 400
+    python benchmarks/bench_balancer.py --speeds 0.1,0.3,1 --links 0.02,1 --caches 17%,40%,80% --tokens 640
+    python benchmarks/bench_balancer.py --model MODEL.gguf                   # of another size
     python benchmarks/bench_balancer.py --json -
 """
 
@@ -16,10 +18,11 @@ import argparse
 import json
 import sys
 import time
+from collections import deque
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, quantiles
 from typing import Any, Final
 
 from machine import describe, one_line
@@ -33,7 +36,8 @@ MODEL: Final = ROOT / "pyspac" / "models" / "demo-moe.gguf"
 TEXT: Final = ROOT / "docs" / "architecture.md"
 N_PROMPT: Final = 32
 N_WARM_UP: Final = 64  # tokens, for the scheduler to place experts
-N_TURN: Final = 8  # tokens of one way, before the next has its turn
+N_TURN: Final = 16  # tokens of one way, before the next has its turn
+N_THREADS: Final = 1  # of the host: the graph's computes for the device meanwhile
 WITHOUT: Final = frozenset({"fallback", "whole"})  # what else would decide
 AUTO: Final = "auto"
 Point = tuple[float, float, str]  # device's speed, link, capacity
@@ -53,11 +57,11 @@ def fixed_taus(estimator: str) -> list[int]:
 class Way:
     """A model whose experts are placed by one threshold, somewhere in the text."""
 
-    def __init__(self, stack: ExitStack, point: Point, tau: int | str, estimator: str) -> None:
+    def __init__(self, stack: ExitStack, model: Path, point: Point, tau: int | str, estimator: str) -> None:
         speed, link, cache = point
         options = ForwardOptions(
-            model=MODEL, device=f"emulated:{speed}", copy_gb_s=link, cache=CacheSize(text=cache),
-            n_threads=2, scheduler=config(tau, estimator),
+            model=model, device=f"emulated:{speed}", copy_gb_s=link, cache=CacheSize(text=cache),
+            n_threads=N_THREADS, scheduler=config(tau, estimator),
         )  # fmt: skip
         self.runner = stack.enter_context(Runner(options))
         self.us: list[float] = []
@@ -88,32 +92,37 @@ class Way:
         return self.runner.split.scheduler.cost.to_dict()
 
 
-def measure(point: Point, n_tokens: int, estimator: str) -> dict[str, Any]:
+def measure(model: Path, point: Point, n_tokens: int, estimator: str) -> dict[str, Any]:
     """One point of the grid; the ways take turns, so that all meet the same machine."""
     with ExitStack() as stack:
         taus: list[int | str] = [AUTO, *fixed_taus(estimator)]
-        ways = {tau: Way(stack, point, tau, estimator) for tau in taus}
+        ways = {tau: Way(stack, model, point, tau, estimator) for tau in taus}
         auto = ways[AUTO]
         vocab = auto.runner.model.vocab
         text = vocab.tokenize(TEXT.read_text(encoding="utf-8"))[: N_PROMPT + N_WARM_UP + n_tokens]
         for way in ways.values():
             way.begin(text[:N_PROMPT])
             way.read(text[N_PROMPT : N_PROMPT + N_WARM_UP], is_timed=False)
+        order = deque(ways.values())
         for start in range(N_PROMPT + N_WARM_UP, len(text), N_TURN):
-            for way in ways.values():
+            for way in order:
                 way.read(text[start : start + N_TURN])
+            order.rotate()
         ms = {str(tau): median(way.us) / 1e3 for tau, way in ways.items()}
         speed, link, cache = point
-        best = min(ms[str(tau)] for tau in ways if tau != AUTO)
-        return {"speed": speed, "link_gb_s": link, "cache": cache, "estimator": estimator, "ms": ms,
-                "loss": ms[AUTO] / best - 1.0, "tau": auto.tau, **auto.costs()}  # fmt: skip
+        best = min((tau for tau in ways if tau != AUTO), key=lambda tau: ms[str(tau)])
+        low, loss, high = quantiles(a / b - 1.0 for a, b in zip(auto.us, ways[best].us, strict=True))
+        return {"model": model.name, "speed": speed, "link_gb_s": link, "cache": cache, "estimator": estimator,
+                "ms": ms, "best": best, "loss": loss, "loss_quartiles": [low, high], "tau": auto.tau,
+                **auto.costs()}  # fmt: skip
 
 
 def print_row(row: dict[str, Any]) -> None:
     ms = ", ".join(f"{tau} {value:.3f}" for tau, value in row["ms"].items())
     device = row["device_expert_us"][0]
     print(
-        f"{row['speed']:5g} {row['link_gb_s']:6g} {row['cache']:>5}  {row['loss']:+6.1%}  tau {row['tau']}, "
+        f"{row['speed']:5g} {row['link_gb_s']:6g} {row['cache']:>5}  {row['loss']:+6.1%} "
+        f"({row['loss_quartiles'][0]:+.1%} to {row['loss_quartiles'][1]:+.1%})  tau {row['tau']}, "
         f"host {row['host_expert_us'][0] or 0:.0f} us, device {device or 0:.0f} us; ms: {ms}",
         flush=True,
     )
@@ -123,10 +132,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--speeds", default="0.3,1")
     parser.add_argument("--links", default="0.02,1", help="1e9 bytes/s; 0: as fast as memory")
     parser.add_argument("--caches", default="17%,40%")
-    parser.add_argument("--tokens", type=int, default=160, help="of each way, at each point")
+    parser.add_argument("--tokens", type=int, default=320, help="of each way, at each point")
     parser.add_argument("--estimator", default=SchedulerConfig().estimator)
     parser.add_argument("--json", metavar="FILE", help="rows, one object per line; -: to stdout, no table")
     return parser.parse_args()
@@ -142,7 +152,7 @@ def main() -> None:
         print(f"device and link are emulated; {one_line(describe())}")
         print("speed   link cache    loss")
     for point in grid:
-        rows.append(measure(point, args.tokens, args.estimator))
+        rows.append(measure(args.model, point, args.tokens, args.estimator))
         if args.json != "-":
             print_row(rows[-1])
     if args.json != "-":

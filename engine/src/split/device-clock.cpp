@@ -1,17 +1,53 @@
 #include "device-clock.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
 static constexpr double   WEIGHT   = 0.02; // of the latest layer in averages
 static constexpr uint64_t EVERY    = 8;    // forwards, of which one is timed where that costs something
 static constexpr uint64_t AWAKE_US = 100;  // before its time a thread stops to sleep
+static constexpr double   GAIN     = 0.95; // of the longer side's time, below which experts of the device are the host's
+static constexpr double   HELP     = 0.5;  // of its time that the host takes alone, at best, with one more thread
+static constexpr double   RETRY    = 64;   // times as long as it takes for an expert, a device is left alone
 
-void spac_device_clock::see_host(uint64_t us, uint64_t n_bytes) {
+void spac_device_clock::see_host(uint64_t us, uint64_t n_bytes, bool is_alone) {
     if (n_bytes > 0) {
         spac_blend(host_us, (double) us, WEIGHT);
         spac_blend(host_bytes, (double) n_bytes, WEIGHT);
+        (is_alone ? alone : beside).add(n_bytes, us);
     }
+}
+
+void spac_device_clock::see_device(uint64_t us, uint64_t n_bytes) {
+    if (n_bytes > 0) {
+        device.add(n_bytes, us);
+    }
+}
+
+size_t spac_device_clock::n_on_device(uint64_t expert_bytes, size_t n_resident, size_t n_absent) {
+    if (!beside.is_known() || !device.is_known() || n_resident == 0) {
+        return n_resident;
+    }
+    const auto longer = [&](size_t n) {
+        const double bytes    = (n_resident + n_absent - n) * expert_bytes;
+        const double alone_us = alone.is_known() ? alone.at(bytes) : HELP * beside.at(bytes);
+        return n == 0 ? alone_us : std::max(device.at(n * expert_bytes), beside.at(bytes));
+    };
+    size_t best = n_resident;
+    for (size_t n = n_resident; n-- > 0;) {
+        best = longer(n) < longer(best) ? n : best;
+    }
+    if (longer(best) > GAIN * longer(n_resident)) {
+        best = n_resident;
+    }
+    idle_us = best > 0 ? 0 : idle_us + longer(0);
+    if (idle_us > RETRY * device.at(expert_bytes)) { // it may have become faster
+        idle_us = 0;
+        device.forget();
+        return 1;
+    }
+    return best;
 }
 
 static void wait_until(uint64_t end_us) {

@@ -1,8 +1,10 @@
-// How long a device takes for its experts of a layer, seen where collect begins; and how long an emulated one is made to take.
+// How long a device takes for its experts of a layer, seen where collect begins, and the host for its own; how many of those on the
+// device it computes, so that both end together; and how long an emulated one is made to take.
 #pragma once
 
 #include "base/average.h"
 #include "base/clock.h"
+#include "base/line-fit.h"
 #include "cache/slot-pool.h"
 #include "spac.h"
 
@@ -12,13 +14,21 @@ struct spac_device_clock {
     const spac_slot_groups * slots = nullptr; // of devices that may still be at work where collect begins; NULL: they are done
     double                   speed = 0;       // of an emulated device, as a share of the host's; 0: as fast as it is
 
-    // the host took so long for experts of so many bytes
-    void see_host(uint64_t us, uint64_t n_bytes);
+    // the host, or the device, took so long for experts of so many bytes
+    // is_alone: the device had none, so that the thread that waits for it helped the host all the time
+    void see_host(uint64_t us, uint64_t n_bytes, bool is_alone);
+    void see_device(uint64_t us, uint64_t n_bytes);
+
+    // How many of the n_resident experts that a layer finds on its device are computed there, beside the host with n_absent others:
+    // as many as end soonest, but all if that gains little, and until both sides' times are known
+    size_t n_on_device(uint64_t expert_bytes, size_t n_resident, size_t n_absent);
 
     // returns when the device is done with n_experts of this layer, which it was given at begin_us
     // forward: counted from 0; false: it was not waited for, which costs a message to another machine in each layer
     bool wait(const spac_moe_layer & layer, uint64_t forward, uint64_t begin_us, uint64_t n_experts) const;
 
   private:
-    double host_us = 0, host_bytes = 0; // averages of a layer
+    double        host_us = 0, host_bytes = 0; // averages of a layer
+    spac_line_fit beside, alone, device;       // us by bytes: the host's beside the device, and alone; the device's
+    double        idle_us = 0;                 // of layers that the host computed alone since the device computed last
 };

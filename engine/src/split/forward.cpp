@@ -80,6 +80,8 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
         lossy.keep_all(ids->ne[0] * ids->ne[1]);
     } else if (lossy.is_on()) {
         leave_out(layer, ids, *weights);
+    } else if (clock.speed > 0 && demand.empty() && !tier) { // on real devices not tried yet
+        share_out(layer);
     }
     record_split(layer);
     write_ids(layer, ids, ids_device, ids_host);
@@ -127,6 +129,25 @@ void spac_forward::ask(const spac_moe_layer & layer, const ggml_tensor * ids, co
     const spac_layer_stats & s = board.layer_stats()[layer.il];
     demand[layer.device]->ask(layer.il, activations.experts.data(), activations.n_rows.data(), weight_of.data(), slots.size(), slots.data(),
                               s.n_host_experts > 0 ? (double) s.host_us / s.n_host_experts : 0.0);
+}
+
+// the host takes those of the device's that have the fewest rows
+void spac_forward::share_out(const spac_moe_layer & layer) {
+    std::vector<size_t> & there = residents;
+    there.clear();
+    for (size_t i = 0; i < slots.size(); i++) {
+        if (slots[i] >= 0) {
+            there.push_back(i);
+        }
+    }
+    const size_t n = clock.n_on_device(layer.expert_bytes(), there.size(), slots.size() - there.size());
+    if (n == there.size()) {
+        return;
+    }
+    std::stable_sort(there.begin(), there.end(), [&](size_t a, size_t b) { return activations.n_rows[a] > activations.n_rows[b]; });
+    for (size_t i = n; i < there.size(); i++) {
+        slots[there[i]] = -1;
+    }
 }
 
 void spac_forward::record_split(const spac_moe_layer & layer) {
@@ -294,7 +315,7 @@ void spac_forward::collect(const spac_moe_layer & layer, float * rows, size_t n_
     board.counters()->wait_us += t1 - t0;
     board.devices()[layer.device].wait_us += t1 - t0;
     board.layer_stats()[layer.il].host_us += busy_us;
-    clock.see_host(busy_us, t.host_bytes);
+    clock.see_host(busy_us, t.host_bytes, t.n_device == 0);
     if (is_timed) {
         note_device(layer, t0);
     }
@@ -337,6 +358,7 @@ void spac_forward::note_device(const spac_moe_layer & layer, uint64_t now) {
     s.n_timed_calls++;
     s.n_timed_experts += t.n_device;
     s.device_us += now - t.dispatch;
+    clock.see_device(now - t.dispatch, t.n_device * layer.expert_bytes());
 }
 
 void spac_forward::host_done(const spac_moe_layer & layer) {

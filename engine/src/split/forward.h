@@ -74,6 +74,7 @@ struct spac_forward : spac_split_ops {
     const std::vector<int32_t> & sequences_of(int64_t n_tokens) const;
     void                         show_weights();
     void                         ask(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights);
+    void                         share_out(const spac_moe_layer & layer);
     void                         record_split(const spac_moe_layer & layer);
     void                         leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
     void                         substitute(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
@@ -106,6 +107,7 @@ struct spac_forward : spac_split_ops {
     // the layer in progress
     spac_activations      activations;
     std::vector<int32_t>  slots;                 // of each distinct expert, or -1
+    std::vector<size_t>   residents;             // of the distinct experts, those that are on the device
     std::vector<int32_t>  ids_copy;              // [n_expert_used * n_tokens]
     std::vector<int32_t>  slot_of;               // [n_expert], of those in use
     std::vector<int32_t>  on_device;             // [n_expert_used * n_tokens] experts or -1, as ids_host
