@@ -6,7 +6,7 @@ the machine's own, so it needs two idle cores: the host has one thread, the devi
 milliseconds per token (median of the turns), and what the balancer's tau loses against the best fixed one
 (median and quartiles of the turns' ratios).
 
-    python benchmarks/bench_balancer.py                                      # two minutes
+    python benchmarks/bench_balancer.py                                      # half a minute
     python benchmarks/bench_balancer.py --speeds 0.1,0.3,1 --links 0.02,1 --caches 17%,40%,80% --tokens 640
     python benchmarks/bench_balancer.py --model MODEL.gguf                   # of another size
     python benchmarks/bench_balancer.py --json -
@@ -112,9 +112,9 @@ def measure(model: Path, point: Point, n_tokens: int, estimator: str) -> dict[st
         speed, link, cache = point
         best = min((tau for tau in ways if tau != AUTO), key=lambda tau: ms[str(tau)])
         low, loss, high = quantiles(a / b - 1.0 for a, b in zip(auto.us, ways[best].us, strict=True))
-        return {"model": model.name, "speed": speed, "link_gb_s": link, "cache": cache, "estimator": estimator,
-                "ms": ms, "best": best, "loss": loss, "loss_quartiles": [low, high], "tau": auto.tau,
-                **auto.costs()}  # fmt: skip
+        return {"model": model.name, "speed": speed, "link_gb_s": link, "cache": cache,
+                "estimator": estimator, "ms": ms, "best": best, "loss": loss, "loss_quartiles": [low, high],
+                "tau": auto.tau, **auto.costs()}  # fmt: skip
 
 
 def print_row(row: dict[str, Any]) -> None:
