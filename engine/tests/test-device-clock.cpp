@@ -51,7 +51,7 @@ static void test_slower_than_the_host_alone() {
     for (int i = 0; i < 1000; i++) {
         n += (int) clock.n_on_device(BYTES, 2, 2);
     }
-    assert(n == 1000 / 161);      // each layer takes 400 us, and 64 times 1000 us pass
+    assert(n == 1000 / 161);       // each layer takes 400 us, and 64 times 1000 us pass
     for (int i = 0; i < 60; i++) { // what was seen before a trial counts little
         clock.see_device(100, BYTES);
     }
