@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from pyspac.errors import PyspacError
@@ -25,11 +26,14 @@ def measure(
     model: Path | None = None,
     types: Iterable[str] = TYPES,
     piece_bytes: int = PIECE_BYTES,
-    widths: Iterable[int] = WIDTHS,
+    *,
+    has_prompts: bool = True,
 ) -> Machine:
     """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError.
 
-    `widths`: the first of WIDTHS; one is enough where no prompt is predicted.
+    Memory, and kernels with one token, are measured before, between and after all else, as other programs and
+    virtual machines take their share: medians, and how far they varied. `has_prompts`: else only what
+    decoding needs.
     """
     from pyspac.engine.engine import (  # the native library
         has_kernels,
@@ -38,15 +42,29 @@ def measure(
         measure_kernel_gb_s,
     )
 
-    def kernel(name: str) -> KernelSpeed:
-        return KernelSpeed(tuple(measure_kernel_gb_s(name, n, n_threads) for n in widths))
+    names = [name for name in types if has_kernels(name)]
 
-    memory_gb_s = measure_host_gb_s(n_threads)
-    kernels = {name: kernel(name) for name in types if has_kernels(name)}
+    def kernels(n_tokens: int) -> list[float]:
+        return [measure_kernel_gb_s(name, n_tokens, n_threads) for name in names]
+
+    def one_token() -> list[float]:
+        return [measure_host_gb_s(n_threads), *kernels(1)]
+
+    turns, wide = [one_token()], []
+    for n_tokens in WIDTHS[1:] if has_prompts else ():
+        wide.append(kernels(n_tokens))
+        turns.append(one_token())
+    attended = (1, N_TEXT) if has_prompts else (1,)
+    attention_gop_s = tuple(measure_attention_gop_s(n, n_threads) for n in attended)
+    turns.append(one_token())
+    disk = measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes))
+    turns.append(one_token())
+    medians = [median(speeds) for speeds in zip(*turns, strict=True)]
+    shares = [median(a / b for a, b in zip(turn, medians, strict=True)) for turn in turns]
     return Machine(
-        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory_gb_s, kernels=kernels,
-        attention_gop_s=(measure_attention_gop_s(1, n_threads), measure_attention_gop_s(N_TEXT, n_threads)),
-        disk=measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes)),
+        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=medians[0],
+        kernels={name: KernelSpeed(tuple(x)) for name, *x in zip(names, medians[1:], *wide, strict=True)},
+        attention_gop_s=attention_gop_s, varied=(min(shares), max(shares)), disk=disk,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,6 +128,29 @@ def test_kernels_are_measured() -> None:
     assert measure_attention_gop_s(512, 1) > measure_attention_gop_s(1, 1) > 0
     with pytest.raises(EngineError, match="1 to 512 tokens"):
         measure_attention_gop_s(513, 1)
+
+
+def test_kernels_are_measured_between_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the speeds over the whole time the medians, and the spread."""
+    engine = importlib.import_module("pyspac.engine.engine")
+    speeds = iter((40.0, 50.0, 20.0, 45.0, 44.0))
+    monkeypatch.setattr(engine, "has_kernels", lambda _: True)
+    monkeypatch.setattr(engine, "measure_host_gb_s", lambda _: 30.0)
+    monkeypatch.setattr(engine, "measure_kernel_gb_s", lambda _, n, __: next(speeds) if n == 1 else 800.0 / n)
+    monkeypatch.setattr(engine, "measure_attention_gop_s", lambda n, _: 10.0 * n)
+    monkeypatch.setattr(machine_speed, "measure_disk", lambda *_: DISK)
+    found = machine_speed.measure(1, 0, 0, TARGET, ["Q4_K"])
+    assert found.kernels == {"Q4_K": KernelSpeed((44.0, 100.0, 25.0, 6.25))}
+    assert found.attention_gop_s == (10.0, 5120.0)
+    assert found.varied == pytest.approx(((20 / 44 + 1) / 2, (50 / 44 + 1) / 2))  # memory's did not
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_machine_whose_speed_varied_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "median speed" not in invoke("--ram", "16G").output
+    steady = fit.measure
+    monkeypatch.setattr(fit, "measure", lambda *given: replace(steady(*given), varied=(0.75, 1.25)))
+    assert "Kernels ran at 0.75 to 1.25 of their median speed" in invoke("--ram", "16G").output
 
 
 def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
