@@ -16,6 +16,7 @@ from pyspac.units import MIB
 
 TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantisations
 PIECE_BYTES: Final = MIB  # about a matrix of an expert
+N_TURNS: Final = 5
 _PROBE_BYTES: Final = 256 * MIB
 
 
@@ -31,9 +32,8 @@ def measure(
 ) -> Machine:
     """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError.
 
-    Memory, and kernels with one token, are measured before, between and after all else, as other programs and
-    virtual machines take their share: medians, and how far they varied. `has_prompts`: else only what
-    decoding needs.
+    Medians of turns, as other programs and virtual machines take their share, and how far what decoding
+    needs varied from turn to turn. `has_prompts`: else only that is measured.
     """
     from pyspac.engine.engine import (  # the native library
         has_kernels,
@@ -43,28 +43,22 @@ def measure(
     )
 
     names = [name for name in types if has_kernels(name)]
+    widths, attended = (WIDTHS, (1, N_TEXT)) if has_prompts else (WIDTHS[:1], (1,))
 
-    def kernels(n_tokens: int) -> list[float]:
-        return [measure_kernel_gb_s(name, n_tokens, n_threads) for name in names]
+    def turn() -> list[list[float]]:
+        attention = [measure_attention_gop_s(n, n_threads) for n in attended]
+        kernels = [[measure_kernel_gb_s(name, n, n_threads) for n in widths] for name in names]
+        return [[measure_host_gb_s(n_threads)], attention, *kernels]
 
-    def one_token() -> list[float]:
-        return [measure_host_gb_s(n_threads), *kernels(1)]
-
-    turns, wide = [one_token()], []
-    for n_tokens in WIDTHS[1:] if has_prompts else ():
-        wide.append(kernels(n_tokens))
-        turns.append(one_token())
-    attended = (1, N_TEXT) if has_prompts else (1,)
-    attention_gop_s = tuple(measure_attention_gop_s(n, n_threads) for n in attended)
-    turns.append(one_token())
-    disk = measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes))
-    turns.append(one_token())
-    medians = [median(speeds) for speeds in zip(*turns, strict=True)]
-    shares = [median(a / b for a, b in zip(turn, medians, strict=True)) for turn in turns]
+    turns = [turn() for _ in range(N_TURNS)]
+    found = [[median(x) for x in zip(*each, strict=True)] for each in zip(*turns, strict=True)]
+    memory, attention, *kernels = found
+    shares = [median(a[0] / b[0] for a, b in zip(one, found, strict=True)) for one in turns]
     return Machine(
-        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=medians[0],
-        kernels={name: KernelSpeed(tuple(x)) for name, *x in zip(names, medians[1:], *wide, strict=True)},
-        attention_gop_s=attention_gop_s, varied=(min(shares), max(shares)), disk=disk,
+        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory[0],
+        kernels={name: KernelSpeed(tuple(gb_s)) for name, gb_s in zip(names, kernels, strict=True)},
+        attention_gop_s=tuple(attention), varied=(min(shares), max(shares)),
+        disk=measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes)),
     )  # fmt: skip
 
 

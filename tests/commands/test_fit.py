@@ -130,19 +130,26 @@ def test_kernels_are_measured() -> None:
         measure_attention_gop_s(513, 1)
 
 
-def test_kernels_are_measured_between_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the speeds over the whole time the medians, and the spread."""
+def test_a_machine_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medians, and how far memory, attention and kernels of one token went from them together."""
     engine = importlib.import_module("pyspac.engine.engine")
-    speeds = iter((40.0, 50.0, 20.0, 45.0, 44.0))
+    slowness = iter((1.0, 0.8, 4.0, 1.0, 1.25))  # of each turn, with attention first
+    now = [1.0]
+
+    def attention(n: int, _: int) -> float:
+        now[0] = next(slowness) if n == 1 else now[0]
+        return 10.0 * n / now[0]
+
     monkeypatch.setattr(engine, "has_kernels", lambda _: True)
-    monkeypatch.setattr(engine, "measure_host_gb_s", lambda _: 30.0)
-    monkeypatch.setattr(engine, "measure_kernel_gb_s", lambda _, n, __: next(speeds) if n == 1 else 800.0 / n)
-    monkeypatch.setattr(engine, "measure_attention_gop_s", lambda n, _: 10.0 * n)
+    monkeypatch.setattr(engine, "measure_attention_gop_s", attention)
+    monkeypatch.setattr(engine, "measure_host_gb_s", lambda _: 30.0 / now[0])
+    monkeypatch.setattr(engine, "measure_kernel_gb_s", lambda _, n, __: 800.0 / n / now[0])
     monkeypatch.setattr(machine_speed, "measure_disk", lambda *_: DISK)
     found = machine_speed.measure(1, 0, 0, TARGET, ["Q4_K"])
-    assert found.kernels == {"Q4_K": KernelSpeed((44.0, 100.0, 25.0, 6.25))}
+    assert found.kernels == {"Q4_K": KernelSpeed((800.0, 100.0, 25.0, 6.25))}
     assert found.attention_gop_s == (10.0, 5120.0)
-    assert found.varied == pytest.approx(((20 / 44 + 1) / 2, (50 / 44 + 1) / 2))  # memory's did not
+    assert found.memory_gb_s == 30.0
+    assert found.varied == (0.25, 1.25)
 
 
 @pytest.mark.usefixtures("measured")
