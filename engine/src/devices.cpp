@@ -213,7 +213,7 @@ spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_t
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("type %d: the engine has no kernel for it on this machine", type));
         }
         const kernel_pass pass(*spac_kernels_best(), (ggml_type) type, n_tokens);
-        const int64_t n_blocks = pass.n_blocks(), n_per_task = std::max<int64_t>(1, SPAC_TASK_BYTES / (SPAC_PANEL_ROWS * pass.row_bytes));
+        const int64_t     n_blocks = pass.n_blocks(), n_per_task = std::max<int64_t>(1, spac_rows_per_task(pass.n_rows, pass.row_bytes, 1, n_threads) / SPAC_PANEL_ROWS);
         *gb_s = median_gb_s(pass.n_rows * pass.row_bytes, [&] {
             std::atomic<int64_t>           next{ 0 }; // block: threads take tasks, as in a model, so none waits for a slower one's half
             std::vector<std::future<void>> parts;
