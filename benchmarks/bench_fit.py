@@ -7,12 +7,12 @@
     python benchmarks/bench_fit.py --tables               # into docs/fit.md: other sizes of memory, and cards
 
 --check writes synthetic models, predicts each as `pyspac fit FILE` does and runs it, in memory and with a
-quarter of its experts (--ram: so much of them; one layer's at least) there; both in turns, medians of the
-rounds. The machine, whose speed may change, is measured before and after each. A few layers stand for all
-of them: what is predicted is that file. `found`: with the share of experts found in memory that decoding
-had, which random weights decide, not with that of recorded texts. `had a core`: of the time in which the
-model's threads wanted a core, at the run's end; on a quiet machine nearly all. Exit code 1 if a prompt's
-median, or one of decoding with the share that was found, is off by more than WANTED.
+quarter of its experts (--ram: so much of them; one layer's at least) there. Each round measures the machine,
+then runs both; the median prediction is compared with the median run, and rows have every turn. A few layers
+stand for all of them: what is predicted is that file. `found`: with the share of experts found in memory
+that decoding had, which random weights decide, not with that of recorded texts. `had a core`: of the time in
+which the model's threads wanted a core, at the run's end; on a quiet machine nearly all. Exit code 1 if a
+prompt's median, or one of decoding with the share that was found, is off by more than WANTED.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any, Final
 
 import machine as named
@@ -82,32 +82,18 @@ def check_model(model: Path, rounds: int, places: Sequence[str], ram: str | None
     pool = given or max(int(SHARE * geometry.experts_bytes), least_bytes(geometry))
     head = BUFFERS_BYTES + MARGIN_BYTES + weights.others_bytes + weights.kv[DEFAULT_N_CTX]
     sizes = {"memory": (1 << 50, None), "disk": (head + pool, f"{pool}B")}
-    for place in places:
-        turns = [one_turn(model, weights, *sizes[place]) for _ in range(rounds)]
+    turns: dict[str, list[dict[str, float]]] = {place: [] for place in places}
+    for _ in range(rounds):
+        here = measure(default_n_threads(), 0, 0, model, sorted(weights.types))
+        for place in places:
+            ram_bytes, given_ram = sizes[place]
+            turns[place].append(one_turn(model, weights, replace(here, ram_bytes=ram_bytes), given_ram))
+    for place, found in turns.items():
         row: dict[str, Any] = {"place": place, "pool_bytes": None if place == "memory" else pool}
-        row |= {name: median(turn[name] for turn in turns) for name in turns[0]}
+        row |= {name: median(turn[name] for turn in found) for name in found[0]}
         for kind in ("decode", "prompt", "found"):
-            errors = [turn[f"{kind}_predicted"] / turn[f"{kind}_tps"] - 1 for turn in turns]
-            row[f"{kind}_error"] = median(errors)
-        yield row
-
-
-def between(a: Machine, b: Machine) -> Machine:
-    """Of two measurements: other programs come and go."""
-    kernels = {
-        name: KernelSpeed(tuple(map(mean, zip(speed.gb_s, b.kernels[name].gb_s, strict=True))))
-        for name, speed in a.kernels.items()
-    }
-    disk = replace(
-        a.disk,
-        depth_1_gb_s=(a.disk.depth_1_gb_s + b.disk.depth_1_gb_s) / 2,
-        depth_32_gb_s=(a.disk.depth_32_gb_s + b.disk.depth_32_gb_s) / 2,
-    )
-    attention = (
-        mean((a.attention_gop_s[0], b.attention_gop_s[0])),
-        mean((a.attention_gop_s[1], b.attention_gop_s[1])),
-    )
-    return replace(a, kernels=kernels, disk=disk, attention_gop_s=attention)
+            row[f"{kind}_error"] = row[f"{kind}_predicted"] / row[f"{kind}_tps"] - 1
+        yield row | {"turns": found}
 
 
 def share_found(run: dict[str, Any], weights: Weights) -> float | None:
@@ -122,10 +108,9 @@ def share_found(run: dict[str, Any], weights: Weights) -> float | None:
     return float(max(0.0, 1.0 - n_read / (n_used * weights.expert_bytes)))
 
 
-def one_turn(model: Path, weights: Weights, ram_bytes: int, ram: str | None) -> dict[str, float]:
-    before = measure(default_n_threads(), ram_bytes, 0, model, weights.types)
+def one_turn(model: Path, weights: Weights, here: Machine, ram: str | None) -> dict[str, float]:
+    """A run after `here` was measured, beside what that foretells."""
     found = run(model, ram, N_PREDICT)
-    here = between(before, measure(default_n_threads(), ram_bytes, 0, model, weights.types))
     n_prompt = found["n_prompt"]
     n_text = n_prompt + N_PREDICT // 2
     predicted = forecast(weights, here, DEFAULT_N_CTX, n_text=n_text)

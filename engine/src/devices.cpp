@@ -213,10 +213,16 @@ spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_t
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("type %d: the engine has no kernel for it on this machine", type));
         }
         const kernel_pass pass(*spac_kernels_best(), (ggml_type) type, n_tokens);
+        const int64_t     n_blocks = pass.n_blocks(), n_per_task = std::max<int64_t>(1, spac_rows_per_task(pass.n_rows, pass.row_bytes, 1, n_threads) / SPAC_PANEL_ROWS);
         *gb_s = median_gb_s(pass.n_rows * pass.row_bytes, [&] {
+            std::atomic<int64_t>           next{ 0 }; // block: threads take tasks, as in a model, so none waits for a slower one's half
             std::vector<std::future<void>> parts;
-            for (int64_t i = 0; i < n_threads; i++) {
-                parts.push_back(std::async(std::launch::async, [&, i] { pass.run(pass.n_blocks() * i / n_threads, pass.n_blocks() * (i + 1) / n_threads); }));
+            for (int i = 0; i < n_threads; i++) {
+                parts.push_back(std::async(std::launch::async, [&] {
+                    for (int64_t first = next.fetch_add(n_per_task); first < n_blocks; first = next.fetch_add(n_per_task)) {
+                        pass.run(first, std::min(first + n_per_task, n_blocks));
+                    }
+                }));
             }
         });
     });

@@ -30,6 +30,7 @@ from pyspac.model.speed_forecast import CARD_GB_S, WIDTHS, Forecast, Machine, fo
 from pyspac.units import GIB, size_text
 
 MAX_N_CTX: Final = 1 << 24
+STEADY: Final = 1.2  # the fastest kernels by the slowest: less is not worth a line
 
 Words: TypeAlias = Annotated[
     list[str] | None,
@@ -108,6 +109,7 @@ def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[st
             "disk": machine.disk.to_dict(),
             "widths": WIDTHS,
             "kernels": {name: speed.gb_s for name, speed in machine.kernels.items()},
+            "varied": machine.varied,
         },
         "assumed": {"card_gb_s": CARD_GB_S if machine.vram_bytes else None},
         "models": [one.to_dict() for one in found],
@@ -132,6 +134,13 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
         "to have all in memory. Speeds are predicted, in tokens per second, without drafts.",
         style="dim",
     )
+    low, high = machine.varied
+    if high / low > STEADY:
+        console.print(
+            f"Kernels ran at {low:.2f} to {high:.2f} of their median speed while they were measured: so may "
+            "models.",
+            style="yellow",
+        )
     if machine.vram_bytes:
         console.print(
             f"With a card: predicted, never measured; {CARD_GB_S:g} GB/s is assumed.", style="yellow"

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from pyspac.errors import PyspacError
@@ -15,6 +16,7 @@ from pyspac.units import MIB
 
 TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantisations
 PIECE_BYTES: Final = MIB  # about a matrix of an expert
+N_TURNS: Final = 5
 _PROBE_BYTES: Final = 256 * MIB
 
 
@@ -25,11 +27,13 @@ def measure(
     model: Path | None = None,
     types: Iterable[str] = TYPES,
     piece_bytes: int = PIECE_BYTES,
-    widths: Iterable[int] = WIDTHS,
+    *,
+    has_prompts: bool = True,
 ) -> Machine:
     """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError.
 
-    `widths`: the first of WIDTHS; one is enough where no prompt is predicted.
+    Medians of turns, as other programs and virtual machines take their share, and how far what decoding
+    needs varied from turn to turn. `has_prompts`: else only that is measured.
     """
     from pyspac.engine.engine import (  # the native library
         has_kernels,
@@ -38,14 +42,22 @@ def measure(
         measure_kernel_gb_s,
     )
 
-    def kernel(name: str) -> KernelSpeed:
-        return KernelSpeed(tuple(measure_kernel_gb_s(name, n, n_threads) for n in widths))
+    names = [name for name in types if has_kernels(name)]
+    widths, attended = (WIDTHS, (1, N_TEXT)) if has_prompts else (WIDTHS[:1], (1,))
 
-    memory_gb_s = measure_host_gb_s(n_threads)
-    kernels = {name: kernel(name) for name in types if has_kernels(name)}
+    def turn() -> list[list[float]]:
+        attention = [measure_attention_gop_s(n, n_threads) for n in attended]
+        kernels = [[measure_kernel_gb_s(name, n, n_threads) for n in widths] for name in names]
+        return [[measure_host_gb_s(n_threads)], attention, *kernels]
+
+    turns = [turn() for _ in range(N_TURNS)]
+    found = [[median(x) for x in zip(*each, strict=True)] for each in zip(*turns, strict=True)]
+    memory, attention, *kernels = found
+    shares = [median(a[0] / b[0] for a, b in zip(one, found, strict=True)) for one in turns]
     return Machine(
-        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory_gb_s, kernels=kernels,
-        attention_gop_s=(measure_attention_gop_s(1, n_threads), measure_attention_gop_s(N_TEXT, n_threads)),
+        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory[0],
+        kernels={name: KernelSpeed(tuple(gb_s)) for name, gb_s in zip(names, kernels, strict=True)},
+        attention_gop_s=tuple(attention), varied=(min(shares), max(shares)),
         disk=measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes)),
     )  # fmt: skip
 

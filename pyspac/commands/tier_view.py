@@ -14,7 +14,7 @@ from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.known_models import Weights
-from pyspac.model.speed_forecast import WIDTHS, Machine
+from pyspac.model.speed_forecast import Machine
 from pyspac.model.tier_forecast import TierForecast, forecast
 from pyspac.units import MIB, size_text
 
@@ -31,7 +31,7 @@ class TierView:
         """`sizes`: bytes for experts. Raises PyspacError if disk or memory cannot be measured."""
         weights = Weights.of_file(header, geometry, {})
         machine = measure(
-            n_threads, 0, 0, header.path, weights.types, geometry.matrix_bytes, widths=WIDTHS[:1]
+            n_threads, 0, 0, header.path, weights.types, geometry.matrix_bytes, has_prompts=False
         )
         found = [forecast(weights, geometry, size, machine) for size in sizes]
         return cls(machine=machine, forecasts=found)

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from pyspac.model.device_needs import MARGIN_BYTES as CARD_MARGIN_BYTES
+from pyspac.model.device_needs import N_UBATCH
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.known_models import Bytes, Weights
 from pyspac.model.memory_tier import MARGIN_BYTES
@@ -27,10 +28,11 @@ WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured wi
 REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
 ABSENT_US: Final = 150.0  # of an absent expert: its reader and the kernels share cores; of OLMoE's on two
-PROMPT_LAYER_US: Final = 60.0  # of a prompt's token: also adding up experts; of Qwen3's layers
+PROMPT_LAYER_MOP: Final = 7.3  # of a prompt's token, as fast as attention: norms, adding up experts
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
 DECODING: Final = 0  # of a Machine's attention
 PROMPT: Final = 1
+KV_REACHED: Final = 0.25  # of memory's speed, by keys and values, which weights push out of caches
 BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
 CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
 # share of the experts in memory -> share of those in use that are there: the lower of Qwen3-30B-A3B and
@@ -68,12 +70,18 @@ class Machine:
     vram_bytes: int = 0  # of a card; 0: none
     reached: float = REACHED
     layer_us: float = LAYER_US
-    prompt_layer_us: float = PROMPT_LAYER_US
-    attention_gop_s: tuple[float, float] = (15.0, 120.0)  # 1e9 operations per second: one token's, a prompt's
+    prompt_layer_mop: float = PROMPT_LAYER_MOP
+    attention_gop_s: tuple[float, ...] = (15.0, 120.0)  # 1e9 operations/s in caches: one token's, a prompt's
+    varied: tuple[float, float] = (1.0, 1.0)  # decoding's kernels meanwhile, of their medians
 
     def pass_us(self, weights: Bytes, n_tokens: float = 1) -> float:
         """Of weights times so many tokens."""
         return sum(self._kernel(name).pass_us(n, n_tokens) for name, n in weights.items()) / self.reached
+
+    @property
+    def prompt_layer_us(self) -> float:
+        """Of one token and layer."""
+        return self.prompt_layer_mop / self.attention_gop_s[PROMPT] * 1e3
 
     def _kernel(self, name: str) -> KernelSpeed:
         if name in self.kernels:
@@ -178,6 +186,7 @@ def _decode_us(weights: Weights, machine: Machine, found: float, n_text: int, on
     disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
     card_us = 0.0
     dense_us = machine.pass_us(weights.dense + weights.output) + _attention_us(weights, machine, n_text)
+    dense_us += weights.kv_row_bytes * n_text / (machine.memory_gb_s * KV_REACHED * 1e3)
     if on_card is not None:
         hit = found_share(on_card)
         card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
@@ -189,7 +198,7 @@ def _decode_us(weights: Weights, machine: Machine, found: float, n_text: int, on
 
 def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, *, has_card: bool) -> float:
     """Of one token of so many: what is not in memory is read once for a piece of them."""
-    n_piece = min(n_text, LONGEST_PIECE)
+    n_piece = min(n_text, N_UBATCH if held >= 1.0 else LONGEST_PIECE)
     n_chosen = weights.n_expert * (1.0 - (1.0 - weights.n_expert_used / weights.n_expert) ** n_piece)
     expert_us = machine.pass_us(weights.expert, n_piece * weights.n_expert_used / n_chosen)
     read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,6 +128,36 @@ def test_kernels_are_measured() -> None:
     assert measure_attention_gop_s(512, 1) > measure_attention_gop_s(1, 1) > 0
     with pytest.raises(EngineError, match="1 to 512 tokens"):
         measure_attention_gop_s(513, 1)
+
+
+def test_a_machine_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medians, and how far memory, attention and kernels of one token went from them together."""
+    engine = importlib.import_module("pyspac.engine.engine")
+    slowness = iter((1.0, 0.8, 4.0, 1.0, 1.25))  # of each turn, with attention first
+    now = [1.0]
+
+    def attention(n: int, _: int) -> float:
+        now[0] = next(slowness) if n == 1 else now[0]
+        return 10.0 * n / now[0]
+
+    monkeypatch.setattr(engine, "has_kernels", lambda _: True)
+    monkeypatch.setattr(engine, "measure_attention_gop_s", attention)
+    monkeypatch.setattr(engine, "measure_host_gb_s", lambda _: 30.0 / now[0])
+    monkeypatch.setattr(engine, "measure_kernel_gb_s", lambda _, n, __: 800.0 / n / now[0])
+    monkeypatch.setattr(machine_speed, "measure_disk", lambda *_: DISK)
+    found = machine_speed.measure(1, 0, 0, TARGET, ["Q4_K"])
+    assert found.kernels == {"Q4_K": KernelSpeed((800.0, 100.0, 25.0, 6.25))}
+    assert found.attention_gop_s == (10.0, 5120.0)
+    assert found.memory_gb_s == 30.0
+    assert found.varied == (0.25, 1.25)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_machine_whose_speed_varied_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "median speed" not in invoke("--ram", "16G").output
+    steady = fit.measure
+    monkeypatch.setattr(fit, "measure", lambda *given: replace(steady(*given), varied=(0.75, 1.25)))
+    assert "Kernels ran at 0.75 to 1.25 of their median speed" in invoke("--ram", "16G").output
 
 
 def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

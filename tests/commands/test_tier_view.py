@@ -16,13 +16,16 @@ from pyspac.units import GIB
 
 
 def test_only_what_decoding_needs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = []
+    widths, attended = [], []
     monkeypatch.setattr(
         "pyspac.engine.engine.measure_kernel_gb_s", lambda name, n, _: widths.append(n) or 9.0
     )
+    monkeypatch.setattr(
+        "pyspac.engine.engine.measure_attention_gop_s", lambda n, *_: attended.append(n) or 9.0
+    )
     header = check_model_file(ROOT / "pyspac/models/demo-moe.gguf")
     TierView.measure(header, read_geometry(header), [4 << 20], 1)
-    assert set(widths) == {1}
+    assert set(widths) == set(attended) == {1}
 
 
 @pytest.mark.parametrize(

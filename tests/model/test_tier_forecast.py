@@ -48,7 +48,7 @@ def weights() -> Weights:
     return Weights(
         name="test", quantisation="Q8_0", n_layer=2, n_layer_moe=2, n_expert=10, n_expert_used=2,
         dense=Counter({"Q8_0": 30 * MB}), output=Counter(), expert=Counter({"Q8_0": 4 * MB}), table_bytes=0,
-        kv={}, query_width=0,
+        kv={}, query_width=0, kv_row_bytes=0,
     )  # fmt: skip
 
 
