@@ -102,6 +102,7 @@ def bench(
     check_int("--rounds", rounds, 2)
     check_json_target(json_file)
     check_png(png)
+    if png is not None:
         check_can_draw()
     if report is not None:
         _check_report(report)

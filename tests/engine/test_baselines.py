@@ -74,9 +74,7 @@ def test_a_rule_of_no_strength_is_exact(model: Any, lossy: str) -> None:
     tokens = Sequence0(5, models.N_VOCAB)
     with ExitStack() as stack:
         plain, split = (stack.enter_context(new_context(model)) for _ in range(2))
-        engine = stack.enter_context(
-            attached_engine(split, cache="40%", baseline="lru+fetch", lossy=lossy)
-        )
+        engine = stack.enter_context(attached_engine(split, cache="40%", baseline="lru+fetch", lossy=lossy))
         for width in WIDTHS:
             batch = tokens.next_batch(width)
             assert_same_bits(decode(split, batch), decode(plain, batch), f"{width} tokens")

@@ -267,6 +267,7 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
     const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
     ids_copy.resize(n_used * n_tokens);
     on_device.resize(n_used * n_tokens);
+    slot_of.resize(layer.n_expert);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie   = spac_id_at(ids, i % n_used, i / n_used);
         const bool    ok   = ie >= 0 && ie < layer.n_expert; // else it is not computed: the row is zero
@@ -281,6 +282,9 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
             ids_device[i] = slot_of_it[activations.index_of[ie]];
             on_device[i]  = stands_in[activations.index_of[ie]];
             any_device    = true;
+        }
+        if (on_device[i] >= 0) {
+            slot_of[on_device[i]] = ids_device[i];
         }
     }
 }
@@ -318,10 +322,6 @@ void spac_forward::compute_host(const spac_moe_layer &, const ggml_tensor * cur,
 }
 
 void spac_forward::plan_device(const spac_moe_layer & layer, const spac_slot_group & group, int64_t n_tokens, int n_threads) {
-    slot_of.resize(layer.n_expert);
-    for (size_t i = 0; i < slots.size(); i++) {
-        slot_of[activations.experts[i]] = slots[i];
-    }
     host.on_device->plan(layer, on_device.data(), n_tokens, n_threads, { &group, slot_of.data() });
 }
 

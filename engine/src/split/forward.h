@@ -107,7 +107,7 @@ struct spac_forward : spac_split_ops {
     spac_activations      activations;
     std::vector<int32_t>  slots;                 // of each distinct expert, or -1
     std::vector<int32_t>  ids_copy;              // [n_expert_used * n_tokens]
-    std::vector<int32_t>  slot_of;               // [n_expert], of those in use
+    std::vector<int32_t>  slot_of;               // [n_expert], of those in on_device
     std::vector<int32_t>  on_device;             // [n_expert_used * n_tokens] experts or -1, as ids_host
     std::vector<uint32_t> n_rows_left_out;       // of each distinct expert
     std::vector<uint32_t> n_rows_exact;          // of each distinct expert, where demand wants it
