@@ -109,7 +109,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object per row instead of a table")
     args = parser.parse_args()
     described = machine.describe()
-    setting = {"model": args.model.name, "cache": args.cache, "n_rounds": args.rounds, "machine": described}
+    setting = {
+        "model": args.model.name, "cache": args.cache, "text_bytes": args.text.stat().st_size,
+        "n_rounds": args.rounds, "machine": described,
+    }  # fmt: skip
     rows = measure(args)
     if args.json:
         for row in rows:

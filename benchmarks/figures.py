@@ -3,7 +3,7 @@
     python benchmarks/figures.py         # writes docs/speed.svg and docs/lossy.svg
 
 In: the last run of `bench_defaults.py`, `bench_tiers.py` and `bench_lossy.py` in benchmarks/results/. Out:
-what a user gets without a flag beside llama.cpp, in memory and larger than it; lossy rules' speed against cost.
+what a user gets without a flag beside llama.cpp, in memory and larger; lossy rules' speed against cost.
 """
 
 from __future__ import annotations
