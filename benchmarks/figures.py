@@ -93,6 +93,8 @@ def draw_lossy(panel: Axes, title: str, rows: list[Row]) -> None:
             strength = row["lossy"].split(":")[1]
             panel.annotate(strength, (x, y), fontsize=7, textcoords="offset points", xytext=(3, 3))
     panel.axhline(1, linestyle=":", color="gray")
+    panel.set_xscale("symlog", linthresh=0.01)
+    panel.set_xlim(0, 2)
     panel.set_title(title, fontsize=10)
     panel.set_xlabel("KL divergence, nats per token", fontsize=9)
     panel.spines[["top", "right"]].set_visible(False)
