@@ -1,9 +1,9 @@
-"""Draws the README's figure from measured rows: what a user gets without a flag, beside llama.cpp.
+"""Draws the docs' figures from measured rows.
 
-    python benchmarks/figures.py         # writes docs/speed.svg
+    python benchmarks/figures.py         # writes docs/speed.svg and docs/lossy.svg
 
-In: the last run of `bench_defaults.py` and of `bench_tiers.py` in benchmarks/results/. Out: tokens per second
-of a model in memory, and of one that is larger than memory.
+In: the last run of `bench_defaults.py`, `bench_tiers.py` and `bench_lossy.py` in benchmarks/results/. Out:
+what a user gets without a flag beside llama.cpp, in memory and larger; lossy rules' speed against cost.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 RESULTS: Final = REPOSITORY / "benchmarks/results"
-FIGURE: Final = REPOSITORY / "docs/speed.svg"
+DOCS: Final = REPOSITORY / "docs"
 OURS: Final = "#0b6e4f"
 THEIRS: Final = "#d1782b"
 LAYOUTS: Final = {"q8_0": "1.3 GB, Q8_0", "q4_k": "1.3 GB, Q4_K"}
+WAYS: Final = {"fetch": "misses are copied over 1 GB/s", "host": "the host computes misses"}
 SHARES: Final = {0.5: "3.1 GB, memory for\nhalf of its experts", 0.25: "3.1 GB, memory for\na quarter"}
 
 Row = dict[str, Any]
@@ -80,9 +82,33 @@ def draw_panel(panel: Axes, title: str, pairs: list[Pair]) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
+def draw_lossy(panel: Axes, title: str, rows: list[Row]) -> None:
+    """Speed against KL divergence, a line for each kind of rule."""
+    for kind in dict.fromkeys(row["lossy"].partition(":")[0] for row in rows if row["lossy"] != "none"):
+        found = sorted((row for row in rows if row["lossy"].startswith(kind)), key=lambda row: row["kl"])
+        xs = [0.0, *(max(0.0, row["kl"]) for row in found)]
+        ys = [1.0, *(row["ratio"][1] for row in found)]
+        panel.plot(xs, ys, marker=".", label=kind)
+        for row, x, y in zip(found, xs[1:], ys[1:], strict=True):
+            strength = row["lossy"].split(":")[1]
+            panel.annotate(strength, (x, y), fontsize=7, textcoords="offset points", xytext=(3, 3))
+    panel.axhline(1, linestyle=":", color="gray")
+    panel.set_xscale("symlog", linthresh=0.01)
+    panel.set_xlim(0, 2)
+    panel.set_title(title, fontsize=10)
+    panel.set_xlabel("KL divergence, nats per token", fontsize=9)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    print(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, default=FIGURE)
+    parser.add_argument("--output", type=Path, default=DOCS, help="a folder (default: docs/)")
     output: Path = parser.parse_args().output
     plt.rcParams["svg.hashsalt"] = "pyspac"  # the same rows give the same file
     plt.rcParams["svg.fonttype"] = "none"  # text stays text
@@ -91,9 +117,15 @@ def main() -> None:
     draw_panel(panels[1], "larger than memory", larger_than_memory(rows_of("tiers")))
     panels[0].set_ylabel("tokens per second")
     panels[0].legend(frameon=False, fontsize=9, loc="upper left")
-    figure.tight_layout()
-    figure.savefig(output, metadata={"Date": None})
-    print(output)
+    save(figure, output / "speed.svg")
+    figure, panels = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
+    demo = [row for row in rows_of("lossy") if row["model"] == "demo-moe.gguf"]
+    last = [row for row in demo if row["machine"] == demo[-1]["machine"]]
+    for panel, (way, title) in zip(panels, WAYS.items(), strict=True):
+        draw_lossy(panel, title, [row for row in last if row["way"] == way])
+    panels[0].set_ylabel("speed, exact = 1")
+    panels[0].legend(frameon=False, fontsize=9)
+    save(figure, output / "lossy.svg")
 
 
 if __name__ == "__main__":

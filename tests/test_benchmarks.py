@@ -242,10 +242,11 @@ def test_machine_names_what_it_ran_on() -> None:
     assert len(row["llama_cpp_pin"]) == 9
 
 
-def test_figure_of_the_readme_is_drawn_from_the_rows(tmp_path: Path) -> None:
+def test_figures_are_drawn_from_the_rows(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    run_script(ROOT / "benchmarks/figures.py", "--output", tmp_path / "speed.svg")
-    assert texts(tmp_path / "speed.svg") == texts(ROOT / "docs/speed.svg")
+    run_script(ROOT / "benchmarks/figures.py", "--output", tmp_path)
+    for name in ("speed.svg", "lossy.svg"):
+        assert texts(tmp_path / name) == texts(ROOT / "docs" / name)
 
 
 def texts(path: Path) -> list[str]:

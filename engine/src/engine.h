@@ -90,6 +90,7 @@ struct spac_engine {
     const spac_device_caches                              cache;
     const std::vector<std::unique_ptr<spac_demand_loads>> demand; // if a policy to compare with was asked for
     const std::unique_ptr<spac_memory_tier>               tier;   // if memory holds only a part of the experts
+    spac_lossy                                            lossy;
     const std::vector<std::unique_ptr<spac_expert_copy>>  copies; // in fewer bits, if what is lossy may compute them
     spac_decisions                                        decisions;
     spac_host_work                                        host;

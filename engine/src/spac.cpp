@@ -224,11 +224,10 @@ spac_status spac_read_size(const char * name, const char * text, uint64_t total_
     });
 }
 
-spac_status spac_read_lossy(const char * name, const char * text, int32_t * n_kept) {
+spac_status spac_read_lossy(const char * name, const char * text) {
     return spac_guard([&] {
-        require(name && text && n_kept, "spac_read_lossy: no name, no text, or nowhere to put the number");
-        const spac_lossy::rule rule = spac_lossy::read(name, text);
-        *n_kept                     = rule.what == spac_lossy::ROUTE ? -1 : rule.n_kept;
+        require(name && text, "spac_read_lossy: no name, or no text");
+        spac_lossy::read(name, text);
     });
 }
 

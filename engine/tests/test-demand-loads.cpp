@@ -58,6 +58,20 @@ static void test_fetch() {
     f.cache.check();
 }
 
+// a layer needs no expert that it leaves out: it is not copied, and takes nobody's place
+static void test_what_is_left_out_is_not_copied() {
+    for (const char * policy : { "lru+fetch", "lru+balance", "lru+host-admit" }) {
+        fixture f(4, policy);
+        f.cache.begin_forward();
+        f.run(0, { 3, 1 }, { 0, 0 });
+        assert(f.counters.n_loads == 0 && !f.is_here(0, 3) && !f.is_here(0, 1));
+    }
+    fixture f(1, "lru+fetch");
+    f.cache.begin_forward();
+    assert((f.run(0, { 3, 1 }, { 0, 2 }) == std::vector<int32_t>{ -1, 0 }));
+    assert((f.run(1, { 2 }, { 0 }) == std::vector<int32_t>{ -1 }) && f.is_here(0, 1));
+}
+
 static void test_nobody_leaves() {
     fixture f(1, "lfu+fetch", false);
     f.cache.begin_forward();
@@ -117,6 +131,7 @@ static void test_names() {
 
 int main() {
     test_fetch();
+    test_what_is_left_out_is_not_copied();
     test_nobody_leaves();
     test_balance();
     test_host_admit();

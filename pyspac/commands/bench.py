@@ -20,6 +20,7 @@ from pyspac.commands.bench_report import MIN_ROUNDS, Findings, check_can_draw, d
 from pyspac.commands.bench_ways import PROMPTS, Given, find_ways, fit_together
 from pyspac.commands.common import (
     check_json_target,
+    check_png,
     check_target,
     error_console,
     output_console,
@@ -100,8 +101,8 @@ def bench(
     check_int("-n", n_predict, 2, MAX_TOKENS)
     check_int("--rounds", rounds, 2)
     check_json_target(json_file)
+    check_png(png)
     if png is not None:
-        check_target("--png", png)
         check_can_draw()
     if report is not None:
         _check_report(report)

@@ -121,6 +121,15 @@ def check_target(flag: str, path: Path, wanted: str = "a file in a folder that c
         raise ConfigError(flag, str(path), wanted)
 
 
+def check_png(path: Path | None) -> None:
+    """As `check_target`, for --png, which draws nothing else. None: no figure is asked for."""
+    if path is None:
+        return
+    check_target("--png", path)
+    if path.suffix.lower() != ".png":
+        raise ConfigError("--png", str(path), "a file whose name ends in .png")
+
+
 def check_json_target(target: str | None) -> None:
     """As `check_target`, for --json."""
     wanted = "a file in a folder that can be written to, or - for stdout"

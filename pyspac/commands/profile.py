@@ -14,7 +14,7 @@ from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import (
     check_json_target,
-    check_target,
+    check_png,
     error_console,
     loading_bar,
     output_console,
@@ -238,5 +238,4 @@ def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:
 
 def _check_targets(json_file: str | None, png: Path | None) -> None:
     check_json_target(json_file)
-    if png is not None:
-        check_target("--png", png)
+    check_png(png)

@@ -16,7 +16,7 @@ from pyspac.checks import check_int
 from pyspac.commands import options as o
 from pyspac.commands.common import (
     check_json_target,
-    check_target,
+    check_png,
     error_console,
     output_console,
     reports_errors,
@@ -39,7 +39,6 @@ from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server.child import run_to_end
 from pyspac.talk.remover import removed_if_killed
 
-BATCH: Final = 8  # tokens at a time: a prompt's wide batches would be computed whole
 N_CTX: Final = 256
 _NUMBER: Final = r"\s*:\s*([-\d.]+|-?nan)"
 _PATTERNS: Final = {
@@ -79,20 +78,19 @@ def quality(
 ) -> None:
     """Measure what --lossy costs: perplexity, KL divergence and top-1 agreement with exact computation.
 
-    llama.cpp's llama-perplexity reads the text in batches of 8 tokens, once exactly and once for each rule.
+    llama.cpp's llama-perplexity reads the text token by token, once exactly and once for each rule.
     Example: pyspac quality MODEL.gguf -f TEXT --ram 8G --lossy drop:4 --lossy drop:2
     """
     check_json_target(json_file)
-    if png is not None:
-        check_target("--png", png)
-    check_int("-c", ctx_size, 2 * BATCH, 1 << 20)
+    check_png(png)
+    check_int("-c", ctx_size, 16, 1 << 20)
     if not file.is_file():
         raise ConfigError("-f", str(file), "a text file")
     rules = list(dict.fromkeys(lossy))
     for rule in rules:
         check_lossy(rule, stock=False)
     target, _ = find_files(model, hf_repo)
-    env = _engine_env(target, cache, ram, device, rules) | _policy_env(policy, rules, ram)
+    env = _engine_env(target, cache, ram, device, rules) | _policy_env(policy, ram)
     with tempfile.TemporaryDirectory(prefix="pyspac-") as folder, removed_if_killed([Path(folder)]):
         base = Path(folder) / "exact.kld"
         argv = _argv(target, ram, ctx_size, base)
@@ -131,21 +129,18 @@ def _engine_env(model: Path, cache: str, ram: str | None, device: str, rules: li
     env = {
         "PYSPAC_CACHE": "auto" if is_host else cache,
         "PYSPAC_DEVICE": device,
-        "PYSPAC_MAX_BATCH": str(BATCH),
     }
     if any(copies_of(rule) for rule in rules):
         env["PYSPAC_HOST_KERNELS"] = "spac"  # for the exact pass, too: copies have no others
     return env if ram_bytes is None else env | {"PYSPAC_RAM": f"{ram_bytes}B"}
 
 
-def _policy_env(text: str, rules: list[str], ram: str | None) -> dict[str, str]:
+def _policy_env(text: str, ram: str | None) -> dict[str, str]:
     """EVICTION+MISS, and the speed of an emulated link. Raises UsageError."""
     policy = Policy.read(text)
     baseline = policy.config.baseline
     if replace(policy.config, baseline=None) != SchedulerConfig():
         raise UsageError(f"--policy {text} needs a scheduler, which quality has not: give EVICTION+MISS")
-    for rule in rules:
-        check_lossy(rule, stock=False, baseline=baseline)
     check_baseline("--policy", policy.config, stock=False, ram_bytes=None if ram is None else 1)
     speeds = {"PYSPAC_COPY_GB_S": text_of(policy.copy_gb_s)} if policy.copy_gb_s else {}
     return speeds if baseline is None else speeds | {BASELINE: baseline}
@@ -155,7 +150,8 @@ def _argv(model: Path, ram: str | None, n_ctx: int, base: Path) -> list[str]:
     from pyspac._native import bin_dir  # loaded here: --help needs no programs
 
     argv = [str(bin_dir() / "llama-perplexity"), "-m", str(model), "-c", str(n_ctx), "-b", str(n_ctx)]
-    argv += ["-ub", str(BATCH), "--no-repack", "--perf", "-lv", "4", "--kl-divergence-base", str(base)]
+    # a token at a time, as text is written: a prompt's wide batches would be exact
+    argv += ["-ub", "1", "--no-repack", "--perf", "-lv", "4", "--kl-divergence-base", str(base)]
     return argv if ram is None else [*argv, "--lazy-mode", "experts", "--no-warmup"]
 
 

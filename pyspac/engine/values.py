@@ -28,13 +28,11 @@ def read_size(name: str, text: str, total_bytes: int) -> int | None:
     return int(n_bytes[0])
 
 
-def read_lossy(name: str, text: str) -> int:
-    """N of "drop:N" and "lowbit:N:FILE", 0 of "substitute:X", -1 of "route:X". `name`: the option's."""
-    from pyspac._native import ffi, lib
+def read_lossy(name: str, text: str) -> None:
+    """Raise UsageError unless it is a rule that the engine knows. `name`: the option's."""
+    from pyspac._native import lib
 
-    n_kept = ffi.new("int32_t *")
-    check_value(lib.spac_read_lossy(os.fsencode(name), os.fsencode(text), n_kept))
-    return int(n_kept[0])
+    check_value(lib.spac_read_lossy(os.fsencode(name), os.fsencode(text)))
 
 
 def read_baseline(name: str, text: str) -> None:

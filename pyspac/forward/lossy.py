@@ -27,12 +27,11 @@ def check_lossy(
     *,
     stock: bool,
     max_kl: float | None = None,
-    baseline: str | None = None,
     host_kernels: str = "auto",
 ) -> None:
     """Raise UsageError unless it is None or a rule that the engine knows, and where it has no effect.
 
-    `max_kl`: what it may cost in the mean, in nats per token; None: no limit. `baseline`: EVICTION+MISS.
+    `max_kl`: what it may cost in the mean, in nats per token; None: no limit.
     """
     if max_kl is not None:
         check_range(MAX_KL, max_kl, 1e-6, 100)
@@ -45,11 +44,6 @@ def check_lossy(
         raise UsageError(f"{FLAG} {text} has no effect with --stock, which computes every expert: omit one")
     if copies_of(text) and host_kernels == "ggml":
         raise UsageError(f"{FLAG} {text} needs the engine's kernels: leave out --host-kernels ggml")
-    if baseline is not None and "+fetch" in baseline and not text.startswith("route:"):
-        raise UsageError(
-            f"{FLAG} {text} has no effect with --policy {baseline}, which copies every expert that is not "
-            "there: omit one, or give route:X"
-        )
 
 
 def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_bytes: int | None) -> None:

@@ -176,8 +176,7 @@ class ServeOptions:
     def _check_mode(self) -> None:
         """What goes with a device, without one, and with plain llama.cpp."""
         check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
-        baseline, kernels = self.attach.scheduler.baseline, self.host_kernels
-        check_lossy(self.lossy, stock=self.stock, max_kl=self.max_kl, baseline=baseline, host_kernels=kernels)
+        check_lossy(self.lossy, stock=self.stock, max_kl=self.max_kl, host_kernels=self.host_kernels)
         check_baseline(POLICY, self.attach.scheduler, stock=self.stock, ram_bytes=None)
         if self.stock:
             self.cache.check_stock()

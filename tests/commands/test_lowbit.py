@@ -112,7 +112,6 @@ def refusal(*arguments: object) -> str:
         ("lowbit:1:{}", ("-dev", "none"), "needs a device, or experts on disk (--ram)"),
         ("lowbit:1:{}", ("--stock",), "has no effect with --stock"),
         ("lowbit:1:{}", (*DEVICE, "--host-kernels", "ggml"), "needs the engine's kernels"),
-        ("lowbit:1:{}", (*DEVICE, "--policy", "lru+fetch"), "no effect with --policy lru+fetch"),
     ],
 )
 def test_bad_input(rule: str, more: tuple[str, ...], says: str, low: Path) -> None:

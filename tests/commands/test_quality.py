@@ -133,6 +133,7 @@ def test_what_measures_ends_with_the_command(
         (("--lossy", "drop:2"), "--lossy drop:2 needs a device, or experts on disk (--ram)"),
         (("--lossy", "drop:2", "-m", str(MODELS / "demo-draft.gguf")), "has no experts"),
         (("--lossy", "drop:2", "--ram", "6", "--png", "/nowhere/x.png"), "--png cannot be"),
+        (("--lossy", "drop:2", "--ram", "6", "--png", "o.txt"), "give a file whose name ends in .png"),
         (("--lossy", "drop:2", "--ram", "6", "--policy", "spac"), "needs a scheduler, which quality has not"),
         (("--lossy", "drop:2", "--ram", "6", "-c", "65536"), "is too short: give a text of 131072 tokens"),
     ],
@@ -152,10 +153,6 @@ def test_bad_input(arguments: tuple[str, ...], says: str, text: Path) -> None:
         (("--lossy", "substitute:0.1", *ON_DISK), "substitute:0.1 needs a device, whose experts"),
         (("--lossy", "drop:2", "-dev", "none"), "needs a device, or experts on disk (--ram)"),
         (("--lossy", "drop:2", "--stock"), "has no effect with --stock"),
-        (
-            ("--lossy", "drop:2", "--policy", "least-stale", *DEVICE),
-            "no effect with --policy least-stale+fetch",
-        ),
         (("--policy", "", *DEVICE), "--policy cannot be ''"),
         (("--lossy", "route:2", *DEVICE), "--lossy cannot be 'route:2'"),
         (("--max-kl", "0.1", *ON_DISK), "--max-kl 0.1 limits what --lossy costs: give --lossy"),

@@ -7,15 +7,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import gguf_models as models
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from llama_helpers import Sequence0, assert_same_bits, attached_engine, decode, loaded_model, new_context
 
+from pyspac.engine.board_figures import router_weight_kept
 from pyspac.engine.engine import Engine
 from pyspac.engine.params import EngineParams
 from pyspac.errors import EngineError
 
 NAME = "qwen3moe"
+N_USED = models.ARCHITECTURES[NAME].shape.n_expert_used
 PROMPT = 40  # more than max_batch
 WIDTHS = (PROMPT, *range(1, 17), 1, 1, 1)
 WAYS: dict[str, dict[str, Any]] = {
@@ -64,6 +67,39 @@ def test_copies_are_waited_for(model: Any) -> None:
         engine.end_forward()
         assert engine.board.counters["n_loads"][0] == engine.board.counters["n_miss"][0] > 0
         assert engine.board.layer_stats["n_host_experts"].sum() == 0
+
+
+@pytest.mark.parametrize("lossy", [f"drop:{N_USED}", "substitute:0", "route:0"])
+def test_a_rule_of_no_strength_is_exact(model: Any, lossy: str) -> None:
+    tokens = Sequence0(5, models.N_VOCAB)
+    with ExitStack() as stack:
+        plain, split = (stack.enter_context(new_context(model)) for _ in range(2))
+        engine = stack.enter_context(attached_engine(split, cache="40%", baseline="lru+fetch", lossy=lossy))
+        for width in WIDTHS:
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(split, batch), decode(plain, batch), f"{width} tokens")
+        engine.end_forward()
+        assert engine.board.counters["n_loads"][0] > 0
+        assert engine.board.counters["n_left_out_rows"][0] == 0
+
+
+@pytest.mark.parametrize("kind", ["drop:{}", "substitute:{}", "route:{}"])
+def test_what_is_left_out_is_not_copied(model: Any, kind: str) -> None:
+    """The more may be left out, the fewer copies are waited for; nor does the host compute it instead."""
+    n_loads, kept = [], []
+    for strength in {"drop:{}": (N_USED, 1), "substitute:{}": (0, 1), "route:{}": (0, 1)}[kind]:
+        tokens = Sequence0(6, models.N_VOCAB)
+        params = {"cache": "60%", "baseline": "lru+fetch", "lossy": kind.format(strength)}
+        with new_context(model) as split, attached_engine(split, **params) as engine:
+            for _ in range(20):
+                assert np.isfinite(decode(split, tokens.next_batch(1))).all()
+            engine.end_forward()
+            n_loads.append(int(engine.board.counters["n_loads"][0]))
+            kept.append(router_weight_kept(engine.board))
+            assert engine.board.layer_stats["n_host_experts"].sum() == 0
+            assert engine.board.counters["n_pinned_steals"][0] == 0
+    assert n_loads[0] > n_loads[1]
+    assert kept[0] == 1.0 > kept[1]
 
 
 def test_what_is_decided_moves_nothing(model: Any) -> None:

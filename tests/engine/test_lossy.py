@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,31 @@ def test_without_tolerance_nothing_stands_in(model: Any, way: dict[str, Any]) ->
             assert_same_bits(decode(split, batch), decode(stock, batch), f"{width} tokens")
         assert n_left_out(engine) == 0
         assert router_weight_kept(engine.board) == 1.0
+
+
+def test_the_same_stand_in_with_other_kernels(model: Any) -> None:
+    """Which round otherwise."""
+    tokens, n_alike = Sequence0(13, models.N_VOCAB), 0
+    with ExitStack() as stack:
+        pairs = [
+            (
+                ctx,
+                stack.enter_context(attached_engine(ctx, **way, lossy="substitute:1")),
+                np.random.default_rng(14),
+            )
+            for way in (IN_GRAPH, OWN_KERNELS)
+            for ctx in [stack.enter_context(new_context(model))]
+        ]
+        for width in (*WIDTHS, *WIDTHS):
+            batch = tokens.next_batch(width)
+            found = []
+            for ctx, engine, rng in pairs:
+                decide_randomly(engine, rng)
+                place(engine)
+                found.append(decode(ctx, batch))
+            n_alike += bool(np.corrcoef(found[0].ravel(), found[1].ravel())[0, 1] > 0.99)
+        assert n_left_out(pairs[0][1]) > 0
+    assert n_alike >= 2 * len(WIDTHS) - 1
 
 
 def test_more_stand_in_the_more_is_tolerated(model: Any) -> None:

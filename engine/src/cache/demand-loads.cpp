@@ -27,7 +27,7 @@ void spac_demand_loads::ask(uint32_t il, const int32_t * experts, const uint32_t
 
     std::vector<size_t> busiest; // of those that are not there
     for (size_t i = 0; i < n; i++) {
-        if (slots[i] < 0) {
+        if (slots[i] < 0 && n_rows[i] > 0) {
             busiest.push_back(i);
         }
     }

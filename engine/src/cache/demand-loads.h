@@ -17,7 +17,7 @@ struct spac_demand_loads : spac_load_source {
     bool wants_weights() const { return eviction.wants_weights(); }
 
     // Of a layer that runs: experts that it does not find (slots[i] < 0) get a slot, which is pinned, as far as the policy has them
-    // copied now. n_rows: activations of each; weights: as of spac_eviction::use
+    // copied now. n_rows: activations of each that need it (0: it is not copied); weights: as of spac_eviction::use
     // host_us: an expert on the host, as measured; 0: not known
     void ask(uint32_t il, const int32_t * experts, const uint32_t * n_rows, const double * weights, size_t n, int32_t * slots, double host_us);
     void wait(uint32_t il, const int32_t * experts, const int32_t * slots, size_t n); // until all that have a slot are there

@@ -8,9 +8,9 @@
 #include <numeric>
 
 spac_forward::spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
-                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy,
+                           spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy & lossy,
                            std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish, const spac_device_clock & clock) :
-    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(std::move(lossy)), routing(this->lossy.strength()), clock(clock), demand(std::move(demand)),
+    board(board), cache(cache), decisions(decisions), host(host), tier(tier), timeline(timeline), log(log), lossy(lossy), routing(lossy.strength()), clock(clock), demand(std::move(demand)),
     fills(fills), il_to_publish(il_to_publish), times(board.geometry().n_layer), activations(board.geometry().n_expert) {}
 
 // ---- from the first layer's dispatch to the end
@@ -71,9 +71,6 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
     const uint64_t t0 = spac_now_us();
     begin_layer(layer.il, t0);
     pin_experts(layer, ids);
-    if (!demand.empty()) {
-        ask(layer, ids, weights);
-    }
     if (lossy.routes()) { // which left out nothing
         n_rows_left_out.assign(slots.size(), 0);
         copy_of.assign(slots.size(), 0);
@@ -82,6 +79,9 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
         leave_out(layer, ids, *weights);
     } else if (clock.speed > 0 && demand.empty() && !tier) { // on real devices not tried yet
         share_out(layer);
+    }
+    if (!demand.empty()) { // what is left out, or a copy's, need not come
+        ask(layer, ids, weights);
     }
     record_split(layer);
     write_ids(layer, ids, ids_device, ids_host);
@@ -126,8 +126,12 @@ void spac_forward::ask(const spac_moe_layer & layer, const ggml_tensor * ids, co
             weight_of[activations.index_of[ie]] += *(const float *) ((const char *) weights->data + iu * weights->nb[1] + it * weights->nb[2]);
         }
     }
+    n_rows_exact = activations.n_rows;
+    for (size_t i = 0; lossy.is_on() && i < slots.size(); i++) {
+        n_rows_exact[i] = copy_of[i] ? 0 : n_rows_exact[i] - n_rows_left_out[i];
+    }
     const spac_layer_stats & s = board.layer_stats()[layer.il];
-    demand[layer.device]->ask(layer.il, activations.experts.data(), activations.n_rows.data(), weight_of.data(), slots.size(), slots.data(),
+    demand[layer.device]->ask(layer.il, activations.experts.data(), n_rows_exact.data(), weight_of.data(), slots.size(), slots.data(),
                               s.n_host_experts > 0 ? (double) s.host_us / s.n_host_experts : 0.0);
 }
 
@@ -194,7 +198,7 @@ void spac_forward::leave_out(const spac_moe_layer & layer, const ggml_tensor * i
             is_there[i]                       = slots[index] >= 0 || (is_in_memory && tier->is_there(layer.il, ie)) || (substitutes && stands_in[index] < 0);
         }
     }
-    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted), sequences_of(n_tokens), lossy.copies().empty() ? std::vector<int32_t>() : index_of);
+    lossy.choose(weights, is_there, std::min(n_tokens, n_tokens_counted), sequences_of(n_tokens), lossy.copies().empty() && demand.empty() ? std::vector<int32_t>() : index_of);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         if (lossy.is_left_out(i)) {
             n_rows_left_out[index_of[i]]++;
@@ -284,6 +288,7 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
     const int64_t n_used = ids->ne[0], n_tokens = ids->ne[1];
     ids_copy.resize(n_used * n_tokens);
     on_device.resize(n_used * n_tokens);
+    slot_of.resize(layer.n_expert);
     for (int64_t i = 0; i < n_used * n_tokens; i++) {
         const int32_t ie   = spac_id_at(ids, i % n_used, i / n_used);
         const bool    ok   = ie >= 0 && ie < layer.n_expert; // else it is not computed: the row is zero
@@ -298,6 +303,9 @@ void spac_forward::write_ids(const spac_moe_layer & layer, const ggml_tensor * i
             ids_device[i] = slot_of_it[activations.index_of[ie]];
             on_device[i]  = stands_in[activations.index_of[ie]];
             any_device    = true;
+        }
+        if (on_device[i] >= 0) {
+            slot_of[on_device[i]] = ids_device[i];
         }
     }
 }
@@ -335,10 +343,6 @@ void spac_forward::compute_host(const spac_moe_layer &, const ggml_tensor * cur,
 }
 
 void spac_forward::plan_device(const spac_moe_layer & layer, const spac_slot_group & group, int64_t n_tokens, int n_threads) {
-    slot_of.resize(layer.n_expert);
-    for (size_t i = 0; i < slots.size(); i++) {
-        slot_of[activations.experts[i]] = slots[i];
-    }
     host.on_device->plan(layer, on_device.data(), n_tokens, n_threads, { &group, slot_of.data() });
 }
 

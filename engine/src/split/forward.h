@@ -27,7 +27,7 @@ struct spac_forward : spac_split_ops {
     // demand: of each device, what brings experts that a layer does not find; empty: nothing does, and the host computes them
     // il_to_publish: the layer with which a forward ends, and the board is published; -1: a worker does that between forwards
     spac_forward(spac_board & board, const spac_device_caches & cache, spac_decisions & decisions, spac_host_work & host,
-                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy lossy, std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish,
+                 spac_memory_tier * tier, spac_timeline & timeline, spac_routing_log & log, spac_lossy & lossy, std::vector<spac_demand_loads *> demand, bool fills, int il_to_publish,
                  const spac_device_clock & clock);
 
     bool is_running() const { return in_progress; } // the worker asks too
@@ -87,7 +87,7 @@ struct spac_forward : spac_split_ops {
     spac_memory_tier * const tier;
     spac_timeline &          timeline;
     spac_routing_log &       log;
-    spac_lossy               lossy;
+    spac_lossy &             lossy;
     spac_cache_routing       routing; // where lossy.routes()
     spac_device_clock        clock;
 
@@ -109,9 +109,10 @@ struct spac_forward : spac_split_ops {
     std::vector<int32_t>  slots;                 // of each distinct expert, or -1
     std::vector<size_t>   residents;             // of the distinct experts, those that are on the device
     std::vector<int32_t>  ids_copy;              // [n_expert_used * n_tokens]
-    std::vector<int32_t>  slot_of;               // [n_expert], of those in use
+    std::vector<int32_t>  slot_of;               // [n_expert], of those in on_device
     std::vector<int32_t>  on_device;             // [n_expert_used * n_tokens] experts or -1, as ids_host
     std::vector<uint32_t> n_rows_left_out;       // of each distinct expert
+    std::vector<uint32_t> n_rows_exact;          // of each distinct expert, where demand wants it
     std::vector<uint8_t>  copy_of;               // of each distinct expert, where something may be left out: 0: exact
     std::vector<int32_t>  index_of;              // [n_expert_used * n_tokens] among the distinct ones, or -1
     std::vector<double>   weight_of;             // of each distinct expert, where demand wants it

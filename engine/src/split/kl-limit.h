@@ -13,7 +13,7 @@ struct spac_kl_limit {
                BOTH };
 
     static constexpr uint64_t N_FIRST = 16;  // samples before the first forward that is lossy
-    static constexpr uint64_t N_EARLY = 512; // until there are so many, one forward of OFTEN is a sample; then one of EVERY
+    static constexpr uint64_t N_EARLY = 512; // until there are so many, one forward of OFTEN is a sample, by chance; then one of EVERY
     static constexpr uint64_t OFTEN   = 8;
     static constexpr uint64_t EVERY   = 16;
     static constexpr double   WEIGHT  = 1.0 / N_EARLY; // of a sample, from then on
@@ -31,7 +31,8 @@ struct spac_kl_limit {
     way choose(size_t n) {
         n_tokens += n;
         saved = std::min(saved + n * max_kl, N_SAVED * std::max(max_kl, price * mean));
-        if (n_samples < N_FIRST || ++n_forwards % (n_samples < N_EARLY ? OFTEN : EVERY) == 0) {
+        if (n_samples < N_FIRST || n_until_next-- == 0) {
+            n_until_next = draw_gap(n_samples < N_EARLY ? OFTEN : EVERY);
             return BOTH;
         }
         return saved < n * price * mean ? EXACT : LOSSY;
@@ -61,7 +62,15 @@ struct spac_kl_limit {
     double   mean    = 0; // of samples, lately
 
   private:
-    uint64_t n_forwards = 0;
-    double   mean_units = 0;
-    double   saved      = 0;
+    // forwards before the next sample, of which one of `every` is one: by chance, as a text that repeats itself, which a greedy choice
+    // writes, would show the same of its tokens each time
+    uint64_t draw_gap(uint64_t every) {
+        random = random * 1664525u + 1013904223u;
+        return (random >> 16) % (2 * every - 1);
+    }
+
+    uint32_t random       = 1;
+    uint64_t n_until_next = 0;
+    double   mean_units   = 0;
+    double   saved        = 0;
 };
