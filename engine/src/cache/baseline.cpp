@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-static const std::array<std::string, 3> MISSES = { "fetch", "balance", "host-admit" }; // as miss_kind
+static const std::array<std::string, 3> MISSES    = { "fetch", "balance", "host-admit" }; // as miss_kind
 static const std::string                PER_LAYER = "+per-layer";
 
 static std::string joined(const std::vector<std::string> & names) {
