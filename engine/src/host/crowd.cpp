@@ -15,7 +15,7 @@ static std::vector<int> numbers_of(int n_most) {
 }
 
 spac_crowd::spac_crowd(int n_most) :
-    n_most(n_most), n(n_most), numbers(numbers_of(n_most)) {}
+    n_most(n_most), n(n_most), full(std::min(FULL, 1.0 - 0.5 / n_most)), numbers(numbers_of(n_most)) {}
 
 void spac_crowd::ran(int n_tokens, uint64_t us) {
     size_t width = 0;
@@ -48,8 +48,8 @@ bool spac_crowd::end_window(double share, uint64_t now_us) {
     }
     const int before = n;
     last_share       = share;
-    n_small          = share < FULL ? n_small + 1 : 0;
-    n_calm           = share >= FULL ? n_calm + 1 : 0;
+    n_small          = share < full ? n_small + 1 : 0;
+    n_calm           = share >= full ? n_calm + 1 : 0;
     n_windows++;
     const bool is_first = is_trying && speeds.empty() && n_windows >= N_WINDOWS;
     if (n == n_most && n_calm >= (is_first ? N_WINDOWS : N_CALM)) {

@@ -30,7 +30,7 @@ struct spac_crowd {
     static constexpr int      N_WINDOWS = 2;   // of each number that is tried, and with too small a share until any is
     static constexpr int      N_CALM    = 5;   // with full shares, until the others are gone
     static constexpr int      N_PATIENT = 320; // the same with fewer threads, at most
-    static constexpr double   FULL      = 0.9; // of a core
+    static constexpr double   FULL      = 0.9; // of a core, or all but half of what a thread less would leave
 
     void   try_all();
     void   try_next(uint64_t now_us);
@@ -38,6 +38,7 @@ struct spac_crowd {
     double take_speed();
 
     int                 n_most, n;
+    double              full;    // a share that is no crowd: a program's own other threads take some, too
     std::vector<int>    numbers; // that are tried, the largest first
     std::vector<double> speeds;  // found so far
     bool                is_trying  = false;
