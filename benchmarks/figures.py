@@ -2,7 +2,7 @@
 
     python benchmarks/figures.py         # writes docs/speed.svg and docs/lossy.svg
 
-In: the last run of `bench_defaults.py`, `bench_tiers.py` and `bench_lossy.py` in benchmarks/results/. Out:
+In: the newest rows of `bench_defaults.py`, `bench_tiers.py` and `bench_lossy.py` in benchmarks/results/. Out:
 what a user gets without a flag beside llama.cpp, in memory and larger; lossy rules' speed against cost.
 """
 
@@ -120,7 +120,7 @@ def main() -> None:
     save(figure, output / "speed.svg")
     figure, panels = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
     demo = [row for row in rows_of("lossy") if row["model"] == "demo-moe.gguf"]
-    last = [row for row in demo if row["machine"] == demo[-1]["machine"]]
+    last = {(row["way"], row["lossy"]): row for row in demo}.values()
     for panel, (way, title) in zip(panels, WAYS.items(), strict=True):
         draw_lossy(panel, title, [row for row in last if row["way"] == way])
     panels[0].set_ylabel("speed, exact = 1")
