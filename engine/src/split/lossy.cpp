@@ -4,6 +4,7 @@
 #include "base/status.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <sstream>
 
@@ -42,6 +43,28 @@ static bool read_copies(const std::string & text, spac_lossy::rule & rule) {
     return !rule.copies.empty() && rule.copies.size() <= spac_lossy::MAX_COPIES && (rule.n_kept > 0 || n_steps == 1);
 }
 
+// of which kind a rule is, and how it is written
+static const std::array<std::array<const char *, 2>, 4> FORMS = { {
+    { "drop", "drop:N (each token's best N experts, 1 or more, are always computed)" },
+    { "lowbit",
+      "lowbit:N:FILE (the others are computed from FILE, the same model in fewer bits; of FILE:FILE, or FILE:drop, each takes the next "
+      "N, 1 or more)" },
+    { "substitute", "substitute:X (an expert takes another's place if their mean router weights differ by less than X, from 0 to 1)" },
+    { "route", "route:X (routers prefer experts that are there by X, from 0 to 1, of the range of their logits)" },
+} };
+
+// of this kind, or of all if there is no such kind
+static std::string forms_of(const std::string & kind) {
+    std::string all;
+    for (const auto & [name, form] : FORMS) {
+        if (kind == name) {
+            return form;
+        }
+        all += (all.empty() ? "" : ", or ") + std::string(form);
+    }
+    return all;
+}
+
 spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
     const size_t      colon = text.find(':');
     const std::string kind = text.substr(0, colon), strength = colon == std::string::npos ? "" : text.substr(colon + 1);
@@ -55,12 +78,7 @@ spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
     } else if (kind == "route" && read_number(strength, 0, 1, found.strength)) {
         found.what = ROUTE;
     } else {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("%s cannot be '%s': give drop:N (each token's best N experts, 1 or more, are always computed), lowbit:N:FILE (the others "
-                                     "are computed from FILE, the same model in fewer bits; of FILE:FILE, or FILE:drop, each takes the next N, 1 or more), "
-                                     "substitute:X (an expert takes another's place if their mean router weights differ by less than X, from 0 to 1) or "
-                                     "route:X (routers prefer experts that are there by X, from 0 to 1, of the range of their logits)",
-                                     name, text.c_str()));
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s cannot be '%s': give %s", name, text.c_str(), forms_of(kind).c_str()));
     }
     return found;
 }
