@@ -131,8 +131,8 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
     card = f", a card with {size_text(machine.vram_bytes)}" if machine.vram_bytes else ""
     console.print(
         f"\nfor {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens; needs: GiB "
-        "to have all in memory; disk (30%): 30% of the experts in memory. Speeds are predicted, in tokens per "
-        "second, without drafts.",
+        "to have all in memory; disk (30%): 30% of the experts in memory. Speeds are predicted, in tokens "
+        "per second, without drafts.",
         style="dim",
     )
     low, high = machine.varied

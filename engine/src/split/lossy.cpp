@@ -4,7 +4,6 @@
 #include "base/status.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <sstream>
 
@@ -43,24 +42,21 @@ static bool read_copies(const std::string & text, spac_lossy::rule & rule) {
     return !rule.copies.empty() && rule.copies.size() <= spac_lossy::MAX_COPIES && (rule.n_kept > 0 || n_steps == 1);
 }
 
-// of which kind a rule is, and how it is written
-static const std::array<std::array<const char *, 2>, 4> FORMS = { {
-    { "drop", "drop:N (each token's best N experts, 1 or more, are always computed)" },
-    { "lowbit",
-      "lowbit:N:FILE (the others are computed from FILE, the same model in fewer bits; of FILE:FILE, or FILE:drop, each takes the next "
-      "N, 1 or more)" },
-    { "substitute", "substitute:X (an expert takes another's place if their mean router weights differ by less than X, from 0 to 1)" },
-    { "route", "route:X (routers prefer experts that are there by X, from 0 to 1, of the range of their logits)" },
-} };
+static const char * const FORMS[] = {
+    "drop:N (each token's best N experts, 1 or more, are always computed)",
+    "lowbit:N:FILE (the others are computed from FILE, the same model in fewer bits; of FILE:FILE, or FILE:drop, each takes the next N, 1 or more)",
+    "substitute:X (an expert takes another's place if their mean router weights differ by less than X, from 0 to 1)",
+    "route:X (routers prefer experts that are there by X, from 0 to 1, of the range of their logits)",
+};
 
-// of this kind, or of all if there is no such kind
+// how a rule of this kind is written; all of them if there is no such kind
 static std::string forms_of(const std::string & kind) {
     std::string all;
-    for (const auto & [name, form] : FORMS) {
-        if (kind == name) {
+    for (const std::string form : FORMS) {
+        if (form.compare(0, kind.size() + 1, kind + ":") == 0) {
             return form;
         }
-        all += (all.empty() ? "" : ", or ") + std::string(form);
+        all += (all.empty() ? "" : ", or ") + form;
     }
     return all;
 }
