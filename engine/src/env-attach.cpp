@@ -87,6 +87,15 @@ static int32_t checked_host_kernels(const std::string & text) {
     throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_HOST_KERNELS \"%s\": give auto, spac or ggml", text.c_str()));
 }
 
+// NULL: not set
+static const char * checked(const char * name, spac_status (*read)(const char * name, const char * text)) {
+    const char * text = env_or(name, nullptr);
+    if (text && read(name, text) != SPAC_STATUS_SUCCESS) {
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_last_error());
+    }
+    return text;
+}
+
 static bool checked_switch(const char * name) {
     const std::string text = env_or(name, "1");
     if (text != "0" && text != "1") {
@@ -196,8 +205,8 @@ static void attach(llama_context * ctx) {
     params.verbose            = true;
     params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
-    params.lossy              = env_or("PYSPAC_LOSSY", nullptr);
-    params.baseline           = env_or("PYSPAC_BASELINE", nullptr);
+    params.lossy              = checked("PYSPAC_LOSSY", spac_read_lossy);
+    params.baseline           = checked("PYSPAC_BASELINE", spac_read_baseline);
     params.ram_bytes          = checked_ram(ctx);
     params.fill               = checked_switch("PYSPAC_FILL");
     params.evict              = checked_switch("PYSPAC_EVICT");

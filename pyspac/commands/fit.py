@@ -131,14 +131,15 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
     card = f", a card with {size_text(machine.vram_bytes)}" if machine.vram_bytes else ""
     console.print(
         f"\nfor {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens; needs: GiB "
-        "to have all in memory. Speeds are predicted, in tokens per second, without drafts.",
+        "to have all in memory; disk (30%): 30% of the experts in memory. Speeds are predicted, in tokens "
+        "per second, without drafts.",
         style="dim",
     )
     low, high = machine.varied
     if high / low > STEADY:
         console.print(
-            f"Kernels ran at {low:.2f} to {high:.2f} of their median speed while they were measured: so may "
-            "models.",
+            f"Kernels ran at {low:.2f} to {high:.2f} times their median speed while measured: expect models "
+            "to vary as much.",
             style="yellow",
         )
     if machine.vram_bytes:

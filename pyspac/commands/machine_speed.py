@@ -32,8 +32,8 @@ def measure(
 ) -> Machine:
     """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError.
 
-    Medians of turns, as other programs and virtual machines take their share, and how far what decoding
-    needs varied from turn to turn. `has_prompts`: else only that is measured.
+    Each speed is a median of turns, as other programs and virtual machines take their share; `varied` says
+    how far the slowest and the fastest turn of decoding went from it. Not `has_prompts`: only decoding.
     """
     from pyspac.engine.engine import (  # the native library
         has_kernels,

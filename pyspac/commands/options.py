@@ -192,7 +192,7 @@ Lossy = Annotated[
         "--lossy",
         metavar="KIND:STRENGTH",
         show_default=False,
-        help="Faster but not exact: drop:N skips experts that are not on the device (with --ram: not in "
+        help="Not exact, maybe faster: drop:N skips experts that are not on the device (with --ram: not in "
         "memory), except each token's best N; lowbit:N:FILE takes those from FILE, the model in fewer bits "
         "(llama-quantize); substitute:X takes a similar one that is; route:X has routers prefer those "
         "that are.",
@@ -205,8 +205,8 @@ MaxKl = Annotated[
         "--max-kl",
         metavar="X",
         show_default=False,
-        help="What --lossy should cost: the mean KL divergence in nats per token, estimated on samples. "
-        "As many tokens as needed are computed exactly.",
+        help="The most that --lossy may cost: mean KL divergence in nats per token, estimated on samples. "
+        "Beyond it tokens are computed exactly.",
         rich_help_panel=MORE,
     ),
 ]

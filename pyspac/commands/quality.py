@@ -26,7 +26,6 @@ from pyspac.commands.model_names import find_files
 from pyspac.commands.quality_figure import Row, draw
 from pyspac.errors import ConfigError, PyspacError, UsageError
 from pyspac.forward.lossy import VARIABLE, check_can_be_lossy, check_lossy, copies_of
-from pyspac.forward.no_device import is_host_only
 from pyspac.model.expert_copy import copies_bytes
 from pyspac.model.geometry import read_geometry
 from pyspac.model.gguf_header import read_header
@@ -37,6 +36,7 @@ from pyspac.scheduler.baseline import check_baseline
 from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server.child import run_to_end
+from pyspac.server.device_probe import probe_device
 from pyspac.talk.remover import removed_if_killed
 
 N_CTX: Final = 256
@@ -121,7 +121,7 @@ def _engine_env(model: Path, cache: str, ram: str | None, device: str, rules: li
     geometry = read_geometry(header)
     if not geometry.is_moe:
         raise UsageError(f"{model} has no experts that could be left out: give a Mixture-of-Experts model")
-    is_host = is_host_only(device)
+    is_host = not probe_device(device, None, lambda: False).has_cache  # auto may find none
     ram_bytes = None if ram is None else asked_bytes(ram, geometry)
     for rule in rules:
         check_can_be_lossy(rule, is_host_only=is_host, ram_bytes=ram_bytes)
@@ -173,7 +173,9 @@ def _perplexity(argv: Sequence[str], env: Mapping[str, str]) -> str:
     done = run_to_end("llama-perplexity", argv, env=env)
     output = done.stdout + done.stderr
     if done.exit_code != 0:
-        why = [line for line in output.splitlines() if " E " in line or "spac:" in line] or ["no reason"]
+        lines = output.splitlines()
+        why = [line for line in lines if "spac:" in line] or [line for line in lines if " E " in line]
+        why = why or ["no reason"]
         raise PyspacError(f"llama-perplexity ended with {done.exit_code}: {' '.join(why[-3:])}")
     return output
 

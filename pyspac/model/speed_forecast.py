@@ -28,11 +28,11 @@ WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured wi
 REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
 ABSENT_US: Final = 150.0  # of an absent expert: its reader and the kernels share cores; of OLMoE's on two
-PROMPT_LAYER_MOP: Final = 7.3  # of a prompt's token, as fast as attention: norms, adding up experts
+PROMPT_LAYER_MOP: Final = 7.3  # 1e6 operations, at the speed of attention: norms, adding up a token's experts
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
 DECODING: Final = 0  # of a Machine's attention
 PROMPT: Final = 1
-KV_REACHED: Final = 0.25  # of memory's speed, by keys and values, which weights push out of caches
+KV_REACHED: Final = 0.25  # of memory's speed, by keys and values: weights push them out of caches
 BUFFERS_BYTES: Final = 512 << 20  # of a context, and what the program takes
 CARD_GB_S: Final = 300.0  # assumed of any card: that of the slower ones with 8 GB and more
 # share of the experts in memory -> share of those in use that are there: the lower of Qwen3-30B-A3B and
@@ -71,8 +71,8 @@ class Machine:
     reached: float = REACHED
     layer_us: float = LAYER_US
     prompt_layer_mop: float = PROMPT_LAYER_MOP
-    attention_gop_s: tuple[float, ...] = (15.0, 120.0)  # 1e9 operations/s in caches: one token's, a prompt's
-    varied: tuple[float, float] = (1.0, 1.0)  # decoding's kernels meanwhile, of their medians
+    attention_gop_s: tuple[float, ...] = (15.0, 120.0)  # 1e9 operations/s in caches: decoding, prompts
+    varied: tuple[float, float] = (1.0, 1.0)  # slowest, fastest turn over the median, decoding
 
     def pass_us(self, weights: Bytes, n_tokens: float = 1) -> float:
         """Of weights times so many tokens."""

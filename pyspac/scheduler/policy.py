@@ -52,7 +52,8 @@ class Policy:
             )
             raise ConfigError(FLAG, text, wanted) from None
         except (ValueError, RecursionError) as error:
-            raise ConfigError(FLAG, text, f"settings as TOML ({error})") from None
+            wanted = f'settings as TOML, texts in quotes (estimator = "spac"): {error}'
+            raise ConfigError(FLAG, text, wanted) from None
         if unknown := sorted(values.keys() - set(KEYS)):
             raise ConfigError(FLAG, text, f"settings without {unknown[0]}: known are {', '.join(KEYS)}")
         try:

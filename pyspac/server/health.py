@@ -20,7 +20,7 @@ _EVERY_ADDRESS: Final = {"0.0.0.0", "::"}
 def choose_port(host: str, port: int | None, field: str = "--port", default: int = DEFAULT_PORT) -> int:
     """Return `port`, or if None the default one; of 0 any free one.
 
-    Raises ConfigError if it cannot be used.
+    Raises ConfigError if it is none, UsageError if it cannot be had.
     """
     if port == 0:
         return _any_free(host)
@@ -31,8 +31,8 @@ def choose_port(host: str, port: int | None, field: str = "--port", default: int
         return port
     if error.errno != errno.EADDRINUSE:
         _any_free(host)  # or it raises: the address is the reason
-    reason = "this one is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
-    raise ConfigError(field, port, f"another one, or 0 for any free one: at {host} {reason}")
+    reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror or error})"
+    raise UsageError(f"port {port} on {host} {reason}: give another {field}, or 0 for any free one")
 
 
 def _bind(host: str, port: int) -> socket.socket:

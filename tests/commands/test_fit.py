@@ -157,7 +157,7 @@ def test_a_machine_whose_speed_varied_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert "median speed" not in invoke("--ram", "16G").output
     steady = fit.measure
     monkeypatch.setattr(fit, "measure", lambda *given: replace(steady(*given), varied=(0.75, 1.25)))
-    assert "Kernels ran at 0.75 to 1.25 of their median speed" in invoke("--ram", "16G").output
+    assert "Kernels ran at 0.75 to 1.25 times their median speed" in invoke("--ram", "16G").output
 
 
 def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a port that is taken": (
         ("serve", "-m", str(TARGET), "--port", PORT),
-        "give another one, or 0 for any free one: at 127.0.0.1 this one is in use",
+        "on 127.0.0.1 is in use: give another --port, or 0 for any free one",
     ),
     "a port that is none": (
         ("serve", "-m", str(TARGET), "--port", "99999"),

@@ -158,6 +158,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--policy", "without=[1]"], ["--policy cannot be", "of the right types"]),
     (["--policy", "brakes=1"], ["without brakes", "link_gb_s"]),
     (["--policy", "="], ["--policy cannot be '='", "TOML"]),
+    (["--policy", "estimator=spac"], ["TOML", 'texts in quotes (estimator = "spac")']),
     (["--policy", "link_gb_s=-3"], ["link_gb_s cannot be -3"]),
     (["--policy", "copy_gb_s=[2,-3]"], ["copy_gb_s cannot be -3"]),
     (["--policy", "copy_gb_s='2'"], ["copy_gb_s cannot be '2'"]),

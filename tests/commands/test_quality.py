@@ -15,6 +15,8 @@ from serving import environment, has_ended, wait_for
 from typer.testing import CliRunner
 
 from pyspac.cli import app
+from pyspac.commands import quality
+from pyspac.engine.devices import cpu_device
 
 MODELS = Path(__file__).resolve().parents[2] / "pyspac" / "models"
 DEMO = MODELS / "demo-moe.gguf"
@@ -143,6 +145,14 @@ def test_bad_input(arguments: tuple[str, ...], says: str, text: Path) -> None:
     result = invoke("quality", *given, *arguments)
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.stderr.split())
+
+
+def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, text: Path) -> None:
+    """`auto` finds nothing: refused before anything is measured."""
+    monkeypatch.setattr(quality, "probe_device", lambda *_: cpu_device(has_cache=False))
+    result = invoke("quality", "-m", DEMO, "-f", text, "--lossy", "drop:2")
+    assert result.exit_code == 2, result.output
+    assert "--lossy drop:2 needs a device, or experts on disk (--ram)" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -257,10 +257,18 @@ def test_without_it_nothing_is_weighed(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["drop:0", "drop", "keep:2", "drop:2x", "substitute:2", "substitute", "route:2"]
+    ("text", "says"),
+    [
+        *((text, r"give drop:N \([^()]*\)$") for text in ("drop:0", "drop", "drop:2x")),
+        ("lowbit:1", r"give lowbit:N:FILE \([^()]*\)$"),
+        *((text, r"give substitute:X \([^()]*\)$") for text in ("substitute:2", "substitute")),
+        ("route:2", r"give route:X \([^()]*\)$"),
+        ("keep:2", r"give drop:N .*, or lowbit:N:FILE .*, or substitute:X .*, or route:X "),
+    ],
 )
-def test_what_is_no_rule_is_refused(model: Any, text: str) -> None:
-    with new_context(model) as ctx, pytest.raises(EngineError, match="give drop:N"):
+def test_what_is_no_rule_is_refused(model: Any, text: str, says: str) -> None:
+    """With the form of its kind, or of all kinds."""
+    with new_context(model) as ctx, pytest.raises(EngineError, match=says):
         Engine.attach(ctx, engine_params(lossy=text))
 
 

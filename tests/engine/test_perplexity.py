@@ -69,3 +69,23 @@ def test_long_batches_take_stocks_path(bin_dir: Path, text: Path, tmp_path: Path
     stock, _ = run_perplexity(bin_dir, model, text, 64, cache=None)
     split, _ = run_perplexity(bin_dir, model, text, 64, cache="25%")
     assert split == stock
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("PYSPAC_LOSSY", "drop:x", "PYSPAC_LOSSY cannot be 'drop:x': give drop:N"),
+        ("PYSPAC_BASELINE", "lru", "PYSPAC_BASELINE cannot be 'lru': give EVICTION+MISS"),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    variable: str, value: str, says: str, bin_dir: Path, text: Path, tmp_path: Path
+) -> None:
+    model = models.write_model(tmp_path / "model.gguf", "qwen3moe")
+    run = subprocess.run(
+        [str(bin_dir / "llama-perplexity"), "-m", str(model), "-f", str(text), "-c", "128", "--no-repack"],
+        env=os.environ | {"PYSPAC_CACHE": "25%", "PYSPAC_DEVICE": "emulated", variable: value},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert says in run.stderr

@@ -774,7 +774,7 @@ def test_ports() -> None:
         taken = listener.getsockname()[1]
         with pytest.raises(ConfigError, match="in use"):
             choose_port(HOST, taken)
-        with pytest.raises(ConfigError, match=f"cannot be {taken}: give another one, or 0 for any free one"):
+        with pytest.raises(ConfigError, match=f"port {taken} on {HOST} is in use: give another --port, or 0"):
             choose_port(HOST, None, default=taken)
         assert choose_port(HOST, 0) != taken
         assert not is_healthy(HOST, choose_port(HOST, 0))

@@ -1,13 +1,13 @@
-// A line through points of which late ones count most: y = rest + slope * x, none below 0.
+// Least squares, late points first: y = rest + slope * x, both 0 or more. For times by bytes: what each call costs, and each byte.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 struct spac_line_fit {
-    static constexpr double   KEPT    = 0.98; // of all earlier points' weight, at each new one
+    static constexpr double   KEPT    = 0.98; // the factor of all earlier points' weights at each new one
     static constexpr uint64_t N_FIRST = 16;   // points before the line says something
-    static constexpr double   FAR     = 4.0;  // a point so many times above the line was disturbed: it counts as if it were there
+    static constexpr double   FAR     = 4.0;  // points are cut off at so many times the line: a thread lost its core meanwhile
 
     void add(double px, double py) {
         if (is_known()) {
@@ -22,7 +22,7 @@ struct spac_line_fit {
         const double det = n * xx - x * x;
         slope            = det > 1e-6 * n * xx ? (n * xy - x * y) / det : 0;
         rest             = (y - slope * x) / n;
-        if (slope <= 0 || rest < 0) { // all were alike, or there is no rest
+        if (slope <= 0 || rest < 0) { // all x are alike, or noise: a line through the origin
             slope = y / x;
             rest  = 0;
         }

@@ -28,7 +28,7 @@ spac_baseline::spac_baseline(const char * name, const std::string & text) {
     const auto        it = std::find(MISSES.begin(), MISSES.end(), second);
     if (it == MISSES.end() || !spac_eviction::is_known(first)) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("%s cannot be '%s': give EVICTION+MISS, with one of %s, and one of %s, and %s behind it for slots of each layer's own", name, text.c_str(),
+                         spac_format("%s cannot be '%s': give EVICTION+MISS, EVICTION one of %s, MISS one of %s; %s behind it gives each layer slots of its own", name, text.c_str(),
                                      joined(spac_eviction::names()).c_str(), joined({ MISSES.begin(), MISSES.end() }).c_str(), PER_LAYER.c_str()));
     }
     eviction = first;

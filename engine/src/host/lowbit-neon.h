@@ -1,4 +1,4 @@
-// The formats of 1 to 3 bits, and NVFP4: how a quarter of 256 weights is unpacked to bytes with signs. Included by
+// The formats of 1 to 3 bits, and NVFP4: how a quarter of a block of 256 weights becomes signed bytes and scales. Included by
 // kernels-neon.cpp after the other formats.
 #pragma once
 

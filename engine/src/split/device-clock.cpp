@@ -6,10 +6,10 @@
 
 static constexpr double   WEIGHT   = 0.02; // of the latest layer in averages
 static constexpr uint64_t EVERY    = 8;    // forwards, of which one is timed where that costs something
-static constexpr uint64_t AWAKE_US = 100;  // before its time a thread stops to sleep
-static constexpr double   GAIN     = 0.95; // of the longer side's time, below which experts of the device are the host's
-static constexpr double   HELP     = 0.5;  // of its time that the host takes alone, at best, with one more thread
-static constexpr double   RETRY    = 64;   // times as long as it takes for an expert, a device is left alone
+static constexpr uint64_t AWAKE_US = 100;  // before the end of a wait, in which a thread no longer sleeps
+static constexpr double   GAIN     = 0.95; // the host takes over residents if a layer then takes at most so much of the time
+static constexpr double   HELP     = 0.5;  // assumed until seen: the host's time with the thread that else waits for the device, over that without
+static constexpr double   RETRY    = 64;   // a device without work gets an expert after so many times an expert's time
 
 void spac_device_clock::see_host(uint64_t us, uint64_t n_bytes, bool is_alone) {
     if (n_bytes > 0) {
@@ -42,7 +42,7 @@ size_t spac_device_clock::n_on_device(uint64_t expert_bytes, size_t n_resident, 
         best = n_resident;
     }
     idle_us = best > 0 ? 0 : idle_us + longer(0);
-    if (idle_us > RETRY * device.at(expert_bytes)) { // it may have become faster
+    if (idle_us > RETRY * device.at(expert_bytes)) { // it may be faster by now
         idle_us = 0;
         device.forget();
         return 1;

@@ -1,5 +1,5 @@
-// How long a device takes for its experts of a layer, seen where collect begins, and the host for its own; how many of those on the
-// device it computes, so that both end together; and how long an emulated one is made to take.
+// Times the device's and the host's experts of each layer (the device's where collect begins). From these: how many of a layer's
+// residents the device computes, so that both sides end together. Also makes an emulated device as slow as it shall be.
 #pragma once
 
 #include "base/average.h"

@@ -77,7 +77,7 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
         lossy.keep_all(ids->ne[0] * ids->ne[1]);
     } else if (lossy.is_on()) {
         leave_out(layer, ids, *weights);
-    } else if (clock.speed > 0 && demand.empty() && !tier) { // on real devices not tried yet
+    } else if (clock.speed > 0 && demand.empty() && !tier) { // emulated devices only: real ones are untried
         share_out(layer);
     }
     if (!demand.empty()) { // what is left out, or a copy's, need not come

@@ -42,6 +42,25 @@ static bool read_copies(const std::string & text, spac_lossy::rule & rule) {
     return !rule.copies.empty() && rule.copies.size() <= spac_lossy::MAX_COPIES && (rule.n_kept > 0 || n_steps == 1);
 }
 
+static const char * const FORMS[] = {
+    "drop:N (each token's best N experts, 1 or more, are always computed)",
+    "lowbit:N:FILE (the others are computed from FILE, the same model in fewer bits; of FILE:FILE, or FILE:drop, each takes the next N, 1 or more)",
+    "substitute:X (an expert takes another's place if their mean router weights differ by less than X, from 0 to 1)",
+    "route:X (routers prefer experts that are there by X, from 0 to 1, of the range of their logits)",
+};
+
+// how a rule of this kind is written; all of them if there is no such kind
+static std::string forms_of(const std::string & kind) {
+    std::string all;
+    for (const std::string form : FORMS) {
+        if (form.compare(0, kind.size() + 1, kind + ":") == 0) {
+            return form;
+        }
+        all += (all.empty() ? "" : ", or ") + form;
+    }
+    return all;
+}
+
 spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
     const size_t      colon = text.find(':');
     const std::string kind = text.substr(0, colon), strength = colon == std::string::npos ? "" : text.substr(colon + 1);
@@ -55,12 +74,7 @@ spac_lossy::rule spac_lossy::read(const char * name, const std::string & text) {
     } else if (kind == "route" && read_number(strength, 0, 1, found.strength)) {
         found.what = ROUTE;
     } else {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                         spac_format("%s cannot be '%s': give drop:N (each token's best N experts, 1 or more, are always computed), lowbit:N:FILE (the others "
-                                     "are computed from FILE, the same model in fewer bits; of FILE:FILE, or FILE:drop, each takes the next N, 1 or more), "
-                                     "substitute:X (an expert takes another's place if their mean router weights differ by less than X, from 0 to 1) or "
-                                     "route:X (routers prefer experts that are there by X, from 0 to 1, of the range of their logits)",
-                                     name, text.c_str()));
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s cannot be '%s': give %s", name, text.c_str(), forms_of(kind).c_str()));
     }
     return found;
 }
