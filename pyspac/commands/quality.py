@@ -37,9 +37,11 @@ from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.policy import DEFAULT_POLICY, Policy
 from pyspac.server.child import run_to_end
 from pyspac.server.device_probe import probe_device
+from pyspac.server.passed_on import check_passed
 from pyspac.talk.remover import removed_if_killed
 
 N_CTX: Final = 256
+_REFUSED: Final = "spac: "  # before the engine's errors
 _NUMBER: Final = r"\s*:\s*([-\d.]+|-?nan)"
 _PATTERNS: Final = {
     "perplexity": re.compile(rf"Mean PPL\(Q\){_NUMBER}"),
@@ -81,6 +83,8 @@ def quality(
     llama.cpp's llama-perplexity reads the text token by token, once exactly and once for each rule.
     Example: pyspac quality MODEL.gguf -f TEXT --ram 8G --lossy drop:4 --lossy drop:2
     """
+    from pyspac._native import bin_dir  # loaded here: --help needs no programs
+
     check_json_target(json_file)
     check_png(png)
     check_int("-c", ctx_size, 16, 1 << 20)
@@ -89,6 +93,7 @@ def quality(
     rules = list(dict.fromkeys(lossy))
     for rule in rules:
         check_lossy(rule, stock=False)
+    check_passed(bin_dir(), ())  # llama-perplexity reads the same variables
     target, _ = find_files(model, hf_repo)
     env = _engine_env(target, cache, ram, device, rules) | _policy_env(policy, ram)
     with tempfile.TemporaryDirectory(prefix="pyspac-") as folder, removed_if_killed([Path(folder)]):
@@ -174,8 +179,11 @@ def _perplexity(argv: Sequence[str], env: Mapping[str, str]) -> str:
     output = done.stdout + done.stderr
     if done.exit_code != 0:
         lines = output.splitlines()
+        refusals = [line for line in lines if line.startswith(_REFUSED)]
+        if "it did not attach" in output and refusals:
+            raise UsageError(refusals[-1].removeprefix(_REFUSED))
         why = [line for line in lines if "spac:" in line] or [line for line in lines if " E " in line]
-        why = why or ["no reason"]
+        why = why or lines[-3:] or ["no reason"]
         raise PyspacError(f"llama-perplexity ended with {done.exit_code}: {' '.join(why[-3:])}")
     return output
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyspac.checks import check_int
 from pyspac.engine.devices import Device
 from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError, ModelError
@@ -106,6 +107,7 @@ def choose_n_ctx(wanted: int | None, geometry: MoeGeometry) -> int:
     n_train = geometry.n_ctx_train or DEFAULT_N_CTX
     if wanted is None:
         return min(n_train, DEFAULT_N_CTX)
+    check_int("-c", wanted, 0)
     if wanted > n_train:
         raise ConfigError(
             "-c", wanted, f"at most {n_train}, the context that the model was trained with (0 chooses it)"

@@ -427,6 +427,12 @@ def test_inspect_with_no_amount_of_memory(models: Path, size: str) -> None:
     assert "GiB (8G)" in result.output
 
 
+def test_inspect_with_a_context_below_none(models: Path) -> None:
+    result = invoke("inspect", models / "target.gguf", "-c", "-5")
+    assert result.exit_code == 2
+    assert "-c cannot be -5" in result.stderr
+
+
 def test_inspect_json(models: Path) -> None:
     result = json.loads(invoke("inspect", models / "target.gguf", "--vram", "1G", "--json", "-").stdout)
     assert result["fits"] == [{"gib": 1.0, "n_experts": 48, "n_experts_of_gpu": 48, "n_ubatch": 512}]

@@ -137,6 +137,7 @@ def test_what_measures_ends_with_the_command(
         (("--lossy", "drop:2", "--ram", "6", "--png", "/nowhere/x.png"), "--png cannot be"),
         (("--lossy", "drop:2", "--ram", "6", "--png", "o.txt"), "give a file whose name ends in .png"),
         (("--lossy", "drop:2", "--ram", "6", "--policy", "spac"), "needs a scheduler, which quality has not"),
+        (("--lossy", "drop:2", "-dev", "emulated", "--cache", "1B"), "has no room for one expert"),
         (("--lossy", "drop:2", "--ram", "6", "-c", "65536"), "is too short: give a text of 131072 tokens"),
     ],
 )
@@ -153,6 +154,13 @@ def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, text: Path) ->
     result = invoke("quality", "-m", DEMO, "-f", text, "--lossy", "drop:2")
     assert result.exit_code == 2, result.output
     assert "--lossy drop:2 needs a device, or experts on disk (--ram)" in " ".join(result.stderr.split())
+
+
+def test_bad_variable(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "many")
+    result = invoke("quality", "-m", DEMO, "-f", text, *ON_DISK, "--lossy", "drop:2")
+    assert result.exit_code == 2, result.output
+    assert "unset LLAMA_ARG_CTX_SIZE" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
