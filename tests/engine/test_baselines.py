@@ -121,6 +121,8 @@ def test_what_is_decided_moves_nothing(model: Any) -> None:
         ({"baseline": "lru"}, "give EVICTION\\+MISS"),
         ({"baseline": "lru+fetch", "device": "none", "cache": "0"}, "needs a device"),
         ({"baseline": "lru+fetch", "next_layer": 1}, "leave out next-layer"),
+        ({"baseline": "lru+fetch+per-layer", "cache": "1B"}, r"MiB in each of \d+ pools: use"),
+        ({"baseline": "lru+fetch", "cache": "1B"}, r"no room for one expert of [0-9.]+ MiB: use at least"),
     ],
 )
 def test_what_cannot_be_is_refused(model: Any, params: dict[str, Any], says: str) -> None:

@@ -176,9 +176,10 @@ static void divide_cache(spac_plan & plan, const std::string & cache_sizes, size
         const std::vector<int32_t> n_slots = spac_divide_slots(budget, of.bytes, of.n_experts);
         for (size_t i = 0; i < n_slots.size(); i++) {
             if (n_slots[i] == 0) {
+                const std::string where = n_slots.size() > 1 ? spac_format(" in each of %zu pools", n_slots.size()) : "";
                 throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                                 spac_format("cache \"%s\" has no room for one expert of %.2f MiB: use at least %.0f MiB", size.c_str(),
-                                             of.bytes[i] / 1048576.0, of.bytes[i] / 1048576.0 * n_slots.size() + 1));
+                                 spac_format("cache \"%s\" has no room for one expert of %.2f MiB%s: use at least %.0f MiB", size.c_str(),
+                                             of.bytes[i] / 1048576.0, where.c_str(), of.bytes[i] / 1048576.0 * n_slots.size() + 1));
             }
             plan.group_slots[of.groups[i]] = n_slots[i];
         }
