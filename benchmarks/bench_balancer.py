@@ -139,7 +139,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=320, help="of each way, at each point")
     parser.add_argument("--estimator", default=SchedulerConfig().estimator)
     parser.add_argument("--json", metavar="FILE", help="rows, one object per line; -: to stdout, no table")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.tokens <= N_TURN:
+        parser.error(f"--tokens cannot be {args.tokens}: give more than {N_TURN}, of one turn")
+    if args.json not in (None, "-") and not Path(args.json).absolute().parent.is_dir():
+        parser.error(f"--json cannot be {args.json}: give a file in a folder that exists, or -")
+    return args
 
 
 def main() -> None:

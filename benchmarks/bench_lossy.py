@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="one JSON object per row instead of a table")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds cannot be {args.rounds}: give 1 or more")
     described = machine.describe()
     setting = {
         "model": args.model.name, "cache": args.cache, "text_bytes": args.text.stat().st_size,

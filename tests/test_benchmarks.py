@@ -289,6 +289,21 @@ def sparse_model(path: Path, name: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("bench_lossy.py", "--rounds 0"),
+        ("bench_balancer.py", "--tokens 16"),
+        ("bench_balancer.py", "--json /nowhere/x"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_at_once(script: str, line: str) -> None:
+    argv = [sys.executable, ROOT / "benchmarks" / script, *line.split()]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "cannot be" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("share", [0.25, 0.35, 0.5])
 def test_run_takes_the_sizes_that_tiers_gives_it(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from typing import Final
 from pyspac.errors import PyspacError
 from pyspac.model.disk_probe import DiskSpeed, measure_disk
 from pyspac.model.speed_forecast import N_TEXT, WIDTHS, KernelSpeed, Machine
+from pyspac.talk.remover import removed_if_killed
 from pyspac.units import MIB
 
 TYPES: Final = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "MXFP4")  # of the usual quantisations
@@ -68,7 +69,10 @@ def _on_probe(measured: Callable[[Path], DiskSpeed]) -> DiskSpeed:
     folder = folder if folder.is_dir() else Path(tempfile.gettempdir())
     if shutil.disk_usage(folder).free < 2 * _PROBE_BYTES:
         raise PyspacError(f"{folder} has no room for the {_PROBE_BYTES // MIB} MiB that measure its disk")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="pyspac-fit-") as file:
+    with (
+        tempfile.NamedTemporaryFile(dir=folder, prefix="pyspac-fit-") as file,
+        removed_if_killed([Path(file.name)]),
+    ):
         block = bytes(range(256)) * (MIB // 256)
         for _ in range(_PROBE_BYTES // MIB):
             file.write(block)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from serving import wait_for
 from typer.testing import CliRunner, Result
 
 from pyspac.cli import app
@@ -172,6 +177,17 @@ def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert machine_speed._on_probe(look) is DISK
     assert sizes == [256 << 20]
     assert list((tmp_path / ".cache").iterdir()) == []
+
+
+def test_the_probe_leaves_nothing_when_killed(tmp_path: Path) -> None:
+    (tmp_path / ".cache").mkdir()
+    code = (
+        "import os, signal; from pyspac.commands import machine_speed; "
+        "machine_speed._on_probe(lambda path: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], env=os.environ | {"HOME": str(tmp_path)})
+    assert killed.returncode == -signal.SIGKILL
+    wait_for("an empty folder", lambda: not list((tmp_path / ".cache").iterdir()), 10)
 
 
 def test_what_decoding_found_leaves_out_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
