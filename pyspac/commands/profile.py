@@ -100,6 +100,7 @@ def profile(
     """  # fmt: skip
     n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
     _check(width_max, rounds, n_prompt)
+    CacheSize(text=cache).check_beside(stock=stock)
     _check_targets(json_file, png)
     places = _places(model_draft or hf_repo_draft, sequences, contexts, prompt_tokens, width_max, rounds)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)

@@ -47,9 +47,9 @@ class CacheSize:
         """Whether a device would have none."""
         return any(read_size("--cache", size, _MANY_BYTES) == 0 for size in self.sizes)
 
-    def check_stock(self) -> None:
-        """Raise UsageError if a size is asked for, beside plain llama.cpp."""
-        if self.text not in ("auto", "0"):
+    def check_beside(self, *, stock: bool) -> None:
+        """Raise UsageError if a size is asked for beside plain llama.cpp."""
+        if stock and self.text not in ("auto", "0"):
             raise UsageError(f"--cache {self.text} has no effect with --stock, which has none: omit one")
 
     def n_bytes(self, experts_bytes: int) -> int | None:
@@ -115,7 +115,6 @@ class ForwardOptions:
         if self.repack and not self.stock:
             raise UsageError("--repack needs --stock: the split uses the weights as they lie in the file")
         if self.stock:
-            self.cache.check_stock()
             return
         if self.is_host_only:
             check_no_device(

@@ -178,8 +178,8 @@ class ServeOptions:
         check_ram_goes_with(self.ram, host_kernels=self.host_kernels, stock=self.stock)
         check_lossy(self.lossy, stock=self.stock, max_kl=self.max_kl, host_kernels=self.host_kernels)
         check_baseline(POLICY, self.attach.scheduler, stock=self.stock, ram_bytes=None)
+        self.cache.check_beside(stock=self.stock)
         if self.stock:
-            self.cache.check_stock()
             return
         if self.is_host_only:
             check_no_device(

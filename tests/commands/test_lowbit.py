@@ -106,9 +106,9 @@ def refusal(*arguments: object) -> str:
 @pytest.mark.parametrize(
     ("rule", "more", "says"),
     [
-        ("lowbit:-1:{}", ON_DISK, "give drop:N"),
-        ("lowbit:1", ON_DISK, "give drop:N"),
-        ("lowbit:0:{}:{}", ON_DISK, "give drop:N"),
+        ("lowbit:-1:{}", ON_DISK, "give lowbit:N:FILE"),
+        ("lowbit:1", ON_DISK, "give lowbit:N:FILE"),
+        ("lowbit:0:{}:{}", ON_DISK, "give lowbit:N:FILE"),
         ("lowbit:1:{}", ("-dev", "none"), "needs a device, or experts on disk (--ram)"),
         ("lowbit:1:{}", ("--stock",), "has no effect with --stock"),
         ("lowbit:1:{}", (*DEVICE, "--host-kernels", "ggml"), "needs the engine's kernels"),

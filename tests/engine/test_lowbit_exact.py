@@ -224,7 +224,7 @@ def test_what_the_kernels_cannot_compute_is_refused(model: Any, path: Path, low:
     assert "no kernels for f32 (blk.0.ffn_" in refused(model, floats)
     assert "ggml's kernels cannot compute" in refused(model, low, host_kernels="ggml")
     assert "needs a device, or experts on disk" in refused(model, low, device="none", cache="0")
-    assert "give drop:N" in refused(model, low, lossy=f"lowbit:-1:{low}")
+    assert "give lowbit:N:FILE" in refused(model, low, lossy=f"lowbit:-1:{low}")
 
 
 def test_a_model_without_kernels_is_refused(low: Path, tmp_path: Path) -> None:
