@@ -99,8 +99,7 @@ def profile(
     sequences in a batch and by contexts. Nothing is generated.
     """  # fmt: skip
     n_prompt = N_PROMPT if prompt_tokens is None else prompt_tokens
-    _check(width_max, rounds, n_prompt)
-    CacheSize(text=cache).check_beside(stock=stock)
+    _check(width_max, rounds, n_prompt, CacheSize(text=cache), stock)
     _check_targets(json_file, png)
     places = _places(model_draft or hf_repo_draft, sequences, contexts, prompt_tokens, width_max, rounds)
     target, draft = find_files(model, hf_repo, model_draft, hf_repo_draft)
@@ -231,10 +230,11 @@ def _text(file: Path | None) -> str:
     return read_prompt(None, file or Path(profiler.__file__))
 
 
-def _check(width_max: int, rounds: int, prompt_tokens: int) -> None:
+def _check(width_max: int, rounds: int, prompt_tokens: int, cache: CacheSize, stock: bool) -> None:
     check_int("--width-max", width_max, MIN_WIDTH, MAX_WIDTH)
     check_int("--rounds", rounds, 1)
     check_int("--prompt-tokens", prompt_tokens, 1)
+    cache.check_beside(stock=stock)
 
 
 def _check_targets(json_file: str | None, png: Path | None) -> None:
