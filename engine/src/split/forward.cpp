@@ -137,20 +137,19 @@ void spac_forward::ask(const spac_moe_layer & layer, const ggml_tensor * ids, co
 
 // the host takes those of the device's that have the fewest rows
 void spac_forward::share_out(const spac_moe_layer & layer) {
-    std::vector<size_t> & there = residents;
-    there.clear();
+    residents.clear();
     for (size_t i = 0; i < slots.size(); i++) {
         if (slots[i] >= 0) {
-            there.push_back(i);
+            residents.push_back(i);
         }
     }
-    const size_t n = clock.n_on_device(layer.expert_bytes(), there.size(), slots.size() - there.size());
-    if (n == there.size()) {
+    const size_t n = clock.n_on_device(layer.expert_bytes(), residents.size(), slots.size() - residents.size());
+    if (n == residents.size()) {
         return;
     }
-    std::stable_sort(there.begin(), there.end(), [&](size_t a, size_t b) { return activations.n_rows[a] > activations.n_rows[b]; });
-    for (size_t i = n; i < there.size(); i++) {
-        slots[there[i]] = -1;
+    std::stable_sort(residents.begin(), residents.end(), [&](size_t a, size_t b) { return activations.n_rows[a] > activations.n_rows[b]; });
+    for (size_t i = n; i < residents.size(); i++) {
+        slots[residents[i]] = -1;
     }
 }
 
