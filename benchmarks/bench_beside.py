@@ -3,7 +3,8 @@
 
 A model decodes as `pyspac run --device none` does: single tokens, drafts of 5, prompts. Rounds without others
 and rounds beside busy programs (loops that this program starts and ends) take turns. The fair share is the
-machine's part that is left: with as many busy programs as cores, a half.
+machine's part that is left: with as many busy programs as cores, a half; what the system gave this program of
+the cores' time is measured too, as Linux gives less where the others have sessions of their own.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def measure(ctx: Context, args: argparse.Namespace) -> list[dict[str, object]]:
     widths = [int(width) for width in args.widths.split(",")]
     quiet: dict[int, list[float]] = {width: [] for width in widths}
     beside: dict[int, list[float]] = {width: [] for width in widths}
+    given: dict[int, list[float]] = {width: [] for width in widths}
     for width in widths:
         tokens_per_s(ctx, width, 0.1)  # allocates its graph
     for i in range(args.rounds):
@@ -108,29 +110,39 @@ def measure(ctx: Context, args: argparse.Namespace) -> list[dict[str, object]]:
             quiet[width].append(tokens_per_s(ctx, width, args.seconds))
         with busy_programs(args.busy, in_sessions=args.sessions):
             for width in widths:
-                beside[width].append(tokens_per_s(ctx, width, args.seconds))
+                with cpu_share() as share:
+                    beside[width].append(tokens_per_s(ctx, width, args.seconds))
+                given[width].extend(share)
         print(f"\rround {i + 1}/{args.rounds}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return [row_of(width, quiet[width], beside[width]) for width in widths]
+    return [row_of(width, quiet[width], beside[width], given[width]) for width in widths]
 
 
-def row_of(width: int, quiet: list[float], beside: list[float]) -> dict[str, object]:
+@contextlib.contextmanager
+def cpu_share() -> Iterator[list[float]]:
+    """Filled at the end: the CPU time of this program over that of all cores, 0 to 1."""
+    share: list[float] = []
+    cpu, wall = time.process_time(), time.perf_counter()
+    yield share
+    share.append((time.process_time() - cpu) / (time.perf_counter() - wall) / (psutil.cpu_count() or 1))
+
+
+def row_of(width: int, quiet: list[float], beside: list[float], given: list[float]) -> dict[str, object]:
     shares = sorted(b / statistics.median(quiet) for b in beside)
     return {
         "bench": "beside", "width": width, "n_rounds": len(quiet),
         "quiet_tps": round(statistics.median(quiet), 1), "beside_tps": round(statistics.median(beside), 1),
         "share": round(statistics.median(shares), 3), "share_least": round(shares[0], 3),
-        "share_most": round(shares[-1], 3),
+        "share_most": round(shares[-1], 3), "cpu_share": round(statistics.median(given), 3),
     }  # fmt: skip
 
 
 def print_table(rows: list[dict[str, object]]) -> None:
-    print(f"{'tokens':>6} {'quiet t/s':>10} {'beside t/s':>10} {'share':>6} {'least..most':>12}")
+    print(f"{'tokens':>6} {'quiet t/s':>10} {'beside t/s':>10} {'share':>6} {'least..most':>12} {'CPU':>6}")
     for row in rows:
         spread = f"{row['share_least']}..{row['share_most']}"
-        print(
-            f"{row['width']:>6} {row['quiet_tps']:>10} {row['beside_tps']:>10} {row['share']:>6} {spread:>12}"
-        )
+        speeds = f"{row['quiet_tps']:>10} {row['beside_tps']:>10}"
+        print(f"{row['width']:>6} {speeds} {row['share']:>6} {spread:>12} {row['cpu_share']:>6}")
 
 
 def parse_arguments() -> argparse.Namespace:

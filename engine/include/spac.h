@@ -67,7 +67,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     11
+#define SPAC_ABI_VERSION     12
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -438,8 +438,7 @@ SPAC_API spac_status spac_measure_link_gb_s(const char * device, double * gb_s);
 
 // values as they are written in options, flags and the environment: how each is read is decided only here
 SPAC_API spac_status spac_read_size(const char * name, const char * text, uint64_t total_bytes, uint64_t * bytes); // "25%" of total_bytes, "4096" MiB, "4G", "4096B"; UINT64_MAX: "auto"; name: of the option, for the error
-SPAC_API spac_status spac_read_baseline(const char * name, const char * text);                                     // whether it may be spac_engine_params.baseline
-SPAC_API spac_status spac_read_lossy(const char * name, const char * text);                                        // whether it may be spac_engine_params.lossy
+SPAC_API spac_status spac_check_value(const char * variable, const char * name, const char * text);                // whether it may be the value of PYSPAC_LOSSY, PYSPAC_BASELINE ... (env-values.cpp); of others it says nothing
 SPAC_API spac_status spac_read_device_kind(const char * text, int32_t * kind);                                     // spac_device_kind
 SPAC_API spac_status spac_read_cpu_range(const char * text, int32_t * first, int32_t * last);                      // "0-7", all open to this process
 

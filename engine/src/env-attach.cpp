@@ -25,16 +25,14 @@
 #include "base/engine-params.h"
 #include "base/status.h"
 #include "engine.h"
+#include "env-values.h"
 #include "trace/routing-trace.h"
 
 #include "llama-model.h"
 #include "llama.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <iterator>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -48,60 +46,33 @@ static const char * env_or(const char * name, const char * fallback) {
     return value && *value ? value : fallback;
 }
 
-static int32_t checked_number(const char * name, const std::string & text, int32_t max) {
-    char *     end = nullptr;
-    const long n   = strtol(text.c_str(), &end, 10);
-    if (end == text.c_str() || *end || n < 1 || n > max) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s \"%s\": give a number of tokens from 1 to %d", name, text.c_str(), max));
-    }
-    return (int32_t) n;
-}
-
 static int32_t max_batch() {
-    return checked_number("PYSPAC_MAX_BATCH", env_or("PYSPAC_MAX_BATCH", "32"), SPAC_MAX_BATCH);
+    return spac_read_n_tokens("PYSPAC_MAX_BATCH", env_or("PYSPAC_MAX_BATCH", "32"), SPAC_MAX_BATCH);
 }
 
 // 0: no limit
-static double checked_max_kl() {
+static double max_kl() {
     const char * text = env_or("PYSPAC_MAX_KL", nullptr);
-    double       x    = 0;
-    if (text && !spac_read_number(text, 1e-6, 100, x)) {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_MAX_KL \"%s\": give a mean KL divergence in nats per token, from 0.000001 to 100", text));
-    }
-    return x;
+    return text ? spac_read_max_kl("PYSPAC_MAX_KL", text) : 0;
 }
 
 // NULL: none are asked for
 static std::unique_ptr<spac_mask_drafter> make_masks(llama_context * ctx) {
     const char * path = env_or("PYSPAC_MTP", nullptr);
-    return path ? std::make_unique<spac_mask_drafter>(ctx, path, checked_number("PYSPAC_MASKS", env_or("PYSPAC_MASKS", ""), SPAC_DRAFT_MAX), max_batch()) : nullptr;
-}
-
-static int32_t checked_host_kernels(const std::string & text) {
-    const char * names[] = { "auto", "spac", "ggml" }; // index = spac_host_kernels
-    for (int32_t i = 0; i < 3; i++) {
-        if (text == names[i]) {
-            return i;
-        }
-    }
-    throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_HOST_KERNELS \"%s\": give auto, spac or ggml", text.c_str()));
+    return path ? std::make_unique<spac_mask_drafter>(ctx, path, spac_read_n_tokens("PYSPAC_MASKS", env_or("PYSPAC_MASKS", ""), SPAC_DRAFT_MAX), max_batch()) : nullptr;
 }
 
 // NULL: not set
-static const char * checked(const char * name, spac_status (*read)(const char * name, const char * text)) {
+static const char * checked(const char * name) {
     const char * text = env_or(name, nullptr);
-    if (text && read(name, text) != SPAC_STATUS_SUCCESS) {
+    if (text && spac_check_value(name, name, text) != SPAC_STATUS_SUCCESS) {
         throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_last_error());
     }
     return text;
 }
 
-static bool checked_switch(const char * name) {
-    const std::string text = env_or(name, "1");
-    if (text != "0" && text != "1") {
-        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("%s \"%s\": give 0 or 1", name, text.c_str()));
-    }
-    return text == "1";
+static bool is_on(const char * name) {
+    return spac_read_switch(name, env_or(name, "1"));
 }
 
 static uint64_t expert_bytes(llama_context * ctx) {
@@ -125,69 +96,6 @@ static uint64_t checked_ram(llama_context * ctx) {
     return bytes;
 }
 
-// the speeds of all devices, or of each
-static void read_copy_speeds(const char * text, spac_engine_params & params) {
-    std::istringstream  numbers(text);
-    std::vector<double> found;
-    for (std::string one; std::getline(numbers, one, ',');) {
-        double n = 0;
-        if (!spac_read_number(one, 0, 1e6, n) || found.size() == SPAC_N_DEVICES) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_COPY_GB_S \"%s\": give a speed in 1e9 bytes/s, or with commas one for each device", text));
-        }
-        found.push_back(n);
-    }
-    if (found.size() == 1) {
-        params.copy_gb_s = found[0];
-    } else {
-        std::copy(found.begin(), found.end(), params.device_copy_gb_s);
-    }
-}
-
-struct predictors {
-    int32_t          next_layer = 0; // MoE layers ahead that routers are asked; 0: none
-    bool             draft_gate = false;
-    spac_gate_limits limits;
-};
-
-// of text such as "draft-gate:cutoff=20:critical=1"
-static spac_gate_limits checked_gate_limits(const std::string & text) {
-    spac_gate_limits   limits;
-    std::istringstream knobs(text);
-    std::string        one;
-    for (std::getline(knobs, one, ':'); std::getline(knobs, one, ':');) {
-        char end    = 0;
-        bool is_set = sscanf(one.c_str(), "cutoff=%d%c", &limits.cutoff, &end) == 1 && limits.cutoff >= 0;
-        is_set      = is_set || (sscanf(one.c_str(), "critical=%d%c", &limits.n_critical, &end) == 1 && limits.n_critical > 0);
-        if (!is_set) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_PREDICT: draft-gate knows no \"%s\": give cutoff=N, the number of layers that are copied "
-                                                                       "for, or critical=N, of experts of each, from 1 on",
-                                                                       one.c_str()));
-        }
-    }
-    return limits;
-}
-
-static predictors checked_predictors(const std::string & text) {
-    const std::string  known[] = { "none", "draft-gate", "next-layer", "next-layer-2", "next-layer-3" };
-    predictors         found;
-    std::istringstream names(text);
-    for (std::string one; std::getline(names, one, ',');) {
-        if (one.rfind("draft-gate:", 0) == 0) {
-            found.limits     = checked_gate_limits(one);
-            found.draft_gate = true;
-            continue;
-        }
-        const int32_t i = (int32_t) (std::find(std::begin(known), std::end(known), one) - std::begin(known));
-        if (i == (int32_t) std::size(known) || (found.next_layer && i >= 2 && i - 1 != found.next_layer)) {
-            throw spac_error(SPAC_STATUS_INVALID_ARGUMENT,
-                             spac_format("PYSPAC_PREDICT \"%s\": give one of next-layer, next-layer-2 and next-layer-3, draft-gate, or both, or none", text.c_str()));
-        }
-        found.next_layer = i >= 2 ? i - 1 : found.next_layer;
-        found.draft_gate = found.draft_gate || i == 1;
-    }
-    return found;
-}
-
 static void free_with_context(void * user_data) {
     spac_engine * engine = (spac_engine *) user_data;
     target               = nullptr;
@@ -203,26 +111,26 @@ static void attach(llama_context * ctx) {
     params.board_name         = env_or("PYSPAC_BOARD", nullptr);
     params.max_batch          = max_batch();
     params.verbose            = true;
-    params.host_kernels       = checked_host_kernels(env_or("PYSPAC_HOST_KERNELS", "auto"));
+    params.host_kernels       = spac_read_host_kernels("PYSPAC_HOST_KERNELS", env_or("PYSPAC_HOST_KERNELS", "auto"));
     params.cpu_range          = env_or("PYSPAC_CPU_RANGE", nullptr);
-    params.lossy              = checked("PYSPAC_LOSSY", spac_read_lossy);
-    params.baseline           = checked("PYSPAC_BASELINE", spac_read_baseline);
+    params.lossy              = checked("PYSPAC_LOSSY");
+    params.baseline           = checked("PYSPAC_BASELINE");
     params.ram_bytes          = checked_ram(ctx);
-    params.fill               = checked_switch("PYSPAC_FILL");
-    params.evict              = checked_switch("PYSPAC_EVICT");
-    read_copy_speeds(env_or("PYSPAC_COPY_GB_S", ""), params);
-    params.stage = checked_switch("PYSPAC_STAGE") ? SPAC_STAGE_AUTO : SPAC_STAGE_NEVER;
+    params.fill               = is_on("PYSPAC_FILL");
+    params.evict              = is_on("PYSPAC_EVICT");
+    spac_read_copy_speeds("PYSPAC_COPY_GB_S", env_or("PYSPAC_COPY_GB_S", ""), params);
+    params.stage = is_on("PYSPAC_STAGE") ? SPAC_STAGE_AUTO : SPAC_STAGE_NEVER;
 
-    const predictors p = checked_predictors(env_or("PYSPAC_PREDICT", ""));
+    const spac_predictors p = spac_read_predictors("PYSPAC_PREDICT", env_or("PYSPAC_PREDICT", ""));
     params.next_layer  = p.next_layer;
     gate_limits        = p.limits;
     gates_drafts       = p.draft_gate;
 
     std::unique_ptr<spac_ngram_drafter> ngram;
     if (const char * n = env_or("PYSPAC_NGRAM", nullptr)) {
-        ngram = std::make_unique<spac_ngram_drafter>(checked_number("PYSPAC_NGRAM", n, SPAC_DRAFT_MAX));
+        ngram = std::make_unique<spac_ngram_drafter>(spac_read_n_tokens("PYSPAC_NGRAM", n, SPAC_DRAFT_MAX));
     }
-    target = new spac_engine(ctx, params, free_with_context, make_masks(ctx), std::move(ngram), checked_max_kl()); // owned by the context
+    target = new spac_engine(ctx, params, free_with_context, make_masks(ctx), std::move(ngram), max_kl()); // owned by the context
 }
 
 // a context beside the engine's: that of a draft model, most likely

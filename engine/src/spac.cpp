@@ -224,20 +224,6 @@ spac_status spac_read_size(const char * name, const char * text, uint64_t total_
     });
 }
 
-spac_status spac_read_lossy(const char * name, const char * text) {
-    return spac_guard([&] {
-        require(name && text, "spac_read_lossy: no name, or no text");
-        spac_lossy::read(name, text);
-    });
-}
-
-spac_status spac_read_baseline(const char * name, const char * text) {
-    return spac_guard([&] {
-        require(name && text && *text, "spac_read_baseline: no name, or no text");
-        spac_baseline(name, text);
-    });
-}
-
 spac_status spac_read_device_kind(const char * text, int32_t * kind) {
     return spac_guard([&] {
         require(text && kind, "spac_read_device_kind: no text, or nowhere to put the kind");

@@ -28,18 +28,14 @@ def read_size(name: str, text: str, total_bytes: int) -> int | None:
     return int(n_bytes[0])
 
 
-def read_lossy(name: str, text: str) -> None:
-    """Raise UsageError unless it is a rule that the engine knows. `name`: the option's."""
+def check_variable(variable: str, text: str, name: str | None = None) -> None:
+    """Raise UsageError unless the engine's environment variable may have this value; others pass.
+
+    `name`: what the error calls it; None: the variable.
+    """
     from pyspac._native import lib
 
-    check_value(lib.spac_read_lossy(os.fsencode(name), os.fsencode(text)))
-
-
-def read_baseline(name: str, text: str) -> None:
-    """Raise UsageError unless it is "EVICTION+MISS" with names that the engine knows."""
-    from pyspac._native import lib
-
-    check_value(lib.spac_read_baseline(os.fsencode(name), os.fsencode(text)))
+    check_value(lib.spac_check_value(*map(os.fsencode, (variable, name or variable, text))))
 
 
 def read_cpu_range(text: str) -> set[int]:

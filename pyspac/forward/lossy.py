@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspac.checks import check_range
-from pyspac.engine.values import read_lossy
+from pyspac.engine.values import check_variable
 from pyspac.errors import UsageError
 from pyspac.model.checks import check_model_file
 
@@ -39,7 +39,7 @@ def check_lossy(
         raise UsageError(f"{MAX_KL} {max_kl:g} limits what {FLAG} costs: give {FLAG}, too, or omit it")
     if text is None:
         return
-    read_lossy(FLAG, text)
+    check_variable(VARIABLE, text, FLAG)
     if stock:
         raise UsageError(f"{FLAG} {text} has no effect with --stock, which computes every expert: omit one")
     if copies_of(text) and host_kernels == "ggml":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from pyspac.engine.values import read_baseline
+from pyspac.engine.values import check_variable
 from pyspac.errors import UsageError
 from pyspac.scheduler.config import BY_UTILITY, ESTIMATORS, SchedulerConfig
 
@@ -40,7 +40,7 @@ def baseline_settings(name: str, text: str) -> dict[str, Any]:
             f"{eviction}+{FETCH}{instead}"
         )
     found = text if "+" in text else f"{text}+{FETCH}"
-    read_baseline(name, found)
+    check_variable(VARIABLE, found, name)
     return {KEY: found} | ({"estimator": eviction} if eviction in BY_UTILITY else {})
 
 
@@ -69,7 +69,7 @@ def check_baseline(name: str, config: SchedulerConfig, *, stock: bool, ram_bytes
 
 def _is_eviction(text: str) -> bool:
     try:
-        read_baseline("", f"{text}+{FETCH}")
+        check_variable(VARIABLE, f"{text}+{FETCH}")
     except UsageError:
         return False
     return True

@@ -38,6 +38,10 @@ FOR_OTHERS: Final = (
     "PYSPAC_FILL", "PYSPAC_BASELINE", "PYSPAC_LOSSY", "PYSPAC_MAX_KL", "PYSPAC_STAGE", "PYSPAC_HOST_KERNELS",
     "PYSPAC_COPY_GB_S", "PYSPAC_CPU_RANGE",
 )  # fmt: skip
+READ_BY_FLAGS: Final = (
+    "LLAMA_ARG_DEVICE",
+    "LLAMA_ARG_RPC",
+)  # of commands that have them; for others they are not
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")  # how the name of a split model's file ends
 TIMEOUT_S: Final = 30  # without a byte from a client that sends or reads
 
@@ -204,7 +208,7 @@ def server_env(options: ServeOptions, ram_bytes: int | None = None) -> dict[str,
 
     `ram_bytes`: as of the launch.
     """
-    own = withheld(options)
+    own = withheld(options) | dict.fromkeys(READ_BY_FLAGS)
     if options.trace:
         return {**own, **_drafting_env(options), **options.trace}
     return own if options.stock else {**own, **_engine_env(options, ram_bytes)}

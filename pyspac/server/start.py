@@ -11,7 +11,7 @@ from typing import IO
 
 from pyspac.engine.attached import not_by_environment
 from pyspac.engine.cpus import kept_within
-from pyspac.engine.values import read_cpu_range
+from pyspac.engine.values import check_variable, read_cpu_range
 from pyspac.errors import PyspacError
 from pyspac.openmp_spin import spin_environment
 from pyspac.server import board_file, log
@@ -42,9 +42,17 @@ def start_server(
     log.event(f"starting {shlex.join(argv)}", argv=argv)
     with _on_its_cores(options.cpu_range), not_by_environment():
         env = spin_environment() | server_env(options, launch.ram_bytes)
-        its = os.environ | {name: value for name, value in env.items() if value is not None}
+        its = {name: value for name, value in (os.environ | env).items() if value is not None}
+        check_variables(its, options)
         env |= keep_env(options.keep, options.keep_mib, argv, its, launch.model, launch.n_ctx)
         return Child("llama-server", argv, env=env, stdout=output, stderr=output, death_signal=death_signal)
+
+
+def check_variables(env: dict[str, str], options: ServeOptions) -> None:
+    """Raise UsageError, before anything is loaded, for a value that the engine will refuse."""
+    for name, value in {} if options.stock else env.items():
+        if name.startswith("PYSPAC_") and value:
+            check_variable(name, value)
 
 
 def _on_its_cores(cpu_range: str | None) -> contextlib.AbstractContextManager[None]:

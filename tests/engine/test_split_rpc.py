@@ -43,12 +43,13 @@ def rpc_device(rpc_devices: list[Any]) -> Any:
 
 
 def pass_on(source: socket.socket, to: socket.socket, first_patch: int | None = None) -> None:
-    """Pass bytes on until one side ends; the first answer's patch level is replaced."""
+    """Pass bytes on until one side ends, or resets; the first answer's patch level is replaced."""
     with contextlib.suppress(OSError):
         if first_patch is not None:  # u64 size, then major, minor and patch of the protocol's version
             to.sendall(source.recv(11, socket.MSG_WAITALL)[:10] + bytes([first_patch]))
         while data := source.recv(1 << 16):
             to.sendall(data)
+    with contextlib.suppress(OSError):
         to.shutdown(socket.SHUT_RDWR)  # the server takes one client at a time
 
 

@@ -34,6 +34,7 @@ from pyspac.engine.devices import Device, choose_device, cpu_device
 from pyspac.engine.limits import AUTO_MARGIN_BYTES, MAX_BATCH
 from pyspac.engine.rpc import NoAnswerError
 from pyspac.engine.step import StepRecord, StepTotals
+from pyspac.engine.values import check_variable
 from pyspac.errors import ConfigError, NoProcessError, UsageError
 from pyspac.forward.options import CacheSize
 from pyspac.model import device_needs, prompt_piece
@@ -56,6 +57,7 @@ from pyspac.server.pacer import IDLE_POLL_S, Pacer
 from pyspac.server.plan import plan_launch
 from pyspac.server.secrets import take_secrets
 from pyspac.server.settings import to_json
+from pyspac.server.start import start_server
 from pyspac.talk.scheduling import scheduling
 from pyspac.units import GIB, MIB
 
@@ -66,6 +68,7 @@ def small_board() -> LocalBoard:
 
 # ---- command lines
 
+READ_BY_FLAGS = {"LLAMA_ARG_DEVICE": None, "LLAMA_ARG_RPC": None}
 LAUNCH = Launch(port=8081, board="b", cache="25%", n_ctx=512)
 
 
@@ -77,7 +80,7 @@ def test_servers_command_line() -> None:
         "-c 512 --spac-cache 25% --spac-board b --host 127.0.0.1 --port 8081 --metrics --alias t "
         "--device none --cors-origins  --no-cors-credentials --timeout 30 -np 4"
     )
-    assert server_env(options) == {"PYSPAC_MAX_BATCH": "36", "PYSPAC_DEVICE": "cpu"}
+    assert server_env(options) == READ_BY_FLAGS | {"PYSPAC_MAX_BATCH": "36", "PYSPAC_DEVICE": "cpu"}
     assert server_env(replace(options, device="auto"))["PYSPAC_DEVICE"] == "auto"  # never the user's own
     longer = replace(options, attach=AttachOptions(scheduler=SchedulerConfig(n_draft_max=20)))
     assert server_env(longer)["PYSPAC_MAX_BATCH"] == "84"  # no step falls out of the split
@@ -206,6 +209,36 @@ def test_a_variable_of_ours_is_not_the_servers(monkeypatch: pytest.MonkeyPatch) 
     assert server_env(options, 2621440)["PYSPAC_RAM"] == "2621440B"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("PYSPAC_LOSSY", "drop:x", "PYSPAC_LOSSY cannot be 'drop:x'"),
+        ("PYSPAC_BASELINE", "lru", "PYSPAC_BASELINE cannot be 'lru'"),
+        ("PYSPAC_MAX_KL", "0", "PYSPAC_MAX_KL"),
+        ("PYSPAC_PREDICT", "next-layer,x", "PYSPAC_PREDICT"),
+        ("PYSPAC_PREDICT", "draft-gate:cutoff=x", "PYSPAC_PREDICT: draft-gate knows no"),
+        ("PYSPAC_STAGE", "2", "PYSPAC_STAGE"),
+        ("PYSPAC_FILL", "yes", "give 0 or 1"),
+        ("PYSPAC_EVICT", "-1", "give 0 or 1"),
+        ("PYSPAC_HOST_KERNELS", "x", "give auto, spac or ggml"),
+        ("PYSPAC_COPY_GB_S", "1,x", "a speed in 1e9 bytes/s"),
+        ("PYSPAC_CPU_RANGE", "1-", "the cpu range cannot be"),
+        ("PYSPAC_NGRAM", "0", "give a number of tokens from 1"),
+        ("PYSPAC_MASKS", "x", "give a number of tokens from 1"),
+    ],
+)
+def test_a_wrong_variable_is_refused_before_the_model_is_loaded(
+    name: str, value: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ServeOptions(model=TARGET, device="emulated")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=re.escape(error)):
+        start_server(options, LAUNCH)
+    with pytest.raises(UsageError, match=re.escape(error)):
+        check_variable(name, value)
+    check_variable("PYSPAC_OTHER", value)
+
+
 def test_a_range_of_cores_bounds_the_threads_and_goes_to_the_engine() -> None:
     core = min(os.sched_getaffinity(0))
     options = ServeOptions(model=Path("t"), cpu_range=f"{core}-{core}")
@@ -322,7 +355,7 @@ def test_without_a_device() -> None:
     options = ServeOptions(model=Path("t"), device="none", host_kernels="spac")
     argv = server_argv(options, replace(LAUNCH, cache="0"), Path())
     assert argv[argv.index("--device") + 1] == "none"
-    assert server_env(options) == {
+    assert server_env(options) == READ_BY_FLAGS | {
         "PYSPAC_MAX_BATCH": "36", "PYSPAC_DEVICE": "none", "PYSPAC_HOST_KERNELS": "spac",
         "GLIBC_TUNABLES": HUGE_PAGES,
     }  # fmt: skip
