@@ -122,9 +122,9 @@ static void attach(llama_context * ctx) {
     params.stage = is_on("PYSPAC_STAGE") ? SPAC_STAGE_AUTO : SPAC_STAGE_NEVER;
 
     const spac_predictors p = spac_read_predictors("PYSPAC_PREDICT", env_or("PYSPAC_PREDICT", ""));
-    params.next_layer  = p.next_layer;
-    gate_limits        = p.limits;
-    gates_drafts       = p.draft_gate;
+    params.next_layer       = p.next_layer;
+    gate_limits             = p.limits;
+    gates_drafts            = p.draft_gate;
 
     std::unique_ptr<spac_ngram_drafter> ngram;
     if (const char * n = env_or("PYSPAC_NGRAM", nullptr)) {

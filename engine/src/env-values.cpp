@@ -111,23 +111,23 @@ static const struct {
     const char *     variable;
     spac_value_check check;
 } CHECKS[] = {
-    { "PYSPAC_BASELINE", [](const std::string & name, const std::string & text) { spac_baseline(name.c_str(), text); } },
+    { "PYSPAC_BASELINE",     [](const std::string & name, const std::string & text) { spac_baseline(name.c_str(), text); }              },
     { "PYSPAC_COPY_GB_S",
-     [](const std::string & name, const std::string & text) {
+     [](const std::string & name,                         const std::string & text) {
           spac_engine_params params = {};
           spac_read_copy_speeds(name, text, params);
-      } },
-    { "PYSPAC_CPU_RANGE", [](const std::string &, const std::string & text) { spac_parse_cpu_range(text); } },
-    { "PYSPAC_EVICT", [](const std::string & name, const std::string & text) { spac_read_switch(name, text); } },
-    { "PYSPAC_FILL", [](const std::string & name, const std::string & text) { spac_read_switch(name, text); } },
-    { "PYSPAC_HOST_KERNELS", [](const std::string & name, const std::string & text) { spac_read_host_kernels(name, text); } },
-    { "PYSPAC_LOSSY", [](const std::string & name, const std::string & text) { spac_lossy::read(name.c_str(), text); } },
-    { "PYSPAC_MASKS", [](const std::string & name, const std::string & text) { spac_read_n_tokens(name, text, SPAC_DRAFT_MAX); } },
-    { "PYSPAC_MAX_BATCH", [](const std::string & name, const std::string & text) { spac_read_n_tokens(name, text, SPAC_MAX_BATCH); } },
-    { "PYSPAC_MAX_KL", [](const std::string & name, const std::string & text) { spac_read_max_kl(name, text); } },
-    { "PYSPAC_NGRAM", [](const std::string & name, const std::string & text) { spac_read_n_tokens(name, text, SPAC_DRAFT_MAX); } },
-    { "PYSPAC_PREDICT", [](const std::string & name, const std::string & text) { spac_read_predictors(name, text); } },
-    { "PYSPAC_STAGE", [](const std::string & name, const std::string & text) { spac_read_switch(name, text); } },
+      }                                                                                                },
+    { "PYSPAC_CPU_RANGE",    [](const std::string &,      const std::string & text) { spac_parse_cpu_range(text); }                     },
+    { "PYSPAC_EVICT",        [](const std::string & name, const std::string & text) { spac_read_switch(name, text); }                   },
+    { "PYSPAC_FILL",         [](const std::string & name, const std::string & text) { spac_read_switch(name, text); }                   },
+    { "PYSPAC_HOST_KERNELS", [](const std::string & name, const std::string & text) { spac_read_host_kernels(name, text); }             },
+    { "PYSPAC_LOSSY",        [](const std::string & name, const std::string & text) { spac_lossy::read(name.c_str(), text); }           },
+    { "PYSPAC_MASKS",        [](const std::string & name, const std::string & text) { spac_read_n_tokens(name, text, SPAC_DRAFT_MAX); } },
+    { "PYSPAC_MAX_BATCH",    [](const std::string & name, const std::string & text) { spac_read_n_tokens(name, text, SPAC_MAX_BATCH); } },
+    { "PYSPAC_MAX_KL",       [](const std::string & name, const std::string & text) { spac_read_max_kl(name, text); }                   },
+    { "PYSPAC_NGRAM",        [](const std::string & name, const std::string & text) { spac_read_n_tokens(name, text, SPAC_DRAFT_MAX); } },
+    { "PYSPAC_PREDICT",      [](const std::string & name, const std::string & text) { spac_read_predictors(name, text); }               },
+    { "PYSPAC_STAGE",        [](const std::string & name, const std::string & text) { spac_read_switch(name, text); }                   },
 };
 
 spac_status spac_check_value(const char * variable, const char * name, const char * text) {
