@@ -194,6 +194,7 @@ def text_of(row: dict[str, Any]) -> str:
     )
     if "attention_gop_s" in found:  # older rows have the speeds that are the default
         here = replace(here, attention_gop_s=tuple(found["attention_gop_s"]))
+    here = replace(here, per_expert=found.get("per_expert", 0))
     return (
         f"Tokens/s of decoding, of prompts; predicted for {about['cpu']}, {about['n_threads']} threads, "
         f"memory {here.memory_gb_s:.0f} GB/s, disk {here.disk.depth_32_gb_s:.1f} GB/s, commit "
@@ -223,6 +224,7 @@ def measured() -> dict[str, Any]:
         "memory_gb_s": here.memory_gb_s,
         "kernels": kernels,
         "attention_gop_s": here.attention_gop_s,
+        "per_expert": here.per_expert,
         "disk": disk,
     }
 
