@@ -188,7 +188,7 @@ struct kernel_pass {
         act_bytes(spac_act_bytes(form, N_COLS)), row_bytes(ggml_row_size(type, N_COLS)), n_tokens(n_tokens),
         n_rows((int64_t) (READ_BYTES / row_bytes) / (1 + n_tokens / SPAC_DOT_TOKENS) / SPAC_PANEL_ROWS * SPAC_PANEL_ROWS),
         weights(ggml_backend_buft_alloc_buffer((ggml_backend_buffer_type_t) spac_host_buffer_type(), n_parts() * n_rows * row_bytes), ggml_backend_buffer_free),
-        acts((char *) aligned_alloc(64, act_bytes * n_tokens), free) { // act_bytes is a multiple of 64
+        acts((char *) aligned_alloc(64, act_bytes * GGML_PAD(n_tokens, spac_act_group(form))), free) { // act_bytes is a multiple of 64
         if (!weights || !acts) {
             throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no room for the %zu MiB of the measurement: free memory", n_parts() * n_rows * row_bytes >> 20));
         }
@@ -196,9 +196,10 @@ struct kernel_pass {
         matrix.ne[0] = N_COLS;
         matrix.nb[1] = row_bytes;
         memset(ggml_backend_buffer_get_base(weights.get()), 0x3c, n_parts() * n_rows * row_bytes); // in every type scales that are no extremes
-        const std::vector<float> x(N_COLS, 0.5f);
-        for (int32_t t = 0; t < n_tokens; t++) {
-            spac_prepare_act(kernels, form, x.data(), N_COLS, acts.get() + t * act_bytes);
+        const std::vector<float>         x(N_COLS, 0.5f);
+        const std::vector<const float *> same(SPAC_ACT_GROUP, x.data());
+        for (int32_t t = 0; t < n_tokens; t += spac_act_group(form)) {
+            spac_prepare_acts(kernels, form, same.data(), std::min(n_tokens - t, spac_act_group(form)), N_COLS, acts.get() + t * act_bytes);
         }
     }
 
@@ -210,7 +211,7 @@ struct kernel_pass {
         std::vector<const char *>                    from;
         std::vector<float *>                         to;
         for (int32_t t = 0; t < n_tokens; t++) {
-            from.push_back(acts.get() + t * act_bytes);
+            from.push_back(spac_act_at(form, acts.get(), act_bytes, t));
             to.push_back(values.data() + (size_t) t * SPAC_PANEL_ROWS);
         }
         const char * rows = (const char *) ggml_backend_buffer_get_base(weights.get()) + i_part * n_rows * row_bytes;

@@ -414,10 +414,11 @@ struct random_matrix {
     // all rows times x: by the panel, or, where it is NULL, as they lie
     std::vector<float> times(const spac_kernels & kernels, const spac_panel * panel, const std::vector<float> & x) const {
         const spac_act_form form = panel ? panel->form : SPAC_ACT_Q8;
-        aligned             act(spac_act_bytes(form, n_cols)), memory(panel ? panel->bytes(n_cols) : 64);
-        const char *        acts[] = { act.p };
+        aligned             act(spac_act_bytes(form, n_cols) * spac_act_group(form)), memory(panel ? panel->bytes(n_cols) : 64);
+        const char *        acts[]   = { act.p };
+        const float *       inputs[] = { x.data() };
         std::vector<float>  y(n_rows);
-        spac_prepare_act(kernels, form, x.data(), n_cols, act.p);
+        spac_prepare_acts(kernels, form, inputs, 1, n_cols, act.p);
         for (int64_t r = 0; r < n_rows; r += SPAC_PANEL_ROWS) {
             float *              out[] = { y.data() + r };
             const spac_row_block rows(kernels, w, (const char *) w->data + r * w->nb[1], std::min<int64_t>(SPAC_PANEL_ROWS, n_rows - r), panel, memory.p);

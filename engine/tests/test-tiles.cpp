@@ -1,15 +1,15 @@
 // Panels of bf16 tiles (AMX) on a plain model of the instructions, against a reference in double precision and beside
-// ggml's dot products: each format, numbers of rows, columns and tokens that fill no tile. Runs wherever AVX2 does.
+// ggml's dot products: each format, numbers of rows, columns and tokens that fill no tile. Runs wherever AVX512-BF16 does.
 #include "check.h"
 #include "ggml-cpu.h"
 #include "host/kernels.h"
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#if defined(__AVX512BF16__)
 
-#    define SPAC_FORMATS_ONLY
-#    include "host/kernels-256.h"
+#    include "host/formats-512.h"
 #    include "host/panel-amx.h"
 
+#    include <algorithm>
 #    include <cmath>
 #    include <random>
 
@@ -17,31 +17,23 @@
 // that was not configured, or does not fit, is an error there; so is here.
 struct model_tiles {
     static uint32_t words[8][16][16];
-    static int      n_rows[8];
     static bool     is_configured;
 
-    static void configure(int n0, int n1) {
-        const int rows[] = { n0, n0, n1, n1, n0, n1, 16, 16 };
-        for (int i = 0; i < 8; i++) {
-            CHECK(rows[i] >= 0 && rows[i] <= 16);
-            n_rows[i] = rows[i];
-        }
+    static void configure() {
         memset(words, 0xff, sizeof(words)); // NaN: what is not loaded is not used
         is_configured = true;
     }
 
     template <int T>
     static void zero() {
-        CHECK(is_configured && n_rows[T] > 0);
+        CHECK(is_configured);
         memset(words[T], 0, sizeof(words[T]));
     }
 
     template <int T>
-    static void load(const void * from, int64_t stride) {
-        CHECK(is_configured && n_rows[T] > 0);
-        for (int i = 0; i < n_rows[T]; i++) {
-            memcpy(words[T][i], (const char *) from + i * stride, 64);
-        }
+    static void load(const void * from) {
+        CHECK(is_configured);
+        memcpy(words[T], from, sizeof(words[T]));
     }
 
     static float bf16(uint32_t word, int odd) {
@@ -53,8 +45,8 @@ struct model_tiles {
 
     template <int C, int A, int B>
     static void dot() {
-        CHECK(is_configured && n_rows[C] == n_rows[A] && n_rows[B] == 16);
-        for (int m = 0; m < n_rows[C]; m++) {
+        CHECK(is_configured);
+        for (int m = 0; m < 16; m++) {
             for (int n = 0; n < 16; n++) {
                 float sums[2] = {}, sum;
                 for (int k = 0; k < 16; k++) {
@@ -70,11 +62,9 @@ struct model_tiles {
     }
 
     template <int T>
-    static void store(void * to, int64_t stride) {
-        CHECK(is_configured && n_rows[T] > 0);
-        for (int i = 0; i < n_rows[T]; i++) {
-            memcpy((char *) to + i * stride, words[T][i], 64);
-        }
+    static void store(void * to) {
+        CHECK(is_configured);
+        memcpy(to, words[T], sizeof(words[T]));
     }
 
     static void release() {
@@ -84,7 +74,6 @@ struct model_tiles {
 };
 
 uint32_t model_tiles::words[8][16][16];
-int      model_tiles::n_rows[8];
 bool     model_tiles::is_configured = false;
 
 typedef std::vector<float> floats;
@@ -129,15 +118,19 @@ static void test_shape(const spac_panel & panel, ggml_type type, int64_t n_rows,
     floats w(n_rows * n_cols);
     ggml_get_type_traits(type)->to_float(rows.data(), w.data(), n_rows * n_cols);
 
-    aligned_bytes memory(panel.bytes(n_cols)), acts(n_acts * act_bytes);
+    aligned_bytes memory(panel.bytes(n_cols)), acts(GGML_PAD(n_acts, SPAC_ACT_GROUP) * act_bytes);
     memset(memory.data, 0xff, panel.bytes(n_cols));
-    std::vector<const char *> act(n_acts);
-    floats                    y(n_acts * n_rows + 1, -1);
-    std::vector<float *>      out(n_acts);
+    std::vector<const char *>  act(n_acts);
+    std::vector<const float *> inputs(n_acts);
+    floats                     y(n_acts * n_rows + 1, -1);
+    std::vector<float *>       out(n_acts);
     for (int t = 0; t < n_acts; t++) {
-        spac_prepare_act(*spac_kernels_avx2(), panel.form, &x[t * n_cols], n_cols, acts.data + t * act_bytes);
-        act[t] = acts.data + t * act_bytes;
-        out[t] = &y[t * n_rows];
+        inputs[t] = &x[t * n_cols];
+        act[t]    = spac_act_at(panel.form, acts.data, act_bytes, t);
+        out[t]    = &y[t * n_rows];
+    }
+    for (int t = 0; t < n_acts; t += SPAC_ACT_GROUP) {
+        interleave_bf16(&inputs[t], std::min(n_acts - t, SPAC_ACT_GROUP), n_cols, acts.data + t * act_bytes);
     }
     panel.unpack(rows.data(), row_bytes, n_rows, n_cols, memory.data);
     panel.multiply(memory.data, n_rows, n_cols, act.data(), n_acts, out.data());
@@ -176,8 +169,8 @@ static void test_format(ggml_type type) {
 }
 
 int main() {
-    if (!spac_kernels_avx2() || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) {
-        printf("skipped: no AVX2\n");
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl")) {
+        printf("skipped: no AVX512-BF16\n");
         return 0;
     }
     ggml_cpu_init();
@@ -193,7 +186,7 @@ int main() {
 #else
 
 int main() {
-    printf("skipped: no AVX2\n");
+    printf("skipped: no AVX512-BF16\n");
     return 0;
 }
 

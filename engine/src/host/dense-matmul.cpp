@@ -58,7 +58,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
             size = spac_attention_work_size(*kernels, op, n_threads);
             return true;
         }
-        size = n_threads * panel_bytes_of(op) + op->src[1]->ne[1] * act_bytes_of(op) + ALIGNMENT;
+        size = n_threads * panel_bytes_of(op) + GGML_PAD(op->src[1]->ne[1], spac_act_group(form_of(op))) * act_bytes_of(op) + ALIGNMENT;
         return true;
     }
 
@@ -93,10 +93,16 @@ struct dense_traits : ggml::cpu::tensor_traits {
 
   private:
     void prepare(const ggml_compute_params & params, const ggml_tensor & op, char * acts) const {
-        const ggml_tensor * x     = op.src[1];
-        const size_t        bytes = act_bytes_of(&op);
-        for (int64_t it = params.ith; it < x->ne[1]; it += params.nth) {
-            spac_prepare_act(*kernels, form_of(&op), (const float *) ((const char *) x->data + it * x->nb[1]), x->ne[0], acts + it * bytes);
+        const ggml_tensor * const x    = op.src[1];
+        const spac_act_form       form = form_of(&op);
+        const int64_t             n    = spac_act_group(form);
+        for (int64_t first = params.ith * n; first < x->ne[1]; first += params.nth * n) {
+            const float * rows[SPAC_ACT_GROUP];
+            const int     n_here = (int) std::min(x->ne[1] - first, n);
+            for (int t = 0; t < n_here; t++) {
+                rows[t] = (const float *) ((const char *) x->data + (first + t) * x->nb[1]);
+            }
+            spac_prepare_acts(*kernels, form, rows, n_here, x->ne[0], acts + first * act_bytes_of(&op));
         }
     }
 
@@ -107,11 +113,11 @@ struct dense_traits : ggml::cpu::tensor_traits {
         const size_t        bytes = act_bytes_of(&op);
         for (int64_t r = r0, end = r0 + n; r < end; r += panel ? SPAC_PANEL_ROWS : n) {
             const spac_row_block block(*kernels, w, (const char *) w->data + r * w->nb[1], std::min(panel ? SPAC_PANEL_ROWS : n, end - r), panel, memory);
-            spac_for_each_part((int) op.ne[1], panel ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int t0, int n_acts) {
+            spac_for_each_part((int) op.ne[1], panel, [&](int t0, int n_acts) {
                 const char * act[SPAC_PANEL_TOKENS];
                 float *      out[SPAC_PANEL_TOKENS];
                 for (int t = 0; t < n_acts; t++) {
-                    act[t] = acts + (t0 + t) * bytes;
+                    act[t] = spac_act_at(form_of(&op), acts, bytes, t0 + t);
                     out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
                 }
                 block.multiply(act, n_acts, out);

@@ -65,7 +65,11 @@ size_t spac_act_bytes(spac_act_form form, int64_t n_cols) {
     }
 }
 
-void spac_prepare_act(const spac_kernels & kernels, spac_act_form form, const float * x, int64_t n_cols, char * act) {
+int spac_act_group(spac_act_form form) {
+    return form == SPAC_ACT_BF16 ? SPAC_ACT_GROUP : 1;
+}
+
+static void prepare_one(const spac_kernels & kernels, spac_act_form form, const float * x, int64_t n_cols, char * act) {
     switch (form) {
         case SPAC_ACT_Q8:
             kernels.quantise(x, n_cols, act);
@@ -77,11 +81,15 @@ void spac_prepare_act(const spac_kernels & kernels, spac_act_form form, const fl
         case SPAC_ACT_I16:
             kernels.quantise_i16(x, n_cols, act);
             break;
-        case SPAC_ACT_BF16:
-            memset(act, 0, spac_act_bytes(form, n_cols));
-            ggml_fp32_to_bf16_row(x, (ggml_bf16_t *) act, n_cols);
-            break;
         default:
             ggml_get_type_traits_cpu(type_of(form))->from_float(x, act, n_cols);
+    }
+}
+
+void spac_prepare_acts(const spac_kernels & kernels, spac_act_form form, const float * const * x, int n, int64_t n_cols, char * acts) {
+    if (form == SPAC_ACT_BF16) {
+        kernels.interleave_bf16(x, n, n_cols, acts);
+    } else {
+        prepare_one(kernels, form, x[0], n_cols, acts);
     }
 }

@@ -75,6 +75,7 @@ void spac_host_experts::plan(const spac_moe_layer & layer, const int32_t * ids, 
     n_ff           = layer.parts[SPAC_PART_DOWN]->ne[0];
     group_by_expert(ids);
     ask_for_experts();
+    place_acts();
     divide(n_threads);
     make_room(n_threads);
 
@@ -160,13 +161,32 @@ void spac_host_experts::divide(int n_threads) {
     out_rows      = spac_rows_per_task(layer->n_embd, layer->parts[SPAC_PART_DOWN]->nb[1], (int64_t) experts.size(), n_threads);
     out_blocks    = (layer->n_embd + out_rows - 1) / out_rows;
 
-    n_input_tasks = n_tokens;
+    n_input_tasks = n_tokens + (int64_t) groups.size();
     n_tasks       = n_input_tasks + experts.size() * (hidden_blocks + out_blocks);
 }
 
-// whether a form's activations lie in the order of the experts' rows, some of them several times, or of the inputs
-static bool is_by_row(int form) {
-    return form == SPAC_ACT_BF16;
+// whether a form's activations lie interleaved, in the order of the experts' rows, some of them several times
+static bool is_by_expert(int form) {
+    return spac_act_group((spac_act_form) form) > 1;
+}
+
+void spac_host_experts::place_acts() {
+    groups.clear();
+    n_acts = 0;
+    for (size_t ix = 0; ix < experts.size(); ix++) {
+        expert & e    = experts[ix];
+        bool     any  = false;
+        e.first_act   = (int32_t) n_acts;
+        int32_t group = spac_act_group(form_for(SPAC_PART_DOWN, e));
+        for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }) {
+            any |= layer->parts[part] && is_by_expert(form_for(part, e));
+        }
+        for (int32_t begin = 0; any && begin < e.n_rows; begin += SPAC_ACT_GROUP) {
+            groups.push_back({ (int32_t) ix, begin });
+        }
+        group = any ? SPAC_ACT_GROUP : group;
+        n_acts += (e.n_rows + group - 1) / group * group;
+    }
 }
 
 void spac_host_experts::make_room(int n_threads) {
@@ -186,14 +206,10 @@ void spac_host_experts::make_room(int n_threads) {
     }
     for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
         input_bytes[form] = is_used[form] ? spac_act_bytes((spac_act_form) form, layer->n_embd) : 0;
-        inputs[form].reserve((is_by_row(form) ? order.size() : n_tokens * n_inputs) * input_bytes[form]);
-    }
-    positions.assign(layer->n_expert_used * n_tokens, -1);
-    for (size_t i = 0; i < order.size(); i++) {
-        positions[order[i]] = (int32_t) i;
+        inputs[form].reserve((is_by_expert(form) ? n_acts : n_tokens * n_inputs) * input_bytes[form]);
     }
     hidden.reserve(order.size() * n_ff * sizeof(float));
-    hidden_act.reserve(order.size() * hidden_bytes);
+    hidden_act.reserve(n_acts * hidden_bytes);
     panels.reserve(2 * n_threads * panel_bytes);
 
     if (n_counters < experts.size()) {
@@ -232,25 +248,50 @@ void spac_host_experts::compute(const call & c, int64_t i) {
     }
 }
 
-void spac_host_experts::prepare_input(const call & c, int64_t it) {
-    for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
-        const int64_t n = is_by_row(form) ? layer->n_expert_used : n_inputs;
-        for (int64_t iu = 0; input_bytes[form] && iu < n; iu++) {
-            const int64_t index = is_by_row(form) ? positions[it * n + iu] : it * n + iu;
-            if (index >= 0) {
-                const float * x = (const float *) (c.in.data + (n_inputs == 1 ? 0 : iu) * c.in.nb_used + it * c.in.nb_token);
-                spac_prepare_act(kernels, (spac_act_form) form, x, layer->n_embd, inputs[form].data.get() + index * input_bytes[form]);
-            }
-        }
+void spac_host_experts::prepare_input(const call & c, int64_t i) {
+    if (i < n_tokens) {
+        prepare_token(c, i);
+    } else {
+        prepare_group(c, groups[i - n_tokens]);
     }
     n_inputs_left.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-// of the i-th row in order
-const char * spac_host_experts::input_act(spac_act_form form, int64_t i) const {
-    const int64_t index = is_by_row(form) ? i : n_inputs == 1 ? order[i] / layer->n_expert_used
-                                                              : order[i];
-    return inputs[form].data.get() + index * input_bytes[form];
+static const float * input_of(const spac_host_input & in, int64_t it, int64_t iu) {
+    return (const float *) (in.data + iu * in.nb_used + it * in.nb_token);
+}
+
+void spac_host_experts::prepare_token(const call & c, int64_t it) {
+    for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
+        for (int64_t iu = 0; input_bytes[form] && !is_by_expert(form) && iu < n_inputs; iu++) {
+            const float * x = input_of(c.in, it, iu);
+            spac_prepare_acts(kernels, (spac_act_form) form, &x, 1, layer->n_embd, inputs[form].data.get() + (it * n_inputs + iu) * input_bytes[form]);
+        }
+    }
+}
+
+void spac_host_experts::prepare_group(const call & c, const act_group & group) {
+    const expert & e = experts[group.ix];
+    const int      n = std::min(e.n_rows - group.begin, SPAC_ACT_GROUP);
+    const float *  x[SPAC_ACT_GROUP];
+    for (int t = 0; t < n; t++) {
+        const int64_t row = order[e.first + group.begin + t];
+        x[t]              = input_of(c.in, row / layer->n_expert_used, n_inputs == 1 ? 0 : row % layer->n_expert_used);
+    }
+    for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
+        if (input_bytes[form] && is_by_expert(form)) {
+            spac_prepare_acts(kernels, (spac_act_form) form, x, n, layer->n_embd, inputs[form].data.get() + (e.first_act + group.begin) * input_bytes[form]);
+        }
+    }
+}
+
+// of the expert's i-th row
+const char * spac_host_experts::input_act(spac_act_form form, const expert & e, int64_t i) const {
+    if (is_by_expert(form)) {
+        return spac_act_at(form, inputs[form].data.get() + e.first_act * input_bytes[form], input_bytes[form], i);
+    }
+    const int64_t row = order[e.first + i];
+    return inputs[form].data.get() + (n_inputs == 1 ? row / layer->n_expert_used : row) * input_bytes[form];
 }
 
 const spac_panel * spac_host_experts::panel_for(int part, const expert & e) const {
@@ -381,16 +422,15 @@ void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t
 
     static_assert(SPAC_PANEL_TOKENS * SPAC_PANEL_ROWS <= SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX, "room for either");
     // not by n, which follows the number of threads: floats would be added in another order
-    spac_for_each_part(e.n_rows, in_panels ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int begin, int n_acts) {
+    spac_for_each_part(e.n_rows, in_panels, [&](int begin, int n_acts) {
         float       gates[SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX];
         const char *acts[SPAC_PANEL_TOKENS], *gate_acts[SPAC_PANEL_TOKENS];
         float *     up[SPAC_PANEL_TOKENS], *gate[SPAC_PANEL_TOKENS];
         for (int t = 0; t < n_acts; t++) {
-            const int64_t i = e.first + begin + t;
-            acts[t]         = input_act(form_up, i);
-            gate_acts[t]    = input_act(form_gate, i);
-            up[t]           = (float *) hidden.data.get() + i * n_ff + r0;
-            gate[t]         = gates + t * n;
+            acts[t]      = input_act(form_up, e, begin + t);
+            gate_acts[t] = input_act(form_gate, e, begin + t);
+            up[t]        = (float *) hidden.data.get() + (e.first + begin + t) * n_ff + r0;
+            gate[t]      = gates + t * n;
         }
         up_rows.multiply(acts, n_acts, up);
         if (has_gate) {
@@ -408,26 +448,33 @@ void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t
 
 void spac_host_experts::prepare_hidden(const expert & e) {
     const spac_act_form form = form_for(SPAC_PART_DOWN, e);
-    for (int64_t i = e.first; i < e.first + e.n_rows; i++) {
-        spac_prepare_act(kernels, form, (const float *) hidden.data.get() + i * n_ff, n_ff, hidden_act.data.get() + i * hidden_bytes);
+    const int           n    = spac_act_group(form);
+    for (int32_t begin = 0; begin < e.n_rows; begin += n) {
+        const float * x[SPAC_ACT_GROUP];
+        const int     n_here = std::min(e.n_rows - begin, n);
+        for (int t = 0; t < n_here; t++) {
+            x[t] = (const float *) hidden.data.get() + (e.first + begin + t) * n_ff;
+        }
+        spac_prepare_acts(kernels, form, x, n_here, n_ff, hidden_act.data.get() + (e.first_act + begin) * hidden_bytes);
     }
 }
 
 void spac_host_experts::compute_rows(const call & c, int ix, int64_t block) {
     wait_for_zero(n_hidden_left[ix].n);
 
-    const expert  e  = experts[ix];
-    const int64_t r0 = block * out_rows, end = std::min(r0 + out_rows, layer->n_embd);
-    const bool    has_panel = panel_for(SPAC_PART_DOWN, e);
+    const expert        e  = experts[ix];
+    const int64_t       r0 = block * out_rows, end = std::min(r0 + out_rows, layer->n_embd);
+    const bool          has_panel = panel_for(SPAC_PART_DOWN, e);
+    const spac_act_form form      = form_for(SPAC_PART_DOWN, e);
     for (int64_t r = r0, n; r < end; r += n) {
         n                         = std::min(has_panel ? SPAC_PANEL_ROWS : out_rows, end - r);
         const spac_row_block rows = take(SPAC_PART_DOWN, e, r, n, c.panels);
-        spac_for_each_part(e.n_rows, has_panel ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, [&](int begin, int n_acts) {
+        spac_for_each_part(e.n_rows, has_panel, [&](int begin, int n_acts) {
             const char * acts[SPAC_PANEL_TOKENS];
             float *      out[SPAC_PANEL_TOKENS];
             for (int t = 0; t < n_acts; t++) {
                 const int64_t i = e.first + begin + t;
-                acts[t]         = hidden_act.data.get() + i * hidden_bytes;
+                acts[t]         = spac_act_at(form, hidden_act.data.get() + e.first_act * hidden_bytes, hidden_bytes, begin + t);
                 out[t]          = c.rows + order[i] * layer->n_embd + r;
             }
             rows.multiply(acts, n_acts, out);

@@ -49,7 +49,12 @@ struct spac_host_experts {
     // an expert in use, and its tokens: order[first .. first + n_rows)
     struct expert {
         int32_t                ie, first, n_rows;
-        const spac_moe_layer * from; // whose weights: the layer, or a copy of it
+        const spac_moe_layer * from;          // whose weights: the layer, or a copy of it
+        int32_t                first_act = 0; // its activations, where they lie by expert
+    };
+
+    struct act_group { // of rows whose activations lie interleaved
+        int32_t ix, begin;
     };
 
     struct call { // the arguments of work()
@@ -61,10 +66,13 @@ struct spac_host_experts {
     void group_by_expert(const int32_t * ids);
     void ask_for_experts();
     void divide(int n_threads);
+    void place_acts();
     void make_room(int n_threads);
 
     void compute(const call & c, int64_t i);
-    void prepare_input(const call & c, int64_t it);
+    void prepare_input(const call & c, int64_t i);
+    void prepare_token(const call & c, int64_t it);
+    void prepare_group(const call & c, const act_group & group);
     void compute_hidden(const call & c, int ix, int64_t block);
     void hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n, bool in_panels);
     void compute_rows(const call & c, int ix, int64_t block);
@@ -78,7 +86,7 @@ struct spac_host_experts {
     void         finish(int bias, const ggml_tensor * scale, int32_t ie, int64_t r0, int64_t n, float * y) const;
     void         swiglu(float * gate, float * up, int64_t n) const;
     void         activate(float * gate, float * up, int64_t n) const;
-    const char * input_act(spac_act_form form, int64_t i) const;
+    const char * input_act(spac_act_form form, const expert & e, int64_t i) const;
 
     const char * weights(int part, const expert & e) const;
 
@@ -94,13 +102,14 @@ struct spac_host_experts {
     int64_t                n_input_tasks = 0, n_tasks = 0;
     int64_t                n_there                       = 0;                    // experts that need not be waited for: the first ones
     int64_t                n_inputs                      = 0;                    // activations per token: 1, or n_expert_used where weights come first
+    int64_t                n_acts                        = 0;                    // by expert, each beginning with a group
     size_t                 input_bytes[SPAC_N_ACT_FORMS] = {}, hidden_bytes = 0; // of one activation
     size_t                 panel_bytes = 0;
 
-    std::vector<expert>  experts;
-    std::vector<int32_t> order;     // [rows] row in the output, by expert
-    std::vector<int32_t> positions; // [n_expert_used * n_tokens] where in order; -1: not here
-    std::vector<int32_t> n_per_expert;
+    std::vector<expert>    experts;
+    std::vector<act_group> groups;
+    std::vector<int32_t>   order; // [rows] row in the output, by expert
+    std::vector<int32_t>   n_per_expert;
 
     struct free_aligned {
         void operator()(void * p) const;
@@ -112,9 +121,9 @@ struct spac_host_experts {
         void                                reserve(size_t n);
     };
 
-    arena inputs[SPAC_N_ACT_FORMS]; // [n_tokens * n_inputs] activations
+    arena inputs[SPAC_N_ACT_FORMS]; // [n_tokens * n_inputs] activations; [n_acts] those that lie interleaved
     arena hidden;                   // [rows, n_ff] f32, by position in order
-    arena hidden_act;               // [rows] activations
+    arena hidden_act;               // [n_acts] activations
     arena panels;                   // [n_threads, 2]
 
     // written by all threads; each on a cache line of its own

@@ -1,6 +1,5 @@
 // Vectors of 256 bits: the kernels of AVX2 and of AVX-VNNI, which differ in one instruction and give the same bits.
-// Included by kernels-avx2.cpp and kernels-avxvnni.cpp, each built with its own instructions; with SPAC_FORMATS_ONLY, by who
-// needs the formats and how they are unpacked.
+// Included by kernels-avx2.cpp and kernels-avxvnni.cpp, each built with its own instructions.
 //
 // As in kernels-avx512.cpp, in halves of 128 weights: four vectors, each with a group of 16 weights per 128-bit lane,
 // are transposed so that 32-bit lane m of each holds weights of group 2 (m % 4) + m / 4 of the half. vpmaddubsw adds two
@@ -501,8 +500,6 @@ SPAC_INLINE void quantise_256(const float * x, spac_act_q8 * act) {
     quantise_128(x + 128, act, 1);
 }
 
-#ifndef SPAC_FORMATS_ONLY
-
 // e^x to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; the power in two factors, so that
 // it may be subnormal or infinite
 SPAC_INLINE __m256 exp_ps(__m256 x) {
@@ -540,16 +537,12 @@ void swish(float * x, int64_t n, float alpha) {
     }
 }
 
-#endif
-
 } // namespace
 
 #include "kernel-table.h"
 #include "panel-256.h"
 
 // ---- attention
-
-#ifndef SPAC_FORMATS_ONLY
 
 namespace {
 
@@ -585,6 +578,4 @@ SPAC_INLINE vec widen_halves(const uint16_t * p) {
 
 } // namespace
 
-#    include "attention-lanes.h"
-
-#endif
+#include "attention-lanes.h"

@@ -2,10 +2,9 @@
 // elsewhere.
 #include "kernels.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX2__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
-#    define SPAC_FORMATS_ONLY
-#    include "kernels-256.h"
+#    include "formats-512.h"
 #    include "panel-amx.h"
 
 namespace {
@@ -19,14 +18,16 @@ struct alignas(64) tile_config { // what ldtilecfg reads
 static_assert(sizeof(tile_config) == 64, "padding");
 
 struct amx_tiles {
-    static void configure(int n0, int n1) {
-        tile_config   c;
-        const uint8_t rows[] = { (uint8_t) n0, (uint8_t) n0, (uint8_t) n1, (uint8_t) n1, (uint8_t) n0, (uint8_t) n1, TILE_SIDE, TILE_SIDE };
-        for (int i = 0; i < 8; i++) {
-            c.rows[i]      = rows[i];
-            c.row_bytes[i] = rows[i] ? 64 : 0;
-        }
-        __asm__ volatile("ldtilecfg %0" ::"m"(c));
+    static SPAC_INLINE void configure() {
+        static const tile_config whole = [] {
+            tile_config c;
+            for (int i = 0; i < 8; i++) {
+                c.rows[i]      = TILE_SIDE;
+                c.row_bytes[i] = 64;
+            }
+            return c;
+        }();
+        __asm__ volatile("ldtilecfg %0" ::"m"(whole));
     }
 
     template <int T>
@@ -35,8 +36,8 @@ struct amx_tiles {
     }
 
     template <int T>
-    static SPAC_INLINE void load(const void * from, int64_t stride) {
-        __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+    static SPAC_INLINE void load(const void * from) {
+        __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"((int64_t) 64), "i"(T) : "memory");
     }
 
     template <int C, int A, int B>
@@ -45,8 +46,8 @@ struct amx_tiles {
     }
 
     template <int T>
-    static SPAC_INLINE void store(void * to, int64_t stride) {
-        __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
+    static SPAC_INLINE void store(void * to) {
+        __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"((int64_t) 64), "i"(T) : "memory");
     }
 
     static SPAC_INLINE void release() { __asm__ volatile("tilerelease"); }
@@ -62,7 +63,7 @@ const spac_kernels * spac_kernels_amx() {
     if (!narrow) {
         return nullptr;
     }
-    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, narrow->attention, N_TOKENS_FULL };
+    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, narrow->attention, N_TOKENS_FULL, nullptr, interleave_bf16 };
     return &kernels;
 }
 

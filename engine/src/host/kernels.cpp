@@ -46,11 +46,12 @@ static bool may_use_tiles() {
 #    endif
 }
 
-// leaf 7.0, EDX: bit 22 tiles of bf16, bit 24 tiles
+// leaf 7.0, EDX: bit 22 tiles of bf16, bit 24 tiles; leaf 7.1, EAX: bit 5 vectors of bf16
 static bool can_run_amx() {
     const unsigned wanted = 1u << 22 | 1u << 24;
-    unsigned       eax, ebx, ecx, edx = 0;
-    return can_run_avx512() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & wanted) == wanted && may_use_tiles();
+    unsigned       eax, ebx, ecx, edx = 0, eax_1 = 0, unused;
+    return can_run_avx512() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & wanted) == wanted &&
+           __get_cpuid_count(7, 1, &eax_1, &unused, &unused, &unused) && (eax_1 & 1u << 5) && may_use_tiles();
 }
 
 #elif defined(__aarch64__) && defined(__linux__)

@@ -16,11 +16,14 @@ enum spac_act_form {
     SPAC_ACT_Q8,
     SPAC_ACT_F32,
     SPAC_ACT_I16,       // of panels of 16-bit weights
-    SPAC_ACT_BF16,      // of tiles: those that are multiplied at once lie behind each other
+    SPAC_ACT_BF16,      // of tiles, in groups of SPAC_ACT_GROUP
     SPAC_ACT_GGML_Q8_0, // of ggml's own kernels
     SPAC_ACT_GGML_Q8_K,
     SPAC_N_ACT_FORMS,
 };
+
+// activations of tiles that lie interleaved; those of one call begin with a group
+static constexpr int SPAC_ACT_GROUP = 16;
 
 // rows of a panel, and most tokens of one call
 static constexpr int SPAC_PANEL_ROWS   = 32;
@@ -71,6 +74,8 @@ struct spac_kernels {
     int n_tokens_full = 0; // of one expert, with which unpacking its panels takes little beside multiplying; 0: few
 
     void (*quantise_i16)(const float * x, int64_t n_cols, char * act) = nullptr; // to SPAC_ACT_I16; NULL: no panel takes it
+
+    void (*interleave_bf16)(const float * const * x, int n, int64_t n_cols, char * acts) = nullptr; // a group of SPAC_ACT_BF16; the same
 };
 
 // NULL where they were not compiled in; the machine may lack the instructions all the same
@@ -96,6 +101,13 @@ const spac_panel * spac_panel_for(const spac_kernels & kernels, ggml_type type, 
 
 spac_act_form spac_act_form_of(const spac_kernels & kernels, ggml_type type);
 size_t        spac_act_bytes(spac_act_form form, int64_t n_cols); // a multiple of 64
+int           spac_act_group(spac_act_form form);                 // how many lie interleaved: SPAC_ACT_GROUP or 1
 
-// x, of n_cols floats, in the given form
-void spac_prepare_act(const spac_kernels & kernels, spac_act_form form, const float * x, int64_t n_cols, char * act);
+// of the i-th of those at `acts`, act_bytes each, which begin with a group
+inline const char * spac_act_at(spac_act_form form, const char * acts, size_t act_bytes, int64_t i) {
+    const int64_t n = spac_act_group(form);
+    return acts + i / n * n * act_bytes + i % n * sizeof(uint32_t);
+}
+
+// x[0] to x[n - 1], of n_cols floats, in the given form; at most a group
+void spac_prepare_acts(const spac_kernels & kernels, spac_act_form form, const float * const * x, int n, int64_t n_cols, char * acts);

@@ -59,28 +59,6 @@ struct unpacked_rows {
     alignas(64) float scale[VEC_ROWS][16], offset[VEC_ROWS][16];
 };
 
-// lane m of unpacked scales, and of activations, is of the first group of a block; the second's is 4 lanes on
-constexpr int FIRST_LANE[] = { 0, 2, 8, 10, 1, 3, 9, 11 };
-
-// 16 words of 16 rows, 64 bytes apart; rows in lanes
-SPAC_INLINE void turn_rows(const void * rows, __m512i * x) {
-    __m512i four[4][4]; // words j of lanes 0-3, of four rows
-    for (int g = 0; g < 4; g++) {
-        for (int i = 0; i < 4; i++) {
-            four[g][i] = _mm512_load_si512((const char *) rows + 64 * (4 * g + i));
-        }
-        transpose(four[g]);
-    }
-    for (int j = 0; j < 4; j++) {
-        const __m512i low01 = _mm512_shuffle_i32x4(four[0][j], four[1][j], 0x44), high01 = _mm512_shuffle_i32x4(four[0][j], four[1][j], 0xEE);
-        const __m512i low23 = _mm512_shuffle_i32x4(four[2][j], four[3][j], 0x44), high23 = _mm512_shuffle_i32x4(four[2][j], four[3][j], 0xEE);
-        x[j]      = _mm512_shuffle_i32x4(low01, low23, 0x88);
-        x[j + 4]  = _mm512_shuffle_i32x4(low01, low23, 0xDD);
-        x[j + 8]  = _mm512_shuffle_i32x4(high01, high23, 0x88);
-        x[j + 12] = _mm512_shuffle_i32x4(high01, high23, 0xDD);
-    }
-}
-
 // into the 8 blocks at `to`
 template <int N_GROUPS, bool HAS_OFFSET>
 SPAC_INLINE void interleave_rows(const unpacked_rows & from, panel_block<N_GROUPS, HAS_OFFSET> * to, int vec) {

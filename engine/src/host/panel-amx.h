@@ -1,189 +1,212 @@
 // Panels of bf16 for tiles of 16 x 16 sums (AMX): weights are unpacked to their value, and summed in f32 over a whole row.
 // What the processor does is behind `Tiles`, so that a test can put a model in its place (test-tiles.cpp):
 //
-//   configure(n0, n1)      tiles 0-3: sums, 4 and 5: activations of n0 and n1 tokens, 6 and 7: weights of 16 rows
-//   zero<T>(), load<T>(from, stride), dot<C, A, B>(), store<T>(to, stride), release()
+//   configure()            every tile has 16 rows of 64 bytes
+//   zero<T>(), load<T>(from), dot<C, A, B>(), store<T>(to), release()
 //
-// Included after kernels-256.h, for its formats.
+// Weights are the left factor, as they lie in a row; the right one wants pairs of columns beside each other, which is done to
+// activations once for all rows. So a tile of sums has a row of weights in each line, and is turned at its end.
+// Included after formats-512.h; with AVX512-BF16.
 #pragma once
 
+#include "format-list.h"
 #include "kernels.h"
+#include "panel-rows.h"
 
 namespace {
 
 static constexpr int TILE_SIDE = 16; // rows, tokens
 static constexpr int TILE_COLS = 32; // columns of one instruction
 
-static_assert(SPAC_PANEL_ROWS == 2 * TILE_SIDE && SPAC_PANEL_TOKENS == 2 * TILE_SIDE, "tiles of 2 x 2");
+static_assert(SPAC_PANEL_ROWS == 2 * TILE_SIDE && SPAC_PANEL_TOKENS == 2 * TILE_SIDE && SPAC_ACT_GROUP == TILE_SIDE, "tiles of 2 x 2");
 
-// 32 columns of 16 rows: line i has columns 2i and 2i + 1 of each row
-struct tile_block {
+// 32 columns of 16 rows
+struct weight_tile {
+    alignas(64) uint16_t w[TILE_SIDE][TILE_COLS];
+};
+
+// 32 columns of 16 tokens: line i has columns 2i and 2i + 1 of each
+struct act_tile {
     alignas(64) uint32_t pairs[TILE_COLS / 2][TILE_SIDE];
 };
 
-SPAC_INLINE int64_t n_tile_blocks(int64_t n_cols) {
+static_assert(sizeof(weight_tile) == sizeof(act_tile), "of bf16");
+
+SPAC_INLINE int64_t n_tiles_of(int64_t n_cols) {
     return (n_cols + TILE_COLS - 1) / TILE_COLS;
 }
 
 size_t tile_panel_bytes(int64_t n_cols) {
-    return SPAC_PANEL_ROWS / TILE_SIDE * n_tile_blocks(n_cols) * sizeof(tile_block);
+    return SPAC_PANEL_ROWS / TILE_SIDE * n_tiles_of(n_cols) * sizeof(weight_tile);
+}
+
+SPAC_INLINE __m512i to_bf16(__m512 first, __m512 second) {
+    return (__m512i) _mm512_cvtne2ps_pbh(second, first);
 }
 
 // ---- unpacking
 
-// 256 columns of 8 rows
-struct bf16_rows {
-    alignas(64) uint16_t w[8][SPAC_BLOCK];
-};
-
-// to the nearest, ties to even; in the upper halves
-SPAC_INLINE __m256i round_to_bf16(__m256 x) {
-    const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-}
-
-template <bool IS_SIGNED>
-SPAC_INLINE __m256i bf16_of_8(const uint8_t * q, __m256 scale, __m256 offset) {
-    const __m128i bytes = _mm_loadl_epi64((const __m128i *) q);
-    const __m256  x     = _mm256_cvtepi32_ps(IS_SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-    return round_to_bf16(_mm256_fmsub_ps(x, scale, offset));
-}
-
+// formats of 4 bits with a scale per 32 weights: a table of their 16 values is less work than each weight
 template <typename F>
-SPAC_INLINE void values_of_half(const typename F::block * b, int half, uint16_t * to) {
-    const half_weights  w = F::unpack(b, half);
-    alignas(32) uint8_t q[128];
-    alignas(32) float   scale[8], offset[8];
-    for (int i = 0; i < 4; i++) {
-        _mm256_store_si256((__m256i *) q + i, w.q[i]);
-    }
-    _mm256_store_ps(scale, w.scale);
-    _mm256_store_ps(offset, w.offset);
-    for (int ig = 0; ig < 8; ig++) { // groups of 16
-        const __m256  s = _mm256_set1_ps(scale[ig / 2 + 4 * (ig % 2)]), o = _mm256_set1_ps(offset[ig / 2 + 4 * (ig % 2)]);
-        const __m256i a = bf16_of_8<F::IS_SIGNED>(q + 16 * ig, s, o), b8 = bf16_of_8<F::IS_SIGNED>(q + 16 * ig + 8, s, o);
-        _mm256_store_si256((__m256i *) (to + 16 * ig), _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b8), 0xD8));
-    }
+constexpr bool HAS_TABLE = std::is_same_v<F, q4_0> || std::is_same_v<F, q4_1> || std::is_same_v<F, q4_k>;
+
+// 16 values of one scale; lane: of the scale
+SPAC_INLINE __m512 values_of(__m512 q, const float * scale, const float * offset, int lane) {
+    return _mm512_fmsub_ps(q, _mm512_set1_ps(scale[lane]), _mm512_set1_ps(offset[lane]));
 }
 
-// n columns of a row, from column i on; a quantised one
-template <typename F>
-struct values_of_dot_rows {
-    static SPAC_INLINE void get(const char * row, int64_t i, int64_t n, uint16_t * to) {
-        typedef typename F::block block;
-        constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
+SPAC_INLINE __m512 floats_of(const uint8_t * q) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *) q)));
+}
 
-        const block * b = (const block *) row + i / F::N;
-        block         rest[N_BLOCKS];
-        if (n < SPAC_BLOCK) {
-            memset((void *) rest, 0, sizeof(rest));
-            memcpy((void *) rest, b, n / F::N * sizeof(block));
-            b = rest;
+// 256 weights of a row, of which the first n_tiles times 32 are wanted
+template <typename F>
+SPAC_INLINE void put_weights(const weights & w, weight_tile * to, int64_t row, int64_t n_tiles) {
+    alignas(64) float   scale[16], offset[16];
+    alignas(64) uint8_t q[64];
+    _mm512_store_ps(scale, w.scale);
+    _mm512_store_ps(offset, w.offset);
+    const __m512 all = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int i = 0; i < 4; i++) { // blocks of 32
+        const int first = i / 2 + 4 * (i % 2), second = first + 2, lane[] = { FIRST_LANE[first], FIRST_LANE[second] };
+        __m512i   x[2];
+        if constexpr (HAS_TABLE<F>) {
+            const __m512i table   = to_bf16(values_of(all, scale, offset, lane[0]), values_of(all, scale, offset, lane[1]));
+            const __m512i indices = _mm512_or_si512(w.q[i], _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(16), 1));
+            x[0]                  = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(indices)), table);
+            x[1]                  = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(indices, 1)), table);
         } else {
-            prefetch_ahead(b, N_BLOCKS * sizeof(block));
+            _mm512_store_si512(q, w.q[i]);
+            for (int b = 0; b < 2; b++) { // the second group of a block has the scale of the first, or its own
+                const int other = N_SCALES<F> == 1 ? lane[b] : lane[b] + 4;
+                x[b]            = to_bf16(values_of(floats_of(q + 32 * b), scale, offset, lane[b]), values_of(floats_of(q + 32 * b + 16), scale, offset, other));
+            }
         }
-        values_of_half<F>(b, 0, to);
-        values_of_half<F>(b, 1, to + 128);
-    }
-};
-
-// a row of bf16
-template <typename F>
-struct values_of_dot_floats {
-    static SPAC_INLINE void get(const char * row, int64_t i, int64_t n, uint16_t * to) {
-        memset(to, 0, SPAC_BLOCK * sizeof(*to));
-        memcpy(to, (const uint16_t *) row + i, n * sizeof(*to));
-    }
-};
-
-// 8 rows, from row `side` of the tile on; n_rows of them exist, the others are zeros
-template <typename V>
-void unpack_tile_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, tile_block * to, int side) {
-    bf16_rows values;
-    memset((void *) &values, 0, sizeof(values));
-    for (int64_t i = 0; i < n_cols; i += SPAC_BLOCK) {
-        const int64_t n = n_cols - i < SPAC_BLOCK ? n_cols - i : SPAC_BLOCK;
-        for (int64_t ir = 0; ir < n_rows; ir++) {
-            V::get(rows + ir * row_bytes, i, n, values.w[ir]);
-        }
-        for (int64_t k = 0; k < n; k += 8) { // four pairs of columns
-            __m256i x[4];
-            gather_rows((const char *) (values.w[0] + k), sizeof(values.w[0]), x);
-            for (int j = 0; j < 4; j++) {
-                _mm256_store_si256((__m256i *) &to[(i + k) / TILE_COLS].pairs[k % TILE_COLS / 2 + j][side], x[j]);
+        for (int b = 0; b < 2; b++) {
+            if (first + 2 * b < n_tiles) {
+                _mm512_store_si512(to[first + 2 * b].w[row], x[b]);
             }
         }
     }
 }
 
-template <typename V>
-void unpack_tiles(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
-    for (int64_t ir = 0; ir < SPAC_PANEL_ROWS; ir += 8) {
-        const int64_t n = n_rows <= ir ? 0 : n_rows - ir < 8 ? n_rows - ir
-                                                             : 8;
-        if (n > 0 || ir % TILE_SIDE) { // a tile without rows is never read
-            unpack_tile_rows<V>(rows + ir * row_bytes, row_bytes, n, n_cols, (tile_block *) panel + ir / TILE_SIDE * n_tile_blocks(n_cols), (int) (ir % TILE_SIDE));
+template <typename F>
+void unpack_dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
+    for (int64_t i = 0; i < n_cols; i += SPAC_BLOCK) {
+        for (int64_t ir = 0; ir < n_rows; ir++) {
+            typename F::block rest[SPAC_BLOCK / F::N];
+            const weights     w  = unpack<F>(block_at<F>(rows + ir * row_bytes, i, n_cols, rest, SPAC_PANEL_ROWS * row_bytes)); // what comes after these rows
+            weight_tile *     to = (weight_tile *) panel + ir / TILE_SIDE * n_tiles_of(n_cols) + i / TILE_COLS;
+            if (n_cols - i >= SPAC_BLOCK) {
+                put_weights<F>(w, to, ir % TILE_SIDE, SPAC_BLOCK / TILE_COLS);
+            } else {
+                put_weights<F>(w, to, ir % TILE_SIDE, n_tiles_of(n_cols - i));
+            }
         }
+    }
+}
+
+struct f16;
+struct bf16;
+
+// rows of bf16
+template <typename F>
+void unpack_dot_floats(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
+    weight_tile * to = (weight_tile *) panel;
+    for (int64_t ir = 0; ir < n_rows; ir++) {
+        for (int64_t i = 0; i < n_cols; i += TILE_COLS) {
+            const __mmask32 mask = n_cols - i < TILE_COLS ? (__mmask32) ((1u << (n_cols - i)) - 1) : ~(__mmask32) 0;
+            const void *    from = (const uint16_t *) (rows + ir * row_bytes) + i;
+            _mm512_store_si512(to[ir / TILE_SIDE * n_tiles_of(n_cols) + i / TILE_COLS].w[ir % TILE_SIDE], _mm512_maskz_loadu_epi16(mask, from));
+        }
+    }
+}
+
+// ---- activations
+
+// n rows of floats, at most SPAC_ACT_GROUP; behind the last is 0
+void interleave_bf16(const float * const * x, int n, int64_t n_cols, char * act) {
+    act_tile *  to = (act_tile *) act;
+    weight_tile rows;
+    memset((void *) &rows, 0, sizeof(rows));
+    for (int64_t i = 0; i < n_cols; i += TILE_COLS, to++) {
+        const int64_t   n_left = n_cols - i;
+        const __mmask16 first  = n_left < 16 ? (__mmask16) ((1u << n_left) - 1) : 0xFFFF;
+        const __mmask16 second = n_left < 16 ? 0 : n_left < 32 ? (__mmask16) ((1u << (n_left - 16)) - 1)
+                                                               : 0xFFFF;
+        for (int t = 0; t < n; t++) {
+            _mm512_store_si512(rows.w[t], to_bf16(_mm512_maskz_loadu_ps(first, x[t] + i), _mm512_maskz_loadu_ps(second, x[t] + i + 16)));
+        }
+        turn_rows(&rows, (__m512i *) to);
     }
 }
 
 // ---- multiplying
 
-// the activations are equally far from each other
+// 16 rows of n tokens to their places
+SPAC_INLINE void put_sums(const float (*sums)[TILE_SIDE], int64_t n_rows, float * const * out, int n, int64_t r) {
+    __m512i         x[TILE_SIDE];
+    const __mmask16 mask = n_rows < TILE_SIDE ? (__mmask16) ((1u << n_rows) - 1) : 0xFFFF;
+    turn_rows(sums, x);
+    for (int t = 0; t < n; t++) {
+        _mm512_mask_storeu_epi32(out[t] + r, mask, x[t]);
+    }
+}
+
+// sums of one or two tiles of rows with one or two of tokens: row tile + 2 * token tile
+template <typename Tiles, bool TWO_ROWS, bool TWO_TOKENS>
+void add_tiles(const weight_tile * w0, const weight_tile * w1, const act_tile * a0, const act_tile * a1, int64_t n_tiles) {
+    for (int64_t i = 0; i < n_tiles; i++) {
+        Tiles::template load<4>(&w0[i]);
+        Tiles::template load<6>(&a0[i]);
+        Tiles::template dot<0, 4, 6>();
+        if (TWO_ROWS) {
+            Tiles::template load<5>(&w1[i]);
+            Tiles::template dot<1, 5, 6>();
+        }
+        if (TWO_TOKENS) {
+            Tiles::template load<7>(&a1[i]);
+            Tiles::template dot<2, 4, 7>();
+        }
+        if (TWO_ROWS && TWO_TOKENS) {
+            Tiles::template dot<3, 5, 7>();
+        }
+    }
+}
+
+// of the activations' addresses only those of groups are read
 template <typename Tiles>
 void multiply_tiles(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out) {
     const int     n0 = n_acts < TILE_SIDE ? n_acts : TILE_SIDE, n1 = n_acts - n0;
-    const int64_t n_blocks = n_tile_blocks(n_cols), stride = n_acts > 1 ? acts[1] - acts[0] : 0;
-    const bool    has_second = n_rows > TILE_SIDE;
+    const int64_t n_tiles = n_tiles_of(n_cols), rows0 = n_rows < TILE_SIDE ? n_rows : TILE_SIDE, rows1 = n_rows - rows0;
 
-    const tile_block *w0 = (const tile_block *) panel, *w1 = w0 + n_blocks;
+    const weight_tile *w0 = (const weight_tile *) panel, *w1 = w0 + n_tiles;
+    const act_tile *   a0 = (const act_tile *) acts[0], *a1 = (const act_tile *) acts[n1 ? TILE_SIDE : 0];
+    const auto         add = rows1 && n1 ? add_tiles<Tiles, true, true> : rows1 ? add_tiles<Tiles, true, false>
+                                                                      : n1      ? add_tiles<Tiles, false, true>
+                                                                                : add_tiles<Tiles, false, false>;
 
-    Tiles::configure(n0, n1);
+    Tiles::configure();
     Tiles::template zero<0>();
     Tiles::template zero<1>();
-    if (n1) {
-        Tiles::template zero<2>();
-        Tiles::template zero<3>();
-    }
-    for (int64_t i = 0; i < n_blocks; i++) {
-        Tiles::template load<6>(&w0[i], 64);
-        Tiles::template load<4>(acts[0] + 64 * i, stride);
-        Tiles::template dot<0, 4, 6>();
-        if (has_second) {
-            Tiles::template load<7>(&w1[i], 64);
-            Tiles::template dot<1, 4, 7>();
-        }
-        if (n1) {
-            Tiles::template load<5>(acts[TILE_SIDE] + 64 * i, stride);
-            Tiles::template dot<2, 5, 6>();
-            if (has_second) {
-                Tiles::template dot<3, 5, 7>();
-            }
-        }
-    }
-    alignas(64) float sums[SPAC_PANEL_TOKENS][SPAC_PANEL_ROWS];
-    Tiles::template store<0>(&sums[0][0], sizeof(sums[0]));
-    Tiles::template store<1>(&sums[0][TILE_SIDE], sizeof(sums[0]));
-    if (n1) {
-        Tiles::template store<2>(&sums[TILE_SIDE][0], sizeof(sums[0]));
-        Tiles::template store<3>(&sums[TILE_SIDE][TILE_SIDE], sizeof(sums[0]));
-    }
+    Tiles::template zero<2>();
+    Tiles::template zero<3>();
+    add(w0, w1, a0, a1, n_tiles);
+    alignas(64) float sums[4][TILE_SIDE][TILE_SIDE];
+    Tiles::template store<0>(sums[0]);
+    Tiles::template store<1>(sums[1]);
+    Tiles::template store<2>(sums[2]);
+    Tiles::template store<3>(sums[3]);
     Tiles::release();
-    for (int t = 0; t < n_acts; t++) {
-        memcpy(out[t], sums[t], n_rows * sizeof(float));
-    }
+    put_sums(sums[0], rows0, out, n0, 0);
+    put_sums(sums[1], rows1, out, n0, TILE_SIDE);
+    put_sums(sums[2], rows0, out + n0, n1, 0);
+    put_sums(sums[3], rows1, out + n0, n1, TILE_SIDE);
 }
 
 // ---- one panel per format
 
-// from which width on they are faster was not measured, but follows from a trial's speeds
 static constexpr int TILE_TOKENS_MIN = 12;
-
-template <typename V, typename Tiles>
-const spac_panel * tile_panel() {
-    static const spac_panel panel = { SPAC_ACT_BF16, TILE_TOKENS_MIN, tile_panel_bytes, unpack_tiles<V>, multiply_tiles<Tiles> };
-    return &panel;
-}
 
 template <typename Tiles>
 const spac_panel * find_tile_panel(ggml_type type) {
@@ -191,9 +214,12 @@ const spac_panel * find_tile_panel(ggml_type type) {
         return nullptr; // bf16 would lose three of its bits
     }
     switch (type) {
-#define SPAC_CASE(type, kernel, format) \
-    case type:                          \
-        return tile_panel<values_of_##kernel<format>, Tiles>();
+#define SPAC_CASE(type, kernel, format)                                                                                                           \
+    case type:                                                                                                                                    \
+        {                                                                                                                                         \
+            static const spac_panel panel = { SPAC_ACT_BF16, TILE_TOKENS_MIN, tile_panel_bytes, unpack_##kernel<format>, multiply_tiles<Tiles> }; \
+            return &panel;                                                                                                                        \
+        }
         SPAC_FOR_EACH_FORMAT(SPAC_CASE)
 #undef SPAC_CASE
         default:

@@ -73,20 +73,16 @@ const spac_panel * panel_of_dot_floats() {
     return nullptr;
 }
 
-#ifndef SPAC_FORMATS_ONLY
-
 const spac_panel * find_panel(ggml_type type) {
     switch (type) {
-#    define SPAC_CASE(type, kernel, format) \
-        case type:                          \
-            return panel_of_##kernel<format>();
+#define SPAC_CASE(type, kernel, format) \
+    case type:                          \
+        return panel_of_##kernel<format>();
         SPAC_FOR_EACH_FORMAT(SPAC_CASE)
-#    undef SPAC_CASE
+#undef SPAC_CASE
         default:
             return nullptr;
     }
 }
-
-#endif
 
 } // namespace

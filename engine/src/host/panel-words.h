@@ -154,8 +154,6 @@ struct word_tile {
 
 // ---- activations
 
-#ifndef SPAC_FORMATS_ONLY
-
 SPAC_INLINE void quantise_256_i16(const float * x, spac_act_i16 * act) {
     __m256 size = _mm256_setzero_ps(), none = size;
     for (int i = 0; i < SPAC_BLOCK; i += 8) {
@@ -186,7 +184,5 @@ void quantise_i16(const float * x, int64_t n_cols, char * act) {
         quantise_256_i16(rest, to);
     }
 }
-
-#endif
 
 } // namespace

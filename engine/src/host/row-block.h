@@ -15,9 +15,9 @@ struct spac_row_block {
     // out[t][r] = row r . act[t], for any number of activations
     void multiply(const char * const * acts, int n_acts, float * const * out) const {
         if (panel) {
-            spac_for_each_part(n_acts, SPAC_PANEL_TOKENS, [&](int t0, int n) { panel->multiply(memory, n_rows, matrix->ne[0], acts + t0, n, out + t0); });
+            spac_for_each_part(n_acts, true, [&](int t0, int n) { panel->multiply(memory, n_rows, matrix->ne[0], acts + t0, n, out + t0); });
         } else {
-            spac_for_each_part(n_acts, SPAC_DOT_TOKENS, [&](int t0, int n) {
+            spac_for_each_part(n_acts, false, [&](int t0, int n) {
                 spac_dot_rows(kernels, matrix->type, rows, matrix->nb[1], n_rows, matrix->ne[0], acts + t0, n, out + t0);
             });
         }

@@ -24,12 +24,12 @@ inline int64_t spac_rows_per_task(int64_t n_rows, size_t row_bytes, int64_t n_ma
     return GGML_PAD(rows, SPAC_TASK_ROWS_MIN);
 }
 
-// n_rows tokens in equal parts of at most n_most
+// n_rows tokens for one call of a kernel each: whole ones and a rest for a panel, whose activations lie in groups; else equal parts
 template <typename F>
-inline void spac_for_each_part(int n_rows, int n_most, F f) {
-    const int n_parts = (n_rows + n_most - 1) / n_most;
+inline void spac_for_each_part(int n_rows, bool in_panels, F f) {
+    const int n_most = in_panels ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, n_parts = (n_rows + n_most - 1) / n_most;
     for (int ip = 0; ip < n_parts; ip++) {
-        const int begin = n_rows * ip / n_parts;
-        f(begin, n_rows * (ip + 1) / n_parts - begin);
+        const int begin = in_panels ? n_most * ip : n_rows * ip / n_parts, end = in_panels ? begin + n_most : n_rows * (ip + 1) / n_parts;
+        f(begin, std::min(end, n_rows) - begin);
     }
 }
