@@ -13,8 +13,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <vector>
 
-static constexpr size_t ALIGNMENT = 64; // of activations
+static constexpr size_t  ALIGNMENT = 64; // of activations
+static constexpr int64_t N_PANELS  = 4;  // that share activations: those of many tokens are larger than the second cache, and read for each
 
 static thread_local const ggml_tensor * last_node = nullptr; // of the graph that this thread marked last
 static thread_local uint64_t            t_end     = 0;       // of its multiplication
@@ -38,7 +40,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
 
     size_t panel_bytes_of(const ggml_tensor * op) const {
         const spac_panel * panel = panel_of(op);
-        return panel ? GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
+        return panel ? N_PANELS * GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
     }
 
     bool can_compute(const ggml_tensor * op) const {
@@ -106,23 +108,37 @@ struct dense_traits : ggml::cpu::tensor_traits {
         }
     }
 
-    // rows r0 .. r0 + n of the weights, for all tokens; memory: for a panel of them
+    // rows r0 .. r0 + n of the weights, for all tokens; memory: for their panels
     void multiply(const ggml_tensor & op, const char * acts, int64_t r0, int64_t n, char * memory) const {
         const ggml_tensor * w     = op.src[0];
         const spac_panel *  panel = panel_of(&op);
-        const size_t        bytes = act_bytes_of(&op);
-        for (int64_t r = r0, end = r0 + n; r < end; r += panel ? SPAC_PANEL_ROWS : n) {
-            const spac_row_block block(*kernels, w, (const char *) w->data + r * w->nb[1], std::min(panel ? SPAC_PANEL_ROWS : n, end - r), panel, memory);
-            spac_for_each_part((int) op.ne[1], panel, [&](int t0, int n_acts) {
-                const char * act[SPAC_PANEL_TOKENS];
-                float *      out[SPAC_PANEL_TOKENS];
-                for (int t = 0; t < n_acts; t++) {
-                    act[t] = spac_act_at(form_of(&op), acts, bytes, t0 + t);
-                    out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
-                }
-                block.multiply(act, n_acts, out);
-            });
+        for (int64_t r = r0, end = r0 + n; r < end;) {
+            std::vector<spac_row_block> blocks;
+            const int64_t               first = r;
+            for (int64_t ib = 0, n_rows; r < end && ib < (panel ? N_PANELS : 1); ib++, r += n_rows) {
+                n_rows = std::min(panel ? SPAC_PANEL_ROWS : n, end - r);
+                blocks.emplace_back(*kernels, w, (const char *) w->data + r * w->nb[1], n_rows, panel, memory + ib * panel_bytes_of(&op) / N_PANELS);
+            }
+            multiply_blocks(op, acts, first, blocks);
         }
+    }
+
+    void multiply_blocks(const ggml_tensor & op, const char * acts, int64_t r, const std::vector<spac_row_block> & blocks) const {
+        const size_t bytes = act_bytes_of(&op);
+        spac_for_each_part((int) op.ne[1], panel_of(&op), [&](int t0, int n_acts) {
+            const char * act[SPAC_PANEL_TOKENS];
+            float *      out[SPAC_PANEL_TOKENS];
+            for (int t = 0; t < n_acts; t++) {
+                act[t] = spac_act_at(form_of(&op), acts, bytes, t0 + t);
+                out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
+            }
+            for (const spac_row_block & block : blocks) {
+                block.multiply(act, n_acts, out);
+                for (int t = 0; t < n_acts; t++) {
+                    out[t] += SPAC_PANEL_ROWS;
+                }
+            }
+        });
     }
 };
 
