@@ -16,9 +16,9 @@
 
 static constexpr size_t ALIGNMENT = 64; // of activations
 
-// Threads that wait for each other take longer than to prepare so many activations, or to multiply so many bytes of weights.
+// Where a product takes about as long as threads that wait for each other: values of activations, bytes of weights.
 static constexpr int64_t SMALL_INPUT  = 4096;
-static constexpr size_t  SMALL_MATRIX = 256 << 10;
+static constexpr size_t  SMALL_MATRIX = 1 << 20;
 
 static thread_local const ggml_tensor * last_node = nullptr; // of the graph that this thread marked last
 static thread_local uint64_t            t_end     = 0;       // of its multiplication
