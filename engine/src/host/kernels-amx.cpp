@@ -6,6 +6,7 @@
 
 #    include "formats-512.h"
 #    include "panel-amx.h"
+#    include "attention-amx.h"
 
 namespace {
 
@@ -63,7 +64,7 @@ const spac_kernels * spac_kernels_amx() {
     if (!narrow) {
         return nullptr;
     }
-    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, narrow->attention, N_TOKENS_FULL, nullptr, interleave_bf16 };
+    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, tile_attention<amx_tiles>(), N_TOKENS_FULL, nullptr, interleave_bf16 };
     return &kernels;
 }
 
