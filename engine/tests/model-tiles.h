@@ -66,4 +66,3 @@ struct model_tiles {
         is_configured = false;
     }
 };
-

@@ -112,9 +112,9 @@ static void test_nan(const spac_kernels & kernels) {
     const attention_case    c = { "", 64, 64, 2, 1, 40, 80 };
     const inputs            in(c);
     inputs                  key = in, value = in, query = in;
-    key.k[(c.n_keys - 9) * c.n_k]         = NAN; // seen by the last 6 tokens
-    value.v[(c.n_keys - 9) * c.n_v]       = NAN; // its first element
-    query.q[(7 * c.n_heads + 1) * c.n_k]  = NAN; // token 7, head 1
+    key.k[(c.n_keys - 9) * c.n_k]        = NAN; // seen by the last 6 tokens
+    value.v[(c.n_keys - 9) * c.n_v]      = NAN; // its first element
+    query.q[(7 * c.n_heads + 1) * c.n_k] = NAN; // token 7, head 1
     const floats y = attention(c, key, 2, &marks), z = attention(c, value, 2, &marks), x = attention(c, query, 2, &marks);
     for (int64_t t = c.n_tokens - 6; t < c.n_tokens; t++) {
         CHECK(std::isnan(y[t * c.n_heads * c.n_v]) && std::isnan(z[t * c.n_heads * c.n_v]) && !std::isnan(z[t * c.n_heads * c.n_v + 1]));

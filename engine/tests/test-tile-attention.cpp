@@ -8,8 +8,6 @@
 
 #if defined(__AVX512BF16__)
 
-#    include "host/formats-512.h"
-
 #    include "host/attention-amx.h"
 #    include "model-tiles.h"
 

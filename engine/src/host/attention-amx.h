@@ -1,4 +1,4 @@
-// Attention of many tokens in tiles of bf16 (AMX), after an online softmax. Included after formats-512.h.
+// Attention of many tokens in tiles of bf16 (AMX), after an online softmax.
 //
 // A bf16 has 8 bits of a number, so an f16 is the sum of two and an f32 of three, exactly; of the products of such parts only the
 // last is left out, which lies behind what an f32 keeps. Rows are in the lanes of sums, as in attention-lanes.h; keys, and then
@@ -8,6 +8,7 @@
 
 #include "attention-rows.h"
 #include "exp-512.h"
+#include "formats-512.h"
 #include "tiles.h"
 
 namespace {

@@ -4,9 +4,9 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
+#    include "attention-amx.h"
 #    include "formats-512.h"
 #    include "panel-amx.h"
-#    include "attention-amx.h"
 
 namespace {
 
