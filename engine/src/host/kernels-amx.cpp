@@ -4,6 +4,7 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
+#    include "attention-amx.h"
 #    include "formats-512.h"
 #    include "panel-amx.h"
 
@@ -67,7 +68,7 @@ const spac_kernels * spac_kernels_amx() {
     if (!narrow) {
         return nullptr;
     }
-    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, narrow->attention, N_TOKENS_FULL, nullptr, interleave_bf16 };
+    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, tile_attention<amx_tiles>(), N_TOKENS_FULL, nullptr, interleave_bf16 };
     return &kernels;
 }
 
