@@ -36,6 +36,7 @@ from pyspac.commands.fit import cells
 from pyspac.commands.machine_speed import measure
 from pyspac.engine.cpus import default_n_threads
 from pyspac.engine.values import read_size
+from pyspac.errors import UsageError
 from pyspac.forward.options import DEFAULT_N_CTX
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import kv_bytes
@@ -194,6 +195,7 @@ def text_of(row: dict[str, Any]) -> str:
     )
     if "attention_gop_s" in found:  # older rows have the speeds that are the default
         here = replace(here, attention_gop_s=tuple(found["attention_gop_s"]))
+    here = replace(here, per_expert=found.get("per_expert", 0))
     return (
         f"Tokens/s of decoding, of prompts; predicted for {about['cpu']}, {about['n_threads']} threads, "
         f"memory {here.memory_gb_s:.0f} GB/s, disk {here.disk.depth_32_gb_s:.1f} GB/s, commit "
@@ -223,8 +225,28 @@ def measured() -> dict[str, Any]:
         "memory_gb_s": here.memory_gb_s,
         "kernels": kernels,
         "attention_gop_s": here.attention_gop_s,
+        "per_expert": here.per_expert,
         "disk": disk,
     }
+
+
+def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Before anything is measured; ends with 2."""
+    if args.rounds < 1:
+        parser.error(f"--rounds cannot be {args.rounds}: give 1 or more")
+    for word in args.models.split(","):
+        name, colon, layers = word.partition(":")
+        if name not in MODELS or (colon and not (layers.isdecimal() and int(layers) > 0)):
+            parser.error(f"--models has {word!r}: give some of {', '.join(MODELS)}, as NAME or NAME:LAYERS")
+    if unknown := set(args.places.split(",")) - {"memory", "disk"}:
+        parser.error(f"--places has {', '.join(map(repr, unknown))}: give memory, disk or both")
+    try:
+        if args.ram and not read_size("--ram", args.ram, 0):
+            parser.error(f"--ram {args.ram} holds nothing: give GiB (8G) or MiB (8000)")
+    except UsageError as error:
+        parser.error(str(error))
+    if args.folder and not args.folder.is_dir():
+        parser.error(f"--folder {args.folder} is no folder: make it first")
 
 
 def main() -> int:
@@ -240,6 +262,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="for the models, up to 6 GB")
     args = parser.parse_args()
+    check_arguments(parser, args)
     about = named.describe()
     if args.measure:
         save({"benchmark": "fit, machine", "machine": about, "measured": measured()})

@@ -22,6 +22,8 @@
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
 int32_t spac_device_count(void) {
     return (int32_t) ggml_backend_dev_count();
 }
@@ -102,7 +104,7 @@ int32_t spac_tokens_per_expert(void) {
 
 // ---- measuring
 
-static constexpr size_t READ_BYTES   = 256ull << 20; // far beyond any cache
+static constexpr size_t READ_BYTES   = 256ull << 20; // of a pass
 static constexpr size_t LINK_BYTES   = 64ull << 20;
 static constexpr int    N_REPEATS    = 5;
 static constexpr int    N_TOKENS_MAX = 512; // of a kernel's measurement
@@ -115,6 +117,16 @@ static uint64_t read_all(const uint64_t * data, size_t n) {
         }
     }
     return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
+}
+
+// Weights come from memory, but the last cache of some processors is as large as a pass: each pass reads another part then,
+// and all of them take thrice that cache.
+static int64_t n_parts() {
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    return 1 + (int64_t) (3 * std::max<long>(0, sysconf(_SC_LEVEL3_CACHE_SIZE)) / READ_BYTES);
+#else
+    return 1;
+#endif
 }
 
 static double median_gb_s(size_t bytes, const std::function<void()> & pass) {
@@ -135,12 +147,14 @@ spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("n_threads is %d: give 1 to %d", n_threads, SPAC_MAX_THREADS));
         }
         const size_t          n = READ_BYTES / sizeof(uint64_t), part = n / n_threads;
-        std::vector<uint64_t> data(n, 1);
+        std::vector<uint64_t> data(n * n_parts(), 1);
         std::atomic<uint64_t> sink{ 0 };
-        *gb_s = median_gb_s(part * n_threads * sizeof(uint64_t), [&] {
+        int64_t               n_passes = 0;
+        *gb_s                          = median_gb_s(part * n_threads * sizeof(uint64_t), [&] {
+            const uint64_t *               from = data.data() + n_passes++ % n_parts() * n;
             std::vector<std::future<void>> passes; // each waits for its thread when it goes, also where one cannot be made
             for (int i = 0; i < n_threads; i++) {
-                passes.push_back(std::async(std::launch::async, [&, i] { sink += read_all(data.data() + i * part, part); }));
+                passes.push_back(std::async(std::launch::async, [&, i] { sink += read_all(from + i * part, part); }));
             }
         });
     });
@@ -163,7 +177,7 @@ struct kernel_pass {
     const spac_act_form      form;
     const size_t             act_bytes, row_bytes;
     const int32_t            n_tokens;
-    const int64_t            n_rows; // fewer for many tokens: reading takes no time then
+    const int64_t            n_rows; // of a part; fewer for many tokens: reading takes no time then
 
     const std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> weights;
     const std::unique_ptr<char, decltype(&free)>                                    acts;
@@ -173,15 +187,15 @@ struct kernel_pass {
         kernels(kernels), panel(spac_panel_for(kernels, type, n_tokens)), form(panel ? panel->form : spac_act_form_of(kernels, type)),
         act_bytes(spac_act_bytes(form, N_COLS)), row_bytes(ggml_row_size(type, N_COLS)), n_tokens(n_tokens),
         n_rows((int64_t) (READ_BYTES / row_bytes) / (1 + n_tokens / SPAC_DOT_TOKENS) / SPAC_PANEL_ROWS * SPAC_PANEL_ROWS),
-        weights(ggml_backend_buft_alloc_buffer((ggml_backend_buffer_type_t) spac_host_buffer_type(), n_rows * row_bytes), ggml_backend_buffer_free),
+        weights(ggml_backend_buft_alloc_buffer((ggml_backend_buffer_type_t) spac_host_buffer_type(), n_parts() * n_rows * row_bytes), ggml_backend_buffer_free),
         acts((char *) aligned_alloc(64, act_bytes * GGML_PAD(n_tokens, spac_act_group(form))), free) { // act_bytes is a multiple of 64
         if (!weights || !acts) {
-            throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no room for the %zu MiB of the measurement: free memory", READ_BYTES >> 20));
+            throw spac_error(SPAC_STATUS_OUT_OF_MEMORY, spac_format("no room for the %zu MiB of the measurement: free memory", n_parts() * n_rows * row_bytes >> 20));
         }
         matrix.type  = type;
         matrix.ne[0] = N_COLS;
         matrix.nb[1] = row_bytes;
-        memset(ggml_backend_buffer_get_base(weights.get()), 0x3c, n_rows * row_bytes); // in every type scales that are no extremes
+        memset(ggml_backend_buffer_get_base(weights.get()), 0x3c, n_parts() * n_rows * row_bytes); // in every type scales that are no extremes
         const std::vector<float>         x(N_COLS, 0.5f);
         const std::vector<const float *> same(SPAC_ACT_GROUP, x.data());
         for (int32_t t = 0; t < n_tokens; t += spac_act_group(form)) {
@@ -191,7 +205,7 @@ struct kernel_pass {
 
     int64_t n_blocks() const { return n_rows / SPAC_PANEL_ROWS; }
 
-    void run(int64_t first, int64_t last) const { // of the blocks
+    void run(int64_t i_part, int64_t first, int64_t last) const { // of the blocks
         const std::unique_ptr<char, decltype(&free)> memory((char *) aligned_alloc(64, panel ? GGML_PAD(panel->bytes(N_COLS), 64) : 64), free);
         std::vector<float>                           values((size_t) n_tokens * SPAC_PANEL_ROWS);
         std::vector<const char *>                    from;
@@ -200,7 +214,7 @@ struct kernel_pass {
             from.push_back(spac_act_at(form, acts.get(), act_bytes, t));
             to.push_back(values.data() + (size_t) t * SPAC_PANEL_ROWS);
         }
-        const char * rows = (const char *) ggml_backend_buffer_get_base(weights.get());
+        const char * rows = (const char *) ggml_backend_buffer_get_base(weights.get()) + i_part * n_rows * row_bytes;
         for (int64_t i = first; i < last; i++) {
             spac_row_block(kernels, &matrix, rows + i * SPAC_PANEL_ROWS * row_bytes, SPAC_PANEL_ROWS, panel, memory.get()).multiply(from.data(), n_tokens, to.data());
         }
@@ -215,13 +229,15 @@ spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_t
         }
         const kernel_pass pass(*spac_kernels_best(), (ggml_type) type, n_tokens);
         const int64_t     n_blocks = pass.n_blocks(), n_per_task = std::max<int64_t>(1, spac_rows_per_task(pass.n_rows, pass.row_bytes, 1, n_threads) / SPAC_PANEL_ROWS);
-        *gb_s = median_gb_s(pass.n_rows * pass.row_bytes, [&] {
+        int64_t           n_passes = 0;
+        *gb_s                      = median_gb_s(pass.n_rows * pass.row_bytes, [&] {
+            const int64_t                  i_part = n_passes++ % n_parts();
             std::atomic<int64_t>           next{ 0 }; // block: threads take tasks, as in a model, so none waits for a slower one's half
             std::vector<std::future<void>> parts;
             for (int i = 0; i < n_threads; i++) {
                 parts.push_back(std::async(std::launch::async, [&] {
                     for (int64_t first = next.fetch_add(n_per_task); first < n_blocks; first = next.fetch_add(n_per_task)) {
-                        pass.run(first, std::min(first + n_per_task, n_blocks));
+                        pass.run(i_part, first, std::min(first + n_per_task, n_blocks));
                     }
                 }));
             }

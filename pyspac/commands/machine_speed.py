@@ -41,6 +41,7 @@ def measure(
         measure_attention_gop_s,
         measure_host_gb_s,
         measure_kernel_gb_s,
+        tokens_per_expert,
     )
 
     names = [name for name in types if has_kernels(name)]
@@ -58,7 +59,7 @@ def measure(
     return Machine(
         ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory[0],
         kernels={name: KernelSpeed(tuple(gb_s)) for name, gb_s in zip(names, kernels, strict=True)},
-        attention_gop_s=tuple(attention), varied=(min(shares), max(shares)),
+        attention_gop_s=tuple(attention), per_expert=tokens_per_expert(), varied=(min(shares), max(shares)),
         disk=measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes)),
     )  # fmt: skip
 

@@ -84,6 +84,12 @@ def query_width(header: GgufHeader) -> int:
     return n_head * _row_elements(header) // 2
 
 
+def has_tail(header: GgufHeader) -> bool:
+    """Whether llama-server computes a prompt's last tokens on their own, as it cannot take back later ones:
+    keys beyond a window are gone, and recurrent layers have one state."""
+    return any(header.get(name) for name in ("attention.sliding_window", "ssm.state_size"))
+
+
 def context_bytes(header: GgufHeader, n_ubatch: int = N_UBATCH) -> int:
     """What one more token of a context takes: its keys and values, and its column of the mask."""
     return kv_bytes(header, 1) + n_ubatch * _MASK_BYTES

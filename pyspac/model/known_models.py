@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from pyspac.model.device_needs import kv_bytes, query_width
+from pyspac.model.device_needs import has_tail, kv_bytes, query_width
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
 
@@ -76,6 +76,7 @@ class KnownModel:
     quantisations: list[str]
     heads: dict[str, int] = field(default_factory=dict)  # n, n_kv, dim: of ordinary attention in every layer
     attention: list[dict[str, int]] = field(default_factory=list)  # else per kind of layer
+    has_tail: bool = False  # as of Weights
 
     @property
     def n_layer_moe(self) -> int:
@@ -135,6 +136,7 @@ class Weights:
     kv: Mapping[int, int]  # context -> bytes
     query_width: int  # of attention, all layers
     kv_row_bytes: int  # keys and values of one token, all layers
+    has_tail: bool = False  # windows or recurrent layers: a prompt's last tokens come on their own
 
     @property
     def types(self) -> set[str]:
@@ -169,7 +171,7 @@ class Weights:
             dense=dense, output=Counter({recipe.embeddings: table}) if model.has_tied_output else output,
             expert=_expert(model, recipe), table_bytes=0 if model.has_tied_output else table,
             kv={n_ctx: model.kv_bytes(n_ctx)}, query_width=model.query_width,
-            kv_row_bytes=model.kv_bytes(1),
+            kv_row_bytes=model.kv_bytes(1), has_tail=model.has_tail,
         )  # fmt: skip
 
     @classmethod
@@ -196,7 +198,7 @@ class Weights:
             n_layer_moe=geometry.n_moe_layer, n_expert=geometry.n_expert,
             n_expert_used=geometry.n_expert_used, dense=dense, output=output,
             expert=Counter({name: size // n for name, size in experts.items()}), table_bytes=table, kv=kv,
-            query_width=query_width(header), kv_row_bytes=kv_bytes(header, 1),
+            query_width=query_width(header), kv_row_bytes=kv_bytes(header, 1), has_tail=has_tail(header),
         )  # fmt: skip
 
 

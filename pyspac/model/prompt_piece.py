@@ -27,7 +27,12 @@ def wanted_piece(geometry: MoeGeometry, place: Place, per_expert: int = 0) -> in
         return N_UBATCH
     if place != "host":
         return LONGEST_PIECE
-    return min(LONGEST_PIECE, max(N_UBATCH, per_expert * geometry.n_expert // max(1, geometry.n_expert_used)))
+    return host_piece(geometry.n_expert, geometry.n_expert_used, per_expert)
+
+
+def host_piece(n_expert: int, n_expert_used: int, per_expert: int) -> int:
+    """Of experts in memory that the host computes."""
+    return min(LONGEST_PIECE, max(N_UBATCH, per_expert * n_expert // max(1, n_expert_used)))
 
 
 def beside_device(geometry: MoeGeometry, device_bytes: int) -> Place:

@@ -4,8 +4,9 @@ tokens per second out.
 A token's time is that of the weights it reads, each type at the speed of the kernel that multiplies it, of
 attention to the text so far, and a little per layer. In prompts a pass over a matrix serves all tokens that
 meet it: an expert's are those of a piece that choose it. Absent experts of a layer are read from disk at
-once, while those that are there are computed, and are computed then; layers come one after the other. A card
-holds all but experts, and some of these; its own speed is assumed.
+once, while those that are there are computed, and are computed then; layers come one after the other. A
+prompt reads all experts, as it is a run's first; those of the next layer meanwhile, where memory has room. A
+card holds all but experts, and some of these; its own speed is assumed.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import ceil
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from pyspac.model.device_needs import MARGIN_BYTES as CARD_MARGIN_BYTES
-from pyspac.model.device_needs import N_UBATCH
 from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.known_models import Bytes, Weights
 from pyspac.model.memory_tier import MARGIN_BYTES
-from pyspac.model.prompt_piece import LONGEST_PIECE
+from pyspac.model.prompt_piece import LONGEST_PIECE, host_piece
 
 WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured with
 REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
 ABSENT_US: Final = 150.0  # of an absent expert: its reader and the kernels share cores; of OLMoE's on two
 PROMPT_LAYER_MOP: Final = 7.3  # 1e6 operations, at the speed of attention: norms, adding up a token's experts
+N_TAIL: Final = 4  # tokens that llama-server computes after a prompt's others: what it keeps ends before them
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
 DECODING: Final = 0  # of a Machine's attention
 PROMPT: Final = 1
@@ -72,6 +74,7 @@ class Machine:
     layer_us: float = LAYER_US
     prompt_layer_mop: float = PROMPT_LAYER_MOP
     attention_gop_s: tuple[float, ...] = (15.0, 120.0)  # 1e9 operations/s in caches: decoding, prompts
+    per_expert: int = 0  # tokens that kernels want for each expert
     varied: tuple[float, float] = (1.0, 1.0)  # slowest, fastest turn over the median, decoding
 
     def pass_us(self, weights: Bytes, n_tokens: float = 1) -> float:
@@ -143,14 +146,15 @@ def forecast(
     held = in_memory + on_card
     share = found_share(held) if found is None else found
     n_text = min(n_text, n_ctx)
-    decode = _decode_us(weights, machine, share, n_text, on_card if has_card else None)
-    prompt = _prompt_us(weights, machine, held, n_text, has_card=has_card)
+    card_share = on_card if has_card else None
+    decode = _forward_us(weights, machine, share, n_text, card_share)
+    prompt = _prompt_us(weights, machine, held, share, n_text, card_share)
     return Forecast(**common, decode_tps=1e6 / decode, prompt_tps=1e6 / prompt)
 
 
 def decode_tps(weights: Weights, machine: Machine, found: float) -> float:
     """Without a card; `found` as in `forecast`."""
-    return 1e6 / _decode_us(weights, machine, found, N_TEXT, None)
+    return 1e6 / _forward_us(weights, machine, found, N_TEXT, None)
 
 
 def found_share(held: float) -> float:
@@ -174,19 +178,22 @@ def _place(in_memory: float, rest: float, room: int, one_layer: int, *, has_card
     return "card and disk" if has_card else "disk"
 
 
-def _decode_us(weights: Weights, machine: Machine, found: float, n_text: int, on_card: float | None) -> float:
-    """Of one token. What a card holds (None: there is none) is used as often as recorded texts use the best
-    of that size."""
-    used = weights.n_expert_used
-    experts_us = used * machine.pass_us(weights.expert)
+def _forward_us(
+    weights: Weights, machine: Machine, found: float, n_text: int, on_card: float | None, n_tokens: int = 1
+) -> float:
+    """Of so few tokens. What a card holds (None: there is none) is used as often as recorded texts use the
+    best of that size."""
+    used = _n_chosen(weights, n_tokens)
+    experts_us = used * machine.pass_us(weights.expert, n_tokens * weights.n_expert_used / used)
     late_us = experts_us * (1.0 - found)  # absent ones are computed once all of them have come
     absent = used * weights.expert_bytes * (1.0 - found)
     absent_us = used * (1.0 - found) * ABSENT_US
     chance = 1.0 - found**used
     disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
     card_us = 0.0
-    dense_us = machine.pass_us(weights.dense + weights.output) + _attention_us(weights, machine, n_text)
-    dense_us += weights.kv_row_bytes * n_text / (machine.memory_gb_s * KV_REACHED * 1e3)
+    dense_us = machine.pass_us(weights.dense + weights.output, n_tokens)
+    kv_us = weights.kv_row_bytes * n_text / (machine.memory_gb_s * KV_REACHED * 1e3)
+    dense_us += n_tokens * (_attention_us(weights, machine, n_text) + kv_us)
     if on_card is not None:
         hit = found_share(on_card)
         card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
@@ -196,19 +203,47 @@ def _decode_us(weights: Weights, machine: Machine, found: float, n_text: int, on
     return dense_us + weights.n_layer_moe * layer_us + weights.n_layer * machine.layer_us
 
 
-def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, *, has_card: bool) -> float:
-    """Of one token of so many: what is not in memory is read once for a piece of them."""
-    n_piece = min(n_text, N_UBATCH if held >= 1.0 else LONGEST_PIECE)
-    n_chosen = weights.n_expert * (1.0 - (1.0 - weights.n_expert_used / weights.n_expert) ** n_piece)
-    expert_us = machine.pass_us(weights.expert, n_piece * weights.n_expert_used / n_chosen)
-    read_us = (1.0 - held) * weights.experts_bytes / (machine.disk.depth_32_gb_s * 1e3)
-    experts_us = (weights.n_layer_moe - 1) * n_chosen * expert_us  # the last layer computes the last token's
-    token_us = max(experts_us, read_us) / n_piece + weights.n_layer * machine.prompt_layer_us
-    token_us += machine.pass_us(weights.output) / n_text  # only the last token's logits
-    if has_card:
-        return token_us
-    attention_us = _attention_us(weights, machine, n_text, PROMPT) / 2  # to half of it
-    return token_us + machine.pass_us(weights.dense, n_piece) / n_piece + attention_us
+def _prompt_us(
+    weights: Weights, machine: Machine, held: float, found: float, n_text: int, on_card: float | None
+) -> float:
+    """Of one token of so many."""
+    n_tail = min(N_TAIL, n_text) if weights.has_tail else 0
+    most = (
+        LONGEST_PIECE
+        if held < 1.0
+        else host_piece(weights.n_expert, weights.n_expert_used, machine.per_expert)
+    )
+    n_pieces = ceil((n_text - n_tail) / most)
+    piece_us = _piece_us(
+        weights, machine, held, n_text, (n_text - n_tail) / n_pieces, has_card=on_card is not None
+    )
+    last_us = machine.pass_us(weights.output)  # only the last token's logits
+    if n_tail:
+        last_us = _forward_us(weights, machine, found, n_text, on_card, n_tail)
+    return (n_pieces * piece_us + last_us) / n_text
+
+
+def _piece_us(
+    weights: Weights, machine: Machine, held: float, n_text: int, n_piece: float, *, has_card: bool
+) -> float:
+    n_chosen = _n_chosen(weights, n_piece)
+    n_experts = (weights.n_layer_moe - 1) * n_chosen  # the last layer computes the last token's
+    experts_us = n_experts * machine.pass_us(weights.expert, n_piece * weights.n_expert_used / n_chosen)
+    others_us = n_piece * weights.n_layer * machine.prompt_layer_us
+    if not has_card:
+        others_us += machine.pass_us(weights.dense, n_piece)
+        others_us += n_piece * _attention_us(weights, machine, n_text, PROMPT) / 2  # to half of it
+    if held >= 1.0:
+        return experts_us + others_us
+    read_us = n_experts * weights.expert_bytes / (machine.disk.depth_32_gb_s * 1e3)
+    ahead = max(0.0, min(1.0, held * weights.n_layer_moe - 1.0))  # of a layer, beside the one that runs
+    return max(experts_us + others_us, read_us + max(0.0, others_us - ahead * read_us))
+
+
+def _n_chosen(weights: Weights, n_tokens: float) -> float:
+    """Experts of a layer that so many tokens use."""
+    unused: float = (1.0 - weights.n_expert_used / weights.n_expert) ** n_tokens
+    return weights.n_expert * (1.0 - unused)
 
 
 def _attention_us(weights: Weights, machine: Machine, n_text: int, kind: int = DECODING) -> float:

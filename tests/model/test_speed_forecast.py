@@ -126,9 +126,32 @@ def test_on_disk_by_hand() -> None:
     assert found.share_in_memory == pytest.approx(0.5)
     decode, prompt = tps(found)
     assert decode == pytest.approx(1 / (0.005 + 10 * (0.004 + 0.0004 + 0.00006)))
-    assert prompt == pytest.approx(512 / (2.88 + 0.8))  # as in memory: reading takes 0.5 s
-    _, short = tps(forecast(weights(), machine(HEAD + 700_000_000), N_CTX, found=0.8, n_text=10))
-    assert short == pytest.approx(10 / (100 * 0.00015625 + 0.5))  # all is read for 10 tokens
+    assert prompt == pytest.approx(512 / (2.88 + 0.8))  # as in memory: reading takes 0.9 s
+
+
+def test_a_short_prompt_waits_for_the_disk() -> None:
+    """10 tokens choose 8.9 of 10 experts; where memory has room for one layer all else waits, 15.6 ms."""
+    read_s = 9 * 10 * (1 - 0.8**10) * 0.010
+    for experts_bytes, others_s in ((500_000_000, 0.0), (150_000_000, 0.0), (100_000_000, 100 * 0.00015625)):
+        here = machine(HEAD + 200_000_000 + experts_bytes)
+        _, short = tps(forecast(weights(), here, N_CTX, found=0.8, n_text=10))
+        assert short == pytest.approx(10 / (read_s + others_s))
+
+
+def test_a_prompts_last_tokens_on_their_own() -> None:
+    """4 tokens use 5.904 of 10 experts, 1.355 tokens each; what they all use takes 8.2 ms."""
+    found = tps(forecast(replace(weights(), has_tail=True), machine(8 * GIB), N_CTX, n_text=516))[1]
+    experts_s = 10 * 5.904 * 10 * (0.0001 + 0.00015 * 0.355014 / 7)
+    assert found == pytest.approx(516 / (2.88 + 0.8 + experts_s + 0.1 * (0.05 + 0.075 * 3 / 7)))
+
+
+def test_kernels_that_want_many_tokens() -> None:
+    """Of 2,000 tokens 200 for an expert at once, in pieces of 1,000, instead of 100."""
+    kernels = machine(0).kernels | {"Q4_K": KernelSpeed((10.0, 4.0, 1.0, 0.5))}
+    for per_expert, pass_s, n_pieces in ((0, 0.001 + 0.001 * 68 / 96, 4), (200, 0.00275, 2)):
+        here = replace(machine(8 * GIB), kernels=kernels, per_expert=per_expert)
+        found = tps(forecast(weights(), here, N_CTX, n_text=2000))[1]
+        assert found == pytest.approx(2000 / (n_pieces * 9 * 10 * 10 * pass_s + 4 * 0.78125))
 
 
 def test_more_memory_is_never_slower() -> None:
