@@ -139,18 +139,23 @@ struct dense_traits : ggml::cpu::tensor_traits {
     void multiply(const ggml_tensor & op, const char * acts, int64_t r0, int64_t n, char * memory) const {
         const ggml_tensor * w     = op.src[0];
         const spac_panel *  panel = panel_of(&op);
-        for (int64_t r = r0, end = r0 + n; r < end;) {
+        const auto          rows  = [&](int64_t r, int64_t n_rows, char * at) {
+            return spac_row_block(*kernels, w, (const char *) w->data + r * w->nb[1], n_rows, panel, at);
+        };
+        if (!panel) {
+            const spac_row_block all = rows(r0, n, nullptr);
+            multiply_blocks(op, acts, r0, &all, 1);
+        }
+        for (int64_t r = r0, end = r0 + n; panel && r < end; r += N_PANELS * SPAC_PANEL_ROWS) {
             std::vector<spac_row_block> blocks;
-            const int64_t               first = r;
-            for (int64_t ib = 0, n_rows; r < end && ib < (panel ? N_PANELS : 1); ib++, r += n_rows) {
-                n_rows = std::min(panel ? SPAC_PANEL_ROWS : n, end - r);
-                blocks.emplace_back(*kernels, w, (const char *) w->data + r * w->nb[1], n_rows, panel, memory + ib * panel_bytes_of(&op) / N_PANELS);
+            for (int64_t ib = 0, first = r; first < end && ib < N_PANELS; ib++, first += SPAC_PANEL_ROWS) {
+                blocks.push_back(rows(first, std::min<int64_t>(SPAC_PANEL_ROWS, end - first), memory + ib * panel_bytes_of(&op) / N_PANELS));
             }
-            multiply_blocks(op, acts, first, blocks);
+            multiply_blocks(op, acts, r, blocks.data(), (int) blocks.size());
         }
     }
 
-    void multiply_blocks(const ggml_tensor & op, const char * acts, int64_t r, const std::vector<spac_row_block> & blocks) const {
+    void multiply_blocks(const ggml_tensor & op, const char * acts, int64_t r, const spac_row_block * blocks, int n) const {
         const size_t bytes = act_bytes_of(&op);
         spac_for_each_part((int) op.ne[1], panel_of(&op), [&](int t0, int n_acts) {
             const char * act[SPAC_PANEL_TOKENS];
@@ -159,8 +164,8 @@ struct dense_traits : ggml::cpu::tensor_traits {
                 act[t] = spac_act_at(form_of(&op), acts, bytes, t0 + t);
                 out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
             }
-            for (const spac_row_block & block : blocks) {
-                block.multiply(act, n_acts, out);
+            for (int ib = 0; ib < n; ib++) {
+                blocks[ib].multiply(act, n_acts, out);
                 for (int t = 0; t < n_acts; t++) {
                     out[t] += SPAC_PANEL_ROWS;
                 }
