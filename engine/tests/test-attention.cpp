@@ -64,7 +64,7 @@ static void test_case(const spac_kernels & kernels, const attention_case & c) {
     const inputs            in(c);
     const floats            ggml = attention(c, in, 2), ours = attention(c, in, 1, &marks);
     CHECK((ours != ggml) == c.is_ours);
-    for (const int n_threads : { 2, 3 }) {
+    for (const int n_threads : { 2, 3, 8 }) {
         CHECK(attention(c, in, n_threads, &marks) == ours);
     }
     if (c.is_ours) {
