@@ -148,7 +148,7 @@ def forecast(
     n_text = min(n_text, n_ctx)
     card_share = on_card if has_card else None
     decode = _forward_us(weights, machine, share, n_text, card_share)
-    prompt = _prompt_us(weights, machine, held, share, n_text, card_share)
+    prompt = _prompt_us(weights, machine, held, n_text, card_share)
     return Forecast(**common, decode_tps=1e6 / decode, prompt_tps=1e6 / prompt)
 
 
@@ -203,9 +203,7 @@ def _forward_us(
     return dense_us + weights.n_layer_moe * layer_us + weights.n_layer * machine.layer_us
 
 
-def _prompt_us(
-    weights: Weights, machine: Machine, held: float, found: float, n_text: int, on_card: float | None
-) -> float:
+def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, on_card: float | None) -> float:
     """Of one token of so many."""
     n_tail = min(N_TAIL, n_text) if weights.has_tail else 0
     most = (
@@ -219,7 +217,7 @@ def _prompt_us(
     )
     last_us = machine.pass_us(weights.output)  # only the last token's logits
     if n_tail:
-        last_us = _forward_us(weights, machine, found, n_text, on_card, n_tail)
+        last_us = _forward_us(weights, machine, held, n_text, on_card, n_tail)  # the last layers' are there
     return (n_pieces * piece_us + last_us) / n_text
 
 
@@ -235,7 +233,7 @@ def _piece_us(
         others_us += n_piece * _attention_us(weights, machine, n_text, PROMPT) / 2  # to half of it
     if held >= 1.0:
         return experts_us + others_us
-    read_us = n_experts * weights.expert_bytes / (machine.disk.depth_32_gb_s * 1e3)
+    read_us = weights.n_layer_moe * n_chosen * weights.expert_bytes / (machine.disk.depth_32_gb_s * 1e3)
     ahead = max(0.0, min(1.0, held * weights.n_layer_moe - 1.0))  # of a layer, beside the one that runs
     return max(experts_us + others_us, read_us + max(0.0, others_us - ahead * read_us))
 
