@@ -116,16 +116,8 @@ def sit(model: Path, point: Point, n_tokens: int, estimator: str) -> tuple[Times
             for way in order:
                 way.read(text[start : start + N_TURN])
             order.rotate()
-        if DEBUG:
-            for tau, way in ways.items():
-                b = way.runner.split.engine.board
-                c = b.counters[0]
-                s = b.layer_stats
-                print(f"   {tau:5} {median(way.us):8.1f} us loads {int(c['n_loads']):5} hit {int(c['n_hit'])/max(1,int(c['n_hit'])+int(c['n_miss'])+int(c['n_late'])):.3f} dev {int(s['n_device_experts'].sum())/max(1,int(s['n_device_experts'].sum())+int(s['n_host_experts'].sum())):.3f} host us/e {int(s['host_us'].sum())/max(1,int(s['n_host_experts'].sum())):.1f} wait {int(c['wait_us'])} disp {int(c['dispatch_us'])} evict {int(c['n_evictions'])} mean {mean(way.us):.1f}", flush=True)
         return {tau: way.us for tau, way in ways.items()}, {"tau": auto.tau, **auto.costs()}
 
-
-DEBUG = False
 
 def joined(sittings: list[Times]) -> Times:
     return {tau: [us for times in sittings for us in times[tau]] for tau in sittings[0]}
@@ -159,8 +151,7 @@ def compare(sittings: list[Times]) -> dict[str, Any]:
         "loss": median(x for found in turns for x in found) - 1.0,
         "loss_95": [cuts[0] - 1.0, cuts[-1] - 1.0],
         "loss_at_most": median(ratios(joined(sittings), best)) - 1.0,
-        "by_sitting": [round(median(t)-1,4) for t in turns],
-    }  # fmt: skip
+    }
 
 
 def measure(model: Path, point: Point, args: argparse.Namespace) -> dict[str, Any]:
@@ -179,7 +170,7 @@ def print_row(row: dict[str, Any]) -> None:
     print(
         f"{row['speed']:5g} {row['link_gb_s']:6g} {row['cache']:>5}  {row['loss']:+6.1%} "
         f"({low:+.1%} to {high:+.1%}; at most {row['loss_at_most']:+.1%})  tau {row['tau']}, "
-        f"host {row['host_expert_us'][0] or 0:.0f} us, device {device or 0:.0f} us; ms: {ms} {row['by_sitting']} {row['best']}",
+        f"host {row['host_expert_us'][0] or 0:.0f} us, device {device or 0:.0f} us; ms: {ms}",
         flush=True,
     )
 
@@ -196,7 +187,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sittings", type=int, default=4, help="on models loaded anew; in two halves")
     parser.add_argument("--estimator", default=SchedulerConfig().estimator)
     parser.add_argument("--json", metavar="FILE", help="rows, one object per line; -: to stdout, no table")
-    parser.add_argument("--debug", action="store_true")
     args = parser.parse_args()
     if args.tokens <= N_TURN:
         parser.error(f"--tokens cannot be {args.tokens}: give more than {N_TURN}, of one turn")
@@ -209,8 +199,6 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    global DEBUG
-    DEBUG = args.debug
     grid = product(
         map(float, args.speeds.split(",")), map(float, args.links.split(",")), args.caches.split(",")
     )

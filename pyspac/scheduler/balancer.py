@@ -138,8 +138,12 @@ class Balancer:
         self.uses_free_slots = True  # the lab measures what that gains
         self.tables = LevelTables(board.n_layer, board.n_expert, self.n_levels)
         self.tau = np.full(board.n_layer, self.fixed or self.n_levels, np.uint8)  # [n_layer]
+        # the device computes all that it holds, whatever tau is: with tau = K where that is enough, nothing is
+        # copied. The paper's own estimator counts hot experts only
+        self.counts_residents = config.estimator != "spac"
         self.is_balanced = False  # whether measured costs decided the last tau (else only capacity)
         self._n_layer = board.n_layer
+        self._held = np.zeros(self.tables.shape)  # share of each level's experts that the device has
         self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
         self._times = self.layer_times()  # T_cpu, T_gpu
@@ -165,6 +169,8 @@ class Balancer:
         self.tables.place(levels)
         if self.fixed is not None:
             return self.tau
+        if self.counts_residents and self.tables.is_renewed():
+            self._held = self.tables.count(slots.is_held) / np.maximum(self.tables.by_level, 1)
         self.tau[:] = self.solve_tables(self.absent_hot(slots))
         if self.uses_free_slots and slots.n_free.max() > 0:
             self._use_free_slots(levels, slots)
@@ -209,9 +215,14 @@ class Balancer:
         scale = 1.0 / max(self.tables.weight, 1e-9)
         load_us, row_us, device_us = scale * self.cost.layer_units()[:, :, None]
         used, rows = self.tables.used, self.tables.rows
-        host_us = used * load_us + rows * row_us  # by level
-        t_cpu = host_us.sum(axis=1)[:, None] - self.tables.above(host_us)
-        return t_cpu, self.tables.above(used * device_us) + self.cost.layer_rests()[:, None]
+        host_us, device_us = used * load_us + rows * row_us, used * device_us  # by level
+        t_cpu = host_us.sum(axis=1)[:, None] - self._of_device(host_us)
+        return t_cpu, self._of_device(device_us) + self.cost.layer_rests()[:, None]
+
+    def _of_device(self, us: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum a table over what the device computes at each tau: [n_layer, K], column K - tau."""
+        held = self._held * us
+        return np.asarray(held.sum(axis=1)[:, None] + self.tables.above(us - held))
 
     def _has_link_limit(self) -> bool:
         """Whether equation 10 binds: a link that is known, and a layer's copies have only its own time."""
