@@ -11,7 +11,7 @@ Out: milliseconds per token (median of the turns), what the balancer's tau loses
 chosen (median of the turns' ratios) with its 95 % confidence interval (bootstrap over sittings and their
 turns), and `at most`: against the one that came out best in all turns, its luck included.
 
-    python benchmarks/bench_balancer.py                                      # two minutes
+    python benchmarks/bench_balancer.py                                      # three minutes
     python benchmarks/bench_balancer.py --speeds 0.1,0.3,1 --links 0.02,1 --caches 17%,40%,80% --tokens 640
     python benchmarks/bench_balancer.py --model MODEL.gguf                   # of another size
     python benchmarks/bench_balancer.py --json -
@@ -202,20 +202,22 @@ def main() -> None:
     grid = product(
         map(float, args.speeds.split(",")), map(float, args.links.split(",")), args.caches.split(",")
     )
-    rows = []
-    if args.json != "-":
+    is_table = args.json != "-"
+    losses = []
+    if is_table:
         print(f"device and link are emulated; {one_line(describe())}")
         print("speed   link cache    loss")
-    for point in grid:
-        rows.append(measure(args.model, point, args))
-        if args.json != "-":
-            print_row(rows[-1])
-    if args.json != "-":
-        losses = [row["loss"] for row in rows]
+    with ExitStack() as stack:
+        out = stack.enter_context(Path(args.json).open("w")) if is_table and args.json else sys.stdout
+        for point in grid:
+            row = measure(args.model, point, args)
+            losses.append(row["loss"])
+            if is_table:
+                print_row(row)
+            if args.json:
+                print(json.dumps(row | {"machine": describe()}), file=out, flush=True)
+    if is_table:
         print(f"mean loss {mean(losses):+.1%}, worst {max(losses):+.1%}")
-    if args.json:
-        text = "".join(json.dumps(row | {"machine": describe()}) + "\n" for row in rows)
-        sys.stdout.write(text) if args.json == "-" else Path(args.json).write_text(text)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def test_a_device_timed_in_one_forward_of_eight(phase: int) -> None:
                    n_timed_experts=n_device.tolist(), device_us=device_us.tolist())  # fmt: skip
         if step == 190:
             assert graph.cost.device_us[0] == pytest.approx(5, rel=0.01)
-    assert graph.cost.device_us[0] == pytest.approx(50, rel=0.3)
+    assert graph.cost.device_us[0] > 15  # 25 of these later
 
 
 def test_calls_that_are_all_alike_give_a_ratio() -> None:
