@@ -1,5 +1,6 @@
 // Attention of wide batches by the engine's kernels, against a reference in double precision and beside ggml's own: sizes of
 // heads, heads that share keys, masks, sinks, any number of threads; and what stays ggml's. No model needed.
+#include "attention-cases.h"
 #include "check.h"
 #include "host/attention.h"
 #include "host/dense-matmul.h"
@@ -8,48 +9,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <random>
-#include <string>
-#include <vector>
-
-typedef std::vector<float> floats;
-
-struct attention_case {
-    std::string what;
-    int64_t     n_k, n_v, n_heads, n_heads_kv, n_tokens, n_keys;
-    bool        has_mask = true, has_sinks = false;
-    int64_t     window = INT64_MAX; // keys that a token sees
-    float       bias   = 0;         // of the visible ones
-    float       slope = 0, cap = 0;
-    ggml_type   type    = GGML_TYPE_F16;
-    bool        is_ours = true;
-};
-
-static floats random_floats(int64_t n, float size, uint32_t seed) {
-    std::mt19937                    rng(seed);
-    std::normal_distribution<float> normal(0, size);
-    floats                          values(n);
-    for (float & v : values) {
-        v = normal(rng);
-    }
-    return values;
-}
-
-// [n_keys, n_tokens]: the last token sees the last key but 3, which are empty cells; the first token nothing
-static floats mask_of(const attention_case & c) {
-    floats mask = random_floats(c.n_keys * c.n_tokens, c.bias, 5);
-    for (int64_t t = 0; t < c.n_tokens; t++) {
-        const int64_t last = c.n_keys - 3 - c.n_tokens + t;
-        for (int64_t k = 0; k < c.n_keys; k++) {
-            const bool is_visible  = t > 0 && k <= last && k > last - c.window;
-            mask[t * c.n_keys + k] = is_visible ? ggml_fp16_to_fp32(ggml_fp32_to_fp16(mask[t * c.n_keys + k])) : -INFINITY;
-        }
-    }
-    return mask;
-}
 
 static void set_values(ggml_tensor * t, const floats & values) {
     std::vector<char> bytes(ggml_nbytes(t));
@@ -60,20 +20,6 @@ static void set_values(ggml_tensor * t, const floats & values) {
     }
     ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
 }
-
-struct inputs {
-    floats q, k, v, mask, sinks;
-
-    explicit inputs(const attention_case & c) :
-        q(random_floats(c.n_k * c.n_tokens * c.n_heads, 1, 1)), k(random_floats(c.n_k * c.n_keys * c.n_heads_kv, 1, 2)),
-        v(random_floats(c.n_v * c.n_keys * c.n_heads_kv, 1, 3)), mask(mask_of(c)), sinks(random_floats(c.n_heads, 2, 4)) {
-        for (floats * x : { &k, &v }) {
-            for (float & f : *x) {
-                f = c.type == GGML_TYPE_F16 ? ggml_fp16_to_fp32(ggml_fp32_to_fp16(f)) : f;
-            }
-        }
-    }
-};
 
 // [n_v, n_heads, n_tokens]; the keys and values of a token lie beside each other, as in a cache
 static floats attention(const attention_case & c, const inputs & in, int n_threads, const spac_dense_matmul * marks = nullptr) {
@@ -113,54 +59,12 @@ static floats attention(const attention_case & c, const inputs & in, int n_threa
     return result;
 }
 
-// of one token's head
-static std::vector<double> reference(const attention_case & c, const inputs & in, int64_t token, int64_t head) {
-    const int64_t       head_kv = head / (c.n_heads / c.n_heads_kv);
-    std::vector<double> scores(c.n_keys), out(c.n_v, 0.0);
-    double              max = c.has_sinks ? in.sinks[head] : -INFINITY, sum = 0;
-    for (int64_t key = 0; key < c.n_keys; key++) {
-        for (int64_t i = 0; i < c.n_k; i++) {
-            scores[key] += (double) in.q[(token * c.n_heads + head) * c.n_k + i] * in.k[(key * c.n_heads_kv + head_kv) * c.n_k + i];
-        }
-        scores[key] = scores[key] / sqrt((double) c.n_k) + (c.has_mask ? in.mask[token * c.n_keys + key] : 0);
-        max         = std::max(max, scores[key]);
-    }
-    if (max == -INFINITY) {
-        return out; // nothing is visible
-    }
-    sum = c.has_sinks ? exp(in.sinks[head] - max) : 0;
-    for (int64_t key = 0; key < c.n_keys; key++) {
-        const double p = exp(scores[key] - max);
-        sum += p;
-        for (int64_t i = 0; i < c.n_v; i++) {
-            out[i] += p * in.v[(key * c.n_heads_kv + head_kv) * c.n_v + i];
-        }
-    }
-    for (double & x : out) {
-        x /= sum;
-    }
-    return out;
-}
-
-// norm of the difference to double precision, relative to its norm
-static double error_of(const attention_case & c, const inputs & in, const floats & y) {
-    double difference = 0, norm = 0;
-    for (int64_t i = 0; i < c.n_tokens * c.n_heads; i++) {
-        const std::vector<double> x = reference(c, in, i / c.n_heads, i % c.n_heads);
-        for (int64_t k = 0; k < c.n_v; k++) {
-            difference += (y[i * c.n_v + k] - x[k]) * (y[i * c.n_v + k] - x[k]);
-            norm += x[k] * x[k];
-        }
-    }
-    return sqrt(difference / norm);
-}
-
 static void test_case(const spac_kernels & kernels, const attention_case & c) {
     const spac_dense_matmul marks({}, &kernels);
     const inputs            in(c);
     const floats            ggml = attention(c, in, 2), ours = attention(c, in, 1, &marks);
     CHECK((ours != ggml) == c.is_ours);
-    for (const int n_threads : { 2, 3 }) {
+    for (const int n_threads : { 2, 3, 8 }) {
         CHECK(attention(c, in, n_threads, &marks) == ours);
     }
     if (c.is_ours) {
@@ -202,15 +106,21 @@ static void test_fewer_threads(const spac_kernels & kernels) {
     ggml_free(ctx);
 }
 
-// a number that is none is not lost
+// a number that is none is not lost, and stays in the rows that see it
 static void test_nan(const spac_kernels & kernels) {
     const spac_dense_matmul marks({}, &kernels);
     const attention_case    c = { "", 64, 64, 2, 1, 40, 80 };
-    inputs                  in(c);
-    in.k[(c.n_keys - 9) * c.n_k] = NAN; // seen by the last 6 tokens
-    const floats y               = attention(c, in, 2, &marks);
+    const inputs            in(c);
+    inputs                  key = in, value = in, query = in;
+    key.k[(c.n_keys - 9) * c.n_k]        = NAN; // seen by the last 6 tokens
+    value.v[(c.n_keys - 9) * c.n_v]      = NAN; // its first element
+    query.q[(7 * c.n_heads + 1) * c.n_k] = NAN; // token 7, head 1
+    const floats y = attention(c, key, 2, &marks), z = attention(c, value, 2, &marks), x = attention(c, query, 2, &marks);
     for (int64_t t = c.n_tokens - 6; t < c.n_tokens; t++) {
-        CHECK(std::isnan(y[t * c.n_heads * c.n_v]));
+        CHECK(std::isnan(y[t * c.n_heads * c.n_v]) && std::isnan(z[t * c.n_heads * c.n_v]) && !std::isnan(z[t * c.n_heads * c.n_v + 1]));
+    }
+    for (int64_t i = 0; i < c.n_tokens * c.n_heads * c.n_v; i++) {
+        CHECK(std::isnan(x[i]) == (i / c.n_v == 7 * c.n_heads + 1));
     }
 }
 
@@ -225,6 +135,11 @@ int main() {
         { "sinks", 64, 64, 8, 2, 45, 200, true, true },
         { "a window", 64, 64, 8, 2, 90, 400, true, true, 20 },
         { "biases", 96, 96, 4, 2, 40, 100, true, false, INT64_MAX, 1 },
+        { "large scores", 128, 128, 8, 1, 70, 700, true, false, INT64_MAX, 0, 0, 0, GGML_TYPE_F16, true, 8 },
+        { "larger scores", 64, 64, 4, 2, 64, 300, true, true, INT64_MAX, 1, 0, 0, GGML_TYPE_F16, true, 30 },
+        { "few rows", 112, 112, 1, 1, 65, 259 },
+        { "keys and values", 192, 128, 6, 2, 67, 200 },
+        { "a large head", 256, 256, 4, 2, 66, 150 },
         { "no batch", 64, 64, 4, 2, 31, 70, true, false, INT64_MAX, 0, 0, 0, GGML_TYPE_F16, false },
         { "a slope", 64, 64, 4, 2, 64, 70, true, false, INT64_MAX, 0, 8, 0, GGML_TYPE_F16, false },
         { "a cap", 64, 64, 4, 2, 64, 70, true, false, INT64_MAX, 0, 0, 30, GGML_TYPE_F16, false },

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <thread>
 
@@ -33,8 +34,8 @@ struct matrix {
     ggml_backend_buffer_t buffer;
     floats                values; // of the quantised ones
 
-    matrix(ggml_type type, int64_t n_cols, int64_t n_rows) :
-        t(ggml_new_tensor_2d(ctx, type, n_cols, n_rows)), buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type())),
+    matrix(ggml_type type, int64_t n_cols, int64_t n_rows, ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type()) :
+        t(ggml_new_tensor_2d(ctx, type, n_cols, n_rows)), buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)),
         values(n_cols * n_rows) {
         const float       size = 1 / sqrtf((float) n_cols);
         const floats      x    = random_floats(n_cols * n_rows, size, 3);
@@ -44,7 +45,7 @@ struct matrix {
             ggml_quantize_chunk(type, x.data(), bytes.data(), 0, n_rows, n_cols, nullptr);
         }
         ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
-        ggml_get_type_traits(type)->to_float(t->data, values.data(), (int64_t) values.size());
+        ggml_get_type_traits(type)->to_float(bytes.data(), values.data(), (int64_t) values.size());
     }
 
     ~matrix() {
@@ -133,6 +134,8 @@ static void test_neighbours(const spac_kernels & kernels, ggml_type type) {
     };
     CHECK(first(11, 5) == first(5, 5));
     CHECK(first(70, 24) == first(24, 24));
+    const floats one(x.begin(), x.begin() + 512);
+    CHECK(product(w, one, 8, &dense) == product(w, one, 1, &dense)); // some threads get no row
 }
 
 static void test_what_stays_with_ggml(const spac_kernels & kernels) {
@@ -162,6 +165,35 @@ static void test_other_graphs(const spac_kernels & kernels) {
     engines.join();
 }
 
+// NULL: this machine or this build has none
+static ggml_backend_buffer_type_t find_amx() {
+    ggml_backend_dev_t cpu  = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    const auto         find = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts");
+    for (ggml_backend_buffer_type_t * buft = find ? find(cpu) : nullptr; buft && *buft; buft++) {
+        if (strcmp(ggml_backend_buft_name(*buft), "AMX") == 0) {
+            return *buft;
+        }
+    }
+    return nullptr;
+}
+
+// ggml's AMX, in another model or a draft model, on the threads that computed with our tiles before
+static void test_beside_tiles_of_ggml(const spac_kernels & kernels) {
+    ggml_backend_buffer_type_t amx = find_amx();
+    if (!amx) {
+        printf("ggml has no AMX here: not tested beside it\n");
+        return;
+    }
+    const matrix            w(GGML_TYPE_Q8_0, 512, 96), theirs(GGML_TYPE_Q8_0, 512, 96, amx);
+    const spac_dense_matmul dense({ w.t }, &kernels);
+    const floats            x = random_floats(512 * 40, 1, 3), ours = product(w, x, 2, &dense), ggml = product(theirs, x, 2);
+    CHECK(error_of(w, x, ggml) < 0.02);
+    for (int i = 0; i < 3; i++) {
+        CHECK(product(w, x, 2, &dense) == ours);
+        CHECK(product(theirs, x, 2) == ggml);
+    }
+}
+
 int main() {
     const std::vector<const spac_kernels *> here = spac_kernels_here();
     for (const spac_kernels * kernels : here) {
@@ -171,6 +203,7 @@ int main() {
         }
         test_what_stays_with_ggml(*kernels);
         test_other_graphs(*kernels);
+        test_beside_tiles_of_ggml(*kernels);
     }
     printf("%zu sets of kernels tested\n", here.size());
     return 0;

@@ -9,6 +9,9 @@ Experts with utility >= tau are hot: they belong on the device. Per layer and ta
     subject to link_us * n(tau) <= max(T_cpu, T_gpu) + draft_us / n_layer                 (eq. 10)
                slots for all hot experts of the layout group                              (eq. 11)
 
+The device computes what it holds, hot or not, so residents count as hot in T_cpu and T_gpu (not with the
+paper's own estimator): where they are enough, tau = K, and nothing is copied.
+
 u_c, a_c and u_g are what the paper writes r_c * gamma * k and r_g * b: learned online, per layer, by level.
 tau = K where nothing is feasible. Making the tables by level reads every expert once; the solution itself is
 O(n_layer * n_levels), whatever the number of experts.
@@ -132,14 +135,15 @@ class Balancer:
         self.cost = cost
         self.n_levels = config.effective_levels
         self.fixed = config.fixed_threshold
-        # eq. 10 layer by layer rounds to "no copy at all" on slow links; all but the paper's own estimator
-        # ration copies by the byte budget of the whole step instead
-        self.is_io_per_layer = config.estimator == "spac"
+        # the paper's own estimator; eq. 10 layer by layer rounds to "no copy at all" on slow links, so the
+        # others ration copies by the byte budget of the whole step instead
+        self.is_as_published = config.estimator == "spac"
         self.uses_free_slots = True  # the lab measures what that gains
         self.tables = LevelTables(board.n_layer, board.n_expert, self.n_levels)
         self.tau = np.full(board.n_layer, self.fixed or self.n_levels, np.uint8)  # [n_layer]
         self.is_balanced = False  # whether measured costs decided the last tau (else only capacity)
         self._n_layer = board.n_layer
+        self._held = np.zeros(self.tables.shape)  # share of each level's experts that the device has
         self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
         self._times = self.layer_times()  # T_cpu, T_gpu
@@ -165,6 +169,8 @@ class Balancer:
         self.tables.place(levels)
         if self.fixed is not None:
             return self.tau
+        if self.tables.is_renewed() and not self.is_as_published:
+            self._held = self.tables.count(slots.is_held) / np.maximum(self.tables.by_level, 1)
         self.tau[:] = self.solve_tables(self.absent_hot(slots))
         if self.uses_free_slots and slots.n_free.max() > 0:
             self._use_free_slots(levels, slots)
@@ -209,13 +215,18 @@ class Balancer:
         scale = 1.0 / max(self.tables.weight, 1e-9)
         load_us, row_us, device_us = scale * self.cost.layer_units()[:, :, None]
         used, rows = self.tables.used, self.tables.rows
-        host_us = used * load_us + rows * row_us  # by level
-        t_cpu = host_us.sum(axis=1)[:, None] - self.tables.above(host_us)
-        return t_cpu, self.tables.above(used * device_us) + self.cost.layer_rests()[:, None]
+        host_us, device_us = used * load_us + rows * row_us, used * device_us  # by level
+        t_cpu = host_us.sum(axis=1)[:, None] - self._of_device(host_us)
+        return t_cpu, self._of_device(device_us) + self.cost.layer_rests()[:, None]
+
+    def _of_device(self, us: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum a table over what the device computes at each tau: [n_layer, K], column K - tau."""
+        held = self._held * us
+        return np.asarray(held.sum(axis=1)[:, None] + self.tables.above(us - held))
 
     def _has_link_limit(self) -> bool:
         """Whether equation 10 binds: a link that is known, and a layer's copies have only its own time."""
-        return self.is_io_per_layer and bool(self.cost.layer_links().any())
+        return self.is_as_published and bool(self.cost.layer_links().any())
 
     def _has_link_time(
         self, t_cpu: NDArray[np.float64], t_gpu: NDArray[np.float64], absent_hot: NDArray[np.int64]

@@ -53,6 +53,7 @@ class CostModel:
         self.step_us = 0.0  # per forward, drafting included; 0: not seen
         self.host_us = 0.0  # of it, in which the host computes experts
         self._n_updates = 0
+        self._timed_at = -_EVERY  # update that took in the device's own times last
         self._fit = np.zeros((n_group, 5))  # decayed sums: x1 x1, x1 x2, x2 x2, x1 y, x2 y
         self._n_fit = np.zeros(n_group, np.int64)
         self._layer_fit = np.zeros((n_group, 5))  # the same for _infer_device
@@ -90,13 +91,21 @@ class CostModel:
             return
         self._update_step(activity)
         self._n_updates += 1
-        if self._n_updates <= _N_WARM_UP or self._n_updates % _EVERY == 0:
-            self._update_host(activity.layer_stats)
-            stats = activity.layer_stats
+        stats = activity.layer_stats
+        is_early = self._n_updates <= _N_WARM_UP
+        is_due = is_early or self._n_updates % _EVERY == 0
+        if is_due:
+            self._update_host(stats)
+        # some devices are timed in a few forwards only, which need not be those in which a fit is due
+        if stats["n_timed_calls"].any():
+            if is_early or self._n_updates - self._timed_at >= _EVERY:
+                self._timed_at = self._n_updates
+                self._update_device(stats)
+        elif is_due and self.is_concurrent and not self._device_fit.any():
             if n_after is not None and n_after.any():
                 stats = stats.copy()
                 stats["layer_us"][n_after > 0] = 0  # not known
-            self._update_device(stats)
+            self._infer_device(stats)
 
     def _update_link(self, activity: Activity) -> None:
         for device, (n_bytes, us) in enumerate(activity.copies):
@@ -133,11 +142,7 @@ class CostModel:
         return np.asarray(np.maximum(weight, 1e-3))  # a fit that is far off must still move
 
     def _update_device(self, stats: NDArray[Any]) -> None:
-        """Use the device's own times where the engine has seen them, else what layer times tell."""
-        if not stats["n_timed_calls"].any():
-            if self.is_concurrent and not self._device_fit.any():
-                self._infer_device(stats)
-            return
+        """Fit the device's own times, which the engine has seen: us = rest + device_us * experts."""
         x = _columns(stats, "n_timed_calls", "n_timed_experts", "device_us")  # [n_layer, 3]
         calls = np.maximum(x[:, 0], 1.0)
         experts, us = x[:, 1] / calls, x[:, 2] / calls

@@ -180,6 +180,27 @@ def test_a_slow_device_raises_tau() -> None:
     assert solve(balancer, levels, board).tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("estimator", "resident", "tau"),
+    [
+        ("ema", [], 3),  # as above
+        # level 1 is there and in use: 200 us on the device at tau = 4, and on the host, too
+        ("ema", [3], 4),
+        ("ema", [2, 3], 4),  # more than enough: nothing is copied
+        ("ema", [4, 5], 3),  # nobody uses these
+        ("spac", [2, 3], 3),  # the paper's equations: hot experts only
+    ],
+)
+def test_what_the_device_holds_need_not_be_copied(estimator: str, resident: list[int], tau: int) -> None:
+    levels = np.array([[4, 3, 2, 1, 0, 0]], np.uint8)
+    board, balancer = make(n_layer=1, n_slots=6, estimator=estimator, n_levels=4)
+    balancer.uses_free_slots = False
+    board.residency[0, resident] = Residency.RESIDENT
+    observe(balancer, levels, np.array([[1, 1, 1, 1, 0, 0]], np.uint32))
+    measured(balancer, 100, 100)
+    assert solve(balancer, levels, board).tolist() == [tau]
+
+
 def test_the_link_bounds_tau_from_below() -> None:
     # As above with the fast device, but three of the four are absent; a copy takes 250 us (1,000 bytes).
     #   tau     1    2    3    4

@@ -129,6 +129,20 @@ def test_a_device_s_own_times_are_read_where_the_host_hides_them(every: int) -> 
     assert graph.cost.layer_rests()[0] == pytest.approx(30, rel=0.3)
 
 
+@pytest.mark.parametrize("phase", range(8))
+def test_a_device_timed_in_one_forward_of_eight(phase: int) -> None:
+    """Whichever forwards these are; it is slower in the second half."""
+    graph, rng = Graph(), np.random.default_rng(2)
+    for step in range(400):
+        n_device = rng.integers(1, 9, N_LAYER) * (step % 8 == phase)
+        device_us = n_device * (5 if step < 200 else 50)
+        graph.step(n_host_experts=1, n_host_rows=1, host_us=100, n_timed_calls=step % 8 == phase,
+                   n_timed_experts=n_device.tolist(), device_us=device_us.tolist())  # fmt: skip
+        if step == 190:
+            assert graph.cost.device_us[0] == pytest.approx(5, rel=0.01)
+    assert graph.cost.device_us[0] > 15  # 25 of these later
+
+
 def test_calls_that_are_all_alike_give_a_ratio() -> None:
     graph = Graph()
     for _ in range(3):

@@ -57,9 +57,9 @@ def test_a_copy_to_a_slow_device_costs_more() -> None:
 def test_a_slower_device_gets_less() -> None:
     """As test_balancer's: at the host's speed tau is 3, ten times as fast it is 1."""
     board = make_board()
-    board.residency[:] = Residency.RESIDENT
     config = SchedulerConfig(n_levels=4)
     balancer = Balancer(board, config, CostModel(board))
+    balancer.uses_free_slots = False
     levels = np.tile(np.array([4, 3, 2, 1, 0, 0], np.uint8), (N_LAYER, 1))
     balancer.tables.place(levels)
     balancer.observe(np.tile(np.array([1, 1, 1, 1, 0, 0], np.uint32), (N_LAYER, 1)))

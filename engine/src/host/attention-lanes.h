@@ -7,15 +7,11 @@
 //   widen_halves(const uint16_t *)                 as many f16 as a vector has floats
 //   LANE_VECS                                      vectors of a block
 //
-// The query heads that share keys lie beside each other: a row is a token's query of one of them, and a block has a row in each
-// lane. So whatever is done to scores is done to whole vectors, keys and values are widened once for all rows of a call, and
+// A block has a row in each lane. So whatever is done to scores is done to whole vectors, keys and values are widened once for all rows of a call, and
 // nothing is summed across lanes.
 #pragma once
 
-#include "kernels.h"
-
-#include <math.h>
-#include <string.h>
+#include "attention-rows.h"
 
 namespace {
 
@@ -31,23 +27,6 @@ struct lanes {
 struct attention_block {
     lanes *q, *out;  // [n_k], [n_v]
     lanes  max, sum; // of the scores so far, of their exponentials
-};
-
-struct attention_heads {
-    const ggml_tensor *q, *k, *v, *mask, *sinks;
-    int64_t            n_k, n_v, n_group, n_rows, head; // elements; query heads of one of the keys; rows of those; which keys
-    float              scale;
-
-    explicit attention_heads(const ggml_tensor * op, int64_t head) :
-        q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]), sinks(op->src[4]), n_k(k->ne[0]), n_v(v->ne[0]), n_group(q->ne[2] / k->ne[2]),
-        n_rows(n_group * q->ne[1]), head(head) {
-        memcpy(&scale, op->op_params, sizeof(scale));
-    }
-
-    int64_t token_of(int64_t row) const { return row / n_group; }
-    int64_t head_of(int64_t row) const { return head * n_group + row % n_group; }
-
-    const uint16_t * mask_of(int64_t token, int64_t key) const { return (const uint16_t *) ((const char *) mask->data + token * mask->nb[1]) + key; }
 };
 
 // c[i] += a[i] * b for NT rows of n elements: c, b of lanes; a's elements in each
@@ -85,9 +64,9 @@ SPAC_INLINE void add_products(int64_t n_rows, const float * a, int64_t row_strid
 }
 
 // rows of f16
-SPAC_INLINE void widen_keys(const ggml_tensor * t, int64_t head, int64_t first, int64_t n, float * to) {
+SPAC_INLINE void widen_keys(const attention_heads & a, const ggml_tensor * t, int64_t first, int64_t n, float * to) {
     for (int64_t i = 0; i < n; i++) {
-        const uint16_t * row = (const uint16_t *) ((const char *) t->data + (first + i) * t->nb[1] + head * t->nb[2]);
+        const uint16_t * row = a.halves_of(t, first + i);
         for (int64_t k = 0; k < t->ne[0]; k += sizeof(vec) / sizeof(float)) {
             store_ps(to + i * t->ne[0] + k, widen_halves(row + k));
         }
@@ -103,37 +82,11 @@ void take_queries(const attention_heads & a, int64_t first, attention_block & b)
     }
     float * to = (float *) b.q;
     for (int lane = 0; lane < LANES; lane++) {
-        const int64_t row = first + lane;
-        const float * q   = row < a.n_rows ? (const float *) ((const char *) a.q->data + a.token_of(row) * a.q->nb[1] + a.head_of(row) * a.q->nb[2]) : nullptr;
+        const float * q = a.query_of(first + lane);
         for (int64_t i = 0; i < a.n_k; i++) {
             to[i * LANES + lane] = q ? q[i] * a.scale : 0;
         }
     }
-}
-
-enum visible { NOTHING,
-               SOMETHING,
-               EVERYTHING };
-
-// what the block's tokens see of n keys: f16, 0 or -infinity but for other biases
-visible what_is_visible(const attention_heads & a, int64_t first_row, int64_t first_key, int64_t n) {
-    if (!a.mask) {
-        return EVERYTHING;
-    }
-    const int64_t last_row = first_row + LANES < a.n_rows ? first_row + LANES - 1 : a.n_rows - 1;
-    bool          none = true, all = true;
-    for (int64_t t = a.token_of(first_row); t <= a.token_of(last_row); t++) {
-        const uint16_t * mask = a.mask_of(t, first_key);
-        uint16_t         any = 0, differ = 0;
-        for (int64_t i = 0; i < n; i++) {
-            any |= mask[i];
-            differ |= mask[i] ^ 0xFC00;
-        }
-        all &= any == 0;
-        none &= differ == 0;
-    }
-    return none ? NOTHING : all ? EVERYTHING
-                                : SOMETHING;
 }
 
 void add_mask(const attention_heads & a, int64_t first_row, int64_t first_key, int64_t n, lanes * scores) {
@@ -170,21 +123,11 @@ void add_softmax(attention_block & b, int64_t n_v, lanes * scores, int64_t n) {
     }
 }
 
-// a sink is a score without a value (gpt-oss)
-float last_factor(const attention_heads & a, int64_t row, float max, float sum) {
-    if (!a.sinks) {
-        return sum > 0 ? 1 / sum : sum; // NaN stays
-    }
-    const float sink = ((const float *) a.sinks->data)[a.head_of(row)], most = max > sink ? max : sink;
-    const float own = expf(max - most);
-    return own / (sum * own + expf(sink - most));
-}
-
 void put_rows(const attention_heads & a, int64_t first, const attention_block & b, const ggml_tensor * op) {
     const float *out = (const float *) b.out, *max = (const float *) &b.max, *sum = (const float *) &b.sum;
     for (int lane = 0; lane < LANES && first + lane < a.n_rows; lane++) {
         const int64_t row    = first + lane;
-        float *       to     = (float *) ((char *) op->data + a.head_of(row) * op->nb[1] + a.token_of(row) * op->nb[2]);
+        float *       to     = a.out_of(op, row);
         const float   factor = last_factor(a, row, max[lane], sum[lane]);
         for (int64_t i = 0; i < a.n_v; i++) {
             to[i] = out[i * LANES + lane] * factor;
@@ -212,13 +155,13 @@ void attend(const ggml_tensor * op, int64_t head, int64_t first, int n_blocks, c
         const int64_t n          = a.k->ne[1] - key < TILE_KEYS ? a.k->ne[1] - key : TILE_KEYS;
         bool          is_widened = false;
         for (int ib = 0; ib < n_blocks; ib++) {
-            const visible what = what_is_visible(a, first + ib * LANES, key, n);
+            const visible what = what_is_visible(a, first + ib * LANES, LANES, key, n);
             if (what == NOTHING) {
                 continue;
             }
             if (!is_widened) {
-                widen_keys(a.k, head, key, n, keys);
-                widen_keys(a.v, head, key, n, values);
+                widen_keys(a, a.k, key, n, keys);
+                widen_keys(a, a.v, key, n, values);
                 is_widened = true;
             }
             memset((void *) scores, 0, n * sizeof(lanes));

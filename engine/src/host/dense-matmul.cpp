@@ -13,8 +13,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <vector>
 
-static constexpr size_t ALIGNMENT = 64; // of activations
+static constexpr size_t  ALIGNMENT = 64; // of activations
+static constexpr int64_t N_PANELS  = 4;  // that share activations: those of many tokens are larger than the second cache, and read for each
+
+// Where a product takes about as long as threads that wait for each other: values of activations, bytes of weights.
+static constexpr int64_t SMALL_INPUT  = 4096;
+static constexpr size_t  SMALL_MATRIX = 1 << 20;
 
 static thread_local const ggml_tensor * last_node = nullptr; // of the graph that this thread marked last
 static thread_local uint64_t            t_end     = 0;       // of its multiplication
@@ -38,7 +44,11 @@ struct dense_traits : ggml::cpu::tensor_traits {
 
     size_t panel_bytes_of(const ggml_tensor * op) const {
         const spac_panel * panel = panel_of(op);
-        return panel ? GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
+        return panel ? N_PANELS * GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
+    }
+
+    bool is_small(const ggml_tensor * op) const {
+        return !panel_of(op) && ggml_nelements(op->src[1]) <= SMALL_INPUT && ggml_nbytes(op->src[0]) <= SMALL_MATRIX;
     }
 
     bool can_compute(const ggml_tensor * op) const {
@@ -58,7 +68,8 @@ struct dense_traits : ggml::cpu::tensor_traits {
             size = spac_attention_work_size(*kernels, op, n_threads);
             return true;
         }
-        size = n_threads * panel_bytes_of(op) + GGML_PAD(op->src[1]->ne[1], spac_act_group(form_of(op))) * act_bytes_of(op) + ALIGNMENT;
+        const size_t bytes = GGML_PAD(op->src[1]->ne[1], spac_act_group(form_of(op))) * act_bytes_of(op);
+        size               = n_threads * panel_bytes_of(op) + (is_small(op) ? n_threads : 1) * bytes + ALIGNMENT;
         return true;
     }
 
@@ -70,20 +81,11 @@ struct dense_traits : ggml::cpu::tensor_traits {
             spac_attend(*kernels, *params, op);
             return true;
         }
-        char * panels = (char *) GGML_PAD((uintptr_t) params->wdata, ALIGNMENT);
-        char * acts   = panels + params->nth * panel_bytes_of(op);
-        prepare(*params, *op, acts);
-        if (params->ith == 0) {
-            ggml_threadpool_chunk_set(params->threadpool, params->nth);
-        }
-        ggml_barrier(params->threadpool);
-
-        const ggml_tensor * w          = op->src[0];
-        const int64_t       n_per_task = spac_rows_per_task(w->ne[1], w->nb[1], 1, params->nth);
-        const int64_t       n_tasks    = (w->ne[1] + n_per_task - 1) / n_per_task;
-        for (int64_t i = params->ith; i < n_tasks; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            const int64_t r0 = i * n_per_task;
-            multiply(*op, acts, r0, std::min(n_per_task, w->ne[1] - r0), panels + params->ith * panel_bytes_of(op));
+        char * memory = (char *) GGML_PAD((uintptr_t) params->wdata, ALIGNMENT);
+        if (is_small(op)) {
+            multiply_alone(*params, *op, memory);
+        } else {
+            multiply_together(*params, *op, memory);
         }
         if (op == last_node) { // only on the graph's own thread
             t_end = spac_now_us();
@@ -92,11 +94,38 @@ struct dense_traits : ggml::cpu::tensor_traits {
     }
 
   private:
-    void prepare(const ggml_compute_params & params, const ggml_tensor & op, char * acts) const {
+    // an equal share, with activations of its own
+    void multiply_alone(const ggml_compute_params & params, const ggml_tensor & op, char * memory) const {
+        char * acts = memory + params.ith * op.src[1]->ne[1] * act_bytes_of(&op);
+        prepare(op, acts, 0, 1);
+        const int64_t n_rows = op.src[0]->ne[1], n = GGML_PAD((n_rows + params.nth - 1) / params.nth, SPAC_TASK_ROWS_MIN);
+        const int64_t r0 = std::min(n_rows, params.ith * n);
+        multiply(op, acts, r0, std::min(n, n_rows - r0), nullptr);
+    }
+
+    void multiply_together(const ggml_compute_params & params, const ggml_tensor & op, char * panels) const {
+        char * acts = panels + params.nth * panel_bytes_of(&op);
+        prepare(op, acts, params.ith, params.nth);
+        if (params.ith == 0) {
+            ggml_threadpool_chunk_set(params.threadpool, params.nth);
+        }
+        ggml_barrier(params.threadpool);
+
+        const ggml_tensor * w          = op.src[0];
+        const int64_t       n_per_task = spac_rows_per_task(w->ne[1], w->nb[1], 1, params.nth);
+        const int64_t       n_tasks    = (w->ne[1] + n_per_task - 1) / n_per_task;
+        for (int64_t i = params.ith; i < n_tasks; i = ggml_threadpool_chunk_add(params.threadpool, 1)) {
+            const int64_t r0 = i * n_per_task;
+            multiply(op, acts, r0, std::min(n_per_task, w->ne[1] - r0), panels + params.ith * panel_bytes_of(&op));
+        }
+    }
+
+    // those of thread ith of nth
+    void prepare(const ggml_tensor & op, char * acts, int ith, int nth) const {
         const ggml_tensor * const x    = op.src[1];
         const spac_act_form       form = form_of(&op);
         const int64_t             n    = spac_act_group(form);
-        for (int64_t first = params.ith * n; first < x->ne[1]; first += params.nth * n) {
+        for (int64_t first = ith * n; first < x->ne[1]; first += nth * n) {
             const float * rows[SPAC_ACT_GROUP];
             const int     n_here = (int) std::min(x->ne[1] - first, n);
             for (int t = 0; t < n_here; t++) {
@@ -106,23 +135,42 @@ struct dense_traits : ggml::cpu::tensor_traits {
         }
     }
 
-    // rows r0 .. r0 + n of the weights, for all tokens; memory: for a panel of them
+    // rows r0 .. r0 + n of the weights, for all tokens; memory: for their panels
     void multiply(const ggml_tensor & op, const char * acts, int64_t r0, int64_t n, char * memory) const {
         const ggml_tensor * w     = op.src[0];
         const spac_panel *  panel = panel_of(&op);
-        const size_t        bytes = act_bytes_of(&op);
-        for (int64_t r = r0, end = r0 + n; r < end; r += panel ? SPAC_PANEL_ROWS : n) {
-            const spac_row_block block(*kernels, w, (const char *) w->data + r * w->nb[1], std::min(panel ? SPAC_PANEL_ROWS : n, end - r), panel, memory);
-            spac_for_each_part((int) op.ne[1], panel, [&](int t0, int n_acts) {
-                const char * act[SPAC_PANEL_TOKENS];
-                float *      out[SPAC_PANEL_TOKENS];
-                for (int t = 0; t < n_acts; t++) {
-                    act[t] = spac_act_at(form_of(&op), acts, bytes, t0 + t);
-                    out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
-                }
-                block.multiply(act, n_acts, out);
-            });
+        const auto          rows  = [&](int64_t r, int64_t n_rows, char * at) {
+            return spac_row_block(*kernels, w, (const char *) w->data + r * w->nb[1], n_rows, panel, at);
+        };
+        if (!panel) {
+            const spac_row_block all = rows(r0, n, nullptr);
+            multiply_blocks(op, acts, r0, &all, 1);
         }
+        for (int64_t r = r0, end = r0 + n; panel && r < end; r += N_PANELS * SPAC_PANEL_ROWS) {
+            std::vector<spac_row_block> blocks;
+            for (int64_t ib = 0, first = r; first < end && ib < N_PANELS; ib++, first += SPAC_PANEL_ROWS) {
+                blocks.push_back(rows(first, std::min<int64_t>(SPAC_PANEL_ROWS, end - first), memory + ib * panel_bytes_of(&op) / N_PANELS));
+            }
+            multiply_blocks(op, acts, r, blocks.data(), (int) blocks.size());
+        }
+    }
+
+    void multiply_blocks(const ggml_tensor & op, const char * acts, int64_t r, const spac_row_block * blocks, int n) const {
+        const size_t bytes = act_bytes_of(&op);
+        spac_for_each_part((int) op.ne[1], panel_of(&op), [&](int t0, int n_acts) {
+            const char * act[SPAC_PANEL_TOKENS];
+            float *      out[SPAC_PANEL_TOKENS];
+            for (int t = 0; t < n_acts; t++) {
+                act[t] = spac_act_at(form_of(&op), acts, bytes, t0 + t);
+                out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
+            }
+            for (int ib = 0; ib < n; ib++) {
+                blocks[ib].multiply(act, n_acts, out);
+                for (int t = 0; t < n_acts; t++) {
+                    out[t] += SPAC_PANEL_ROWS;
+                }
+            }
+        });
     }
 };
 

@@ -30,6 +30,7 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
         a[t] = (const spac_act_q8 *) acts[t];
     }
     const int64_t n_whole = n_cols / SPAC_BLOCK, n_rest = n_cols % SPAC_BLOCK / F::N;
+    const int64_t n_rows_beyond = ((N_BLOCKS - n_rest) * sizeof(block) + row_bytes - 1) / row_bytes; // that a whole block at a row's end reaches into
 
     for (int64_t ir = 0; ir < n_rows; ir++) {
         const block * row = (const block *) (rows + ir * row_bytes);
@@ -41,8 +42,10 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
             prefetch_ahead(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
             add_block<F, NT>(row + ib * N_BLOCKS, a, ib, sums);
         }
-        if (n_rest) {
-            block rest[N_BLOCKS] = {}; // zeros meet activations of zero
+        if (n_rest && n_rows - ir > n_rows_beyond) { // the next rows meet activations of zero
+            add_block<F, NT>(row + n_whole * N_BLOCKS, a, n_whole, sums);
+        } else if (n_rest) {
+            block rest[N_BLOCKS] = {};
             memcpy((void *) rest, row + n_whole * N_BLOCKS, n_rest * sizeof(block));
             add_block<F, NT>(rest, a, n_whole, sums);
         }

@@ -4,6 +4,7 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
+#    include "attention-amx.h"
 #    include "formats-512.h"
 #    include "panel-amx.h"
 
@@ -17,6 +18,9 @@ struct alignas(64) tile_config { // what ldtilecfg reads
 
 static_assert(sizeof(tile_config) == 64, "padding");
 
+// ggml configures a thread's tiles once, for all that it will ever multiply with them (ggml-cpu/amx/mmq.cpp)
+thread_local tile_config found;
+
 struct amx_tiles {
     static SPAC_INLINE void configure() {
         static const tile_config whole = [] {
@@ -27,6 +31,7 @@ struct amx_tiles {
             }
             return c;
         }();
+        __asm__ volatile("sttilecfg %0" : "=m"(found));
         __asm__ volatile("ldtilecfg %0" ::"m"(whole));
     }
 
@@ -50,7 +55,7 @@ struct amx_tiles {
         __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"((int64_t) 64), "i"(T) : "memory");
     }
 
-    static SPAC_INLINE void release() { __asm__ volatile("tilerelease"); }
+    static SPAC_INLINE void release() { __asm__ volatile("ldtilecfg %0" ::"m"(found)); } // none, if none were configured
 };
 
 } // namespace
@@ -63,7 +68,7 @@ const spac_kernels * spac_kernels_amx() {
     if (!narrow) {
         return nullptr;
     }
-    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, narrow->attention, N_TOKENS_FULL, nullptr, interleave_bf16 };
+    static const spac_kernels kernels = { "amx", narrow->quantise, narrow->dot, narrow->swish, find_tile_panel<amx_tiles>, tile_attention<amx_tiles>(), N_TOKENS_FULL, nullptr, interleave_bf16 };
     return &kernels;
 }
 

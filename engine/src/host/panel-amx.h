@@ -1,9 +1,4 @@
 // Panels of bf16 for tiles of 16 x 16 sums (AMX): weights are unpacked to their value, and summed in f32 over a whole row.
-// What the processor does is behind `Tiles`, so that a test can put a model in its place (test-tiles.cpp):
-//
-//   configure()            every tile has 16 rows of 64 bytes
-//   zero<T>(), load<T>(from), dot<C, A, B>(), store<T>(to), release()
-//
 // Weights are the left factor, as they lie in a row; the right one wants pairs of columns beside each other, which is done to
 // activations once for all rows. So a tile of sums has a row of weights in each line, and is turned at its end.
 // Included after formats-512.h; with AVX512-BF16.
@@ -12,11 +7,9 @@
 #include "format-list.h"
 #include "kernels.h"
 #include "panel-rows.h"
+#include "tiles.h"
 
 namespace {
-
-static constexpr int TILE_SIDE = 16; // rows, tokens
-static constexpr int TILE_COLS = 32; // columns of one instruction
 
 static_assert(SPAC_PANEL_ROWS == 2 * TILE_SIDE && SPAC_PANEL_TOKENS == 2 * TILE_SIDE && SPAC_ACT_GROUP == TILE_SIDE, "tiles of 2 x 2");
 
