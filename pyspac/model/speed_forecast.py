@@ -29,7 +29,9 @@ WIDTHS: Final = (1, 8, 32, 128)  # tokens of a pass that kernels are measured wi
 REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
 ABSENT_US: Final = 150.0  # of an absent expert: its reader and the kernels share cores; of OLMoE's on two
-PROMPT_LAYER_MOP: Final = 7.3  # 1e6 operations, at the speed of attention: norms, adding up a token's experts
+PROMPT_LAYER_MOP: Final = (
+    1.1  # 1e6 operations, at the speed of one token's attention: norms, adding up a token's experts
+)
 N_TAIL: Final = 4  # tokens that llama-server computes after a prompt's others: what it keeps ends before them
 N_TEXT: Final = 512  # tokens of a text so far, which attention looks at
 DECODING: Final = 0  # of a Machine's attention
@@ -84,7 +86,7 @@ class Machine:
     @property
     def prompt_layer_us(self) -> float:
         """Of one token and layer."""
-        return self.prompt_layer_mop / self.attention_gop_s[PROMPT] * 1e3
+        return self.prompt_layer_mop / self.attention_gop_s[DECODING] * 1e3
 
     def _kernel(self, name: str) -> KernelSpeed:
         if name in self.kernels:
