@@ -65,10 +65,6 @@ size_t spac_act_bytes(spac_act_form form, int64_t n_cols) {
     }
 }
 
-int spac_act_group(spac_act_form form) {
-    return form == SPAC_ACT_BF16 ? SPAC_ACT_GROUP : 1;
-}
-
 static void prepare_one(const spac_kernels & kernels, spac_act_form form, const float * x, int64_t n_cols, char * act) {
     switch (form) {
         case SPAC_ACT_Q8:

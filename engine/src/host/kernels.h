@@ -101,7 +101,11 @@ const spac_panel * spac_panel_for(const spac_kernels & kernels, ggml_type type, 
 
 spac_act_form spac_act_form_of(const spac_kernels & kernels, ggml_type type);
 size_t        spac_act_bytes(spac_act_form form, int64_t n_cols); // a multiple of 64
-int           spac_act_group(spac_act_form form);                 // how many lie interleaved: SPAC_ACT_GROUP or 1
+
+// how many lie interleaved
+inline int spac_act_group(spac_act_form form) {
+    return form == SPAC_ACT_BF16 ? SPAC_ACT_GROUP : 1;
+}
 
 // of the i-th of those at `acts`, act_bytes each, which begin with a group
 inline const char * spac_act_at(spac_act_form form, const char * acts, size_t act_bytes, int64_t i) {
