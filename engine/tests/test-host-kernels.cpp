@@ -621,7 +621,7 @@ static void test_ggml_dots(const spac_kernels & kernels) {
 static int panel_from(const spac_kernels & kernels, ggml_type type) {
     const std::string name = kernels.name;
     if (name == "amx") {
-        return type == GGML_TYPE_F16 ? 0 : 12;
+        return type == GGML_TYPE_F16 ? 0 : 16;
     }
     if (name == "avx512") {
         return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ? 0 : 16;
