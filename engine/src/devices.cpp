@@ -120,10 +120,10 @@ static uint64_t read_all(const uint64_t * data, size_t n) {
 }
 
 // Weights come from memory, but the last cache of some processors is as large as a pass: each pass reads another part then,
-// and all of them take thrice that cache.
+// and all of them, for one token, take thrice that cache or 1 GiB.
 static int64_t n_parts() {
 #ifdef _SC_LEVEL3_CACHE_SIZE
-    return 1 + (int64_t) (3 * std::max<long>(0, sysconf(_SC_LEVEL3_CACHE_SIZE)) / READ_BYTES);
+    return std::min<int64_t>(4, 1 + (int64_t) (3 * std::max<long>(0, sysconf(_SC_LEVEL3_CACHE_SIZE)) / READ_BYTES));
 #else
     return 1;
 #endif

@@ -106,7 +106,8 @@ static void test_fewer_threads(const spac_kernels & kernels) {
     ggml_free(ctx);
 }
 
-// a number that is none is not lost, and stays in the rows that see it
+// a number that is none is not lost; a query's stays in its row, a key's or value's comes into rows that see it, and perhaps into others of
+// their block
 static void test_nan(const spac_kernels & kernels) {
     const spac_dense_matmul marks({}, &kernels);
     const attention_case    c = { "", 64, 64, 2, 1, 40, 80 };

@@ -87,7 +87,10 @@ def query_width(header: GgufHeader) -> int:
 def has_tail(header: GgufHeader) -> bool:
     """Whether llama-server computes a prompt's last tokens on their own, as it cannot take back later ones:
     keys beyond a window are gone, and recurrent layers have one state."""
-    return any(header.get(name) for name in ("attention.sliding_window", "ssm.state_size"))
+    return any(
+        header.get(name)
+        for name in ("attention.sliding_window", "ssm.state_size", "shortconv.l_cache", "kda.head_dim")
+    )
 
 
 def context_bytes(header: GgufHeader, n_ubatch: int = N_UBATCH) -> int:

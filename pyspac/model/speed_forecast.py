@@ -207,7 +207,7 @@ def _forward_us(
 
 def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, on_card: float | None) -> float:
     """Of one token of so many."""
-    n_tail = min(N_TAIL, n_text) if weights.has_tail else 0
+    n_tail = min(N_TAIL, n_text - 1) if weights.has_tail else 0
     most = (
         LONGEST_PIECE
         if held < 1.0

@@ -10,7 +10,7 @@ Experts with utility >= tau are hot: they belong on the device. Per layer and ta
                slots for all hot experts of the layout group                              (eq. 11)
 
 The device computes what it holds, hot or not, so residents count as hot in T_cpu and T_gpu (not with the
-paper's own estimator): where they are enough, tau = K, and nothing is copied.
+paper's own estimator): where they are enough, tau = K, and only the highest level is still copied.
 
 u_c, a_c and u_g are what the paper writes r_c * gamma * k and r_g * b: learned online, per layer, by level.
 tau = K where nothing is feasible. Making the tables by level reads every expert once; the solution itself is
@@ -143,7 +143,9 @@ class Balancer:
         self.tau = np.full(board.n_layer, self.fixed or self.n_levels, np.uint8)  # [n_layer]
         self.is_balanced = False  # whether measured costs decided the last tau (else only capacity)
         self._n_layer = board.n_layer
-        self._held = np.zeros(self.tables.shape)  # share of each level's experts that the device has
+        self._held = np.zeros(
+            self.tables.shape
+        )  # share of each level's experts that the device has, or soon will
         self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
         self._times = self.layer_times()  # T_cpu, T_gpu

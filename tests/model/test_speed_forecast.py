@@ -145,6 +145,17 @@ def test_a_prompts_last_tokens_on_their_own() -> None:
     assert found == pytest.approx(516 / (2.88 + 0.8 + experts_s + 0.1 * (0.05 + 0.075 * 3 / 7)))
 
 
+def test_a_prompt_as_short_as_its_tail() -> None:
+    for n_text in (1, 4, 5):
+        tailed, plain = (
+            tps(forecast(replace(weights(), has_tail=has), machine(8 * GIB), N_CTX, n_text=n_text))[1]
+            for has in (True, False)
+        )
+        assert tailed is not None
+        assert plain is not None
+        assert 0 < tailed <= plain * 1.5
+
+
 def test_kernels_that_want_many_tokens() -> None:
     """Of 2,000 tokens 200 for an expert at once, in pieces of 1,000, instead of 100."""
     kernels = machine(0).kernels | {"Q4_K": KernelSpeed((10.0, 4.0, 1.0, 0.5))}

@@ -186,7 +186,7 @@ def test_a_slow_device_raises_tau() -> None:
         ("ema", [], 3),  # as above
         # level 1 is there and in use: 200 us on the device at tau = 4, and on the host, too
         ("ema", [3], 4),
-        ("ema", [2, 3], 4),  # more than enough: nothing is copied
+        ("ema", [2, 3], 4),  # more than enough
         ("ema", [4, 5], 3),  # nobody uses these
         ("spac", [2, 3], 3),  # the paper's equations: hot experts only
     ],

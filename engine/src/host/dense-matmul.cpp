@@ -15,8 +15,8 @@
 #include <memory>
 #include <vector>
 
-static constexpr size_t  ALIGNMENT = 64; // of activations
-static constexpr int64_t N_PANELS  = 4;  // that share activations: those of many tokens are larger than the second cache, and read for each
+static constexpr size_t ALIGNMENT    = 64;        // of activations
+static constexpr size_t PANELS_BYTES = 512 << 10; // of panels that share activations: those of many tokens are larger than the second cache, and read for each
 
 // Where a product takes about as long as threads that wait for each other: values of activations, bytes of weights.
 static constexpr int64_t SMALL_INPUT  = 4096;
@@ -44,8 +44,12 @@ struct dense_traits : ggml::cpu::tensor_traits {
 
     size_t panel_bytes_of(const ggml_tensor * op) const {
         const spac_panel * panel = panel_of(op);
-        return panel ? N_PANELS * GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
+        return panel ? GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
     }
+
+    int64_t n_panels_of(const ggml_tensor * op) const { return std::max<int64_t>(1, PANELS_BYTES / std::max<size_t>(1, panel_bytes_of(op))); }
+
+    size_t thread_bytes_of(const ggml_tensor * op) const { return n_panels_of(op) * panel_bytes_of(op); }
 
     bool is_small(const ggml_tensor * op) const {
         return !panel_of(op) && ggml_nelements(op->src[1]) <= SMALL_INPUT && ggml_nbytes(op->src[0]) <= SMALL_MATRIX;
@@ -69,7 +73,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
             return true;
         }
         const size_t bytes = GGML_PAD(op->src[1]->ne[1], spac_act_group(form_of(op))) * act_bytes_of(op);
-        size               = n_threads * panel_bytes_of(op) + (is_small(op) ? n_threads : 1) * bytes + ALIGNMENT;
+        size               = n_threads * thread_bytes_of(op) + (is_small(op) ? n_threads : 1) * bytes + ALIGNMENT;
         return true;
     }
 
@@ -104,7 +108,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
     }
 
     void multiply_together(const ggml_compute_params & params, const ggml_tensor & op, char * panels) const {
-        char * acts = panels + params.nth * panel_bytes_of(&op);
+        char * acts = panels + params.nth * thread_bytes_of(&op);
         prepare(op, acts, params.ith, params.nth);
         if (params.ith == 0) {
             ggml_threadpool_chunk_set(params.threadpool, params.nth);
@@ -116,7 +120,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
         const int64_t       n_tasks    = (w->ne[1] + n_per_task - 1) / n_per_task;
         for (int64_t i = params.ith; i < n_tasks; i = ggml_threadpool_chunk_add(params.threadpool, 1)) {
             const int64_t r0 = i * n_per_task;
-            multiply(op, acts, r0, std::min(n_per_task, w->ne[1] - r0), panels + params.ith * panel_bytes_of(&op));
+            multiply(op, acts, r0, std::min(n_per_task, w->ne[1] - r0), panels + params.ith * thread_bytes_of(&op));
         }
     }
 
@@ -146,10 +150,10 @@ struct dense_traits : ggml::cpu::tensor_traits {
             const spac_row_block all = rows(r0, n, nullptr);
             multiply_blocks(op, acts, r0, &all, 1);
         }
-        for (int64_t r = r0, end = r0 + n; panel && r < end; r += N_PANELS * SPAC_PANEL_ROWS) {
+        for (int64_t r = r0, end = r0 + n; panel && r < end; r += n_panels_of(&op) * SPAC_PANEL_ROWS) {
             std::vector<spac_row_block> blocks;
-            for (int64_t ib = 0, first = r; first < end && ib < N_PANELS; ib++, first += SPAC_PANEL_ROWS) {
-                blocks.push_back(rows(first, std::min<int64_t>(SPAC_PANEL_ROWS, end - first), memory + ib * panel_bytes_of(&op) / N_PANELS));
+            for (int64_t ib = 0, first = r; first < end && ib < n_panels_of(&op); ib++, first += SPAC_PANEL_ROWS) {
+                blocks.push_back(rows(first, std::min<int64_t>(SPAC_PANEL_ROWS, end - first), memory + ib * panel_bytes_of(&op)));
             }
             multiply_blocks(op, acts, r, blocks.data(), (int) blocks.size());
         }

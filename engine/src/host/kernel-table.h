@@ -42,7 +42,7 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
             prefetch_ahead(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
             add_block<F, NT>(row + ib * N_BLOCKS, a, ib, sums);
         }
-        if (n_rest && n_rows - ir > n_rows_beyond) { // the next rows meet activations of zero
+        if (n_rest && n_rows - ir > n_rows_beyond) { // the next rows meet activations of zero: they must be finite, as in a sound file
             add_block<F, NT>(row + n_whole * N_BLOCKS, a, n_whole, sums);
         } else if (n_rest) {
             block rest[N_BLOCKS] = {};
