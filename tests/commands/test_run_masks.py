@@ -45,7 +45,7 @@ def test_greedy_text_is_plain_decodings(
     assert found["n_drafted"] > 0
     with Model(ModelParams(path=model)) as loaded:
         prompt = loaded.vocab.tokenize(PROMPT)
-    rounding = NEAR_TIE if device == "emulated" else 0.05  # of the engine's own kernels
+    rounding = NEAR_TIE if device == "emulated" else 0.1  # of the engine's own kernels
     assert margins(model, prompt, found["token_ids"]).max() < rounding
 
 

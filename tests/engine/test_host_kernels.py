@@ -79,7 +79,7 @@ def errors(path: Path, n_threads: int = 2, **fields: Any) -> tuple[list[float], 
     ):
         info = engine.info()
         assert info.n_layer_kernels == info.n_layer_split
-        assert info.kernels in ("avx512", "avxvnni", "avx2", "neon")
+        assert info.kernels in ("amx", "avx512", "avxvnni", "avx2", "neon")
         tokens = Sequence0(1, models.N_VOCAB)
         for width in WIDTHS:
             if info.n_slots > 0:

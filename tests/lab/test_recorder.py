@@ -79,7 +79,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_engine_records_what_llama_cpp_s_callback_sees(tmp_path: Path, name: str) -> None:
     path = gguf_models.write_model(tmp_path / "model.gguf", name)
     probe = Probe(read_geometry(read_header(path)))
-    with Model(ModelParams(path=path)) as model, ProbedContext(model, CONTEXT, probe) as context:
+    with (
+        Model(ModelParams(path=path, use_extra_bufts=False)) as model,
+        ProbedContext(model, CONTEXT, probe) as context,
+    ):
         seen = decode(context)
     found = record(path, tmp_path / "raw", *ADDS)
     assert [one.tokens.tolist() for one in found] == [list(step) for step in STEPS]
