@@ -53,9 +53,14 @@ def decode(context: Context, steps: Any = STEPS) -> list[Any]:
     return seen
 
 
+def as_in_file(path: Path) -> ModelParams:
+    """Not in a buffer of AMX, where llama.cpp ends the process at 3-dimensional matrices of F16 (DeepSeek's attention)."""
+    return ModelParams(path=path, use_extra_bufts=False)
+
+
 def record(model: Path, path: Path, *adds: str) -> list[RawPass]:
     recording = Recording(path, *adds)
-    with Model(ModelParams(path=model)) as loaded, Context(loaded, CONTEXT) as context:
+    with Model(as_in_file(model)) as loaded, Context(loaded, CONTEXT) as context:
         assert recording.watch(context)
         decode(context)
     return recording.passes()
@@ -79,10 +84,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_engine_records_what_llama_cpp_s_callback_sees(tmp_path: Path, name: str) -> None:
     path = gguf_models.write_model(tmp_path / "model.gguf", name)
     probe = Probe(read_geometry(read_header(path)))
-    with (
-        Model(ModelParams(path=path, use_extra_bufts=False)) as model,
-        ProbedContext(model, CONTEXT, probe) as context,
-    ):
+    with Model(as_in_file(path)) as model, ProbedContext(model, CONTEXT, probe) as context:
         seen = decode(context)
     found = record(path, tmp_path / "raw", *ADDS)
     assert [one.tokens.tolist() for one in found] == [list(step) for step in STEPS]
@@ -179,7 +181,7 @@ def test_without_the_variable_there_is_no_hook(tmp_path: Path) -> None:
     library = ctypes.CDLL(str(lib_dir() / "libllama.so"))
     library.llama_get_moe_hook.restype = ctypes.POINTER(ctypes.c_void_p)
     model = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe", n_layer=2)
-    with Model(ModelParams(path=model)) as loaded, Context(loaded, CONTEXT) as context:
+    with Model(as_in_file(model)) as loaded, Context(loaded, CONTEXT) as context:
         hook = library.llama_get_moe_hook(ctypes.c_void_p(context.ptr))
         assert hook[0] is None
         assert Recording(tmp_path / "raw").watch(context)
