@@ -54,7 +54,7 @@ def decode(context: Context, steps: Any = STEPS) -> list[Any]:
 
 
 def as_in_file(path: Path) -> ModelParams:
-    """Not in a buffer of AMX, where llama.cpp ends the process at 3-dimensional matrices of F16 (DeepSeek's attention)."""
+    """Not in a buffer of AMX: there llama.cpp ends the process at DeepSeek's 3-dimensional F16 matrices."""
     return ModelParams(path=path, use_extra_bufts=False)
 
 
