@@ -16,6 +16,7 @@ import gguf_models
 import pytest
 from serving import DRAFT, ONE_THREAD, TARGET, Serve, post, run_pyspac, wait_for
 
+from pyspac.engine.engine import tokens_per_expert
 from pyspac.errors import ConfigError
 from pyspac.server.keep import prepare_folder, state_key
 from tools.kill_keeping import kill_at_random
@@ -61,8 +62,10 @@ def models(tmp_path: Path, name: str) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", ["demo", "demo, draft", "gpt-oss", "qwen3next"])
-def test_the_next_server_goes_on(tmp_path: Path, name: str) -> None:
+def test_the_next_server_goes_on(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same text as the one that never ended: attention, with a draft, a window, and recurrent."""
+    if tokens_per_expert():  # tiles of bf16: what is left of a prompt is computed otherwise than the whole
+        monkeypatch.setenv("PYSPAC_KERNELS", "avx512")
     folder = tmp_path / "kept"
     name, _, draft = name.partition(", ")
     how: dict[str, Any] = {"pair": models(tmp_path, name), "draft": bool(draft)}
