@@ -129,13 +129,15 @@ static int64_t n_parts() {
 #endif
 }
 
-static double median_gb_s(size_t bytes, const std::function<void()> & pass) {
-    pass(); // first touch
+// pass: of one part
+static double median_gb_s(size_t bytes, const std::function<void(int64_t i_part)> & pass) {
+    pass(0); // first touch
     std::array<double, N_REPEATS> found;
-    for (double & gb_s : found) {
-        const uint64_t t0 = spac_now_us();
-        pass();
-        gb_s = bytes / 1e3 / std::max<uint64_t>(1, spac_now_us() - t0);
+    for (int i = 0; i < N_REPEATS; i++) {
+        const int64_t  i_part = (i + 1) % n_parts();
+        const uint64_t t0     = spac_now_us();
+        pass(i_part);
+        found[i] = bytes / 1e3 / std::max<uint64_t>(1, spac_now_us() - t0);
     }
     std::sort(found.begin(), found.end());
     return found[N_REPEATS / 2];
@@ -149,9 +151,8 @@ spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s) {
         const size_t          n = READ_BYTES / sizeof(uint64_t), part = n / n_threads;
         std::vector<uint64_t> data(n * n_parts(), 1);
         std::atomic<uint64_t> sink{ 0 };
-        int64_t               n_passes = 0;
-        *gb_s                          = median_gb_s(part * n_threads * sizeof(uint64_t), [&] {
-            const uint64_t *               from = data.data() + n_passes++ % n_parts() * n;
+        *gb_s = median_gb_s(part * n_threads * sizeof(uint64_t), [&](int64_t i_part) {
+            const uint64_t *               from = data.data() + i_part * n;
             std::vector<std::future<void>> passes; // each waits for its thread when it goes, also where one cannot be made
             for (int i = 0; i < n_threads; i++) {
                 passes.push_back(std::async(std::launch::async, [&, i] { sink += read_all(from + i * part, part); }));
@@ -229,9 +230,7 @@ spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_t
         }
         const kernel_pass pass(*spac_kernels_best(), (ggml_type) type, n_tokens);
         const int64_t     n_blocks = pass.n_blocks(), n_per_task = std::max<int64_t>(1, spac_rows_per_task(pass.n_rows, pass.row_bytes, 1, n_threads) / SPAC_PANEL_ROWS);
-        int64_t           n_passes = 0;
-        *gb_s                      = median_gb_s(pass.n_rows * pass.row_bytes, [&] {
-            const int64_t                  i_part = n_passes++ % n_parts();
+        *gb_s = median_gb_s(pass.n_rows * pass.row_bytes, [&](int64_t i_part) {
             std::atomic<int64_t>           next{ 0 }; // block: threads take tasks, as in a model, so none waits for a slower one's half
             std::vector<std::future<void>> parts;
             for (int i = 0; i < n_threads; i++) {
@@ -281,7 +280,7 @@ spac_status spac_measure_attention_gop_s(int32_t n_tokens, int32_t n_threads, do
     return spac_guard([&] {
         check_counts(n_threads, n_tokens, gop_s);
         const attention_pass pass(n_tokens, n_threads);
-        *gop_s = median_gb_s(pass.n_operations(n_tokens), [&] { ggml_backend_graph_compute(pass.cpu.get(), pass.graph); });
+        *gop_s = median_gb_s(pass.n_operations(n_tokens), [&](int64_t) { ggml_backend_graph_compute(pass.cpu.get(), pass.graph); });
     });
 }
 
@@ -305,7 +304,7 @@ spac_status spac_measure_link_gb_s(const char * name, double * gb_s) {
             ggml_backend_buft_alloc_buffer(host_buft ? host_buft : ggml_backend_cpu_buffer_type(), LINK_BYTES), ggml_backend_buffer_free);
         void * data = ggml_backend_buffer_get_base(host.get());
         memset(data, 1, LINK_BYTES);
-        *gb_s = median_gb_s(LINK_BYTES, [&] { // as slots are filled
+        *gb_s = median_gb_s(LINK_BYTES, [&](int64_t) { // as slots are filled
             if (spac_copies_by_buffer(device)) {
                 ggml_backend_tensor_set(t, data, 0, LINK_BYTES);
                 return;

@@ -5,6 +5,7 @@ Weights are counted exactly, the rest is an upper bound: all layers on the devic
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ _MASK_BYTES: Final = 2  # of the attention, F16, per token computed and token in
 # layers' input and 2 as wide as what the feed-forward networks have between their matrices.
 _N_INPUT_ROWS: Final = 8
 _N_FFN_ROWS: Final = 3
+_RECURRENT: Final = re.compile(r"\.(ssm_|time_mix|shortconv)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +89,12 @@ def query_width(header: GgufHeader) -> int:
 def has_tail(header: GgufHeader) -> bool:
     """Whether llama-server computes a prompt's last tokens on their own, as it cannot take back later ones:
     keys beyond a window are gone, and recurrent layers have one state."""
-    return any(
-        header.get(name)
-        for name in ("attention.sliding_window", "ssm.state_size", "shortconv.l_cache", "kda.head_dim")
-    )
+    return bool(header.get("attention.sliding_window")) or is_recurrent(header)
+
+
+def is_recurrent(header: GgufHeader) -> bool:
+    """Whether some layers have one state in place of keys and values."""
+    return any(_RECURRENT.search(tensor.name) for tensor in header.tensors)
 
 
 def context_bytes(header: GgufHeader, n_ubatch: int = N_UBATCH) -> int:

@@ -208,15 +208,10 @@ def _forward_us(
 def _prompt_us(weights: Weights, machine: Machine, held: float, n_text: int, on_card: float | None) -> float:
     """Of one token of so many."""
     n_tail = min(N_TAIL, n_text - 1) if weights.has_tail else 0
-    most = (
-        LONGEST_PIECE
-        if held < 1.0
-        else host_piece(weights.n_expert, weights.n_expert_used, machine.per_expert)
-    )
-    n_pieces = ceil((n_text - n_tail) / most)
-    piece_us = _piece_us(
-        weights, machine, held, n_text, (n_text - n_tail) / n_pieces, has_card=on_card is not None
-    )
+    in_memory = host_piece(weights.n_expert, weights.n_expert_used, machine.per_expert)
+    n_pieces = ceil((n_text - n_tail) / (in_memory if held >= 1.0 else LONGEST_PIECE))
+    n_piece = (n_text - n_tail) / n_pieces
+    piece_us = _piece_us(weights, machine, held, n_text, n_piece, has_card=on_card is not None)
     last_us = machine.pass_us(weights.output)  # only the last token's logits
     if n_tail:
         last_us = _forward_us(weights, machine, held, n_text, on_card, n_tail)  # the last layers' are there

@@ -143,9 +143,8 @@ class Balancer:
         self.tau = np.full(board.n_layer, self.fixed or self.n_levels, np.uint8)  # [n_layer]
         self.is_balanced = False  # whether measured costs decided the last tau (else only capacity)
         self._n_layer = board.n_layer
-        self._held = np.zeros(
-            self.tables.shape
-        )  # share of each level's experts that the device has, or soon will
+        # share of each level's experts that the device has, or soon will
+        self._held = np.zeros(self.tables.shape)
         self._wanted = np.full(board.n_layer, self.n_levels)  # [n_layer] tau, were there slots for all
         self._taus = np.arange(self.n_levels, 0, -1)  # of the columns of a table
         self._times = self.layer_times()  # T_cpu, T_gpu

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Final
 
 from pyspac.engine.limits import MAX_BATCH
 from pyspac.errors import ModelError, UsageError
-from pyspac.model.device_needs import N_UBATCH
+from pyspac.model.device_needs import N_UBATCH, is_recurrent
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.mtp import check_adapter
 from pyspac.model.prompt_piece import LONGEST_PIECE
@@ -20,7 +19,6 @@ MAX_SEQUENCES: Final = 256  # LLAMA_MAX_SEQ
 # llama-server's defaults
 _BATCHES: Final = (("-b", "--batch-size", LONGEST_PIECE), ("-ub", "--ubatch-size", N_UBATCH))
 _SPLIT_CACHE: Final = ("-no-kvu", "--no-kv-unified")
-_RECURRENT: Final = re.compile(r"\.(ssm_|time_mix|shortconv)")
 
 
 def fit_masks(options: ServeOptions, target: GgufHeader, *, has_engine: bool) -> ServeOptions:
@@ -44,7 +42,7 @@ def fit_masks(options: ServeOptions, target: GgufHeader, *, has_engine: bool) ->
 
 
 def _check_can_keep_apart(options: ServeOptions, target: GgufHeader) -> None:
-    if any(_RECURRENT.search(tensor.name) for tensor in target.tensors):
+    if is_recurrent(target):
         raise ModelError(
             f"{target.path}: the recurrent layers of this model cannot keep mask tokens apart, which "
             "draft-lora needs; use another drafter, or --spec-type none"

@@ -19,17 +19,13 @@ static constexpr int BLOCK_ROWS = 2 * BOTH_SIDES;
 
 static_assert(TILE_KEYS % BOTH_SIDES == 0 && BOTH_SIDES == TILE_COLS, "padding");
 
-struct tile {
-    alignas(64) uint32_t pairs[TILE_SIDE][TILE_SIDE];
-};
-
 // the parts of 16 x 32 numbers, the largest first
 struct left_tiles {
-    tile part[2];
+    pair_tile part[2];
 };
 
 struct right_tiles {
-    tile part[3];
+    pair_tile part[3];
 };
 
 SPAC_INLINE int64_t padded(int64_t n) {
@@ -54,7 +50,7 @@ struct pairs {
 
     template <typename T>
     SPAC_INLINE void put(T & to, int64_t line) {
-        for (tile & part : to.part) {
+        for (pair_tile & part : to.part) {
             _mm512_store_si512(part.pairs[line], take_part());
         }
     }
@@ -62,7 +58,7 @@ struct pairs {
 
 template <typename T>
 SPAC_INLINE void turn_parts(const T & from, T & to) {
-    for (size_t i = 0; i < sizeof(from.part) / sizeof(tile); i++) {
+    for (size_t i = 0; i < sizeof(from.part) / sizeof(pair_tile); i++) {
         turn_rows(&from.part[i], (__m512i *) &to.part[i]);
     }
 }
@@ -271,7 +267,7 @@ struct two_softmaxes {
 void add_mask(const attention_heads & a, int64_t first_row, int64_t first_key, int64_t n, __m512 * scores) {
     for (int64_t key = 0; key < n; key += TILE_SIDE) {
         const __mmask16 is_there = n - key < TILE_SIDE ? (__mmask16) ((1u << (n - key)) - 1) : 0xFFFF;
-        tile            lines;
+        pair_tile       lines;
         for (int64_t row = 0; row < TILE_SIDE; row++) {
             const int64_t last = a.n_rows - 1, r = first_row + row < last ? first_row + row : last; // behind the last: as the last
             _mm512_store_ps(lines.pairs[row], _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(is_there, a.mask_of(a.token_of(r), first_key + key))));

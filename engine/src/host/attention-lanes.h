@@ -7,8 +7,8 @@
 //   widen_halves(const uint16_t *)                 as many f16 as a vector has floats
 //   LANE_VECS                                      vectors of a block
 //
-// A block has a row in each lane. So whatever is done to scores is done to whole vectors, keys and values are widened once for all rows of a call, and
-// nothing is summed across lanes.
+// A block has a row in each lane. So whatever is done to scores is done to whole vectors, keys and values are widened once for
+// all rows of a call, and nothing is summed across lanes.
 #pragma once
 
 #include "attention-rows.h"

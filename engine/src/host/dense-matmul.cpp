@@ -150,22 +150,25 @@ struct dense_traits : ggml::cpu::tensor_traits {
             const spac_row_block all = rows(r0, n, nullptr);
             multiply_blocks(op, acts, r0, &all, 1);
         }
-        for (int64_t r = r0, end = r0 + n; panel && r < end; r += n_panels_of(&op) * SPAC_PANEL_ROWS) {
+        const size_t  panel_bytes = panel_bytes_of(&op);
+        const int64_t n_panels    = n_panels_of(&op);
+        for (int64_t r = r0, end = r0 + n; panel && r < end; r += n_panels * SPAC_PANEL_ROWS) {
             std::vector<spac_row_block> blocks;
-            for (int64_t ib = 0, first = r; first < end && ib < n_panels_of(&op); ib++, first += SPAC_PANEL_ROWS) {
-                blocks.push_back(rows(first, std::min<int64_t>(SPAC_PANEL_ROWS, end - first), memory + ib * panel_bytes_of(&op)));
+            for (int64_t ib = 0, first = r; first < end && ib < n_panels; ib++, first += SPAC_PANEL_ROWS) {
+                blocks.push_back(rows(first, std::min<int64_t>(SPAC_PANEL_ROWS, end - first), memory + ib * panel_bytes));
             }
             multiply_blocks(op, acts, r, blocks.data(), (int) blocks.size());
         }
     }
 
     void multiply_blocks(const ggml_tensor & op, const char * acts, int64_t r, const spac_row_block * blocks, int n) const {
-        const size_t bytes = act_bytes_of(&op);
+        const spac_act_form form  = form_of(&op);
+        const size_t        bytes = act_bytes_of(&op);
         spac_for_each_part((int) op.ne[1], panel_of(&op), [&](int t0, int n_acts) {
             const char * act[SPAC_PANEL_TOKENS];
             float *      out[SPAC_PANEL_TOKENS];
             for (int t = 0; t < n_acts; t++) {
-                act[t] = spac_act_at(form_of(&op), acts, bytes, t0 + t);
+                act[t] = spac_act_at(form, acts, bytes, t0 + t);
                 out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
             }
             for (int ib = 0; ib < n; ib++) {

@@ -174,18 +174,16 @@ void spac_host_experts::place_acts() {
     groups.clear();
     n_acts = 0;
     for (size_t ix = 0; ix < experts.size(); ix++) {
-        expert & e    = experts[ix];
-        bool     any  = false;
-        e.first_act   = (int32_t) n_acts;
-        int32_t group = spac_act_group(form_for(SPAC_PART_DOWN, e));
+        expert & e          = experts[ix];
+        bool     has_groups = false; // of inputs
         for (int part : { SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }) {
-            any |= layer->parts[part] && is_by_expert(form_for(part, e));
+            has_groups |= layer->parts[part] && is_by_expert(form_for(part, e));
         }
-        for (int32_t begin = 0; any && begin < e.n_rows; begin += SPAC_ACT_GROUP) {
+        for (int32_t begin = 0; has_groups && begin < e.n_rows; begin += SPAC_ACT_GROUP) {
             groups.push_back({ (int32_t) ix, begin });
         }
-        group = any ? SPAC_ACT_GROUP : group;
-        n_acts += (e.n_rows + group - 1) / group * group;
+        e.first_act = (int32_t) n_acts;
+        n_acts += GGML_PAD(e.n_rows, has_groups || is_by_expert(form_for(SPAC_PART_DOWN, e)) ? SPAC_ACT_GROUP : 1);
     }
 }
 

@@ -1,8 +1,8 @@
 // The experts of one layer that the host computes, as tasks that any number of threads take from one counter.
 //
-// Three kinds of tasks, in this order: prepare activations, of a token or, interleaved, of a group; gate, up and activation of a block of an expert's
-// rows, for all its tokens; down of a block of rows. There is no barrier: a task waits for what it needs, which was
-// taken from the counter before it, so that whoever computes it is at work on it already.
+// Three kinds of tasks, in this order: prepare activations, of a token or, interleaved, of a group; gate, up and activation of a
+// block of an expert's rows, for all its tokens; down of a block of rows. There is no barrier: a task waits for what it needs,
+// which was taken from the counter before it, so that whoever computes it is at work on it already.
 #pragma once
 
 #include "cache/slot-pool.h"

@@ -18,12 +18,7 @@ struct weight_tile {
     alignas(64) uint16_t w[TILE_SIDE][TILE_COLS];
 };
 
-// 32 columns of 16 tokens: line i has columns 2i and 2i + 1 of each
-struct act_tile {
-    alignas(64) uint32_t pairs[TILE_COLS / 2][TILE_SIDE];
-};
-
-static_assert(sizeof(weight_tile) == sizeof(act_tile), "of bf16");
+static_assert(sizeof(weight_tile) == sizeof(pair_tile), "of bf16");
 
 SPAC_INLINE int64_t n_tiles_of(int64_t n_cols) {
     return (n_cols + TILE_COLS - 1) / TILE_COLS;
@@ -119,7 +114,7 @@ void unpack_dot_floats(const char * rows, size_t row_bytes, int64_t n_rows, int6
 
 // n rows of floats, at most SPAC_ACT_GROUP; behind the last is 0
 void interleave_bf16(const float * const * x, int n, int64_t n_cols, char * act) {
-    act_tile *  to = (act_tile *) act;
+    pair_tile * to = (pair_tile *) act;
     weight_tile rows;
     memset((void *) &rows, 0, sizeof(rows));
     for (int64_t i = 0; i < n_cols; i += TILE_COLS, to++) {
@@ -148,7 +143,7 @@ SPAC_INLINE void put_sums(const float (*sums)[TILE_SIDE], int64_t n_rows, float 
 
 // sums of one or two tiles of rows with one or two of tokens: row tile + 2 * token tile
 template <typename Tiles, bool TWO_ROWS, bool TWO_TOKENS>
-void add_tiles(const weight_tile * w0, const weight_tile * w1, const act_tile * a0, const act_tile * a1, int64_t n_tiles) {
+void add_tiles(const weight_tile * w0, const weight_tile * w1, const pair_tile * a0, const pair_tile * a1, int64_t n_tiles) {
     for (int64_t i = 0; i < n_tiles; i++) {
         Tiles::template load<4>(&w0[i]);
         Tiles::template load<6>(&a0[i]);
@@ -174,7 +169,7 @@ void multiply_tiles(const char * panel, int64_t n_rows, int64_t n_cols, const ch
     const int64_t n_tiles = n_tiles_of(n_cols), rows0 = n_rows < TILE_SIDE ? n_rows : TILE_SIDE, rows1 = n_rows - rows0;
 
     const weight_tile *w0 = (const weight_tile *) panel, *w1 = w0 + n_tiles;
-    const act_tile *   a0 = (const act_tile *) acts[0], *a1 = (const act_tile *) acts[n1 ? TILE_SIDE : 0];
+    const pair_tile *  a0 = (const pair_tile *) acts[0], *a1 = (const pair_tile *) acts[n1 ? TILE_SIDE : 0];
     const auto         add = rows1 && n1 ? add_tiles<Tiles, true, true> : rows1 ? add_tiles<Tiles, true, false>
                                                                       : n1      ? add_tiles<Tiles, false, true>
                                                                                 : add_tiles<Tiles, false, false>;

@@ -4,5 +4,12 @@
 //   zero<T>(), load<T>(from), dot<C, A, B>(), store<T>(to), release()
 #pragma once
 
+#include <stdint.h>
+
 static constexpr int TILE_SIDE = 16; // rows, tokens
 static constexpr int TILE_COLS = 32; // columns of one instruction
+
+// 32 columns of 16: line i has columns 2i and 2i + 1 of each
+struct pair_tile {
+    alignas(64) uint32_t pairs[TILE_COLS / 2][TILE_SIDE];
+};
