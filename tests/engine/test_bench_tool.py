@@ -39,7 +39,7 @@ def test_bench_without_a_gpu_has_the_kernels(bin_dir: Path, model: Path) -> None
     """PYSPAC_DEVICE unset is auto: no device is emulated."""
     run = run_bench(bin_dir, model, PYSPAC_CACHE="auto")
     assert run.returncode == 0, run.stderr[-2000:]
-    assert re.search(r"the engine's avx\w+ kernels compute the host's experts of 3 layers", run.stderr)
+    assert re.search(r"the engine's (avx\w+|amx) kernels compute the host's experts of 3 layers", run.stderr)
 
 
 def test_bench_without_the_variable_is_silent(bin_dir: Path, model: Path) -> None:
