@@ -370,6 +370,8 @@ static int64_t block_of(ggml_type type) {
 // an emulator
 #if defined(__SANITIZE_THREAD__) || defined(SPAC_EMULATED)
 static const std::vector<int> WIDTHS = { 3, 130 };
+#elif defined(SPAC_FEW_WIDTHS)
+static const std::vector<int> WIDTHS = { 1, 9, 130 };
 #else
 static const std::vector<int> WIDTHS = { 1, 2, 3, 5, 9, 16, 40, 130 }; // the last: 30 rows per expert
 #endif

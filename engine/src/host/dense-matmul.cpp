@@ -12,6 +12,7 @@
 #include "row-block.h"
 
 #include <algorithm>
+#include <climits>
 #include <memory>
 #include <vector>
 
@@ -60,7 +61,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
             return spac_can_attend(*kernels, op);
         }
         const ggml_tensor * x = op->src[1];
-        return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && x->ne[2] * x->ne[3] == 1;
+        return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && x->ne[2] * x->ne[3] == 1 && (ggml_is_quantized(op->src[0]->type) || panel_of(op));
     }
 
     // panels of the threads, then activations
@@ -221,8 +222,10 @@ static const bool is_registered = [] {
 
 // ---- marks
 
+// rows of floats are worth it where a panel takes them: BF16 with tiles
 static bool is_dense_matrix(const ggml_tensor * t, const spac_kernels & kernels) {
-    const bool is_matrix = t->ne[1] > 1 && t->ne[2] * t->ne[3] == 1 && ggml_is_quantized(t->type) && kernels.dot(t->type);
+    const bool has_kernel = ggml_is_quantized(t->type) ? kernels.dot(t->type) != nullptr : spac_panel_for(kernels, t->type, INT_MAX) != nullptr;
+    const bool is_matrix  = t->ne[1] > 1 && t->ne[2] * t->ne[3] == 1 && has_kernel;
     return is_matrix && t->buffer && ggml_backend_buffer_is_host(t->buffer) && !t->extra;
 }
 
