@@ -119,10 +119,10 @@ def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[st
 def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: int) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("model")
-    for head in ("GB", "needs"):
+    for head in ("file\nGB", "needs\nGiB"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("experts in", no_wrap=True)
-    for head in ("tokens/s", "prompts"):
+    table.add_column("experts", no_wrap=True)
+    for head in ("answers\ntokens/s", "prompts\ntokens/s"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in found:
         style = "dim" if one.decode_tps is None else None
@@ -130,9 +130,8 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
     console.print(table)
     card = f", a card with {size_text(machine.vram_bytes)}" if machine.vram_bytes else ""
     console.print(
-        f"\nfor {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens; needs: GiB "
-        "to have all in memory; disk (30%): 30% of the experts in memory. Speeds are predicted, in tokens "
-        "per second, without drafts.",
+        f"\nPredicted for {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens, "
+        "without drafts; needs: memory for everything, so that no expert stays on disk.",
         style="dim",
     )
     low, high = machine.varied
@@ -158,9 +157,10 @@ def cells(one: Forecast) -> list[str]:
     name = f"{one.name} {one.quantisation}"
     sizes = [f"{one.model_bytes / 1e9:.1f}", f"{one.needed_bytes / GIB:.1f}"]
     if one.decode_tps is None or one.prompt_tps is None:
-        return [name, *sizes, f"{one.least_bytes / GIB:.1f} GiB at least", "-", "-"]
-    share = f" ({one.share_in_memory + one.share_on_card:.0%})" if "disk" in one.place else ""
-    return [name, *sizes, f"{one.place}{share}", _number(one.decode_tps), _number(one.prompt_tps)]
+        return [name, *sizes, f"no: {one.least_bytes / GIB:.1f} GiB at least", "-", "-"]
+    on_disk = f"{1 - one.share_in_memory - one.share_on_card:.0%} on disk"
+    place = one.place.replace(" and disk", ", disk").replace("disk", on_disk)
+    return [name, *sizes, place, _number(one.decode_tps), _number(one.prompt_tps)]
 
 
 def _number(tps: float) -> str:

@@ -74,7 +74,9 @@ def test_with_a_card_nothing_was_measured() -> None:
     assert found["Qwen3-30B-A3B", "Q4_K_M"]["basis"] == "predicted, never measured on a GPU"
     text = invoke("--ram", "16G", "--vram", "8G").output
     assert "predicted, never measured" in text
-    assert "GiB at least" in text
+    assert "no: 17.7 GiB at least" in text
+    assert "card, 33% on disk" in text
+    assert "% on disk" in invoke("--ram", "16G").output
 
 
 @pytest.mark.usefixtures("measured")
