@@ -31,6 +31,7 @@ from pyspac.units import GIB, size_text
 
 MAX_N_CTX: Final = 1 << 24
 STEADY: Final = 1.2  # the fastest kernels by the slowest: less is not worth a line
+QUIET: Final = 0.1  # of the cores, that other programs take: less is not worth a line
 
 Words: TypeAlias = Annotated[
     list[str] | None,
@@ -110,6 +111,7 @@ def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[st
             "widths": WIDTHS,
             "kernels": {name: speed.gb_s for name, speed in machine.kernels.items()},
             "varied": machine.varied,
+            "others_share": machine.others_share,
         },
         "assumed": {"card_gb_s": CARD_GB_S if machine.vram_bytes else None},
         "models": [one.to_dict() for one in found],
@@ -141,13 +143,19 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
             "to vary as much.",
             style="yellow",
         )
+    if machine.others_share > QUIET:
+        console.print(
+            f"Other programs took {machine.others_share:.0%} of the cores meanwhile: end them, and repeat; "
+            "speeds without them are higher.",
+            style="yellow",
+        )
     if machine.vram_bytes:
         console.print(
             f"With a card: predicted, never measured; {CARD_GB_S:g} GB/s is assumed.", style="yellow"
         )
     shares = ", ".join(f"{name} {speed.gb_s[0]:.0f}" for name, speed in machine.kernels.items())
     console.print(
-        f"measured: memory {machine.memory_gb_s:.1f} GB/s, kernels {shares or 'none'}, disk "
+        f"Measured, in GB/s: memory {machine.memory_gb_s:.1f}, kernels {shares or 'none'}, disk "
         f"{machine.disk.depth_32_gb_s:.2f}. To run one: pyspac run FILE.gguf, or USER/MODEL:QUANT",
         style="dim",
     )
@@ -157,7 +165,7 @@ def cells(one: Forecast) -> list[str]:
     name = f"{one.name} {one.quantisation}"
     sizes = [f"{one.model_bytes / 1e9:.1f}", f"{one.needed_bytes / GIB:.1f}"]
     if one.decode_tps is None or one.prompt_tps is None:
-        return [name, *sizes, f"no: {one.least_bytes / GIB:.1f} GiB at least", "-", "-"]
+        return [name, *sizes, f"not below {one.least_bytes / GIB:.1f} GiB", "-", "-"]
     on_disk = f"{1 - one.share_in_memory - one.share_on_card:.0%} on disk"
     place = one.place.replace(" and disk", ", disk").replace("disk", on_disk)
     return [name, *sizes, place, _number(one.decode_tps), _number(one.prompt_tps)]
