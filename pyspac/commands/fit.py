@@ -136,6 +136,8 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
         "without drafts; needs: memory for everything, so that no expert stays on disk.",
         style="dim",
     )
+    if all(one.decode_tps is None for one in found):
+        console.print("A number without a unit is MiB: --ram 8G is 8 GiB.", style="yellow")
     low, high = machine.varied
     if high / low > STEADY:
         console.print(

@@ -77,7 +77,10 @@ def test_with_a_card_nothing_was_measured() -> None:
     assert "predicted, never measured" in text
     assert "not below 17.7 GiB" in text
     assert "card, 33% on disk" in text
-    assert "% on disk" in invoke("--ram", "16G").output
+    text = invoke("--ram", "16G").output
+    assert "% on disk" in text
+    assert "without a unit" not in text
+    assert "A number without a unit is MiB" in invoke("--ram", "16").output
 
 
 @pytest.mark.usefixtures("measured")
