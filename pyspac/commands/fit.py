@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pyspac.checks import check_int
 from pyspac.commands import options as o
-from pyspac.commands.common import check_json_target, output_console, reports_errors
+from pyspac.commands.common import check_json_target, error_console, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.machine_speed import TYPES, measure
 from pyspac.commands.model_names import find_file
@@ -75,6 +75,8 @@ def fit(
     files = [find_file(word) for word in models or ()]
     weights = [_of_file(path, ctx_size) for path in files] or list(all_weights(ctx_size))
     types = set().union(*(one.types for one in weights)) if files else TYPES
+    if (progress := error_console()).is_terminal:
+        progress.print("measuring memory, kernels and disk")
     machine = measure(
         threads or default_n_threads(), ram_bytes, vram_bytes, files[0] if files else None, sorted(types)
     )
