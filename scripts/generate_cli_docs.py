@@ -30,7 +30,8 @@ number of tokens is `-n`).
 - Exit codes: 0 done, 1 failed, 2 bad input (nothing is written), 130 stopped with Ctrl-C (figures so far are
   printed).
 - Text goes to stdout, everything else to stderr; with `--json -` stdout holds only the JSON object.
-- JSON fields end with their unit (`_bytes`, `_us`, `_ms`, `_s`, `_gb_s`: 10^9 bytes per second); shares are 0 to 1.
+- JSON fields end with their unit (`_bytes`, `_us`, `_ms`, `_s`, `_gb_s`: 10^9 bytes per second); shares are
+  0 to 1.
 """
 
 

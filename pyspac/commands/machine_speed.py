@@ -73,7 +73,7 @@ def measure(
 
 def _others_s() -> float:
     """Seconds of all cores that were not this process's, since the machine's start."""
-    spent = psutil.cpu_times()._asdict()
+    spent: dict[str, float] = psutil.cpu_times()._asdict()
     idle = ("idle", "iowait", "guest", "guest_nice")  # user and nice hold the guests' time, too
     return sum(s for name, s in spent.items() if name not in idle) - time.process_time()
 
