@@ -30,6 +30,8 @@ number of tokens is `-n`).
 - Exit codes: 0 done, 1 failed, 2 bad input (nothing is written), 130 stopped with Ctrl-C (figures so far are
   printed).
 - Text goes to stdout, everything else to stderr; with `--json -` stdout holds only the JSON object.
+- JSON fields end with their unit (`_bytes`, `_us`, `_ms`, `_s`, `_gb_s`: 10^9 bytes per second); shares are
+  0 to 1.
 """
 
 
@@ -82,12 +84,13 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 | `prompt_read_bytes` | bytes of `tier` read before the first token |
 | `devices[]` | [each device](devices.md#what-can-be-seen) |
 | `threads` | [of the CPU](host-experts.md#beside-other-programs) |
-| `router_weight_kept` | [with `--lossy`](policies.md#lossy-if-you-ask-for-it) |
+| `router_weight_kept`, `kl_divergence` | [with `--lossy`, `--max-kl`](policies.md#lossy-if-you-ask-for-it) |
 | `tau[]` | each layer's threshold |
 | `layers.split`, `.declined` | layers whose experts the engine computes; `{reason: count}` of the others |
 | `layers.unpinned` | split layers whose experts the device cannot read directly from host memory |
 | `predictors[]` | [by name of `--predict`](look-ahead.md#what-the-figures-mean) |
 | `scheduler.estimator`, `.step_us_p50`, `.step_us_p99` | estimator; the scheduler's time per step |
+| `scheduler.balance` | times on host and device that the balancer measured; `null`: no device |
 | `scheduler.copies` | [whether copies pay](policies.md#the-measured-fallback); `null`: does not apply |
 | `.chosen` | `copies`; `frozen`: none; `whole`: only whole layers; `split`: copies, no whole layer |
 | `.gain` | 0.05: 5 % faster than the best alternative; `null`: unknown |

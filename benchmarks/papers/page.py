@@ -27,7 +27,7 @@ PAPERS: Final = {  # module: the paper
 }
 HEAD: Final = """# The papers' figures, beside ours
 
-    python benchmarks/papers/PAPER.py --figure "Figure 4"         # one figure, with its source in the paper
+    python benchmarks/papers/moe_spac.py --figure "Figure 4"      # one figure, with its source in the paper
     python benchmarks/papers/page.py                              # writes this page
 
 What five papers report, and what we get under the conditions that each names. Nothing here is measured:

@@ -63,7 +63,7 @@ def attach(
     else:
         controller, n_draft_max = choose_drafting(speculation, draft_max, lowest=0)
         options = AttachOptions(
-            scheduler=Policy.read(policy).with_drafts(n_draft_max, parse_predictors(predict)),
+            scheduler=Policy.read(policy).with_drafts(n_draft_max, parse_predictors(predict, "--predict")),
             metrics_port=metrics_port, metrics_host=metrics_host, cpu_share=cpu_share,
             speculation=controller, warm_start=warm_start, model=model, log_json=log_json,
         )  # fmt: skip

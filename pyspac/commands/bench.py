@@ -54,9 +54,9 @@ Report = Annotated[
     Path | None,
     typer.Option(
         "--report",
-        metavar="FILE",
-        help="Write machine, model and speeds to FILE.json, to share (benchmarks/community/), and "
-        "a table to FILE.md.",
+        metavar="NAME.json",
+        help="Write machine, model and speeds to NAME.json, to share (benchmarks/community/), and "
+        "a table to NAME.md.",
     ),
 ]
 Forget = Annotated[

@@ -81,7 +81,7 @@ def markdown(found: dict[str, Any]) -> str:
     ratio = found["ratio"]
     own, other = found["rivals"]
     lines = [
-        f"**{model['file']}** ({model['architecture']}, {model['model_bytes'] / 1e9:.1f} GB, "
+        f"**{model['file']}** ({model['architecture']}, {model['model_bytes'] / 1e9:.3g} GB, "
         f"{model['n_expert']} experts, {model['n_expert_used']} used) on {machine.get('cpu')}, "
         f"{machine.get('n_cores')} cores, {machine.get('memory_gib')} GiB; pyspac "
         f"{machine.get('pyspac')} ({machine.get('pyspac_commit')}), llama.cpp "
@@ -104,7 +104,11 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _spread(value: dict[str, float]) -> str:
-    return f"{value['median']:.3g} ({value['low']:.3g} to {value['high']:.3g})"
+    median, low, high = (
+        f"{value[name]:.3g}" if value[name] < 100 else f"{value[name]:,.0f}"
+        for name in ("median", "low", "high")
+    )
+    return f"{median} ({low} to {high})"
 
 
 def markdown_path(path: Path) -> Path:

@@ -134,10 +134,11 @@ def _show_verdict(split: _Shown, stock: _Shown) -> None:
         f"\nThe two texts are [bold]{verdict}[/].\n\n"
         f"What you saw: in each of {layers['split']} layers the router picks a few experts per token. "
         f"{experts['n_slots']} experts had a slot on the device, {split.device}. Of {n_asked} requests for "
-        f"an expert {experts['n_hit']} found it there; the others were computed on the host in the same "
-        f"step ({experts['n_steps_with_both']} forward passes used both sides). Meanwhile "
-        f"{experts['n_loads']} experts were copied in, guided by what the drafted tokens asked for. As both "
-        "sides of this demo are the same CPU, it shows that the output stays the same, not a gain in speed.",
+        f"an expert {experts['n_hit']} found it there (one that several tokens of a step share counts once); "
+        f"the others were computed on the host in the same step ({experts['n_steps_with_both']} forward "
+        "passes used both sides). Meanwhile experts were copied in, guided by what the drafted tokens asked "
+        "for. As both sides of this demo are the same CPU, it shows that the output stays the same, not a "
+        "gain in speed.",
     )
 
 

@@ -187,7 +187,7 @@ def _devices() -> Iterator[Finding]:
             "note",
             "device",
             "no GPU: the engine's own kernels compute everything on the CPU (--device none)",
-            "if there is one, build with nvcc or glslc; or use another machine's with --rpc HOST:PORT",
+            "if this machine has one, build with nvcc or glslc; or use another machine's: --rpc HOST:PORT",
         )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pyspac.checks import check_int
 from pyspac.commands import options as o
-from pyspac.commands.common import check_json_target, output_console, reports_errors
+from pyspac.commands.common import check_json_target, error_console, output_console, reports_errors
 from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.machine_speed import TYPES, measure
 from pyspac.commands.model_names import find_file
@@ -31,6 +31,7 @@ from pyspac.units import GIB, size_text
 
 MAX_N_CTX: Final = 1 << 24
 STEADY: Final = 1.2  # the fastest kernels by the slowest: less is not worth a line
+QUIET: Final = 0.1  # of the cores, that other programs take: less is not worth a line
 
 Words: TypeAlias = Annotated[
     list[str] | None,
@@ -74,6 +75,8 @@ def fit(
     files = [find_file(word) for word in models or ()]
     weights = [_of_file(path, ctx_size) for path in files] or list(all_weights(ctx_size))
     types = set().union(*(one.types for one in weights)) if files else TYPES
+    if (progress := error_console()).is_terminal:
+        progress.print("measuring memory, kernels and disk")
     machine = measure(
         threads or default_n_threads(), ram_bytes, vram_bytes, files[0] if files else None, sorted(types)
     )
@@ -110,6 +113,7 @@ def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[st
             "widths": WIDTHS,
             "kernels": {name: speed.gb_s for name, speed in machine.kernels.items()},
             "varied": machine.varied,
+            "others_share": machine.others_share,
         },
         "assumed": {"card_gb_s": CARD_GB_S if machine.vram_bytes else None},
         "models": [one.to_dict() for one in found],
@@ -119,10 +123,10 @@ def _to_dict(machine: Machine, found: Sequence[Forecast], n_ctx: int) -> dict[st
 def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: int) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("model")
-    for head in ("GB", "needs"):
+    for head in ("file\nGB", "needs\nGiB"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("experts in", no_wrap=True)
-    for head in ("tokens/s", "prompts"):
+    table.add_column("experts", no_wrap=True)
+    for head in ("answers\ntokens/s", "prompts\ntokens/s"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in found:
         style = "dim" if one.decode_tps is None else None
@@ -130,16 +134,23 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
     console.print(table)
     card = f", a card with {size_text(machine.vram_bytes)}" if machine.vram_bytes else ""
     console.print(
-        f"\nfor {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens; needs: GiB "
-        "to have all in memory; disk (30%): 30% of the experts in memory. Speeds are predicted, in tokens "
-        "per second, without drafts.",
+        f"\nPredicted for {size_text(machine.ram_bytes)} of free memory{card}, a context of {n_ctx} tokens, "
+        "without drafts; needs: memory for everything, so that no expert stays on disk.",
         style="dim",
     )
+    if all(one.decode_tps is None for one in found):
+        console.print("A number without a unit is MiB: --ram 8G is 8 GiB.", style="yellow")
     low, high = machine.varied
     if high / low > STEADY:
         console.print(
             f"Kernels ran at {low:.2f} to {high:.2f} times their median speed while measured: expect models "
             "to vary as much.",
+            style="yellow",
+        )
+    if machine.others_share > QUIET:
+        console.print(
+            f"Other programs took {machine.others_share:.0%} of the cores meanwhile: end them, and repeat; "
+            "speeds without them are higher.",
             style="yellow",
         )
     if machine.vram_bytes:
@@ -148,7 +159,7 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
         )
     shares = ", ".join(f"{name} {speed.gb_s[0]:.0f}" for name, speed in machine.kernels.items())
     console.print(
-        f"measured: memory {machine.memory_gb_s:.1f} GB/s, kernels {shares or 'none'}, disk "
+        f"Measured, in GB/s: memory {machine.memory_gb_s:.1f}, kernels {shares or 'none'}, disk "
         f"{machine.disk.depth_32_gb_s:.2f}. To run one: pyspac run FILE.gguf, or USER/MODEL:QUANT",
         style="dim",
     )
@@ -158,9 +169,10 @@ def cells(one: Forecast) -> list[str]:
     name = f"{one.name} {one.quantisation}"
     sizes = [f"{one.model_bytes / 1e9:.1f}", f"{one.needed_bytes / GIB:.1f}"]
     if one.decode_tps is None or one.prompt_tps is None:
-        return [name, *sizes, f"{one.least_bytes / GIB:.1f} GiB at least", "-", "-"]
-    share = f" ({one.share_in_memory + one.share_on_card:.0%})" if "disk" in one.place else ""
-    return [name, *sizes, f"{one.place}{share}", _number(one.decode_tps), _number(one.prompt_tps)]
+        return [name, *sizes, f"not below {one.least_bytes / GIB:.1f} GiB", "-", "-"]
+    on_disk = f"{1 - one.share_in_memory - one.share_on_card:.0%} on disk"
+    place = one.place.replace(" and disk", ", disk").replace("disk", on_disk)
+    return [name, *sizes, place, _number(one.decode_tps), _number(one.prompt_tps)]
 
 
 def _number(tps: float) -> str:

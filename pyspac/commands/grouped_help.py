@@ -59,7 +59,10 @@ class GroupedCommand(TyperCommand):
         except Exception as error:
             said = getattr(error, "message", "")
             if said.startswith(_TOO_MANY) and any(one.name == WORD for one in self.params):
-                _refuse(f"one model is enough; too many words: {said[len(_TOO_MANY) :]}", error)
+                words = said[len(_TOO_MANY) :].removeprefix("(").removesuffix(")")
+                takes_prompt = any("-p" in one.opts for one in self.params)
+                advice = "; a prompt goes behind -p" if takes_prompt else ""
+                _refuse(f"one model is enough; too many words: {words}{advice}", error)
             wanted = next((n for text, n in _NUMBERS.items() if text in said), None)
             parameter = getattr(error, "param", None)
             if wanted is None or parameter is None:

@@ -83,7 +83,7 @@ def run(
     _load_files(policy_file)
     base = Setup(
         eviction=eviction, prefetch=prefetch, miss=miss, routing=routing, capacity=capacity,
-        without=parse_ablations(without), predict=parse_predictors(predict), per_layer=per_layer,
+        without=parse_ablations(without), predict=parse_predictors(predict, "--predict"), per_layer=per_layer,
         is_cold=cold, n_first=first, predictor_accuracy=accuracy, seed=seed,
     )  # fmt: skip
     setup, forced_k = (base, None) if policy is None else find_setup(policy, base)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Final
+
+import psutil
 
 from pyspac.errors import PyspacError
 from pyspac.model.disk_probe import DiskSpeed, measure_disk
@@ -34,7 +37,8 @@ def measure(
     """The disk is that of `model`, or of the folder for temporary files. Raises PyspacError.
 
     Each speed is a median of turns, as other programs and virtual machines take their share; `varied` says
-    how far the slowest and the fastest turn of decoding went from it. Not `has_prompts`: only decoding.
+    how far the slowest and the fastest turn of decoding went from it, `others_share` what they took. Not
+    `has_prompts`: only decoding.
     """
     from pyspac.engine.engine import (  # the native library
         has_kernels,
@@ -52,7 +56,9 @@ def measure(
         kernels = [[measure_kernel_gb_s(name, n, n_threads) for n in widths] for name in names]
         return [[measure_host_gb_s(n_threads)], attention, *kernels]
 
+    began, others_s = time.perf_counter(), _others_s()
     turns = [turn() for _ in range(N_TURNS)]
+    others = (_others_s() - others_s) / (time.perf_counter() - began)
     found = [[median(x) for x in zip(*each, strict=True)] for each in zip(*turns, strict=True)]
     memory, attention, *kernels = found
     shares = [median(a[0] / b[0] for a, b in zip(one, found, strict=True)) for one in turns]
@@ -60,8 +66,16 @@ def measure(
         ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory[0],
         kernels={name: KernelSpeed(tuple(gb_s)) for name, gb_s in zip(names, kernels, strict=True)},
         attention_gop_s=tuple(attention), per_expert=tokens_per_expert(), varied=(min(shares), max(shares)),
+        others_share=max(0.0, others + n_threads - (psutil.cpu_count() or n_threads)) / n_threads,
         disk=measure_disk(model, piece_bytes) if model else _on_probe(lambda p: measure_disk(p, piece_bytes)),
     )  # fmt: skip
+
+
+def _others_s() -> float:
+    """Seconds of all cores that were not this process's, since the machine's start."""
+    spent: dict[str, float] = psutil.cpu_times()._asdict()
+    idle = ("idle", "iowait", "guest", "guest_nice")  # user and nice hold the guests' time, too
+    return sum(s for name, s in spent.items() if name not in idle) - time.process_time()
 
 
 def _on_probe(measured: Callable[[Path], DiskSpeed]) -> DiskSpeed:

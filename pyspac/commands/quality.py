@@ -128,8 +128,9 @@ def _engine_env(model: Path, cache: str, ram: str | None, device: str, rules: li
         raise UsageError(f"{model} has no experts that could be left out: give a Mixture-of-Experts model")
     is_host = not probe_device(device, None, lambda: False).has_cache  # auto may find none
     ram_bytes = None if ram is None else asked_bytes(ram, geometry)
+    is_all = ram_bytes is not None and ram_bytes >= geometry.experts_bytes
     for rule in rules:
-        check_can_be_lossy(rule, is_host_only=is_host, ram_bytes=ram_bytes)
+        check_can_be_lossy(rule, is_host_only=is_host, ram_bytes=None if is_all else ram_bytes)
         copies_bytes(copies_of(rule), header)  # refuses other models' files
     env = {
         "PYSPAC_CACHE": "auto" if is_host else cache,

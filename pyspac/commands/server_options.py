@@ -65,7 +65,8 @@ def _options(
         has_draft=draft is not None or mtp is not None or names_draft(passed),
     )  # fmt: skip
     policy = Policy.read(DEFAULT_POLICY if given.get("policy") is None else given["policy"])
-    config = policy.with_drafts(n_draft_max, parse_predictors(given.get("predict") or NO_PREDICTOR))
+    predict = parse_predictors(given.get("predict") or NO_PREDICTOR, "--predict")
+    config = policy.with_drafts(n_draft_max, predict)
     return ServeOptions(
         model=given.get("model"), draft=draft, mtp=mtp, spec_type=kind, rpc=given.get("rpc"),
         cache=CacheSize(text=given.get("cache") or "auto"), device=given.get("device") or "auto",

@@ -58,7 +58,7 @@ class TierView:
         console.print(table)
         console.print(
             f"\nmeasured: disk {disk_text(self.machine.disk)}; memory {self.machine.memory_gb_s:.1f} GB/s. "
-            "predicted, without drafts: from all experts used alike to used as in recorded texts"
+            "Predicted without drafts: low if all experts are used alike, high if as in recorded texts"
         )
         if any(found.tps_alike is None for found in self.forecasts):
             console.print("a number without a unit is MiB: --ram 8G is 8 GiB")

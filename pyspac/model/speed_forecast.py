@@ -78,6 +78,7 @@ class Machine:
     attention_gop_s: tuple[float, ...] = (15.0, 120.0)  # 1e9 operations/s in caches: decoding, prompts
     per_expert: int = 0  # tokens that kernels want for each expert
     varied: tuple[float, float] = (1.0, 1.0)  # slowest, fastest turn over the median, decoding
+    others_share: float = 0.0  # of the threads' cores, that other programs took meanwhile
 
     def pass_us(self, weights: Bytes, n_tokens: float = 1) -> float:
         """Of weights times so many tokens."""

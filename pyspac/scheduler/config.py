@@ -65,7 +65,7 @@ def parse_ablations(names: str | Iterable[str]) -> frozenset[str]:
     return found
 
 
-def parse_predictors(names: str | Iterable[str]) -> tuple[str, ...]:
+def parse_predictors(names: str | Iterable[str], given_as: str = "predict") -> tuple[str, ...]:
     """Read predictors from "a,b" or several names, "none" for none; ConfigError names the unknown ones."""
     parts = names.split(",") if isinstance(names, str) else list(names)
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
@@ -74,9 +74,9 @@ def parse_predictors(names: str | Iterable[str]) -> tuple[str, ...]:
         wanted = f"one or more of {', '.join(PREDICTORS)}, or {NO_PREDICTOR}"
         if unknown[0].lstrip("-").isdecimal():
             wanted += " (a number of tokens is given with -n)"
-        raise ConfigError("predict", ", ".join(unknown), wanted)
+        raise ConfigError(given_as, ", ".join(unknown), wanted)
     if NO_PREDICTOR in found and len(found) > 1:
-        raise ConfigError("predict", ", ".join(found), f"only {NO_PREDICTOR}, or the others without it")
+        raise ConfigError(given_as, ", ".join(found), f"only {NO_PREDICTOR}, or the others without it")
     return tuple(name for name in found if name != NO_PREDICTOR)
 
 

@@ -129,7 +129,7 @@ def print_table(
 
 def mode_text(server: OwnServer) -> str:
     info = _info_of(server)
-    threads = f"{server.n_threads} threads"
+    threads = f"{server.n_threads} thread{'s' * (server.n_threads != 1)}"
     if info is None and server.options.stock:
         return f"stock llama.cpp on {server.device_name}, {threads}"
     if info is None:

@@ -70,6 +70,9 @@ def test_table(found: dict[str, Any]) -> None:
     )
     assert "`pyspac` generates 2.00 times as fast as `llama.cpp` (1.75 to 2.00 over 3 rounds)." in text
     assert "demo-moe.gguf" in text
+    value = copy.deepcopy(found)
+    value["rows"][0]["generation_tps"].update(median=2259.4, low=99.46, high=12345.6)
+    assert "| 2,259 (99.5 to 12,346) |" in markdown(value)
 
 
 WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {

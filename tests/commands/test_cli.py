@@ -253,7 +253,7 @@ def test_a_predictor_changes_no_text_and_is_reported(models: Path) -> None:
 def test_an_unknown_predictor_is_refused(models: Path) -> None:
     result = invoke("run", "-m", models / "target.gguf", "-p", "x", "--predict", "tokens,none")
     assert result.exit_code == 2
-    assert "predict cannot be 'tokens': give one or more of token, next-layer," in result.stderr
+    assert "error: --predict cannot be 'tokens': give one or more of token, next-layer," in result.stderr
 
 
 @pytest.mark.parametrize(

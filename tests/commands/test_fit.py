@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,12 @@ def test_with_a_card_nothing_was_measured() -> None:
     assert found["Qwen3-30B-A3B", "Q4_K_M"]["basis"] == "predicted, never measured on a GPU"
     text = invoke("--ram", "16G", "--vram", "8G").output
     assert "predicted, never measured" in text
-    assert "GiB at least" in text
+    assert "not below 17.7 GiB" in text
+    assert "card, 33% on disk" in text
+    text = invoke("--ram", "16G").output
+    assert "% on disk" in text
+    assert "without a unit" not in text
+    assert "A number without a unit is MiB" in invoke("--ram", "16").output
 
 
 @pytest.mark.usefixtures("measured")
@@ -157,12 +163,47 @@ def test_a_machine_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.varied == (0.25, 1.25)
 
 
+def test_what_other_programs_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four cores others take three while two threads measure: half of what these want is gone."""
+    engine = importlib.import_module("pyspac.engine.engine")
+    seconds = iter((0.0, 60.0, 80.0))
+    monkeypatch.setattr(engine, "has_kernels", lambda _: False)
+    monkeypatch.setattr(engine, "measure_attention_gop_s", lambda *_: 10.0)
+    monkeypatch.setattr(engine, "measure_host_gb_s", lambda _: 30.0)
+    monkeypatch.setattr(machine_speed, "measure_disk", lambda *_: DISK)
+    monkeypatch.setattr(machine_speed, "_others_s", lambda: next(seconds))
+    monkeypatch.setattr(machine_speed, "time", SimpleNamespace(perf_counter=lambda: now.pop(0)))
+    monkeypatch.setattr(machine_speed, "psutil", SimpleNamespace(cpu_count=lambda: 4))
+    now = [0.0, 20.0]
+    assert machine_speed.measure(2, 0, 0, TARGET).others_share == 0.5
+    now = [0.0, 20.0]
+    seconds = iter((0.0, 20.0))
+    assert machine_speed.measure(2, 0, 0, TARGET).others_share == 0.0
+
+
+def test_time_of_others_goes_on() -> None:
+    """This process's own is not theirs."""
+    before = machine_speed._others_s()
+    began = time.process_time()
+    while time.process_time() < began + 0.2:
+        pass
+    assert before - 0.05 < machine_speed._others_s()
+
+
 @pytest.mark.usefixtures("measured")
 def test_a_machine_whose_speed_varied_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "median speed" not in invoke("--ram", "16G").output
     steady = fit.measure
     monkeypatch.setattr(fit, "measure", lambda *given: replace(steady(*given), varied=(0.75, 1.25)))
     assert "Kernels ran at 0.75 to 1.25 times their median speed" in invoke("--ram", "16G").output
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_machine_with_other_programs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Other programs" not in invoke("--ram", "16G").output
+    quiet = fit.measure
+    monkeypatch.setattr(fit, "measure", lambda *given: replace(quiet(*given), others_share=0.5))
+    assert "Other programs took 50% of the cores meanwhile" in invoke("--ram", "16G").output
 
 
 def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "two words": (
         ("run", "-p", "x", "a.gguf", "b.gguf"),
-        "one model is enough; too many words",
+        "one model is enough; too many words: b.gguf; a prompt goes behind -p",
     ),
     "a word that is no model": (("run", "-p", "x", "qwen3"), "'qwen3' is no model: there is no such file"),
     "a word that is no file": (("run", "-p", "x", "a/b.gguf"), "a/b.gguf: there is no such file"),

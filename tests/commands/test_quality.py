@@ -133,6 +133,7 @@ def test_what_measures_ends_with_the_command(
         (("--lossy", "drop:0"), "--lossy cannot be 'drop:0': give drop:N"),
         (("--lossy", "drop:2", "--ram", "6", "-f", "/nowhere"), "-f cannot be '/nowhere': give a text file"),
         (("--lossy", "drop:2"), "--lossy drop:2 needs a device, or experts on disk (--ram)"),
+        (("--lossy", "drop:2", "--ram", "8G"), "all are in memory; give --ram less"),
         (("--lossy", "drop:2", "-m", str(MODELS / "demo-draft.gguf")), "has no experts"),
         (("--lossy", "drop:2", "--ram", "6", "--png", "/nowhere/x.png"), "--png cannot be"),
         (("--lossy", "drop:2", "--ram", "6", "--png", "o.txt"), "give a file whose name ends in .png"),
