@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -79,17 +80,22 @@ def _others_s() -> float:
 
 
 def _on_probe(measured: Callable[[Path], DiskSpeed]) -> DiskSpeed:
-    """On a file that is written for it, where models that are fetched lie."""
+    """On a file that is written for it, where models that are fetched lie, else where temporary files do."""
     folder = Path.home() / ".cache"
-    folder = folder if folder.is_dir() else Path(tempfile.gettempdir())
-    if shutil.disk_usage(folder).free < 2 * _PROBE_BYTES:
-        raise PyspacError(f"{folder} has no room for the {_PROBE_BYTES // MIB} MiB that measure its disk")
-    with (
-        tempfile.NamedTemporaryFile(dir=folder, prefix="pyspac-fit-") as file,
-        removed_if_killed([Path(file.name)]),
-    ):
-        block = bytes(range(256)) * (MIB // 256)
-        for _ in range(_PROBE_BYTES // MIB):
-            file.write(block)
-        file.flush()
-        return measured(Path(file.name))
+    try:
+        folder = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
+        if shutil.disk_usage(folder).free < 2 * _PROBE_BYTES:
+            raise PyspacError(f"{folder} has no room for the {_PROBE_BYTES // MIB} MiB that measure its disk")
+        with (
+            tempfile.NamedTemporaryFile(dir=folder, prefix="pyspac-fit-") as file,
+            removed_if_killed([Path(file.name)]),
+        ):
+            block = bytes(range(256)) * (MIB // 256)
+            for _ in range(_PROBE_BYTES // MIB):
+                file.write(block)
+            file.flush()
+            return measured(Path(file.name))
+    except OSError as error:
+        raise PyspacError(
+            f"the disk of {folder} cannot be measured: {error.strerror}; make room there"
+        ) from error

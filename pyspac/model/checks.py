@@ -14,6 +14,16 @@ from pyspac.model.not_gguf import check_is_model
 MAX_VOCAB_SIZE_DIFFERENCE: Final = 128
 FIRST_COMPARED_TOKEN: Final = 5
 
+# whole numbers, or one for each layer, that llama.cpp refuses as anything else
+SIZES: Final = (
+    "block_count", "embedding_length", "context_length", "expert_count", "expert_used_count",
+    "expert_shared_count", "feed_forward_length", "expert_feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.kv_lora_rank",
+    "rope.dimension_count", "nextn_predict_layers",
+)  # fmt: skip
+MAX_LAYERS: Final = 512  # LLAMA_MAX_LAYERS
+MAX_SIZE: Final = (1 << 32) - 1
+
 
 def check_model_file(path: Path) -> GgufHeader:
     """The header of a file that llama.cpp can be trusted to load, or ModelError."""
@@ -27,6 +37,7 @@ def check_model_file(path: Path) -> GgufHeader:
         raise ModelError(f"{path}: this file has no tensors (only a vocabulary?); give the model's own file")
     _check_whole(header)
     _check_types(header)
+    _check_sizes(header)
     return header
 
 
@@ -39,6 +50,19 @@ def _check_whole(header: GgufHeader) -> None:
             raise ModelError(
                 f"{tensor.path}: this file is truncated: tensor {tensor.name} ends at byte {end}, the "
                 f"file at byte {size}; download or copy it again"
+            )
+
+
+def _check_sizes(header: GgufHeader) -> None:
+    """Raise ModelError for what cannot be a size, and for more layers than llama.cpp knows."""
+    for key in SIZES:
+        value = header.get(key, 0)
+        numbers = value if isinstance(value, list) else [value]
+        most = MAX_LAYERS if key == "block_count" else MAX_SIZE
+        if not all(isinstance(number, int) and 0 <= number <= most for number in numbers):
+            raise ModelError(
+                f"{header.path}: {header.architecture}.{key} cannot be {value!r}; the header is damaged, "
+                "download the file again"
             )
 
 

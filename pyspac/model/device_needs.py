@@ -65,9 +65,9 @@ def estimate_needs(
 def kv_bytes(header: GgufHeader, n_ctx: int) -> int:
     """Of the attention's cache; an upper bound, as sliding windows and recurrent layers take less."""
     n_layer = int(_number(header.get("block_count", 0)))
-    rank = header.get("attention.kv_lora_rank")
+    rank = int(_number(header.get("attention.kv_lora_rank", 0)))
     if rank:  # latent attention keeps one compressed row per token
-        row = int(rank) + int(_number(header.get("rope.dimension_count", 64)))
+        row = rank + int(_number(header.get("rope.dimension_count", 64)))
         return n_layer * n_ctx * _KV_BYTES * row
     return _n_kv_heads(header, n_layer) * _row_elements(header) * n_ctx * _KV_BYTES
 
@@ -80,9 +80,9 @@ def query_width(header: GgufHeader) -> int:
     n_layer = int(_number(header.get("block_count", 0)))
     heads = header.get("attention.head_count", 1)
     n_head = sum(map(int, heads)) if isinstance(heads, list) else n_layer * int(heads)
-    rank = header.get("attention.kv_lora_rank")
+    rank = int(_number(header.get("attention.kv_lora_rank", 0)))
     if rank:  # latent attention: each head with the compressed row, and its part without positions
-        return n_head * (2 * int(rank) + int(_number(header.get("rope.dimension_count", 64)))) // 2
+        return n_head * (2 * rank + int(_number(header.get("rope.dimension_count", 64)))) // 2
     return n_head * _row_elements(header) // 2
 
 

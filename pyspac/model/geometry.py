@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from pyspac.model.gguf_header import GgufHeader, TensorInfo
 
-_EXPERT_TENSOR: Final = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias|scale)")
-_SHARED_TENSOR: Final = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_shexp\.weight")
+_EXPERT_TENSOR: Final = re.compile(r"blk\.(\d{1,3})\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias|scale)")
+_SHARED_TENSOR: Final = re.compile(r"blk\.(\d{1,3})\.ffn_(gate|up|down)_shexp\.weight")
 _PROJECTIONS: Final = ("gate", "up", "gate_up", "down")
 N_MATRICES: Final = 3  # of an expert: gate, up and down; each read by itself where it stays on disk
 # Of the disk (SPAC_DISK_ALIGNMENT). The engine asks the kernel, by a call that Python has not; where blocks

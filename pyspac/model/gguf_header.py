@@ -84,7 +84,7 @@ def read_header(path: str | Path) -> GgufHeader:
     Raises ModelError: missing, not a GGUF, another version, cut off, an unknown tensor type.
     """
     header = _read_file(Path(path))
-    n_split = int(header.metadata.get("split.count", 0))
+    n_split = _whole_number(header.path, header.metadata, "split.count", 0)
     if n_split <= 1:
         return header
     parts = [_read_file(p) for p in _sibling_paths(header, n_split)]
@@ -95,7 +95,7 @@ def read_header(path: str | Path) -> GgufHeader:
 
 def _sibling_paths(header: GgufHeader, n_split: int) -> list[Path]:
     match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", header.path.name)
-    if match is None or int(header.metadata.get("split.no", 0)) != 0:
+    if match is None or header.metadata.get("split.no", 0) != 0:
         raise ModelError(
             f"{header.path}: this is one of {n_split} files of a split model, but not the first by name; "
             f"give the file that ends in -00001-of-{n_split:05d}.gguf"
@@ -129,7 +129,8 @@ class _Parser:
             key = self._string()
             metadata[key] = self._value(self._scalar(GGUFValueType.UINT32))
         raw = [self._raw_tensor() for _ in range(n_tensors)]
-        start = _align(self.file.tell(), int(metadata.get("general.alignment", DEFAULT_ALIGNMENT)))
+        alignment = _whole_number(self.path, metadata, "general.alignment", DEFAULT_ALIGNMENT)
+        start = _align(self.file.tell(), max(1, alignment))
         return GgufHeader(self.path, metadata, tuple(self._tensor(*entry, start) for entry in raw))
 
     def _read_counts(self) -> tuple[int, int]:
@@ -171,6 +172,10 @@ class _Parser:
         )
 
     def _array(self, item_type: int, n: int) -> list[Any]:
+        if item_type == GGUFValueType.ARRAY:
+            raise ModelError(
+                f"{self.path}: the header has arrays within arrays; it is damaged, download the file again"
+            )
         if item_type not in _SCALARS:
             return [self._value(item_type) for _ in range(n)]
         scalar = _SCALARS[item_type]
@@ -200,6 +205,13 @@ class _Parser:
         return TensorInfo(
             name, type_name, shape, n_elements // block_elements * block_bytes, start + offset, self.path
         )
+
+
+def _whole_number(path: Path, metadata: dict[str, Any], key: str, default: int) -> int:
+    value = metadata.get(key, default)
+    if isinstance(value, int) and value >= 0:
+        return value
+    raise ModelError(f"{path}: {key} cannot be {value!r}; the header is damaged, download the file again")
 
 
 def _align(offset: int, alignment: int) -> int:

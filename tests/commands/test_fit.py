@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -218,6 +220,29 @@ def test_the_probe_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert machine_speed._on_probe(look) is DISK
     assert sizes == [256 << 20]
     assert list((tmp_path / ".cache").iterdir()) == []
+
+
+def test_the_probe_lies_elsewhere_if_it_must(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """~/.cache is missing, or a file system that is read only, which root cannot write either."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders = []
+    machine_speed._on_probe(lambda path: (folders.append(path.parent), DISK)[1])
+    (tmp_path / ".cache").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    machine_speed._on_probe(lambda path: (folders.append(path.parent), DISK)[1])
+    assert folders == [tmp_path, tmp_path]
+
+
+def test_a_disk_that_fills_up_is_no_fault_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(fit, "measure", lambda *_: machine_speed._on_probe(lambda _: DISK))
+    done = invoke("--ram", "8G")
+    assert done.exit_code == 1
+    assert "cannot be measured: Disk quota exceeded" in done.output
 
 
 def test_the_probe_leaves_nothing_when_killed(tmp_path: Path) -> None:

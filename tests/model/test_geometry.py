@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf_models
 import input_models
+import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+from pyspac.errors import ModelError
+from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import MoeGeometry, read_geometry
-from pyspac.model.gguf_header import read_header
+from pyspac.model.gguf_header import GgufHeader, TensorInfo, read_header
 
 
 def geometry_of(path: Path) -> MoeGeometry:
@@ -94,3 +98,51 @@ def test_split_model(tmp_path: Path) -> None:
     assert {tensor.path for tensor in read_header(first).tensors} == {first, second}
     with pytest.raises(Exception, match="not the first"):
         read_header(second)
+
+
+def write_damaged(path: Path, key: str, value: object) -> Path:
+    """The header of a file with one matrix."""
+    writer = GGUFWriter(path, "qwen3moe")
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        kind = {str: GGUFValueType.STRING, float: GGUFValueType.FLOAT32, int: GGUFValueType.UINT32}[
+            type(value)
+        ]
+        writer.add_key_value(key, value, kind)
+    writer.add_tensor("output.weight", np.zeros((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("key", ["general.alignment", "split.count", "qwen3moe.attention.kv_lora_rank"])
+@pytest.mark.parametrize("value", ["many", 1.5, float("nan"), [1.5]])
+def test_a_size_that_is_no_number(key: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"{key} cannot be"):
+        check_model_file(write_damaged(tmp_path / "model.gguf", key, value))
+
+
+@pytest.mark.parametrize(("key", "value"), [("general.alignment", 0), ("split.count", 0)])
+def test_a_size_that_is_0(key: str, value: int, tmp_path: Path) -> None:
+    assert check_model_file(write_damaged(tmp_path / "model.gguf", key, value)).tensors
+
+
+def test_more_layers_than_llama_cpp_knows(tmp_path: Path) -> None:
+    """They would be gone through one by one."""
+    path = write_damaged(tmp_path / "model.gguf", "qwen3moe.block_count", (1 << 32) - 1)
+    with pytest.raises(ModelError, match="block_count cannot be 4294967295"):
+        check_model_file(path)
+    name = TensorInfo("blk.4294967295.ffn_up_exps.weight", "F32", (32, 2, 2), 512, 0, path)
+    assert not read_geometry(GgufHeader(path, {}, (name,))).is_moe
+
+
+def test_arrays_within_arrays(tmp_path: Path) -> None:
+    """Which no writer makes, and each of which would take a call of its own."""
+    entry = struct.pack("<Q1sI", 1, b"x", GGUFValueType.ARRAY)
+    nested = struct.pack("<IQ", GGUFValueType.ARRAY, 1) * 5000 + struct.pack("<IQ", GGUFValueType.UINT8, 0)
+    (path := tmp_path / "model.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + entry + nested)
+    with pytest.raises(ModelError, match="arrays within arrays"):
+        read_header(path)
