@@ -88,8 +88,7 @@ def quality(
     check_json_target(json_file)
     check_png(png)
     check_int("-c", ctx_size, 16, 1 << 20)
-    if not file.is_file():
-        raise ConfigError("-f", str(file), "a text file")
+    _check_text(file)
     rules = list(dict.fromkeys(lossy))
     for rule in rules:
         check_lossy(rule, stock=False)
@@ -118,6 +117,14 @@ def quality(
             "rows": [asdict(row) for row in rows],
         }
         write_json(json_file, found)
+
+
+def _check_text(file: Path) -> None:
+    """Raise ConfigError unless llama-perplexity can read it, which aborts at other bytes than UTF-8."""
+    try:
+        file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("-f", str(file), f"a text file in UTF-8 ({error})") from error
 
 
 def _engine_env(model: Path, cache: str, ram: str | None, device: str, rules: list[str]) -> dict[str, str]:
