@@ -42,6 +42,7 @@ from pyspac.talk.remover import removed_if_killed
 
 N_CTX: Final = 256
 _REFUSED: Final = "spac: "  # before the engine's errors
+_ATTACHED: Final = re.compile(r"^spac: (\d+ of \d+ MoE layers split|experts stay on disk, )", re.MULTILINE)
 _NUMBER: Final = r"\s*:\s*([-\d.]+|-?nan)"
 _PATTERNS: Final = {
     "perplexity": re.compile(rf"Mean PPL\(Q\){_NUMBER}"),
@@ -187,7 +188,8 @@ def _perplexity(argv: Sequence[str], env: Mapping[str, str]) -> str:
     if done.exit_code != 0:
         lines = output.splitlines()
         refusals = [line for line in lines if line.startswith(_REFUSED)]
-        if "it did not attach" in output and refusals:
+        # llama.cpp's own line about it may be lost, as a thread of its log writes it
+        if refusals and not _ATTACHED.search(output):
             raise UsageError(refusals[-1].removeprefix(_REFUSED))
         why = [line for line in lines if "spac:" in line] or [line for line in lines if " E " in line]
         why = why or lines[-3:] or ["no reason"]
