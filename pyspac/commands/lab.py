@@ -80,6 +80,8 @@ def run(
         raise UsageError(
             "--cold keeps the prompt from the scheduler, --phase all makes it a step: give one of them"
         )
+    if policy is not None and eviction != DEFAULTS.eviction:
+        raise UsageError(f"--policy {policy} says what leaves: leave out --eviction {eviction}")
     _load_files(policy_file)
     base = Setup(
         eviction=eviction, prefetch=prefetch, miss=miss, routing=routing, capacity=capacity,

@@ -42,6 +42,7 @@ from pyspac.talk.remover import removed_if_killed
 
 N_CTX: Final = 256
 _REFUSED: Final = "spac: "  # before the engine's errors
+_ATTACHED: Final = re.compile(r"^spac: (\d+ of \d+ MoE layers split|experts stay on disk, )", re.MULTILINE)
 _NUMBER: Final = r"\s*:\s*([-\d.]+|-?nan)"
 _PATTERNS: Final = {
     "perplexity": re.compile(rf"Mean PPL\(Q\){_NUMBER}"),
@@ -88,8 +89,7 @@ def quality(
     check_json_target(json_file)
     check_png(png)
     check_int("-c", ctx_size, 16, 1 << 20)
-    if not file.is_file():
-        raise ConfigError("-f", str(file), "a text file")
+    _check_text(file)
     rules = list(dict.fromkeys(lossy))
     for rule in rules:
         check_lossy(rule, stock=False)
@@ -118,6 +118,14 @@ def quality(
             "rows": [asdict(row) for row in rows],
         }
         write_json(json_file, found)
+
+
+def _check_text(file: Path) -> None:
+    """Raise ConfigError unless llama-perplexity can read it, which aborts at other bytes than UTF-8."""
+    try:
+        file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("-f", str(file), f"a text file in UTF-8 ({error})") from error
 
 
 def _engine_env(model: Path, cache: str, ram: str | None, device: str, rules: list[str]) -> dict[str, str]:
@@ -181,7 +189,8 @@ def _perplexity(argv: Sequence[str], env: Mapping[str, str]) -> str:
     if done.exit_code != 0:
         lines = output.splitlines()
         refusals = [line for line in lines if line.startswith(_REFUSED)]
-        if "it did not attach" in output and refusals:
+        # llama.cpp's own line about it may be lost, as a thread of its log writes it
+        if refusals and not _ATTACHED.search(output):
             raise UsageError(refusals[-1].removeprefix(_REFUSED))
         why = [line for line in lines if "spac:" in line] or [line for line in lines if " E " in line]
         why = why or lines[-3:] or ["no reason"]

@@ -7,6 +7,7 @@ one file: its docstring says the idea, where it comes from, and its knobs.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import ClassVar, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pyspac.errors import UsageError
+from pyspac.errors import ConfigError, UsageError
 from pyspac.lab.demand import Bools, Demand, Floats, Indices, Keys
 from pyspac.lab.events import Access, Evicted, Loaded, Routed, StepBegun, StepOver
 from pyspac.lab.predict.predictor import Predictor
@@ -32,22 +33,32 @@ class Policy:
 
     name: ClassVar[str] = ""  # set by `register`
     dimension: ClassVar[Dimension]
-    knobs: ClassVar[Mapping[str, float]] = {}  # name: default
+    knobs: ClassVar[Mapping[str, float]] = {}  # name: default; an int's values are whole numbers
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}  # name: least, most; others: any number
     is_clairvoyant: ClassVar[bool] = False  # a bound: its view is an OracleView
     needs_logits: ClassVar[bool] = False  # the trace has to hold the router's
     view: View
 
     def __init__(self, view: View, knobs: Mapping[str, float]) -> None:
-        """Keep the view and the knobs' values; ConfigError names an unknown knob."""
+        """Keep the view and the knobs' values; ConfigError names an unknown knob, or a value out of range."""
         for name, value in knobs.items():
             if name not in self.knobs:
                 instead = (
                     f"give one of {', '.join(self.knobs)}" if self.knobs else "leave it out, it has none"
                 )
                 raise UsageError(f"{self.name} has no knob {name!r} (given: {value:g}): {instead}")
+            self._check(name, value)
         self.view = view
         self.knob = {**self.knobs, **knobs}
         self.start()
+
+    def _check(self, name: str, value: float) -> None:
+        low, high = self.limits.get(name, (-math.inf, math.inf))
+        is_whole = isinstance(self.knobs[name], int)
+        if not (low <= value <= high and math.isfinite(value)) or (is_whole and value % 1):
+            bounds = f" from {low:g} to {high:g}" if name in self.limits else ""
+            wanted = f"a {'whole' if is_whole else 'finite'} number{bounds}"
+            raise ConfigError(f"{self.name}:{name}", f"{value:g}", wanted)
 
     def start(self) -> None:
         """Allocate state."""

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from pyspac.cli import app
 from pyspac.commands import quality
 from pyspac.engine.devices import cpu_device
+from pyspac.server.child import run_to_end
 
 MODELS = Path(__file__).resolve().parents[2] / "pyspac" / "models"
 DEMO = MODELS / "demo-moe.gguf"
@@ -132,6 +134,7 @@ def test_what_measures_ends_with_the_command(
     [
         (("--lossy", "drop:0"), "--lossy cannot be 'drop:0': give drop:N"),
         (("--lossy", "drop:2", "--ram", "6", "-f", "/nowhere"), "-f cannot be '/nowhere': give a text file"),
+        (("--lossy", "drop:2", "--ram", "6", "-f", DEMO), "give a text file in UTF-8 ('utf-8' codec can't"),
         (("--lossy", "drop:2"), "--lossy drop:2 needs a device, or experts on disk (--ram)"),
         (("--lossy", "drop:2", "--ram", "8G"), "all are in memory; give --ram less"),
         (("--lossy", "drop:2", "-m", str(MODELS / "demo-draft.gguf")), "has no experts"),
@@ -147,6 +150,21 @@ def test_bad_input(arguments: tuple[str, ...], says: str, text: Path) -> None:
     result = invoke("quality", *given, *arguments)
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.stderr.split())
+
+
+def test_a_refusal_is_one_without_llama_cpp_s_own_line(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is a thread's, which a process that ends at once may not wait for."""
+
+    def without_it(*args: Any, **kwargs: Any) -> Any:
+        done = run_to_end(*args, **kwargs)
+        lines = (done.stdout + done.stderr).splitlines()
+        return replace(done, stdout="", stderr="\n".join(x for x in lines if "did not attach" not in x))
+
+    monkeypatch.setattr(quality, "run_to_end", without_it)
+    given = ("-dev", "emulated", "--cache", "1B", "--lossy", "drop:2")
+    result = invoke("quality", "-m", DEMO, "-f", text, *given)
+    assert result.exit_code == 2, result.output
+    assert "has no room for one expert" in " ".join(result.stderr.split())
 
 
 def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, text: Path) -> None:

@@ -316,6 +316,7 @@ def test_a_machine_from_a_file(trace_file: Path, tmp_path: Path) -> None:
         ("--predict", "token:depth=1"),
         ("--predict", "token", "--eviction", "lru"),
         ("--cold", "--phase", "all"),
+        ("--policy", "ema", "--eviction", "lru"),
         ("--policy-file", "missing.py"),
         ("--json", "missing-folder/x.json"),
     ],
@@ -333,6 +334,30 @@ def test_an_unknown_knob_is_answered_with_those_there_are(trace_file: Path) -> N
     )
     said = call("lab", "run", trace_file, "--eviction", "ema:x=3").output
     assert "ema has no knob 'x' (given: 3): give one of n_levels, ema_decay" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "says"),
+    [
+        ("--eviction", "spac:gamma=nan", "spac:gamma cannot be 'nan': give a whole number"),
+        ("--eviction", "spac:gamma=1e400", "spac:gamma cannot be 'inf': give a whole number"),
+        ("--eviction", "spac:gamma=1.5", "spac:gamma cannot be '1.5': give a whole number"),
+        ("--eviction", "spac:gamma=-2", "n_draft_max cannot be -2"),
+        ("--eviction", "ema:budget=nan", "ema:budget cannot be 'nan'"),
+        ("--eviction", "ema:ema_decay=nan", "ema:ema_decay cannot be 'nan': give a finite number"),
+        ("--eviction", "ema:second_use=nan", "ema:second_use cannot be 'nan'"),
+        ("--eviction", "least-stale:cyclic=2", "least-stale:cyclic cannot be '2': give a whole"),
+        ("--miss", "drop:keep=1.5", "drop:keep cannot be '1.5': give a whole number from 0 to 10000"),
+        ("--miss", "drop:keep=-1", "drop:keep cannot be '-1'"),
+        ("--miss", "substitute:tolerance=-0.1", "substitute:tolerance cannot be '-0.1'"),
+        ("--prefetch", "draft-gate:cutoff=nan", "draft-gate:cutoff cannot be 'nan'"),
+        ("--prefetch", "draft-gate:critical=-1", "draft-gate:critical cannot be '-1'"),
+    ],
+)  # fmt: skip
+def test_a_knob_out_of_range_is_refused(trace_file: Path, option: str, text: str, says: str) -> None:
+    result = call("lab", "run", trace_file, option, text, "--k", "4")
+    assert result.exit_code == 2, result.output
+    assert says in " ".join(result.output.split())
 
 
 def test_a_sweep_with_fewer_than_no_workers_is_refused(trace_file: Path) -> None:

@@ -42,6 +42,7 @@ class AgedLfu(UtilityEviction):
 
     estimator = "lfu"
     knobs: ClassVar[dict[str, float]] = {**UtilityEviction.knobs, "half_every": 64.0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {**UtilityEviction.limits, "half_every": (1, 1e9)}
 
     def scheduler_setup(self) -> SchedulerSetup:
         """Have the scheduler estimate like this."""

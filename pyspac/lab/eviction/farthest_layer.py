@@ -22,6 +22,7 @@ class FarthestLayer(Eviction):
     """Worth falls with the distance to the expert's layer."""
 
     knobs: ClassVar[dict[str, float]] = {"cyclic": 0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"cyclic": (0, 1)}
 
     def rank(self, candidates: Keys) -> Floats:
         """Return minus the distance; cyclic: the present layer itself has just had its turn."""

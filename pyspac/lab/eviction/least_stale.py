@@ -22,6 +22,7 @@ class LeastStale(Eviction):
     """Worth is the layer, plus a whole pass for experts of the present pass."""
 
     knobs: ClassVar[dict[str, float]] = {"cyclic": 0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"cyclic": (0, 1)}
 
     def start(self) -> None:
         """Mark everything as never used."""

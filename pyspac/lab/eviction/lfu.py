@@ -17,6 +17,7 @@ class Lfu(Eviction):
     """Worth is the count of uses over the whole history; the fraction orders equals by last use."""
 
     knobs: ClassVar[dict[str, float]] = {"keep": 1.0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"keep": (0, 1)}
 
     def start(self) -> None:
         """Count nothing yet."""

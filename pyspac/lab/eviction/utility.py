@@ -29,15 +29,15 @@ from pyspac.scheduler.config import SchedulerConfig
 from pyspac.scheduler.estimator import REGISTRY
 
 SHIPPED = -1.0
-KNOBS = dict.fromkeys(
-    (
+_WHOLE = ("n_levels", "threshold", "static_steps", "gamma", "budget")
+KNOBS: dict[str, float] = {
+    name: int(SHIPPED) if name in _WHOLE else SHIPPED
+    for name in (
         "n_levels", "ema_decay", "payback_steps", "budget_share", "threshold", "static_steps", "forgetting",
         "gamma", "budget",
-    ),
-    SHIPPED,
-)  # fmt: skip
-DEPARTURES = {"reset": 0.0, "cold_on_host": 0.0, "free_slots": 1.0, "second_use": 0.0}
-_WHOLE = ("n_levels", "threshold", "static_steps", "n_draft_max")
+    )
+}  # fmt: skip
+DEPARTURES: dict[str, float] = {"reset": 0, "cold_on_host": 0, "free_slots": 1, "second_use": 0.0}
 _UNTIL_COPIED = 2
 
 
@@ -46,6 +46,9 @@ class UtilityEviction(Eviction):
 
     estimator: ClassVar[str]
     knobs: ClassVar[dict[str, float]] = {**KNOBS, **DEPARTURES}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {
+        "reset": (0, 2), "cold_on_host": (0, 1), "free_slots": (0, 1), "second_use": (0, 1e9),
+    }  # fmt: skip
     default_prefetch: ClassVar[str] = "utility"
     default_miss: ClassVar[str] = "host"
 
@@ -59,11 +62,10 @@ class UtilityEviction(Eviction):
     def scheduler_setup(self) -> SchedulerSetup:
         """Return the shipping scheduler's settings with this estimator and these knobs."""
         fields: dict[str, Any] = {name: self.knob[name] for name in KNOBS if self.knob[name] != SHIPPED}
-        budget = fields.pop("budget", None)
-        fields["n_draft_max"] = fields.pop("gamma", self.view.k)
         fields |= {name: int(fields[name]) for name in _WHOLE if name in fields}
-        if budget is not None:
-            fields["byte_budget"] = int(budget) or None
+        fields["n_draft_max"] = fields.pop("gamma", self.view.k)
+        if "budget" in fields:
+            fields["byte_budget"] = fields.pop("budget") or None
         config = SchedulerConfig(estimator=self.estimator, **fields)
         return SchedulerSetup(config, bool(self.knob["free_slots"]), self.is_spent, self.is_shut_out)
 

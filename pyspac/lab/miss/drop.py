@@ -22,6 +22,7 @@ class Drop(Miss):
     """Models tolerate a changed expert beyond their two best ones."""
 
     knobs: ClassVar[dict[str, float]] = {"keep": 2, "host": 0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"keep": (0, 1e4), "host": (0, 1)}
 
     def leaves_to_host(self) -> bool:
         """If asked to."""

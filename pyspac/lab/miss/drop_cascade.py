@@ -22,6 +22,7 @@ class DropPriorityCascade(Miss):
     """Loses precision first, experts then."""
 
     knobs: ClassVar[dict[str, float]] = {"keep": 2, "low": 4, "share": 0.5}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"keep": (0, 1e4), "low": (0, 1e4), "share": (0, 1)}
 
     def handle(self, access: Access) -> MissPlan:
         """Sort the misses by rank."""

@@ -20,6 +20,7 @@ class FetchLowestBit(Miss):
     """A slot holds either precision; the bytes moved differ."""
 
     knobs: ClassVar[dict[str, float]] = {"share": 0.5}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"share": (0, 1)}
 
     def handle(self, access: Access) -> MissPlan:
         """Fetch all, in low precision."""

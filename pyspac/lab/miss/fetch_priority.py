@@ -24,6 +24,7 @@ class FetchPriority(Miss):
     """Falls back by importance."""
 
     knobs: ClassVar[dict[str, float]] = {"low": 0.6, "lowest": 0.3, "share": 0.5, "lowest_share": 0.25}
+    limits: ClassVar[dict[str, tuple[float, float]]] = dict.fromkeys(knobs, (0.0, 1.0))
 
     def handle(self, access: Access) -> MissPlan:
         """Fetch all; degrade those in the lower part of the layer's weights."""

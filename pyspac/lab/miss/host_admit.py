@@ -21,6 +21,7 @@ class HostAdmit(Miss):
     """The misses with most rows are queued behind everything else."""
 
     knobs: ClassVar[dict[str, float]] = {"per_layer": 2}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"per_layer": (0, 1e4)}
 
     def handle(self, access: Access) -> MissPlan:
         """Leave all to the host; queue the busiest."""

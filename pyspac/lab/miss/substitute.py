@@ -23,6 +23,7 @@ class Substitute(Miss):
     """Takes the resident expert of the layer, not in use already, whose score is nearest."""
 
     knobs: ClassVar[dict[str, float]] = {"tolerance": 0.1, "host": 0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"tolerance": (0, 1), "host": (0, 1)}
 
     def leaves_to_host(self) -> bool:
         """If asked to."""

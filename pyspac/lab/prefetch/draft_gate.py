@@ -25,7 +25,10 @@ from pyspac.lab.registry import register
 class DraftGate(Prefetch):
     """Asks for the guesses at the time when the draft would make them."""
 
-    knobs: ClassVar[dict[str, float]] = {"accuracy": -1, "critical": 0, "cutoff": -1}
+    knobs: ClassVar[dict[str, float]] = {"accuracy": -1.0, "critical": 0, "cutoff": -1}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {
+        "accuracy": (-1, 1), "critical": (0, 1e4), "cutoff": (-1, 1e4),
+    }  # fmt: skip
     predictor: Predictor
 
     def start(self) -> None:

@@ -26,6 +26,7 @@ class Foresight(Prefetch):
     """Looks up next uses for all experts."""
 
     knobs: ClassVar[dict[str, float]] = {"uses": 1, "ahead": 4}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"uses": (1, 1e4), "ahead": (1, 1e4)}
     expires: ClassVar[bool] = False
     is_clairvoyant: ClassVar[bool] = True
     view: OracleView

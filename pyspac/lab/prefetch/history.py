@@ -21,6 +21,7 @@ class History(Prefetch):
     """Counts activations per expert, and copies each coming layer's n_expert_used most frequent."""
 
     knobs: ClassVar[dict[str, float]] = {"depth": 3}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"depth": (0, 1e4)}
 
     def start(self) -> None:
         """Count nothing yet."""

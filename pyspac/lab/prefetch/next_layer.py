@@ -21,6 +21,7 @@ class NextLayer(Prefetch):
     """Copies the guess for layer il + 1."""
 
     knobs: ClassVar[dict[str, float]] = {"overfetch": 1.0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"overfetch": (0, 1e4)}
     predictor: Predictor
 
     def start(self) -> None:

@@ -25,6 +25,7 @@ class ScorePrefetch(Prefetch):
     """Copies the experts above the percentile for layer il + 1."""
 
     knobs: ClassVar[dict[str, float]] = {"percentile": 80.0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"percentile": (0, 100)}
     predictor: Predictor
 
     def start(self) -> None:

@@ -20,6 +20,7 @@ class UtilityPrefetch(Prefetch):
     expires: ClassVar[bool] = False
     obeys_scheduler: ClassVar[bool] = True
     knobs: ClassVar[dict[str, float]] = {"quiet": 0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"quiet": (0, 1)}
 
     def waits_for_host(self) -> bool:
         """If asked to."""

@@ -27,6 +27,7 @@ class CacheAware(Routing):
     """Re-selects each token's experts."""
 
     knobs: ClassVar[dict[str, float]] = {"lambda": 0.2, "range": 0}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"lambda": (0, 1), "range": (0, 1)}
     needs_logits: ClassVar[bool] = True
     is_lossy: ClassVar[bool] = True
 
