@@ -60,8 +60,21 @@ class Setting:
         serve = Serve(self.folder, *ports, passed=passed, draft=False)
         return self.stack.enter_context(serve)
 
-    @contextmanager
-    def _router(self) -> Iterator[None]:
+    def _start_router(self) -> subprocess.Popen[bytes]:
+        """A port that was free may be taken by now: then others."""
+        for _ in range(3):
+            self.ports |= {name: free_port() for name in ("router", "status")}
+            process = self._run_router()
+            end_s = time.monotonic() + 10
+            while process.poll() is None and time.monotonic() < end_s:
+                if self._rows():
+                    return process
+                time.sleep(0.02)
+            process.kill()
+            process.wait()
+        raise AssertionError((self.folder / "haproxy.log").read_text())
+
+    def _run_router(self) -> subprocess.Popen[bytes]:
         text = (REPLICAS / "haproxy.cfg").read_text()
         for name, port in PORTS.items():
             text, n = re.subn(rf"127\.0\.0\.1:{port}\b", f"{HOST}:{self.ports[name]}", text)
@@ -69,9 +82,13 @@ class Setting:
         config = self.folder / "haproxy.cfg"
         config.write_text(text)
         with (self.folder / "haproxy.log").open("wb") as log:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 ["haproxy", "-db", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+
+    @contextmanager
+    def _router(self) -> Iterator[None]:
+        process = self._start_router()
         try:
             yield
         finally:
