@@ -1,9 +1,14 @@
-"""Sizes, as text for people; `pyspac.engine.values` reads them."""
+"""Sizes and speeds, as text for people; `pyspac.engine.values` reads them."""
 
 from typing import Final
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
+
+
+def number_text(value: float) -> str:
+    """Three digits, and all before the point."""
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def size_text(n_bytes: float) -> str:

@@ -17,6 +17,7 @@ from pyspac.commands.json_file import json_text, write_result
 from pyspac.model.geometry import MoeGeometry, read_geometry
 from pyspac.model.gguf_header import read_header
 from pyspac.server.model_identity import model_hash
+from pyspac.units import number_text
 
 FORMAT: Final = 1
 SUFFIX: Final = ".json"
@@ -104,10 +105,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _spread(value: dict[str, float]) -> str:
-    median, low, high = (
-        f"{value[name]:.3g}" if value[name] < 100 else f"{value[name]:,.0f}"
-        for name in ("median", "low", "high")
-    )
+    median, low, high = (number_text(value[name]) for name in ("median", "low", "high"))
     return f"{median} ({low} to {high})"
 
 

@@ -26,6 +26,7 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import kv_bytes
 from pyspac.model.geometry import read_geometry
 from pyspac.model.known_models import Weights, all_weights
+from pyspac.model.memory_tier import MEANS_MIB
 from pyspac.model.speed_forecast import CARD_GB_S, WIDTHS, Forecast, Machine, forecast
 from pyspac.units import GIB, size_text
 
@@ -139,7 +140,7 @@ def show(console: Console, machine: Machine, found: Sequence[Forecast], n_ctx: i
         style="dim",
     )
     if all(one.decode_tps is None for one in found):
-        console.print("A number without a unit is MiB: --ram 8G is 8 GiB.", style="yellow")
+        console.print(f"{MEANS_MIB}.", style="yellow")
     low, high = machine.varied
     if high / low > STEADY:
         console.print(

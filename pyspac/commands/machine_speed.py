@@ -83,7 +83,7 @@ def _on_probe(measured: Callable[[Path], DiskSpeed]) -> DiskSpeed:
     """On a file that is written for it, where models that are fetched lie, else where temporary files do."""
     folder = Path.home() / ".cache"
     try:
-        folder = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
+        folder = folder if folder.is_dir() and os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
         if shutil.disk_usage(folder).free < 2 * _PROBE_BYTES:
             raise PyspacError(f"{folder} has no room for the {_PROBE_BYTES // MIB} MiB that measure its disk")
         with (

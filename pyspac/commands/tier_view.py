@@ -14,9 +14,10 @@ from pyspac.model.disk_probe import DiskSpeed
 from pyspac.model.geometry import MoeGeometry
 from pyspac.model.gguf_header import GgufHeader
 from pyspac.model.known_models import Weights
+from pyspac.model.memory_tier import MEANS_MIB
 from pyspac.model.speed_forecast import Machine
 from pyspac.model.tier_forecast import TierForecast, forecast
-from pyspac.units import MIB, size_text
+from pyspac.units import MIB, number_text, size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +62,14 @@ class TierView:
             "Predicted without drafts: low if all experts are used alike, high if as in recorded texts"
         )
         if any(found.tps_alike is None for found in self.forecasts):
-            console.print("a number without a unit is MiB: --ram 8G is 8 GiB")
+            console.print(MEANS_MIB)
 
 
 def _speed(found: TierForecast) -> str:
     if found.tps_alike is None or found.tps_recorded is None:
         return f"too little: {-(-found.least_bytes // MIB)} MiB at least"
-    low, high = _number(found.tps_alike), _number(found.tps_recorded)
+    low, high = number_text(found.tps_alike), number_text(found.tps_recorded)
     return low if low == high else f"{low} to {high}"
-
-
-def _number(tps: float) -> str:
-    """Three digits, and all before the point."""
-    return f"{tps:,.0f}" if tps >= 100.0 else f"{tps:.3g}"
 
 
 def disk_text(disk: DiskSpeed) -> str:

@@ -19,6 +19,7 @@ from pyspac.units import GIB, MIB
 
 FLAG: Final = "--ram"
 VARIABLE: Final = "PYSPAC_RAM"
+MEANS_MIB: Final = f"A number without a unit is MiB: {FLAG} 8G is 8 GiB"
 # left free besides the model and its contexts: what the program takes itself, and other programs
 MARGIN_BYTES: Final = GIB
 MARGIN_SHARE: Final = 0.1  # of free memory, where that is less

@@ -60,21 +60,9 @@ class Setting:
         serve = Serve(self.folder, *ports, passed=passed, draft=False)
         return self.stack.enter_context(serve)
 
-    def _start_router(self) -> subprocess.Popen[bytes]:
-        """A port that was free may be taken by now: then others."""
-        for _ in range(3):
-            self.ports |= {name: free_port() for name in ("router", "status")}
-            process = self._run_router()
-            end_s = time.monotonic() + 10
-            while process.poll() is None and time.monotonic() < end_s:
-                if self._rows():
-                    return process
-                time.sleep(0.02)
-            process.kill()
-            process.wait()
-        raise AssertionError((self.folder / "haproxy.log").read_text())
-
-    def _run_router(self) -> subprocess.Popen[bytes]:
+    def _start_router(self) -> subprocess.Popen[bytes] | None:
+        """None: one of its ports was taken meanwhile."""
+        self.ports |= {name: free_port() for name in ("router", "status")}
         text = (REPLICAS / "haproxy.cfg").read_text()
         for name, port in PORTS.items():
             text, n = re.subn(rf"127\.0\.0\.1:{port}\b", f"{HOST}:{self.ports[name]}", text)
@@ -82,13 +70,17 @@ class Setting:
         config = self.folder / "haproxy.cfg"
         config.write_text(text)
         with (self.folder / "haproxy.log").open("wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 ["haproxy", "-db", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+        self.stack.callback(process.kill)
+        wait_for("the router", lambda: process.poll() is not None or self._rows())
+        return process if process.poll() is None else None
 
     @contextmanager
     def _router(self) -> Iterator[None]:
-        process = self._start_router()
+        process = next(filter(None, (self._start_router() for _ in range(3))), None)
+        assert process, (self.folder / "haproxy.log").read_text()
         try:
             yield
         finally:

@@ -28,6 +28,11 @@ static thread_local uint64_t            t_end     = 0;       // of its multiplic
 
 // ---- the multiplication
 
+// Rows of floats are ggml's, whose kernels are as fast, where no panel takes them: tiles take BF16.
+static bool has_kernel(const spac_kernels & kernels, ggml_type type, int64_t n_tokens) {
+    return ggml_is_quantized(type) ? kernels.dot(type) != nullptr : spac_panel_for(kernels, type, n_tokens) != nullptr;
+}
+
 struct dense_traits : ggml::cpu::tensor_traits {
     const spac_kernels * kernels;
 
@@ -61,7 +66,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
             return spac_can_attend(*kernels, op);
         }
         const ggml_tensor * x = op->src[1];
-        return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && x->ne[2] * x->ne[3] == 1 && (ggml_is_quantized(op->src[0]->type) || panel_of(op));
+        return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && x->ne[2] * x->ne[3] == 1 && has_kernel(*kernels, op->src[0]->type, x->ne[1]);
     }
 
     // panels of the threads, then activations
@@ -222,10 +227,8 @@ static const bool is_registered = [] {
 
 // ---- marks
 
-// rows of floats are worth it where a panel takes them: BF16 with tiles
 static bool is_dense_matrix(const ggml_tensor * t, const spac_kernels & kernels) {
-    const bool has_kernel = ggml_is_quantized(t->type) ? kernels.dot(t->type) != nullptr : spac_panel_for(kernels, t->type, INT_MAX) != nullptr;
-    const bool is_matrix  = t->ne[1] > 1 && t->ne[2] * t->ne[3] == 1 && has_kernel;
+    const bool is_matrix = t->ne[1] > 1 && t->ne[2] * t->ne[3] == 1 && has_kernel(kernels, t->type, INT_MAX);
     return is_matrix && t->buffer && ggml_backend_buffer_is_host(t->buffer) && !t->extra;
 }
 

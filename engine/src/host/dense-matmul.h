@@ -9,9 +9,9 @@
 #include <unordered_set>
 #include <vector>
 
-// Quantised matrices among a model's tensors. Those that llama.cpp has repacked stay its own, as do F16 and BF16, where its
-// kernels are as fast. The choice is made graph by graph, and the mark is on a graph's node, never on a weight: other
-// contexts of the same model may be computing.
+// Quantised matrices among a model's tensors, and those of BF16 for wide batches where there are tiles. Those that llama.cpp
+// has repacked stay its own, as does F16, where its kernels are as fast. The choice is made graph by graph, and the mark is on
+// a graph's node, never on a weight: other contexts of the same model may be computing.
 struct spac_dense_matmul {
     // kernels: of spac_kernels_here(); NULL: all matrices stay ggml's
     spac_dense_matmul(const std::vector<ggml_tensor *> & tensors, const spac_kernels * kernels);
