@@ -41,8 +41,9 @@ from pyspac.server.passed_on import check_passed
 from pyspac.talk.remover import removed_if_killed
 
 N_CTX: Final = 256
-_REFUSED: Final = "spac: "  # before the engine's errors
-_ATTACHED: Final = re.compile(r"^spac: (\d+ of \d+ MoE layers split|experts stay on disk, )", re.MULTILINE)
+_ENGINE: Final = r"^(?:[\d.]+ )?(?:[A-Z] )?spac: "  # may follow the head of a line of llama.cpp's log thread
+_REFUSED: Final = re.compile(rf"{_ENGINE}(.*)", re.MULTILINE)
+_ATTACHED: Final = re.compile(rf"{_ENGINE}(\d+ of \d+ MoE layers split|experts stay on disk, )", re.MULTILINE)
 _NUMBER: Final = r"\s*:\s*([-\d.]+|-?nan)"
 _PATTERNS: Final = {
     "perplexity": re.compile(rf"Mean PPL\(Q\){_NUMBER}"),
@@ -188,10 +189,10 @@ def _perplexity(argv: Sequence[str], env: Mapping[str, str]) -> str:
     output = done.stdout + done.stderr
     if done.exit_code != 0:
         lines = output.splitlines()
-        refusals = [line for line in lines if line.startswith(_REFUSED)]
+        refusals = _REFUSED.findall(output)
         # llama.cpp's own line about it may be lost, as a thread of its log writes it
         if refusals and not _ATTACHED.search(output):
-            raise UsageError(refusals[-1].removeprefix(_REFUSED))
+            raise UsageError(refusals[-1])
         why = [line for line in lines if "spac:" in line] or [line for line in lines if " E " in line]
         why = why or lines[-3:] or ["no reason"]
         raise PyspacError(f"llama-perplexity ended with {done.exit_code}: {' '.join(why[-3:])}")
