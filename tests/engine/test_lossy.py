@@ -123,6 +123,31 @@ def test_both_ways_leave_out_the_same(model: Any) -> None:
         assert n_left_out(engine) > 0
 
 
+@pytest.mark.parametrize("rule", ["drop:1", "substitute:1", "route:1"])
+def test_the_host_takes_over_what_a_slow_device_holds(model: Any, rule: str) -> None:
+    """Which changes nothing of what is left out."""
+    fast = EXECUTOR | {"lossy": rule, "host_kernels": "ggml"}
+    tokens, rng = Sequence0(15, models.N_VOCAB), np.random.default_rng(16)
+    with (
+        new_context(model) as a,
+        new_context(model) as b,
+        attached_engine(a, **fast) as quick,
+        attached_engine(b, **fast, device="emulated:0.02") as slow,
+    ):
+        for width in WIDTHS * 8:
+            states = rng.bit_generator.state
+            for engine in (quick, slow):
+                rng.bit_generator.state = states
+                decide_randomly(engine, rng)
+                place(engine)
+            batch = tokens.next_batch(width)
+            assert_same_bits(decode(b, batch), decode(a, batch), f"{width} tokens")
+        assert n_left_out(quick) == n_left_out(slow) > 0 or rule == "route:1"
+        assert router_weight_kept(quick.board) == router_weight_kept(slow.board) < 1
+        n_host = [int(e.board.layer_stats["n_host_rows"].sum()) for e in (quick, slow)]
+    assert n_host[1] > 1.2 * n_host[0]
+
+
 @pytest.mark.parametrize("way", [IN_GRAPH, EXECUTOR], ids=["in-graph", "executor"])
 def test_without_tolerance_nothing_stands_in(model: Any, way: dict[str, Any]) -> None:
     tokens, rng = Sequence0(11, models.N_VOCAB), np.random.default_rng(12)

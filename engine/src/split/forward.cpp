@@ -77,7 +77,8 @@ void spac_forward::dispatch(const spac_moe_layer & layer, const ggml_tensor * id
         lossy.keep_all(ids->ne[0] * ids->ne[1]);
     } else if (lossy.is_on()) {
         leave_out(layer, ids, *weights);
-    } else if (clock.speed > 0 && demand.empty() && !tier) { // emulated devices only: real ones are untried
+    }
+    if (clock.speed > 0 && demand.empty() && !tier) { // emulated devices only: real ones are untried
         share_out(layer);
     }
     if (!demand.empty()) { // what is left out, or a copy's, need not come
@@ -135,15 +136,22 @@ void spac_forward::ask(const spac_moe_layer & layer, const ggml_tensor * ids, co
                               s.n_host_experts > 0 ? (double) s.host_us / s.n_host_experts : 0.0);
 }
 
+uint32_t spac_forward::n_rows_kept(size_t i) const {
+    return activations.n_rows[i] - (lossy.is_on() ? n_rows_left_out[i] : 0);
+}
+
 // the host takes those of the device's that have the fewest rows
 void spac_forward::share_out(const spac_moe_layer & layer) {
     residents.clear();
+    size_t n_absent = 0;
     for (size_t i = 0; i < slots.size(); i++) {
         if (slots[i] >= 0) {
             residents.push_back(i);
+        } else {
+            n_absent += n_rows_kept(i) > 0;
         }
     }
-    const size_t n = clock.n_on_device(layer.expert_bytes(), residents.size(), slots.size() - residents.size());
+    const size_t n = clock.n_on_device(layer.expert_bytes(), residents.size(), n_absent);
     if (n == residents.size()) {
         return;
     }
@@ -157,20 +165,22 @@ void spac_forward::record_split(const spac_moe_layer & layer) {
     spac_layer_stats & s = board.layer_stats()[layer.il];
     s.n_calls++;
     const uint64_t n_device   = s.n_device_experts;
-    uint64_t       host_bytes = 0;
+    uint64_t       host_bytes = 0, n_stand_ins = 0;
     for (size_t i = 0; i < slots.size(); i++) {
         if (slots[i] >= 0) {
             s.n_device_experts++;
             s.n_device_rows += activations.n_rows[i];
             any_device = true;
-        } else if (const uint32_t n = activations.n_rows[i] - (lossy.is_on() ? n_rows_left_out[i] : 0)) {
+        } else if (const uint32_t n = n_rows_kept(i)) {
             s.n_host_experts++;
             s.n_host_rows += n;
             host_bytes += layer.nth_copy(lossy.is_on() ? copy_of[i] : 0).expert_bytes();
             any_host = true;
+        } else {
+            n_stand_ins += lossy.substitutes();
         }
     }
-    times[layer.il].n_device   = s.n_device_experts - n_device;
+    times[layer.il].n_device   = s.n_device_experts - n_device + n_stand_ins;
     times[layer.il].host_bytes = host_bytes;
 }
 

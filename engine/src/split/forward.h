@@ -74,6 +74,7 @@ struct spac_forward : spac_split_ops {
     const std::vector<int32_t> & sequences_of(int64_t n_tokens) const;
     void                         show_weights();
     void                         ask(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor * weights);
+    uint32_t                     n_rows_kept(size_t i) const; // of the layer's i-th expert: not left out
     void                         share_out(const spac_moe_layer & layer);
     void                         record_split(const spac_moe_layer & layer);
     void                         leave_out(const spac_moe_layer & layer, const ggml_tensor * ids, const ggml_tensor & weights);
