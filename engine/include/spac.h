@@ -67,7 +67,7 @@ extern "C" {
 
 // cdef-begin: the body between the two markers goes to cffi (constants as they are, SPAC_API removed)
 
-#define SPAC_ABI_VERSION     12
+#define SPAC_ABI_VERSION     13
 #define SPAC_N_RECORDS       256 // length of the ring of step records
 #define SPAC_N_ROUTED        512 // rows of the ring of routed tokens
 #define SPAC_N_ROUTED_MAX    256 // of them that one forward writes: a longer batch's last tokens
@@ -430,7 +430,7 @@ SPAC_API spac_status spac_devices_find(const char * names, int32_t * indices, in
 SPAC_API void *      spac_cpu_buffer_type(void);                                                                 // for llama_model_params.tensor_buft_overrides
 SPAC_API void *      spac_host_buffer_type(void);                                                                // the same: huge pages, weights as in the file
 SPAC_API bool        spac_has_kernels(int32_t type);                                                             // of the engine's own, for this machine; type: enum ggml_type
-SPAC_API int32_t     spac_tokens_per_expert(void);                                                               // of a prompt, computed at once, that these kernels want; 0: few
+SPAC_API spac_status spac_tokens_per_expert(int32_t * n);                                                        // of a prompt, computed at once, that these kernels want; 0: few
 SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);                                   // streaming read
 SPAC_API spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s); // weights of a type times 1 to 512 tokens, by the engine's own kernels
 SPAC_API spac_status spac_measure_attention_gop_s(int32_t n_tokens, int32_t n_threads, double * gop_s);          // of 1 to 512 tokens to 512, 1e9 operations per second

@@ -92,14 +92,21 @@ void * spac_cpu_buffer_type(void) {
     return ggml_backend_cpu_buffer_type();
 }
 
-bool spac_has_kernels(int32_t type) {
+static const spac_kernels * kernels_for(int32_t type) {
     const spac_kernels * kernels = spac_kernels_best();
-    return kernels && type >= 0 && type < GGML_TYPE_COUNT && kernels->dot((ggml_type) type);
+    return kernels && type >= 0 && type < GGML_TYPE_COUNT && kernels->dot((ggml_type) type) ? kernels : nullptr;
 }
 
-int32_t spac_tokens_per_expert(void) {
-    const spac_kernels * kernels = spac_kernels_best();
-    return kernels ? kernels->n_tokens_full : 0;
+bool spac_has_kernels(int32_t type) {
+    bool found = false;
+    return spac_guard([&] { found = kernels_for(type); }) == SPAC_STATUS_SUCCESS && found;
+}
+
+spac_status spac_tokens_per_expert(int32_t * n) {
+    return spac_guard([&] {
+        const spac_kernels * kernels = spac_kernels_best();
+        *n                           = kernels ? kernels->n_tokens_full : 0;
+    });
 }
 
 // ---- measuring
@@ -225,10 +232,11 @@ struct kernel_pass {
 spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s) {
     return spac_guard([&] {
         check_counts(n_threads, n_tokens, gb_s);
-        if (!spac_has_kernels(type)) {
+        const spac_kernels * kernels = kernels_for(type);
+        if (!kernels) {
             throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("type %d: the engine has no kernel for it on this machine", type));
         }
-        const kernel_pass pass(*spac_kernels_best(), (ggml_type) type, n_tokens);
+        const kernel_pass pass(*kernels, (ggml_type) type, n_tokens);
         const int64_t     n_blocks = pass.n_blocks(), n_per_task = std::max<int64_t>(1, spac_rows_per_task(pass.n_rows, pass.row_bytes, 1, n_threads) / SPAC_PANEL_ROWS);
         *gb_s = median_gb_s(pass.n_rows * pass.row_bytes, [&](int64_t i_part) {
             std::atomic<int64_t>           next{ 0 }; // block: threads take tasks, as in a model, so none waits for a slower one's half

@@ -253,6 +253,12 @@ def device_count() -> int:
     return int(lib.spac_device_count())
 
 
+def _check_asked(status: int) -> None:
+    """Raise UsageError where the user asked for what is not there."""
+    if status != lib.SPAC_STATUS_SUCCESS:
+        raise UsageError(ffi.string(lib.spac_last_error()).decode(errors="replace"))
+
+
 def find_devices(names: str) -> list[int]:
     """Return the indices of the devices that `names` ("CUDA0,CUDA1") mean, by the engine's own rule.
 
@@ -261,8 +267,7 @@ def find_devices(names: str) -> list[int]:
     """
     load_backends()
     indices, n = ffi.new("int32_t[]", lib.SPAC_N_DEVICES), ffi.new("int32_t *")
-    if lib.spac_devices_find(os.fsencode(names), indices, n) != lib.SPAC_STATUS_SUCCESS:
-        raise UsageError(ffi.string(lib.spac_last_error()).decode(errors="replace"))
+    _check_asked(lib.spac_devices_find(os.fsencode(names), indices, n))
     return [int(index) for index in indices[0 : n[0]]]
 
 
@@ -273,8 +278,13 @@ def has_kernels(type_name: str) -> bool:
 
 
 def tokens_per_expert() -> int:
-    """Return how many tokens of a prompt per expert the engine's own kernels want at once; 0: few suffice."""
-    return int(lib.spac_tokens_per_expert())
+    """Return how many tokens of a prompt per expert the engine's own kernels want at once; 0: few suffice.
+
+    Raises UsageError where PYSPAC_KERNELS names none of this machine's.
+    """
+    n = ffi.new("int32_t *")
+    _check_asked(lib.spac_tokens_per_expert(n))
+    return int(n[0])
 
 
 def add_rpc(endpoint: str) -> None:

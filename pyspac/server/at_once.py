@@ -49,4 +49,5 @@ def _per_expert(options: ServeOptions) -> int:
     """How many tokens for each expert the host's kernels want: ggml's, beside a device, want few."""
     from pyspac.engine.engine import tokens_per_expert  # loads the native library, as the rest does anyway
 
-    return tokens_per_expert() if options.is_host_only and not options.stock else 0
+    wanted = 0 if options.stock else tokens_per_expert()
+    return wanted if options.is_host_only else 0

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from pyspac.cli import app
 from pyspac.engine.devices import fits_memory
-from pyspac.engine.engine import Engine, has_kernels
-from pyspac.errors import EngineError
+from pyspac.engine.engine import Engine, has_kernels, measure_kernel_gb_s, tokens_per_expert
+from pyspac.errors import EngineError, PyspacError
 from pyspac.forward.options import ForwardOptions
 from pyspac.forward.runner import Runner
 
@@ -287,6 +287,16 @@ def test_settings_that_exclude_each_other(arguments: list[str], option: str) -> 
     result = run(*arguments)
     assert result.exit_code == 2
     assert option in result.output
+
+
+def test_kernels_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPAC_KERNELS", "avx1024")
+    for call in (lambda: measure_kernel_gb_s("Q8_0", 1, 1), tokens_per_expert):
+        with pytest.raises(PyspacError, match='PYSPAC_KERNELS "avx1024": this machine has '):
+            call()
+    result = run()
+    assert result.exit_code == 2, result.output
+    assert 'PYSPAC_KERNELS "avx1024": this machine has ' in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("is_copied", [True, False])

@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <string>
 
 #if defined(__x86_64__)
@@ -83,27 +82,19 @@ std::vector<const spac_kernels *> spac_kernels_here() {
     return here;
 }
 
-// asked for by name, in vain
-static void say_what_there_is(const char * wanted, const std::vector<const spac_kernels *> & here) {
-    std::string names;
-    for (const spac_kernels * kernels : here) {
-        names += std::string(names.empty() ? "" : ", ") + kernels->name;
-    }
-    spac_log("this machine has no kernels \"%s\" (PYSPAC_KERNELS): it has %s; the first is used", wanted, names.empty() ? "none" : names.c_str());
-}
-
 const spac_kernels * spac_kernels_best() {
     static const std::vector<const spac_kernels *> here = spac_kernels_here();
 
     const char * wanted = getenv("PYSPAC_KERNELS");
+    std::string  names;
     for (const spac_kernels * kernels : here) {
         if (wanted && strcmp(kernels->name, wanted) == 0) {
             return kernels;
         }
+        names += std::string(names.empty() ? "" : ", ") + kernels->name;
     }
-    static std::once_flag said;
     if (wanted && *wanted) {
-        std::call_once(said, say_what_there_is, wanted, here);
+        throw spac_error(SPAC_STATUS_INVALID_ARGUMENT, spac_format("PYSPAC_KERNELS \"%s\": this machine has %s; unset it for the first", wanted, names.empty() ? "none" : names.c_str()));
     }
     return here.empty() ? nullptr : here[0];
 }

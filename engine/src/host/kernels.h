@@ -89,6 +89,7 @@ const spac_kernels * spac_kernels_neon();
 std::vector<const spac_kernels *> spac_kernels_here();
 
 // the first of them, or NULL; PYSPAC_KERNELS names another one (for tests and measurements)
+// throws: spac_error, where it names none of these
 const spac_kernels * spac_kernels_best();
 
 // What the tables above lack ggml's own dot products compute, a row at a time (ggml-dot.cpp): F32.

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static constexpr char     MAGIC[8]  = { 's', 'p', 'a', 'c', 'k', 'e', 'p', '1' };
+static constexpr char     MAGIC[8]  = { 's', 'p', 'a', 'c', 'k', 'e', 'p', '2' };
 static constexpr uint64_t MAX_PARTS = 1 << 16;
 
 struct fixed_part {
@@ -91,14 +91,16 @@ static uint64_t sum_of_head(const fixed_part & fixed, const spac_kept_head & hea
     return sum_of(head.sizes.data(), head.sizes.size() * sizeof(uint64_t), sum);
 }
 
-static uint64_t sum_of_parts(const spac_parts & parts) {
-    return std::accumulate(parts.begin(), parts.end(), uint64_t(1), [](uint64_t sum, const auto & part) { return sum_of(part.data(), part.size(), sum); });
+// of the tokens, too: another file's parts are none of these
+static uint64_t sum_of_parts(const spac_kept_head & head, const spac_parts & parts) {
+    const uint64_t seed = sum_of(head.tokens.data(), head.tokens.size() * sizeof(int32_t), 1);
+    return std::accumulate(parts.begin(), parts.end(), seed, [](uint64_t sum, const auto & part) { return sum_of(part.data(), part.size(), sum); });
 }
 
 const char * spac_write_kept(int fd, const std::string & key, const spac_kept_head & head, const spac_parts & parts) {
     const fixed_part fixed    = make_fixed(key, head);
     const uint64_t   sum      = sum_of_head(fixed, head);
-    const uint64_t   sum_last = sum_of_parts(parts);
+    const uint64_t   sum_last = sum_of_parts(head, parts);
 
     bool is_good = write_all(fd, &fixed, sizeof(fixed)) && write_all(fd, head.tokens.data(), head.tokens.size() * sizeof(int32_t)) &&
                    write_all(fd, head.sizes.data(), head.sizes.size() * sizeof(uint64_t)) && write_all(fd, &sum, sizeof(sum));
@@ -139,5 +141,5 @@ bool spac_read_kept_parts(int fd, const spac_kept_head & head, spac_parts & part
         }
         offset += size;
     }
-    return read_all(fd, &sum, sizeof(sum), offset) && sum == sum_of_parts(parts);
+    return read_all(fd, &sum, sizeof(sum), offset) && sum == sum_of_parts(head, parts);
 }
