@@ -202,6 +202,15 @@ struct q5_1 {
     }
 };
 
+// formats whose nibbles are places in a table of bytes, which F::table() has in each lane
+template <typename F>
+SPAC_INLINE weights look_up(weights w) {
+    for (__m512i & q : w.q) {
+        q = _mm512_shuffle_epi8(F::table(), q);
+    }
+    return w;
+}
+
 // the values of IQ4_NL and IQ4_XS, plus 128
 SPAC_INLINE __m512i iq4_table() {
     return _mm512_broadcast_i32x4(_mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, (char) 129, (char) 141, (char) 153, (char) 166, (char) 181,
@@ -212,16 +221,17 @@ struct iq4_nl {
     typedef spac_block_iq4_nl block;
     static constexpr int      N = 32;
 
-    static SPAC_INLINE weights unpack(const block * b) {
+    static SPAC_INLINE __m512i table() { return iq4_table(); }
+
+    static SPAC_INLINE weights unpack_places(const block * b) {
         weights w;
         split_all(b, w.q);
         w.scale  = spread_halves(b);
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
-        for (__m512i & q : w.q) {
-            q = _mm512_shuffle_epi8(iq4_table(), q);
-        }
         return w;
     }
+
+    static SPAC_INLINE weights unpack(const block * b) { return look_up<iq4_nl>(unpack_places(b)); }
 };
 
 struct mxfp4 {
@@ -236,18 +246,20 @@ struct mxfp4 {
         return _mm256_castsi256_ps(_mm256_mask_blend_epi32(_mm256_cmplt_epu32_mask(e, _mm256_set1_epi32(2)), normal, tiny));
     }
 
-    static SPAC_INLINE weights unpack(const block * b) {
-        // doubled values plus 12
-        const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-        weights       w;
+    // doubled values plus 12
+    static SPAC_INLINE __m512i table() {
+        return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    }
+
+    static SPAC_INLINE weights unpack_places(const block * b) {
+        weights w;
         split_all(b, w.q);
         w.scale  = spread_blocks(scales(b));
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(12));
-        for (__m512i & q : w.q) {
-            q = _mm512_shuffle_epi8(table, q);
-        }
         return w;
     }
+
+    static SPAC_INLINE weights unpack(const block * b) { return look_up<mxfp4>(unpack_places(b)); }
 };
 
 // 8 scales, then 8 mins
@@ -356,18 +368,19 @@ struct iq4_xs {
         return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(both, _mm256_set1_epi32(32))), _mm256_set1_ps(half_to_float(b->d)));
     }
 
-    static SPAC_INLINE weights unpack(const block * b) {
+    static SPAC_INLINE __m512i table() { return iq4_table(); }
+
+    static SPAC_INLINE weights unpack_places(const block * b) {
         const uint8_t * q = b->q;
         weights         w;
         split_blocks(load_quarters(q, q + 32, q + 64, q + 96), w.q[0], w.q[1]);
         split_blocks(load_quarters(q + 16, q + 48, q + 80, q + 112), w.q[2], w.q[3]);
         w.scale  = spread_blocks(scales(b));
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
-        for (__m512i & v : w.q) {
-            v = _mm512_shuffle_epi8(iq4_table(), v);
-        }
         return w;
     }
+
+    static SPAC_INLINE weights unpack(const block * b) { return look_up<iq4_xs>(unpack_places(b)); }
 };
 
 // ---- formats of 1 to 3 bits

@@ -36,43 +36,119 @@ SPAC_INLINE __m512i to_bf16(__m512 first, __m512 second) {
 
 // formats of 4 bits with a scale per 32 weights: a table of their 16 values is less work than each weight
 template <typename F>
-constexpr bool HAS_TABLE = std::is_same_v<F, q4_0> || std::is_same_v<F, q4_1> || std::is_same_v<F, q4_k>;
-
-// 16 values of one scale; lane: of the scale
-SPAC_INLINE __m512 values_of(__m512 q, const float * scale, const float * offset, int lane) {
-    return _mm512_fmsub_ps(q, _mm512_set1_ps(scale[lane]), _mm512_set1_ps(offset[lane]));
-}
-
-SPAC_INLINE __m512 floats_of(const uint8_t * q) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *) q)));
-}
-
-// 256 weights of a row, of which the first n_tiles times 32 are wanted
+constexpr bool LOOKS_UP = std::is_same_v<F, iq4_nl> || std::is_same_v<F, iq4_xs> || std::is_same_v<F, mxfp4>;
 template <typename F>
-SPAC_INLINE void put_weights(const weights & w, weight_tile * to, int64_t row, int64_t n_tiles) {
-    alignas(64) float   scale[16], offset[16];
-    alignas(64) uint8_t q[64];
-    _mm512_store_ps(scale, w.scale);
-    _mm512_store_ps(offset, w.offset);
-    const __m512 all = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (int i = 0; i < 4; i++) { // blocks of 32
-        const int first = i / 2 + 4 * (i % 2), second = first + 2, lane[] = { FIRST_LANE[first], FIRST_LANE[second] };
-        __m512i   x[2];
-        if constexpr (HAS_TABLE<F>) {
-            const __m512i table   = to_bf16(values_of(all, scale, offset, lane[0]), values_of(all, scale, offset, lane[1]));
-            const __m512i indices = _mm512_or_si512(w.q[i], _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(16), 1));
-            x[0]                  = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(indices)), table);
-            x[1]                  = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(indices, 1)), table);
+constexpr bool HAS_TABLE = LOOKS_UP<F> || std::is_same_v<F, q4_0> || std::is_same_v<F, q4_1> || std::is_same_v<F, q4_k>;
+
+SPAC_INLINE __m512 floats_of(__m128i q) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(q));
+}
+
+// what 0 to 15 stand for
+template <typename F>
+SPAC_INLINE __m512 table_of() {
+    __m128i values = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    if constexpr (LOOKS_UP<F>) {
+        values = _mm512_castsi512_si128(F::table());
+    }
+    return floats_of(values);
+}
+
+// Loads broadcast a scale for nothing; the compiler would take it from a register by two shuffles, of which there is one a cycle.
+template <typename T>
+SPAC_INLINE void keep_in_memory(T & x) {
+    __asm__ volatile("" : "+m"(x));
+}
+
+SPAC_INLINE __m512i words_at(const uint8_t * q) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *) q));
+}
+
+// 256 weights of a row: places in a table, or bytes; scales
+template <typename F>
+struct unpacked_weights {
+    alignas(64) uint8_t q[4][64];
+    alignas(64) float scale[16], offset[16];
+
+    SPAC_INLINE unpacked_weights(const typename F::block * b) {
+        weights w;
+        if constexpr (LOOKS_UP<F>) {
+            w = F::unpack_places(b);
         } else {
-            _mm512_store_si512(q, w.q[i]);
-            for (int b = 0; b < 2; b++) { // the second group of a block has the scale of the first, or its own
-                const int other = N_SCALES<F> == 1 ? lane[b] : lane[b] + 4;
-                x[b]            = to_bf16(values_of(floats_of(q + 32 * b), scale, offset, lane[b]), values_of(floats_of(q + 32 * b + 16), scale, offset, other));
-            }
+            w = unpack<F>(b);
+        }
+        for (int i = 0; i < 4; i++) {
+            _mm512_store_si512(q[i], w.q[i]);
+        }
+        _mm512_store_ps(scale, w.scale);
+        _mm512_store_ps(offset, w.offset);
+        keep_in_memory(q);
+        keep_in_memory(scale);
+        keep_in_memory(offset);
+    }
+
+    // 16 values of one scale; lane: of the scale
+    SPAC_INLINE __m512 values_of(__m512 x, int lane) const { return _mm512_fmsub_ps(x, _mm512_set1_ps(scale[lane]), _mm512_set1_ps(offset[lane])); }
+
+    // which block of 32 is the i-th pair's first, and its second
+    static constexpr int block_of(int i, int b) { return i / 2 + 4 * (i % 2) + 2 * b; }
+
+    SPAC_INLINE void look_up(int i, __m512i * x) const {
+        const __m512  all   = table_of<F>();
+        const __m512i table = to_bf16(values_of(all, FIRST_LANE[block_of(i, 0)]), values_of(all, FIRST_LANE[block_of(i, 1)]));
+        x[0]                = _mm512_permutexvar_epi16(words_at(q[i]), table);
+        x[1]                = _mm512_permutexvar_epi16(_mm512_or_si512(words_at(q[i] + 32), _mm512_set1_epi16(16)), table);
+    }
+
+    // the second group of a block has the scale of the first, or its own
+    SPAC_INLINE void multiply(int i, __m512i * x) const {
+        for (int b = 0; b < 2; b++) {
+            const __m128i * groups = (const __m128i *) (q[i] + 32 * b);
+            const int       first = FIRST_LANE[block_of(i, b)], second = N_SCALES<F> == 1 ? first : first + 4;
+            x[b] = to_bf16(values_of(floats_of(_mm_load_si128(groups)), first), values_of(floats_of(_mm_load_si128(groups + 1)), second));
+        }
+    }
+};
+
+// As they lie: 64 weights are the low and the high nibbles of 32 bytes.
+template <>
+struct unpacked_weights<q4_k> {
+    const uint8_t * q;
+    alignas(64) float scale[16]; // 8 scales, then 8 offsets
+
+    SPAC_INLINE unpacked_weights(const spac_block_q4_k * b) :
+        q(b->q) {
+        const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+        const __m128  d     = _mm_cvtph_ps(_mm_setr_epi16((short) b->d, (short) b->dmin, 0, 0, 0, 0, 0, 0));
+        _mm512_store_ps(scale, _mm512_mul_ps(unpack_k_scales(b->scales), _mm512_permutexvar_ps(order, _mm512_castps128_ps512(d))));
+        keep_in_memory(scale);
+    }
+
+    static constexpr int block_of(int i, int b) { return 2 * i + b; }
+
+    SPAC_INLINE __m512 values_of(__m512 x, int block) const { return _mm512_fmsub_ps(x, _mm512_set1_ps(scale[block]), _mm512_set1_ps(scale[8 + block])); }
+
+    SPAC_INLINE void look_up(int i, __m512i * x) const {
+        const __m512  all   = table_of<q4_k>();
+        const __m512i table = to_bf16(values_of(all, 2 * i), values_of(all, 2 * i + 1)), words = words_at(q + 32 * i);
+        x[0]                = _mm512_permutexvar_epi16(_mm512_and_si512(words, _mm512_set1_epi16(15)), table);
+        x[1]                = _mm512_permutexvar_epi16(_mm512_or_si512(_mm512_srli_epi16(words, 4), _mm512_set1_epi16(16)), table);
+    }
+};
+
+// of which the first n_tiles times 32 are wanted
+template <typename F>
+SPAC_INLINE void put_weights(const unpacked_weights<F> & w, weight_tile * to, int64_t row, int64_t n_tiles) {
+    for (int i = 0; i < 4; i++) { // pairs of blocks of 32
+        __m512i x[2];
+        if constexpr (HAS_TABLE<F>) {
+            w.look_up(i, x);
+        } else {
+            w.multiply(i, x);
         }
         for (int b = 0; b < 2; b++) {
-            if (first + 2 * b < n_tiles) {
-                _mm512_store_si512(to[first + 2 * b].w[row], x[b]);
+            if (w.block_of(i, b) < n_tiles) {
+                _mm512_store_si512(to[w.block_of(i, b)].w[row], x[b]);
             }
         }
     }
@@ -82,9 +158,9 @@ template <typename F>
 void unpack_dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
     for (int64_t i = 0; i < n_cols; i += SPAC_BLOCK) {
         for (int64_t ir = 0; ir < n_rows; ir++) {
-            typename F::block rest[SPAC_BLOCK / F::N];
-            const weights     w  = unpack<F>(block_at<F>(rows + ir * row_bytes, i, n_cols, rest, SPAC_PANEL_ROWS * row_bytes)); // what comes after these rows
-            weight_tile *     to = (weight_tile *) panel + ir / TILE_SIDE * n_tiles_of(n_cols) + i / TILE_COLS;
+            typename F::block         rest[SPAC_BLOCK / F::N];
+            const unpacked_weights<F> w(block_at<F>(rows + ir * row_bytes, i, n_cols, rest, SPAC_PANEL_ROWS * row_bytes)); // what comes after these rows
+            weight_tile *             to = (weight_tile *) panel + ir / TILE_SIDE * n_tiles_of(n_cols) + i / TILE_COLS;
             if (n_cols - i >= SPAC_BLOCK) {
                 put_weights<F>(w, to, ir % TILE_SIDE, SPAC_BLOCK / TILE_COLS);
             } else {
@@ -174,6 +250,10 @@ void multiply_tiles(const char * panel, int64_t n_rows, int64_t n_cols, const ch
                                                                       : n1      ? add_tiles<Tiles, false, true>
                                                                                 : add_tiles<Tiles, false, false>;
 
+    for (int t = 0; t < n_acts; t++) { // where sums go, a line of 16 rows each: they come while tiles are multiplied
+        __builtin_prefetch(out[t], 1);
+        __builtin_prefetch(out[t] + n_rows - 1, 1);
+    }
     Tiles::configure();
     Tiles::template zero<0>();
     Tiles::template zero<1>();
