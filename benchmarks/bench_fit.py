@@ -191,8 +191,9 @@ def text_of(row: dict[str, Any]) -> str:
     about, found = row["machine"], row["measured"]
     kernels = {name: KernelSpeed(tuple(speed)) for name, speed in found["kernels"].items()}
     here = Machine(
-        ram_bytes=GIB, memory_gb_s=found["memory_gb_s"], kernels=kernels, disk=DiskSpeed(**found["disk"])
-    )
+        ram_bytes=GIB, memory_gb_s=found["memory_gb_s"], kernels=kernels, disk=DiskSpeed(**found["disk"]),
+        n_threads=about["n_threads"],
+    )  # fmt: skip
     if "attention_gop_s" in found:  # older rows have the speeds that are the default
         here = replace(here, attention_gop_s=tuple(found["attention_gop_s"]))
     here = replace(here, per_expert=found.get("per_expert", 0))

@@ -64,7 +64,7 @@ def measure(
     memory, attention, *kernels = found
     shares = [median(a[0] / b[0] for a, b in zip(one, found, strict=True)) for one in turns]
     return Machine(
-        ram_bytes=ram_bytes, vram_bytes=vram_bytes, memory_gb_s=memory[0],
+        ram_bytes=ram_bytes, vram_bytes=vram_bytes, n_threads=n_threads, memory_gb_s=memory[0],
         kernels={name: KernelSpeed(tuple(gb_s)) for name, gb_s in zip(names, kernels, strict=True)},
         attention_gop_s=tuple(attention), per_expert=tokens_per_expert(), varied=(min(shares), max(shares)),
         others_share=max(0.0, others + n_threads - (psutil.cpu_count() or n_threads)) / n_threads,

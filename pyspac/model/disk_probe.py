@@ -40,6 +40,7 @@ class DiskSpeed:
     is_direct: bool  # around the page cache; False: the file system cannot
     depth_1_gb_s: float
     depth_32_gb_s: float
+    cpu_s_per_gb: float = 0.0  # of one core, at depth 32: what is computed meanwhile waits so long
 
     @property
     def slows_under_load(self) -> bool:
@@ -68,14 +69,15 @@ def measure_disk(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -> Di
     """
     with _opened(path, piece_bytes) as (fd, piece, n_pieces, is_direct):
         turns = [
-            [_gb_s(fd, piece, n_pieces, depth, seconds / N_TURNS, is_direct) for depth in (1, DEPTH)]
+            [_read(fd, piece, n_pieces, depth, seconds / N_TURNS, is_direct) for depth in (1, DEPTH)]
             for _ in range(N_TURNS)
         ]
-    depth_1_gb_s, depth_32_gb_s = (median(speeds) for speeds in zip(*turns, strict=True))
-    _check_read(path, [speed for turn in turns for speed in turn])
+    _check_read(path, [reads for turn in turns for reads in turn])
+    one, many = zip(*turns, strict=True)
     return DiskSpeed(
         path=str(path), piece_bytes=piece, is_direct=is_direct,
-        depth_1_gb_s=depth_1_gb_s, depth_32_gb_s=depth_32_gb_s,
+        depth_1_gb_s=median(reads.gb_s for reads in one), depth_32_gb_s=median(reads.gb_s for reads in many),
+        cpu_s_per_gb=median(reads.cpu_s / reads.gb for reads in many),
     )  # fmt: skip
 
 
@@ -85,9 +87,9 @@ def measure_in_order(path: Path, piece_bytes: int = MIB, seconds: float = 0.5) -
     Raises PyspacError if it cannot be read.
     """
     with _opened(path, piece_bytes) as (fd, piece, n_pieces, is_direct):
-        speed = _gb_s(fd, piece, n_pieces, DEPTH, seconds, is_direct, in_order=True)
-    _check_read(path, [speed])
-    return speed
+        reads = _read(fd, piece, n_pieces, DEPTH, seconds, is_direct, in_order=True)
+    _check_read(path, [reads])
+    return reads.gb_s
 
 
 @contextmanager
@@ -105,8 +107,19 @@ def _opened(path: Path, piece_bytes: int) -> Iterator[tuple[int, int, int, bool]
         os.close(fd)
 
 
-def _check_read(path: Path, speeds: Sequence[float]) -> None:
-    if not all(speeds):
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    gb: float  # 1e9 bytes; 0: they fail
+    s: float
+    cpu_s: float  # of this process
+
+    @property
+    def gb_s(self) -> float:
+        return self.gb / self.s
+
+
+def _check_read(path: Path, turns: Sequence[_Reads]) -> None:
+    if not all(reads.gb for reads in turns):
         raise PyspacError(
             f"the disk of {path} cannot be measured: its reads fail, or the file is empty; "
             "look at the system's log (dmesg)"
@@ -134,14 +147,14 @@ def _can_read(fd: int, piece: int) -> bool:
         return False
 
 
-def _gb_s(
+def _read(
     fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool, *, in_order: bool = False
-) -> float:
-    """1e9 bytes per second, `depth` reads at a time, at random places or in order; 0: they fail."""
+) -> _Reads:
+    """For so long, `depth` reads at a time, at random places or in order."""
     n_read = [0] * depth
     order = count(Random().randrange(n_pieces))
     memory = _huge_pages(depth * piece)
-    begin = time.monotonic()
+    begin, cpu_begin = time.monotonic(), time.process_time()
 
     def read(i: int) -> None:
         rng, buffer = Random(), memory[i * piece : (i + 1) * piece]  # on whole pages, as O_DIRECT wants
@@ -162,7 +175,7 @@ def _gb_s(
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(n_read) / (time.monotonic() - begin) / 1e9
+    return _Reads(sum(n_read) / 1e9, time.monotonic() - begin, time.process_time() - cpu_begin)
 
 
 def _huge_pages(n_bytes: int) -> memoryview:

@@ -25,10 +25,14 @@ from pyspac.model.known_models import Bytes, Weights
 from pyspac.model.memory_tier import MARGIN_BYTES
 from pyspac.model.prompt_piece import LONGEST_PIECE, host_piece
 
-WIDTHS: Final = (1, 8, 40, 136)  # tokens of a measured pass; half a tile of 16 at the end, as an expert has on average
+WIDTHS: Final = (
+    1,
+    8,
+    40,
+    136,
+)  # tokens of a measured pass; half a tile of 16 at the end, as an expert has on average
 REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
-ABSENT_US: Final = 150.0  # of an absent expert: its reader and the kernels share cores; of OLMoE's on two
 PROMPT_LAYER_MOP: Final = (
     1.1  # 1e6 operations, at the speed of one token's attention: norms, adding up a token's experts
 )
@@ -71,6 +75,7 @@ class Machine:
     memory_gb_s: float
     kernels: Mapping[str, KernelSpeed]
     disk: DiskSpeed
+    n_threads: int = 1
     vram_bytes: int = 0  # of a card; 0: none
     reached: float = REACHED
     layer_us: float = LAYER_US
@@ -83,6 +88,10 @@ class Machine:
     def pass_us(self, weights: Bytes, n_tokens: float = 1) -> float:
         """Of weights times so many tokens."""
         return sum(self._kernel(name).pass_us(n, n_tokens) for name, n in weights.items()) / self.reached
+
+    def reading_us(self, n_bytes: float) -> float:
+        """What reading so much takes of the cores that compute."""
+        return n_bytes * self.disk.cpu_s_per_gb / self.n_threads / 1e3
 
     @property
     def prompt_layer_us(self) -> float:
@@ -190,7 +199,6 @@ def _forward_us(
     experts_us = used * machine.pass_us(weights.expert, n_tokens * weights.n_expert_used / used)
     late_us = experts_us * (1.0 - found)  # absent ones are computed once all of them have come
     absent = used * weights.expert_bytes * (1.0 - found)
-    absent_us = used * (1.0 - found) * ABSENT_US
     chance = 1.0 - found**used
     disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
     card_us = 0.0
@@ -202,7 +210,11 @@ def _forward_us(
         card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
         experts_us = max(late_us, experts_us * (1.0 - hit))
         dense_us = (weights.dense + weights.output).total() / (CARD_GB_S * 1e3)
-    layer_us = max(experts_us - late_us, disk_us if found < 1.0 else 0.0, card_us) + late_us + absent_us
+    layer_us = (
+        max(experts_us - late_us, disk_us if found < 1.0 else 0.0, card_us)
+        + late_us
+        + machine.reading_us(absent)
+    )
     return dense_us + weights.n_layer_moe * layer_us + weights.n_layer * machine.layer_us
 
 
@@ -231,9 +243,11 @@ def _piece_us(
         others_us += n_piece * _attention_us(weights, machine, n_text, PROMPT) / 2  # to half of it
     if held >= 1.0:
         return experts_us + others_us
-    read_us = weights.n_layer_moe * n_chosen * weights.expert_bytes / (machine.disk.depth_32_gb_s * 1e3)
+    n_bytes = weights.n_layer_moe * n_chosen * weights.expert_bytes
+    read_us = n_bytes / (machine.disk.depth_32_gb_s * 1e3)
     ahead = max(0.0, min(1.0, held * weights.n_layer_moe - 1.0))  # of a layer, beside the one that runs
-    return max(experts_us + others_us, read_us + max(0.0, others_us - ahead * read_us))
+    us = max(experts_us + others_us, read_us + max(0.0, others_us - ahead * read_us))
+    return us + machine.reading_us(n_bytes)
 
 
 def _n_chosen(weights: Weights, n_tokens: float) -> float:

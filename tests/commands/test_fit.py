@@ -156,10 +156,10 @@ def test_a_machine_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(engine, "has_kernels", lambda _: True)
     monkeypatch.setattr(engine, "measure_attention_gop_s", attention)
     monkeypatch.setattr(engine, "measure_host_gb_s", lambda _: 30.0 / now[0])
-    monkeypatch.setattr(engine, "measure_kernel_gb_s", lambda _, n, __: 800.0 / n / now[0])
+    monkeypatch.setattr(engine, "measure_kernel_gb_s", lambda _, n, __: 1360.0 / n / now[0])
     monkeypatch.setattr(machine_speed, "measure_disk", lambda *_: DISK)
     found = machine_speed.measure(1, 0, 0, TARGET, ["Q4_K"])
-    assert found.kernels == {"Q4_K": KernelSpeed((800.0, 100.0, 25.0, 6.25))}
+    assert found.kernels == {"Q4_K": KernelSpeed((1360.0, 170.0, 34.0, 10.0))}
     assert found.attention_gop_s == (10.0, 5120.0)
     assert found.memory_gb_s == 30.0
     assert found.varied == (0.25, 1.25)

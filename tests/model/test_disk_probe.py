@@ -7,6 +7,8 @@ import mmap
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,16 +38,17 @@ def test_depths_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """A disk that is fast only at first: one reading of three, so the median does not have it."""
     depths: list[int] = []
 
-    def speed(fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool) -> float:
+    def read(fd: int, piece: int, n_pieces: int, depth: int, seconds: float, is_direct: bool) -> Any:
         depths.append(depth)
-        return 9.0 if len(depths) == 1 else depth / 32
+        gb = 9.0 if len(depths) == 1 else depth / 32
+        return SimpleNamespace(gb=gb, gb_s=gb, cpu_s=0.25 * gb)
 
-    monkeypatch.setattr(disk_probe, "_gb_s", speed)
+    monkeypatch.setattr(disk_probe, "_read", read)
     path = tmp_path / "file"
     path.write_bytes(b"x" * MIB)
     disk = measure_disk(path)
     assert depths == [1, 32] * 3
-    assert (disk.depth_1_gb_s, disk.depth_32_gb_s) == (1 / 32, 1.0)
+    assert (disk.depth_1_gb_s, disk.depth_32_gb_s, disk.cpu_s_per_gb) == (1 / 32, 1.0, 0.25)
 
 
 def test_every_reader_reads_once_even_if_it_starts_late(tmp_path: Path) -> None:

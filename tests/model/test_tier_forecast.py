@@ -58,8 +58,8 @@ HERE = Machine(ram_bytes=0, memory_gb_s=10.0, kernels={}, disk=DISK, reached=1.0
 def test_a_token_by_hand() -> None:
     """Memory of 10 GB/s: 3 ms for the rest. Per layer 8 MB of experts, half of them absent: 4 ms of reads,
     three quarters of the latency (one of four tokens finds both), 0.4 ms of computing beside them and as much
-    of what was read; 0.15 ms of the threads for the absent one."""
-    assert decode_tps(weights(), HERE, 0.5) == pytest.approx(1e6 / (3000 + 2 * (4000 + 750 + 400 + 150)))
+    of what was read."""
+    assert decode_tps(weights(), HERE, 0.5) == pytest.approx(1e6 / (3000 + 2 * (4000 + 750 + 400)))
     assert decode_tps(weights(), HERE, 1.0) == pytest.approx(1e6 / (3000 + 2 * 800))
 
 
