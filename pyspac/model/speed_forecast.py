@@ -246,7 +246,8 @@ def _piece_us(
     n_bytes = weights.n_layer_moe * n_chosen * weights.expert_bytes
     read_us = n_bytes / (machine.disk.depth_32_gb_s * 1e3)
     ahead = max(0.0, min(1.0, held * weights.n_layer_moe - 1.0))  # of a layer, beside the one that runs
-    us = max(experts_us + others_us, read_us + max(0.0, others_us - ahead * read_us))
+    first_us = weights.expert_bytes / (machine.disk.depth_32_gb_s * 1e3)  # before anything is computed
+    us = max(first_us + experts_us + others_us, read_us + max(0.0, others_us - ahead * read_us))
     return us + machine.reading_us(n_bytes)
 
 
