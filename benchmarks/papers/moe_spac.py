@@ -267,7 +267,7 @@ def figure_8(source: Source) -> Sequence[Claim]:
             paper={"drafts": 2.0, "one token at a time": 1.0},
             unit="rank",
             ours={"drafts": correlation(K), "one token at a time": correlation(0)},
-            our_unit="",
+            our_unit="correlation",
             how=source.how,
         )
     ]
@@ -288,7 +288,7 @@ def figure_9(source: Source) -> Sequence[Claim]:
             paper={name: float(i) for i, name in enumerate(cold, 1)},
             unit="rank",
             ours=cold,
-            our_unit="",
+            our_unit="share",
             how=source.how,
         ),
         Claim(
@@ -297,7 +297,7 @@ def figure_9(source: Source) -> Sequence[Claim]:
             paper={name: float(5 - i) for i, name in enumerate(hot, 1)},
             unit="rank",
             ours=hot,
-            our_unit="",
+            our_unit="share",
             how=source.how,
         ),
         Claim(

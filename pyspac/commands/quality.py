@@ -173,7 +173,7 @@ def _argv(model: Path, ram: str | None, n_ctx: int, base: Path) -> list[str]:
 def _measured(rule: str, argv: Sequence[str], env: Mapping[str, str]) -> Row:
     _say(rule)
     output = _perplexity(argv, {**env, VARIABLE: rule})
-    found: dict[str, Any] = {name: float(_found(name, output)) for name in _PATTERNS}
+    found: dict[str, Any] = {name: float(_found(name, output)) + 0.0 for name in _PATTERNS}  # 0.0: no -0
     return Row(lossy=rule, **found | {"same_top_share": found["same_top_share"] / 100})
 
 

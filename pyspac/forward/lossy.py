@@ -53,7 +53,7 @@ def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_bytes: int |
     """
     if text is not None and is_host_only and ram_bytes is None:
         raise UsageError(
-            f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; give --ram less, "
+            f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; give a smaller --ram, "
             f"or omit {FLAG}"
         )
     if text is not None and is_host_only and text.startswith("substitute:"):

@@ -55,7 +55,7 @@ class Policy:
             wanted = f'settings as TOML, texts in quotes (estimator = "spac"): {error}'
             raise ConfigError(FLAG, text, wanted) from None
         if unknown := sorted(values.keys() - set(KEYS)):
-            raise ConfigError(FLAG, text, f"settings without {unknown[0]}: known are {', '.join(KEYS)}")
+            raise ConfigError(FLAG, text, f"other settings than {unknown[0]}: {', '.join(KEYS)}")
         try:
             copy = _speeds(values.pop(COPY_GB_S, ()))
             config = SchedulerConfig(**with_baseline(FLAG, values))

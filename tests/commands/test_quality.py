@@ -136,7 +136,7 @@ def test_what_measures_ends_with_the_command(
         (("--lossy", "drop:2", "--ram", "6", "-f", "/nowhere"), "-f cannot be '/nowhere': give a text file"),
         (("--lossy", "drop:2", "--ram", "6", "-f", DEMO), "give a text file in UTF-8 ('utf-8' codec can't"),
         (("--lossy", "drop:2"), "--lossy drop:2 needs a device, or experts on disk (--ram)"),
-        (("--lossy", "drop:2", "--ram", "8G"), "all are in memory; give --ram less"),
+        (("--lossy", "drop:2", "--ram", "8G"), "all are in memory; give a smaller --ram"),
         (("--lossy", "drop:2", "-m", str(MODELS / "demo-draft.gguf")), "has no experts"),
         (("--lossy", "drop:2", "--ram", "6", "--png", "/nowhere/x.png"), "--png cannot be"),
         (("--lossy", "drop:2", "--ram", "6", "--png", "o.txt"), "give a file whose name ends in .png"),
