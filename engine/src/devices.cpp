@@ -97,9 +97,8 @@ static const spac_kernels * kernels_for(int32_t type) {
     return kernels && type >= 0 && type < GGML_TYPE_COUNT && kernels->dot((ggml_type) type) ? kernels : nullptr;
 }
 
-bool spac_has_kernels(int32_t type) {
-    bool found = false;
-    return spac_guard([&] { found = kernels_for(type); }) == SPAC_STATUS_SUCCESS && found;
+spac_status spac_has_kernels(int32_t type, bool * found) {
+    return spac_guard([&] { *found = kernels_for(type); });
 }
 
 spac_status spac_tokens_per_expert(int32_t * n) {

@@ -184,6 +184,46 @@ static void test_broken_files() {
     CHECK(finds(whole));
 }
 
+// of equal sizes: other tokens', or those of another model for the same tokens
+static void test_parts_of_another() {
+    const auto content = [](const std::string & key, const tokens & t, uint32_t seed) {
+        temporary_folder   dir;
+        spac_prompt_folder folder(dir.path, key, 1 << 20);
+        save(folder, t, parts_of(seed, 700));
+        std::ifstream in(dir.files().at(0), std::ios::binary);
+        return std::string{ std::istreambuf_iterator<char>(in), {} };
+    };
+    const std::string whole = content(KEY, counting(40), 1), alike = KEY.substr(0, SPAC_KEY_CHARS - 1) + "c";
+    const size_t      n_last = 700 + 24 + sizeof(uint64_t); // parts and their sum
+    for (const std::string & other : { content(KEY, counting(40, 500), 2), content(alike, counting(40), 2), content(OTHER_KEY, counting(40), 2) }) {
+        temporary_folder dir;
+        const auto       put = [&](const std::string & all) { std::ofstream(dir.path + "/aaaaaaaaaaaaaaaa-1-1.prompt", std::ios::binary) << all; };
+        spac_parts       got;
+        put(whole);
+        spac_prompt_folder folder(dir.path, KEY, 1 << 20); // has seen the head
+        CHECK(load(folder, counting(40), got) == counting(40) && got == parts_of(1, 700));
+        CHECK(other.size() == whole.size() && other.substr(whole.size() - n_last) != whole.substr(whole.size() - n_last));
+        put(other);
+        CHECK(load(folder, counting(40), got).empty() && dir.files().empty());
+        put(whole.substr(0, whole.size() - n_last) + other.substr(whole.size() - n_last));
+        CHECK(load(folder, counting(40), got).empty() && dir.files().empty());
+    }
+}
+
+// not used, and thrown away when its room is needed
+static void test_other_version() {
+    temporary_folder  dir;
+    const std::string name = dir.path + "/aaaaaaaaaaaaaaaa-1-1.prompt";
+    std::ofstream(name, std::ios::binary) << "spackep1" << std::string(4000, 'x');
+    spac_parts         got;
+    spac_prompt_folder folder(dir.path, KEY, 6000);
+    CHECK(load(folder, counting(40), got).empty());
+    save(folder, counting(40), parts_of(1, 700));
+    CHECK(dir.files().size() == 2 && load(folder, counting(40), got) == counting(40));
+    save(folder, counting(40, 500), parts_of(2, 3000));
+    CHECK(!fs::exists(name) && load(folder, counting(40), got) == counting(40));
+}
+
 static void test_left_behind() {
     temporary_folder dir;
     std::ofstream(dir.path + "/aaaaaaaaaaaaaaaa-1-1.prompt.tmp") << std::string(5000, 'x');
@@ -247,6 +287,8 @@ int main() {
     test_other_key();
     test_size_is_held();
     test_broken_files();
+    test_parts_of_another();
+    test_other_version();
     test_left_behind();
     test_no_room();
     test_two_at_once();

@@ -116,11 +116,13 @@ def _bindings() -> Iterator[Finding]:
 def _engine() -> Iterator[Finding]:
     """The libraries, and what they were built with."""
     from pyspac import _native
+    from pyspac.engine.engine import tokens_per_expert
     from pyspac.forward.libllama import lib
 
     yield Finding("ok", "engine", f"libspac and libllama from {_native.lib_dir()}")
     yield Finding("ok", "built with", _enabled_features(lib.llama_print_system_info().decode()))
     yield from _server(build_extras(_native.bin_dir()))
+    tokens_per_expert()  # raises where PYSPAC_KERNELS names none of this machine's kernels
 
 
 def _server(extras: BuildExtras) -> Iterator[Finding]:

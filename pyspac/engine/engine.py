@@ -272,9 +272,13 @@ def find_devices(names: str) -> list[int]:
 
 
 def has_kernels(type_name: str) -> bool:
-    """Return whether the engine's own kernels multiply weights of this type ("Q4_K") on this machine."""
-    type_id = TYPE_IDS.get(type_name)
-    return type_id is not None and bool(lib.spac_has_kernels(type_id))
+    """Return whether the engine's own kernels multiply weights of this type ("Q4_K") on this machine.
+
+    Raises UsageError where PYSPAC_KERNELS names none of this machine's.
+    """
+    found = ffi.new("bool *")
+    _check_asked(lib.spac_has_kernels(TYPE_IDS.get(type_name, -1), found))
+    return bool(found[0])
 
 
 def tokens_per_expert() -> int:

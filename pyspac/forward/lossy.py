@@ -53,8 +53,8 @@ def check_can_be_lossy(text: str | None, *, is_host_only: bool, ram_bytes: int |
     """
     if text is not None and is_host_only and ram_bytes is None:
         raise UsageError(
-            f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; give a smaller --ram, "
-            f"or omit {FLAG}"
+            f"{FLAG} {text} needs a device, or experts on disk (--ram): all are in memory; give a smaller "
+            f"--ram, or omit {FLAG}"
         )
     if text is not None and is_host_only and text.startswith("substitute:"):
         raise UsageError(f"{FLAG} {text} needs a device, whose experts stand in for others: give drop:N")

@@ -22,9 +22,11 @@ from llama_helpers import (
 from typer.testing import CliRunner
 
 from pyspac.cli import app
+from pyspac.commands.doctor_checks import examine
 from pyspac.engine.devices import fits_memory
 from pyspac.engine.engine import Engine, has_kernels, measure_kernel_gb_s, tokens_per_expert
 from pyspac.errors import EngineError, PyspacError
+from pyspac.forward.loading import Loading
 from pyspac.forward.options import ForwardOptions
 from pyspac.forward.runner import Runner
 
@@ -291,9 +293,18 @@ def test_settings_that_exclude_each_other(arguments: list[str], option: str) -> 
 
 def test_kernels_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPAC_KERNELS", "avx1024")
-    for call in (lambda: measure_kernel_gb_s("Q8_0", 1, 1), tokens_per_expert):
+    calls = (
+        lambda: measure_kernel_gb_s("Q8_0", 1, 1),
+        tokens_per_expert,
+        lambda: has_kernels("Q8_0"),
+        lambda: Loading.of(ForwardOptions(model=DEMO, device="none")),  # else it is llama.cpp's, unsaid
+        lambda: Loading.of(ForwardOptions(model=DEMO, device="none", ram="1M")),
+    )
+    for call in calls:
         with pytest.raises(PyspacError, match='PYSPAC_KERNELS "avx1024": this machine has '):
             call()
+    Loading.of(ForwardOptions(model=DEMO, device="none", stock=True))
+    assert any("avx1024" in finding.detail for finding in examine(1, DEMO) if finding.level == "problem")
     result = run()
     assert result.exit_code == 2, result.output
     assert 'PYSPAC_KERNELS "avx1024": this machine has ' in " ".join(result.output.split())

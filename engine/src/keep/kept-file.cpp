@@ -91,16 +91,15 @@ static uint64_t sum_of_head(const fixed_part & fixed, const spac_kept_head & hea
     return sum_of(head.sizes.data(), head.sizes.size() * sizeof(uint64_t), sum);
 }
 
-// of the tokens, too: another file's parts are none of these
-static uint64_t sum_of_parts(const spac_kept_head & head, const spac_parts & parts) {
-    const uint64_t seed = sum_of(head.tokens.data(), head.tokens.size() * sizeof(int32_t), 1);
-    return std::accumulate(parts.begin(), parts.end(), seed, [](uint64_t sum, const auto & part) { return sum_of(part.data(), part.size(), sum); });
+// of the head, too, by its sum: another file's parts are none of these
+static uint64_t sum_of_parts(uint64_t sum_head, const spac_parts & parts) {
+    return std::accumulate(parts.begin(), parts.end(), sum_head, [](uint64_t sum, const auto & part) { return sum_of(part.data(), part.size(), sum); });
 }
 
 const char * spac_write_kept(int fd, const std::string & key, const spac_kept_head & head, const spac_parts & parts) {
     const fixed_part fixed    = make_fixed(key, head);
     const uint64_t   sum      = sum_of_head(fixed, head);
-    const uint64_t   sum_last = sum_of_parts(head, parts);
+    const uint64_t   sum_last = sum_of_parts(sum, parts);
 
     bool is_good = write_all(fd, &fixed, sizeof(fixed)) && write_all(fd, head.tokens.data(), head.tokens.size() * sizeof(int32_t)) &&
                    write_all(fd, head.sizes.data(), head.sizes.size() * sizeof(uint64_t)) && write_all(fd, &sum, sizeof(sum));
@@ -131,7 +130,7 @@ bool spac_read_kept_head(int fd, const std::string & key, spac_kept_head & head)
     return sum == sum_of_head(fixed, head) && memcmp(&expected, &fixed, sizeof(fixed)) == 0;
 }
 
-bool spac_read_kept_parts(int fd, const spac_kept_head & head, spac_parts & parts) {
+bool spac_read_kept_parts(int fd, const std::string & key, const spac_kept_head & head, spac_parts & parts) {
     uint64_t offset = size_before_parts(head), sum = 0;
     parts.clear();
     for (uint64_t size : head.sizes) {
@@ -141,5 +140,5 @@ bool spac_read_kept_parts(int fd, const spac_kept_head & head, spac_parts & part
         }
         offset += size;
     }
-    return read_all(fd, &sum, sizeof(sum), offset) && sum == sum_of_parts(head, parts);
+    return read_all(fd, &sum, sizeof(sum), offset) && sum == sum_of_parts(sum_of_head(make_fixed(key, head), head), parts);
 }

@@ -21,4 +21,4 @@ const char * spac_write_kept(int fd, const std::string & key, const spac_kept_he
 
 // false: it is not whole, or has another key
 bool spac_read_kept_head(int fd, const std::string & key, spac_kept_head & head);
-bool spac_read_kept_parts(int fd, const spac_kept_head & head, spac_parts & parts);
+bool spac_read_kept_parts(int fd, const std::string & key, const spac_kept_head & head, spac_parts & parts);

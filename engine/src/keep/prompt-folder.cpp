@@ -202,7 +202,7 @@ std::vector<int32_t> spac_prompt_folder::load(const int32_t * tokens, size_t n_t
     if (file.fd < 0) {
         return {}; // another server has thrown it away
     }
-    if (!spac_read_kept_parts(file.fd, *best, parts)) {
+    if (!spac_read_kept_parts(file.fd, key, *best, parts)) {
         spac_log("a kept prompt is not whole any more, and is thrown away: %s/%s", path.c_str(), name.c_str());
         remove(name);
         return {};
