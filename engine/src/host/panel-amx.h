@@ -131,8 +131,8 @@ struct unpacked_weights<q4_k> {
     SPAC_INLINE void look_up(int i, __m512i * x) const {
         const __m512  all   = table_of<q4_k>();
         const __m512i table = to_bf16(values_of(all, 2 * i), values_of(all, 2 * i + 1)), words = words_at(q + 32 * i);
-        x[0]                = _mm512_permutexvar_epi16(_mm512_and_si512(words, _mm512_set1_epi16(15)), table);
-        x[1]                = _mm512_permutexvar_epi16(_mm512_or_si512(_mm512_srli_epi16(words, 4), _mm512_set1_epi16(16)), table);
+        x[0] = _mm512_permutexvar_epi16(_mm512_and_si512(words, _mm512_set1_epi16(15)), table);
+        x[1] = _mm512_permutexvar_epi16(_mm512_or_si512(_mm512_srli_epi16(words, 4), _mm512_set1_epi16(16)), table);
     }
 };
 
