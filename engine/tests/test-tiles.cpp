@@ -9,10 +9,13 @@
 #    include "host/formats-512.h"
 #    include "host/panel-amx.h"
 #    include "model-tiles.h"
+#    include "random-blocks.h"
 
 #    include <algorithm>
 #    include <cmath>
 #    include <random>
+
+#    include <sys/mman.h>
 
 typedef std::vector<float> floats;
 
@@ -42,6 +45,90 @@ static float ggml_dot(ggml_type type, const char * row, int64_t n_cols, const fl
     traits->vec_dot((int) n_cols, &sum, 0, row, 0, act.data(), 0, 1);
     return sum;
 }
+
+// ---- unpacking, to the bit
+
+// a page behind it that nobody may touch, as behind the last weights of a mapped file
+struct guarded_bytes {
+    static constexpr size_t PAGE = 4096;
+
+    const size_t n_mapped;
+    char * const mapped;
+    char * const data;
+
+    explicit guarded_bytes(size_t n) :
+        n_mapped(GGML_PAD(n, PAGE) + PAGE), mapped((char *) mmap(nullptr, n_mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), data(mapped + n_mapped - PAGE - n) {
+        CHECK(mapped != MAP_FAILED && mprotect(mapped + n_mapped - PAGE, PAGE, PROT_NONE) == 0);
+    }
+
+    ~guarded_bytes() { munmap(mapped, n_mapped); }
+};
+
+// to the nearest, of equally near ones the even one, as the processor does; without subnormal numbers
+static uint16_t to_bf16_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return (uint16_t) (std::fpclassify(x) == FP_SUBNORMAL || x == 0 ? 0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// of sizes far apart from row to row
+static std::vector<char> rows_of(ggml_type type, int64_t n_rows, int64_t n_cols, std::mt19937 & rng) {
+    static const float SIZES[] = { 1, 1e-7f, 1e4f, 0, 1e-4f };
+    std::vector<char>  rows;
+    for (int64_t r = 0; r < n_rows; r++) {
+        const float       size = SIZES[r % 5];
+        std::vector<char> row(ggml_row_size(type, n_cols));
+        if (has_random_blocks(type)) {
+            row = random_blocks(type, n_cols, size, rng);
+        } else {
+            floats values = random_floats(n_cols, rng);
+            std::transform(values.begin(), values.end(), values.begin(), [&](float x) { return x * size; });
+            ggml_quantize_chunk(type, values.data(), row.data(), 0, 1, n_cols, nullptr);
+        }
+        rows.insert(rows.end(), row.begin(), row.end());
+    }
+    return rows;
+}
+
+static void test_unpacked(ggml_type type, int64_t n_rows, int64_t n_cols) {
+    std::mt19937            rng(n_rows + n_cols);
+    const spac_panel &      panel     = *find_tile_panel<model_tiles>(type);
+    const size_t            row_bytes = ggml_row_size(type, n_cols);
+    const std::vector<char> content   = rows_of(type, n_rows, n_cols, rng);
+    guarded_bytes           rows(content.size()), memory(panel.bytes(n_cols));
+    memcpy(rows.data, content.data(), content.size());
+    memset(memory.data, 0xa5, panel.bytes(n_cols));
+    panel.unpack(rows.data, row_bytes, n_rows, n_cols, memory.data);
+
+    const int64_t n_tiles = n_tiles_of(n_cols);
+    const auto *  tiles   = (const weight_tile *) memory.data;
+    floats        w(n_cols);
+    for (int64_t r = 0; r < SPAC_PANEL_ROWS; r++) {
+        if (r < n_rows) {
+            ggml_get_type_traits(type)->to_float(rows.data + r * row_bytes, w.data(), n_cols);
+        }
+        for (int64_t i = 0; i < n_tiles * TILE_COLS; i++) {
+            const uint16_t found  = tiles[r / TILE_SIDE * n_tiles + i / TILE_COLS].w[r % TILE_SIDE][i % TILE_COLS];
+            const uint16_t value  = i < n_cols ? to_bf16_bits(w[i]) : 0;
+            const uint16_t wanted = r < n_rows ? value : 0xa5a5;
+            CHECK(found == wanted || (wanted == 0 && (found & 0x7fff) == 0));
+        }
+    }
+}
+
+// every number of rows, and blocks that fill no 256 columns
+static void test_all_unpacked(ggml_type type) {
+    if (!find_tile_panel<model_tiles>(type)) { // F16
+        return;
+    }
+    for (const int64_t n_cols : { 32, 64, 96, 160, 256, 288, 768, 2080 }) {
+        for (int64_t n_rows = 1; n_rows <= SPAC_PANEL_ROWS && n_cols % ggml_blck_size(type) == 0; n_rows++) {
+            test_unpacked(type, n_rows, n_cols);
+        }
+    }
+}
+
+// ---- products
 
 struct errors {
     double ours = 0, ggmls = 0, size = 0;
@@ -116,6 +203,9 @@ int main() {
                                   GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS, GGML_TYPE_BF16 }) {
         test_format(type);
     }
+#    define SPAC_UNPACKED(type, kernel, format) test_all_unpacked(type);
+    SPAC_FOR_EACH_FORMAT(SPAC_UNPACKED)
+#    undef SPAC_UNPACKED
     CHECK(!find_tile_panel<model_tiles>(GGML_TYPE_F16)); // its error would be larger than ggml's
     CHECK(!find_tile_panel<model_tiles>(GGML_TYPE_F32));
     return 0;
