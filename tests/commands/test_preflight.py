@@ -156,7 +156,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
     (["--policy", "threshold='high'"], ["threshold cannot be 'high'", "from 1 to 255"]),
     (["--policy", "without=['evict','brakes']"], ["without cannot be 'brakes'", "prefetch"]),
     (["--policy", "without=[1]"], ["--policy cannot be", "of the right types"]),
-    (["--policy", "brakes=1"], ["without brakes", "link_gb_s"]),
+    (["--policy", "brakes=1"], ["other settings than brakes", "link_gb_s"]),
     (["--policy", "="], ["--policy cannot be '='", "TOML"]),
     (["--policy", "estimator=spac"], ["TOML", 'texts in quotes (estimator = "spac")']),
     (["--policy", "link_gb_s=-3"], ["link_gb_s cannot be -3"]),
