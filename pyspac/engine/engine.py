@@ -17,6 +17,7 @@ from pyspac.engine.limits import check_max_batch, check_n_threads
 from pyspac.engine.params import HOST_KERNELS, HOST_MODES, STAGES, EngineParams
 from pyspac.engine.step import StepRecord
 from pyspac.engine.tensor_types import TYPE_IDS
+from pyspac.engine.values import check_value
 from pyspac.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -253,12 +254,6 @@ def device_count() -> int:
     return int(lib.spac_device_count())
 
 
-def _check_asked(status: int) -> None:
-    """Raise UsageError where the user asked for what is not there."""
-    if status != lib.SPAC_STATUS_SUCCESS:
-        raise UsageError(ffi.string(lib.spac_last_error()).decode(errors="replace"))
-
-
 def find_devices(names: str) -> list[int]:
     """Return the indices of the devices that `names` ("CUDA0,CUDA1") mean, by the engine's own rule.
 
@@ -267,7 +262,8 @@ def find_devices(names: str) -> list[int]:
     """
     load_backends()
     indices, n = ffi.new("int32_t[]", lib.SPAC_N_DEVICES), ffi.new("int32_t *")
-    _check_asked(lib.spac_devices_find(os.fsencode(names), indices, n))
+    if lib.spac_devices_find(os.fsencode(names), indices, n) != lib.SPAC_STATUS_SUCCESS:
+        raise UsageError(ffi.string(lib.spac_last_error()).decode(errors="replace"))
     return [int(index) for index in indices[0 : n[0]]]
 
 
@@ -277,7 +273,7 @@ def has_kernels(type_name: str) -> bool:
     Raises UsageError where PYSPAC_KERNELS names none of this machine's.
     """
     found = ffi.new("bool *")
-    _check_asked(lib.spac_has_kernels(TYPE_IDS.get(type_name, -1), found))
+    check_value(lib.spac_has_kernels(TYPE_IDS.get(type_name, -1), found))
     return bool(found[0])
 
 
@@ -287,7 +283,7 @@ def tokens_per_expert() -> int:
     Raises UsageError where PYSPAC_KERNELS names none of this machine's.
     """
     n = ffi.new("int32_t *")
-    _check_asked(lib.spac_tokens_per_expert(n))
+    check_value(lib.spac_tokens_per_expert(n))
     return int(n[0])
 
 

@@ -25,12 +25,8 @@ from pyspac.model.known_models import Bytes, Weights
 from pyspac.model.memory_tier import MARGIN_BYTES
 from pyspac.model.prompt_piece import LONGEST_PIECE, host_piece
 
-WIDTHS: Final = (
-    1,
-    8,
-    40,
-    136,
-)  # tokens of a measured pass; half a tile of 16 at the end, as an expert has on average
+# tokens of a pass that kernels are measured with; half a tile of 16 at the end, as an expert has on average
+WIDTHS: Final = (1, 8, 40, 136)
 REACHED: Final = 0.87  # of a kernel's speed over one long matrix; measured: docs/fit.md
 LAYER_US: Final = 90.0  # norms, router, waiting; of the demo model's layers on two cores
 PROMPT_LAYER_MOP: Final = (
@@ -199,6 +195,7 @@ def _forward_us(
     experts_us = used * machine.pass_us(weights.expert, n_tokens * weights.n_expert_used / used)
     late_us = experts_us * (1.0 - found)  # absent ones are computed once all of them have come
     absent = used * weights.expert_bytes * (1.0 - found)
+    absent_us = machine.reading_us(absent)
     chance = 1.0 - found**used
     disk_us = chance * machine.disk.latency_us + absent / (machine.disk.depth_32_gb_s * 1e3)
     card_us = 0.0
@@ -210,11 +207,7 @@ def _forward_us(
         card_us = used * weights.expert_bytes * hit / (CARD_GB_S * 1e3)
         experts_us = max(late_us, experts_us * (1.0 - hit))
         dense_us = (weights.dense + weights.output).total() / (CARD_GB_S * 1e3)
-    layer_us = (
-        max(experts_us - late_us, disk_us if found < 1.0 else 0.0, card_us)
-        + late_us
-        + machine.reading_us(absent)
-    )
+    layer_us = max(experts_us - late_us, disk_us if found < 1.0 else 0.0, card_us) + late_us + absent_us
     return dense_us + weights.n_layer_moe * layer_us + weights.n_layer * machine.layer_us
 
 
@@ -243,10 +236,11 @@ def _piece_us(
         others_us += n_piece * _attention_us(weights, machine, n_text, PROMPT) / 2  # to half of it
     if held >= 1.0:
         return experts_us + others_us
-    n_bytes = weights.n_layer_moe * n_chosen * weights.expert_bytes
+    n_reads = weights.n_layer_moe * n_chosen
+    n_bytes = n_reads * weights.expert_bytes
     read_us = n_bytes / (machine.disk.depth_32_gb_s * 1e3)
     ahead = max(0.0, min(1.0, held * weights.n_layer_moe - 1.0))  # of a layer, beside the one that runs
-    first_us = weights.expert_bytes / (machine.disk.depth_32_gb_s * 1e3)  # before anything is computed
+    first_us = read_us / n_reads  # before anything is computed
     us = max(first_us + experts_us + others_us, read_us + max(0.0, others_us - ahead * read_us))
     return us + machine.reading_us(n_bytes)
 

@@ -49,5 +49,6 @@ def _per_expert(options: ServeOptions) -> int:
     """How many tokens for each expert the host's kernels want: ggml's, beside a device, want few."""
     from pyspac.engine.engine import tokens_per_expert  # loads the native library, as the rest does anyway
 
+    # asked beside a device, too, as it refuses a wrong PYSPAC_KERNELS
     wanted = 0 if options.stock else tokens_per_expert()
     return wanted if options.is_host_only else 0
