@@ -423,8 +423,8 @@ struct random_matrix {
         std::vector<float>  y(n_rows);
         spac_prepare_acts(kernels, form, inputs, 1, n_cols, act.p);
         for (int64_t r = 0; r < n_rows; r += SPAC_PANEL_ROWS) {
-            float *              out[] = { y.data() + r };
-            const spac_row_block rows(kernels, w, (const char *) w->data + r * w->nb[1], std::min<int64_t>(SPAC_PANEL_ROWS, n_rows - r), panel, memory.p);
+            float *        out[] = { y.data() + r };
+            spac_row_block rows(kernels, w, (const char *) w->data + r * w->nb[1], std::min<int64_t>(SPAC_PANEL_ROWS, n_rows - r), panel, memory.p);
             rows.multiply(acts, 1, out);
         }
         return y;

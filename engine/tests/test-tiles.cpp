@@ -98,18 +98,20 @@ static void test_unpacked(ggml_type type, int64_t n_rows, int64_t n_cols) {
     guarded_bytes           rows(content.size()), memory(panel.bytes(n_cols));
     memcpy(rows.data, content.data(), content.size());
     memset(memory.data, 0xa5, panel.bytes(n_cols));
-    panel.unpack(rows.data, row_bytes, n_rows, n_cols, memory.data);
+    spac_panel_rows w = { &panel, rows.data, row_bytes, n_rows, n_cols, memory.data };
+    panel.unpack(w, INT64_MAX);
+    CHECK(w.is_unpacked());
 
     const int64_t n_tiles = n_tiles_of(n_cols);
     const auto *  tiles   = (const weight_tile *) memory.data;
-    floats        w(n_cols);
+    floats        values(n_cols);
     for (int64_t r = 0; r < SPAC_PANEL_ROWS; r++) {
         if (r < n_rows) {
-            ggml_get_type_traits(type)->to_float(rows.data + r * row_bytes, w.data(), n_cols);
+            ggml_get_type_traits(type)->to_float(rows.data + r * row_bytes, values.data(), n_cols);
         }
         for (int64_t i = 0; i < n_tiles * TILE_COLS; i++) {
             const uint16_t found  = tiles[r / TILE_SIDE * n_tiles + i / TILE_COLS].w[r % TILE_SIDE][i % TILE_COLS];
-            const uint16_t value  = i < n_cols ? to_bf16_bits(w[i]) : 0;
+            const uint16_t value  = i < n_cols ? to_bf16_bits(values[i]) : 0;
             const uint16_t wanted = r < n_rows ? value : 0xa5a5;
             CHECK(found == wanted || (wanted == 0 && (found & 0x7fff) == 0));
         }
@@ -157,9 +159,9 @@ static void test_shape(const spac_panel & panel, ggml_type type, int64_t n_rows,
     for (int t = 0; t < n_acts; t += SPAC_ACT_GROUP) {
         interleave_bf16(&inputs[t], std::min(n_acts - t, SPAC_ACT_GROUP), n_cols, acts.data + t * act_bytes);
     }
-    panel.unpack(rows.data(), row_bytes, n_rows, n_cols, memory.data);
-    panel.multiply(memory.data, n_rows, n_cols, act.data(), n_acts, out.data());
-    CHECK(y.back() == -1 && !model_tiles::is_configured);
+    spac_panel_rows rows_at = { &panel, rows.data(), row_bytes, n_rows, n_cols, memory.data };
+    panel.multiply(rows_at, act.data(), n_acts, out.data());
+    CHECK(y.back() == -1 && !model_tiles::is_configured && rows_at.is_unpacked());
 
     for (int t = 0; t < n_acts; t++) {
         for (int64_t r = 0; r < n_rows; r++) {
@@ -187,6 +189,9 @@ static void test_format(ggml_type type) {
                 test_shape(*panel, type, n_rows, n_cols, n_acts, total);
             }
         }
+    }
+    for (const int n_acts : { 33, 64, 81, SPAC_PANEL_TOKENS }) {
+        test_shape(*panel, type, 23, block, n_acts, total);
     }
     const double ours = sqrt(total.ours / total.size), ggmls = sqrt(total.ggmls / total.size);
     printf("%-7s error %.3e, ggml %.3e\n", ggml_type_name(type), ours, ggmls);

@@ -16,8 +16,7 @@
 #include <memory>
 #include <vector>
 
-static constexpr size_t ALIGNMENT    = 64;        // of activations
-static constexpr size_t PANELS_BYTES = 512 << 10; // of panels that share activations: those of many tokens are larger than the second cache, and read for each
+static constexpr size_t ALIGNMENT = 64; // of activations
 
 // Where a product takes about as long as threads that wait for each other: values of activations, bytes of weights.
 static constexpr int64_t SMALL_INPUT  = 4096;
@@ -53,7 +52,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
         return panel ? GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
     }
 
-    int64_t n_panels_of(const ggml_tensor * op) const { return std::max<int64_t>(1, PANELS_BYTES / std::max<size_t>(1, panel_bytes_of(op))); }
+    int64_t n_panels_of(const ggml_tensor * op) const { return std::max<int64_t>(1, spac_panels_bytes() / std::max<size_t>(1, panel_bytes_of(op))); }
 
     size_t thread_bytes_of(const ggml_tensor * op) const { return n_panels_of(op) * panel_bytes_of(op); }
 
@@ -153,7 +152,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
             return spac_row_block(*kernels, w, (const char *) w->data + r * w->nb[1], n_rows, panel, at);
         };
         if (!panel) {
-            const spac_row_block all = rows(r0, n, nullptr);
+            spac_row_block all = rows(r0, n, nullptr);
             multiply_blocks(op, acts, r0, &all, 1);
         }
         const size_t  panel_bytes = panel_bytes_of(&op);
@@ -167,7 +166,7 @@ struct dense_traits : ggml::cpu::tensor_traits {
         }
     }
 
-    void multiply_blocks(const ggml_tensor & op, const char * acts, int64_t r, const spac_row_block * blocks, int n) const {
+    void multiply_blocks(const ggml_tensor & op, const char * acts, int64_t r, spac_row_block * blocks, int n) const {
         const spac_act_form form  = form_of(&op);
         const size_t        bytes = act_bytes_of(&op);
         spac_for_each_part((int) op.ne[1], panel_of(&op), [&](int t0, int n_acts) {

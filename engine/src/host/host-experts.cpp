@@ -208,7 +208,8 @@ void spac_host_experts::make_room(int n_threads) {
     }
     hidden.reserve(order.size() * n_ff * sizeof(float));
     hidden_act.reserve(n_acts * hidden_bytes);
-    panels.reserve(2 * n_threads * panel_bytes);
+    n_panels = std::max<int64_t>(2, spac_panels_bytes() / std::max<size_t>(1, panel_bytes));
+    panels.reserve(n_threads * n_panels * panel_bytes);
 
     if (n_counters < experts.size()) {
         n_counters = std::max((size_t) layer->n_expert, experts.size());
@@ -219,7 +220,7 @@ void spac_host_experts::make_room(int n_threads) {
 // ---- working, by all threads
 
 bool spac_host_experts::work(const spac_host_input & in, float * rows) {
-    const call c      = { in, rows, panels.data.get() + 2 * panel_bytes * next_panels.fetch_add(1, std::memory_order_relaxed) };
+    const call c      = { in, rows, panels.data.get() + n_panels * panel_bytes * next_panels.fetch_add(1, std::memory_order_relaxed) };
     bool       worked = false;
     for (int64_t i = next.fetch_add(1, std::memory_order_acq_rel); i < n_tasks; i = next.fetch_add(1, std::memory_order_acq_rel)) {
         if (i < n_input_tasks) {
@@ -303,6 +304,11 @@ spac_act_form spac_host_experts::form_for(int part, const expert & e) const {
 
 bool spac_host_experts::has_panel(std::initializer_list<int> parts, const expert & e) const {
     return std::any_of(parts.begin(), parts.end(), [&](int part) { return layer->parts[part] && panel_for(part, e); });
+}
+
+// of one thread at a time: several, if the expert's tokens come in several parts, whose activations are read again for each group
+int64_t spac_host_experts::n_panels_of(const expert & e) const {
+    return e.n_rows > SPAC_PANEL_TOKENS ? n_panels : 2;
 }
 
 // rows r0 .. r0 + n of an expert's matrix
@@ -397,9 +403,21 @@ void spac_host_experts::compute_hidden(const call & c, int ix, int64_t block) {
     }
     const int64_t r0 = block * hidden_rows, end = std::min(r0 + hidden_rows, n_ff);
     const bool    in_panels = has_panel({ SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }, e);
-    const int64_t n         = in_panels ? SPAC_PANEL_ROWS : hidden_rows;
-    for (int64_t r = r0; r < end; r += n) {
-        hidden_rows_of(c, e, r, std::min(n, end - r), in_panels);
+    const int64_t n_rows    = in_panels ? SPAC_PANEL_ROWS : hidden_rows;
+    const auto    p         = parts_of_hidden();
+    for (int64_t r = r0; r < end;) {
+        std::vector<hidden_block> blocks;
+        for (int64_t i = 0; r < end && i < n_panels_of(e) / 2; i++, r += n_rows) {
+            const int64_t n      = std::min(n_rows, end - r);
+            char *        panels = c.panels + 2 * i * panel_bytes;
+            blocks.push_back({ r, n, take(p.up, e, p.up_0 + r, n, panels), take(p.gate, e, r, n, panels + panel_bytes) });
+        }
+        // not by n, which follows the number of threads: floats would be added in another order
+        spac_for_each_part(e.n_rows, in_panels, [&](int begin, int n_acts) {
+            for (hidden_block & b : blocks) {
+                compute_hidden_block(e, b, begin, n_acts);
+            }
+        });
     }
     if (n_hidden_left[ix].n.fetch_sub(1, std::memory_order_acq_rel) == 2) { // the last block: all rows are there
         prepare_hidden(e);
@@ -407,41 +425,39 @@ void spac_host_experts::compute_hidden(const call & c, int ix, int64_t block) {
     }
 }
 
-// gate, up and activation of rows r0 .. r0 + n, for all of the expert's tokens
-void spac_host_experts::hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n, bool in_panels) {
-    const bool    is_fused = layer->parts[SPAC_PART_GATE_UP], has_gate = is_fused || layer->parts[SPAC_PART_GATE];
-    const int     part_up = is_fused ? SPAC_PART_GATE_UP : SPAC_PART_UP, part_gate = is_fused ? SPAC_PART_GATE_UP : has_gate ? SPAC_PART_GATE
-                                                                                                                             : part_up;
-    const int     bias_up = is_fused ? SPAC_PART_GATE_UP_B : SPAC_PART_UP_B, bias_gate = is_fused ? SPAC_PART_GATE_UP_B : SPAC_PART_GATE_B;
-    const int64_t up_0 = is_fused ? n_ff : 0; // gate first, then up
+spac_host_experts::hidden_parts spac_host_experts::parts_of_hidden() const {
+    if (layer->parts[SPAC_PART_GATE_UP]) { // gate first, then up
+        return { SPAC_PART_GATE_UP, SPAC_PART_GATE_UP, SPAC_PART_GATE_UP_B, SPAC_PART_GATE_UP_B, n_ff, true, true };
+    }
+    const bool has_gate = layer->parts[SPAC_PART_GATE];
+    return { SPAC_PART_UP, has_gate ? SPAC_PART_GATE : SPAC_PART_UP, SPAC_PART_UP_B, SPAC_PART_GATE_B, 0, has_gate, false };
+}
 
-    const spac_act_form  form_up = form_for(part_up, e), form_gate = form_for(part_gate, e);
-    const spac_row_block up_rows = take(part_up, e, up_0 + r0, n, c.panels), gate_rows = take(part_gate, e, r0, has_gate ? n : 0, c.panels + panel_bytes);
-
+// gate, up and activation, for the expert's tokens from `begin` on
+void spac_host_experts::compute_hidden_block(const expert & e, hidden_block & b, int begin, int n_acts) {
     static_assert(SPAC_PANEL_TOKENS * SPAC_PANEL_ROWS <= SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX, "room for either");
-    // not by n, which follows the number of threads: floats would be added in another order
-    spac_for_each_part(e.n_rows, in_panels, [&](int begin, int n_acts) {
-        float       gates[SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX];
-        const char *acts[SPAC_PANEL_TOKENS], *gate_acts[SPAC_PANEL_TOKENS];
-        float *     up[SPAC_PANEL_TOKENS], *gate[SPAC_PANEL_TOKENS];
-        for (int t = 0; t < n_acts; t++) {
-            acts[t]      = input_act(form_up, e, begin + t);
-            gate_acts[t] = input_act(form_gate, e, begin + t);
-            up[t]        = (float *) hidden.data.get() + (e.first + begin + t) * n_ff + r0;
-            gate[t]      = gates + t * n;
+    const hidden_parts  p       = parts_of_hidden();
+    const spac_act_form form_up = form_for(p.up, e), form_gate = form_for(p.gate, e);
+    float               gates[SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX];
+    const char *        acts[SPAC_PANEL_TOKENS], *gate_acts[SPAC_PANEL_TOKENS];
+    float *             up[SPAC_PANEL_TOKENS], *gate[SPAC_PANEL_TOKENS];
+    for (int t = 0; t < n_acts; t++) {
+        acts[t]      = input_act(form_up, e, begin + t);
+        gate_acts[t] = input_act(form_gate, e, begin + t);
+        up[t]        = (float *) hidden.data.get() + (e.first + begin + t) * n_ff + b.r0;
+        gate[t]      = gates + t * b.n;
+    }
+    b.up.multiply(acts, n_acts, up);
+    if (p.has_gate) {
+        b.gate.multiply(gate_acts, n_acts, gate);
+    }
+    for (int t = 0; t < n_acts; t++) {
+        finish(p.up_bias, e.from->up_s, e.ie, p.up_0 + b.r0, b.n, up[t]);
+        if (p.has_gate) {
+            finish(p.gate_bias, p.is_fused ? e.from->up_s : e.from->gate_s, e.ie, b.r0, b.n, gate[t]);
         }
-        up_rows.multiply(acts, n_acts, up);
-        if (has_gate) {
-            gate_rows.multiply(gate_acts, n_acts, gate);
-        }
-        for (int t = 0; t < n_acts; t++) {
-            finish(bias_up, e.from->up_s, e.ie, up_0 + r0, n, up[t]);
-            if (has_gate) {
-                finish(bias_gate, is_fused ? e.from->up_s : e.from->gate_s, e.ie, r0, n, gate[t]);
-            }
-            activate(has_gate ? gate[t] : nullptr, up[t], n);
-        }
-    });
+        activate(p.has_gate ? gate[t] : nullptr, up[t], b.n);
+    }
 }
 
 void spac_host_experts::prepare_hidden(const expert & e) {
@@ -460,25 +476,34 @@ void spac_host_experts::prepare_hidden(const expert & e) {
 void spac_host_experts::compute_rows(const call & c, int ix, int64_t block) {
     wait_for_zero(n_hidden_left[ix].n);
 
-    const expert        e  = experts[ix];
-    const int64_t       r0 = block * out_rows, end = std::min(r0 + out_rows, layer->n_embd);
-    const bool          has_panel = panel_for(SPAC_PART_DOWN, e);
-    const spac_act_form form      = form_for(SPAC_PART_DOWN, e);
-    for (int64_t r = r0, n; r < end; r += n) {
-        n                         = std::min(has_panel ? SPAC_PANEL_ROWS : out_rows, end - r);
-        const spac_row_block rows = take(SPAC_PART_DOWN, e, r, n, c.panels);
+    const expert  e  = experts[ix];
+    const int64_t r0 = block * out_rows, end = std::min(r0 + out_rows, layer->n_embd);
+    const bool    has_panel = panel_for(SPAC_PART_DOWN, e);
+    const int64_t n_rows    = has_panel ? SPAC_PANEL_ROWS : out_rows;
+    for (int64_t r = r0; r < end;) {
+        std::vector<out_block> blocks;
+        for (int64_t i = 0; r < end && i < n_panels_of(e); i++, r += n_rows) {
+            const int64_t n = std::min(n_rows, end - r);
+            blocks.push_back({ r, n, take(SPAC_PART_DOWN, e, r, n, c.panels + i * panel_bytes) });
+        }
         spac_for_each_part(e.n_rows, has_panel, [&](int begin, int n_acts) {
-            const char * acts[SPAC_PANEL_TOKENS];
-            float *      out[SPAC_PANEL_TOKENS];
-            for (int t = 0; t < n_acts; t++) {
-                const int64_t i = e.first + begin + t;
-                acts[t]         = spac_act_at(form, hidden_act.data.get() + e.first_act * hidden_bytes, hidden_bytes, begin + t);
-                out[t]          = c.rows + order[i] * layer->n_embd + r;
-            }
-            rows.multiply(acts, n_acts, out);
-            for (int t = 0; t < n_acts; t++) {
-                finish(SPAC_PART_DOWN_B, e.from->down_s, e.ie, r, n, out[t]);
+            for (out_block & b : blocks) {
+                compute_out_block(c, e, b, begin, n_acts);
             }
         });
+    }
+}
+
+void spac_host_experts::compute_out_block(const call & c, const expert & e, out_block & b, int begin, int n_acts) {
+    const spac_act_form form = form_for(SPAC_PART_DOWN, e);
+    const char *        acts[SPAC_PANEL_TOKENS];
+    float *             out[SPAC_PANEL_TOKENS];
+    for (int t = 0; t < n_acts; t++) {
+        acts[t] = spac_act_at(form, hidden_act.data.get() + e.first_act * hidden_bytes, hidden_bytes, begin + t);
+        out[t]  = c.rows + order[e.first + begin + t] * layer->n_embd + b.r0;
+    }
+    b.rows.multiply(acts, n_acts, out);
+    for (int t = 0; t < n_acts; t++) {
+        finish(SPAC_PART_DOWN_B, e.from->down_s, e.ie, b.r0, b.n, out[t]);
     }
 }

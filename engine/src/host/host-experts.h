@@ -60,7 +60,23 @@ struct spac_host_experts {
     struct call { // the arguments of work()
         const spac_host_input & in;
         float *                 rows;
-        char *                  panels; // of this thread: one, or two where there is a gate
+        char *                  panels; // of this thread
+    };
+
+    struct hidden_block { // of rows r0 .. r0 + n
+        int64_t        r0, n;
+        spac_row_block up, gate;
+    };
+
+    struct out_block {
+        int64_t        r0, n;
+        spac_row_block rows;
+    };
+
+    struct hidden_parts {
+        int     up, gate, up_bias, gate_bias; // of the layer
+        int64_t up_0;                         // first row of up
+        bool    has_gate, is_fused;
     };
 
     void group_by_expert(const int32_t * ids);
@@ -74,13 +90,16 @@ struct spac_host_experts {
     void prepare_token(const call & c, int64_t it);
     void prepare_group(const call & c, const act_group & group);
     void compute_hidden(const call & c, int ix, int64_t block);
-    void hidden_rows_of(const call & c, const expert & e, int64_t r0, int64_t n, bool in_panels);
+    void compute_hidden_block(const expert & e, hidden_block & b, int begin, int n_acts);
     void compute_rows(const call & c, int ix, int64_t block);
+    void compute_out_block(const call & c, const expert & e, out_block & b, int begin, int n_acts);
     void prepare_hidden(const expert & e);
 
     const spac_panel * panel_for(int part, const expert & e) const;
     spac_act_form      form_for(int part, const expert & e) const;
     bool               has_panel(std::initializer_list<int> parts, const expert & e) const;
+    hidden_parts       parts_of_hidden() const;
+    int64_t            n_panels_of(const expert & e) const;
     spac_row_block     take(int part, const expert & e, int64_t r0, int64_t n, char * memory) const;
 
     void         finish(int bias, const ggml_tensor * scale, int32_t ie, int64_t r0, int64_t n, float * y) const;
@@ -105,6 +124,7 @@ struct spac_host_experts {
     int64_t                n_acts                        = 0;                    // by expert, each beginning with a group
     size_t                 input_bytes[SPAC_N_ACT_FORMS] = {}, hidden_bytes = 0; // of one activation
     size_t                 panel_bytes = 0;
+    int64_t                n_panels    = 0; // of each thread
 
     std::vector<expert>    experts;
     std::vector<act_group> groups;
@@ -124,7 +144,7 @@ struct spac_host_experts {
     arena inputs[SPAC_N_ACT_FORMS]; // [n_tokens * n_inputs] activations; [n_acts] those that lie interleaved
     arena hidden;                   // [rows, n_ff] f32, by position in order
     arena hidden_act;               // [n_acts] activations
-    arena panels;                   // [n_threads, 2]
+    arena panels;                   // [n_threads, n_panels]
 
     // written by all threads; each on a cache line of its own
     struct alignas(64) counter {

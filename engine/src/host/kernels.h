@@ -27,24 +27,38 @@ static constexpr int SPAC_ACT_GROUP = 16;
 
 // rows of a panel, and most tokens of one call
 static constexpr int SPAC_PANEL_ROWS   = 32;
-static constexpr int SPAC_PANEL_TOKENS = 32;
+static constexpr int SPAC_PANEL_TOKENS = 64;
 
 // out[t][r] = row r . act[t], for n_rows rows of n_cols weights, row_bytes apart, and 1 to SPAC_DOT_TOKENS activations
 typedef void (*spac_dot)(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts,
                          float * const * out);
 
-// Rows of a weight matrix, unpacked once for many tokens, in memory that stays in the processor's second cache.
+struct spac_panel;
+
+// Rows of a weight matrix, and their panel: unpacked once for many tokens, in memory that stays in the processor's second cache.
+struct spac_panel_rows {
+    const spac_panel * panel;
+    const char *       rows; // at most SPAC_PANEL_ROWS
+    size_t             row_bytes;
+    int64_t            n_rows, n_cols;
+    char *             to; // on an address that is a multiple of 64
+
+    int64_t row = 0, col = 0; // from here on it is not unpacked yet: the first columns of all rows, then the next ones
+
+    bool is_unpacked() const { return col >= n_cols; }
+};
+
 struct spac_panel {
     spac_act_form form;         // of the activations
     int           n_tokens_min; // fewer are left to spac_dot
 
-    size_t (*bytes)(int64_t n_cols); // of SPAC_PANEL_ROWS rows; on addresses that are multiples of 64
+    size_t (*bytes)(int64_t n_cols); // of SPAC_PANEL_ROWS rows
 
-    // at most SPAC_PANEL_ROWS rows
-    void (*unpack)(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel);
+    // n more pieces (of 256 columns of a row), or all; what is left, where there are fewer
+    void (*unpack)(spac_panel_rows & w, int64_t n);
 
-    // out[t][r] = row r . act[t], for at most SPAC_PANEL_TOKENS activations
-    void (*multiply)(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out);
+    // out[t][r] = row r . act[t], for at most SPAC_PANEL_TOKENS activations; unpacks what is not yet
+    void (*multiply)(spac_panel_rows & w, const char * const * acts, int n_acts, float * const * out);
 };
 
 // most blocks of one call
@@ -96,6 +110,10 @@ const spac_kernels * spac_kernels_best();
 bool spac_has_dot(const spac_kernels & kernels, ggml_type type); // of one of the two
 void spac_dot_rows(const spac_kernels & kernels, ggml_type type, const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols,
                    const char * const * acts, int n_acts, float * const * out);
+
+// Panels that share activations: those of many tokens are larger than the second cache, and read again for each of these groups.
+// Half of that cache, 512 KiB at least.
+size_t spac_panels_bytes();
 
 // who multiplies n_acts activations at once: a panel, or, where it is NULL, spac_dot_rows()
 const spac_panel * spac_panel_for(const spac_kernels & kernels, ggml_type type, int64_t n_acts);

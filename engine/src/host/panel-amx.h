@@ -11,7 +11,7 @@
 
 namespace {
 
-static_assert(SPAC_PANEL_ROWS == 2 * TILE_SIDE && SPAC_PANEL_TOKENS == 2 * TILE_SIDE && SPAC_ACT_GROUP == TILE_SIDE, "tiles of 2 x 2");
+static_assert(SPAC_PANEL_ROWS == 2 * TILE_SIDE && SPAC_ACT_GROUP == TILE_SIDE, "tiles of 2 x 2");
 
 // 32 columns of 16 rows
 struct weight_tile {
@@ -154,20 +154,29 @@ SPAC_INLINE void put_weights(const unpacked_weights<F> & w, weight_tile * to, in
     }
 }
 
-template <typename F>
-void unpack_dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
-    for (int64_t i = 0; i < n_cols; i += SPAC_BLOCK) {
-        for (int64_t ir = 0; ir < n_rows; ir++) {
-            typename F::block         rest[SPAC_BLOCK / F::N];
-            const unpacked_weights<F> w(block_at<F>(rows + ir * row_bytes, i, n_cols, rest, SPAC_PANEL_ROWS * row_bytes)); // what comes after these rows
-            weight_tile *             to = (weight_tile *) panel + ir / TILE_SIDE * n_tiles_of(n_cols) + i / TILE_COLS;
-            if (n_cols - i >= SPAC_BLOCK) {
-                put_weights<F>(w, to, ir % TILE_SIDE, SPAC_BLOCK / TILE_COLS);
-            } else {
-                put_weights<F>(w, to, ir % TILE_SIDE, n_tiles_of(n_cols - i));
-            }
+// n more pieces
+template <typename Unpack>
+SPAC_INLINE void for_each_piece(spac_panel_rows & w, int64_t n, Unpack unpack) {
+    for (; n > 0 && !w.is_unpacked(); n--) {
+        unpack(w.rows + w.row * w.row_bytes, w.col, (weight_tile *) w.to + w.row / TILE_SIDE * n_tiles_of(w.n_cols) + w.col / TILE_COLS, w.row % TILE_SIDE);
+        if (++w.row == w.n_rows) {
+            w.row = 0;
+            w.col += SPAC_BLOCK;
         }
     }
+}
+
+template <typename F>
+void unpack_dot_rows(spac_panel_rows & w, int64_t n) {
+    for_each_piece(w, n, [&](const char * row, int64_t i, weight_tile * to, int64_t line) __attribute__((always_inline)) {
+        typename F::block         rest[SPAC_BLOCK / F::N];
+        const unpacked_weights<F> x(block_at<F>(row, i, w.n_cols, rest, SPAC_PANEL_ROWS * w.row_bytes)); // what comes after these rows
+        if (w.n_cols - i >= SPAC_BLOCK) {
+            put_weights<F>(x, to, line, SPAC_BLOCK / TILE_COLS);
+        } else {
+            put_weights<F>(x, to, line, n_tiles_of(w.n_cols - i));
+        }
+    });
 }
 
 struct f16;
@@ -175,15 +184,13 @@ struct bf16;
 
 // rows of bf16
 template <typename F>
-void unpack_dot_floats(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
-    weight_tile * to = (weight_tile *) panel;
-    for (int64_t ir = 0; ir < n_rows; ir++) {
-        for (int64_t i = 0; i < n_cols; i += TILE_COLS) {
-            const __mmask32 mask = n_cols - i < TILE_COLS ? (__mmask32) ((1u << (n_cols - i)) - 1) : ~(__mmask32) 0;
-            const void *    from = (const uint16_t *) (rows + ir * row_bytes) + i;
-            _mm512_store_si512(to[ir / TILE_SIDE * n_tiles_of(n_cols) + i / TILE_COLS].w[ir % TILE_SIDE], _mm512_maskz_loadu_epi16(mask, from));
+void unpack_dot_floats(spac_panel_rows & w, int64_t n) {
+    for_each_piece(w, n, [&](const char * row, int64_t i, weight_tile * to, int64_t line) __attribute__((always_inline)) {
+        for (const int64_t end = i + SPAC_BLOCK; i < end && i < w.n_cols; i += TILE_COLS, to++) {
+            const __mmask32 mask = w.n_cols - i < TILE_COLS ? (__mmask32) ((1u << (w.n_cols - i)) - 1) : ~(__mmask32) 0;
+            _mm512_store_si512(to->w[line], _mm512_maskz_loadu_epi16(mask, (const uint16_t *) row + i));
         }
-    }
+    });
 }
 
 // ---- activations
@@ -207,6 +214,9 @@ void interleave_bf16(const float * const * x, int n, int64_t n_cols, char * act)
 
 // ---- multiplying
 
+// of 2 x 2 tiles: row tile + 2 * token tile
+typedef float tile_sums[4][TILE_SIDE][TILE_SIDE];
+
 // 16 rows of n tokens to their places
 SPAC_INLINE void put_sums(const float (*sums)[TILE_SIDE], int64_t n_rows, float * const * out, int n, int64_t r) {
     __m512i         x[TILE_SIDE];
@@ -217,59 +227,136 @@ SPAC_INLINE void put_sums(const float (*sums)[TILE_SIDE], int64_t n_rows, float 
     }
 }
 
-// sums of one or two tiles of rows with one or two of tokens: row tile + 2 * token tile
+// What the processor has time for while it multiplies tiles: the sums of the tokens before go to their places, then the weights
+// of the next columns are unpacked.
+struct beside_tiles {
+    static constexpr int N_PUTS = 4; // tiles
+
+    spac_panel_rows & w;
+    int64_t           end_col = 0; // of what is to be unpacked now
+
+    const tile_sums * sums     = nullptr; // of n_tokens
+    float * const *   out      = nullptr;
+    int               n_tokens = 0, n_put = N_PUTS;
+
+    explicit beside_tiles(spac_panel_rows & w) :
+        w(w) {}
+
+    void begin_put(const tile_sums * of, float * const * to, int n) {
+        sums     = of;
+        out      = to;
+        n_tokens = n;
+        n_put    = 0;
+    }
+
+    // both tiles of a token's rows after each other: they are two lines beside each other
+    void put() {
+        const int     t = n_put / 2 * TILE_SIDE, n = n_tokens - t < TILE_SIDE ? n_tokens - t : TILE_SIDE;
+        const int64_t r = n_put % 2 * TILE_SIDE;
+        if (r < w.n_rows) {
+            put_sums((*sums)[n_put], w.n_rows - r, out + t, n, r);
+        }
+        n_put++;
+    }
+
+    void end_put() {
+        while (n_put < N_PUTS) {
+            put();
+        }
+    }
+
+    // columns before `col` are wanted now, those of the block after it next
+    void begin_block(int64_t col) {
+        while (w.col < col && !w.is_unpacked()) {
+            w.panel->unpack(w, w.n_rows - w.row);
+        }
+        end_col = col + SPAC_BLOCK < w.n_cols ? col + SPAC_BLOCK : w.n_cols;
+    }
+
+    SPAC_INLINE void run(int64_t n_pieces) {
+        if (n_put < N_PUTS) {
+            put();
+        } else if (w.col < end_col) {
+            w.panel->unpack(w, n_pieces);
+        }
+    }
+};
+
+// sums of one or two tiles of rows with one or two of tokens
 template <typename Tiles, bool TWO_ROWS, bool TWO_TOKENS>
-void add_tiles(const weight_tile * w0, const weight_tile * w1, const pair_tile * a0, const pair_tile * a1, int64_t n_tiles) {
+void add_tiles(const weight_tile * w0, const weight_tile * w1, const pair_tile * a0, const pair_tile * a1, int64_t n_tiles, beside_tiles & work) {
+    constexpr int64_t N_STEPS = SPAC_BLOCK / TILE_COLS;
+    // measured: work is fastest in small pieces between all products, but not where they are few
+    constexpr int64_t N_PIECES = SPAC_PANEL_ROWS / N_STEPS / (TWO_TOKENS ? 2 + 2 * TWO_ROWS : 1);
     for (int64_t i = 0; i < n_tiles; i++) {
+        if (i % N_STEPS == 0) {
+            work.begin_block((i + N_STEPS) * TILE_COLS);
+        }
         Tiles::template load<4>(&w0[i]);
         Tiles::template load<6>(&a0[i]);
         Tiles::template dot<0, 4, 6>();
+        if (TWO_TOKENS) {
+            work.run(N_PIECES);
+        }
         if (TWO_ROWS) {
             Tiles::template load<5>(&w1[i]);
             Tiles::template dot<1, 5, 6>();
+        }
+        if (TWO_ROWS && TWO_TOKENS) {
+            work.run(N_PIECES);
         }
         if (TWO_TOKENS) {
             Tiles::template load<7>(&a1[i]);
             Tiles::template dot<2, 4, 7>();
         }
         if (TWO_ROWS && TWO_TOKENS) {
+            work.run(N_PIECES);
             Tiles::template dot<3, 5, 7>();
         }
+        work.run(N_PIECES);
     }
 }
 
-// of the activations' addresses only those of groups are read
+// sums of at most 2 x 2 tiles; of the activations' addresses only those of groups are read
 template <typename Tiles>
-void multiply_tiles(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out) {
-    const int     n0 = n_acts < TILE_SIDE ? n_acts : TILE_SIDE, n1 = n_acts - n0;
-    const int64_t n_tiles = n_tiles_of(n_cols), rows0 = n_rows < TILE_SIDE ? n_rows : TILE_SIDE, rows1 = n_rows - rows0;
-
-    const weight_tile *w0 = (const weight_tile *) panel, *w1 = w0 + n_tiles;
-    const pair_tile *  a0 = (const pair_tile *) acts[0], *a1 = (const pair_tile *) acts[n1 ? TILE_SIDE : 0];
-    const auto         add = rows1 && n1 ? add_tiles<Tiles, true, true> : rows1 ? add_tiles<Tiles, true, false>
-                                                                      : n1      ? add_tiles<Tiles, false, true>
-                                                                                : add_tiles<Tiles, false, false>;
-
-    for (int t = 0; t < n_acts; t++) { // where sums go, a line of 16 rows each: they come while tiles are multiplied
-        __builtin_prefetch(out[t], 1);
-        __builtin_prefetch(out[t] + n_rows - 1, 1);
-    }
-    Tiles::configure();
+void multiply_2x2(const char * const * acts, int n_acts, beside_tiles & work, tile_sums & sums) {
+    const int64_t       n_tiles  = n_tiles_of(work.w.n_cols);
+    const bool          two_rows = work.w.n_rows > TILE_SIDE, two_tokens = n_acts > TILE_SIDE;
+    const weight_tile * w  = (const weight_tile *) work.w.to;
+    const pair_tile *   a0 = (const pair_tile *) acts[0], *a1 = (const pair_tile *) acts[two_tokens ? TILE_SIDE : 0];
+    const auto          add = two_rows && two_tokens ? add_tiles<Tiles, true, true> : two_rows ? add_tiles<Tiles, true, false>
+                                                                                  : two_tokens ? add_tiles<Tiles, false, true>
+                                                                                               : add_tiles<Tiles, false, false>;
     Tiles::template zero<0>();
     Tiles::template zero<1>();
     Tiles::template zero<2>();
     Tiles::template zero<3>();
-    add(w0, w1, a0, a1, n_tiles);
-    alignas(64) float sums[4][TILE_SIDE][TILE_SIDE];
+    add(w, w + n_tiles, a0, a1, n_tiles, work);
     Tiles::template store<0>(sums[0]);
     Tiles::template store<1>(sums[1]);
     Tiles::template store<2>(sums[2]);
     Tiles::template store<3>(sums[3]);
+}
+
+template <typename Tiles>
+void multiply_tiles(spac_panel_rows & w, const char * const * acts, int n_acts, float * const * out) {
+    constexpr int         N = 2 * TILE_SIDE;
+    alignas(64) tile_sums sums[2]; // of these tokens, of those before
+    beside_tiles          work(w);
+    Tiles::configure();
+    for (int t0 = 0; t0 < n_acts; t0 += N) {
+        const int n = n_acts - t0 < N ? n_acts - t0 : N;
+        for (int t = t0; t < t0 + n; t++) { // where sums go, a line of 16 rows each: they come while tiles are multiplied
+            __builtin_prefetch(out[t], 1);
+            __builtin_prefetch(out[t] + w.n_rows - 1, 1);
+        }
+        tile_sums & to = sums[t0 / N % 2];
+        multiply_2x2<Tiles>(acts + t0, n, work, to);
+        work.end_put(); // of those before
+        work.begin_put(&to, out + t0, n);
+    }
     Tiles::release();
-    put_sums(sums[0], rows0, out, n0, 0);
-    put_sums(sums[1], rows1, out, n0, TILE_SIDE);
-    put_sums(sums[2], rows0, out + n0, n1, 0);
-    put_sums(sums[3], rows1, out + n0, n1, TILE_SIDE);
+    work.end_put();
 }
 
 // ---- one panel per format

@@ -22,11 +22,13 @@ size_t panel_bytes(int64_t n_cols) {
 }
 
 template <typename T>
-void unpack_panel(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, char * panel) {
-    for (int64_t ir = 0; ir < n_rows; ir += VEC_ROWS) {
-        const int64_t tile = ir / TILE_ROWS, n = n_rows - ir < VEC_ROWS ? n_rows - ir : VEC_ROWS;
-        T::unpack(rows + ir * row_bytes, row_bytes, n, n_cols, (typename T::block *) panel + tile * n_panel_blocks<T>(n_cols), (int) (ir % TILE_ROWS / VEC_ROWS));
+void unpack_panel(spac_panel_rows & w, int64_t) {
+    for (int64_t ir = 0; ir < w.n_rows; ir += VEC_ROWS) {
+        const int64_t tile = ir / TILE_ROWS, n = w.n_rows - ir < VEC_ROWS ? w.n_rows - ir : VEC_ROWS;
+        auto *        to = (typename T::block *) w.to + tile * n_panel_blocks<T>(w.n_cols);
+        T::unpack(w.rows + ir * w.row_bytes, w.row_bytes, n, w.n_cols, to, (int) (ir % TILE_ROWS / VEC_ROWS));
     }
+    w.col = w.n_cols;
 }
 
 // NT or fewer tokens
@@ -40,10 +42,12 @@ SPAC_INLINE void multiply_tile(const typename T::block * w, const char * const *
     T::template multiply<NT>(w, acts, ib, to);
 }
 
-// 256 weights of each row and activation at a time, which stay in the first cache
+static constexpr int SUM_TOKENS = 32; // whose sums stay in the first cache
+
+// at most SUM_TOKENS, 256 weights of each row and activation at a time, which stay there, too
 template <typename T>
-void multiply_panel(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out) {
-    panel_sums sums[SPAC_PANEL_ROWS / TILE_ROWS][SPAC_PANEL_TOKENS];
+void multiply_part(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out) {
+    panel_sums sums[SPAC_PANEL_ROWS / TILE_ROWS][SUM_TOKENS];
     memset((void *) sums, 0, sizeof(sums));
     for (int64_t ib = 0; ib * SPAC_BLOCK < n_cols; ib++) {
         for (int64_t r = 0; r < n_rows; r += TILE_ROWS) {
@@ -57,6 +61,16 @@ void multiply_panel(const char * panel, int64_t n_rows, int64_t n_cols, const ch
         for (int64_t r = 0; r < n_rows; r += TILE_ROWS) {
             memcpy(out[t] + r, &sums[r / TILE_ROWS][t], (n_rows - r < TILE_ROWS ? n_rows - r : TILE_ROWS) * sizeof(float));
         }
+    }
+}
+
+template <typename T>
+void multiply_panel(spac_panel_rows & w, const char * const * acts, int n_acts, float * const * out) {
+    if (!w.is_unpacked()) {
+        unpack_panel<T>(w, INT64_MAX);
+    }
+    for (int t = 0; t < n_acts; t += SUM_TOKENS) {
+        multiply_part<T>(w.to, w.n_rows, w.n_cols, acts + t, n_acts - t < SUM_TOKENS ? n_acts - t : SUM_TOKENS, out + t);
     }
 }
 
