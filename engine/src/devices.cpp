@@ -213,18 +213,24 @@ struct kernel_pass {
     int64_t n_blocks() const { return n_rows / SPAC_PANEL_ROWS; }
 
     void run(int64_t i_part, int64_t first, int64_t last) const { // of the blocks
-        const std::unique_ptr<char, decltype(&free)> memory((char *) aligned_alloc(64, panel ? GGML_PAD(panel->bytes(N_COLS), 64) : 64), free);
+        const size_t                                 panel_bytes = panel ? panel->bytes(N_COLS) : 0;
+        const int64_t                                n_panels    = spac_n_panels(panel_bytes, n_tokens);
+        const std::unique_ptr<char, decltype(&free)> memory((char *) aligned_alloc(64, std::max<size_t>(64, n_panels * panel_bytes)), free);
         std::vector<float>                           values((size_t) n_tokens * SPAC_PANEL_ROWS);
-        std::vector<const char *>                    from;
-        std::vector<float *>                         to;
-        for (int32_t t = 0; t < n_tokens; t++) {
-            from.push_back(spac_act_at(form, acts.get(), act_bytes, t));
-            to.push_back(values.data() + (size_t) t * SPAC_PANEL_ROWS);
-        }
-        const char * rows = (const char *) ggml_backend_buffer_get_base(weights.get()) + i_part * n_rows * row_bytes;
-        for (int64_t i = first; i < last; i++) {
-            spac_row_block(kernels, &matrix, rows + i * SPAC_PANEL_ROWS * row_bytes, SPAC_PANEL_ROWS, panel, memory.get()).multiply(from.data(), n_tokens, to.data());
-        }
+        const char *                                 data = (const char *) ggml_backend_buffer_get_base(weights.get()) + i_part * n_rows * row_bytes;
+        const auto                                   take = [&](int64_t r, int64_t n, int64_t i) {
+            return spac_row_block(kernels, &matrix, data, r, n, panel, memory.get() + i * panel_bytes);
+        };
+        const auto multiply = [&](spac_row_block & block, int t0, int n) {
+            const char * from[SPAC_PANEL_TOKENS];
+            float *      to[SPAC_PANEL_TOKENS];
+            for (int t = 0; t < n; t++) {
+                from[t] = spac_act_at(form, acts.get(), act_bytes, t0 + t);
+                to[t]   = values.data() + (size_t) (t0 + t) * SPAC_PANEL_ROWS;
+            }
+            block.multiply(from, n, to);
+        };
+        spac_for_each_group(first * SPAC_PANEL_ROWS, last * SPAC_PANEL_ROWS, SPAC_PANEL_ROWS, n_panels, n_tokens, panel, take, multiply);
     }
 };
 

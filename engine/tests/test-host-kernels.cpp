@@ -424,7 +424,7 @@ struct random_matrix {
         spac_prepare_acts(kernels, form, inputs, 1, n_cols, act.p);
         for (int64_t r = 0; r < n_rows; r += SPAC_PANEL_ROWS) {
             float *        out[] = { y.data() + r };
-            spac_row_block rows(kernels, w, (const char *) w->data + r * w->nb[1], std::min<int64_t>(SPAC_PANEL_ROWS, n_rows - r), panel, memory.p);
+            spac_row_block rows(kernels, w, (const char *) w->data, r, std::min<int64_t>(SPAC_PANEL_ROWS, n_rows - r), panel, memory.p);
             rows.multiply(acts, 1, out);
         }
         return y;

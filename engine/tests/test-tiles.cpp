@@ -90,7 +90,7 @@ static std::vector<char> rows_of(ggml_type type, int64_t n_rows, int64_t n_cols,
     return rows;
 }
 
-static void test_unpacked(ggml_type type, int64_t n_rows, int64_t n_cols) {
+static void test_unpacked(ggml_type type, unpack_pieces unpack, int64_t n_rows, int64_t n_cols) {
     std::mt19937            rng(n_rows + n_cols);
     const spac_panel &      panel     = *find_tile_panel<model_tiles>(type);
     const size_t            row_bytes = ggml_row_size(type, n_cols);
@@ -98,8 +98,10 @@ static void test_unpacked(ggml_type type, int64_t n_rows, int64_t n_cols) {
     guarded_bytes           rows(content.size()), memory(panel.bytes(n_cols));
     memcpy(rows.data, content.data(), content.size());
     memset(memory.data, 0xa5, panel.bytes(n_cols));
-    spac_panel_rows w = { &panel, rows.data, row_bytes, n_rows, n_cols, memory.data };
-    panel.unpack(w, INT64_MAX);
+    spac_panel_rows w = { rows.data, row_bytes, n_rows, n_cols, memory.data };
+    unpack(w, 1 + n_rows / 2); // in the middle of the first columns
+    CHECK(w.row == 1 + n_rows / 2 || n_rows <= 2);
+    unpack(w, INT64_MAX);
     CHECK(w.is_unpacked());
 
     const int64_t n_tiles = n_tiles_of(n_cols);
@@ -119,13 +121,13 @@ static void test_unpacked(ggml_type type, int64_t n_rows, int64_t n_cols) {
 }
 
 // every number of rows, and blocks that fill no 256 columns
-static void test_all_unpacked(ggml_type type) {
+static void test_all_unpacked(ggml_type type, unpack_pieces unpack) {
     if (!find_tile_panel<model_tiles>(type)) { // F16
         return;
     }
     for (const int64_t n_cols : { 32, 64, 96, 160, 256, 288, 768, 2080 }) {
         for (int64_t n_rows = 1; n_rows <= SPAC_PANEL_ROWS && n_cols % ggml_blck_size(type) == 0; n_rows++) {
-            test_unpacked(type, n_rows, n_cols);
+            test_unpacked(type, unpack, n_rows, n_cols);
         }
     }
 }
@@ -159,7 +161,7 @@ static void test_shape(const spac_panel & panel, ggml_type type, int64_t n_rows,
     for (int t = 0; t < n_acts; t += SPAC_ACT_GROUP) {
         interleave_bf16(&inputs[t], std::min(n_acts - t, SPAC_ACT_GROUP), n_cols, acts.data + t * act_bytes);
     }
-    spac_panel_rows rows_at = { &panel, rows.data(), row_bytes, n_rows, n_cols, memory.data };
+    spac_panel_rows rows_at = { rows.data(), row_bytes, n_rows, n_cols, memory.data };
     panel.multiply(rows_at, act.data(), n_acts, out.data());
     CHECK(y.back() == -1 && !model_tiles::is_configured && rows_at.is_unpacked());
 
@@ -190,8 +192,8 @@ static void test_format(ggml_type type) {
             }
         }
     }
-    for (const int n_acts : { 33, 64, 81, SPAC_PANEL_TOKENS }) {
-        test_shape(*panel, type, 23, block, n_acts, total);
+    for (const int n_acts : { 33, 48, 63, SPAC_PANEL_TOKENS }) { // sums are put beside other tokens' products
+        test_shape(*panel, type, 23, 512, n_acts, total);
     }
     const double ours = sqrt(total.ours / total.size), ggmls = sqrt(total.ggmls / total.size);
     printf("%-7s error %.3e, ggml %.3e\n", ggml_type_name(type), ours, ggmls);
@@ -208,7 +210,7 @@ int main() {
                                   GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS, GGML_TYPE_BF16 }) {
         test_format(type);
     }
-#    define SPAC_UNPACKED(type, kernel, format) test_all_unpacked(type);
+#    define SPAC_UNPACKED(type, kernel, format) test_all_unpacked(type, unpack_##kernel<format>);
     SPAC_FOR_EACH_FORMAT(SPAC_UNPACKED)
 #    undef SPAC_UNPACKED
     CHECK(!find_tile_panel<model_tiles>(GGML_TYPE_F16)); // its error would be larger than ggml's

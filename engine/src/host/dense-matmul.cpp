@@ -49,10 +49,10 @@ struct dense_traits : ggml::cpu::tensor_traits {
 
     size_t panel_bytes_of(const ggml_tensor * op) const {
         const spac_panel * panel = panel_of(op);
-        return panel ? GGML_PAD(panel->bytes(op->src[0]->ne[0]), ALIGNMENT) : 0;
+        return panel ? panel->bytes(op->src[0]->ne[0]) : 0;
     }
 
-    int64_t n_panels_of(const ggml_tensor * op) const { return std::max<int64_t>(1, spac_panels_bytes() / std::max<size_t>(1, panel_bytes_of(op))); }
+    int64_t n_panels_of(const ggml_tensor * op) const { return spac_n_panels(panel_bytes_of(op), op->src[1]->ne[1]); }
 
     size_t thread_bytes_of(const ggml_tensor * op) const { return n_panels_of(op) * panel_bytes_of(op); }
 
@@ -148,40 +148,20 @@ struct dense_traits : ggml::cpu::tensor_traits {
     void multiply(const ggml_tensor & op, const char * acts, int64_t r0, int64_t n, char * memory) const {
         const ggml_tensor * w     = op.src[0];
         const spac_panel *  panel = panel_of(&op);
-        const auto          rows  = [&](int64_t r, int64_t n_rows, char * at) {
-            return spac_row_block(*kernels, w, (const char *) w->data + r * w->nb[1], n_rows, panel, at);
-        };
-        if (!panel) {
-            spac_row_block all = rows(r0, n, nullptr);
-            multiply_blocks(op, acts, r0, &all, 1);
-        }
-        const size_t  panel_bytes = panel_bytes_of(&op);
-        const int64_t n_panels    = n_panels_of(&op);
-        for (int64_t r = r0, end = r0 + n; panel && r < end; r += n_panels * SPAC_PANEL_ROWS) {
-            std::vector<spac_row_block> blocks;
-            for (int64_t ib = 0, first = r; first < end && ib < n_panels; ib++, first += SPAC_PANEL_ROWS) {
-                blocks.push_back(rows(first, std::min<int64_t>(SPAC_PANEL_ROWS, end - first), memory + ib * panel_bytes));
-            }
-            multiply_blocks(op, acts, r, blocks.data(), (int) blocks.size());
-        }
-    }
-
-    void multiply_blocks(const ggml_tensor & op, const char * acts, int64_t r, spac_row_block * blocks, int n) const {
         const spac_act_form form  = form_of(&op);
-        const size_t        bytes = act_bytes_of(&op);
-        spac_for_each_part((int) op.ne[1], panel_of(&op), [&](int t0, int n_acts) {
+        const size_t        bytes = act_bytes_of(&op), panel_bytes = panel_bytes_of(&op);
+
+        const auto take = [&](int64_t r, int64_t n_rows, int64_t i) {
+            return spac_row_block(*kernels, w, (const char *) w->data, r, n_rows, panel, memory + i * panel_bytes);
+        };
+        spac_for_each_group(r0, r0 + n, panel ? SPAC_PANEL_ROWS : n, n_panels_of(&op), (int) op.ne[1], panel, take, [&](spac_row_block & block, int t0, int n_acts) {
             const char * act[SPAC_PANEL_TOKENS];
             float *      out[SPAC_PANEL_TOKENS];
             for (int t = 0; t < n_acts; t++) {
                 act[t] = spac_act_at(form, acts, bytes, t0 + t);
-                out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + r;
+                out[t] = (float *) ((char *) op.data + (t0 + t) * op.nb[1]) + block.r0;
             }
-            for (int ib = 0; ib < n; ib++) {
-                blocks[ib].multiply(act, n_acts, out);
-                for (int t = 0; t < n_acts; t++) {
-                    out[t] += SPAC_PANEL_ROWS;
-                }
-            }
+            block.multiply(act, n_acts, out);
         });
     }
 };

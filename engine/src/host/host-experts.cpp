@@ -80,7 +80,7 @@ void spac_host_experts::plan(const spac_moe_layer & layer, const int32_t * ids, 
     make_room(n_threads);
 
     for (size_t ix = 0; ix < experts.size(); ix++) {
-        n_hidden_left[ix].n.store((int32_t) hidden_blocks + 1, std::memory_order_relaxed);
+        n_hidden_left[ix].n.store((int32_t) n_hidden_tasks + 1, std::memory_order_relaxed);
     }
     n_inputs_left.store(n_input_tasks, std::memory_order_relaxed);
     next_panels.store(0, std::memory_order_relaxed);
@@ -156,13 +156,13 @@ void spac_host_experts::divide(int n_threads) {
         const ggml_tensor * t = layer->parts[part];
         row_bytes += t ? t->nb[1] * (part == SPAC_PART_GATE_UP ? 2 : 1) : 0;
     }
-    hidden_rows   = spac_rows_per_task(n_ff, row_bytes, (int64_t) experts.size(), n_threads);
-    hidden_blocks = (n_ff + hidden_rows - 1) / hidden_rows;
-    out_rows      = spac_rows_per_task(layer->n_embd, layer->parts[SPAC_PART_DOWN]->nb[1], (int64_t) experts.size(), n_threads);
-    out_blocks    = (layer->n_embd + out_rows - 1) / out_rows;
+    hidden_rows    = spac_rows_per_task(n_ff, row_bytes, (int64_t) experts.size(), n_threads);
+    n_hidden_tasks = (n_ff + hidden_rows - 1) / hidden_rows;
+    out_rows       = spac_rows_per_task(layer->n_embd, layer->parts[SPAC_PART_DOWN]->nb[1], (int64_t) experts.size(), n_threads);
+    n_out_tasks    = (layer->n_embd + out_rows - 1) / out_rows;
 
     n_input_tasks = n_tokens + (int64_t) groups.size();
-    n_tasks       = n_input_tasks + experts.size() * (hidden_blocks + out_blocks);
+    n_tasks       = n_input_tasks + experts.size() * (n_hidden_tasks + n_out_tasks);
 }
 
 // whether a form's activations lie interleaved, in the order of the experts' rows, some of them several times
@@ -188,19 +188,25 @@ void spac_host_experts::place_acts() {
 }
 
 void spac_host_experts::make_room(int n_threads) {
-    bool is_used[SPAC_N_ACT_FORMS] = {};
-    panel_bytes = hidden_bytes = 0;
-    for (int part = 0; part < SPAC_PART_UP_B; part++) {
-        for (size_t ix = 0; layer->parts[part] && ix < experts.size(); ix++) {
-            const spac_panel *  panel = panel_for(part, experts[ix]);
-            const spac_act_form form  = form_for(part, experts[ix]);
-            panel_bytes               = std::max(panel_bytes, panel ? GGML_PAD(panel->bytes(layer->parts[part]->ne[0]), 64) : 0);
+    bool    is_used[SPAC_N_ACT_FORMS] = {};
+    int64_t most_rows                 = 0;
+    hidden_panel = out_panel = hidden_bytes = 0;
+    for (const expert & e : experts) {
+        for (int part = 0; part < SPAC_PART_UP_B; part++) {
+            if (!layer->parts[part]) {
+                continue;
+            }
+            const spac_panel *  panel = panel_for(part, e);
+            const spac_act_form form  = form_for(part, e);
+            size_t &            bytes = part == SPAC_PART_DOWN ? out_panel : hidden_panel;
+            bytes                     = std::max(bytes, panel ? panel->bytes(layer->parts[part]->ne[0]) : 0);
             if (part == SPAC_PART_DOWN) {
                 hidden_bytes = std::max(hidden_bytes, spac_act_bytes(form, n_ff));
             } else {
                 is_used[form] = true;
             }
         }
+        most_rows = std::max<int64_t>(most_rows, e.n_rows);
     }
     for (int form = 0; form < SPAC_N_ACT_FORMS; form++) {
         input_bytes[form] = is_used[form] ? spac_act_bytes((spac_act_form) form, layer->n_embd) : 0;
@@ -208,8 +214,8 @@ void spac_host_experts::make_room(int n_threads) {
     }
     hidden.reserve(order.size() * n_ff * sizeof(float));
     hidden_act.reserve(n_acts * hidden_bytes);
-    n_panels = std::max<int64_t>(2, spac_panels_bytes() / std::max<size_t>(1, panel_bytes));
-    panels.reserve(n_threads * n_panels * panel_bytes);
+    thread_bytes = std::max(spac_n_panels(2 * hidden_panel, most_rows) * 2 * hidden_panel, spac_n_panels(out_panel, most_rows) * out_panel);
+    panels.reserve(n_threads * thread_bytes);
 
     if (n_counters < experts.size()) {
         n_counters = std::max((size_t) layer->n_expert, experts.size());
@@ -220,7 +226,7 @@ void spac_host_experts::make_room(int n_threads) {
 // ---- working, by all threads
 
 bool spac_host_experts::work(const spac_host_input & in, float * rows) {
-    const call c      = { in, rows, panels.data.get() + n_panels * panel_bytes * next_panels.fetch_add(1, std::memory_order_relaxed) };
+    const call c      = { in, rows, panels.data.get() + thread_bytes * next_panels.fetch_add(1, std::memory_order_relaxed) };
     bool       worked = false;
     for (int64_t i = next.fetch_add(1, std::memory_order_acq_rel); i < n_tasks; i = next.fetch_add(1, std::memory_order_acq_rel)) {
         if (i < n_input_tasks) {
@@ -235,15 +241,15 @@ bool spac_host_experts::work(const spac_host_input & in, float * rows) {
 
 // first all of the experts that are there, then all of the others
 void spac_host_experts::compute(const call & c, int64_t i) {
-    const int64_t n_first  = n_there * (hidden_blocks + out_blocks);
+    const int64_t n_first  = n_there * (n_hidden_tasks + n_out_tasks);
     const bool    is_first = i < n_first;
     const int64_t ix       = is_first ? 0 : n_there; // of the part's first
     const int64_t n        = is_first ? n_there : (int64_t) experts.size() - n_there;
-    const int64_t i_hidden = is_first ? i : i - n_first, i_out = i_hidden - n * hidden_blocks;
+    const int64_t i_hidden = is_first ? i : i - n_first, i_out = i_hidden - n * n_hidden_tasks;
     if (i_out < 0) {
-        compute_hidden(c, (int) (ix + i_hidden / hidden_blocks), i_hidden % hidden_blocks);
+        compute_hidden(c, (int) (ix + i_hidden / n_hidden_tasks), i_hidden % n_hidden_tasks);
     } else {
-        compute_rows(c, (int) (ix + i_out / out_blocks), i_out % out_blocks);
+        compute_out(c, (int) (ix + i_out / n_out_tasks), i_out % n_out_tasks);
     }
 }
 
@@ -302,19 +308,9 @@ spac_act_form spac_host_experts::form_for(int part, const expert & e) const {
     return panel ? panel->form : spac_act_form_of(kernels, e.from->parts[part]->type);
 }
 
-bool spac_host_experts::has_panel(std::initializer_list<int> parts, const expert & e) const {
-    return std::any_of(parts.begin(), parts.end(), [&](int part) { return layer->parts[part] && panel_for(part, e); });
-}
-
-// of one thread at a time: several, if the expert's tokens come in several parts, whose activations are read again for each group
-int64_t spac_host_experts::n_panels_of(const expert & e) const {
-    return e.n_rows > SPAC_PANEL_TOKENS ? n_panels : 2;
-}
-
 // rows r0 .. r0 + n of an expert's matrix
 spac_row_block spac_host_experts::take(int part, const expert & e, int64_t r0, int64_t n, char * memory) const {
-    const ggml_tensor * w = e.from->parts[part];
-    return { kernels, w, weights(part, e) + r0 * w->nb[1], n, panel_for(part, e), memory };
+    return { kernels, e.from->parts[part], weights(part, e), r0, n, panel_for(part, e), memory };
 }
 
 const char * spac_host_experts::weights(int part, const expert & e) const {
@@ -324,16 +320,30 @@ const char * spac_host_experts::weights(int part, const expert & e) const {
     return tier && e.from == layer ? tier->weights(layer->il, e.ie, part) : e.from->part_data(part, e.ie);
 }
 
-// scale, then bias: llama.cpp's order
-void spac_host_experts::finish(int bias, const ggml_tensor * scale, int32_t ie, int64_t r0, int64_t n, float * y) const {
-    if (scale) {
-        const float s = ((const float *) scale->data)[ie];
+spac_host_experts::factor spac_host_experts::up_of(const expert & e) const {
+    if (layer->parts[SPAC_PART_GATE_UP]) { // gate first, then up
+        return { SPAC_PART_GATE_UP, SPAC_PART_GATE_UP_B, n_ff, e.from->up_s };
+    }
+    return { SPAC_PART_UP, SPAC_PART_UP_B, 0, e.from->up_s };
+}
+
+std::optional<spac_host_experts::factor> spac_host_experts::gate_of(const expert & e) const {
+    if (layer->parts[SPAC_PART_GATE_UP]) {
+        return factor{ SPAC_PART_GATE_UP, SPAC_PART_GATE_UP_B, 0, e.from->up_s };
+    }
+    return layer->parts[SPAC_PART_GATE] ? std::optional(factor{ SPAC_PART_GATE, SPAC_PART_GATE_B, 0, e.from->gate_s }) : std::nullopt;
+}
+
+// scale, then bias, of n rows from r0 on: llama.cpp's order
+void spac_host_experts::finish(const factor & f, int32_t ie, int64_t r0, int64_t n, float * y) const {
+    if (f.scale) {
+        const float s = ((const float *) f.scale->data)[ie];
         for (int64_t i = 0; i < n; i++) {
             y[i] *= s;
         }
     }
-    if (layer->parts[bias]) {
-        const float * b = (const float *) layer->part_data(bias, ie) + r0;
+    if (layer->parts[f.bias]) {
+        const float * b = (const float *) layer->part_data(f.bias, ie) + r0;
         for (int64_t i = 0; i < n; i++) {
             y[i] += b[i];
         }
@@ -394,69 +404,65 @@ void spac_host_experts::activate(float * gate, float * up, int64_t n) const {
     }
 }
 
-void spac_host_experts::compute_hidden(const call & c, int ix, int64_t block) {
+void spac_host_experts::compute_hidden(const call & c, int ix, int64_t i_task) {
     wait_for_zero(n_inputs_left);
 
     const expert e = experts[ix];
     if (tier && e.from == layer) {
         tier->wait(layer->il, e.ie); // where it fails the forward is aborted, whatever is computed here
     }
-    const int64_t r0 = block * hidden_rows, end = std::min(r0 + hidden_rows, n_ff);
-    const bool    in_panels = has_panel({ SPAC_PART_UP, SPAC_PART_GATE, SPAC_PART_GATE_UP }, e);
-    const int64_t n_rows    = in_panels ? SPAC_PANEL_ROWS : hidden_rows;
-    const auto    p         = parts_of_hidden();
-    for (int64_t r = r0; r < end;) {
-        std::vector<hidden_block> blocks;
-        for (int64_t i = 0; r < end && i < n_panels_of(e) / 2; i++, r += n_rows) {
-            const int64_t n      = std::min(n_rows, end - r);
-            char *        panels = c.panels + 2 * i * panel_bytes;
-            blocks.push_back({ r, n, take(p.up, e, p.up_0 + r, n, panels), take(p.gate, e, r, n, panels + panel_bytes) });
+    const factor up        = up_of(e);
+    const auto   gate      = gate_of(e);
+    const bool   in_panels = panel_for(up.part, e) || (gate && panel_for(gate->part, e));
+    const auto   take_both = [&](int64_t r, int64_t n, int64_t i) {
+        char *       panels = c.panels + 2 * i * hidden_panel;
+        hidden_block b      = { r, n, take(up.part, e, up.first + r, n, panels), std::nullopt };
+        if (gate) {
+            b.gate.emplace(take(gate->part, e, gate->first + r, n, panels + hidden_panel));
         }
-        // not by n, which follows the number of threads: floats would be added in another order
-        spac_for_each_part(e.n_rows, in_panels, [&](int begin, int n_acts) {
-            for (hidden_block & b : blocks) {
-                compute_hidden_block(e, b, begin, n_acts);
-            }
-        });
-    }
-    if (n_hidden_left[ix].n.fetch_sub(1, std::memory_order_acq_rel) == 2) { // the last block: all rows are there
+        return b;
+    };
+    const int64_t r0 = i_task * hidden_rows, end = std::min(r0 + hidden_rows, n_ff);
+    // the same parts for any number of threads: floats would be added in another order
+    spac_for_each_group(r0, end, in_panels ? SPAC_PANEL_ROWS : hidden_rows, spac_n_panels(2 * hidden_panel, e.n_rows), e.n_rows, in_panels, take_both,
+                        [&](hidden_block & b, int begin, int n_acts) { compute_hidden_block(e, b, begin, n_acts); });
+
+    if (n_hidden_left[ix].n.fetch_sub(1, std::memory_order_acq_rel) == 2) { // the last task: all rows are there
         prepare_hidden(e);
         n_hidden_left[ix].n.store(0, std::memory_order_release);
     }
 }
 
-spac_host_experts::hidden_parts spac_host_experts::parts_of_hidden() const {
-    if (layer->parts[SPAC_PART_GATE_UP]) { // gate first, then up
-        return { SPAC_PART_GATE_UP, SPAC_PART_GATE_UP, SPAC_PART_GATE_UP_B, SPAC_PART_GATE_UP_B, n_ff, true, true };
-    }
-    const bool has_gate = layer->parts[SPAC_PART_GATE];
-    return { SPAC_PART_UP, has_gate ? SPAC_PART_GATE : SPAC_PART_UP, SPAC_PART_UP_B, SPAC_PART_GATE_B, 0, has_gate, false };
-}
-
-// gate, up and activation, for the expert's tokens from `begin` on
+// gate, up and activation, for n_acts of the expert's tokens
 void spac_host_experts::compute_hidden_block(const expert & e, hidden_block & b, int begin, int n_acts) {
     static_assert(SPAC_PANEL_TOKENS * SPAC_PANEL_ROWS <= SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX, "room for either");
-    const hidden_parts  p       = parts_of_hidden();
-    const spac_act_form form_up = form_for(p.up, e), form_gate = form_for(p.gate, e);
-    float               gates[SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX];
-    const char *        acts[SPAC_PANEL_TOKENS], *gate_acts[SPAC_PANEL_TOKENS];
-    float *             up[SPAC_PANEL_TOKENS], *gate[SPAC_PANEL_TOKENS];
-    for (int t = 0; t < n_acts; t++) {
-        acts[t]      = input_act(form_up, e, begin + t);
-        gate_acts[t] = input_act(form_gate, e, begin + t);
-        up[t]        = (float *) hidden.data.get() + (e.first + begin + t) * n_ff + b.r0;
-        gate[t]      = gates + t * b.n;
-    }
-    b.up.multiply(acts, n_acts, up);
-    if (p.has_gate) {
-        b.gate.multiply(gate_acts, n_acts, gate);
-    }
-    for (int t = 0; t < n_acts; t++) {
-        finish(p.up_bias, e.from->up_s, e.ie, p.up_0 + b.r0, b.n, up[t]);
-        if (p.has_gate) {
-            finish(p.gate_bias, p.is_fused ? e.from->up_s : e.from->gate_s, e.ie, b.r0, b.n, gate[t]);
+    const factor up   = up_of(e);
+    const auto   gate = gate_of(e);
+    float        gates[SPAC_DOT_TOKENS * SPAC_TASK_ROWS_MAX];
+    const char * acts[SPAC_PANEL_TOKENS];
+    float *      up_rows[SPAC_PANEL_TOKENS], *gate_rows[SPAC_PANEL_TOKENS];
+
+    const auto multiply = [&](const factor & f, spac_row_block & rows, float * const * out) {
+        const spac_act_form form = form_for(f.part, e);
+        for (int t = 0; t < n_acts; t++) {
+            acts[t] = input_act(form, e, begin + t);
         }
-        activate(p.has_gate ? gate[t] : nullptr, up[t], b.n);
+        rows.multiply(acts, n_acts, out);
+    };
+    for (int t = 0; t < n_acts; t++) {
+        up_rows[t]   = (float *) hidden.data.get() + (e.first + begin + t) * n_ff + b.r0;
+        gate_rows[t] = gates + t * b.n;
+    }
+    multiply(up, b.up, up_rows);
+    if (gate) {
+        multiply(*gate, *b.gate, gate_rows);
+    }
+    for (int t = 0; t < n_acts; t++) {
+        finish(up, e.ie, up.first + b.r0, b.n, up_rows[t]);
+        if (gate) {
+            finish(*gate, e.ie, gate->first + b.r0, b.n, gate_rows[t]);
+        }
+        activate(gate ? gate_rows[t] : nullptr, up_rows[t], b.n);
     }
 }
 
@@ -473,37 +479,26 @@ void spac_host_experts::prepare_hidden(const expert & e) {
     }
 }
 
-void spac_host_experts::compute_rows(const call & c, int ix, int64_t block) {
+void spac_host_experts::compute_out(const call & c, int ix, int64_t i_task) {
     wait_for_zero(n_hidden_left[ix].n);
 
-    const expert  e  = experts[ix];
-    const int64_t r0 = block * out_rows, end = std::min(r0 + out_rows, layer->n_embd);
-    const bool    has_panel = panel_for(SPAC_PART_DOWN, e);
-    const int64_t n_rows    = has_panel ? SPAC_PANEL_ROWS : out_rows;
-    for (int64_t r = r0; r < end;) {
-        std::vector<out_block> blocks;
-        for (int64_t i = 0; r < end && i < n_panels_of(e); i++, r += n_rows) {
-            const int64_t n = std::min(n_rows, end - r);
-            blocks.push_back({ r, n, take(SPAC_PART_DOWN, e, r, n, c.panels + i * panel_bytes) });
+    const expert        e         = experts[ix];
+    const factor        down      = { SPAC_PART_DOWN, SPAC_PART_DOWN_B, 0, e.from->down_s };
+    const bool          in_panels = panel_for(down.part, e);
+    const spac_act_form form      = form_for(down.part, e);
+    const auto          take_rows = [&](int64_t r, int64_t n, int64_t i) { return take(down.part, e, r, n, c.panels + i * out_panel); };
+    const auto          multiply  = [&](spac_row_block & b, int begin, int n_acts) {
+        const char * acts[SPAC_PANEL_TOKENS];
+        float *      out[SPAC_PANEL_TOKENS];
+        for (int t = 0; t < n_acts; t++) {
+            acts[t] = spac_act_at(form, hidden_act.data.get() + e.first_act * hidden_bytes, hidden_bytes, begin + t);
+            out[t]  = c.rows + order[e.first + begin + t] * layer->n_embd + b.r0;
         }
-        spac_for_each_part(e.n_rows, has_panel, [&](int begin, int n_acts) {
-            for (out_block & b : blocks) {
-                compute_out_block(c, e, b, begin, n_acts);
-            }
-        });
-    }
-}
-
-void spac_host_experts::compute_out_block(const call & c, const expert & e, out_block & b, int begin, int n_acts) {
-    const spac_act_form form = form_for(SPAC_PART_DOWN, e);
-    const char *        acts[SPAC_PANEL_TOKENS];
-    float *             out[SPAC_PANEL_TOKENS];
-    for (int t = 0; t < n_acts; t++) {
-        acts[t] = spac_act_at(form, hidden_act.data.get() + e.first_act * hidden_bytes, hidden_bytes, begin + t);
-        out[t]  = c.rows + order[e.first + begin + t] * layer->n_embd + b.r0;
-    }
-    b.rows.multiply(acts, n_acts, out);
-    for (int t = 0; t < n_acts; t++) {
-        finish(SPAC_PART_DOWN_B, e.from->down_s, e.ie, b.r0, b.n, out[t]);
-    }
+        b.multiply(acts, n_acts, out);
+        for (int t = 0; t < n_acts; t++) {
+            finish(down, e.ie, b.r0, b.n, out[t]);
+        }
+    };
+    const int64_t r0 = i_task * out_rows, end = std::min(r0 + out_rows, layer->n_embd);
+    spac_for_each_group(r0, end, in_panels ? SPAC_PANEL_ROWS : out_rows, spac_n_panels(out_panel, e.n_rows), e.n_rows, in_panels, take_rows, multiply);
 }

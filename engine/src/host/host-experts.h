@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 // activations of a layer's tokens: n_embd floats at data + iu * nb_used + it * nb_token
@@ -63,20 +64,16 @@ struct spac_host_experts {
         char *                  panels; // of this thread
     };
 
-    struct hidden_block { // of rows r0 .. r0 + n
-        int64_t        r0, n;
-        spac_row_block up, gate;
+    struct factor { // a matrix, and what is done to its products
+        int                 part, bias;
+        int64_t             first; // row
+        const ggml_tensor * scale;
     };
 
-    struct out_block {
-        int64_t        r0, n;
-        spac_row_block rows;
-    };
-
-    struct hidden_parts {
-        int     up, gate, up_bias, gate_bias; // of the layer
-        int64_t up_0;                         // first row of up
-        bool    has_gate, is_fused;
+    struct hidden_block { // rows r0 .. r0 + n
+        int64_t                       r0, n;
+        spac_row_block                up;
+        std::optional<spac_row_block> gate;
     };
 
     void group_by_expert(const int32_t * ids);
@@ -89,20 +86,18 @@ struct spac_host_experts {
     void prepare_input(const call & c, int64_t i);
     void prepare_token(const call & c, int64_t it);
     void prepare_group(const call & c, const act_group & group);
-    void compute_hidden(const call & c, int ix, int64_t block);
+    void compute_hidden(const call & c, int ix, int64_t i_task);
     void compute_hidden_block(const expert & e, hidden_block & b, int begin, int n_acts);
-    void compute_rows(const call & c, int ix, int64_t block);
-    void compute_out_block(const call & c, const expert & e, out_block & b, int begin, int n_acts);
+    void compute_out(const call & c, int ix, int64_t i_task);
     void prepare_hidden(const expert & e);
 
-    const spac_panel * panel_for(int part, const expert & e) const;
-    spac_act_form      form_for(int part, const expert & e) const;
-    bool               has_panel(std::initializer_list<int> parts, const expert & e) const;
-    hidden_parts       parts_of_hidden() const;
-    int64_t            n_panels_of(const expert & e) const;
-    spac_row_block     take(int part, const expert & e, int64_t r0, int64_t n, char * memory) const;
+    const spac_panel *    panel_for(int part, const expert & e) const;
+    spac_act_form         form_for(int part, const expert & e) const;
+    factor                up_of(const expert & e) const;
+    std::optional<factor> gate_of(const expert & e) const;
+    spac_row_block        take(int part, const expert & e, int64_t r0, int64_t n, char * memory) const;
 
-    void         finish(int bias, const ggml_tensor * scale, int32_t ie, int64_t r0, int64_t n, float * y) const;
+    void         finish(const factor & f, int32_t ie, int64_t r0, int64_t n, float * y) const;
     void         swiglu(float * gate, float * up, int64_t n) const;
     void         activate(float * gate, float * up, int64_t n) const;
     const char * input_act(spac_act_form form, const expert & e, int64_t i) const;
@@ -116,15 +111,15 @@ struct spac_host_experts {
     const spac_moe_layer * layer = nullptr;
     spac_device_slots      in_slots;
     int64_t                n_tokens = 0, n_ff = 0;
-    int64_t                hidden_rows = 0, hidden_blocks = 0; // rows of a task, tasks of an expert
-    int64_t                out_rows = 0, out_blocks = 0;
+    int64_t                hidden_rows = 0, n_hidden_tasks = 0; // rows of a task, tasks of an expert
+    int64_t                out_rows = 0, n_out_tasks = 0;
     int64_t                n_input_tasks = 0, n_tasks = 0;
     int64_t                n_there                       = 0;                    // experts that need not be waited for: the first ones
     int64_t                n_inputs                      = 0;                    // activations per token: 1, or n_expert_used where weights come first
     int64_t                n_acts                        = 0;                    // by expert, each beginning with a group
     size_t                 input_bytes[SPAC_N_ACT_FORMS] = {}, hidden_bytes = 0; // of one activation
-    size_t                 panel_bytes = 0;
-    int64_t                n_panels    = 0; // of each thread
+    size_t                 hidden_panel = 0, out_panel = 0;                      // bytes of the largest
+    size_t                 thread_bytes = 0;                                     // of a thread's panels
 
     std::vector<expert>    experts;
     std::vector<act_group> groups;
@@ -144,7 +139,7 @@ struct spac_host_experts {
     arena inputs[SPAC_N_ACT_FORMS]; // [n_tokens * n_inputs] activations; [n_acts] those that lie interleaved
     arena hidden;                   // [rows, n_ff] f32, by position in order
     arena hidden_act;               // [n_acts] activations
-    arena panels;                   // [n_threads, n_panels]
+    arena panels;                   // [n_threads]
 
     // written by all threads; each on a cache line of its own
     struct alignas(64) counter {

@@ -2,7 +2,6 @@
 
 #include "base/status.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -81,15 +80,6 @@ std::vector<const spac_kernels *> spac_kernels_here() {
     (void) add;
 #endif
     return here;
-}
-
-size_t spac_panels_bytes() {
-#ifdef _SC_LEVEL2_CACHE_SIZE
-    static const long half = sysconf(_SC_LEVEL2_CACHE_SIZE) / 2; // 0 or -1: unknown
-#else
-    static const long half = 0;
-#endif
-    return (size_t) std::max(512L << 10, half);
 }
 
 const spac_kernels * spac_kernels_best() {

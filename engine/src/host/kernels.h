@@ -33,17 +33,14 @@ static constexpr int SPAC_PANEL_TOKENS = 64;
 typedef void (*spac_dot)(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts,
                          float * const * out);
 
-struct spac_panel;
-
-// Rows of a weight matrix, and their panel: unpacked once for many tokens, in memory that stays in the processor's second cache.
+// Rows of a weight matrix that become a panel: unpacked once for many tokens, in memory that stays in the second cache.
 struct spac_panel_rows {
-    const spac_panel * panel;
-    const char *       rows; // at most SPAC_PANEL_ROWS
-    size_t             row_bytes;
-    int64_t            n_rows, n_cols;
-    char *             to; // on an address that is a multiple of 64
+    const char * rows; // at most SPAC_PANEL_ROWS
+    size_t       row_bytes;
+    int64_t      n_rows, n_cols;
+    char *       panel; // on an address that is a multiple of 64
 
-    int64_t row = 0, col = 0; // from here on it is not unpacked yet: the first columns of all rows, then the next ones
+    int64_t row = 0, col = 0; // the next piece to unpack, 256 columns of a row: those of all rows before the next columns
 
     bool is_unpacked() const { return col >= n_cols; }
 };
@@ -52,10 +49,7 @@ struct spac_panel {
     spac_act_form form;         // of the activations
     int           n_tokens_min; // fewer are left to spac_dot
 
-    size_t (*bytes)(int64_t n_cols); // of SPAC_PANEL_ROWS rows
-
-    // n more pieces (of 256 columns of a row), or all; what is left, where there are fewer
-    void (*unpack)(spac_panel_rows & w, int64_t n);
+    size_t (*bytes)(int64_t n_cols); // of SPAC_PANEL_ROWS rows; a multiple of 64
 
     // out[t][r] = row r . act[t], for at most SPAC_PANEL_TOKENS activations; unpacks what is not yet
     void (*multiply)(spac_panel_rows & w, const char * const * acts, int n_acts, float * const * out);
@@ -85,7 +79,7 @@ struct spac_kernels {
 
     const spac_attention * attention; // NULL: not here
 
-    int n_tokens_full = 0; // of one expert, with which unpacking its panels takes little beside multiplying; 0: few
+    int n_tokens_full = 0; // of one expert, from which a panel's products take much longer than its unpacking; 0: few
 
     void (*quantise_i16)(const float * x, int64_t n_cols, char * act) = nullptr; // to SPAC_ACT_I16; NULL: no panel takes it
 
@@ -110,10 +104,6 @@ const spac_kernels * spac_kernels_best();
 bool spac_has_dot(const spac_kernels & kernels, ggml_type type); // of one of the two
 void spac_dot_rows(const spac_kernels & kernels, ggml_type type, const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols,
                    const char * const * acts, int n_acts, float * const * out);
-
-// Panels that share activations: those of many tokens are larger than the second cache, and read again for each of these groups.
-// Half of that cache, 512 KiB at least.
-size_t spac_panels_bytes();
 
 // who multiplies n_acts activations at once: a panel, or, where it is NULL, spac_dot_rows()
 const spac_panel * spac_panel_for(const spac_kernels & kernels, ggml_type type, int64_t n_acts);

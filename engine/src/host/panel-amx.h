@@ -154,11 +154,11 @@ SPAC_INLINE void put_weights(const unpacked_weights<F> & w, weight_tile * to, in
     }
 }
 
-// n more pieces
+// the next n pieces, or what is left
 template <typename Unpack>
 SPAC_INLINE void for_each_piece(spac_panel_rows & w, int64_t n, Unpack unpack) {
     for (; n > 0 && !w.is_unpacked(); n--) {
-        unpack(w.rows + w.row * w.row_bytes, w.col, (weight_tile *) w.to + w.row / TILE_SIDE * n_tiles_of(w.n_cols) + w.col / TILE_COLS, w.row % TILE_SIDE);
+        unpack(w.rows + w.row * w.row_bytes, w.col, (weight_tile *) w.panel + w.row / TILE_SIDE * n_tiles_of(w.n_cols) + w.col / TILE_COLS, w.row % TILE_SIDE);
         if (++w.row == w.n_rows) {
             w.row = 0;
             w.col += SPAC_BLOCK;
@@ -227,20 +227,23 @@ SPAC_INLINE void put_sums(const float (*sums)[TILE_SIDE], int64_t n_rows, float 
     }
 }
 
-// What the processor has time for while it multiplies tiles: the sums of the tokens before go to their places, then the weights
-// of the next columns are unpacked.
+typedef void (*unpack_pieces)(spac_panel_rows & w, int64_t n);
+
+// Vectors' work beside tiles' products: those of the first tokens unpack the columns ahead, later ones' put the sums of the tokens
+// before to their places.
 struct beside_tiles {
     static constexpr int N_PUTS = 4; // tiles
 
-    spac_panel_rows & w;
-    int64_t           end_col = 0; // of what is to be unpacked now
+    spac_panel_rows &   w;
+    const unpack_pieces unpack;
+    int64_t             end_col = 0; // of what is to be unpacked now
 
     const tile_sums * sums     = nullptr; // of n_tokens
     float * const *   out      = nullptr;
     int               n_tokens = 0, n_put = N_PUTS;
 
-    explicit beside_tiles(spac_panel_rows & w) :
-        w(w) {}
+    beside_tiles(spac_panel_rows & w, unpack_pieces unpack) :
+        w(w), unpack(unpack) {}
 
     void begin_put(const tile_sums * of, float * const * to, int n) {
         sums     = of;
@@ -268,7 +271,7 @@ struct beside_tiles {
     // columns before `col` are wanted now, those of the block after it next
     void begin_block(int64_t col) {
         while (w.col < col && !w.is_unpacked()) {
-            w.panel->unpack(w, w.n_rows - w.row);
+            unpack(w, w.n_rows - w.row);
         }
         end_col = col + SPAC_BLOCK < w.n_cols ? col + SPAC_BLOCK : w.n_cols;
     }
@@ -277,7 +280,7 @@ struct beside_tiles {
         if (n_put < N_PUTS) {
             put();
         } else if (w.col < end_col) {
-            w.panel->unpack(w, n_pieces);
+            unpack(w, n_pieces);
         }
     }
 };
@@ -322,7 +325,7 @@ template <typename Tiles>
 void multiply_2x2(const char * const * acts, int n_acts, beside_tiles & work, tile_sums & sums) {
     const int64_t       n_tiles  = n_tiles_of(work.w.n_cols);
     const bool          two_rows = work.w.n_rows > TILE_SIDE, two_tokens = n_acts > TILE_SIDE;
-    const weight_tile * w  = (const weight_tile *) work.w.to;
+    const weight_tile * w  = (const weight_tile *) work.w.panel;
     const pair_tile *   a0 = (const pair_tile *) acts[0], *a1 = (const pair_tile *) acts[two_tokens ? TILE_SIDE : 0];
     const auto          add = two_rows && two_tokens ? add_tiles<Tiles, true, true> : two_rows ? add_tiles<Tiles, true, false>
                                                                                   : two_tokens ? add_tiles<Tiles, false, true>
@@ -338,11 +341,11 @@ void multiply_2x2(const char * const * acts, int n_acts, beside_tiles & work, ti
     Tiles::template store<3>(sums[3]);
 }
 
-template <typename Tiles>
+template <typename Tiles, unpack_pieces UNPACK>
 void multiply_tiles(spac_panel_rows & w, const char * const * acts, int n_acts, float * const * out) {
     constexpr int         N = 2 * TILE_SIDE;
     alignas(64) tile_sums sums[2]; // of these tokens, of those before
-    beside_tiles          work(w);
+    beside_tiles          work(w, UNPACK);
     Tiles::configure();
     for (int t0 = 0; t0 < n_acts; t0 += N) {
         const int n = n_acts - t0 < N ? n_acts - t0 : N;
@@ -373,7 +376,7 @@ const spac_panel * find_tile_panel(ggml_type type) {
 #define SPAC_CASE(type, kernel, format)                                                                                                           \
     case type:                                                                                                                                    \
         {                                                                                                                                         \
-            static const spac_panel panel = { SPAC_ACT_BF16, TILE_TOKENS_MIN, tile_panel_bytes, unpack_##kernel<format>, multiply_tiles<Tiles> }; \
+            static const spac_panel panel = { SPAC_ACT_BF16, TILE_TOKENS_MIN, tile_panel_bytes, multiply_tiles<Tiles, unpack_##kernel<format>> }; \
             return &panel;                                                                                                                        \
         }
         SPAC_FOR_EACH_FORMAT(SPAC_CASE)

@@ -22,10 +22,10 @@ size_t panel_bytes(int64_t n_cols) {
 }
 
 template <typename T>
-void unpack_panel(spac_panel_rows & w, int64_t) {
+void unpack_panel(spac_panel_rows & w) {
     for (int64_t ir = 0; ir < w.n_rows; ir += VEC_ROWS) {
         const int64_t tile = ir / TILE_ROWS, n = w.n_rows - ir < VEC_ROWS ? w.n_rows - ir : VEC_ROWS;
-        auto *        to = (typename T::block *) w.to + tile * n_panel_blocks<T>(w.n_cols);
+        auto *        to = (typename T::block *) w.panel + tile * n_panel_blocks<T>(w.n_cols);
         T::unpack(w.rows + ir * w.row_bytes, w.row_bytes, n, w.n_cols, to, (int) (ir % TILE_ROWS / VEC_ROWS));
     }
     w.col = w.n_cols;
@@ -42,12 +42,12 @@ SPAC_INLINE void multiply_tile(const typename T::block * w, const char * const *
     T::template multiply<NT>(w, acts, ib, to);
 }
 
-static constexpr int SUM_TOKENS = 32; // whose sums stay in the first cache
+static constexpr int PASS_TOKENS = 32; // their sums and 256 columns of their activations stay in the first cache
 
-// at most SUM_TOKENS, 256 weights of each row and activation at a time, which stay there, too
+// at most PASS_TOKENS, 256 columns at a time
 template <typename T>
 void multiply_part(const char * panel, int64_t n_rows, int64_t n_cols, const char * const * acts, int n_acts, float * const * out) {
-    panel_sums sums[SPAC_PANEL_ROWS / TILE_ROWS][SUM_TOKENS];
+    panel_sums sums[SPAC_PANEL_ROWS / TILE_ROWS][PASS_TOKENS];
     memset((void *) sums, 0, sizeof(sums));
     for (int64_t ib = 0; ib * SPAC_BLOCK < n_cols; ib++) {
         for (int64_t r = 0; r < n_rows; r += TILE_ROWS) {
@@ -67,17 +67,17 @@ void multiply_part(const char * panel, int64_t n_rows, int64_t n_cols, const cha
 template <typename T>
 void multiply_panel(spac_panel_rows & w, const char * const * acts, int n_acts, float * const * out) {
     if (!w.is_unpacked()) {
-        unpack_panel<T>(w, INT64_MAX);
+        unpack_panel<T>(w);
     }
-    for (int t = 0; t < n_acts; t += SUM_TOKENS) {
-        multiply_part<T>(w.to, w.n_rows, w.n_cols, acts + t, n_acts - t < SUM_TOKENS ? n_acts - t : SUM_TOKENS, out + t);
+    for (int t = 0; t < n_acts; t += PASS_TOKENS) {
+        multiply_part<T>(w.panel, w.n_rows, w.n_cols, acts + t, n_acts - t < PASS_TOKENS ? n_acts - t : PASS_TOKENS, out + t);
     }
 }
 
 template <typename F>
 const spac_panel * panel_of_dot_rows() {
     typedef tile_of<F>      tile;
-    static const spac_panel panel = { tile::FORM, tile::N_TOKENS_MIN, panel_bytes<tile>, unpack_panel<tile>, multiply_panel<tile> };
+    static const spac_panel panel = { tile::FORM, tile::N_TOKENS_MIN, panel_bytes<tile>, multiply_panel<tile> };
     return &panel;
 }
 

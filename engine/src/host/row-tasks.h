@@ -7,6 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(__unix__)
+#    include <unistd.h>
+#endif
+
 // Weights that one task reads, at most. Memory takes a moment to come up to speed at the beginning of each: with 128 KiB
 // whole decodes of one token took a sixth longer.
 static constexpr int64_t SPAC_TASK_BYTES         = 2 << 20;
@@ -24,12 +28,27 @@ inline int64_t spac_rows_per_task(int64_t n_rows, size_t row_bytes, int64_t n_ma
     return GGML_PAD(rows, SPAC_TASK_ROWS_MIN);
 }
 
-// n_rows tokens for one call of a kernel each: whole ones and a rest for a panel, whose activations lie in groups; else equal parts
+// Divides tokens among calls of a kernel: whole ones and a rest for a panel, whose activations lie in groups; else equal parts.
 template <typename F>
-inline void spac_for_each_part(int n_rows, bool in_panels, F f) {
-    const int n_most = in_panels ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, n_parts = (n_rows + n_most - 1) / n_most;
+inline void spac_for_each_part(int n_tokens, bool in_panels, F f) {
+    const int n_most = in_panels ? SPAC_PANEL_TOKENS : SPAC_DOT_TOKENS, n_parts = (n_tokens + n_most - 1) / n_most;
     for (int ip = 0; ip < n_parts; ip++) {
-        const int begin = in_panels ? n_most * ip : n_rows * ip / n_parts, end = in_panels ? begin + n_most : n_rows * (ip + 1) / n_parts;
-        f(begin, std::min(end, n_rows) - begin);
+        const int begin = in_panels ? n_most * ip : n_tokens * ip / n_parts, end = in_panels ? begin + n_most : n_tokens * (ip + 1) / n_parts;
+        f(begin, std::min(end, n_tokens) - begin);
     }
+}
+
+// Bytes of panels that share each reading of the activations: half of the second cache; 512 KiB where its size is unknown.
+inline size_t spac_panels_bytes() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    static const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE); // 0 or -1: unknown
+#else
+    static const long l2 = 0;
+#endif
+    return l2 > 0 ? l2 / 2 : 512 << 10;
+}
+
+// Panels at a time. Many tokens' activations do not fit into the cache beside a panel: each panel of its own would read them again.
+inline int64_t spac_n_panels(size_t panel_bytes, int64_t n_tokens) {
+    return panel_bytes && n_tokens > SPAC_PANEL_TOKENS ? std::max<int64_t>(1, spac_panels_bytes() / panel_bytes) : 1;
 }
