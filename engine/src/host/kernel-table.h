@@ -2,12 +2,12 @@
 // kernel. A kernels-*.cpp includes this after its own part, which is, without linkage:
 //
 //   vec, zero(), sum_of(vec)            a vector of floats
-//   q8_0, q4_0 ... f16, bf16            the formats of the list below
+//   q8_0, q4_0 ... f16, bf16            the formats of format-list.h: a new one is a line there, and its unpacking in each set
 //   add_block<format, n_tokens>()       256 weights times activations, added to n_tokens sums
 //   dot_floats<format, n_tokens>()      rows of f16 and bf16; the arguments are those of dot_rows()
 //   quantise_256(), swish()
 //
-// Nothing in here has linkage either: each has a copy built with its own instructions.
+// Nothing in here has linkage either: each has a copy built with its own instructions. A new set is a line in kernels.cpp, too.
 #pragma once
 
 #include "blocks.h"

@@ -2,7 +2,7 @@
 //
 // Activations are prepared once per token, those of tiles once for each expert of it. For quantised weights they become blocks of 32 int8 with an f32 scale: finer
 // than ggml's Q8_K and without the fp16 rounding of its Q8_0, so that one form serves every format, at no larger error.
-// Their order in memory is each instruction set's own. For f16 and bf16 weights they stay f32. Some panels take finer ones.
+// Their order in memory is each instruction set's own. Rows of f16 and bf16 take f32; panels name their own form.
 #pragma once
 
 #include "ggml.h"
