@@ -519,6 +519,9 @@ static void test_layers(const spac_kernels & kernels) {
         test_exact(kernels, shape, { 1, 4, 9, 17, 2, 1, 60, 130 });
     }
     test_exact(kernels, big, { 1, 3 });
+    for (const layer_shape & shape : { oss, mixed, wide }) { // groups of panels: more rows per expert than one call takes
+        test_exact(kernels, shape, { 400 });
+    }
 }
 
 // what the kernels must survive: no work at all, inputs of zero, infinities of the exponential
